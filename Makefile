@@ -1,0 +1,44 @@
+# make sim, make test: everything from a fresh machine with Python >= 3.11 and make.
+PYTHON ?= python3
+VENV ?= .venv
+SCALE ?= quick
+EXTRAS ?= dev
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-$(EXTRAS)
+
+.PHONY: sim test test-slow check lint bench figures clean
+.DELETE_ON_ERROR:
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedstat needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Try make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+sim: $(READY)   ## the main job: model (8) at paper size
+	$(BIN)/python -m fedstat.sim --p 0.5 --alpha 0.4
+
+test: $(READY)  ## the tests, doctests among them
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test  ## what CI runs
+
+bench: $(READY) ## speed ratios against named peers, one process
+	$(BIN)/python -m pytest tests/benchmarks -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s
+
+figures: $(READY)  ## paper figures at SCALE=quick (minutes) or SCALE=paper
+	$(BIN)/python paper_figs/fig06.py --scale $(SCALE)
+	$(BIN)/python paper_figs/fig07.py --scale $(SCALE)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache

@@ -1,0 +1,50 @@
+"""Argument checks shared by every public function: one wording for one mistake."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
+
+
+def integer(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:
+    """Return ``value`` as an int in [low, high], or raise ValueError naming the argument."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < low or (high is not None and value > high):
+        bounds = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
+        raise ValueError(f"{name} must be {bounds}, but got {value!r}")
+    return int(value)
+
+
+def real(
+    name: str,
+    value: object,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open_low: bool = False,
+    open_high: bool = False,
+    hint: str = "",
+) -> float:
+    """Return ``value`` as a finite float in the interval, or raise ValueError naming the argument."""
+    ok = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if ok:
+        x = float(value)  # type: ignore[arg-type]
+        ok = (x > low if open_low else x >= low) and (x < high if open_high else x <= high)
+    if not ok:
+        left, right = "(" if open_low or math.isinf(low) else "[", ")" if open_high or math.isinf(high) else "]"
+        raise ValueError(
+            f"{name} must be a finite number in {left}{low:g}, {high:g}{right}, but got {value!r}"
+            + (f". {hint}" if hint else "")
+        )
+    return x
+
+
+def choice(name: str, value: Any, options: Collection[Any]) -> Any:
+    """Return ``value`` if it is one of ``options``, or raise ValueError offering the nearest names."""
+    if value not in options:
+        near = get_close_matches(str(value), [str(o) for o in options], n=2, cutoff=0.4)
+        hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, but got {value!r}.{hint}")
+    return value

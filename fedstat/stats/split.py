@@ -1,0 +1,162 @@
+"""From communalities to shared and client-specific units (FedFac §4.1), and how far to trust the split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from array_api_compat import array_namespace
+from array_api_compat import device as device_of
+
+from fedstat import _check
+from fedstat.stats import factor
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Absolute:
+    """A threshold on the communality itself, where a bare number would be a quantile.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> shared(np.array([0.2, 0.5, 0.9]), tau=Absolute(0.5))
+    array([False,  True,  True])
+    """
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _check.real("Absolute(value)", self.value)
+
+
+Tau = float | Absolute
+
+
+def threshold(communality: Array, tau: Tau) -> Array:
+    """Value that a communality must reach for its unit to be shared.
+
+    Parameters
+    ----------
+    communality : array (..., unit)
+        ν; NaN (dead units) is left out of the quantile.
+    tau : float in (0, 1), inf, -inf or Absolute
+        A quantile of ν with the quantile's lower neighbour taken, so that round((1 − tau)·units) of distinct
+        communalities are shared; ``inf`` makes every unit personal (FedPer, LG-FedAvg), ``-inf`` every unit shared (FedAvg).
+
+    Returns
+    -------
+    array (...,)
+    """
+    xp = array_namespace(communality)
+    zero = xp.zeros(communality.shape[:-1], dtype=xp.float64, device=device_of(communality))
+    if isinstance(tau, Absolute):
+        return zero + tau.value
+    if isinstance(tau, float) and math.isinf(tau):
+        return zero + tau
+    _check.real(
+        "tau", tau, low=0, high=1, open_low=True, open_high=True,
+        hint="A bare tau is a quantile of the communalities; write Absolute(x) for a value, inf or -inf for a limit.",
+    )  # fmt: skip
+    dead = xp.isnan(communality)
+    n_live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
+    n_shared = xp.astype(xp.round((1 - tau) * xp.astype(n_live, xp.float64)), xp.int64)
+    infinity = xp.asarray(math.inf, dtype=xp.float64, device=device_of(communality))
+    rising = xp.sort(xp.where(dead, infinity, communality), axis=-1)
+    index = xp.clip(n_live - n_shared, min=0, max=communality.shape[-1] - 1)
+    value = xp.take_along_axis(rising, index[..., None], axis=-1)[..., 0]
+    return xp.where(n_shared == 0, infinity, value)
+
+
+def shared(communality: Array, *, tau: Tau = 0.5) -> Array:
+    """Which units are shared: ζ_j = 1 if ν_j ≥ τ (FedFac §4.1).
+
+    Parameters
+    ----------
+    communality : array (..., unit)
+    tau : float in (0, 1), inf, -inf or Absolute
+        See :func:`threshold`. Units that tie with the threshold are all shared.
+
+    Returns
+    -------
+    bool array (..., unit)
+        A dead unit (communality NaN) is never shared, unless ``tau`` is ``-inf``: then everything is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> nu = np.array([0.9, 0.1, 0.5, 0.7])
+    >>> shared(nu, tau=0.25)
+    array([ True, False,  True,  True])
+    """
+    xp = array_namespace(communality)
+    if isinstance(tau, float) and tau == -math.inf:
+        return xp.ones_like(communality, dtype=xp.bool)
+    return communality >= threshold(communality, tau)[..., None]
+
+
+def auc(communality: Array, truth: Array) -> Array:
+    """Area under the ROC curve: chance that a shared unit has the higher communality, ties counting one half.
+
+    Parameters
+    ----------
+    communality : array (..., unit)
+        A dead unit (NaN) ranks below all others, as it is never shared.
+    truth : bool array (unit,)
+        Units that truly are shared; both kinds must occur.
+
+    Returns
+    -------
+    array (...,)
+        1 is perfect recovery, 0.5 chance, 0 a split that is exactly inverted.
+    """
+    xp = array_namespace(communality, truth)
+    if bool(xp.all(truth)) or not bool(xp.any(truth)):
+        raise ValueError("the AUC needs shared and personal units in the truth, but all units are of one kind")
+    lowest = xp.asarray(-math.inf, dtype=xp.float64, device=device_of(communality))
+    nu = xp.where(xp.isnan(communality), lowest, communality)
+    a, b = nu[..., truth][..., :, None], nu[..., ~truth][..., None, :]
+    return xp.mean(xp.astype(a > b, xp.float64) + 0.5 * xp.astype(a == b, xp.float64), axis=(-2, -1))
+
+
+def same_state(a: Array, b: Array) -> Array:
+    """Share of units with the same label in two splits (FedFac Fig. 7): bool arrays (..., unit) to (...,)."""
+    xp = array_namespace(a, b)
+    return xp.mean(xp.astype(a == b, xp.float64), axis=-1)
+
+
+def iteration_stability(
+    r: Array, *, kappa: float = 0.85, tau: Tau = 0.5, max_iter: Sequence[int] = (50, 200, 1000), tol: float = 1e-3
+) -> tuple[Array, Array]:
+    """Does the split change if principal axis is iterated further?
+
+    Parameters
+    ----------
+    r : array (..., unit, unit)
+        Correlations.
+    kappa, tau
+        As in :func:`fedstat.stats.factor.fit` and :func:`shared`.
+    max_iter : sequence of int
+        Numbers of iterations to compare with the default stop; these runs ignore the tolerance.
+    tol : float
+        Tolerance of the default stop.
+
+    Returns
+    -------
+    same : array (len(max_iter), ...)
+        Share of units whose label equals the one at the default stop.
+    change : array (len(max_iter), ...)
+        Largest difference of a communality from the default stop.
+    """
+    xp = array_namespace(r)
+    default = factor.fit(r, kappa=kappa, tol=tol).communality
+    same, change = [], []
+    for steps in max_iter:
+        nu = factor.fit(r, kappa=kappa, max_iter=steps, tol=0).communality
+        same.append(same_state(shared(nu, tau=tau), shared(default, tau=tau)))
+        gap = xp.abs(nu - default)
+        change.append(xp.max(xp.where(xp.isnan(gap), xp.zeros_like(gap), gap), axis=-1))
+    return xp.stack(same), xp.stack(change)
