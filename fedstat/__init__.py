@@ -1,0 +1,1 @@
+"""fedstat: statistics of personalised federated learning."""

@@ -11,10 +11,11 @@ from typing import Any
 
 def integer(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:
     """Return ``value`` as an int in [low, high], or raise ValueError naming the argument."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low or (high is not None and value > high):
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or int(value) < low or (high is not None and int(value) > high):  # type: ignore[call-overload]
         bounds = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
         raise ValueError(f"{name} must be {bounds}, but got {value!r}")
-    return int(value)
+    return int(value)  # type: ignore[call-overload]
 
 
 def real(

@@ -44,8 +44,8 @@ def threshold(communality: Array, tau: Tau) -> Array:
     communality : array (..., unit)
         ν; NaN (dead units) is left out of the quantile.
     tau : float in (0, 1), inf, -inf or Absolute
-        A quantile of ν with the quantile's lower neighbour taken, so that round((1 − tau)·units) of distinct
-        communalities are shared; ``inf`` makes every unit personal (FedPer, LG-FedAvg), ``-inf`` every unit shared (FedAvg).
+        A quantile of ν, taken so that round((1 − tau)·live units) of distinct communalities are shared; ``inf``
+        makes every unit personal (FedPer, LG-FedAvg), ``-inf`` every unit shared (FedAvg).
 
     Returns
     -------
