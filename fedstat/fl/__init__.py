@@ -1,0 +1,1 @@
+"""The trainer: all clients in one tensor program."""
