@@ -51,14 +51,7 @@ class Group(NamedTuple):
 
 
 class Writer:
-    """An open run store.
-
-    Parameters
-    ----------
-    path : Path
-    mode : str
-        ``"r+"``.
-    """
+    """A run store, open for writing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,9 +68,14 @@ class Writer:
         """Read an array whole."""
         return np.asarray(self._root[name])
 
-    def attrs(self, **values: Any) -> None:
-        """Set attributes of the run."""
-        self._root.attrs.update(values)
+    def finish(self) -> None:
+        """Say in the run's attributes that it is complete."""
+        self._root.attrs.update({"ended": now()})
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return "ended" in self._root.attrs
 
 
 def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> Writer:
@@ -109,7 +107,7 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
     root.attrs.update(dict(attrs))
     for name, group in groups.items():
         group.coords.to_zarr(draft, group=name, mode="a", consolidated=False, zarr_format=3)
-        target = root[name]
+        target = zarr.open_group(draft, path=name, mode="r+")
         for variable, layout in group.variables.items():
             shape = tuple(group.coords.sizes[d] for d in layout.dims)
             floating = np.issubdtype(np.dtype(layout.dtype), np.floating)
@@ -139,7 +137,7 @@ def resume(path: str | Path, config: Mapping[str, Any]) -> Writer:
     path = Path(path)
     if not (path / "zarr.json").exists():
         raise FileNotFoundError(f"there is no run to resume at {path}")
-    theirs = json.loads(zarr.open_group(path, mode="r").attrs["config"])
+    theirs = json.loads(str(zarr.open_group(path, mode="r").attrs["config"]))
     mine = json.loads(json.dumps(config))
     differ = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
     if differ:
@@ -200,10 +198,6 @@ def _revision() -> str:
     here = Path(__file__).resolve().parent
     if git is None or not (here.parent / ".git").exists():
         return ""
-    done = subprocess.run(  # noqa: S603
-        [git, "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [git, "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     return done.stdout.strip()

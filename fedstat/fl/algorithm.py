@@ -123,6 +123,8 @@ class Algorithm(NamedTuple):
     phases : tuple of Phase
     wrap : callable (Net) -> Net, optional
         The network that is really trained.
+    settings : mapping
+        What it was made with, for the record of a run.
     mix : callable (Uploads) -> Tensor (active, active), optional
         Row i holds the weights with which client i averages the shared entries of the active clients; without it
         every client gets the mean weighted by sample numbers.
@@ -132,5 +134,6 @@ class Algorithm(NamedTuple):
     split: Callable[[Start], Split]
     resplit: Callable[[Uploads], Split] | None = None
     phases: tuple[Phase, ...] = (Phase(),)
+    settings: Mapping[str, Any] = {}
     wrap: Callable[[Net], Net] | None = None
     mix: Callable[[Uploads], Tensor] | None = None

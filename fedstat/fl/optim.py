@@ -82,4 +82,4 @@ def adam(
     return Optimizer(init, step)
 
 
-OPTIMIZERS = {"sgd": sgd, "adam": adam}
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam}

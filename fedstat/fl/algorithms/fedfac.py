@@ -85,7 +85,10 @@ def fedfac(
             weights = {name: p - before[name] for name, p in up.after.items()}
         return decide(up.net, weights, up.weights.device, up.split.fits)
 
-    return Algorithm("fedfac-dynamic", initial, resplit) if dynamic else Algorithm("fedfac-static", static)
+    settings = {"layers": list(layers), "kappa": kappa, "tau": str(tau), "method": method}
+    if not dynamic:
+        return Algorithm("fedfac-static", static, settings=settings | {"pretrain_epochs": pretrain_epochs})
+    return Algorithm("fedfac-dynamic", initial, resplit, settings=settings | {"on": on, "warm_start": warm_start})
 
 
 def _analyse(r: factor.Array, kappa: float, method: factor.Method, before: factor.Fit | None) -> factor.Fit:

@@ -23,7 +23,11 @@ def fedsplit(shared: Mapping[str, Any]) -> Algorithm:
     shared : mapping from layer to bool array (unit,)
         Layers that are not named are shared.
     """
-    return Algorithm("fedsplit", lambda start: Split(masks.units(start.net, shared, start.device)))
+    return Algorithm(
+        "fedsplit",
+        lambda start: Split(masks.units(start.net, shared, start.device)),
+        settings={"shared": {layer: np.flatnonzero(flags).tolist() for layer, flags in shared.items()}},
+    )
 
 
 def random_split(layers: Sequence[str], *, share: float = 0.5, redrawn: bool = False) -> Algorithm:
@@ -58,4 +62,9 @@ def random_split(layers: Sequence[str], *, share: float = 0.5, redrawn: bool = F
     def resplit(up: Uploads) -> Split:
         return Split(draw(up.net, up.seed, up.round, up.weights.device))
 
-    return Algorithm("random-redrawn" if redrawn else "random", split, resplit if redrawn else None)
+    return Algorithm(
+        "random-redrawn" if redrawn else "random",
+        split,
+        resplit if redrawn else None,
+        settings={"layers": list(layers), "share": share},
+    )
