@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -150,6 +151,14 @@ def evaluate(job: Job, state: State) -> dict[str, np.ndarray]:
 
     _each_chunk(job, state.server, len(clients), work)
     return {"accuracy": accuracy.numpy(), "loss": losses.numpy()}
+
+
+def timed_step(job: Job, state: State) -> tuple[State, dict[str, np.ndarray]]:
+    """A round and its evaluation: the new state, and accuracy, loss (client,) with the wall time of the round."""
+    begun = time.perf_counter()
+    state = step(job, state)
+    seconds = time.perf_counter() - begun
+    return state, evaluate(job, state) | {"seconds": np.asarray(seconds)}
 
 
 def personal(job: Job, state: State) -> Params:

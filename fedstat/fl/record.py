@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,67 +18,111 @@ from fedstat.store import Group, Variable, Writer
 
 
 class Buffer:
-    """Finished rounds that are not on disk yet."""
+    """Finished rounds of one run that are not on disk yet.
 
-    def __init__(self, writer: Writer) -> None:
-        self.writer = writer
-        self.first = 0
-        self.rows: dict[str, list[Any]] = {}
+    Parameters
+    ----------
+    writer : Writer
+    layers : sequence of str
+        Layers whose split is recorded.
+    where : tuple of int
+        Position of the run in a store of many runs, () in a store of its own.
+    """
+
+    def __init__(self, writer: Writer, layers: Sequence[str], where: tuple[int, ...] = ()) -> None:
+        self._writer, self._layers, self._where = writer, layers, where
+        self._first = 0
+        self._rows: dict[str, list[Any]] = {}
 
     def add(self, job: Job, state: State, metrics: dict[str, Any]) -> None:
         """Take in the round that has just ended."""
         values = {f"metrics/{name}": value for name, value in metrics.items()}
-        for layer in nets.layers(job.net):
+        for layer in self._layers:
             values[f"split/{layer}/shared"] = masks.shared_units(job.net, state.split.shared, layer).cpu().numpy()
             if (fit := state.split.fits.get(layer)) is not None:
                 for name in ("communality", "n_factors", "n_iter", "converged"):
                     values[f"split/{layer}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
-        if not self.rows:
-            self.first = state.round - 1
+        if not self._rows:
+            self._first = state.round - 1
         for name, value in values.items():
-            self.rows.setdefault(name, []).append(value)
+            self._rows.setdefault(name, []).append(value)
 
     def flush(self) -> None:
         """Write what was taken in."""
-        for name, rows in self.rows.items():
-            self.writer.write(name, (slice(self.first, self.first + len(rows)),), np.stack(rows))
-        self.rows = {}
-
-    def weights(self, job: Job, state: State, checkpoint: int) -> None:
-        """Write all clients' weights as checkpoint number ``checkpoint``."""
-        for name, p in engine.personal(job, state).items():
-            flat = p.flatten(2) if p.ndim > 2 else p
-            self.writer.write(f"weights/{nets.layer_of(name)}/{_kind(name)}", (checkpoint,), flat.cpu().numpy())
+        for name, rows in self._rows.items():
+            self._writer.write(name, (*self._where, slice(self._first, self._first + len(rows))), np.stack(rows))
+        self._rows = {}
 
 
-def layout(job: Job, n_rounds: int, checkpoints_at: list[int]) -> dict[str, Group]:
-    """Groups ``metrics``, ``split/<layer>`` and ``weights/<layer>`` of a run."""
-    clients = ("client", np.arange(job.clients))
-    rounds = ("round", np.arange(1, n_rounds + 1))
-    checkpoints = ("checkpoint", np.array(checkpoints_at), {"long_name": "round after which weights were kept"})
+def layout(lead: Mapping[str, Any], n_rounds: int, n_clients: int, units: Mapping[str, int]) -> dict[str, Group]:
+    """Groups ``metrics`` and ``split/<layer>`` of a run, or of many.
+
+    Parameters
+    ----------
+    lead : mapping from dim to coordinate
+        Dims that tell runs apart, {} for one run.
+    n_rounds, n_clients : int
+    units : mapping from layer to int
+        Layers whose split is recorded, with their numbers of units.
+    """
+    coords = {**lead, "round": ("round", np.arange(1, n_rounds + 1))}
+    clients, chunk = ("client", np.arange(n_clients)), dict.fromkeys(lead, 1)
+
+    def variable(dims: tuple[str, ...], dtype: str, name: str, **attrs: str) -> Variable:
+        return Variable((*lead, "round", *dims), dtype, chunk, {"long_name": name, **attrs})
+
     groups = {
         "metrics": Group(
-            xr.Dataset(coords={"round": rounds, "client": clients}),
+            xr.Dataset(coords=coords | {"client": clients}),
             {
-                "accuracy": Variable(("round", "client"), "float32", attrs={"long_name": "test accuracy"}),
-                "loss": Variable(("round", "client"), "float32", attrs={"long_name": "mean test loss"}),
-                "seconds": Variable(("round",), "float64", attrs={"long_name": "wall time of the round", "units": "s"}),
+                "accuracy": variable(("client",), "float32", "test accuracy"),
+                "loss": variable(("client",), "float32", "mean test loss"),
+                "seconds": variable((), "float64", "wall time of the round", units="s"),
             },
         )
     }
-    for layer, units in nets.layers(job.net).items():
-        unit = ("unit", np.arange(units))
+    for layer, n in units.items():
         groups[f"split/{layer}"] = Group(
-            xr.Dataset(coords={"round": rounds, "unit": unit}),
+            xr.Dataset(coords=coords | {"unit": ("unit", np.arange(n))}),
             {
-                "shared": Variable(("round", "unit"), "bool", attrs={"long_name": "unit is shared"}),
-                "communality": Variable(("round", "unit"), "float64", attrs={"long_name": "communality ν"}),
-                "n_factors": Variable(("round",), "int64", attrs={"long_name": "number of factors, 0: no analysis"}),
-                "n_iter": Variable(("round",), "int64", attrs={"long_name": "eigendecompositions"}),
-                "converged": Variable(("round",), "bool"),
+                "shared": variable(("unit",), "bool", "unit is shared"),
+                "communality": variable(("unit",), "float64", "communality ν, NaN without factor analysis"),
+                "n_factors": variable((), "int64", "number of factors, 0 without factor analysis"),
+                "n_iter": variable((), "int64", "eigendecompositions"),
+                "converged": variable((), "bool", "communalities stood still"),
             },
         )
-        groups[f"weights/{layer}"] = _weights(job, layer, {"checkpoint": checkpoints, "client": clients, "unit": unit})
+    return groups
+
+
+def write_weights(writer: Writer, job: Job, state: State, checkpoint: int) -> None:
+    """Write all clients' weights as checkpoint number ``checkpoint``."""
+    for name, p in engine.personal(job, state).items():
+        flat = p.flatten(2) if p.ndim > 2 else p
+        writer.write(f"weights/{nets.layer_of(name)}/{_kind(name)}", (checkpoint,), flat.cpu().numpy())
+
+
+def weights_layout(job: Job, checkpoints: Sequence[int]) -> dict[str, Group]:
+    """Groups ``weights/<layer>`` of a run."""
+    groups = {}
+    for layer, units in nets.layers(job.net).items():
+        shapes = {_kind(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
+        wide = max(int(np.prod(s[1:])) for s in shapes.values())
+        coords = {
+            "checkpoint": ("checkpoint", np.array(checkpoints), {"long_name": "round after which weights were kept"}),
+            "client": ("client", np.arange(job.clients)),
+            "unit": ("unit", np.arange(units)),
+            "weight": ("weight", np.arange(wide)),
+        }
+        groups[f"weights/{layer}"] = Group(
+            xr.Dataset(coords=coords),
+            {
+                name: Variable(
+                    tuple(coords)[: len(shape[:2]) + 2], "float32", {"checkpoint": 1}, {"shape": list(shape)}
+                )
+                for name, shape in shapes.items()
+            },
+        )
     return groups
 
 
@@ -85,21 +130,6 @@ def _kind(name: str) -> str:
     """``"fc1.weight"`` to ``"weights"`` (one dimension is called ``weight``), ``"fc1.bias"`` to ``"bias"``."""
     kind = name.rpartition(".")[2]
     return "weights" if kind == "weight" else kind
-
-
-def _weights(job: Job, layer: str, coords: dict[str, Any]) -> Group:
-    shapes = {_kind(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
-    wide = max(int(np.prod(s[1:])) for s in shapes.values())
-    if wide > 1:
-        coords = coords | {"weight": ("weight", np.arange(wide))}
-    dims = ("checkpoint", "client", "unit", "weight")
-    return Group(
-        xr.Dataset(coords=coords),
-        {
-            name: Variable(dims if len(shape) > 1 else dims[:3], "float32", {"checkpoint": 1}, {"shape": list(shape)})
-            for name, shape in shapes.items()
-        },
-    )
 
 
 def save_state(path: Path, state: State) -> None:

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import xarray as xr
 
 from fedstat import _check, store
-from fedstat.fl import batches, engine, losses, record
+from fedstat.fl import batches, engine, losses, nets, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.engine import Job, State
 from fedstat.fl.nets import Net
@@ -181,7 +180,8 @@ def train(
     else:
         title = f"{algorithm.name}, {rounds} rounds"
         attrs = store.provenance(title, config, device=str(job.device))
-        writer = store.create(out, record.layout(job, rounds, at), attrs)
+        groups = record.layout({}, rounds, job.clients, nets.layers(job.net)) | record.weights_layout(job, at)
+        writer = store.create(out, groups, attrs)
     saved = Path(f"{out}.state")
     if not writer.finished:
         state = record.load_state(saved, job) if resume and saved.exists() else engine.start(job)
@@ -192,16 +192,14 @@ def train(
 
 def _run(job: Job, state: State, rounds: int, writer: Writer, saved: Path, checkpoints: list[int]) -> None:
     """Train to the last round, writing finished rounds about once a second and a state to resume from."""
-    buffer = record.Buffer(writer)
+    buffer = record.Buffer(writer, list(nets.layers(job.net)))
     flushed = saved_at = time.monotonic()
     try:
         while state.round < rounds:
-            begun = time.perf_counter()
-            state = engine.step(job, state)
-            seconds = time.perf_counter() - begun
-            buffer.add(job, state, engine.evaluate(job, state) | {"seconds": np.float64(seconds)})
+            state, metrics = engine.timed_step(job, state)
+            buffer.add(job, state, metrics)
             if state.round in checkpoints:
-                buffer.weights(job, state, checkpoints.index(state.round))
+                record.write_weights(writer, job, state, checkpoints.index(state.round))
             if time.monotonic() - flushed > _FLUSH_SECONDS:
                 buffer.flush()
                 flushed = time.monotonic()
