@@ -93,6 +93,13 @@ def moments(z: Array) -> Moments:
     return Moments(n, xp.sum(z, axis=-2), xp.matrix_transpose(z) @ z)
 
 
+def broken_units(m: Moments) -> list[int]:
+    """Units (positions) whose sums are NaN or infinite in any batch element, in rising order."""
+    xp = array_namespace(m.cross)
+    bad = ~xp.isfinite(xp.linalg.diagonal(m.cross))
+    return sorted({int(i) for i in xp.nonzero(bad)[-1]})
+
+
 def correlation(m: Moments) -> Array:
     """Correlation matrix of the units (FedFac §4.1, R = ZᵀZ of the standardised Z).
 
@@ -114,18 +121,16 @@ def correlation(m: Moments) -> Array:
     xp = array_namespace(m.cross)
     if bool(xp.any(m.n < 2)):
         raise ValueError(
-            "a correlation needs at least 2 rows (client, weight), but got 1. "
+            f"a correlation needs at least 2 rows (client, weight), but got {int(xp.min(m.n))}. "
             "Use more clients or a layer with more incoming weights."
-        )
-    finite = xp.all(xp.isfinite(m.cross), axis=-1)
-    if not bool(xp.all(finite)):
-        bad = [tuple(int(i) for i in ix) for ix in zip(*xp.nonzero(~xp.isfinite(m.total)), strict=True)][:3]
-        raise ValueError(
-            f"the weights hold NaN or infinite values, first in unit(s) {[ix[-1] for ix in bad]}. "
-            "A diverged client is the usual cause: leave it out or lower its learning rate."
         )
     n = m.n[..., None]
     square = xp.linalg.diagonal(m.cross)
+    if bad := broken_units(m):
+        raise ValueError(
+            f"the weights hold NaN or infinite values, first in unit(s) {bad[:3]}. "
+            "A diverged client is the usual cause: leave it out or lower its learning rate."
+        )
     mean = m.total / n
     dead = square / n - mean**2 <= _DEAD * square / n
     cov = m.cross - m.total[..., :, None] * mean[..., None, :]
@@ -209,6 +214,7 @@ def fit(
     _check.choice("method", method, METHODS)
     _check.integer("max_iter", max_iter)
     _check.real("tol", tol, low=0)
+    r = xp.astype(r, xp.float64)
     dead = xp.isnan(xp.linalg.diagonal(r))
     live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
     if bool(xp.any(live == 0)):
