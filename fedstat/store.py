@@ -134,10 +134,7 @@ def resume(path: str | Path, config: Mapping[str, Any]) -> Writer:
     ValueError
         If it was started with other settings; the message names them.
     """
-    path = Path(path)
-    if not (path / "zarr.json").exists():
-        raise FileNotFoundError(f"there is no run to resume at {path}")
-    theirs = json.loads(str(zarr.open_group(path, mode="r").attrs["config"]))
+    theirs = config_of(path)
     mine = json.loads(json.dumps(config))
     differ = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
     if differ:
@@ -145,7 +142,12 @@ def resume(path: str | Path, config: Mapping[str, Any]) -> Writer:
         raise ValueError(
             f"{path} was started with other settings ({shown}). Resume with those, or choose another path."
         )
-    return Writer(path)
+    return Writer(Path(path))
+
+
+def config_of(path: str | Path) -> dict[str, Any]:
+    """Settings that a run was started with."""
+    return dict(json.loads(open_run(path).attrs["config"]))
 
 
 def provenance(title: str, config: Mapping[str, Any], *, device: str = "cpu", references: str = "") -> dict[str, Any]:

@@ -102,7 +102,7 @@ def train(
     out : path, optional
         Store to write, a zarr folder; without it the run is kept in memory.
     resume : bool
-        Go on with an unfinished run at ``out``; the numbers are those of an uninterrupted run.
+        Go on with the run at ``out``, if there is one; the numbers are those of an uninterrupted run.
     checkpoints : sequence of int
         Rounds after which the clients' weights are stored, beside the last.
     participation : float, default 1
@@ -175,7 +175,7 @@ def train(
         **{name: value for name, value in settings.items() if isinstance(value, int | float | str | None)},
         "seed": job.seed,
     }
-    if resume:
+    if resume and Path(out).exists():
         writer = store.resume(out, config)
     else:
         title = f"{algorithm.name}, {rounds} rounds"

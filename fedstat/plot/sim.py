@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedstat import _check
+from fedstat.sim import summary
 
 SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
@@ -127,6 +128,44 @@ def accuracy(result: xr.Dataset, *, relative_to: str | None = None, ax: Axes | N
     ax.set(xlabel=SYMBOL[x], ylabel=label, title=setting)
     ax.legend(title="split", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
+
+
+def study_grid(run: xr.DataTree) -> Figure:
+    """Accuracy, paired difference from ``true`` and stability of dynamic FedFac: one row for every α.
+
+    Parameters
+    ----------
+    run : DataTree
+        What :func:`fedstat.sim.study` returns. Where only α varies, it is the x axis of a single row.
+
+    Returns
+    -------
+    matplotlib Figure
+    """
+    result = study_dataset(run)
+    rows = [result] if result.sizes["p"] == 1 else [result.isel(alpha=[i]) for i in range(result.sizes["alpha"])]
+    paired = "true" in result["method"].values
+    moving = "same_state" in result
+    columns = 1 + paired + moving
+    figure, axes = plt.subplots(
+        len(rows), columns, figsize=(5.2 * columns, 3.6 * len(rows)), squeeze=False, layout="constrained"
+    )
+    for row, part in zip(axes, rows, strict=True):
+        accuracy(part, ax=row[0])
+        if paired:
+            accuracy(part, relative_to="true", ax=row[1])
+            row[0].get_legend().remove()
+        if moving:
+            stability(part, ax=row[-1])
+    return figure
+
+
+def study_dataset(run: xr.DataTree) -> xr.Dataset:
+    """What the figures of a study need: accuracy (p, alpha, method, replicate) and, of dynamic FedFac, same_state."""
+    result = xr.Dataset({"accuracy": summary.accuracy(run)})
+    if "dynamic" in result["method"].values:
+        result["same_state"] = summary.same_state(run).sel({"method": "dynamic"}, drop=True)
+    return result
 
 
 def stability(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:

@@ -136,8 +136,8 @@ def study(
     out : path, optional
         Store to stream to, a zarr folder; without it the study is kept in memory.
     resume : bool
-        Go on with an unfinished study at ``out``: runs that are complete stay, the one that was cut off starts
-        again, and the numbers are those of an uninterrupted study.
+        Go on with the study at ``out``, if there is one: runs that are complete stay, the one that was cut off
+        starts again, and the numbers are those of an uninterrupted study.
     device, client_chunk, threads
         As in :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
     progress : bool
@@ -182,7 +182,7 @@ def _study(
     threads: int | None,
 ) -> None:
     config = asdict(settings)
-    if resume:
+    if resume and out.exists():
         writer = store.resume(out, config)
     else:
         attrs = store.provenance("Simulation study on model (8)", config, device=device, references=SOURCE)
