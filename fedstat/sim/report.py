@@ -1,4 +1,4 @@
-"""What the simulation study says: one table of methods, paired within replicates."""
+"""What the simulation study says: one table of ways to split, paired within replicates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST = 5
 
 def accuracy(run: xr.DataTree) -> xr.DataArray:
     """Mean over clients of the test accuracy after the last round: (p, alpha, method, replicate)."""
-    return run["metrics/accuracy"].isel(round=-1).mean("client")
+    return xr.DataArray(run["metrics/accuracy"]).isel(round=-1).mean("client")
 
 
 def same_state(run: xr.DataTree) -> xr.DataArray:
@@ -110,7 +110,7 @@ def report(run: xr.DataTree) -> str:
     return "\n\n".join(parts)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Any) -> str:
     mean = f"{_number(row['accuracy'], 4)} ± {_number(row['std_error'], 4)}"
     difference = "–"
     if row["method"] != "true" and math.isfinite(row["difference"]):
@@ -125,8 +125,8 @@ def _number(x: float, digits: int) -> str:
 
 
 def _complete(run: xr.DataTree) -> xr.DataArray:
-    done: xr.DataArray = run["metrics/rounds_done"] == run["metrics/accuracy"].sizes["round"]
-    return done
+    accuracy, rounds_done = xr.DataArray(run["metrics/accuracy"]), xr.DataArray(run["metrics/rounds_done"])
+    return rounds_done == accuracy.sizes["round"]
 
 
 def _select(values: xr.DataArray, done: xr.DataArray, here: dict[str, float], method: str) -> NDArray[np.float64]:
