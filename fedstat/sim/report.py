@@ -87,9 +87,9 @@ def report(run: xr.DataTree) -> str:
     head = (
         f"Model (8): C = {config['clients']} clients, d = {config['d']} covariates, m = {config['m']} neurons, "
         f"{config['n_train']} training samples each;\n"
-        f"{config['rounds']} rounds, {config['local_epochs']} local epochs, SGD {config['lr']:g}, batch "
-        f"{config['batch_size'] or 'full'}; ν by {config['estimator']}, κ = {config['kappa']:g}; {n} replicate"
-        + ("s" if n > 1 else "")
+        f"{config['rounds']} rounds, {config['local_epochs']} local epochs, SGD {config['lr']:g}, "
+        f"batch {config['batch_size'] or 'full'}; ν by {config['estimator']}, κ = {config['kappa']:g};\n"
+        f"{n} replicate" + ("s" if n > 1 else "")
     )
     parts = [head]
     for (p, alpha), block in table.groupby(["p", "alpha"], sort=False):
@@ -104,8 +104,9 @@ def report(run: xr.DataTree) -> str:
             lines.append(f"not complete: {int(block['replicates'].min())} to {int(block['replicates'].max())} of {n}")
         parts.append("\n".join(lines))
     parts.append(
-        "accuracy: clients' mean test accuracy after the last round; ± standard error over replicates. Differences\n"
-        f"are paired within replicates. stable: share of neurons that keep their state, last {LAST} rounds."
+        "accuracy: clients' mean test accuracy after the last round; se: standard error over replicates.\n"
+        "Differences are paired within replicates. stable: share of neurons that keep their state, mean\n"
+        f"over the last {LAST} rounds. oracle split: factor analysis of the true weights."
     )
     return "\n\n".join(parts)
 
