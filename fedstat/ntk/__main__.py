@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
 
@@ -81,14 +82,22 @@ def _data(args: argparse.Namespace) -> xr.Dataset:
     return datasets.read(args.data, clients=clients, n=n, n_test=args.n_test)
 
 
+def _lr(text: str) -> Any:
+    if text in ("stable", "theorem"):
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"lr must be 'stable', 'theorem' or a number, but got {text!r}") from None
+
+
 def _first(args: argparse.Namespace) -> ConvergenceResult:
     if len(args.clients) > 1 or len(args.n) > 1:
         raise ValueError("theorem 1 takes one --clients and one --n, but got several. Run it once for each.")
-    lr = args.lr if args.lr in ("stable", "theorem") else float(args.lr)
     data = _data(args)
     result = convergence(
-        data, widths=args.widths, methods=args.methods, rounds=args.rounds, local_steps=args.local_steps, lr=lr,
-        server_lr=args.server_lr, reduction=args.reduction, replicates=args.replicates, seed=args.seed,
+        data, widths=args.widths, methods=args.methods, rounds=args.rounds, local_steps=args.local_steps,
+        lr=_lr(args.lr), server_lr=args.server_lr, reduction=args.reduction, replicates=args.replicates, seed=args.seed,
         normalize=args.normalize, kappa=args.kappa, device=args.device, progress=not args.quiet,
     )  # fmt: skip
     result.data.attrs["title"] = data.attrs["title"]
@@ -102,7 +111,7 @@ def _second(args: argparse.Namespace) -> GeneralizationResult:
         constant=args.constant, delta=args.delta, width=args.widths[-1], rounds=args.rounds,
         local_steps=args.local_steps, server_lr=args.server_lr, init_scale=args.init_scale, replicates=args.replicates,
         seed=args.seed, normalize=args.normalize, progress=not args.quiet,
-        lr=args.lr if args.lr == "stable" else float(args.lr),
+        lr=_lr(args.lr),
     )  # fmt: skip
     result.data.attrs["title"] = data.attrs["title"]
     return result

@@ -124,8 +124,9 @@ class ConvergenceResult(_Result):
 
     def bound(self) -> xr.DataArray:
         """Theorem 1's bound on ‖y − h(t)‖² for every run: contraction^t ‖y − h(0)‖²; NaN where there is none."""
-        q = self.data["contraction"]
-        return q.where((q >= 0) & (q < 1)) ** self.data["round"] * self.data["loss"].isel(round=0)
+        q, loss = self.data["contraction"], self.data["loss"]
+        bound = q.where((q >= 0) & (q < 1)) ** self.data["round"] * loss.isel(round=0)
+        return bound.transpose(*loss.dims)
 
     def rates(self) -> pd.DataFrame:
         """One row per run: observed factor per round, worst round, and how close the loss came to the bound.

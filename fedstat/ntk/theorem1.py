@@ -281,7 +281,7 @@ def _dataset(
         shape = (len(methods), len(widths), replicates, *np.shape(values[0]))
         variables[name] = ((*dims, "round")[: len(shape)], np.reshape(np.asarray(values), shape))
     counts = {"replicate": np.arange(replicates), "round": np.arange(rounds + 1)}
-    return xr.Dataset(variables, coords={"method": methods, "width": widths, **counts})
+    return xr.Dataset(variables, coords={"method": np.array(methods, dtype=object), "width": widths, **counts})
 
 
 def _report_divergence(data: xr.Dataset, steps: stats.Steps, known: Constants) -> None:

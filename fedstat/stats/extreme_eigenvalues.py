@@ -129,14 +129,14 @@ def _iterative(xp: Any, h: Array, tol: float) -> Extremes | None:
             continue
         # Part of the random vector stays in the start: the Ritz vector alone might lie in a smaller invariant space.
         bottom = _Lanczos(solve, v + 0.1 * start / xp.linalg.vector_norm(start))
-        low, error_low = _lowest(xp, h, bottom, tol, 10 * scale)
-        if low is not None:
-            return _extremes(xp, low, xp.asarray(high, device=device_of(h)), error_low, error_high, n=n)
+        lowest, error_low = _lowest(xp, h, bottom, tol, 10 * scale)
+        if lowest is not None:
+            return _extremes(xp, lowest, xp.asarray(high, device=device_of(h)), error_low, error_high, n=n)
     return None
 
 
 def _lowest(xp: Any, h: Array, bottom: _Lanczos, tol: float, floor: float) -> tuple[Array, Array]:
-    """Rayleigh quotient of H at the leading Ritz vector of its inverse, once the residual is small enough."""
+    """Rayleigh quotient of H at the leading Ritz vector of its inverse, or None if the residual stays too large."""
     for limit in range(_CHECK_EVERY, min(h.shape[-1], 120), _CHECK_EVERY):
         bottom.run(lambda _values, _residuals: False, limit=limit)
         _, v = bottom.ritz(-1)

@@ -59,9 +59,11 @@ def kernel(x: Array) -> Array:
         block = _supplement_times_cosine(xp, unit, rows, columns, cosine)
         block *= scale[..., rows, None]
         block *= scale[..., None, columns]
-        h[..., rows, columns] = block
-        if rows != columns:
-            h[..., columns, rows] = xp.matrix_transpose(block)
+        mirror = xp.matrix_transpose(block)
+        if rows == columns:
+            h[..., rows, rows] = (block + mirror) / 2
+        else:
+            h[..., rows, columns], h[..., columns, rows] = block, mirror
     diagonal = xp.arange(n, device=device_of(x))
     h[..., diagonal, diagonal] = norm**2 / 2
     return h
