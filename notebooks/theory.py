@@ -16,8 +16,8 @@
 #
 # FedFac §3.3 makes two claims about network (4), two layers with personal and shared units: with local steps it
 # converges linearly at $1-\tfrac12(\rho_1\lambda^s+\rho_2\lambda^p)$ per round (Theorem 1), and its test loss is
-# bounded by a term in $y^\top(H^{s\infty}+H^{p\infty})^{-1}y$ (Theorem 2). Both are statements about numbers that can be
-# computed. Here they are, on handwritten digits, one class a client.
+# bounded by a term in $y^\top(H^{s\infty}+H^{p\infty})^{-1}y$ (Theorem 2). Both are statements about numbers that can
+# be computed. Here they are, on handwritten digits, one class a client.
 
 # %%
 import seaborn as sns

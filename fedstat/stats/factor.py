@@ -93,6 +93,13 @@ def moments(z: Array) -> Moments:
     return Moments(n, xp.sum(z, axis=-2), xp.matrix_transpose(z) @ z)
 
 
+def broken_units(m: Moments) -> list[int]:
+    """Units (positions) whose sums are NaN or infinite in any batch element, in rising order."""
+    xp = array_namespace(m.cross)
+    bad = ~xp.isfinite(xp.linalg.diagonal(m.cross))
+    return sorted({int(i) for i in xp.nonzero(bad)[-1]})
+
+
 def correlation(m: Moments) -> Array:
     """Correlation matrix of the units (FedFac §4.1, R = ZᵀZ of the standardised Z).
 
@@ -114,18 +121,16 @@ def correlation(m: Moments) -> Array:
     xp = array_namespace(m.cross)
     if bool(xp.any(m.n < 2)):
         raise ValueError(
-            "a correlation needs at least 2 rows (client, weight), but got 1. "
+            f"a correlation needs at least 2 rows (client, weight), but got {int(xp.min(m.n))}. "
             "Use more clients or a layer with more incoming weights."
-        )
-    finite = xp.all(xp.isfinite(m.cross), axis=-1)
-    if not bool(xp.all(finite)):
-        bad = [tuple(int(i) for i in ix) for ix in zip(*xp.nonzero(~xp.isfinite(m.total)), strict=True)][:3]
-        raise ValueError(
-            f"the weights hold NaN or infinite values, first in unit(s) {[ix[-1] for ix in bad]}. "
-            "A diverged client is the usual cause: leave it out or lower its learning rate."
         )
     n = m.n[..., None]
     square = xp.linalg.diagonal(m.cross)
+    if bad := broken_units(m):
+        raise ValueError(
+            f"the weights hold NaN or infinite values, first in unit(s) {bad[:3]}. "
+            "A diverged client is the usual cause: leave it out or lower its learning rate."
+        )
     mean = m.total / n
     dead = square / n - mean**2 <= _DEAD * square / n
     cov = m.cross - m.total[..., :, None] * mean[..., None, :]
@@ -169,6 +174,7 @@ def fit(
     method: Method = "pa",
     max_iter: int = 50,
     tol: float = 1e-3,
+    initial: Array | None = None,
 ) -> Fit:
     """Communalities of a correlation matrix.
 
@@ -188,6 +194,9 @@ def fit(
         Largest number of eigendecompositions for ``"pa"``.
     tol : float
         ``"pa"`` stops when no communality changes by more than this.
+    initial : array (..., unit), optional
+        Communalities from which ``"pa"`` iterates, in place of the principal-component start; for a matrix close to
+        one analysed before this saves most of the steps, and where the iteration has one fixed point it is the same.
 
     Returns
     -------
@@ -205,6 +214,7 @@ def fit(
     _check.choice("method", method, METHODS)
     _check.integer("max_iter", max_iter)
     _check.real("tol", tol, low=0)
+    r = xp.astype(r, xp.float64)
     dead = xp.isnan(xp.linalg.diagonal(r))
     live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
     if bool(xp.any(live == 0)):
@@ -212,36 +222,43 @@ def fit(
     # A dead unit becomes a zero row and column: its eigenvalue 0 and coordinate eigenvector touch no other unit.
     r = xp.where(dead[..., :, None] | dead[..., None, :], xp.zeros_like(r), r)
     ones = xp.astype(~dead, xp.float64)
-    values, vectors = _eigh(xp, _with_diagonal(xp, r, ones))
+    warm = method == "pa" and initial is not None
+    if warm:
+        values, vectors = xp.flip(xp.linalg.eigvalsh(_with_diagonal(xp, r, ones)), axis=-1), None
+    else:
+        values, vectors = _eigh(xp, _with_diagonal(xp, r, ones))
     g = count_factors(values, kappa=kappa) if n_factors is None else _given(xp, n_factors, live)
 
-    n_iter, converged = 1, xp.ones_like(live, dtype=xp.bool)
+    n_iter, converged = xp.ones_like(live), xp.ones_like(live, dtype=xp.bool)
     if method == "leverage":
         loadings = vectors * _leading(xp, values, g - 1)
+    elif warm:
+        ones = xp.where(dead, xp.zeros_like(ones), xp.astype(initial, xp.float64))
+        loadings = _loadings(xp, *_eigh(xp, _with_diagonal(xp, r, ones)), g)
+        n_iter = n_iter + 1
     else:
         loadings = _loadings(xp, values, vectors, g)
     h = xp.sum(loadings**2, axis=-1)
     if method == "pa":
-        loadings, h, n_iter, converged = _iterate(xp, r, ones, loadings, h, g, max_iter, tol)
+        loadings, h, n_iter, converged = _iterate(xp, r, ones, loadings, h, g, n_iter, max_iter, tol)
     nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(h))
     return Fit(
         communality=xp.where(dead, nan, h),
         loadings=loadings,
         eigenvalues=values,
         n_factors=g,
-        n_iter=n_iter + xp.zeros_like(g),
+        n_iter=n_iter,
         converged=converged,
         heywood=h > 1 + 1e-12,
     )
 
 
 def _iterate(
-    xp: Any, r: Array, start: Array, loadings: Array, h: Array, g: Array, max_iter: int, tol: float
+    xp: Any, r: Array, start: Array, loadings: Array, h: Array, g: Array, n_iter: Array, max_iter: int, tol: float
 ) -> tuple[Array, Array, Array, Array]:
     """Plain principal-axis iteration of every matrix until each one's own communalities stand still."""
-    n_iter = xp.ones_like(g)
     moving = xp.max(xp.abs(h - start), axis=-1) > tol
-    for _ in range(1, max_iter):
+    for _ in range(int(xp.max(n_iter)), max_iter):
         if not bool(xp.any(moving)):
             break
         new_loadings = _loadings(xp, *_eigh(xp, _with_diagonal(xp, r, h)), g)

@@ -1,0 +1,5 @@
+"""Figures: pure functions (result or Dataset, ax=None) -> Axes."""
+
+from fedstat.plot.sim import accuracy, origin, recovery, recovery_grid, stability, study_dataset, study_grid
+
+__all__ = ["accuracy", "origin", "recovery", "recovery_grid", "stability", "study_dataset", "study_grid"]

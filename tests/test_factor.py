@@ -1,0 +1,297 @@
+"""Factor analysis against R's psych, statsmodels and closed forms; what happens at every edge."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from statsmodels.multivariate.factor import Factor
+
+import fedstat.labelled as fs
+from fedstat.results import ConvergenceWarning
+from fedstat.stats import factor
+
+GOLDEN = json.loads((Path(__file__).parent / "golden" / "psych.json").read_text())
+CASES = {c["name"]: c for c in GOLDEN["cases"]}
+TOL = GOLDEN["tolerance"]
+
+
+def to_fixed_point(r: Any, n_factors: int) -> factor.Fit:
+    return factor.fit(r, n_factors=n_factors, max_iter=30_000, tol=1e-14)
+
+
+def weights(seed: int = 0, clients: int = 6, shape: tuple[int, ...] = (30,)) -> np.ndarray:
+    """Six units follow two patterns that all clients have, two units are each client's own."""
+    rng = np.random.default_rng(seed)
+    loadings = np.array([[1, 0], [1, 0], [1, 0.2], [0, 1], [0, -1], [0.2, 1]])
+    alike = np.tensordot(loadings, rng.normal(size=(2, *shape)), 1) + 0.6 * rng.normal(size=(clients, 6, *shape))
+    return np.concatenate([alike, rng.normal(size=(clients, 2, *shape))], axis=1)
+
+
+@pytest.fixture
+def r8() -> np.ndarray:
+    return factor.correlation(factor.moments(fs.layer_matrix(weights())))
+
+
+# --- against programs we did not write -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_principal_axis_equals_psych(name: str) -> None:
+    case = CASES[name]
+    fit = to_fixed_point(np.array(case["r"]), case["n_factors"])
+    assert fit.converged
+    np.testing.assert_allclose(fit.communality, case["pa"]["communality"], atol=TOL["pa"], rtol=0)
+    np.testing.assert_allclose((fit.loadings**2).sum(0)[: case["n_factors"]], case["pa"]["ss_loadings"], atol=TOL["pa"])
+    np.testing.assert_allclose(fit.eigenvalues, case["eigenvalues"], atol=TOL["pa"])
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "iris"])
+def test_principal_axis_equals_statsmodels(name: str) -> None:
+    case = CASES[name]
+    r, g = np.array(case["r"]), case["n_factors"]
+    peer = Factor(corr=r, n_factor=g, method="pa", smc=False).fit(maxiter=30_000, tol=1e-14)
+    np.testing.assert_allclose(to_fixed_point(r, g).communality, peer.communality, atol=1e-8, rtol=0)
+
+
+def test_one_step_equals_statsmodels_after_one_iteration_of_principal_components() -> None:
+    r = np.array(CASES["harman24"]["r"])
+    values, vectors = np.linalg.eigh(r)
+    np.testing.assert_allclose(
+        factor.fit(r, n_factors=4, method="pc").communality, (vectors[:, -4:] ** 2 * values[-4:]).sum(1), atol=1e-12
+    )
+    np.testing.assert_allclose(
+        factor.fit(r, n_factors=4, method="leverage").communality, (vectors[:, -3:] ** 2).sum(1), atol=1e-12
+    )
+
+
+def test_a_one_factor_correlation_matrix_is_recovered_exactly() -> None:
+    loadings = np.array([0.9, 0.8, 0.7, 0.6, 0.5])
+    r = np.outer(loadings, loadings)
+    np.fill_diagonal(r, 1)
+    np.testing.assert_allclose(to_fixed_point(r, 1).communality, loadings**2, atol=1e-10)
+
+
+def test_correlation_equals_numpy_corrcoef() -> None:
+    z = fs.layer_matrix(weights(shape=(3, 3, 2)))
+    np.testing.assert_allclose(factor.correlation(factor.moments(z)), np.corrcoef(z, rowvar=False), atol=1e-12)
+
+
+# --- number of factors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kappa", "g"), [(1e-9, 1), (0.5, 1), (0.500001, 2), (0.75, 2), (0.8, 3), (1.0, 3)])
+def test_the_kappa_rule_takes_the_smallest_number_that_reaches_the_share_ties_included(kappa: float, g: int) -> None:
+    assert factor.count_factors(np.array([2.0, 1.0, 1.0]), kappa=kappa) == g
+
+
+def test_kappa_one_of_a_singular_matrix_counts_its_rank_only() -> None:
+    z = np.random.default_rng(0).normal(size=(5, 8))
+    r = factor.correlation(factor.moments(z))
+    assert factor.fit(r, kappa=1.0, method="pc").n_factors == 4
+
+
+@pytest.mark.parametrize("kappa", [0, -0.1, 1.01, float("nan"), "0.5", True])
+def test_kappa_out_of_range_is_an_error_that_shows_it(r8: np.ndarray, kappa: Any) -> None:
+    with pytest.raises(ValueError, match=r"kappa must be a finite number in \(0, 1\], but got"):
+        factor.fit(r8, kappa=kappa)
+
+
+@pytest.mark.parametrize("n_factors", [0, 9, 2.5])
+def test_number_of_factors_out_of_range_is_an_error(r8: np.ndarray, n_factors: Any) -> None:
+    with pytest.raises(ValueError, match="n_factors must be an integer from 1 to 8"):
+        factor.fit(r8, n_factors=n_factors)
+
+
+def test_unknown_method_offers_the_nearest() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'leverage'"):
+        factor.fit(np.eye(3), method="leverge")  # type: ignore[arg-type]
+
+
+# --- edges -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.7])
+def test_a_dead_unit_gets_nan_and_changes_no_other_unit(value: float) -> None:
+    w = weights()
+    with_dead = np.insert(w, 3, value, axis=1)
+    a, b = fs.split(with_dead, n_factors=2, tau=0.5), fs.split(w, n_factors=2, tau=0.5)
+    assert np.isnan(a.communality[3])
+    assert np.flatnonzero(a.fit.dead).tolist() == [3]
+    assert a.group[3] == "dead"
+    assert not a.shared[3]
+    np.testing.assert_allclose(np.delete(a.communality, 3), b.communality, atol=1e-12)
+    np.testing.assert_array_equal(np.delete(a.shared, 3), b.shared)
+
+
+def test_a_float32_constant_unit_is_dead() -> None:
+    w = weights().astype(np.float32)
+    w[:, 2] = np.float32(0.1)
+    assert fs.split(w, n_factors=2).fit.dead.tolist() == [j == 2 for j in range(8)]
+
+
+def test_all_units_dead_is_an_error() -> None:
+    with pytest.raises(ValueError, match="every unit has zero variance"):
+        fs.split(np.ones((3, 4, 5)))
+
+
+def test_a_heywood_case_is_flagged_with_the_communality_psych_reports() -> None:
+    case = CASES["iris"]
+    fit = to_fixed_point(np.array(case["r"]), 1)
+    assert max(case["pa"]["communality"]) > 1
+    np.testing.assert_array_equal(fit.heywood, np.array(case["pa"]["communality"]) > 1)
+
+
+def test_fewer_rows_than_units_gives_a_singular_matrix_and_finite_communalities() -> None:
+    w = np.random.default_rng(0).normal(size=(1, 30, 12))
+    result = fs.split(w, kappa=0.5, method="pa").fit
+    assert np.linalg.matrix_rank(result.correlation) == 11
+    assert np.isfinite(result.communality).all()
+    assert (result.eigenvalues[11:] < 1e-10).all()
+
+
+def test_one_client_is_allowed_and_one_row_is_not() -> None:
+    assert fs.split(weights(clients=1), n_factors=2).fit.n_obs == 30
+    with pytest.raises(ValueError, match=r"at least 2 rows .* but got 1"):
+        fs.split(np.ones((1, 4, 1)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinite_weights_are_named_by_client_and_unit(bad: float) -> None:
+    w = weights()
+    w[4, 5, 0] = bad
+    with pytest.raises(ValueError, match=r"weights of client 4 hold NaN or infinite values, first in unit\(s\) 5\."):
+        fs.split(w)
+    labelled = xr.DataArray(
+        w, dims=("client", "unit", "weight"), coords={"client": list("abcdef"), "unit": [f"u{j}" for j in range(8)]}
+    )
+    with pytest.raises(ValueError, match=r"client e hold .* unit\(s\) u5\."):
+        fs.split(labelled)
+    with pytest.raises(ValueError, match=r"the weights hold .* unit\(s\) 5\."):
+        fs.fa(fs.layer_matrix(w))
+    with pytest.raises(ValueError, match=r"unit\(s\) \[5\]"):
+        factor.correlation(factor.moments(fs.layer_matrix(w)))
+
+
+def test_stopping_at_the_cap_is_a_field_and_a_warning(r8: np.ndarray) -> None:
+    fit = factor.fit(r8, n_factors=3, max_iter=3, tol=1e-12)
+    assert not fit.converged
+    assert fit.n_iter == 3
+    with pytest.warns(ConvergenceWarning, match="still moving .* after 3 steps with 3 factors for 8 units"):
+        result = fs.fa(r8, corr=True, n_factors=3, max_iter=3, tol=1e-12)
+    assert not result.converged
+
+
+def test_float32_input_is_analysed_in_float64() -> None:
+    w = weights().astype(np.float32)
+    a, b = fs.split(w, n_factors=2), fs.split(w.astype(np.float64), n_factors=2)
+    assert a.communality.dtype == np.float64
+    np.testing.assert_array_equal(a.communality, b.communality)
+    r = factor.correlation(factor.moments(fs.layer_matrix(w))).astype(np.float32)
+    assert factor.fit(r, n_factors=2).communality.dtype == np.float64
+
+
+def test_duplicate_units_get_equal_communalities() -> None:
+    w = np.concatenate([weights(), weights()[:, :1]], axis=1)
+    nu = fs.split(w, n_factors=2).communality
+    assert nu[0] == pytest.approx(nu[-1], abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda r: r[:5], r"must be square, but got shape \(5, 8\)"),
+        (lambda r: r + np.triu(np.full_like(r, 0.01), 1), "must be symmetric, but got .* 0.01"),
+        (lambda r: r * 2, r"unit diagonal, but got R\[0, 0\] = 2"),
+        (lambda r: np.where(r == 1, 1, -0.9), "positive semi-definite, but got smallest eigenvalue -5.3"),
+        (lambda r: np.where((np.eye(8) == 0) & (r == r.max(where=np.eye(8) == 0, initial=0)), np.nan, r), "finite"),
+    ],
+)
+def test_what_is_no_correlation_matrix_is_refused(r8: np.ndarray, spoil: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fs.fa(spoil(r8), corr=True)
+
+
+def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
+    w = np.insert(weights(), 3, 0.0, axis=1)
+    z = fs.layer_matrix(w)
+    r = factor.correlation(factor.moments(z))
+    np.testing.assert_array_equal(fs.fa(r, corr=True, n_factors=2).communality, fs.fa(z, n_factors=2).communality)
+
+
+# --- one code: numpy, torch, batches, labels -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", factor.METHODS)
+def test_torch_equals_numpy(r8: np.ndarray, method: factor.Method) -> None:
+    a, b = factor.fit(r8, n_factors=3, method=method), factor.fit(torch.asarray(r8), n_factors=3, method=method)
+    assert isinstance(b.communality, torch.Tensor)
+    np.testing.assert_allclose(b.communality.numpy(), a.communality, atol=1e-10)
+    assert int(a.n_iter) == int(b.n_iter)
+    w = weights()
+    np.testing.assert_allclose(
+        fs.split(torch.asarray(w), n_factors=2).communality, fs.split(w, n_factors=2).communality, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("method", factor.METHODS)
+def test_a_batch_equals_a_loop(method: factor.Method) -> None:
+    z = np.stack([np.stack([fs.layer_matrix(weights(seed)) for seed in (i, i + 3)]) for i in range(3)])
+    z[1, 0, :, 2] = 0
+    r = factor.correlation(factor.moments(z))
+    batch = factor.fit(r, kappa=0.6, method=method)
+    assert batch.communality.shape == (3, 2, 8)
+    for i in np.ndindex(3, 2):
+        one = factor.fit(r[i], kappa=0.6, method=method)
+        for field in factor.Fit._fields:
+            if field != "loadings":  # signs of eigenvectors are free
+                np.testing.assert_allclose(getattr(batch, field)[i], getattr(one, field), atol=1e-10, err_msg=field)
+
+
+def test_client_chunks_on_any_partition_sum_to_the_stacked_matrix() -> None:
+    w = weights()
+    chunks = [factor.moments(fs.layer_matrix(w[i : i + 2])) for i in (0, 2, 4)]
+    total = chunks[0] + chunks[1] + chunks[2]
+    whole = factor.moments(fs.layer_matrix(w))
+    np.testing.assert_allclose(total.cross, whole.cross, atol=1e-12)
+    np.testing.assert_allclose(factor.correlation(total), factor.correlation(whole), atol=1e-13)
+
+
+def test_arrays_tensors_and_data_arrays_in_any_order_of_dims_give_one_answer() -> None:
+    w = weights(shape=(3, 2, 2))
+    labelled = xr.DataArray(w, dims=("client", "unit", "weight", "height", "width"))
+    turned = labelled.transpose("width", "unit", "height", "client", "weight")
+    expected = fs.split(w, n_factors=2).communality
+    for other in (labelled, turned, torch.asarray(w)):
+        np.testing.assert_allclose(fs.split(other, n_factors=2).communality, expected, atol=1e-12)
+        np.testing.assert_allclose(fs.fa(fs.layer_matrix(other), n_factors=2).communality, expected, atol=1e-12)
+    assert fs.layer_matrix(turned).dims == ("row", "unit")
+
+
+def test_wrong_shapes_say_what_was_seen() -> None:
+    with pytest.raises(ValueError, match=r"\(client, unit, weight\.\.\.\) .* but got shape \(4, 5\)"):
+        fs.layer_matrix(np.ones((4, 5)))
+    with pytest.raises(ValueError, match=r"\(row, unit\), but got shape \(3, 4, 5\)"):
+        fs.fa(np.ones((3, 4, 5)))
+    with pytest.raises(ValueError, match=r"must have dim\(s\) \['client'\], but got \('k', 'unit', 'weight'\)"):
+        fs.split(xr.DataArray(np.ones((2, 3, 4)), dims=("k", "unit", "weight")))
+    with pytest.raises(ValueError, match=r"at least one of each, but got shape \(0, 3, 4\)"):
+        fs.split(np.ones((0, 3, 4)))
+    with pytest.raises(ValueError, match=r"at least one client, unit and weight, but got .*'client': 0"):
+        fs.split(xr.DataArray(np.ones((0, 3, 4)), dims=("client", "unit", "weight")))
+
+
+def test_tidy_has_one_row_a_unit_with_its_label_and_group() -> None:
+    w = xr.DataArray(weights(), dims=("client", "unit", "weight"), coords={"unit": [f"u{j}" for j in range(8)]})
+    result = fs.split(w, n_factors=2, tau=0.25)
+    table = result.tidy()
+    assert table["term"].tolist() == [f"u{j}" for j in range(8)]
+    np.testing.assert_allclose(table["h2"] + table["u2"], 1)
+    np.testing.assert_allclose((table[["factor_1", "factor_2"]] ** 2).sum(axis=1), table["h2"], atol=1e-12)
+    assert (table["group"] == "shared").sum() == 6
+    assert ((table["margin"] >= 0) == (table["group"] == "shared")).all()
