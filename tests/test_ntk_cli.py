@@ -1,9 +1,12 @@
 """The command line prints a theorem check, writes a store and fails with advice."""
 
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
 
+import fedstat
 from fedstat.ntk import ConvergenceResult, GeneralizationResult, datasets
 from fedstat.ntk.__main__ import main
 
@@ -16,8 +19,10 @@ def test_theorem_1_prints_assumption_constants_bound_and_verdict(capsys, tmp_pat
     text = capsys.readouterr().out
     for part in ("assumption 1 holds", "λ^s =", "ρ1 =", "looseness", "fedsplit vs fedavg", "bound held in 2 of 2 runs"):
         assert part in text
-    result = ConvergenceResult.from_datatree(xr.open_datatree(out, engine="zarr", consolidated=False))
-    assert result.summary() in text
+    tree = fedstat.open_run(out)
+    assert tree.attrs["title"].startswith("Theorem 1 on unit sphere")
+    assert json.loads(tree.attrs["config"])["widths"] == [16]
+    assert ConvergenceResult.from_datatree(tree).summary() in text
 
 
 def test_theorem_2_prints_bound_and_observation(capsys, tmp_path):

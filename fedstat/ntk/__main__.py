@@ -20,6 +20,7 @@ from fedstat.ntk import (
     generalization,
 )
 from fedstat.ntk.descent import METHODS
+from fedstat.store import provenance
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,8 +69,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in dict.fromkeys(str(w.message) for w in caught):
         print(f"note         {note}")
     if args.out is not None:
+        tree = result.to_datatree()
+        config = {k: v for k, v in vars(args).items() if k not in ("out", "quiet")}
+        tree.attrs |= provenance(
+            f"Theorem {args.theorem} on {result.data.attrs['title']}",
+            config,
+            device=args.device or "cpu",
+            references="FedFac §3.3",
+        )
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        result.to_datatree().to_zarr(args.out, mode="w", consolidated=False)
+        tree.to_zarr(args.out, mode="w", consolidated=False)
     return 0
 
 

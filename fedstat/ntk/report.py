@@ -75,7 +75,7 @@ def _verdicts(result: ConvergenceResult, glance: pd.DataFrame) -> list[str]:
     for method, rows in bounded.groupby("method", sort=False):
         runs = int(rows["replicates"].sum())
         runs_held = int((result.rates().query("method == @method")["fill"] <= 1 + 1e-9).sum())
-        span = f"{rows['looseness'].min():.3g} to {rows['looseness'].max():.3g}"
+        span = _span(rows["looseness"])
         word = "held" if rows["held"].all() else "did NOT hold"
         lines.append(
             f"verdict      {method}: bound {word} in {runs_held} of {runs} runs; loose by a factor {span} in rounds"
@@ -88,9 +88,14 @@ def _verdicts(result: ConvergenceResult, glance: pd.DataFrame) -> list[str]:
         sure = (f["conf_low"] > 0).sum()
         lines.append(
             f"verdict      FedSplit faster than FedAvg (95 % interval above 0) at {sure} of {len(f)} widths; "
-            f"one round is worth {f['speedup'].min():.3g} to {f['speedup'].max():.3g} of FedAvg's"
+            f"one round is worth {_span(f['speedup'])} of FedAvg's"
         )
     return lines
+
+
+def _span(values: pd.Series) -> str:
+    ends = dict.fromkeys(f"{v:.3g}" for v in (values.min(), values.max()))
+    return " to ".join(ends)
 
 
 def generalization_report(result: GeneralizationResult) -> str:
