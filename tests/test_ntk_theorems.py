@@ -211,6 +211,7 @@ def test_bad_arguments_are_refused(arguments, message):
     [
         (np.ones((4, 2)), np.ones(5), None, r"one value per sample, shape \(4,\), but got \(5,\)"),
         (np.ones((4, 2)), np.ones(4), [0, 1], r"one label per sample, shape \(4,\), but got \(2,\)"),
+        (np.ones((3, 4, 2)), np.ones((3, 4)), [0, 1], r"one label per client, shape \(3,\), but got \(2,\)"),
         (np.r_[np.nan, np.ones(7)].reshape(4, 2), np.ones(4), None, r"x must be finite.*first \[0\]"),
         (np.ones((4, 2)), np.r_[np.ones(3), np.inf], None, r"y must be finite.*first \[3\]"),
         (np.ones(4), np.ones(4), None, r"but got shape \(4,\)"),

@@ -69,7 +69,7 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     y : DataArray or array (client, sample) or (sample,), optional
         Targets; zeros if neither given nor in the Dataset.
     client : array (sample,), optional
-        Client of every sample; without one all belong to a single client.
+        Client of every sample; without one all belong to a single client. With a client dim: array (client,), names.
     normalize : bool
         Scale every sample to unit length.
 
@@ -101,7 +101,12 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     if y.shape != x.shape[:-1]:
         raise ValueError(f"y must have one value per sample, shape {x.shape[:-1]}, but got {y.shape}")
     if x.ndim == 3:
-        client = np.repeat(np.arange(x.shape[0]) if names is None or len(names) != len(x) else names, x.shape[1])
+        names = (
+            np.arange(len(x)) if client is None and names is None else np.asarray(names if client is None else client)
+        )
+        if names.shape != (len(x),):
+            raise ValueError(f"client must have one label per client, shape ({len(x)},), but got {names.shape}")
+        client = np.repeat(names, x.shape[1])
         x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1)
     client = np.zeros(len(x), dtype=int) if client is None else np.asarray(client)
     if client.shape != (len(x),):

@@ -111,22 +111,18 @@ def convergence(
     for method in methods:
         _check.choice("methods", method, METHODS)
     widths = [_check.integer("widths", w) for w in widths]
-    (
-        _check.integer("rounds", rounds),
-        _check.integer("local_steps", local_steps),
-        _check.integer("replicates", replicates),
-    )
+    for name, value in (("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
+        _check.integer(name, value)
     _check.real("server_lr", server_lr, low=0, open_low=True)
     _check.choice("reduction", reduction, ("sum", "mean"))
     known = constants(samples)
     divisor = float(max(samples.sizes)) if reduction == "mean" else 1.0
-    steps = stats.Steps(_lr(lr, known, samples, local_steps) * (1.0 if isinstance(lr, (int, float)) else divisor),
-                        float(server_lr), local_steps, len(samples.names), divisor)  # fmt: skip
+    local = _lr(lr, known, samples, local_steps) * (divisor if isinstance(lr, str) else 1.0)
+    steps = stats.Steps(local, float(server_lr), local_steps, len(samples.names), divisor)
     grid = [(m, w, k) for m in methods for w in widths for k in range(replicates)]
     runs = dict.fromkeys(grid, _not_run(rounds))
-    for m, w, k in tqdm(
-        [cell for cell in grid if cell[0] != "dynamic" or cell[1] == min(widths)], disable=not progress
-    ):
+    wanted = [(m, w, k) for m, w, k in grid if m != "dynamic" or w == min(widths)]
+    for m, w, k in tqdm(wanted, disable=not progress):
         net = network(m, clients=len(samples.names), features=samples.x.shape[1], width=w, seed=seed, replicate=k)
         rule = factor_rule(kappa=kappa, tau=tau) if m == "dynamic" else None
         runs[m, w, k] = _run(samples, known, net, steps, rounds=rounds, method=m, rule=rule, device=device)

@@ -90,7 +90,8 @@ def generalization(
     True
     """
     train, test = _parts(x, y, client, split, normalize)
-    _check.integer("width", width), _check.integer("rounds", rounds), _check.integer("replicates", replicates)
+    for name, value in (("width", width), ("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
+        _check.integer(name, value)
     _check.real("init_scale", init_scale, low=0, open_low=True)
     for c in clients or ():
         _check.integer("clients", c, high=min(len(train.y), len(test.y)))
@@ -116,25 +117,24 @@ def generalization(
 
 
 def _parts(x: Any, y: Any, client: Any, split: Any, normalize: bool) -> tuple[Samples, Samples]:
-    if split is None and isinstance(x, (xr.Dataset, xr.DataArray)) and "split" in x.coords:
+    """Training and test samples."""
+    labelled = isinstance(x, (xr.Dataset, xr.DataArray))
+    if split is None and labelled and "split" in x.coords:
         split = x["split"].values
     split = np.asarray([] if split is None else split)
-    n_samples = x.sizes["sample"] if isinstance(x, (xr.Dataset, xr.DataArray)) else np.shape(x)[-2]
+    array = x["x"] if isinstance(x, xr.Dataset) else x if labelled else np.asarray(x)
+    n_samples = x.sizes["sample"] if labelled else array.shape[-2]
     if split.shape != (n_samples,) or not {"train", "test"} <= set(split.tolist()):
         raise ValueError(
             f"split must say 'train' or 'test' for each of the {n_samples} samples, both occurring, "
             f"but got shape {split.shape} with {sorted(set(split.tolist()))}"
         )
-    parts = []
-    own: tuple[Any, Any]
-    for name in ("train", "test"):
-        keep = np.flatnonzero(split == name)
-        if isinstance(x, (xr.Dataset, xr.DataArray)):
-            own = x.isel(sample=keep), y.isel(sample=keep) if isinstance(y, xr.DataArray) else y
-        else:
-            own = np.asarray(x)[..., keep, :], None if y is None else np.asarray(y)[..., keep]
-        one = None if client is None else np.asarray(client)[keep]
-        parts.append(gather(own[0], own[1], one, normalize=normalize))
+    whole = gather(x, y, client, normalize=normalize)
+    shape = (n_samples,) if array.ndim == 2 else (len(whole.y) // n_samples, n_samples)
+    # Read as a target, the split is put in the same order as the samples.
+    parts = [
+        whole.take(gather(array, np.broadcast_to(split == name, shape), client).y > 0) for name in ("train", "test")
+    ]
     train, test = parts
     if train.names != test.names:
         raise ValueError(f"every client needs training and test samples, but got {train.names} and {test.names}")

@@ -131,7 +131,9 @@ def _iterative(xp: Any, h: Array, tol: float) -> Extremes | None:
         bottom = _Lanczos(solve, v + 0.1 * start / xp.linalg.vector_norm(start))
         lowest, error_low = _lowest(xp, h, bottom, tol, 10 * scale)
         if lowest is not None:
-            return _extremes(xp, lowest, xp.asarray(high, device=device_of(h)), error_low, error_high, n=n)
+            return _extremes(
+                xp, lowest, xp.asarray(high, dtype=xp.float64, device=device_of(h)), error_low, error_high, n=n
+            )
     return None
 
 
