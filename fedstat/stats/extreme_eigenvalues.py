@@ -16,6 +16,8 @@ from fedstat._random import generator
 Array = Any
 _EPS = float(np.finfo(np.float64).eps)
 _CHECK_EVERY = 5
+# Where the lower end of the spectrum is dense, a closer shift pays more than further steps.
+_STEPS_PER_SHIFT, _SHIFTS = 40, 6
 
 
 class Extremes(NamedTuple):
@@ -119,35 +121,47 @@ def _iterative(xp: Any, h: Array, tol: float) -> Extremes | None:
     if not top.run(top_settled, limit=min(n, 300)):
         return None
     high, v = top.ritz(-1)
-    error_high = xp.linalg.vector_norm(h @ v - high * v)
+    error_high = float(xp.linalg.vector_norm(h @ v - high * v))
     low, v = top.ritz(0)
-    spread = float(top.residuals[0])
-    scale = n * _EPS * max(abs(float(low)), abs(float(high)))
-    for shift in (low - spread, low - 4 * spread, -10 * scale):
-        solve = _cholesky_solver(h, float(shift)) if shift < low else None
-        if solve is None:
-            continue
-        # Part of the random vector stays in the start: the Ritz vector alone might lie in a smaller invariant space.
-        bottom = _Lanczos(solve, v + 0.1 * start / xp.linalg.vector_norm(start))
-        lowest, error_low = _lowest(xp, h, bottom, tol, 10 * scale)
-        if lowest is not None:
-            return _extremes(
-                xp, lowest, xp.asarray(high, dtype=xp.float64, device=device_of(h)), error_low, error_high, n=n
+    error = float(top.residuals[0])
+    floor = 10 * n * _EPS * max(abs(low), abs(high))
+    del top
+    for _ in range(_SHIFTS):
+        found = _lowest(h, low, v + 0.1 * start / xp.linalg.vector_norm(start), error, tol, floor)
+        if found is None:
+            return None
+        low, v, error = found
+        if error <= max(tol * abs(low), floor):
+            ends = (
+                xp.asarray(value, dtype=xp.float64, device=device_of(h)) for value in (low, high, error, error_high)
             )
+            return _extremes(xp, *ends, n=n)
     return None
 
 
-def _lowest(xp: Any, h: Array, bottom: _Lanczos, tol: float, floor: float) -> tuple[Array, Array]:
-    """Rayleigh quotient of H at the leading Ritz vector of its inverse, or None if the residual stays too large."""
-    for limit in range(_CHECK_EVERY, min(h.shape[-1], 120), _CHECK_EVERY):
-        bottom.run(lambda _values, _residuals: False, limit=limit)
+def _lowest(
+    h: Array, low: float, start: Array, error: float, tol: float, floor: float
+) -> tuple[float, Array, float] | None:
+    """Ritz value, vector and residual at the bottom after some steps with one shift; None if no shift can be factored.
+
+    The start keeps part of a random vector: a Ritz vector alone might lie in a smaller invariant space.
+    """
+    xp = array_namespace(h)
+    solve = None
+    for shift in (low - error, low - 4 * error, -floor):
+        solve = solve or (_cholesky_solver(h, shift) if shift < low else None)
+    if solve is None:
+        return None
+    bottom = _Lanczos(solve, start)
+    for limit in range(_CHECK_EVERY, min(h.shape[-1], _STEPS_PER_SHIFT) + 1, _CHECK_EVERY):
+        exhausted = bottom.run(lambda _values, _residuals: False, limit=limit)
         _, v = bottom.ritz(-1)
         hv = h @ v
-        low = v @ hv
-        residual = xp.linalg.vector_norm(hv - low * v)
-        if float(residual) <= max(tol * abs(float(low)), floor):
-            return low, residual
-    return None, None
+        low = float(v @ hv)
+        error = float(xp.linalg.vector_norm(hv - low * v))
+        if exhausted or error <= max(tol * abs(low), floor):
+            break
+    return low, v, error
 
 
 class _Lanczos:
