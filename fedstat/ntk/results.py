@@ -1,0 +1,282 @@
+"""What the theory's functions return: results that print themselves, as tidy tables, and go to a store."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from scipy import stats
+
+from fedstat.ntk.report import convergence_report, generalization_report
+
+# Below this share of the first loss, what is left is rounding.
+_FLOOR = 1e-24
+
+
+@dataclass(frozen=True)
+class ExtremeEigenvalues:
+    """Smallest and largest eigenvalue of a kernel; unpacks to these two.
+
+    Attributes
+    ----------
+    lambda_min, lambda_max : float
+    error_min, error_max : float
+        An eigenvalue lies within this of the value, rounding included.
+    resolution : float
+        What float64 resolves in a matrix of this size and norm.
+    blocks : int
+        Diagonal blocks looked at: the clients for H^p, 1 for H^s.
+    """
+
+    lambda_min: float
+    lambda_max: float
+    error_min: float
+    error_max: float
+    resolution: float
+    blocks: int = 1
+
+    def __iter__(self) -> Iterator[float]:
+        return iter((self.lambda_min, self.lambda_max))
+
+    @property
+    def resolved(self) -> bool:
+        """Whether λ_min is above what float64 can tell from 0."""
+        return self.lambda_min > self.resolution
+
+    @property
+    def usable(self) -> float:
+        """λ_min if it is resolved, else 0."""
+        return self.lambda_min if self.resolved else 0.0
+
+    @property
+    def condition(self) -> float:
+        """γ = λ_max / λ_min; infinite if λ_min is not resolved."""
+        return self.lambda_max / self.lambda_min if self.resolved else math.inf
+
+
+@dataclass(frozen=True, repr=False)
+class _Result:
+    """A Dataset with a printed form.
+
+    Attributes
+    ----------
+    data : Dataset
+    """
+
+    data: xr.Dataset
+    _title: ClassVar[str] = ""
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def summary(self) -> str:
+        """Text a reader can check the theorem by."""
+        raise NotImplementedError
+
+    def glance(self) -> pd.DataFrame:
+        """One row per setting."""
+        raise NotImplementedError
+
+    def _repr_html_(self) -> str:
+        head = f"<h4>{html.escape(self._title)}</h4>"
+        note = f"<pre>{html.escape(self.summary())}</pre>"
+        return head + note
+
+    def to_datatree(self) -> xr.DataTree:
+        """Root attributes and the data, ready for ``to_zarr``."""
+        return xr.DataTree.from_dict({"/": xr.Dataset(attrs={"result": type(self).__name__}), "/ntk": self.data})
+
+    @classmethod
+    def from_datatree(cls, tree: xr.DataTree) -> _Result:
+        """Read back what :meth:`to_datatree` made.
+
+        Raises
+        ------
+        ValueError
+            If the store holds another result.
+        """
+        kind = tree.attrs.get("result")
+        if kind != cls.__name__:
+            raise ValueError(f"the store must hold a {cls.__name__}, but got {kind!r}. Remove it to make it anew.")
+        return cls(tree["ntk"].to_dataset().load())
+
+
+class ConvergenceResult(_Result):
+    """Theorem 1 against parallel gradient descent.
+
+    Attributes
+    ----------
+    data : Dataset
+        Dims (method, width, replicate, round). ``loss`` is ‖y − h(t)‖²; ``loss_limit`` what infinite width would do
+        from the same start; ``flipped`` the share of activation patterns that differ from the first; ``kept`` the
+        share of units that kept their state; ``drift_shared``, ``drift_personal`` ‖H(t, G−1) − H(0)‖_F (NaN
+        between the rounds where it is computed); ``gap_shared``, ``gap_personal`` ‖H(0) − H∞‖_F; ``contraction``
+        the theorem's factor per round; ``diverged_at`` a round or −1. Constants are attributes.
+    """
+
+    _title = "Theorem 1: convergence of FedSplit"
+
+    def bound(self) -> xr.DataArray:
+        """Theorem 1's bound on ‖y − h(t)‖² for every run: contraction^t ‖y − h(0)‖²; NaN where there is none."""
+        q, loss = self.data["contraction"], self.data["loss"]
+        bound = q.where((q >= 0) & (q < 1)) ** self.data["round"] * loss.isel(round=0)
+        return bound.transpose(*loss.dims)
+
+    def rates(self) -> pd.DataFrame:
+        """One row per run: observed factor per round, worst round, and how close the loss came to the bound.
+
+        Columns: method, width, replicate, rate (geometric mean of loss(t+1)/loss(t) until the loss reaches rounding
+        error), worst (largest loss(t+1)/loss(t)), limit (rate at infinite width), fill (largest loss(t)/bound(t),
+        t ≥ 1; the bound holds if <= 1), diverged_at.
+        """
+        loss, limit = (self._settled(self.data[name]) for name in ("loss", "loss_limit"))
+        step = (loss / loss.shift(round=1)).isel(round=slice(1, None))
+        table = xr.Dataset(
+            {
+                "rate": self._rate(loss),
+                "worst": step.max("round"),
+                "limit": self._rate(limit),
+                "fill": (loss / self.bound()).isel(round=slice(1, None)).max("round"),
+                "diverged_at": self.data["diverged_at"],
+            }
+        )
+        return table.to_dataframe().reset_index()[
+            ["method", "width", "replicate", "rate", "worst", "limit", "fill", "diverged_at"]
+        ]
+
+    @staticmethod
+    def _settled(loss: xr.DataArray) -> xr.DataArray:
+        above = loss > _FLOOR * loss.isel(round=0)
+        return loss.where(above.cumprod("round") > 0)
+
+    @staticmethod
+    def _rate(loss: xr.DataArray) -> xr.DataArray:
+        last = (loss.notnull().sum("round") - 1).clip(min=0)
+        return (loss.isel(round=last) / loss.isel(round=0)) ** (1 / last.where(last > 0))
+
+    def tidy(self) -> pd.DataFrame:
+        """One row per run and round: loss, bound, loss_limit, flipped, drift_shared, drift_personal."""
+        names = ["loss", "loss_limit", "flipped", "kept", "drift_shared", "drift_personal"]
+        return self.data[names].assign(bound=self.bound()).to_dataframe().reset_index()
+
+    def glance(self) -> pd.DataFrame:
+        """One row per method and width.
+
+        Columns: bound (theorem's factor per round), rate (observed, mean over replicates), std_error, worst, limit,
+        fill (largest loss/bound), looseness (ln rate / ln bound: how many times more rounds the bound asks for than
+        were needed), held (bool; missing without a bound), diverged (runs), flipped (largest), gap_shared,
+        drift_shared (largest), both relative to ‖H^s∞‖_F, gap_personal, drift_personal relative to ‖H^p∞‖_F.
+        """
+        rates = self.rates()
+        group = rates.groupby(["method", "width"], sort=False)
+        table = group.agg(
+            replicates=("rate", "size"), rate=("rate", "mean"), std_error=("rate", "sem"), worst=("worst", "max"),
+            limit=("limit", "mean"), fill=("fill", "max"), diverged=("diverged_at", lambda d: int((d >= 0).sum())),
+        )  # fmt: skip
+        bounds = self.data["contraction"].to_series()
+        bounds = bounds.where((bounds >= 0) & (bounds < 1))
+        table.insert(1, "bound", bounds.reindex(table.index.get_level_values("method")).to_numpy())
+        table["looseness"] = np.log(table["rate"]) / np.log(table["bound"])
+        held = (table["fill"] <= 1 + 1e-9) & (table["diverged"] == 0)
+        table["held"] = held.astype(object).where(table["bound"].notna(), None)
+        table["flipped"] = self._over_replicates(self.data["flipped"].max("round"), table.index)
+        for part in ("shared", "personal"):
+            norm = self.data[f"h_{part}_norm"]
+            table[f"gap_{part}"] = self._over_replicates(self.data[f"gap_{part}"] / norm, table.index)
+            largest = self.data[f"drift_{part}"].max("round") / norm
+            table[f"drift_{part}"] = self._over_replicates(largest, table.index)
+        return table.dropna(subset="rate").reset_index()
+
+    @staticmethod
+    def _over_replicates(values: xr.DataArray, index: pd.Index) -> np.ndarray:
+        return values.mean("replicate").to_series().reindex(index).to_numpy()
+
+    def faster(self, *, reference: str = "fedavg", level: float = 0.95) -> pd.DataFrame:
+        """Is FedSplit faster? Paired over replicates: the same draws of signs and shared weights.
+
+        Parameters
+        ----------
+        reference : str
+            Method to compare the others with.
+        level : float
+            Of the t interval.
+
+        Returns
+        -------
+        DataFrame
+            Per method and width: ``estimate`` = mean of ln rate(reference) − ln rate(method), positive if the method
+            is faster; ``std_error``, ``statistic``, ``p_value``, ``conf_low``, ``conf_high``; ``speedup`` = ratio of
+            the mean ln rates, how many rounds of the reference one round is worth.
+        """
+        log = np.log(self.rates().set_index(["method", "width", "replicate"])["rate"])
+        if reference not in log.index.get_level_values("method"):
+            raise ValueError(f"reference must be one of the methods run, but got {reference!r}")
+        base = log.xs(reference, level="method")
+        rows = []
+        for (method, width), values in log.groupby(["method", "width"], sort=False):
+            if method == reference or values.isna().all():
+                continue
+            other = base.xs(width, level="width")
+            gap = (other - values.droplevel(["method", "width"])).to_numpy()
+            n, mean = len(gap), float(np.mean(gap))
+            error = float(np.std(gap, ddof=1) / math.sqrt(n)) if n > 1 else math.nan
+            half = stats.t.ppf((1 + level) / 2, n - 1) * error if n > 1 else math.nan
+            statistic = mean / error if n > 1 and error > 0 else math.nan
+            rows.append(
+                {
+                    "term": f"{method} vs {reference}", "width": width, "estimate": mean, "std_error": error,
+                    "statistic": statistic, "p_value": 2 * stats.t.sf(abs(statistic), n - 1) if n > 1 else math.nan,
+                    "conf_low": mean - half, "conf_high": mean + half,
+                    "speedup": float(values.mean() / other.mean()),
+                }
+            )  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def summary(self) -> str:
+        """Assumption, constants, bound, observation, verdict."""
+        return convergence_report(self)
+
+
+class GeneralizationResult(_Result):
+    """Theorem 2 against the test loss.
+
+    Attributes
+    ----------
+    data : Dataset
+        Dim setting (one per number of clients and samples), with coordinates ``clients`` and ``n``: ``complexity``,
+        ``confidence``, ``bound`` = their sum, ``lambda_min`` of H^s∞ + H^p∞, ``test_limit`` and ``train_limit`` of the
+        infinitely wide network trained to the end, ``zero`` the test loss of predicting 0; with further dim replicate
+        ``test`` and ``train`` of the trained network of finite width.
+    """
+
+    _title = "Theorem 2: generalisation of FedSplit"
+
+    def glance(self) -> pd.DataFrame:
+        """One row per setting.
+
+        Columns: clients, n, lambda_min, complexity, confidence, bound, test and its std_error, train, test_limit, zero,
+        held, vacuous (bool: the bound is >= 1, the largest value of the loss).
+        """
+        d = self.data
+        names = ["clients", "n", "lambda_min", "complexity", "confidence", "bound", "test_limit", "zero"]
+        table = d[names].to_dataframe()
+        runs = d[["test", "train"]].to_dataframe().groupby("setting")
+        table["test"], table["std_error"] = runs["test"].mean(), runs["test"].sem()
+        table["train"] = runs["train"].mean()
+        table["held"] = (d["test"].max("replicate") <= d["bound"]).to_series()
+        table["vacuous"] = (d["bound"] >= 1).to_series()
+        return table.reset_index(drop=True)
+
+    def tidy(self) -> pd.DataFrame:
+        """One row per setting and replicate."""
+        return self.data.to_dataframe().reset_index()
+
+    def summary(self) -> str:
+        """Bound and observation per setting, and where the bound says nothing."""
+        return generalization_report(self)

@@ -1,0 +1,208 @@
+"""Theorem 2 of FedFac §3.3 against the test loss."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from tqdm import tqdm
+
+from fedstat import _check
+from fedstat.ntk.constants import TheoryWarning, constants
+from fedstat.ntk.descent import descent, network, predict
+from fedstat.ntk.results import GeneralizationResult
+from fedstat.ntk.samples import Samples, gather
+from fedstat.stats import ntk as stats
+
+
+def generalization(
+    x: Any,
+    y: Any = None,
+    client: Any = None,
+    *,
+    split: Any = None,
+    clients: Sequence[int] | None = None,
+    samples: Sequence[int] | None = None,
+    constant: float = 1.0,
+    delta: float = 0.05,
+    width: int = 1024,
+    rounds: int = 500,
+    local_steps: int = 5,
+    lr: float | Literal["stable"] = "stable",
+    server_lr: float = 1.0,
+    init_scale: float = 0.1,
+    replicates: int = 3,
+    seed: int = 0,
+    normalize: bool = False,
+    progress: bool = False,
+) -> GeneralizationResult:
+    """Compare the bound of Theorem 2 with the test loss of network (4), for several numbers of clients and samples.
+
+    Parameters
+    ----------
+    x, y, client
+        As in :func:`fedstat.ntk.samples.gather`.
+    split : array of str (sample,), optional
+        "train" or "test" for every sample, along the sample axis of ``x``; without it, the coordinate of that name.
+    clients : sequence of int, optional
+        Numbers of clients C to cut the same N training samples into: neighbouring clients are merged, or clients
+        divided, and the test samples likewise. None: as the data are.
+    samples : sequence of int, optional
+        Numbers n of training samples to keep of every client (the first ones). None: all.
+    constant, delta : float
+        c and δ of the confidence term c √(log(N/(λδ))/(2N)); the paper gives its order only.
+    width, rounds, local_steps, lr, server_lr, replicates, seed, normalize, progress
+        As in :func:`fedstat.ntk.convergence`, for the network whose test loss is observed.
+    init_scale : float
+        α of Theorem 2: the weights start at α·N(0, I).
+
+    Returns
+    -------
+    GeneralizationResult
+        Loss is min(|h − y|, 1), which is 1-Lipschitz in h and at most 1, as the theorem asks.
+
+    Raises
+    ------
+    ValueError
+        If there is no test sample, a number of clients exceeds that of the samples, or H^s + H^p is not positive
+        definite.
+
+    Notes
+    -----
+    ``test_limit`` belongs to the infinitely wide network trained to the end: h(x) = k(x)ᵀ M⁻¹ y with
+    M = (η_g/C) H^s + H^p, the matrix that the parallel gradient descent follows (whatever G), while the theorem's
+    complexity has H^s + H^p.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(2, 12, 6))
+    >>> y = np.sign(x[..., 0])
+    >>> split = ["train"] * 8 + ["test"] * 4
+    >>> result = generalization(x, y, split=split, normalize=True, width=64, rounds=50, replicates=2)
+    >>> bool(result.glance().vacuous[0])
+    True
+    """
+    train, test = _parts(x, y, client, split, normalize)
+    for name, value in (("width", width), ("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
+        _check.integer(name, value)
+    _check.real("init_scale", init_scale, low=0, open_low=True)
+    for c in clients or ():
+        _check.integer("clients", c, high=min(len(train.y), len(test.y)))
+    settings = []
+    grid = list(itertools.product(clients or (None,), samples or (None,)))
+    for c, n in tqdm(grid, disable=not progress):
+        a, b = (train, test) if c is None else (train.recut(c), test.recut(c))
+        if n is not None:
+            rank = np.concatenate([np.arange(k) for k in a.sizes])
+            a = a.take(rank < _check.integer("samples", n, high=min(a.sizes)))
+        row = _setting(a, b, constant, delta, server_lr)
+        row |= _observe(
+            a, b, width=width, rounds=rounds, local_steps=local_steps, lr=lr, server_lr=server_lr,
+            init_scale=init_scale, replicates=replicates, seed=seed,
+        )  # fmt: skip
+        settings.append(row)
+    return GeneralizationResult(
+        _dataset(settings).assign_attrs(
+            delta=delta, constant=constant, width=width, rounds=rounds, local_steps=local_steps, server_lr=server_lr,
+            init_scale=init_scale, seed=seed, labels="signs" if set(np.abs(train.y)) == {1.0} else "other",
+        )
+    )  # fmt: skip
+
+
+def _parts(x: Any, y: Any, client: Any, split: Any, normalize: bool) -> tuple[Samples, Samples]:
+    """Training and test samples."""
+    labelled = isinstance(x, (xr.Dataset, xr.DataArray))
+    if split is None and labelled and "split" in x.coords:
+        split = x["split"].values
+    split = np.asarray([] if split is None else split)
+    array = x["x"] if isinstance(x, xr.Dataset) else x if labelled else np.asarray(x)
+    n_samples = x.sizes["sample"] if labelled else array.shape[-2]
+    if split.shape != (n_samples,) or not {"train", "test"} <= set(split.tolist()):
+        raise ValueError(
+            f"split must say 'train' or 'test' for each of the {n_samples} samples, both occurring, "
+            f"but got shape {split.shape} with {sorted(set(split.tolist()))}"
+        )
+    whole = gather(x, y, client, normalize=normalize)
+    shape = (n_samples,) if array.ndim == 2 else (len(whole.y) // n_samples, n_samples)
+    # Read as a target, the split is put in the same order as the samples.
+    parts = [
+        whole.take(gather(array, np.broadcast_to(split == name, shape), client).y > 0) for name in ("train", "test")
+    ]
+    train, test = parts
+    if train.names != test.names:
+        raise ValueError(f"every client needs training and test samples, but got {train.names} and {test.names}")
+    return train, test
+
+
+def _setting(train: Samples, test: Samples, constant: float, delta: float, server_lr: float) -> dict[str, Any]:
+    """Compute bound and the infinitely wide network of one setting."""
+    known = constants(train)
+    sizes = train.sizes
+    if min(sizes) != max(sizes):
+        warnings.warn(
+            f"Theorem 2 is for clients of equal size, but got {min(sizes)} to {max(sizes)}: n is their mean.",
+            TheoryWarning,
+            stacklevel=3,
+        )
+    personal = _block_diagonal(train, known.h_shared)
+    low = float(stats.extreme_eigenvalues(known.h_shared + personal, certify=True).minimum)
+    first = stats.complexity(known.h_shared, known.h_personal, train.y)
+    second = stats.confidence(len(train.y), low, delta=delta, constant=constant)
+    # Weights of the kernel that the descent follows; for C = 1 and η_g = 1 it is the theorem's.
+    weight = server_lr / len(sizes)
+    solved = np.linalg.solve(weight * known.h_shared + personal, train.y)
+    both = np.concatenate([test.x, train.x])
+    cross = stats.kernel(both)[: len(test.y), len(test.y) :]
+    value = (weight + (test.client[:, None] == train.client)) * cross @ solved
+    return {
+        "clients": len(sizes), "n": len(train.y) / len(sizes), "lambda_min": low, "complexity": first,
+        "confidence": second, "bound": first + second, "test_limit": _loss(value, test.y),
+        "train_limit": _loss((weight * known.h_shared + personal) @ solved, train.y),
+        "zero": _loss(np.zeros_like(test.y), test.y),
+    }  # fmt: skip
+
+
+def _block_diagonal(samples: Samples, h: np.ndarray) -> np.ndarray:
+    return np.where(samples.client[:, None] == samples.client, h, 0.0)
+
+
+def _loss(value: np.ndarray, y: np.ndarray) -> float:
+    return float(np.mean(np.minimum(np.abs(value - y), 1)))
+
+
+def _observe(
+    train: Samples, test: Samples, *, width: int, rounds: int, local_steps: int, lr: Any, server_lr: float,
+    init_scale: float, replicates: int, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Test and training loss of trained networks of finite width, one per replicate."""
+    x, y = train.stacked()
+    top = max(float(stats.extreme_eigenvalues(stats.kernel(b)).maximum) for b in train.blocks(train.x))
+    local = 1 / (2 * local_steps * top) if lr == "stable" else _check.real("lr", lr, low=0, open_low=True)
+    steps = stats.Steps(local, server_lr, local_steps, len(train.names))
+    found: dict[str, list[float]] = {"test": [], "train": []}
+    for k in range(replicates):
+        net = network(
+            "fedsplit", clients=len(train.names), features=x.shape[-1], width=width, seed=seed, replicate=k,
+            scale=init_scale,
+        )  # fmt: skip
+        last = deque(descent(x, y, net, steps, rounds=rounds), maxlen=1).pop()
+        for name, part in (("train", train), ("test", test)):
+            value = predict(part.stacked()[0], last.start, net.output)
+            flat = np.concatenate([v[:size] for v, size in zip(value, part.sizes, strict=True)])
+            found[name].append(_loss(flat, part.y) if np.isfinite(flat).all() else math.nan)
+    return found
+
+
+def _dataset(settings: list[dict[str, Any]]) -> xr.Dataset:
+    variables = {
+        name: (("setting", "replicate")[: np.ndim(settings[0][name]) + 1], [row[name] for row in settings])
+        for name in settings[0]
+    }
+    return xr.Dataset(variables, coords={"setting": list(range(len(settings)))}).set_coords(["clients", "n"])

@@ -1,0 +1,126 @@
+"""Figures of the neural-tangent-kernel theory: bound against observation. Pure: a result in, Axes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import seaborn as sns
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from fedstat.ntk import ConvergenceResult, GeneralizationResult
+
+_NAMES = {
+    "fedsplit": "FedSplit",
+    "fedavg": "FedAvg",
+    "fedavg-matched": "FedAvg, kernel of equal trace",
+    "dynamic": "dynamic FedFac",
+}
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(5, 4), layout="constrained").subplots()
+
+
+def _finish(ax: Axes, values: Iterable[float]) -> None:
+    """Tick the values that were run, and drop the legend's title."""
+    ticks = sorted(set(values))
+    ax.set_xticks(ticks, [f"{v:g}" for v in ticks])
+    ax.set_xticks([], minor=True)
+    sns.move_legend(ax, "best", title=None)
+
+
+def convergence(result: ConvergenceResult, *, width: int | None = None, ax: Axes | None = None) -> Axes:
+    """‖y − h(t)‖² relative to its start, by round: mean over replicates, their range, and Theorem 1's bound (dashed).
+
+    Parameters
+    ----------
+    result : ConvergenceResult
+    width : int, optional
+        Default: the largest at which a method was run.
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    Axes
+    """
+    ax = _axes(ax)
+    table = result.tidy().dropna(subset="loss")
+    relative = table.groupby(["method", "width", "replicate"])[["loss", "bound"]].transform(lambda v: v / v.iloc[0])
+    table = table.assign(loss=relative["loss"], bound=relative["bound"])
+    for color, method in zip(sns.color_palette("colorblind"), table["method"].unique(), strict=False):
+        own = table[table["method"] == method]
+        own = own[own["width"] == (own["width"].max() if width is None else width)]
+        sns.lineplot(
+            own, x="round", y="loss", color=color, errorbar=("pi", 100), label=_NAMES.get(method, method), ax=ax
+        )
+        if own["bound"].notna().any():
+            sns.lineplot(own, x="round", y="bound", color=color, linestyle="--", errorbar=None, ax=ax)
+    ax.set(yscale="log", xlabel="round t", ylabel="‖y − h(t)‖² / ‖y − h(0)‖²")
+    sns.move_legend(ax, "lower left", frameon=False, fontsize="small")
+    return ax
+
+
+def freezing(result: ConvergenceResult, *, ax: Axes | None = None) -> Axes:
+    """How far FedSplit's kernels and activation patterns are from standing still, by width.
+
+    Parameters
+    ----------
+    result : ConvergenceResult
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    Axes
+    """
+    ax = _axes(ax)
+    names = {
+        "gap_shared": "‖H(0)ˢ − H∞ˢ‖ / ‖H∞ˢ‖",
+        "gap_personal": "‖H(0)ᵖ − H∞ᵖ‖ / ‖H∞ᵖ‖",
+        "drift_shared": "max ‖H(t)ˢ − H(0)ˢ‖ / ‖H∞ˢ‖",
+        "drift_personal": "max ‖H(t)ᵖ − H(0)ᵖ‖ / ‖H∞ᵖ‖",
+        "flipped": "activation patterns flipped",
+    }
+    table = result.glance().query("method == 'fedsplit'").rename(columns=names)
+    long = table.melt(id_vars="width", value_vars=list(names.values()), var_name="of", value_name="relative")
+    sns.lineplot(long, x="width", y="relative", hue="of", style="of", markers=True, palette="colorblind", ax=ax)
+    ax.set(xscale="log", yscale="log", xlabel="width m1 = m2", ylabel="relative change")
+    _finish(ax, table["width"])
+    return ax
+
+
+def generalization(result: GeneralizationResult, *, x: str = "clients", ax: Axes | None = None) -> Axes:
+    """Theorem 2's bound, its complexity term and the observed test loss; above 1 (dotted) the bound says nothing.
+
+    Parameters
+    ----------
+    result : GeneralizationResult
+    x : {"clients", "n"}
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    Axes
+    """
+    ax = _axes(ax)
+    names = {
+        "bound": "bound",
+        "complexity": "complexity term",
+        "test": "test loss, network",
+        "test_limit": "test loss, infinite width",
+        "zero": "test loss of predicting 0",
+    }
+    table = result.glance().rename(columns=names)
+    long = table.melt(id_vars=x, value_vars=list(names.values()), var_name="of", value_name="loss")
+    sns.lineplot(long, x=x, y="loss", hue="of", style="of", markers=True, palette="colorblind", ax=ax)
+    ax.axhline(1, color="0.5", linestyle=":")
+    ax.set(xscale="log", yscale="log", xlabel={"clients": "clients C", "n": "samples per client n"}[x])
+    ax.set_ylabel("min(|h − y|, 1)")
+    _finish(ax, table[x])
+    return ax

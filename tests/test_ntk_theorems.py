@@ -1,0 +1,361 @@
+"""Theorems 1 and 2 on labelled data: closed forms, verdicts, bad input, stores."""
+
+import warnings
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import fedstat.ntk
+from fedstat.ntk import ConvergenceResult, GeneralizationResult, TheoryWarning, convergence, datasets, generalization
+from fedstat.stats import ntk
+
+
+def sphere(seed, *shape):
+    x = np.random.default_rng(seed).normal(size=shape)
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def signs(seed, *shape):
+    return np.random.default_rng(seed).choice([-1.0, 1.0], size=shape)
+
+
+def small(**arguments):
+    defaults = {"widths": [32], "rounds": 15, "replicates": 2, "local_steps": 2}
+    return convergence(sphere(0, 3, 4, 8), signs(1, 3, 4), **defaults | arguments)
+
+
+def test_contraction_is_theorem_1():
+    steps = ntk.Steps(lr=0.1, server_lr=2.0, local_steps=3, clients=4)
+    assert (steps.rho1, steps.rho2) == pytest.approx((0.15, 0.3))
+    assert ntk.contraction(steps, lambda_s=0.2, lambda_p=0.4) == pytest.approx(1 - (0.15 * 0.2 + 0.3 * 0.4) / 2)
+    assert ntk.contraction(steps, lambda_s=0.2) == pytest.approx(1 - 0.15 * 0.2 / 2)
+    mean = steps._replace(divisor=10.0)
+    assert (mean.rho1, mean.rho2) == pytest.approx((0.015, 0.03))
+
+
+def test_orthonormal_samples_follow_their_closed_form_at_infinite_width():
+    """H^s = H^p = I/2: each round multiplies the residual by 1 − (1 + η_g/C)/2 · Σ_g η_l (1 − η_l)^g."""
+    x = np.eye(12).reshape(3, 4, 12)
+    result = convergence(x, signs(1, 3, 4), widths=[16], rounds=10, local_steps=3, lr=0.2, server_lr=0.7, replicates=2)
+    a = result.data.attrs
+    assert (a["lambda_s"], a["lambda_p"]) == pytest.approx((0.5, 0.5))
+    factor = 1 - (1 + 0.7 / 3) / 2 * 0.2 * (1 + 0.8 + 0.64)
+    limit = result.data["loss_limit"].sel({"method": "fedsplit"})
+    np.testing.assert_allclose(limit / limit.isel(round=0), np.broadcast_to(factor ** (2 * np.arange(11)), limit.shape))
+    assert result.data["contraction"].values[0] == pytest.approx(1 - (0.2 * 3 * (1 + 0.7 / 3)) * 0.5 / 2)
+
+
+def test_training_approaches_its_infinite_width_limit_and_the_kernels_freeze():
+    result = small(widths=[32, 2048], replicates=3)
+    d = result.data.sel({"method": "fedsplit"})
+    gap = np.abs(np.log(d["loss"] / d["loss_limit"])).isel(round=-1).mean("replicate").values
+    assert gap[1] < gap[0] / 2
+    for name in ("gap_shared", "gap_personal"):
+        value = d[name].mean("replicate").values
+        assert value[1] < value[0] / 4  # a mean of 64 times as many terms: 1/8 expected
+    for name in ("drift_shared", "drift_personal", "flipped"):
+        value = d[name].max("round").mean("replicate").values
+        assert 0 < value[1] < value[0] / 2
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_bound_holds_in_every_replicate_under_both_reductions(reduction):
+    result = small(widths=[256], rounds=60, replicates=4, reduction=reduction)
+    glance = result.glance()
+    assert glance["held"].tolist() == [True] * 3
+    assert (glance["fill"] < 1).all()
+    assert (glance["looseness"] > 1).all()
+    assert "did NOT hold" not in result.summary()
+
+
+def test_mean_reduction_with_n_times_the_step_is_sum_reduction():
+    total, mean = small(lr=0.05), small(lr=0.05 * 4, reduction="mean")
+    np.testing.assert_allclose(mean.data["loss"], total.data["loss"], rtol=1e-10)
+    np.testing.assert_allclose(mean.data["contraction"], total.data["contraction"])
+
+
+def test_a_bound_that_fails_is_reported_as_failed():
+    result = small()
+    q = xr.full_like(result.data["contraction"], 0.01)
+    wrong = ConvergenceResult(result.data.assign(contraction=q))
+    assert wrong.glance()["held"].tolist() == [False] * 3
+    assert "did NOT hold in 0 of 2 runs" in wrong.summary()
+
+
+def test_faster_is_the_paired_t_interval_of_log_rates():
+    import scipy.stats
+
+    result = small(replicates=5)
+    log = np.log(result.rates().pivot(index="replicate", columns="method", values="rate"))
+    expected = scipy.stats.ttest_rel(log["fedavg"], log["fedsplit"])
+    row = result.faster().iloc[0]
+    assert row["term"] == "fedsplit vs fedavg"
+    assert (row["statistic"], row["p_value"]) == pytest.approx((expected.statistic, expected.pvalue))
+    interval = expected.confidence_interval(0.95)
+    assert (row["conf_low"], row["conf_high"]) == pytest.approx((interval.low, interval.high))
+    assert row["speedup"] == pytest.approx(log["fedsplit"].mean() / log["fedavg"].mean())
+
+
+def test_rate_stops_at_rounding_error():
+    loss = 0.5 ** np.arange(301)
+    loss[100:] = 1e-31 * (1 + np.sin(np.arange(201)))
+    data = small().data.isel(round=slice(0, 1)).squeeze("round", drop=True)
+    base = xr.DataArray(loss, dims="round").expand_dims(method=data.method, width=data.width, replicate=data.replicate)
+    faked = data.drop_vars(["loss", "loss_limit"]).assign(loss=base, loss_limit=base).assign_coords(round=range(301))
+    rates = ConvergenceResult(faked).rates()
+    np.testing.assert_allclose(rates["rate"], 0.5)
+    np.testing.assert_allclose(rates["worst"], 0.5)
+
+
+def test_divergence_is_said_at_its_round_and_the_run_kept():
+    with pytest.warns(TheoryWarning, match=r"diverged in .* in round \d+, with lr = 30, .* stable at lr <= 0\.\d+"):
+        result = small(lr=30.0)
+    d = result.data
+    assert (d["diverged_at"] > 0).all()
+    for (m, w, k), t in np.ndenumerate(d["diverged_at"].values):
+        loss = d["loss"].values[m, w, k]
+        assert np.isfinite(loss[:t]).all()
+        assert not loss[t] <= 1e4 * loss[0]
+        assert np.isnan(loss[t + 1 :]).all()
+    assert result.glance()["held"].isna().all()  # a negative contraction is no bound
+    assert "run(s) diverged" in result.summary()
+
+
+def test_parallel_samples_are_named_and_give_no_rate():
+    x, y = sphere(0, 3, 4, 8), signs(1, 3, 4)
+    x[2, 1] = x[0, 3]
+    with pytest.warns(TheoryWarning) as caught:
+        result = convergence(x, y, widths=[16], rounds=5, replicates=1)
+    text = " ".join(str(w.message) for w in caught)
+    assert "1 pair(s) of samples are parallel, first rows ((3, 9),)" in text
+    assert "smallest eigenvalue of H^s" in text
+    a = result.data.attrs
+    expected = 1 - a["rho2"] * a["lambda_p"] / 2  # the pair is in two clients: H^p is regular
+    assert result.data["contraction"].values[0] == pytest.approx(expected)
+    assert result.glance().loc[1, "held"] is None  # FedAvg: no rate at all
+    assert "VIOLATED: 1 parallel" in result.summary()
+
+
+def test_long_samples_warn_and_normalize_mends_them():
+    x, y = 3 * sphere(0, 2, 3, 8), signs(1, 2, 3)
+    with pytest.warns(TheoryWarning, match=r"6 sample\(s\) are longer than 1.*normalize=True"):
+        convergence(x, y, widths=[8], rounds=2, replicates=1)
+    result = convergence(x, y, widths=[8], rounds=2, replicates=1, normalize=True)
+    assert result.data.attrs["samples_long"] == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (1, 5, 4), (5, 1, 4)], ids=["one sample", "one client", "clients of one"])
+def test_smallest_settings_work(shape):
+    result = convergence(sphere(0, *shape), signs(1, *shape[:2]), widths=[32], rounds=5, replicates=1)
+    a = result.data.attrs
+    if shape[0] == 1:
+        assert a["lambda_p"] == a["lambda_s"]
+    if shape[1] == 1:
+        assert a["lambda_p"] == pytest.approx(0.5)
+    assert np.isnan(result.faster()["conf_low"]).all()
+    assert result.glance()["held"].all()
+
+
+def test_unequal_clients_use_the_largest_for_the_bound():
+    x, y, client = sphere(0, 9, 6), signs(1, 9), [0, 0, 1, 1, 1, 1, 1, 2, 2]
+    result = convergence(x, y, client, widths=[64], rounds=20, replicates=2, reduction="mean")
+    a = result.data.attrs
+    assert (a["n"], a["n_min"], a["divisor"]) == (5, 2, 5.0)
+    assert result.glance()["held"].all()
+
+
+def test_theorem_step_is_its_formula():
+    result = small(lr="theorem", rounds=3)
+    a = result.data.attrs
+    gammas = a["lambda_s_max"] / a["lambda_s"] * a["lambda_p_max"] / a["lambda_p"]
+    assert a["lr"] == pytest.approx((a["lambda_s"] + a["lambda_p"]) / (gammas * 2 * 12**2))
+    assert result.glance()["held"].all()
+
+
+def test_dynamic_has_no_bound_and_runs_at_the_smallest_width_only():
+    result = small(widths=[16, 32], methods=["fedsplit", "dynamic"], rounds=6)
+    glance = result.glance().set_index(["method", "width"])
+    assert ("dynamic", 32) not in glance.index
+    assert glance.loc[("dynamic", 16), "held"] is None
+    assert 0 < glance.loc[("dynamic", 16), "rate"] < 1
+    assert "dynamic: no bound" in result.summary()
+    assert (result.data["kept"].sel({"method": "dynamic", "width": 16}).isel(round=1) < 1).all()
+
+
+def test_a_seed_gives_the_same_run_and_another_seed_another():
+    a, b, c = small(seed=3), small(seed=3), small(seed=4)
+    xr.testing.assert_identical(a.data, b.data)
+    assert not np.allclose(a.data["loss"], c.data["loss"])
+    np.testing.assert_allclose(small(seed=3, device="cpu").data["loss"], a.data["loss"], rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"methods": ["fedsplt"]}, "Did you mean 'fedsplit'"),
+        ({"widths": [0]}, "widths must be an integer >= 1, but got 0"),
+        ({"lr": -1.0}, r"lr must be a finite number.*but got -1\.0.*stable"),
+        ({"reduction": "max"}, "reduction must be one of 'sum', 'mean'"),
+        ({"rounds": 0}, "rounds must be"),
+        ({"server_lr": 0}, "server_lr must be"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        small(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "client", "message"),
+    [
+        (np.ones((4, 2)), np.ones(5), None, r"one value per sample, shape \(4,\), but got \(5,\)"),
+        (np.ones((4, 2)), np.ones(4), [0, 1], r"one label per sample, shape \(4,\), but got \(2,\)"),
+        (np.ones((3, 4, 2)), np.ones((3, 4)), [0, 1], r"one label per client, shape \(3,\), but got \(2,\)"),
+        (np.r_[np.nan, np.ones(7)].reshape(4, 2), np.ones(4), None, r"x must be finite.*first \[0\]"),
+        (np.ones((4, 2)), np.r_[np.ones(3), np.inf], None, r"y must be finite.*first \[3\]"),
+        (np.ones(4), np.ones(4), None, r"but got shape \(4,\)"),
+        (np.ones((0, 2)), np.ones(0), None, r"not empty"),
+        (xr.DataArray(np.ones((2, 2)), dims=("row", "feature")), np.ones(2), None, r"x must have dims.*'row'"),
+    ],
+)
+def test_bad_samples_are_refused(x, y, client, message):
+    with pytest.raises(ValueError, match=message):
+        convergence(x, y, client)
+
+
+def test_a_zero_sample_cannot_be_normalised():
+    with pytest.raises(ValueError, match=r"x = 0 in row\(s\) \[1\]"):
+        fedstat.ntk.kernel(np.array([[1.0, 0.0], [0.0, 0.0]]), normalize=True)
+
+
+def test_dataset_dataarray_and_arrays_give_the_same_result():
+    data = datasets.gaussian(clients=2, n=4, d=6, n_test=3)
+    train = data.isel(sample=slice(0, 4))
+    arguments = {"widths": [8], "rounds": 3, "replicates": 1}
+    whole = convergence(data, **arguments)
+    for x in (train, train.transpose("feature", "sample", "client")):
+        xr.testing.assert_identical(convergence(x, **arguments).data, whole.data)
+    flat = train.x.values.reshape(8, 6), train.y.values.reshape(8), np.repeat([0, 1], 4)
+    xr.testing.assert_identical(convergence(*flat, **arguments).data, whole.data)
+    order = np.array([5, 0, 7, 2, 1, 6, 3, 4])  # samples of the clients interleaved
+    mixed = convergence(flat[0][order], flat[1][order], flat[2][order], **arguments)
+    np.testing.assert_allclose(mixed.data["loss"], whole.data["loss"], rtol=1e-10)
+
+
+def test_results_survive_a_store(tmp_path):
+    first = small()
+    second = generalization(datasets.gaussian(clients=2, n=6, d=6, n_test=4), width=16, rounds=5, replicates=2)
+    for result, path in ((first, tmp_path / "a.zarr"), (second, tmp_path / "b.zarr")):
+        result.to_datatree().to_zarr(path, consolidated=False)
+        back = type(result).from_datatree(xr.open_datatree(path, engine="zarr", consolidated=False))
+        assert back.summary() == result.summary()
+        assert "<pre>" in back._repr_html_()
+        assert repr(back) == back.summary()
+    with pytest.raises(ValueError, match="must hold a GeneralizationResult, but got 'ConvergenceResult'"):
+        GeneralizationResult.from_datatree(first.to_datatree())
+
+
+def test_tidy_has_one_row_per_run_and_round():
+    result = small()
+    table = result.tidy()
+    assert len(table) == 3 * 1 * 2 * 16
+    np.testing.assert_allclose(table["bound"].to_numpy().reshape(3, 2, 16), result.bound().values[:, 0], rtol=1e-12)
+
+
+def test_complexity_equals_the_explicit_inverse():
+    x, y = sphere(3, 4, 5, 9), signs(4, 20)
+    h, blocks = ntk.kernel(x.reshape(20, 9)), ntk.kernel(x)
+    total = h + np.kron(np.eye(4), np.ones((5, 5))) * h
+    assert ntk.complexity(h, list(blocks), y) == pytest.approx(2 * np.sqrt(4 / 5 * y @ np.linalg.inv(total) @ y))
+
+
+def test_complexity_refuses_a_singular_kernel():
+    h = np.ones((3, 3))
+    with pytest.raises(ValueError, match=r"not positive definite.*parallel"):
+        ntk.complexity(h - np.eye(3), [np.zeros((3, 3))], np.ones(3))
+
+
+def test_confidence_is_its_formula():
+    assert ntk.confidence(50, 0.1, delta=0.05, constant=2.0) == pytest.approx(2 * np.sqrt(np.log(50 / 0.005) / 100))
+    with pytest.raises(ValueError, match="needs λ_min"):
+        ntk.confidence(50, 0.0)
+
+
+def test_generalization_recuts_clients_at_constant_n_and_grows_n():
+    data = datasets.gaussian(clients=4, n=6, d=5, n_test=6)
+    common = {"width": 16, "rounds": 5, "replicates": 2}
+    by_clients = generalization(data, clients=[1, 2, 8], **common).glance()
+    assert by_clients["clients"].tolist() == [1, 2, 8]
+    assert (by_clients["clients"] * by_clients["n"] == 24).all()
+    assert by_clients["complexity"].is_monotonic_increasing
+    by_n = generalization(data, samples=[2, 6], **common).glance()
+    assert by_n["n"].tolist() == [2, 6]
+    same = generalization(data, **common).glance()
+    assert same["complexity"][0] == pytest.approx(by_n["complexity"][1])
+
+
+def test_limit_predictor_is_where_the_descent_of_a_linear_model_ends(monkeypatch):
+    """With H = XXᵀ network (4) is h_c(x) = (w^s + w_c^p)ᵀx, which can be trained to the end exactly."""
+    monkeypatch.setattr(ntk, "kernel", lambda x: x @ np.swapaxes(x, -1, -2))
+    clients, n, d = 3, 3, 12
+    x, y = sphere(6, clients, n + 9, d), signs(7, clients, n + 9)
+    split = np.repeat(["train", "test"], [n, 9])
+    result = generalization(x, y, split=split, server_lr=0.8, width=4, rounds=1, replicates=1)
+    shared, personal = np.zeros(d), np.zeros((clients, d))
+    for _ in range(3000):
+        moves = []
+        for c in range(clients):
+            s, p = shared.copy(), personal[c].copy()
+            for _ in range(2):
+                step = 0.2 * x[c, :n].T @ (y[c, :n] - x[c, :n] @ (s + p))
+                s, p = s + step, p + step
+            moves.append(s - shared)
+            personal[c] = p
+        shared = shared + 0.8 * np.mean(moves, axis=0)
+    values = np.einsum("cnd,cd->cn", x, shared + personal)
+    np.testing.assert_allclose(values[:, :n], y[:, :n], atol=1e-9)
+    expected = np.minimum(np.abs(values - y)[:, n:], 1).mean()
+    assert float(result.data["test_limit"][0]) == pytest.approx(expected, abs=1e-9)
+    assert float(result.data["train_limit"][0]) < 1e-9
+
+
+def test_wide_networks_come_near_the_limit_predictor():
+    data = datasets.gaussian(clients=2, n=8, d=12, n_test=40)
+    d = generalization(data, width=3000, rounds=200, init_scale=0.05, replicates=2).data
+    assert float(d["train"].max()) < 1e-3
+    assert d["test"].mean().item() == pytest.approx(float(d["test_limit"][0]), abs=0.04)
+
+
+def test_bound_is_informative_where_n_is_large_and_labels_are_easy():
+    rng = np.random.default_rng(5)
+    x = np.array([1.0, 0, 0]) + 0.02 * rng.normal(size=(1, 240, 3))
+    split = np.repeat(["train", "test"], [200, 40])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TheoryWarning)
+        result = generalization(x, np.ones((1, 240)), split=split, normalize=True, width=64, rounds=20, replicates=1)
+    row = result.glance().iloc[0]
+    assert not row["vacuous"]
+    assert row["held"]
+    assert "(< 1) in 1 of 1" in result.summary()
+
+
+def test_generalization_needs_test_samples_of_every_client():
+    x, y = sphere(0, 6, 4), signs(1, 6)
+    with pytest.raises(ValueError, match="split must say 'train' or 'test'"):
+        generalization(x, y, [0, 0, 0, 1, 1, 1])
+    with pytest.raises(ValueError, match="every client needs training and test samples"):
+        generalization(x, y, [0, 0, 0, 1, 1, 1], split=["train"] * 4 + ["test"] * 2)
+    with pytest.raises(ValueError, match="clients must be an integer from 1 to 2"):
+        generalization(x, y, split=["train"] * 4 + ["test"] * 2, clients=[3])
+
+
+def test_digits_are_real_and_partitioned_as_asked():
+    one = datasets.digits(clients=10, n=5, n_test=2)
+    assert (np.ptp(one.y.values, axis=1) == 0).all()
+    assert one.y.values[:, 0].tolist() == [-1.0, 1.0] * 5
+    iid = datasets.digits(clients=10, n=40, n_test=2, partition="iid")
+    assert (np.ptp(iid.y.values, axis=1) == 2).all()
+    np.testing.assert_allclose(np.linalg.norm(iid.x, axis=-1), 1)
+    with pytest.raises(ValueError, match="more than there are among 1797 digits"):
+        datasets.digits(clients=10, n=200)
