@@ -39,6 +39,8 @@ bench: $(READY) ## speed ratios against named peers, one process
 figures: runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (an hour)
 	$(BIN)/python paper_figs/fig06.py --scale $(SCALE)
 	$(BIN)/python paper_figs/fig07.py --scale $(SCALE)
+	$(BIN)/python paper_figs/theory_convergence.py --scale $(SCALE)
+	$(BIN)/python paper_figs/theory_generalization.py --scale $(SCALE)
 
 runs/%-$(SCALE).zarr: $(READY) FORCE  # resumed if unfinished, read if finished
 	$(BIN)/python -m fedstat.sim --config simulations/$*.toml --scale $(SCALE) --out $@ --resume

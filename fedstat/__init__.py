@@ -19,7 +19,7 @@ from fedstat.stats.split import Absolute
 from fedstat.store import open_run
 
 if TYPE_CHECKING:
-    from fedstat import fl, plot, sim
+    from fedstat import fl, ntk, plot, sim
 
 __version__ = version("fedstat")
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "fa",
     "fl",
     "layer_matrix",
+    "ntk",
     "open_run",
     "plot",
     "sim",
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 # Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.
-_LATER = ("fl", "plot", "sim")
+_LATER = ("fl", "ntk", "plot", "sim")
 
 
 def __getattr__(name: str) -> Any:

@@ -19,18 +19,8 @@ HERE = Path(__file__).parent
 SCALES = {
     "quick": ["--widths", "64", "256", "--rounds", "60", "--replicates", "3", "--clients", "5", "--n", "10"],
     "paper": [
-        "--widths",
-        "256",
-        "1024",
-        "4096",
-        "--rounds",
-        "200",
-        "--replicates",
-        "5",
-        "--clients",
-        "10",
-        "--n",
-        "20",
+        *("--widths", "256", "1024", "4096", "--rounds", "200", "--replicates", "5"),
+        *("--clients", "10", "--n", "20"),
     ],
 }
 METHODS = ["--methods", "fedsplit", "fedavg", "fedavg-matched", "dynamic"]
@@ -50,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", choices=SCALES, default="quick")
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs", help="folder of the stores")
-    parser.add_argument("--out", type=Path, default=HERE / "theory_convergence.png")
+    parser.add_argument("--out", type=Path, help="figure to write")
     args = parser.parse_args()
     figure = Figure(figsize=(5 * len(DATA), 8), layout="constrained")
     for name, (top, bottom) in zip(DATA, figure.subplots(2, len(DATA)).T, strict=True):
@@ -59,9 +49,10 @@ def main() -> None:
         plot.convergence(result, ax=top).set_title(name)
         plot.freezing(result, ax=bottom)
         print(result.summary(), end="\n\n")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.out, dpi=150)
-    print(f"saved {args.out}")
+    out = args.out or HERE / f"theory_convergence-{args.scale}.png"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=150)
+    print(f"saved {out}")
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", choices=SCALES, default="quick")
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs", help="folder of the stores")
-    parser.add_argument("--out", type=Path, default=HERE / "theory_generalization.png")
+    parser.add_argument("--out", type=Path, help="figure to write")
     args = parser.parse_args()
     figure = Figure(figsize=(10, 4), layout="constrained")
     for x, ax in zip(PANELS, figure.subplots(1, len(PANELS)), strict=True):
@@ -49,9 +49,10 @@ def main() -> None:
         result = GeneralizationResult.from_datatree(tree)
         plot.generalization(result, x=x, ax=ax).set_title(TITLES[x])
         print(result.summary(), end="\n\n")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.out, dpi=150)
-    print(f"saved {args.out}")
+    out = args.out or HERE / f"theory_generalization-{args.scale}.png"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=150)
+    print(f"saved {out}")
 
 
 if __name__ == "__main__":
