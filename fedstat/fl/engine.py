@@ -15,14 +15,14 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from fedstat import _random
-from fedstat.fl import batches, masks
+from fedstat.fl import batches, masks, nets
 from fedstat.fl.algorithm import Algorithm, Phase, Split, Start, Uploads
 from fedstat.fl.batches import Rows
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Gradient, Net, Params
 from fedstat.fl.optim import Optimizer
 
-# A chunk's parameters should stay in a core's cache between forward and backward.
+# A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
 _CHUNK_BYTES = 2.5e6
 _EVALUATION_BLOCK = 256
 _BLAS = ThreadpoolController()
@@ -301,7 +301,10 @@ def chunks(job: Job, server: Params, n: int) -> Iterator[slice]:
     """Cut n clients into chunks: ``client_chunk`` if given, else as many as fit a core's cache (CPU) or all (GPU)."""
     size = job.client_chunk or n
     if job.client_chunk is None and job.device.type == "cpu":
-        bytes_each = sum(p.numel() * p.element_size() for p in server.values())
+        batch = min(job.batch_size or np.inf, job.train.sizes.max()) * (
+            job.train.x[0].numel() + sum(nets.layers(job.net).values())
+        )
+        bytes_each = 4 * (sum(p.numel() for p in server.values()) + batch)
         cuts = max(1.0, n / max(1.0, _CHUNK_BYTES / bytes_each))
         rounds = max(1, round(cuts / job.threads))
         size = -(-n // min(n, rounds * job.threads))
