@@ -182,7 +182,7 @@ def test_stopping_at_the_cap_is_a_field_and_a_warning(r8: np.ndarray) -> None:
     fit = factor.fit(r8, n_factors=3, max_iter=3, tol=1e-12)
     assert not fit.converged
     assert fit.n_iter == 3
-    with pytest.warns(ConvergenceWarning, match="still moving .* after 3 steps with 3 factors for 8 units"):
+    with pytest.warns(ConvergenceWarning, match=r"pa was still moving by .* after 3 steps with 3 factors for 8 units"):
         result = fs.fa(r8, corr=True, n_factors=3, max_iter=3, tol=1e-12)
     assert not result.converged
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
 from fedstat import _check
 from fedstat.stats import eigen
-from fedstat.stats.minres import minimise
+from fedstat.stats.minres import minimise, objective
 
 Array = Any
 Start = Literal["pc", "smc"] | Array
@@ -272,6 +273,48 @@ def fit(
         heywood=(h > 1 + _IMPROPER) | ((h > 1 - _IMPROPER) & (xp.sum(loadings**2, axis=-1) > 1 + _IMPROPER)),
         residual=residual,
     )
+
+
+def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options: Any) -> tuple[Fit, int]:
+    """Fit from several random starts: the best solution, and how many distinct ones there are.
+
+    Parameters
+    ----------
+    r : array (unit, unit)
+        One correlation matrix.
+    n_starts : int
+        Uniform draws of the communalities to start from, besides ``options["start"]``.
+    seed : int
+    apart : float
+        Solutions are distinct if a communality differs by more than this.
+    **options
+        Arguments of :func:`fit`; the method must iterate.
+
+    Returns
+    -------
+    best : Fit
+        For ``"minres"`` the one with the smallest objective, the first on ties; for ``"pa"``, which minimises
+        nothing it could be judged by, the one from ``options["start"]``.
+    n_solutions : int
+        Distinct end points; those that did not converge count too.
+    """
+    xp = array_namespace(r)
+    random = np.random.Generator(np.random.Philox(seed)).uniform(size=(n_starts, r.shape[-1]))
+    first = fit(r, **options)
+    stack = xp.zeros((n_starts, 1, 1), dtype=xp.float64, device=device_of(r)) + r
+    others = fit(stack, **{**options, "start": xp.asarray(random, device=device_of(r))})
+    nu = xp.concat([first.communality[None], others.communality])
+    nu = xp.where(xp.isnan(nu), xp.zeros_like(nu), nu)
+    distinct: list[Array] = []
+    for one in nu:
+        if all(bool(xp.max(xp.abs(one - seen)) > apart) for seen in distinct):
+            distinct.append(one)
+    if options.get("method") != "minres":
+        return first, len(distinct)
+    clean = xp.where(xp.isnan(r), xp.zeros_like(r), r)
+    values = [objective(xp, clean, one, int(first.n_factors))[0] for one in nu]
+    best = min(range(len(values)), key=lambda i: values[i] - (1e-9 if i == 0 else 0))
+    return (first if best == 0 else Fit(*(field[best - 1] for field in others))), len(distinct)
 
 
 def _iterate(
