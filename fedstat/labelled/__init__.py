@@ -2,5 +2,6 @@
 
 from fedstat.labelled.coerce import layer_matrix
 from fedstat.labelled.factor import fa, split, update
+from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, stability
 
-__all__ = ["fa", "layer_matrix", "split", "update"]
+__all__ = ["bootstrap", "fa", "layer_matrix", "n_factors", "permutation_test", "split", "stability", "update"]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 import xarray as xr
-from array_api_compat import is_torch_array
+from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
 from fedstat.stats import factor
@@ -46,12 +46,25 @@ def layer_matrix(weights: Weights) -> Any:
 
 
 def sums(weights: Weights) -> tuple[factor.Moments, NDArray[Any], int]:
-    """Moments over clients, labels of the units, number of clients."""
-    units, own, n = labels(weights, "unit", 1), None, 0
+    """Moments over clients, labels of the units, number of clients; one client's block is in memory at a time."""
+    units, total, n = labels(weights, "unit", 1), None, 0
     for client, block in client_blocks(weights):
         m = name_bad(factor.moments(block), units, client)
-        own, n = m if own is None else own + m, n + 1
-    return cast(factor.Moments, own), units, n
+        total, n = m if total is None else total + m, n + 1
+    return cast(factor.Moments, total), units, n
+
+
+def client_sums(weights: Weights) -> tuple[factor.Moments, NDArray[Any]]:
+    """Moments of each client, stacked along a first dim client, and labels of the units."""
+    units = labels(weights, "unit", 1)
+    each = [name_bad(factor.moments(block), units, client) for client, block in client_blocks(weights)]
+    xp = array_namespace(each[0].cross)
+    return factor.Moments(*(xp.stack(field) for field in zip(*each, strict=True))), units
+
+
+def correlation_of(each: factor.Moments) -> Any:
+    """Correlation matrix of moments stacked along the client dim."""
+    return factor.correlation(factor.Moments(each.n.sum(), each.total.sum(0), each.cross.sum(0)))
 
 
 def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:

@@ -9,11 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.labelled.coerce import Weights, correlation_matrix, few, labels, name_bad, numpy_of, sums, values_of
+from fedstat.labelled.coerce import (
+    Weights,
+    correlation_matrix,
+    correlation_of,
+    few,
+    labels,
+    name_bad,
+    numpy_of,
+    sums,
+    values_of,
+)
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation, SplitResult, Tau
 from fedstat.stats import factor
 
 Heywood = Literal["allow", "bound", "error"]
+_DEFAULTS: dict[str, Any] = {
+    "start": "pc", "n_starts": 1, "seed": 0, "heywood": "allow", "max_iter": None, "tol": None,
+}  # fmt: skip
 _CHOICES: dict[str, Any] = {"n_factors": None, "method": "pa", "rotation": None}
 
 
@@ -148,15 +161,27 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
     >>> split(np.concatenate([alike, own], axis=1), n_factors=1, tau=1 / 3).shared.tolist()
     [True, True, True, True, False, False]
     """
-    defaults = {"start": "pc", "n_starts": 1, "seed": 0, "heywood": "allow", "max_iter": None, "tol": None}
-    n_factors, method, rotation = (options.pop(k, v) for k, v in _CHOICES.items())
-    if unknown := set(options) - set(defaults):
-        raise TypeError(f"split() got unexpected arguments {sorted(unknown)}")
     m, units, n_clients = sums(weights)
-    r = factor.correlation(m)
-    return _analyse(r, units, int(m.n), n_clients, kappa, n_factors, method, rotation, defaults | options).split(
-        tau=tau
-    )
+    return _split_correlation(factor.correlation(m), units, int(m.n), n_clients, kappa, tau, options)
+
+
+def split_sums(
+    each: factor.Moments, units: NDArray[Any], *, kappa: float = 0.85, tau: Tau = 0.5, **options: Any
+) -> SplitResult:
+    """As :func:`split`, from the moments of each client stacked along the client dim."""
+    r, n_obs = correlation_of(each), int(each.n.sum())
+    return _split_correlation(r, units, n_obs, len(each.n), kappa, tau, options)
+
+
+def _split_correlation(
+    r: Any, units: NDArray[Any], n_obs: int, n_clients: int, kappa: float, tau: Tau, options: dict[str, Any]
+) -> SplitResult:
+    if unknown := set(options) - set(_CHOICES) - set(_DEFAULTS):
+        raise TypeError(f"got unexpected arguments {sorted(unknown)}; fedstat.fa names the possible ones")
+    choices = {k: options.get(k, v) for k, v in _CHOICES.items()}
+    fitting = {k: options.get(k, v) for k, v in _DEFAULTS.items()}
+    n_factors, method, rotation = choices.values()
+    return _analyse(r, units, n_obs, n_clients, kappa, n_factors, method, rotation, fitting).split(tau=tau)
 
 
 def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
@@ -218,9 +243,11 @@ def _analyse(
         fit, n_minima = factor.starts(r, n_starts - 1, seed=options["seed"], **arguments)
     else:
         fit, n_minima = factor.fit(r, **arguments), 1
+    loadings = numpy_of(fit.loadings)
+    loadings = loadings * np.where(loadings.sum(0) < 0, -1.0, 1.0)  # eigenvectors have no sign of their own
     result = FactorResult(
         communality=numpy_of(fit.communality),
-        loadings=np.where(np.isnan(numpy_of(fit.communality))[:, None], np.nan, numpy_of(fit.loadings)),
+        loadings=np.where(np.isnan(numpy_of(fit.communality))[:, None], np.nan, loadings),
         correlation=numpy_of(r),
         n_factors=int(fit.n_factors),
         n_iter=int(fit.n_iter),

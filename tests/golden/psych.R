@@ -31,10 +31,12 @@ case <- function(name, r, n_obs, n_factors, source) {
 parallel_case <- function(name, r, n_obs) {
   set.seed(1)
   r <- unname(as.matrix(r))
-  p <- suppressMessages(fa.parallel(r, n.obs = n_obs, fa = "both", fm = "pa", SMC = FALSE, n.iter = 400, plot = FALSE,
+  p <- suppressMessages(fa.parallel(r, n.obs = n_obs, fa = "both", fm = "pa", SMC = TRUE, n.iter = 400, plot = FALSE,
                                     quant = .95, sim = TRUE))
   list(name = name, n_obs = n_obs, n_iter = 400, n_components = p$ncomp, n_factors = p$nfact,
        pc_mean = unname(colMeans(p$values[, grep("^C", colnames(p$values))])),
+       fa_95 = unname(apply(p$values[, grep("^F", colnames(p$values))], 2, quantile, .95)),
+       fa_values = p$fa.values,
        pc_95 = unname(apply(p$values[, grep("^C", colnames(p$values))], 2, quantile, .95)))
 }
 
