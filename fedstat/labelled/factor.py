@@ -213,9 +213,7 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     m, units, n_clients = sums(weights)
     if len(units) != len(fit.units):
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
-    # A unit dead before has no communality to start from: 1, as the paper starts.
-    start = np.clip(np.where(fit.dead, 1.0, fit.communality), 0, 1)
-    options = {**fit.options, "start": start, "n_starts": 1}
+    options = {**fit.options, "start": fit.communality, "n_starts": 1}
     n_factors = fit.n_factors if fit.kappa is None else None
     r, n_obs = factor.correlation(m), int(m.n)
     kappa = 0.85 if fit.kappa is None else fit.kappa

@@ -242,17 +242,20 @@ def fit(
     r = xp.where(dead[..., :, None] | dead[..., None, :], xp.zeros_like(r), r)
     ones = xp.astype(~dead, xp.float64)
     unit = eigen.with_diagonal(xp, r, ones)
-    if n_factors is None or _is(start, "smc") or not eigen.pays(r.shape[-1], _given(xp, n_factors, live)[1]):
+    g, most = (None, 0) if n_factors is None else _given(xp, n_factors, live)
+    iterates = method in ("pa", "minres")
+    if iterates and not isinstance(start, str):  # vectors of R are not needed
+        values, vectors = xp.flip(xp.linalg.eigvalsh(unit), axis=-1), unit
+    elif g is None or start == "smc" or not eigen.pays(r.shape[-1], most):
         values, vectors = eigen.full(xp, unit)
-        g = count_factors(values, kappa=kappa) if n_factors is None else _given(xp, n_factors, live)[0]
     else:
-        g, most = _given(xp, n_factors, live)
         values, vectors = eigen.leading(xp, unit, most, accuracy=_accuracy(tol))
+    g = count_factors(values, kappa=kappa) if g is None else g
 
     n_iter, converged, residual = xp.ones_like(g), xp.ones_like(g, dtype=xp.bool), xp.zeros_like(live, dtype=xp.float64)
-    if method in ("pa", "minres"):
+    if iterates:
         h = _start(xp, start, values, vectors, ones)
-        known = (values, vectors) if _is(start, "pc") else None
+        known = (values, vectors) if isinstance(start, str) and start == "pc" else None
         if method == "pa":
             loadings, h, n_iter, residual = _iterate(xp, r, h, g, known, heywood == "bound", max_iter, tol)
         else:
@@ -361,23 +364,20 @@ def _accuracy(tol: float) -> float:
 
 
 def _start(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) -> Array:
-    if _is(start, "pc"):
+    if isinstance(start, str) and start == "pc":
         return ones
-    if _is(start, "smc"):
+    if isinstance(start, str) and start == "smc":
         inverse = xp.sum(vectors**2 / xp.clip(values, min=1e-12)[..., None, :], axis=-1)
         return ones * xp.clip(1 - 1 / inverse, min=0.0)
     if isinstance(start, str):
         _check.choice("start", start, ("pc", "smc"))
     h = xp.astype(xp.asarray(start, device=device_of(ones)), xp.float64)
-    if h.shape != ones.shape or bool(xp.any(xp.isfinite(h) & ((h < 0) | (h > 1e3)))):
+    if h.shape != ones.shape or bool(xp.any(h < 0)):
         raise ValueError(
-            f"start must be 'pc', 'smc' or communalities of shape {tuple(ones.shape)}, but got shape {tuple(h.shape)}"
+            f"start must be 'pc', 'smc' or communalities >= 0 of shape {tuple(ones.shape)}, "
+            f"but got shape {tuple(h.shape)} with minimum {float(xp.min(h)):g}"
         )
-    return xp.where((ones == 0) | ~xp.isfinite(h), xp.zeros_like(h), h)
-
-
-def _is(start: Start, name: str) -> bool:
-    return isinstance(start, str) and start == name
+    return ones * xp.where(xp.isfinite(h), h, ones)  # a unit without one, dead before, starts at 1 as in "pc"
 
 
 def _leading(xp: Any, values: Array, g: Array) -> Array:

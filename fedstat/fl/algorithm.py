@@ -1,0 +1,139 @@
+"""What an algorithm is: a record of pure functions around one engine.
+
+A method says which entries are shared, how that may change after local training, which parameters a client trains
+in which phase and what is added to its loss; everything else is the engine's. How the kinds of method map onto it:
+
+- masks (FedPer, LG-FedAvg, FedBN, FedSplit): ``split``;
+- masks that move (dynamic FedFac, FedCAC, random-redrawn): ``resplit``;
+- penalties (FedProx, pFedMe's inner problem): ``Phase.penalty``;
+- phases (FedRep's head then body, FedDecomp's τ then σ): several ``Phase``;
+- two models, K components or reparametrised layers (Ditto, FedEM, FedDecomp, Factorized-FL, pFedPara): ``wrap``
+  turns the network into one with more parameters, which masks and phases then tell apart by name;
+- similarity-weighted servers (FedAMP, FedFomo, Clustered-FL, Factorized-FL): ``mix``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from fedstat.fl.nets import Net, Params
+from fedstat.stats import factor
+
+Mask = dict[str, Tensor]
+"""For every parameter a bool Tensor that broadcasts against (client, *shape): True where the entry is shared."""
+
+
+class Split(NamedTuple):
+    """Which entries are shared, and the factor analyses that decided it.
+
+    Attributes
+    ----------
+    shared : Mask
+    fits : mapping from layer to factor.Fit
+        Empty where no factor analysis was made.
+    """
+
+    shared: Mask
+    fits: Mapping[str, factor.Fit] = {}
+
+
+class Start(NamedTuple):
+    """What is known before the first round.
+
+    Attributes
+    ----------
+    net : Net
+    sizes : int array (client,)
+        Training samples of each client.
+    seed : int
+    device : torch.device
+    pretrain : callable (epochs or None) -> Params
+        Every client's parameters (client, ...) after that many local epochs (None: the run's own number) from the
+        common start, with nothing shared.
+    """
+
+    net: Net
+    sizes: np.ndarray
+    seed: int
+    device: Any
+    pretrain: Callable[[int | None], Params]
+
+
+class Uploads(NamedTuple):
+    """What is known after local training of a round.
+
+    Attributes
+    ----------
+    net : Net
+    round : int
+        From 0.
+    seed : int
+    clients : int array (active,)
+        Active clients, rising.
+    weights : Tensor (active,)
+        n_k / Σ n_k.
+    before, after : callable () -> Params and Params (active, ...)
+        Parameters as downloaded and as trained.
+    split : Split
+        The split under which the clients downloaded.
+    """
+
+    net: Net
+    round: int
+    seed: int
+    clients: np.ndarray
+    weights: Tensor
+    before: Callable[[], Params]
+    after: Params
+    split: Split
+
+
+class Phase(NamedTuple):
+    """One stretch of local training.
+
+    Attributes
+    ----------
+    epochs : int or None
+        None: the run's ``local_epochs``.
+    trains : callable (name) -> bool
+        Which parameters move.
+    penalty : callable (params, anchor) -> Params, optional
+        Gradient of what is added to a client's loss; ``anchor`` are its parameters as downloaded.
+    """
+
+    epochs: int | None = None
+    trains: Callable[[str], bool] = lambda _: True
+    penalty: Callable[[Params, Params], Params] | None = None
+
+
+class Algorithm(NamedTuple):
+    """A federated algorithm.
+
+    Attributes
+    ----------
+    name : str
+    split : callable (Start) -> Split
+        The split before the first round.
+    resplit : callable (Uploads) -> Split, optional
+        The split after a round's local training; aggregation uses the new one.
+    phases : tuple of Phase
+    wrap : callable (Net) -> Net, optional
+        The network that is really trained.
+    settings : mapping
+        What it was made with, for the record of a run.
+    mix : callable (Uploads) -> Tensor (active, active), optional
+        Row i holds the weights with which client i averages the shared entries of the active clients; without it
+        every client gets the mean weighted by sample numbers.
+    """
+
+    name: str
+    split: Callable[[Start], Split]
+    resplit: Callable[[Uploads], Split] | None = None
+    phases: tuple[Phase, ...] = (Phase(),)
+    settings: Mapping[str, Any] = {}
+    wrap: Callable[[Net], Net] | None = None
+    mix: Callable[[Uploads], Tensor] | None = None

@@ -1,0 +1,15 @@
+"""FedAvg."""
+
+from __future__ import annotations
+
+from fedstat.fl import masks
+from fedstat.fl.algorithm import Algorithm, Split
+
+
+def fedavg() -> Algorithm:
+    """Everything is shared.
+
+    McMahan, Moore, Ramage, Hampson and Agüera y Arcas (2017), "Communication-efficient learning of deep networks from
+    decentralized data", AISTATS, Algorithm 1.
+    """
+    return Algorithm("fedavg", lambda start: Split(masks.everything(start.net, start.device)))

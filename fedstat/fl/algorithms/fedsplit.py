@@ -1,0 +1,70 @@
+"""FedSplit: a split that is given and stays, or one that chance makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedstat import _check, _random
+from fedstat.fl import masks, nets
+from fedstat.fl.algorithm import Algorithm, Mask, Split, Start, Uploads
+from fedstat.fl.nets import Net
+
+
+def fedsplit(shared: Mapping[str, Any]) -> Algorithm:
+    """FedSplit: shared units are averaged, personal units stay with their client.
+
+    Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data", §3.1.
+
+    Parameters
+    ----------
+    shared : mapping from layer to bool array (unit,)
+        Layers that are not named are shared.
+    """
+    return Algorithm(
+        "fedsplit",
+        lambda start: Split(masks.units(start.net, shared, start.device)),
+        settings={"shared": {layer: np.flatnonzero(flags).tolist() for layer, flags in shared.items()}},
+    )
+
+
+def random_split(layers: Sequence[str], *, share: float = 0.5, redrawn: bool = False) -> Algorithm:
+    """A split by random guess (the same paper, §4.3).
+
+    Hidden units are exchangeable at the start, so a random split that stays is equal in distribution to any other
+    split of its size, the true one included; only a split that is drawn anew in every round can do worse.
+
+    Parameters
+    ----------
+    layers : sequence of str
+        Layers to split.
+    share : float
+        Share of each layer's units that is shared: round(share · units).
+    redrawn : bool
+        Draw the split anew after every round's local training.
+    """
+    _check.real("share", share, low=0, high=1)
+
+    def draw(net: Net, seed: int, number: int, device: Any) -> Mask:
+        flags = {}
+        for layer in layers:
+            units = nets.layers(net)[masks.require_layer(net, layer)]
+            flags[layer] = np.zeros(units, dtype=bool)
+            chosen = _random.generator(seed, "random split", layer, number).permutation(units)
+            flags[layer][chosen[: round(share * units)]] = True
+        return masks.units(net, flags, device)
+
+    def split(start: Start) -> Split:
+        return Split(draw(start.net, start.seed, -1, start.device))
+
+    def resplit(up: Uploads) -> Split:
+        return Split(draw(up.net, up.seed, up.round, up.weights.device))
+
+    return Algorithm(
+        "random-redrawn" if redrawn else "random",
+        split,
+        resplit if redrawn else None,
+        settings={"layers": list(layers), "share": share},
+    )

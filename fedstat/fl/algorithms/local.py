@@ -1,0 +1,11 @@
+"""Local training."""
+
+from __future__ import annotations
+
+from fedstat.fl import masks
+from fedstat.fl.algorithm import Algorithm, Split
+
+
+def local() -> Algorithm:
+    """Nothing is shared: every client trains alone from the common start."""
+    return Algorithm("local", lambda start: Split(masks.nothing(start.net, start.device)))

@@ -1,0 +1,149 @@
+"""Clients' samples as rows of one tensor, and the plan of which rows stand in which batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from fedstat import _random
+
+
+class Rows(NamedTuple):
+    """Samples of all clients, one client after the other: ragged without padding.
+
+    Attributes
+    ----------
+    x : Tensor (sample, ...)
+        float32 (integer inputs, such as token ids, stay integers).
+    y : int64 Tensor (sample,)
+    start : int array (client + 1,)
+        Client c holds rows start[c] to start[c + 1].
+    """
+
+    x: Tensor
+    y: Tensor
+    start: np.ndarray
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Number of samples of each client."""
+        return np.diff(self.start)
+
+
+class Plan(NamedTuple):
+    """Batches of some clients, who stand by falling number of samples, so that step s concerns a prefix of them.
+
+    Attributes
+    ----------
+    rows : int64 Tensor (client, step, batch)
+        Rows of the samples; positions past a batch's end hold row 0 with weight 0.
+    weight : float32 Tensor (client, step, batch)
+        1 / (samples in this batch), so that a batch's loss is their mean.
+    live : int array (step,)
+        Number of clients that still have a batch at this step.
+    """
+
+    rows: Tensor
+    weight: Tensor
+    live: np.ndarray
+
+
+def rows_of(data: xr.Dataset, split: str, device: torch.device) -> Rows:
+    """Take one split ("train", "test", ...) of a federated data set.
+
+    Parameters
+    ----------
+    data : Dataset
+        Either dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate
+        ``client`` (sample). A coordinate ``split`` (sample) tells the splits apart; without it all is "train".
+    split : str
+    device : torch.device
+
+    Raises
+    ------
+    ValueError
+        If x or y is missing, inputs are not finite, or a client has no sample in this split.
+    """
+    for name in ("x", "y"):
+        if name not in data:
+            raise ValueError(f"the data must hold variables x and y, but {name} is missing; it has {list(data)}")
+    if "split" in data.coords:
+        data = data.isel(sample=np.flatnonzero(data["split"].to_numpy() == split))
+    elif split != "train":
+        data = data.isel(sample=slice(0, 0))
+    x, y = data["x"], data["y"]
+    if "client" in x.dims:
+        x, y = x.transpose("client", "sample", ...), y.transpose("client", "sample")
+        n_clients, n = x.sizes["client"], x.sizes["sample"]
+        start = np.arange(n_clients + 1) * n
+        x_rows, y_rows = x.to_numpy().reshape(n_clients * n, *x.shape[2:]), y.to_numpy().reshape(-1)
+    else:
+        client = data["client"].to_numpy()
+        order = np.argsort(client, kind="stable")
+        start = np.concatenate([[0], np.cumsum(np.bincount(client, minlength=int(client.max(initial=-1)) + 1))])
+        x_rows, y_rows = x.transpose("sample", ...).to_numpy()[order], y.to_numpy()[order]
+    empty = np.flatnonzero(np.diff(start) == 0)
+    if empty.size or len(start) == 1:
+        raise ValueError(f"every client needs {split} samples, but client(s) {empty[:5].tolist()} have none")
+    if np.issubdtype(x_rows.dtype, np.floating) and not np.isfinite(x_rows).all():
+        bad = int(np.flatnonzero(~np.isfinite(x_rows).reshape(len(x_rows), -1).all(1))[0])
+        client_of = int(np.searchsorted(start, bad, side="right")) - 1
+        raise ValueError(f"x must be finite, but client {client_of} has NaN or infinite values in its {split} samples")
+    inputs = torch.from_numpy(np.ascontiguousarray(x_rows))
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+    return Rows(inputs.to(device), torch.from_numpy(y_rows.astype(np.int64)).to(device), start)
+
+
+def plan(
+    data: Rows,
+    clients: Sequence[int] | np.ndarray,
+    *,
+    epochs: int,
+    batch_size: int | None,
+    seed: int,
+    key: tuple[int | str, ...],
+) -> Plan:
+    """Shuffle each client's samples anew in every epoch and cut them into batches; the last may be smaller.
+
+    The shuffle of a client depends on (seed, key, client) alone: not on the other clients, the chunk or the device.
+
+    Parameters
+    ----------
+    data : Rows
+    clients : sequence of int
+        By falling number of samples.
+    epochs : int
+    batch_size : int or None
+        None takes all of a client's samples as one batch.
+    seed : int
+    key : tuple
+        Names the stream, usually ("batches", round).
+    """
+    batches = []
+    for c in clients:
+        n = int(data.sizes[c])
+        size = n if batch_size is None else min(batch_size, n)
+        rng = _random.generator(seed, *key, c)
+        shuffled = rng.permuted(np.tile(np.arange(n), (epochs, 1)), axis=1) + data.start[c]
+        per_epoch = -(-n // size)
+        padded = np.full((epochs, per_epoch * size), -1)
+        padded[:, :n] = shuffled
+        batches.append(padded.reshape(epochs * per_epoch, size))
+    steps = np.array([len(b) for b in batches])
+    rows = np.full((len(batches), steps.max(), max(b.shape[1] for b in batches)), -1)
+    for i, b in enumerate(batches):
+        rows[i, : b.shape[0], : b.shape[1]] = b
+    real = rows >= 0
+    weight = real / np.maximum(real.sum(-1, keepdims=True), 1)
+    device = data.x.device
+    return Plan(
+        torch.from_numpy(np.maximum(rows, 0)).to(device),
+        torch.from_numpy(weight.astype(np.float32)).to(device),
+        np.array([(steps > s).sum() for s in range(steps.max())]),
+    )

@@ -1,0 +1,56 @@
+"""Losses of stacked outputs: value per sample, and derivative at the outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Loss(NamedTuple):
+    """A loss as pure functions of outputs (client, sample, output) and targets y (client, sample).
+
+    Attributes
+    ----------
+    value : callable (outputs, y) -> Tensor (client, sample)
+    gradient : callable (outputs, y, weight) -> Tensor (client, sample, output)
+        Derivative of Σ weight·value; may overwrite ``outputs``.
+    predict : callable (outputs) -> int Tensor (client, sample)
+    """
+
+    value: Callable[[Tensor, Tensor], Tensor]
+    gradient: Callable[..., Tensor]
+    predict: Callable[[Tensor], Tensor]
+
+
+def _logistic_gradient(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return z.sigmoid_().sub_(y.to(z.dtype).unsqueeze(-1)).mul_(weight.unsqueeze(-1))
+
+
+def _cross_entropy_gradient(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    p = torch.softmax(z, -1)
+    p.scatter_add_(-1, y.unsqueeze(-1), p.new_full((1, 1, 1), -1.0).expand(*y.shape, 1))
+    return p.mul_(weight.unsqueeze(-1))
+
+
+logistic = Loss(
+    lambda z, y: functional.binary_cross_entropy_with_logits(z[..., 0], y.to(z.dtype), reduction="none"),
+    _logistic_gradient,
+    lambda z: (z[..., 0] > 0).long(),
+)
+"""Binary cross-entropy of one logit; y is 0 or 1."""
+
+cross_entropy = Loss(
+    lambda z, y: functional.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none").view(y.shape),
+    _cross_entropy_gradient,
+    lambda z: z.argmax(-1),
+)
+"""Cross-entropy of softmax outputs; y is a class index."""
+
+
+def for_outputs(n_outputs: int) -> Loss:
+    """Loss that fits a classifier's number of outputs: logistic for one, cross-entropy for more."""
+    return logistic if n_outputs == 1 else cross_entropy

@@ -1,0 +1,224 @@
+"""One run of one algorithm, from a data set to a labelled store."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import xarray as xr
+
+from fedstat import _check, store
+from fedstat.fl import batches, engine, losses, nets, record
+from fedstat.fl.algorithm import Algorithm
+from fedstat.fl.engine import Job, State
+from fedstat.fl.nets import Net
+from fedstat.fl.optim import OPTIMIZERS, Optimizer
+from fedstat.store import Writer
+
+_FLUSH_SECONDS = 1.0
+_SAVE_SECONDS = 20.0
+
+
+def prepare(
+    data: xr.Dataset,
+    net: Net,
+    algorithm: Algorithm,
+    *,
+    participation: float = 1.0,
+    local_epochs: int = 1,
+    batch_size: int | None = None,
+    optimizer: str | Optimizer = "sgd",
+    lr: float = 0.1,
+    server_lr: float = 1.0,
+    optimizer_state: Literal["reset", "keep"] = "reset",
+    seed: int = 0,
+    device: str = "cpu",
+    client_chunk: int | None = None,
+    threads: int | None = None,
+) -> Job:
+    """Check the settings of a run and bring the data to the device; arguments as in :func:`train`."""
+    if isinstance(optimizer, str):
+        optimizer = OPTIMIZERS[_check.choice("optimizer", optimizer, OPTIMIZERS)](lr)
+    if client_chunk is not None:
+        _check.integer("client_chunk", client_chunk)
+    at = _device(device)
+    train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
+    if len(train_rows.start) != len(test_rows.start):
+        raise ValueError(
+            f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
+            f"and {len(test_rows.start) - 1} test samples"
+        )
+    outputs = list(net.shapes.values())[-1][0]
+    top = int(max(train_rows.y.max(), test_rows.y.max()))
+    if top >= max(outputs, 2) or int(min(train_rows.y.min(), test_rows.y.min())) < 0:
+        raise ValueError(f"y must lie in 0, ..., {max(outputs, 2) - 1} for {outputs} output(s), but it reaches {top}")
+    return Job(
+        train_rows,
+        test_rows,
+        algorithm.wrap(net) if algorithm.wrap else net,
+        algorithm,
+        losses.for_outputs(outputs),
+        optimizer,
+        participation=_check.real("participation", participation, low=0, open_low=True, high=1),
+        local_epochs=_check.integer("local_epochs", local_epochs),
+        batch_size=None if batch_size is None else _check.integer("batch_size", batch_size),
+        server_lr=_check.real("server_lr", server_lr, low=0, open_low=True),
+        optimizer_state=_check.choice("optimizer_state", optimizer_state, ("reset", "keep")),
+        seed=_check.integer("seed", seed, low=0),
+        client_chunk=client_chunk,
+        threads=os.cpu_count() or 1 if threads is None else _check.integer("threads", threads),
+    )
+
+
+def train(
+    data: xr.Dataset,
+    net: Net,
+    algorithm: Algorithm,
+    *,
+    rounds: int,
+    out: str | Path | None = None,
+    resume: bool = False,
+    checkpoints: Sequence[int] = (),
+    **settings: Any,
+) -> xr.DataTree:
+    """Train a federated network and keep what a statistician needs of it.
+
+    Parameters
+    ----------
+    data : Dataset
+        Dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate ``client``; the
+        coordinate ``split`` (sample) says "train" or "test".
+    net : Net
+        Such as ``fedstat.fl.nets.mlp([100, 200, 1])``.
+    algorithm : Algorithm
+        Such as ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85, tau=0.5)``.
+    rounds : int
+        Communication rounds T.
+    out : path, optional
+        Store to write, a zarr folder; without it the run is kept in memory.
+    resume : bool
+        Go on with the run at ``out``, if there is one; the numbers are those of an uninterrupted run.
+    checkpoints : sequence of int
+        Rounds after which the clients' weights are stored, beside the last.
+    participation : float, default 1
+        Share of the clients that is active in a round; at least one.
+    local_epochs : int, default 1
+        G, epochs of local training in a round.
+    batch_size : int, optional
+        B; None takes a client's samples as one batch.
+    optimizer : {"sgd", "adam"} or Optimizer, default "sgd"
+    lr : float, default 0.1
+        η_l, local learning rate, where the optimiser is given by name.
+    server_lr : float, default 1
+        η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
+    optimizer_state : {"reset", "keep"}, default "reset"
+        Whether a client's momentum or Adam moments start anew in every round.
+    seed : int, default 0
+        Every draw comes from a stream named by seed, purpose, client and round.
+    device : str, default "cpu"
+    client_chunk : int, optional
+        Clients trained as one tensor; chosen from their size otherwise.
+    threads : int, optional
+        Chunks trained side by side on the CPU; all cores otherwise.
+
+    Returns
+    -------
+    DataTree
+        ``/metrics``: accuracy, loss (round, client) on the test samples, of every client's personal model;
+        ``/weights/<layer>``: weights (checkpoint, client, unit, weight), bias (checkpoint, client, unit);
+        ``/split/<layer>``: shared, communality (round, unit), n_factors, n_iter, converged (round).
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range, or ``resume`` meets a run with other settings.
+    FloatingPointError
+        If a client diverges; the rounds before stay in the store.
+
+    Examples
+    --------
+    >>> import numpy as np, xarray as xr
+    >>> from fedstat.fl import algorithms, nets
+    >>> x = np.random.default_rng(0).normal(size=(4, 30, 5))
+    >>> data = xr.Dataset(
+    ...     {"x": (("client", "sample", "feature"), x), "y": (("client", "sample"), (x[..., 0] > 0).astype(int))},
+    ...     coords={"split": ("sample", ["train"] * 20 + ["test"] * 10)},
+    ... )
+    >>> run = train(data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"]), rounds=3, batch_size=5)
+    >>> run["split/fc1/shared"].sum("unit").values
+    array([4, 4, 4])
+    """
+    _check.integer("rounds", rounds)
+    for checkpoint in checkpoints:
+        _check.integer("checkpoints", checkpoint, high=rounds)
+    if out is None:
+        if resume:
+            raise ValueError("resume needs the path of the run to go on with: pass out=...")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "run.zarr"
+            return train(data, net, algorithm, rounds=rounds, out=path, checkpoints=checkpoints, **settings).load()
+    job = prepare(data, net, algorithm, **settings)
+    at = sorted({*checkpoints, rounds})
+    config = {
+        "algorithm": algorithm.name,
+        "algorithm_settings": dict(algorithm.settings),
+        "shapes": {name: list(shape) for name, shape in net.shapes.items()},
+        "clients": job.clients,
+        "samples": len(job.train.y),
+        "rounds": rounds,
+        "checkpoints": at,
+        **{name: value for name, value in settings.items() if isinstance(value, int | float | str | None)},
+        "seed": job.seed,
+    }
+    if resume and Path(out).exists():
+        writer = store.resume(out, config)
+    else:
+        title = f"{algorithm.name}, {rounds} rounds"
+        attrs = store.provenance(title, config, device=str(job.device))
+        groups = record.layout({}, rounds, job.clients, nets.layers(job.net)) | record.weights_layout(job, at)
+        writer = store.create(out, groups, attrs)
+    saved = Path(f"{out}.state")
+    if not writer.finished:
+        state = record.load_state(saved, job) if resume and saved.exists() else engine.start(job)
+        _run(job, state, rounds, writer, saved, at)
+        saved.unlink(missing_ok=True)
+    return store.open_run(out)
+
+
+def _run(job: Job, state: State, rounds: int, writer: Writer, saved: Path, checkpoints: list[int]) -> None:
+    """Train to the last round, writing finished rounds about once a second and a state to resume from."""
+    buffer = record.Buffer(writer, list(nets.layers(job.net)))
+    flushed = saved_at = time.monotonic()
+    try:
+        while state.round < rounds:
+            state, metrics = engine.timed_step(job, state)
+            buffer.add(job, state, metrics)
+            if state.round in checkpoints:
+                record.write_weights(writer, job, state, checkpoints.index(state.round))
+            if time.monotonic() - flushed > _FLUSH_SECONDS:
+                buffer.flush()
+                flushed = time.monotonic()
+            if time.monotonic() - saved_at > _SAVE_SECONDS:
+                buffer.flush()
+                record.save_state(saved, state)
+                saved_at = time.monotonic()
+    finally:
+        buffer.flush()
+        if state.round < rounds:
+            record.save_state(saved, state)
+    writer.finish()
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device must be such as 'cpu' or 'cuda:0', but got {name!r}") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but PyTorch sees no CUDA device. Use device='cpu'.")
+    return device

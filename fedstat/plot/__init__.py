@@ -1,0 +1,16 @@
+"""Figures: pure functions (result or Dataset, ax=None) -> Axes."""
+
+from fedstat.plot.factor import communality, loadings, rounds, scree
+from fedstat.plot.sim import accuracy, recovery, recovery_grid, stability, study_grid
+
+__all__ = [
+    "accuracy",
+    "communality",
+    "loadings",
+    "recovery",
+    "recovery_grid",
+    "rounds",
+    "scree",
+    "stability",
+    "study_grid",
+]

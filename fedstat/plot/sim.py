@@ -1,0 +1,223 @@
+"""Figures of the simulation study on model (8): recovery over κ, Fig. 6 and Fig. 7 of the FedFac paper.
+
+Markers and line styles differ as well as colours, so that every figure can be read in grey.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedstat import _check
+from fedstat.sim import summary
+
+SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+_REFERENCE: dict[str, Any] = {"color": "0.6", "linewidth": 0.8, "zorder": 0}
+
+
+def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """AUC of ν for the true label against κ, one line per estimator, bars of one standard error.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        ``auc`` (kappa, estimator, replicate), with p and alpha selected (or of length 1), as
+        :func:`fedstat.sim.recovery` gives it.
+    ax : matplotlib Axes, optional
+        Where to draw; the current axes if not given.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ValueError
+        If more than one p or alpha is left.
+    """
+    setting, data = _setting(result, "p", "alpha"), _long(result["auc"])
+    ax = ax or plt.gca()
+    names = list(result["estimator"].values)
+    ax.axhline(0.5, **_REFERENCE)
+    sns.lineplot(
+        data, x="kappa", y="auc", hue="estimator", style="estimator", hue_order=names, style_order=names, ax=ax,
+        palette=_palette(len(names)), markers=_markers(len(names)), errorbar="se", err_style="bars", markersize=5,
+        err_kws={"capsize": 2, "elinewidth": 1},
+    )  # fmt: skip
+    ax.set(
+        xlabel=SYMBOL["kappa"], ylabel=r"AUC of $\nu$ for “shared”", title=setting, xlim=(0, 1.02), ylim=(-0.03, 1.03)
+    )
+    ax.legend(title=r"estimator of $\nu$", frameon=False)
+    return ax
+
+
+def recovery_grid(result: xr.Dataset) -> Figure:
+    """Panels of :func:`recovery`: columns p, rows alpha, one legend.
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        What :func:`fedstat.sim.recovery` returns.
+
+    Returns
+    -------
+    matplotlib Figure
+    """
+    rows, columns = result.sizes["alpha"], result.sizes["p"]
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(3.6 * columns + 0.6, 3.2 * rows), sharex=True, sharey=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for i in range(rows):
+        for j in range(columns):
+            recovery(result.isel(alpha=[i], p=[j]), ax=axes[i, j]).label_outer()
+            axes[i, j].get_legend().remove()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, title=r"estimator of $\nu$", frameon=False, loc="outside right center")
+    return figure
+
+
+def accuracy(result: xr.Dataset, *, relative_to: str | None = None, ax: Axes | None = None) -> Axes:
+    """Test accuracy of the ways to split, side by side for every p or α (FedFac Fig. 6).
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        ``accuracy`` (p, alpha, method, replicate), where p or alpha has length 1: the other is the x axis.
+    relative_to : str, optional
+        A method, for example "true": draw the differences from it within replicates. Replicates differ more than
+        methods do, so the bars of plain accuracies say little about how methods compare; these do.
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
+        Points are means over replicates, bars one standard error.
+
+    Raises
+    ------
+    ValueError
+        If both p and alpha vary, or ``relative_to`` is not among the methods.
+    """
+    x, fixed = ("alpha", "p") if result.sizes.get("alpha", 1) > 1 else ("p", "alpha")
+    setting = _setting(result, fixed)
+    names, values, label = list(result["method"].values), result["accuracy"], "test accuracy"
+    if relative_to is not None:
+        _check.choice("relative_to", relative_to, names)
+        # as a dict: the keyword ``method`` of sel is the way to fill gaps, not a dimension
+        values = values - values.sel({"method": relative_to}, drop=True)
+        label = f"difference in test accuracy from “{relative_to}”"
+    ax = ax or plt.gca()
+    sns.pointplot(
+        _long(values.rename("accuracy")), x=x, y="accuracy", hue="method", hue_order=names, errorbar="se",
+        palette=_palette(len(names)), markers=_markers(len(names)), linestyle="none", markersize=5.5,
+        dodge=0.75 * (1 - 1 / max(len(names), 2)), err_kws={"linewidth": 1.2}, ax=ax,
+    )  # fmt: skip
+    for boundary in range(1, result.sizes.get(x, 1)):
+        ax.axvline(boundary - 0.5, **_REFERENCE)
+    if relative_to is not None:
+        ax.axhline(0, **_REFERENCE)
+    ax.set(xlabel=SYMBOL[x], ylabel=label, title=setting)
+    ax.legend(title="split", frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return ax
+
+
+def study_grid(run: xr.DataTree) -> Figure:
+    """Accuracy, paired difference from ``true`` and stability of dynamic FedFac: one row for every α.
+
+    Parameters
+    ----------
+    run : DataTree
+        What :func:`fedstat.sim.study` returns. Where only α varies, it is the x axis of a single row.
+
+    Returns
+    -------
+    matplotlib Figure
+    """
+    result = study_dataset(run)
+    rows = [result] if result.sizes["p"] == 1 else [result.isel(alpha=[i]) for i in range(result.sizes["alpha"])]
+    paired = "true" in result["method"].values
+    moving = "same_state" in result
+    columns = 1 + paired + moving
+    figure, axes = plt.subplots(
+        len(rows), columns, figsize=(5.2 * columns, 3.6 * len(rows)), squeeze=False, layout="constrained"
+    )
+    for row, part in zip(axes, rows, strict=True):
+        accuracy(part, ax=row[0])
+        if paired:
+            accuracy(part, relative_to="true", ax=row[1])
+            row[0].get_legend().remove()
+        if moving:
+            stability(part, ax=row[-1])
+    return figure
+
+
+def study_dataset(run: xr.DataTree) -> xr.Dataset:
+    """What the figures of a study need: accuracy (p, alpha, method, replicate) and, of dynamic FedFac, same_state."""
+    result = xr.Dataset({"accuracy": summary.accuracy(run)})
+    if "dynamic" in result["method"].values:
+        result["same_state"] = summary.same_state(run).sel({"method": "dynamic"}, drop=True)
+    return result
+
+
+def stability(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """Share of neurons that keep their state from one round to the next, dynamic FedFac (FedFac Fig. 7).
+
+    Parameters
+    ----------
+    result : xarray.Dataset
+        ``same_state`` (p, alpha, replicate, round): one line per p and alpha.
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
+        Lines are means over replicates, bands one standard error.
+    """
+    ax = ax or plt.gca()
+    varying = [name for name in ("p", "alpha") if result.sizes.get(name, 1) > 1]
+    fixed = [name for name in ("p", "alpha") if name not in varying]
+    data = _long(result["same_state"])
+    data["setting"] = [", ".join(f"{SYMBOL[n]} = {row[n]:g}" for n in varying) for row in data.to_dict("records")]
+    names = list(dict.fromkeys(data["setting"]))
+    ax.axhline(1, **_REFERENCE)
+    sns.lineplot(
+        data, x="round", y="same_state", hue="setting", style="setting", hue_order=names, style_order=names,
+        palette=_palette(len(names)), errorbar="se", legend="full" if varying else False, ax=ax,
+    )  # fmt: skip
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="round", ylabel="share of neurons that keep their state", title=_setting(result, *fixed))
+    if varying:
+        ax.legend(frameon=False, loc="lower right")
+    return ax
+
+
+def _long(values: xr.DataArray) -> pd.DataFrame:
+    return values.to_dataframe().reset_index()
+
+
+def _palette(n: int) -> Any:
+    """Colours that a colour-blind reader keeps apart and that fall in lightness, so that grey keeps them apart too."""
+    return sns.color_palette("viridis", n + 1)[:n]
+
+
+def _markers(n: int) -> list[str]:
+    return [_MARKERS[i % len(_MARKERS)] for i in range(n)]
+
+
+def _setting(result: xr.Dataset, *names: str) -> str:
+    for name in names:
+        if result.sizes.get(name, 1) > 1:
+            raise ValueError(
+                f"this figure shows one {name}, but got {name} = {result[name].values.tolist()}. "
+                f"Select one, for example with .sel({name}={result[name].values[0]:g})."
+            )
+    return ", ".join(f"{SYMBOL[name]} = {result[name].item():g}" for name in names if name in result.coords)

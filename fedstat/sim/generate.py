@@ -1,0 +1,280 @@
+"""Data of model (8): clients whose networks have some neurons in common and others of their own (FedFac §4.3)."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from scipy.signal import lfilter
+
+from fedstat import _check, _random
+
+Means = Literal["independent", "shared"]
+Floats = NDArray[np.float64]
+
+SOURCE = "FedFac, §4.3.1, model (8): simulated federated data with shared and personal hidden neurons"
+
+# Σ_ij = 0.5^|i−j| (FedFac §4.3.1); a client counts as one-class when its rarer label has less than this share.
+_DECAY = 0.5
+_RARE = 0.05
+
+
+class OneClassWarning(UserWarning):
+    """Most clients of a generated data set have almost only one of the two labels."""
+
+
+@dataclass(frozen=True)
+class Model8:
+    """Size and truth of model (8), checked once.
+
+    Parameters
+    ----------
+    clients, d, m : int
+        Clients C, covariates d, hidden neurons m.
+    p, alpha : float in [0, 1]
+        Shared share of the neurons, m2/m, and of the covariates, d2/d. Counts are rounded to the nearest integer,
+        halves to the even one.
+    means : {"independent", "shared"}
+        See :func:`generate`.
+    seed : int
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    """
+
+    clients: int = 100
+    d: int = 100
+    m: int = 200
+    p: float = 0.5
+    alpha: float = 0.4
+    means: Means = "independent"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("clients", "d", "m"):
+            _check.integer(name, getattr(self, name))
+        for name in ("p", "alpha"):
+            _check.real(name, getattr(self, name), low=0, high=1)
+        _check.choice("means", self.means, get_args(Means))
+        _check.integer("seed", self.seed, low=0)
+
+    @property
+    def unit_shared(self) -> NDArray[np.bool_]:
+        """Personal neurons stand first, as in the paper: bool array (unit,)."""
+        return np.arange(self.m) >= self.m - round(self.p * self.m)
+
+    @property
+    def feature_shared(self) -> NDArray[np.bool_]:
+        """Personal covariates stand first, as in the paper: bool array (feature,)."""
+        return np.arange(self.d) >= self.d - round(self.alpha * self.d)
+
+
+class Client(NamedTuple):
+    """Truth of one client: incoming weights (unit, feature) and the means (feature,) of covariates and weights."""
+
+    w: Floats
+    x_mean: Floats
+    w_mean: Floats
+
+
+def truth(model: Model8) -> Iterator[Client]:
+    """True incoming weights of one client after the other, without any data.
+
+    Parameters
+    ----------
+    model : Model8
+
+    Yields
+    ------
+    Client
+        Rows of ``w`` where ``model.unit_shared`` are equal for all clients. Client c is the same whatever the
+        number of clients, and the same as in :func:`generate` with equal settings.
+    """
+    shared = model.feature_shared
+    n_shared = int(model.unit_shared.sum())
+    d1, m1 = int((~shared).sum()), model.m - n_shared
+    w_s = _random.generator(model.seed, "shared weights").uniform(-1, 1, (n_shared, model.d))
+    w_s[:, ~shared] *= 0.1
+    for c in range(model.clients):
+        x_mean = np.zeros(model.d)
+        x_mean[~shared] = _random.generator(model.seed, "covariate mean", c).standard_normal(d1)
+        w_mean = x_mean
+        if model.means == "independent":
+            w_mean = np.zeros(model.d)
+            w_mean[~shared] = _random.generator(model.seed, "weight mean", c).standard_normal(d1)
+        stream = _random.generator(model.seed, "personal weights", c)
+        w_p = np.empty((m1, model.d))
+        w_p[:, ~shared] = w_mean[~shared] + stream.standard_normal((m1, d1))
+        w_p[:, shared] = stream.uniform(-0.1, 0.1, (m1, model.d - d1))
+        yield Client(np.concatenate([w_p, w_s]), x_mean, w_mean)
+
+
+def generate(
+    *,
+    clients: int = 100,
+    d: int = 100,
+    m: int = 200,
+    p: float = 0.5,
+    alpha: float = 0.4,
+    n_train: int = 100,
+    n_test: int = 100,
+    sigma: float = 1.0,
+    means: Means = "independent",
+    seed: int = 0,
+) -> xr.Dataset:
+    r"""Draw a data set of model (8) with its truth.
+
+    .. math:: h^*_c(x) = \sum_q a_q \, \max(w_{cq}' x, 0), \qquad y = 1\{h^*_c(x) + \varepsilon > 0\},
+              \qquad \varepsilon \sim N(0, \sigma^2)
+
+    Personal covariates are N(μ_c, Σ) with Σ_ij = 0.5^|i−j|, shared ones N(0, I). A personal neuron has weights
+    N(μ_c, I) on personal and U(−0.1, 0.1) on shared covariates; a shared neuron has U(−0.1, 0.1) on personal and
+    U(−1, 1) on shared ones, the same for every client. a ~ N(0, I) is common.
+
+    Parameters
+    ----------
+    clients, d, m : int
+        C = 100 clients, d = 100 covariates, m = 200 hidden neurons: the paper's size.
+    p : float in [0, 1]
+        Shared share of the neurons; round(p·m) of them, halves to the even number. 0 and 1 are allowed.
+    alpha : float in [0, 1]
+        Shared share of the covariates; round(alpha·d) of them. 0 and 1 are allowed.
+    n_train, n_test : int
+        Samples per client, ``n_test >= 0``. The paper names none. 100 for training is far below the d·m weights of
+        a client, so that a client alone learns poorly and what it shares matters; 100 for testing makes 10,000
+        test labels at C = 100, whose sampling error (< 0.005) is below the spread between replicates.
+    sigma : float
+        Standard deviation of ε, >= 0. The paper names none. 1 makes the labels noisy near the boundary only:
+        at paper size, p = 0.5 and alpha = 0.4, it turns about 0.5 % of them, for the standard deviation of h within
+        a client is about 65.
+    means : {"independent", "shared"}
+        The paper writes one μ_c for covariates and weights; taken so (``"shared"``), wᵀx of every personal neuron
+        has mean ‖μ_c‖² ≈ d1 and the labels of most clients are of one class. ``"independent"`` draws the two
+        means apart.
+    seed : int
+        Every client, and every purpose within it, has a stream of its own: client c's data do not depend on
+        ``clients``, training data not on ``n_test`` nor test data on ``n_train``, x and h not on ``sigma``.
+
+    Returns
+    -------
+    xarray.Dataset
+        x (client, sample, feature); y (client, sample) in {0, 1}; h (client, sample), the noise-free h*_c(x);
+        the truth w (client, unit, feature), a (unit), x_mean and w_mean (client, feature). Coordinates ``split``
+        (sample) "train" or "test", ``unit_shared`` (unit), ``feature_shared`` (feature). Attributes: ``config``
+        (JSON), ``seed``, ``version``, ``title``, ``source``, ``majority_share`` (mean over clients of the share
+        of the commoner label) and ``one_class_share`` (clients whose rarer label has a share below 0.05).
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+
+    Warns
+    -----
+    OneClassWarning
+        If more than half of the clients are one-class; with the share.
+
+    References
+    ----------
+    FedFac, §4.3.1, equation (8).
+
+    Examples
+    --------
+    >>> data = generate(clients=3, d=10, m=20, n_train=5, n_test=4, seed=1)
+    >>> dict(data.sizes)
+    {'client': 3, 'sample': 9, 'feature': 10, 'unit': 20}
+    >>> data.x.sel(client=0, sample=data.split == "train").shape
+    (5, 10)
+    >>> int(data.unit_shared.sum()), int(data.feature_shared.sum())
+    (10, 4)
+    """
+    model = Model8(clients=clients, d=d, m=m, p=p, alpha=alpha, means=means, seed=seed)
+    n_train, n_test = _check.integer("n_train", n_train), _check.integer("n_test", n_test, low=0)
+    sigma = _check.real("sigma", sigma, low=0)
+    config = {**asdict(model), "n_train": n_train, "n_test": n_test, "sigma": sigma}
+
+    a = _random.generator(seed, "output weights").standard_normal(m)
+    x = np.empty((clients, n_train + n_test, d))
+    h, noise = np.empty(x.shape[:2]), np.empty(x.shape[:2])
+    w, x_mean, w_mean = np.empty((clients, m, d)), np.empty((clients, d)), np.empty((clients, d))
+    for c, client in enumerate(truth(model)):
+        w[c], x_mean[c], w_mean[c] = client
+        for part, where in (("train", slice(n_train)), ("test", slice(n_train, None))):
+            stream = _random.generator(seed, "samples", c, part)
+            x[c, where], noise[c, where] = _samples(stream, len(h[c, where]), client.x_mean, model.feature_shared)
+        h[c] = np.maximum(x[c] @ client.w.T, 0) @ a
+    y = (h + sigma * noise > 0).astype(np.int64)
+
+    return xr.Dataset(
+        {
+            "x": (("client", "sample", "feature"), x),
+            "y": (("client", "sample"), y),
+            "h": (("client", "sample"), h),
+            "w": (("client", "unit", "feature"), w),
+            "a": ("unit", a),
+            "x_mean": (("client", "feature"), x_mean),
+            "w_mean": (("client", "feature"), w_mean),
+        },
+        coords={
+            "client": np.arange(clients),
+            "unit": np.arange(m),
+            "feature": np.arange(d),
+            # object strings: zarr stores them without a warning
+            "split": ("sample", np.array(["train"] * n_train + ["test"] * n_test, dtype=object)),
+            "unit_shared": ("unit", model.unit_shared),
+            "feature_shared": ("feature", model.feature_shared),
+        },
+        attrs={
+            "title": f"Model (8), p = {p:g}, alpha = {alpha:g}",
+            "source": SOURCE,
+            "config": json.dumps(config),
+            "seed": seed,
+            "version": package_version(),
+            **_class_shares(y, means),
+        },
+    )
+
+
+def package_version() -> str:
+    """Version of fedstat, or "unknown" when it runs from a source tree that was never installed."""
+    try:
+        return version("fedstat")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _samples(stream: np.random.Generator, n: int, mean: Floats, shared: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Draw covariates (sample, feature) and standard normal noise (sample,), row by row: more rows add to the first."""
+    z = stream.standard_normal((n, len(shared) + 1))
+    x, noise = z[:, :-1], z[:, -1]
+    if not shared.all():
+        # Σ_ij = ρ^|i−j| is the covariance of a stationary AR(1) series along the personal covariates.
+        step = x[:, ~shared]
+        step[:, 1:] *= np.sqrt(1 - _DECAY**2)
+        x[:, ~shared] = lfilter([1.0], [1.0, -_DECAY], step, axis=-1)
+    return x + mean, noise
+
+
+def _class_shares(y: NDArray[np.int64], means: str) -> dict[str, Any]:
+    ones = y.mean(axis=1)
+    majority = np.maximum(ones, 1 - ones)
+    one_class = float(np.mean(majority > 1 - _RARE))
+    if one_class > 0.5:
+        hint = ' means="independent" avoids it.' if means == "shared" else " Another seed, p or alpha may avoid it."
+        warnings.warn(
+            f"{one_class:.0%} of the clients have less than {_RARE:.0%} of their labels in the rarer class "
+            f"(mean share of the commoner class {majority.mean():.3f}): accuracies will hardly differ between "
+            f"methods.{hint}",
+            OneClassWarning,
+            stacklevel=3,
+        )
+    return {"majority_share": float(majority.mean()), "one_class_share": one_class}

@@ -1,0 +1,142 @@
+"""Command line: ``python -m fedstat.sim.recovery --p 0.2 0.5 0.8 --alpha 0.4``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from fedstat.sim.recovery import KAPPA, recovery, tidy
+from fedstat.stats.factor import METHODS
+
+# Estimators whose mean AUCs are no further apart than this are said to agree.
+AGREE = 0.05
+
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments of the command."""
+    cli = argparse.ArgumentParser(
+        prog="python -m fedstat.sim.recovery",
+        description="Recovery of shared and personal neurons of model (8) from the true weights, as a function of "
+        "kappa: area under the ROC curve (AUC) of the communality, by estimator.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = cli.add_argument
+    add("--p", type=float, nargs="+", default=[0.2, 0.5, 0.8], metavar="P", help="shared shares of neurons")
+    add("--alpha", type=float, nargs="+", default=[0.4], metavar="A", help="shared shares of covariates")
+    add("--kappa", type=float, nargs="+", default=list(KAPPA), metavar="K", help="eigenvalue-ratio thresholds")
+    add("--estimators", nargs="+", default=["pa", "pc", "leverage"], metavar="E", help=f"of {', '.join(METHODS)}")
+    add("--clients", type=int, default=100, metavar="C", help="clients")
+    add("--d", type=int, default=100, metavar="D", help="covariates")
+    add("--m", type=int, default=200, metavar="M", help="hidden neurons")
+    add("--replicates", type=int, default=4, metavar="R", help="draws of the weights")
+    add("--seed", type=int, default=0, metavar="S", help="seed of the first draw")
+    add("--out", type=Path, metavar="PATH.zarr", help="store the result")
+    add("--plot", type=Path, metavar="PATH.png", help="draw the AUC against kappa (png, pdf or svg)")
+    add("--quiet", action="store_true", help="no progress bar")
+    return cli
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 when done, 130 when interrupted (argparse leaves with 2 on bad arguments)."""
+    cli = parser()
+    args = cli.parse_args(argv)
+    if args.out is not None and args.out.exists():
+        cli.error(f"--out {args.out} exists: remove it or choose another name")
+    if args.plot is not None and (args.plot.suffix not in (".png", ".pdf", ".svg") or not args.plot.parent.is_dir()):
+        cli.error(f"--plot must be a .png, .pdf or .svg file in an existing folder, but got {args.plot}")
+    names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
+    try:
+        result = recovery(
+            **{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty()
+        )
+    except ValueError as error:
+        cli.error(str(error))
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        return 130
+    print(report(result))
+    if args.out is not None:
+        result.to_zarr(args.out, mode="w-", consolidated=False)
+        print(f"\nStored: xarray.open_zarr({str(args.out)!r}, consolidated=False)")
+    if args.plot is not None:
+        from fedstat.plot.sim import recovery_grid  # seaborn takes a second to import
+
+        recovery_grid(result).savefig(args.plot, dpi=150, bbox_inches="tight")
+        print(f"Drawn: {args.plot}")
+    return 0
+
+
+def report(result: xr.Dataset) -> str:
+    """Tables of AUC by κ and estimator, one for every p and α, and sentences on where they invert and agree."""
+    config, rows = json.loads(result.attrs["config"]), tidy(result)
+    n = result.sizes["replicate"]
+    over = f"mean ± standard error over {n} draws" if n > 1 else "one draw, so no standard error"
+    head = (
+        f"AUC of the communality for 'is shared', true weights of model (8)\n"
+        f"C = {config['clients']} clients, d = {config['d']}, m = {config['m']}; {over}; G: mean number of factors"
+    )
+    parts = [head]
+    for (p, alpha), block in rows.groupby(["p", "alpha"], sort=False):
+        parts.append(f"p = {p:g}, alpha = {alpha:g}\n{_table(block)}\n{_findings(block)}")
+    if not rows["converged"].eq(1).all():
+        parts.append(
+            f"* had not converged after {config['max_iter']} eigendecompositions in some draw; the last iterate counts."
+        )
+    return "\n\n".join(parts)
+
+
+def _table(block: pd.DataFrame) -> str:
+    names = list(dict.fromkeys(block["estimator"]))
+    lines = ["kappa      G" + "".join(f"{name:>16}" for name in names)]
+    for kappa, row in block.groupby("kappa", sort=False):
+        cells = [_cell(*x) for x in zip(row["auc"], row["auc_se"], row["converged"], strict=True)]
+        lines.append(f"{kappa:5.2f}  {row['n_factors'].iloc[0]:5.1f}" + "".join(f"{cell:>16}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _cell(auc: float, se: float, converged: float) -> str:
+    mark = " " if converged == 1 else "*"
+    return f"{auc:.3f}{mark}" if np.isnan(se) else f"{auc:.3f} ± {se:.3f}{mark}"
+
+
+def _findings(block: pd.DataFrame) -> str:
+    auc = block.pivot(index="kappa", columns="estimator", values="auc")[list(dict.fromkeys(block["estimator"]))]
+    inverted = [f"{name} at kappa {', '.join(runs(auc[name] < 0.5))}" for name in auc if (auc[name] < 0.5).any()]
+    sentences = ["Inverted (AUC < 0.5): " + ("; ".join(inverted) if inverted else "none") + "."]
+    if auc.shape[1] > 1:
+        close = auc.max(axis=1) - auc.min(axis=1) <= AGREE
+        where = [f"kappa {run} (AUC {_span(auc.loc[list(ks)])})" for run, ks in runs(close).items()]
+        sentences.append(f"All within {AGREE} of each other: {', '.join(where) if where else 'at no kappa'}.")
+    return "\n".join(textwrap.fill(s, 98, subsequent_indent="  ", break_on_hyphens=False) for s in sentences)
+
+
+def _span(auc: pd.DataFrame) -> str:
+    low, high = f"{auc.min().min():.3f}", f"{auc.max().max():.3f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def runs(holds: pd.Series) -> dict[str, list[float]]:
+    """Neighbouring index values where the series holds, by the name of the range they span.
+
+    Examples
+    --------
+    >>> runs(pd.Series([True, True, False, True], index=[0.1, 0.2, 0.3, 0.4]))
+    {'0.1–0.2': [0.1, 0.2], '0.4': [0.4]}
+    """
+    found = [
+        [float(str(k)) for k, _ in run] for yes, run in groupby(holds.items(), key=lambda item: bool(item[1])) if yes
+    ]
+    return {f"{run[0]:g}" if len(run) == 1 else f"{run[0]:g}–{run[-1]:g}": run for run in found}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""What the simulation study says: one table of methods, paired within replicates."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+from scipy import stats
+from sklearn.metrics import adjusted_rand_score
+
+from fedstat.stats import split
+
+LAST = 5
+"""Rounds at the end over which the share of stable units is averaged."""
+
+
+def accuracy(run: xr.DataTree) -> xr.DataArray:
+    """Mean over clients of the test accuracy after the last round: (p, alpha, method, replicate)."""
+    return run["metrics/accuracy"].isel(round=-1).mean("client")
+
+
+def same_state(run: xr.DataTree) -> xr.DataArray:
+    """Share of units that keep their state since the round before (FedFac Fig. 7).
+
+    Parameters
+    ----------
+    run : DataTree
+        A study, finished or not.
+
+    Returns
+    -------
+    DataArray (p, alpha, method, replicate, round)
+        From round 2 on; NaN for rounds that are not done.
+    """
+    shared, done = run["split/fc1/shared"], run["metrics/rounds_done"]
+    same = (shared == shared.shift(round=1, fill_value=False)).mean("unit").isel(round=slice(1, None))
+    return same.where(same["round"] <= done).rename("same_state")
+
+
+def summary(run: xr.DataTree) -> pd.DataFrame:
+    """One row per p, alpha and method.
+
+    Parameters
+    ----------
+    run : DataTree
+        What :func:`fedstat.sim.study` returns.
+
+    Returns
+    -------
+    DataFrame
+        ``accuracy`` and ``std_error``: mean over replicates of the clients' mean test accuracy after the last round,
+        and its standard error over replicates. ``difference``, ``difference_low``, ``difference_high``: mean of the
+        paired differences from ``true`` within replicates, with a 95 % t interval. ``stable``: share of units that
+        keep their state, mean over the last 5 rounds. Of the oracle's split, in every row of a setting: ``auc`` of ν
+        for the true label, ``ari``, adjusted Rand index against the true split. ``replicates``: complete ones.
+    """
+    values, stable, done = accuracy(run), same_state(run).isel(round=slice(-LAST, None)).mean("round"), _complete(run)
+    rows = []
+    for p in values["p"].values:
+        for alpha in values["alpha"].values:
+            here = {"p": p, "alpha": alpha}
+            recovered = _oracle(run, here)
+            reference = _select(values, done, here, "true") if "true" in values["method"].values else None
+            for method in values["method"].values:
+                x = _select(values, done, here, method)
+                row = {"p": p, "alpha": alpha, "method": str(method), "replicates": int(np.isfinite(x).sum())}
+                row["accuracy"], row["std_error"] = _mean(x)
+                difference = x - reference if reference is not None else np.full_like(x, np.nan)
+                row |= dict(
+                    zip(("difference", "difference_low", "difference_high"), _interval(difference), strict=True)
+                )
+                row["stable"], _ = _mean(_select(stable, done, here, method))
+                rows.append(row | recovered)
+    return pd.DataFrame(rows)
+
+
+def report(run: xr.DataTree) -> str:
+    """Tables of :func:`summary` as text that fits 100 columns."""
+    config = json.loads(run.attrs["config"])
+    table = summary(run)
+    n = config["replicates"]
+    head = (
+        f"Model (8): C = {config['clients']} clients, d = {config['d']} covariates, m = {config['m']} neurons, "
+        f"{config['n_train']} training samples each;\n"
+        f"{config['rounds']} rounds, {config['local_epochs']} local epochs, SGD {config['lr']:g}, batch "
+        f"{config['batch_size'] or 'full'}; ν by {config['estimator']}, κ = {config['kappa']:g}; {n} replicate"
+        + ("s" if n > 1 else "")
+    )
+    parts = [head]
+    for (p, alpha), block in table.groupby(["p", "alpha"], sort=False):
+        lines = [
+            f"p = {p:g}, α = {alpha:g}",
+            "split            accuracy ± se      difference from true [95 % CI]      stable",
+        ]
+        lines += [_line(row) for row in block.to_dict("records")]
+        first = block.iloc[0]
+        lines.append(f"oracle split: AUC {_number(first['auc'], 3)}, adjusted Rand index {_number(first['ari'], 3)}")
+        if (block["replicates"] < n).any():
+            lines.append(f"not complete: {int(block['replicates'].min())} to {int(block['replicates'].max())} of {n}")
+        parts.append("\n".join(lines))
+    parts.append(
+        "accuracy: clients' mean test accuracy after the last round; ± standard error over replicates. Differences\n"
+        f"are paired within replicates. stable: share of neurons that keep their state, last {LAST} rounds."
+    )
+    return "\n\n".join(parts)
+
+
+def _line(row: dict[str, Any]) -> str:
+    mean = f"{_number(row['accuracy'], 4)} ± {_number(row['std_error'], 4)}"
+    difference = "–"
+    if row["method"] != "true" and math.isfinite(row["difference"]):
+        difference = f"{row['difference']:+.4f}"
+        if math.isfinite(row["difference_low"]):
+            difference += f" [{row['difference_low']:+.4f}, {row['difference_high']:+.4f}]"
+    return f"{row['method']:<16} {mean:<18} {difference:<34} {_number(row['stable'], 3):>6}"
+
+
+def _number(x: float, digits: int) -> str:
+    return f"{x:.{digits}f}" if math.isfinite(x) else "–"
+
+
+def _complete(run: xr.DataTree) -> xr.DataArray:
+    done: xr.DataArray = run["metrics/rounds_done"] == run["metrics/accuracy"].sizes["round"]
+    return done
+
+
+def _select(values: xr.DataArray, done: xr.DataArray, here: dict[str, float], method: str) -> NDArray[np.float64]:
+    # As a dict: the keyword ``method`` of sel is the way to fill gaps, not a dimension.
+    at = {**here, "method": method}
+    return np.asarray(values.sel(at).where(done.sel(at)), dtype=np.float64)
+
+
+def _mean(x: NDArray[np.float64]) -> tuple[float, float]:
+    x = x[np.isfinite(x)]
+    if not len(x):
+        return math.nan, math.nan
+    return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
+
+
+def _interval(x: NDArray[np.float64], level: float = 0.95) -> tuple[float, float, float]:
+    mean, se = _mean(x)
+    n = int(np.isfinite(x).sum())
+    half = float(stats.t.ppf(0.5 + level / 2, n - 1)) * se if n > 1 else math.nan
+    return mean, mean - half, mean + half
+
+
+def _oracle(run: xr.DataTree, here: dict[str, float]) -> dict[str, float]:
+    truth = run["truth/unit_shared"].sel(p=here["p"]).to_numpy()
+    nu = run["truth/communality"].sel(here).to_numpy()
+    nu = nu[np.isfinite(nu).any(-1)]
+    share = float(truth.mean())
+    if not len(nu) or share in (0.0, 1.0):
+        return {"auc": math.nan, "ari": math.nan}
+    found = split.shared(nu, tau=1 - share)
+    return {
+        "auc": float(np.mean(split.auc(nu, truth))),
+        "ari": float(np.mean([adjusted_rand_score(truth, flags) for flags in found])),
+    }
