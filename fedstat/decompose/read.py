@@ -151,6 +151,8 @@ def _safetensors(path: Path) -> State:
     raw = path.read_bytes()
     size = int.from_bytes(raw[:8], "little")
     try:
+        if size > len(raw) - 8:
+            raise ValueError(f"a header of {size} bytes in a file of {len(raw)}")
         header = json.loads(raw[8 : 8 + size])
         data = memoryview(raw)[8 + size :]
         return {name: _tensor(data, entry) for name, entry in header.items() if name != "__metadata__"}

@@ -93,9 +93,8 @@ def _flat(weights: Any) -> Any:
 def values_of(z: Any, *, last: str) -> Any:
     """Array or tensor behind ``z``, its dim ``last`` in the last place."""
     if isinstance(z, xr.DataArray):
-        if z.dims != (last, last):  # a correlation matrix may repeat its dim
-            _need_dims(z, last)
-            z = z.transpose(..., last)
+        _need_dims(z, last)
+        z = z.transpose(..., last)
         return z.to_numpy()
     return z if is_torch_array(z) else np.asarray(z)
 

@@ -52,7 +52,7 @@ def fa(
     ----------
     z : array, tensor or DataArray (row, unit)
         Output of :func:`layer_matrix`, or a correlation matrix (unit, unit) if ``corr``. In a DataArray the columns
-        are the dim ``unit``.
+        are the dim ``unit``, whatever the other dim is called.
     kappa : float in (0, 1]
         The number of factors is the smallest whose eigenvalues hold this share of their sum.
     n_factors : int, optional
