@@ -56,6 +56,8 @@ def test_weights_have_the_distributions_of_the_model(data):
     assert stats.kstest(w[0][u][:, f].ravel(), stats.uniform(-1, 2).cdf).pvalue > 1e-4
     assert stats.kstest(w[0][u][:, ~f].ravel(), stats.uniform(-0.1, 0.2).cdf).pvalue > 1e-4
     assert stats.kstest(data.w_mean.values[:, ~f].ravel(), "norm").pvalue > 1e-4
+    for block, bound in ((w[0][u][:, ~f], 0.1), (w[0][u][:, f], 1.0), (personal[..., f], 0.1)):
+        assert 0.95 * bound < np.abs(block).max() <= bound
     with pytest.warns(OneClassWarning):  # one sample is of one class
         a = generate(clients=1, d=2, m=5000, n_train=1, n_test=0).a.values
     assert stats.kstest(a, "norm").pvalue > 1e-4

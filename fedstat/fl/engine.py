@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from fedstat import _random
@@ -24,6 +25,7 @@ from fedstat.fl.optim import Optimizer
 # A chunk's parameters should stay in a core's cache between forward and backward.
 _CHUNK_BYTES = 2.5e6
 _EVALUATION_BLOCK = 256
+_BLAS = ThreadpoolController()
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,12 @@ def step(job: Job, state: State) -> State:
     FloatingPointError
         If a client's parameters are no longer finite after local training.
     """
+    # Two BLAS threads on matrices of a few hundred units gain nothing, and on a busy machine wait for each other.
+    with _BLAS.limit(limits=1, user_api="blas"):
+        return _step(job, state)
+
+
+def _step(job: Job, state: State) -> State:
     algorithm = job.algorithm
     clients = _by_size(job, active(job, state.round))
     after, optimizer = _local(job, state, clients, algorithm.phases)

@@ -99,14 +99,14 @@ def write_weights(writer: Writer, job: Job, state: State, checkpoint: int) -> No
     """Write all clients' weights as checkpoint number ``checkpoint``."""
     for name, p in engine.personal(job, state).items():
         flat = p.flatten(2) if p.ndim > 2 else p
-        writer.write(f"weights/{nets.layer_of(name)}/{_kind(name)}", (checkpoint,), flat.cpu().numpy())
+        writer.write(f"weights/{nets.layer_of(name)}/{_variable(name)}", (checkpoint,), flat.cpu().numpy())
 
 
 def weights_layout(job: Job, checkpoints: Sequence[int]) -> dict[str, Group]:
     """Groups ``weights/<layer>`` of a run."""
     groups = {}
     for layer, units in nets.layers(job.net).items():
-        shapes = {_kind(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
+        shapes = {_variable(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
         wide = max(int(np.prod(s[1:])) for s in shapes.values())
         coords = {
             "checkpoint": ("checkpoint", np.array(checkpoints), {"long_name": "round after which weights were kept"}),
@@ -126,19 +126,23 @@ def weights_layout(job: Job, checkpoints: Sequence[int]) -> dict[str, Group]:
     return groups
 
 
-def _kind(name: str) -> str:
-    """``"fc1.weight"`` to ``"weights"`` (one dimension is called ``weight``), ``"fc1.bias"`` to ``"bias"``."""
+def _variable(name: str) -> str:
+    """``"fc1.weight"`` to ``"w"`` and ``"fc1.bias"`` to ``"b"``: ``weight`` is a dim, ``weights`` a group."""
     kind = name.rpartition(".")[2]
-    return "weights" if kind == "weight" else kind
+    return {"weight": "w", "bias": "b"}.get(kind, kind)
 
 
 def save_state(path: Path, state: State) -> None:
     """Write the state beside the store, whole or not at all."""
-    fits = {layer: [torch.as_tensor(part) for part in fit] for layer, fit in state.split.fits.items()}
+    fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.split.fits.items()}
     parts = [state.round, state.params, state.server, state.split.shared, fits, state.optimizer]
     draft = path.with_name(path.name + ".partial")
     torch.save(parts, draft)
     draft.replace(path)
+
+
+def _tensor(part: Any) -> torch.Tensor:
+    return part if isinstance(part, torch.Tensor) else torch.from_numpy(np.array(part, order="C"))
 
 
 def load_state(path: Path, job: Job) -> State:

@@ -46,7 +46,7 @@ def prepare(
         optimizer = OPTIMIZERS[_check.choice("optimizer", optimizer, OPTIMIZERS)](lr)
     if client_chunk is not None:
         _check.integer("client_chunk", client_chunk)
-    at = _device(device)
+    at = device_named(device)
     train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
@@ -130,7 +130,7 @@ def train(
     -------
     DataTree
         ``/metrics``: accuracy, loss (round, client) on the test samples, of every client's personal model;
-        ``/weights/<layer>``: weights (checkpoint, client, unit, weight), bias (checkpoint, client, unit);
+        ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
         ``/split/<layer>``: shared, communality (round, unit), n_factors, n_iter, converged (round).
 
     Raises
@@ -214,7 +214,8 @@ def _run(job: Job, state: State, rounds: int, writer: Writer, saved: Path, check
     writer.finish()
 
 
-def _device(name: str) -> torch.device:
+def device_named(name: str) -> torch.device:
+    """Device of that name, or ValueError if it is unknown or absent."""
     try:
         device = torch.device(name)
     except RuntimeError:

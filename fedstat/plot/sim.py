@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedstat import _check
-from fedstat.sim import summary
+from fedstat.sim import report
 
 SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
@@ -162,9 +162,9 @@ def study_grid(run: xr.DataTree) -> Figure:
 
 def study_dataset(run: xr.DataTree) -> xr.Dataset:
     """What the figures of a study need: accuracy (p, alpha, method, replicate) and, of dynamic FedFac, same_state."""
-    result = xr.Dataset({"accuracy": summary.accuracy(run)})
+    result = xr.Dataset({"accuracy": report.accuracy(run)})
     if "dynamic" in result["method"].values:
-        result["same_state"] = summary.same_state(run).sel({"method": "dynamic"}, drop=True)
+        result["same_state"] = report.same_state(run).sel({"method": "dynamic"}, drop=True)
     return result
 
 

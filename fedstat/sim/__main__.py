@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedstat import _check
+from fedstat.sim.report import report
 from fedstat.sim.study import METHODS, Settings, study
-from fedstat.sim.summary import report
 from fedstat.stats.factor import METHODS as ESTIMATORS
 from fedstat.store import config_of
 

@@ -19,7 +19,7 @@ from fedstat import _check, store
 from fedstat.fl import algorithms, engine, nets, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.engine import Job
-from fedstat.fl.train import prepare
+from fedstat.fl.train import device_named, prepare
 from fedstat.sim.generate import SOURCE, Means, Model8, generate
 from fedstat.sim.recovery import correlation
 from fedstat.stats import factor, split
@@ -162,6 +162,7 @@ def study(
     2
     """
     chosen = Settings(**settings)
+    device_named(device)
     if out is None:
         if resume:
             raise ValueError("resume needs the path of the study to go on with: pass out=...")

@@ -11,6 +11,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import _check
@@ -117,16 +118,13 @@ def recovery(
         name: np.empty([len(grids[dim]) for dim in DIMS], dtype) for name, dtype in _VARIABLES.items()
     }
     n_factors = np.empty([len(grids[dim]) for dim in DIMS if dim != "estimator"], np.int64)
-    for (i, j, r), model in tqdm(models.items(), disable=not progress, unit="draw"):
-        corr = correlation(model)
-        values, vectors = (x[..., ::-1] for x in np.linalg.eigh(corr))
-        counts = np.array([factor.count_factors(values, kappa=k) for k in grids["kappa"]])
-        n_factors[i, j, :, r] = counts
-        for e, name in enumerate(grids["estimator"]):
-            nu, converged, n_iter = _communality(corr, name, (values, vectors), counts, max_iter=max_iter, tol=tol)
-            scores = _scores(nu, model.unit_shared) | {"converged": converged, "n_iter": n_iter}
-            for variable, score in scores.items():
-                out[variable][i, j, :, e, r] = score
+    # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose twentyfold by them.
+    with threadpool_limits(1, user_api="blas"):
+        for (i, j, r), model in tqdm(models.items(), disable=not progress, unit="draw"):
+            draw = _one_draw(model, grids["kappa"], grids["estimator"], max_iter=max_iter, tol=tol)
+            n_factors[i, j, :, r] = draw.pop("n_factors")
+            for name, scores in draw.items():
+                out[name][i, j, ..., r] = scores
 
     settings = {name: value for name, value in grids.items() if name != "replicate"}
     settings |= {"clients": clients, "d": d, "m": m, "replicates": replicates, "means": means, "seed": seed}
@@ -180,6 +178,21 @@ def tidy(result: xr.Dataset) -> pd.DataFrame:
 
 
 _VARIABLES: dict[str, type] = {"auc": float, "ari": float, "heywood": float, "converged": bool, "n_iter": int}
+
+
+def _one_draw(
+    model: Model8, kappa: list[float], estimators: list[str], *, max_iter: int, tol: float
+) -> dict[str, NDArray[Any]]:
+    """Scores (kappa, estimator) of one draw of the weights, and n_factors (kappa,)."""
+    r = correlation(model)
+    values, vectors = (x[..., ::-1] for x in np.linalg.eigh(r))
+    counts = np.array([factor.count_factors(values, kappa=k) for k in kappa])
+    by_estimator = []
+    for name in estimators:
+        nu, converged, n_iter = _communality(r, name, (values, vectors), counts, max_iter=max_iter, tol=tol)
+        by_estimator.append({**_scores(nu, model.unit_shared), "converged": converged, "n_iter": n_iter})
+    scores = {name: np.stack([each[name] for each in by_estimator], axis=-1) for name in _VARIABLES}
+    return {**scores, "n_factors": counts}
 
 
 def _communality(

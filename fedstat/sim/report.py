@@ -1,4 +1,4 @@
-"""What the simulation study says: one table of methods, paired within replicates."""
+"""What the simulation study says: one table of ways to split, paired within replicates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST = 5
 
 def accuracy(run: xr.DataTree) -> xr.DataArray:
     """Mean over clients of the test accuracy after the last round: (p, alpha, method, replicate)."""
-    return run["metrics/accuracy"].isel(round=-1).mean("client")
+    return xr.DataArray(run["metrics/accuracy"]).isel(round=-1).mean("client")
 
 
 def same_state(run: xr.DataTree) -> xr.DataArray:
@@ -87,9 +87,9 @@ def report(run: xr.DataTree) -> str:
     head = (
         f"Model (8): C = {config['clients']} clients, d = {config['d']} covariates, m = {config['m']} neurons, "
         f"{config['n_train']} training samples each;\n"
-        f"{config['rounds']} rounds, {config['local_epochs']} local epochs, SGD {config['lr']:g}, batch "
-        f"{config['batch_size'] or 'full'}; ν by {config['estimator']}, κ = {config['kappa']:g}; {n} replicate"
-        + ("s" if n > 1 else "")
+        f"{config['rounds']} rounds, {config['local_epochs']} local epochs, SGD {config['lr']:g}, "
+        f"batch {config['batch_size'] or 'full'}; ν by {config['estimator']}, κ = {config['kappa']:g};\n"
+        f"{n} replicate" + ("s" if n > 1 else "")
     )
     parts = [head]
     for (p, alpha), block in table.groupby(["p", "alpha"], sort=False):
@@ -104,13 +104,14 @@ def report(run: xr.DataTree) -> str:
             lines.append(f"not complete: {int(block['replicates'].min())} to {int(block['replicates'].max())} of {n}")
         parts.append("\n".join(lines))
     parts.append(
-        "accuracy: clients' mean test accuracy after the last round; ± standard error over replicates. Differences\n"
-        f"are paired within replicates. stable: share of neurons that keep their state, last {LAST} rounds."
+        "accuracy: clients' mean test accuracy after the last round; se: standard error over replicates.\n"
+        "Differences are paired within replicates. stable: share of neurons that keep their state, mean\n"
+        f"over the last {LAST} rounds. oracle split: factor analysis of the true weights."
     )
     return "\n\n".join(parts)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Any) -> str:
     mean = f"{_number(row['accuracy'], 4)} ± {_number(row['std_error'], 4)}"
     difference = "–"
     if row["method"] != "true" and math.isfinite(row["difference"]):
@@ -125,8 +126,8 @@ def _number(x: float, digits: int) -> str:
 
 
 def _complete(run: xr.DataTree) -> xr.DataArray:
-    done: xr.DataArray = run["metrics/rounds_done"] == run["metrics/accuracy"].sizes["round"]
-    return done
+    accuracy, rounds_done = xr.DataArray(run["metrics/accuracy"]), xr.DataArray(run["metrics/rounds_done"])
+    return rounds_done == accuracy.sizes["round"]
 
 
 def _select(values: xr.DataArray, done: xr.DataArray, here: dict[str, float], method: str) -> NDArray[np.float64]:

@@ -1,0 +1,36 @@
+"""Ratios against a named peer, taken turn by turn in one process and printed."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+
+
+def seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+@pytest.fixture
+def compare(benchmark, capsys):
+    """Time ``ours`` against ``peer`` by turns; print the ratio of the medians, and record it beside the benchmark."""
+
+    def run(name: str, ours: Callable[[], object], peer: Callable[[], object], peer_name: str, *, rounds: int = 5):
+        ours(), peer()
+        pairs = [(seconds(peer), seconds(ours)) for _ in range(rounds)]
+        theirs, mine = (statistics.median(side) for side in zip(*pairs, strict=True))
+        benchmark.extra_info |= {
+            "peer": peer_name,
+            "peer_seconds": theirs,
+            "ours_seconds": mine,
+            "ratio": theirs / mine,
+        }
+        benchmark.pedantic(ours, rounds=1)
+        with capsys.disabled():
+            print(f"\n{name}: {mine:.4g} s; {peer_name}: {theirs:.4g} s; ratio {theirs / mine:.3g}")
+
+    return run

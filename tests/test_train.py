@@ -1,0 +1,185 @@
+"""fl.train: a run becomes a labelled store, and an interrupted one goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from fedstat.fl import algorithms, engine, nets, train
+from fedstat.fl.batches import rows_of
+
+
+def dense(clients=5, n_train=24, n_test=8, d=6, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(clients, n_train + n_test, d))
+    y = (x[..., 0] + rng.normal(size=(clients, 1)) * x[..., 1] > 0).astype(int)
+    split = np.array(["train"] * n_train + ["test"] * n_test, object)
+    return xr.Dataset(
+        {"x": (("client", "sample", "feature"), x), "y": (("client", "sample"), y)}, coords={"split": ("sample", split)}
+    )
+
+
+def ragged(data):
+    """The same samples, sample-major and shuffled."""
+    flat = data.stack(row=("client", "sample")).reset_index("row").drop_vars("sample").rename(row="sample")
+    order = np.random.default_rng(1).permutation(flat.sizes["sample"])
+    return flat.isel(sample=order).transpose("sample", ...)
+
+
+NET = nets.mlp([6, 10, 1])
+SETTINGS = {"batch_size": 4, "local_epochs": 2, "participation": 0.6, "seed": 5, "lr": 0.1}
+ALGORITHMS = {
+    "local": algorithms.local,
+    "fedavg": algorithms.fedavg,
+    "fedsplit": lambda: algorithms.fedsplit({"fc1": np.arange(10) < 4}),
+    "fedfac-static": lambda: algorithms.fedfac(["fc1"], dynamic=False),
+    "fedfac-dynamic": lambda: algorithms.fedfac(["fc1"]),
+    "random": lambda: algorithms.random_split(["fc1"]),
+    "random-redrawn": lambda: algorithms.random_split(["fc1"], redrawn=True),
+}
+
+
+def same(a, b):
+    for group in a.groups:
+        for name, values in a[group].data_vars.items():
+            if name != "seconds":
+                np.testing.assert_array_equal(values, b[group][name], err_msg=f"{group}/{name}")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(name, optimizer_state, tmp_path, monkeypatch):
+    options = SETTINGS | {"optimizer": "adam", "lr": 0.01, "optimizer_state": optimizer_state, "rounds": 5}
+    whole = train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], **options)
+
+    step = engine.step
+
+    def stop(job, state):
+        if state.round == 3:
+            raise KeyboardInterrupt
+        return step(job, state)
+
+    monkeypatch.setattr(engine, "step", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], out=tmp_path / "run.zarr", **options)
+    monkeypatch.undo()
+    rest = train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], out=tmp_path / "run.zarr", resume=True, **options)
+    same(whole, rest)
+    assert "ended" in rest.attrs
+    assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
+
+
+def test_rounds_before_an_interrupt_are_on_disk(tmp_path, monkeypatch):
+    whole = train(dense(), NET, algorithms.fedavg(), rounds=4, **SETTINGS)
+    monkeypatch.setattr(engine, "step", _failing_after(engine.step, 2))
+    with pytest.raises(FloatingPointError):
+        train(dense(), NET, algorithms.fedavg(), rounds=4, out=tmp_path / "run.zarr", **SETTINGS)
+    accuracy = xr.open_datatree(tmp_path / "run.zarr", engine="zarr", consolidated=False)["metrics/accuracy"]
+    np.testing.assert_array_equal(accuracy[:2], whole["metrics/accuracy"][:2])
+    assert np.isnan(accuracy[2:]).all()
+
+
+def _failing_after(step, rounds):
+    def stop(job, state):
+        if state.round == rounds:
+            raise FloatingPointError("diverged")
+        return step(job, state)
+
+    return stop
+
+
+def test_a_finished_run_is_returned_as_it_is(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    first = train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, **SETTINGS).load()
+    monkeypatch.setattr(engine, "step", None)
+    same(first, train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, resume=True, **SETTINGS))
+
+
+def test_dense_and_sample_major_data_are_the_same_rows():
+    data = dense()
+    a, b = (rows_of(d, "train", torch.device("cpu")) for d in (data, ragged(data)))
+    assert (a.start == b.start).all()
+    for c in range(5):
+        mine, theirs = (r.x[r.start[c] : r.start[c + 1]].numpy() for r in (a, b))
+        np.testing.assert_array_equal(np.sort(mine, axis=0), np.sort(theirs, axis=0))
+
+
+def test_weights_are_those_the_accuracies_were_measured_with():
+    data = dense()
+    run = train(data, NET, algorithms.fedfac(["fc1"]), rounds=3, checkpoints=[1], **SETTINGS)
+    test = data.isel(sample=np.flatnonzero(data["split"] == "test"))
+    for position, number in enumerate([1, 3]):
+        w1, w2 = (run[f"weights/fc{i}"].to_dataset().isel(checkpoint=position) for i in (1, 2))
+        hidden = np.maximum(np.einsum("csf,cuf->csu", test["x"], w1["w"]) + w1["b"].values[:, None], 0)
+        out = np.einsum("csu,cou->cso", hidden, w2["w"]) + w2["b"].values[:, None]
+        accuracy = ((out[..., 0] > 0) == (test["y"].values == 1)).mean(1)
+        np.testing.assert_allclose(run["metrics/accuracy"].sel(round=number), accuracy, atol=1e-6)
+
+
+def test_shared_units_have_equal_weights_and_personal_ones_do_not():
+    settings = SETTINGS | {"participation": 1.0}
+    run = train(dense(), NET, algorithms.fedfac(["fc1"]), rounds=3, **settings)
+    w = run["weights/fc1/w"].isel(checkpoint=-1)
+    spread = (w.max("client") - w.min("client")).max("weight").values
+    np.testing.assert_array_equal(spread == 0, run["split/fc1/shared"].isel(round=-1))
+
+
+def poison(data, **changes):
+    for name, value in changes.items():
+        data[name] = data[name].astype(type(value))
+        data[name][2, 3] = value
+    return data
+
+
+BAD = {
+    "rounds": ({"rounds": 0}, "rounds must be an integer >= 1, but got 0"),
+    "participation": ({"participation": 0}, r"participation must be a finite number in \(0, 1\], but got 0"),
+    "participation 2": ({"participation": 1.5}, "participation must be"),
+    "epochs": ({"local_epochs": 0}, "local_epochs must be"),
+    "batch": ({"batch_size": -1}, "batch_size must be"),
+    "optimizer": ({"optimizer": "sdg"}, "optimizer must be one of 'sgd', 'adam', but got 'sdg'. Did you mean 'sgd'"),
+    "lr": ({"lr": -0.1}, "lr must be"),
+    "server_lr": ({"server_lr": float("nan")}, "server_lr must be a finite number"),
+    "seed": ({"seed": -1}, "seed must be"),
+    "device": ({"device": "gpu"}, "device must be"),
+    "chunk": ({"client_chunk": 0}, "client_chunk must be"),
+    "checkpoints": ({"checkpoints": [9]}, "checkpoints must be an integer from 1 to 2"),
+    "resume": ({"resume": True}, "resume needs the path"),
+    "state": ({"optimizer_state": "forget"}, "optimizer_state must be one of"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_are_named(case):
+    changes, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        train(dense(), NET, algorithms.fedavg(), **({"rounds": 2} | changes))
+
+
+def test_bad_data_are_named():
+    data = dense()
+    with pytest.raises(ValueError, match="variables x and y, but y is missing"):
+        train(data.drop_vars("y"), NET, algorithms.fedavg(), rounds=1)
+    with pytest.raises(ValueError, match="client 2 has NaN or infinite values in its train samples"):
+        train(poison(dense(), x=np.nan), NET, algorithms.fedavg(), rounds=1)
+    with pytest.raises(ValueError, match=r"y must lie in 0, \.\.\., 1 for 1 output"):
+        train(poison(dense(), y=7), NET, algorithms.fedavg(), rounds=1)
+    with pytest.raises(ValueError, match="every client needs test samples"):
+        train(data.isel(sample=slice(0, 24)), NET, algorithms.fedavg(), rounds=1)
+    lonely = ragged(data)
+    lonely = lonely.isel(sample=np.flatnonzero((lonely["client"] != 3) | (lonely["split"] == "test")))
+    with pytest.raises(ValueError, match=r"train samples, but client\(s\) \[3\] have none"):
+        train(lonely, NET, algorithms.fedavg(), rounds=1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_cuda_agrees_with_cpu_to_rounding(name):
+    cpu, cuda = (
+        train(dense(), NET, ALGORITHMS[name](), rounds=3, device=device, **SETTINGS) for device in ("cpu", "cuda")
+    )
+    for layer in ("fc1", "fc2"):
+        a, b = (run[f"weights/{layer}/w"] for run in (cpu, cuda))
+        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-3)
