@@ -111,13 +111,13 @@ def loadings(result: FactorResult | SplitResult, *, ax: Axes | None = None, unit
     order = np.argsort(-np.where(fit.dead, -np.inf, fit.communality), kind="stable")[: int((~fit.dead).sum())]
     note = ""
     if len(order) > units:
-        note = f", {units // 2} highest and {units - units // 2} lowest of {len(order)} shown"
+        note = f"{units // 2} highest and {units - units // 2} lowest of {len(order)} units"
         order = np.concatenate([order[: units // 2], order[-(units - units // 2) :]])
     g = min(factors, fit.n_factors)
     table = pd.DataFrame(fit.loadings[order, :g], index=fit.units[order], columns=range(1, g + 1))
     limit = float(np.abs(table.to_numpy()).max())
     sns.heatmap(table, ax=ax, cmap="vlag", vmin=-limit, vmax=limit, cbar_kws={"label": "loading"})
-    ax.set(xlabel="factor", ylabel=f"unit, by falling communality{note}")
+    ax.set(xlabel="factor", ylabel="unit, by falling communality", title=note)
     return ax
 
 

@@ -153,7 +153,7 @@ def compare(
         "kappa": int(count_factors(values, kappa=kappa)),
         "kaiser": kaiser(values),
         "parallel_pc": above(values, noise_pc),
-        "parallel_fa": above(curves["reduced"], noise_fa),
+        "parallel_fa": above(curves["reduced"], np.clip(noise_fa, 0, None)),  # below 0 there is no common variance
         "map": int(np.argmin(curves["map"])),
         "scree": elbow(values),
     }
