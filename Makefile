@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(EXTRAS)
 
 .PHONY: sim test test-slow check lint bench figures clean
-.DELETE_ON_ERROR:
+.PRECIOUS: runs/%.zarr
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedstat needs Python 3.11 or newer, but $(PYTHON) is " + sys.version.split()[0] + ". Try make PYTHON=python3.12 ...")'
@@ -36,9 +36,14 @@ check: lint test  ## what CI runs
 bench: $(READY) ## speed ratios against named peers, one process
 	$(BIN)/python -m pytest tests/benchmarks -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s
 
-figures: $(READY)  ## paper figures at SCALE=quick (minutes) or SCALE=paper
+figures: runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (an hour)
 	$(BIN)/python paper_figs/fig06.py --scale $(SCALE)
 	$(BIN)/python paper_figs/fig07.py --scale $(SCALE)
+
+runs/%-$(SCALE).zarr: $(READY) FORCE  # resumed if unfinished, read if finished
+	$(BIN)/python -m fedstat.sim --config simulations/$*.toml --scale $(SCALE) --out $@ --resume
+
+FORCE:
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache

@@ -266,6 +266,13 @@ def _analyse(
             f"communality above 1 (Heywood case) in unit(s) {few(units[result.heywood])}. "
             "Lower kappa or n_factors, or pass heywood='bound' or method='minres'."
         )
+    if result.n_factors == int((~result.dead).sum()) and method != "leverage":
+        warnings.warn(
+            f"there are as many factors as live units, {result.n_factors}: every communality is 1 and tells nothing. "
+            "Lower kappa or n_factors.",
+            UserWarning,
+            stacklevel=3,
+        )
     if not result.converged:
         warnings.warn(
             f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "

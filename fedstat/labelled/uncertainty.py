@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat import _check
+from fedstat._random import generator
 from fedstat.labelled.coerce import Weights, client_sums, correlation_of, numpy_of
 from fedstat.labelled.factor import fa, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
@@ -86,7 +87,8 @@ def permutation_test(
     Returns
     -------
     PermutationResult
-        A small p-value says that what factors explain differs between units by more than chance.
+        A small p-value says that what factors explain differs between units by more, or by less, than it would if
+        each client had named its units in an order of its own.
 
     Examples
     --------
@@ -134,7 +136,7 @@ def stability(
     m, units = client_sums(weights)
     r = correlation_of(m)
     n_starts = _check.integer("n_starts", n_starts, low=0) if method in ("pa", "minres") else 0
-    rng = np.random.Generator(np.random.Philox(seed))
+    rng = generator(seed, "stability")
     variants: list[tuple[str, str, dict[str, Any]]] = [
         *(("method", name, {"method": name}) for name in factor.METHODS if name != method),
         *(("kappa", f"{k:g}", {"kappa": k}) for k in kappas if k != kappa),
@@ -197,7 +199,7 @@ def n_factors(
     >>> n_factors(z).numbers["parallel_fa"]
     2
     """
-    fit = fa(z, corr=corr, n_obs=n_obs, kappa=kappa, method="pc")
+    fit = fa(z, corr=corr, n_obs=n_obs, n_factors=1, method="pc")
     if fit.n_obs is None:
         raise ValueError("n_obs must be given with a correlation matrix: parallel analysis needs it, but got None")
     live = fit.correlation[np.ix_(~fit.dead, ~fit.dead)]

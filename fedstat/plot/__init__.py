@@ -1,16 +1,18 @@
 """Figures: pure functions (result or Dataset, ax=None) -> Axes."""
 
 from fedstat.plot.factor import communality, loadings, rounds, scree
-from fedstat.plot.sim import accuracy, recovery, recovery_grid, stability, study_grid
+from fedstat.plot.sim import accuracy, origin, recovery, recovery_grid, stability, study_dataset, study_grid
 
 __all__ = [
     "accuracy",
     "communality",
     "loadings",
+    "origin",
     "recovery",
     "recovery_grid",
     "rounds",
     "scree",
     "stability",
+    "study_dataset",
     "study_grid",
 ]

@@ -5,6 +5,7 @@ Markers and line styles differ as well as colours, so that every figure can be r
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -166,6 +167,14 @@ def study_dataset(run: xr.DataTree) -> xr.Dataset:
     if "dynamic" in result["method"].values:
         result["same_state"] = report.same_state(run).sel({"method": "dynamic"}, drop=True)
     return result
+
+
+def origin(run: xr.DataTree) -> str:
+    """Scale and origin of a study in one line, to be set under a figure made from it."""
+    config, attrs = json.loads(run.attrs["config"]), run.attrs
+    scale = f"C = {config['clients']}, d = {config['d']}, m = {config['m']}, n = {config['n_train']} a client"
+    runs = f"{config['rounds']} rounds, {config['replicates']} replicates, seed {config['seed']}"
+    return f"{scale}; {runs}; {attrs['source']} {attrs['revision']}".strip()
 
 
 def stability(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:

@@ -113,9 +113,10 @@ class PermutationResult(Result):
 
     @property
     def p_value(self) -> float:
-        """Share of the shuffles, the data among them, whose statistic is at least as large."""
+        """Two-sided: twice the share of the shuffles, the data among them, whose statistic is as far out."""
         null = np.nanstd(self.communality, axis=1)
-        return float((1 + np.sum(null >= self.statistic)) / (1 + len(null)))
+        above, below = np.sum(null >= self.statistic), np.sum(null <= self.statistic)
+        return min(1.0, 2 * (1 + float(min(above, below))) / (1 + len(null)))
 
     def tidy(self) -> pd.DataFrame:
         """One row a unit: term, estimate (ν), p_value (upper tail of all shuffled ν), group."""

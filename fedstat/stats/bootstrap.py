@@ -14,6 +14,7 @@ from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
 from fedstat import _check
+from fedstat._random import generator
 from fedstat.stats import factor, split
 from fedstat.stats.factor import Moments
 
@@ -89,7 +90,7 @@ def bootstrap(
         If there are fewer than 2 clients.
     """
     k = _clients(m)
-    rng = np.random.Generator(np.random.Philox(seed))
+    rng = generator(seed, "bootstrap")
     counts = rng.multinomial(k, np.full(k, 1 / k), size=_check.integer("replicates", replicates)).astype(float)
     xp = array_namespace(m.cross)
     step = _chunk(m, chunk)
@@ -118,7 +119,7 @@ def permutation(
         ``shared`` is at the median of ν.
     """
     k, d = _clients(m), m.total.shape[-1]
-    rng = np.random.Generator(np.random.Philox(seed))
+    rng = generator(seed, "permutation")
     xp = array_namespace(m.cross)
     step = _chunk(m, chunk)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from array_api_compat import device as device_of
+
+from fedstat._random import generator
 
 Array = Any
 
@@ -51,7 +52,7 @@ def leading(xp: Any, a: Array, g: int, *, guess: Array | None = None, accuracy: 
     k = min(g + _GUARD, a.shape[-1])
     if guess is None or guess.shape[-1] < k:
         # Any fixed block of full rank will do; a private stream keeps repeated calls identical.
-        block = np.random.Generator(np.random.Philox(0)).standard_normal((a.shape[-1], k))
+        block = generator(0, "eigen").standard_normal((a.shape[-1], k))
         guess = a @ (a @ xp.asarray(block, device=device_of(a)))
     values, vectors, error = _ritz(xp, a, guess[..., :k])
     floor = xp.min(xp.linalg.diagonal(a), axis=-1) - 1

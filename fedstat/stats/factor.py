@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
 from fedstat import _check
+from fedstat._random import generator
 from fedstat.stats import eigen
 from fedstat.stats.minres import minimise, objective
 
@@ -302,7 +302,7 @@ def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options
         Distinct end points; those that did not converge count too.
     """
     xp = array_namespace(r)
-    random = np.random.Generator(np.random.Philox(seed)).uniform(size=(n_starts, r.shape[-1]))
+    random = generator(seed, "starts").uniform(size=(n_starts, r.shape[-1]))
     first = fit(r, **options)
     stack = xp.zeros((n_starts, 1, 1), dtype=xp.float64, device=device_of(r)) + r
     others = fit(stack, **{**options, "start": xp.asarray(random, device=device_of(r))})

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import _check
+from fedstat._random import generator
 from fedstat.stats.factor import count_factors
 
 Floats = NDArray[np.float64]
@@ -99,7 +100,7 @@ def parallel_analysis(
     """
     _check.integer("n_obs", n_obs, low=3)
     _check.real("quantile", quantile, low=0, high=1, open_low=True, open_high=True)
-    rng = np.random.Generator(np.random.Philox(seed))
+    rng = generator(seed, "parallel analysis")
     noise = [noise_correlation(rng, len(r), n_obs) for _ in range(_check.integer("draws", draws))]
     components = np.quantile([np.linalg.eigvalsh(x)[::-1] for x in noise], quantile, axis=0)
     factors = np.quantile([reduced_eigenvalues(x) for x in noise], quantile, axis=0)

@@ -90,7 +90,7 @@ def bench_peak_memory(benchmark, capsys):
     """Peak memory of a process that does FedAvg rounds, beside one that only imports the package."""
     base = "import resource, fedstat.fl; "
     code = (
-        "import sys; sys.path[:0] = ['tests', 'tests/benchmarks']; from bench_engine import *; torch.set_num_threads(1); "
+        "import sys; sys.path[:0] = ['tests', 'tests/benchmarks']; from bench_engine import *; "
         "run = make(*WORKLOADS['MLP 100-200-1, 100 samples, batch 10'], threads=2); run(); run(); "
     )
     show = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"

@@ -18,6 +18,7 @@ from factor_analyzer import FactorAnalyzer
 from statsmodels.multivariate.factor import Factor
 from threadpoolctl import threadpool_limits
 
+from fedstat._random import generator
 from fedstat.stats import bootstrap, factor
 
 
@@ -118,7 +119,7 @@ def test_bench_bootstrap_against_refits_of_stacked_clients(benchmark: Any, optio
     ours = benchmark.pedantic(
         lambda: bootstrap.bootstrap(sums, replicates=shown, seed=0, **options), rounds=1, warmup_rounds=0
     )
-    counts = np.random.Generator(np.random.Philox(0)).multinomial(100, np.full(100, 0.01), size=shown)
+    counts = generator(0, "bootstrap").multinomial(100, np.full(100, 0.01), size=shown)
 
     def stacked(peer: Callable[[np.ndarray, int], Any], some: int) -> float:
         began = perf_counter()

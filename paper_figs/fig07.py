@@ -1,0 +1,34 @@
+"""FedFac Fig. 7: share of neurons that keep their state between rounds under dynamic FedFac, as p and as α vary.
+
+Reads the stores that `make figures` keeps under runs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+import fedstat
+from fedstat import plot
+
+
+def main() -> None:
+    cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    cli.add_argument("--scale", default="quick", help="quick or paper (default quick)")
+    cli.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the stores (default runs)")
+    cli.add_argument("--out", type=Path, help="figure to write (default paper_figs/fig07-<scale>.png)")
+    args = cli.parse_args()
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
+    for ax, name in zip(axes, ("vary_p", "vary_alpha"), strict=True):
+        run = fedstat.open_run(args.runs / f"{name}-{args.scale}.zarr")
+        plot.stability(plot.study_dataset(run), ax=ax)
+    figure.supxlabel(plot.origin(run), fontsize="x-small", color="0.4")
+    out = args.out or Path("paper_figs") / f"fig07-{args.scale}.png"
+    figure.savefig(out, dpi=110)
+    print(out)
+
+
+if __name__ == "__main__":
+    main()
