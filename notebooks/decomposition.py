@@ -14,7 +14,7 @@
 # %% [markdown]
 # # From weights to a conclusion
 #
-# Ten clients each train a small network on their own data. Which hidden units carry what all clients know, which are
+# Thirty clients each train a small network on their own data. Which hidden units carry what all clients know, which are
 # one client's own, and how sure are we? This notebook walks the whole way on weights whose truth we know: model (8) of
 # the FedFac paper, in which half of the 60 hidden neurons are shared. Nothing is trained here; weights trained by any
 # library enter the same way, through `read_weights`.
@@ -115,13 +115,14 @@ rows = []
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ConvergenceWarning)
     for kappa in (0.2, 0.5, 0.75, 0.85, 0.95):
-        for method in ("pa", "minres", "pc", "leverage"):
-            fit = fs.split(weights, kappa=kappa, method=method).fit
+        for name in ("pa", "pa from smc", "minres", "pc", "leverage"):
+            method, _, start = name.partition(" from ")
+            fit = fs.split(weights, kappa=kappa, method=method, start=start or "pc").fit
             rows.append({
-                "kappa": kappa, "method": method, "factors": fit.n_factors, "converged": fit.converged,
+                "kappa": kappa, "estimator": name, "factors": fit.n_factors, "converged": fit.converged,
                 "heywood": int(fit.heywood.sum()), "auc": float(splitting.auc(fit.communality, shared)),
             })  # fmt: skip
-pd.DataFrame(rows).pivot(index="kappa", columns="method", values="auc").round(2)
+pd.DataFrame(rows).pivot(index="kappa", columns="estimator", values="auc").round(2)
 
 # %% [markdown]
 # The estimators fail in opposite regions. A split should be reported with κ, the estimator, whether the iteration

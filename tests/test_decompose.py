@@ -175,6 +175,18 @@ def test_the_command_splits_prints_stores_and_draws(files: list[Path], tmp_path:
     assert (data["p_shared"][:6] > 0.9).all()
 
 
+@pytest.mark.parametrize(("tau", "shared"), [("inf", 0), ("-inf", 10), ("abs:0.5", 6)])
+def test_limits_and_absolute_thresholds_go_through_the_store(
+    files: list[Path], tmp_path: Path, tau: str, shared: int
+) -> None:
+    out = tmp_path / "split.zarr"
+    options = ["--layer", "fc1", "--n-factors", "1", f"--tau={tau}", "--start", "smc", "--out", str(out)]
+    assert main([*map(str, files), *options]) == 0
+    data = xr.open_datatree(out, engine="zarr", consolidated=False)["split/fc1"]
+    assert int(data["shared"].sum()) == shared
+    json.loads(data.attrs["glance"])
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

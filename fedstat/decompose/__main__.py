@@ -32,6 +32,8 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--n-factors", type=int, help="a given number of factors instead")
     p.add_argument("--tau", type=tau, default=0.5, help="quantile of the communality, inf, -inf, or abs:X for a value")
     p.add_argument("--method", choices=METHODS, default="pa", help="estimator of the communality")
+    p.add_argument("--start", choices=("pc", "smc"), default="pc", help="communalities to iterate from")
+    p.add_argument("--max-iter", type=int, help="cap on the eigendecompositions")
     p.add_argument("--n-starts", type=int, default=1, help="starts to try; distinct solutions are counted")
     p.add_argument("--bootstrap", type=int, default=0, metavar="B", help="resample the clients B times")
     p.add_argument("--seed", type=int, default=0)
@@ -77,7 +79,8 @@ def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, Boots
     tree = read_weights(options.files, layers=options.layer)
     results: dict[str, tuple[SplitResult, BootstrapResult | None]] = {}
     for layer, node in tree.children.items():
-        chosen = {"kappa": options.kappa, "tau": options.tau, "n_factors": options.n_factors, "method": options.method}
+        names = ("kappa", "tau", "n_factors", "method", "start", "max_iter")
+        chosen = {name: getattr(options, name) for name in names}
         result = split(node["weights"], n_starts=options.n_starts, seed=options.seed, **chosen)
         print(f"{layer}: {result.summary() if options.summary else result!r}")
         drawn = None

@@ -25,7 +25,7 @@ class Result:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists, ready for JSON: the row of glance and the columns of tidy."""
+        """Plain numbers, strings and lists, ready for JSON (NaN and inf as None): glance's row, tidy's columns."""
         return {
             "glance": {k: _plain(v) for k, v in self.glance().iloc[0].items()},
             "tidy": {str(k): [_plain(x) for x in v] for k, v in self.tidy().items()},
@@ -62,4 +62,4 @@ def number(x: float, digits: int = 3) -> str:
 
 def _plain(value: Any) -> Any:
     value = value.item() if isinstance(value, np.generic) else value
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
