@@ -11,13 +11,15 @@ Which hidden units of a federated network carry knowledge that all clients share
 
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedstat import fl, sim
 from fedstat.labelled import fa, layer_matrix, split
 from fedstat.results import ConvergenceWarning, FactorResult, SplitResult
 from fedstat.stats.split import Absolute
 from fedstat.store import open_run
+
+if TYPE_CHECKING:
+    from fedstat import fl, plot, sim
 
 __version__ = version("fedstat")
 __all__ = [
@@ -34,8 +36,15 @@ __all__ = [
     "split",
 ]
 
+# Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.
+_LATER = ("fl", "plot", "sim")
+
 
 def __getattr__(name: str) -> Any:
-    if name == "plot":  # seaborn takes a second to import
-        return import_module("fedstat.plot")
+    if name in _LATER:
+        return import_module(f"fedstat.{name}")
     raise AttributeError(f"module 'fedstat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

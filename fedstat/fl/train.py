@@ -29,17 +29,17 @@ def prepare(
     net: Net,
     algorithm: Algorithm,
     *,
-    participation: float = 1.0,
-    local_epochs: int = 1,
-    batch_size: int | None = None,
-    optimizer: str | Optimizer = "sgd",
-    lr: float = 0.1,
-    server_lr: float = 1.0,
-    optimizer_state: Literal["reset", "keep"] = "reset",
-    seed: int = 0,
-    device: str = "cpu",
-    client_chunk: int | None = None,
-    threads: int | None = None,
+    participation: float,
+    local_epochs: int,
+    batch_size: int | None,
+    optimizer: str | Optimizer,
+    lr: float,
+    server_lr: float,
+    optimizer_state: Literal["reset", "keep"],
+    seed: int,
+    device: str,
+    client_chunk: int | None,
+    threads: int | None,
 ) -> Job:
     """Check the settings of a run and bring the data to the device; arguments as in :func:`train`."""
     if isinstance(optimizer, str):
@@ -81,10 +81,20 @@ def train(
     algorithm: Algorithm,
     *,
     rounds: int,
+    participation: float = 1.0,
+    local_epochs: int = 1,
+    batch_size: int | None = None,
+    optimizer: str | Optimizer = "sgd",
+    lr: float = 0.1,
+    server_lr: float = 1.0,
+    optimizer_state: Literal["reset", "keep"] = "reset",
+    seed: int = 0,
+    device: str = "cpu",
+    client_chunk: int | None = None,
+    threads: int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     checkpoints: Sequence[int] = (),
-    **settings: Any,
 ) -> xr.DataTree:
     """Train a federated network and keep what a statistician needs of it.
 
@@ -99,12 +109,6 @@ def train(
         Such as ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85, tau=0.5)``.
     rounds : int
         Communication rounds T.
-    out : path, optional
-        Store to write, a zarr folder; without it the run is kept in memory.
-    resume : bool
-        Go on with the run at ``out``, if there is one; the numbers are those of an uninterrupted run.
-    checkpoints : sequence of int
-        Rounds after which the clients' weights are stored, beside the last.
     participation : float, default 1
         Share of the clients that is active in a round; at least one.
     local_epochs : int, default 1
@@ -125,6 +129,12 @@ def train(
         Clients trained as one tensor; chosen from their size otherwise.
     threads : int, optional
         Chunks trained side by side on the CPU; all cores otherwise.
+    out : path, optional
+        Store to write, a zarr folder; without it the run is kept in memory.
+    resume : bool
+        Go on with the run at ``out``, if there is one; the numbers are those of an uninterrupted run.
+    checkpoints : sequence of int
+        Rounds after which the clients' weights are stored, beside the last.
 
     Returns
     -------
@@ -153,6 +163,17 @@ def train(
     >>> run["split/fc1/shared"].sum("unit").values
     array([4, 4, 4])
     """
+    settings: dict[str, Any] = {
+        "participation": participation,
+        "local_epochs": local_epochs,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "lr": lr,
+        "server_lr": server_lr,
+        "optimizer_state": optimizer_state,
+        "seed": seed,
+    }
+    where: dict[str, Any] = {"device": device, "client_chunk": client_chunk, "threads": threads}
     _check.integer("rounds", rounds)
     for checkpoint in checkpoints:
         _check.integer("checkpoints", checkpoint, high=rounds)
@@ -161,8 +182,9 @@ def train(
             raise ValueError("resume needs the path of the run to go on with: pass out=...")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run.zarr"
-            return train(data, net, algorithm, rounds=rounds, out=path, checkpoints=checkpoints, **settings).load()
-    job = prepare(data, net, algorithm, **settings)
+            options: dict[str, Any] = {"rounds": rounds, "checkpoints": checkpoints, **settings, **where}
+            return train(data, net, algorithm, out=path, **options).load()
+    job = prepare(data, net, algorithm, **settings, **where)
     at = sorted({*checkpoints, rounds})
     config = {
         "algorithm": algorithm.name,
@@ -172,8 +194,8 @@ def train(
         "samples": len(job.train.y),
         "rounds": rounds,
         "checkpoints": at,
-        **{name: value for name, value in settings.items() if isinstance(value, int | float | str | None)},
-        "seed": job.seed,
+        **settings,
+        "optimizer": optimizer if isinstance(optimizer, str) else "given",
     }
     if resume and Path(out).exists():
         writer = store.resume(out, config)
