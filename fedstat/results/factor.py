@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from factor_analyzer import Rotator
 from numpy.typing import NDArray
 
 from fedstat import _check
@@ -139,6 +138,8 @@ class FactorResult(Result):
         _check.choice("rotation", rotation, ROTATIONS)
         if self.n_factors == 1:
             return replace(self, rotation=rotation)
+        from factor_analyzer import Rotator  # takes scikit-learn along, a second to import
+
         rotator = Rotator(method=rotation)
         pattern = rotator.fit_transform(self.loadings[~self.dead])
         phi = None if rotation == "varimax" else np.asarray(rotator.phi_)
