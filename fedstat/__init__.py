@@ -13,35 +13,57 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from fedstat.labelled import fa, layer_matrix, split
-from fedstat.results import ConvergenceWarning, FactorResult, SplitResult
+from fedstat.labelled import bootstrap, fa, layer_matrix, n_factors, permutation_test, split, stability, update
+from fedstat.results import (
+    BootstrapResult,
+    ConvergenceWarning,
+    FactorResult,
+    NFactorsResult,
+    PermutationResult,
+    SplitResult,
+    StabilityResult,
+)
 from fedstat.stats.split import Absolute
 from fedstat.store import open_run
 
 if TYPE_CHECKING:
-    from fedstat import fl, ntk, plot, sim
+    from fedstat import decompose, fl, ntk, plot, sim
+    from fedstat.decompose import read_weights
 
 __version__ = version("fedstat")
 __all__ = [
     "Absolute",
+    "BootstrapResult",
     "ConvergenceWarning",
     "FactorResult",
+    "NFactorsResult",
+    "PermutationResult",
     "SplitResult",
+    "StabilityResult",
+    "bootstrap",
+    "decompose",
     "fa",
     "fl",
     "layer_matrix",
+    "n_factors",
     "ntk",
     "open_run",
+    "permutation_test",
     "plot",
+    "read_weights",
     "sim",
     "split",
+    "stability",
+    "update",
 ]
 
 # Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.
-_LATER = ("fl", "ntk", "plot", "sim")
+_LATER = ("decompose", "fl", "ntk", "plot", "sim")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "read_weights":
+        return import_module("fedstat.decompose").read_weights
     if name in _LATER:
         return import_module(f"fedstat.{name}")
     raise AttributeError(f"module 'fedstat' has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from array_api_compat import array_namespace
+from scipy.optimize import approx_fprime
 from statsmodels.multivariate.factor import Factor
 
 import fedstat.labelled as fs
 from fedstat.results import ConvergenceWarning
-from fedstat.stats import factor
+from fedstat.stats import eigen, factor
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "psych.json").read_text())
 CASES = {c["name"]: c for c in GOLDEN["cases"]}
@@ -80,6 +83,131 @@ def test_a_one_factor_correlation_matrix_is_recovered_exactly() -> None:
 def test_correlation_equals_numpy_corrcoef() -> None:
     z = fs.layer_matrix(weights(shape=(3, 3, 2)))
     np.testing.assert_allclose(factor.correlation(factor.moments(z)), np.corrcoef(z, rowvar=False), atol=1e-12)
+
+
+# --- bounded MINRES, starts, partial eigenproblems ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n not in ("iris", "reise")])
+def test_minres_equals_psych(name: str) -> None:
+    case = CASES[name]
+    fit = factor.fit(np.array(case["r"]), n_factors=case["n_factors"], method="minres")
+    np.testing.assert_allclose(fit.communality, case["minres"]["communality"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n != "iris"])
+def test_minres_ends_where_principal_axis_ends_if_that_is_proper(name: str) -> None:
+    case = CASES[name]
+    r = np.array(case["r"])
+    a, b = factor.fit(r, n_factors=case["n_factors"], method="minres", tol=1e-8), to_fixed_point(r, case["n_factors"])
+    np.testing.assert_allclose(a.communality, b.communality, atol=1e-6, rtol=0)
+    assert a.n_iter < b.n_iter / (5 if b.n_iter > 60 else 4)
+
+
+@pytest.mark.parametrize("kappa", [0.5, 0.75, 0.85, 0.95])
+@pytest.mark.parametrize("name", ["harman24", "bfi", "reise"])
+def test_minres_meets_the_kkt_conditions_computed_independently(name: str, kappa: float) -> None:
+    r = np.array(CASES[name]["r"])
+    fit = factor.fit(r, kappa=kappa, method="minres")
+    h, g = fit.communality, int(fit.n_factors)
+
+    def loss(x: np.ndarray) -> float:
+        a = r.copy()
+        np.fill_diagonal(a, x)
+        values, vectors = np.linalg.eigh(a)
+        top = np.clip(values[-g:], 0, None)
+        return float(np.sum((a - (vectors[:, -g:] * top) @ vectors[:, -g:].T) ** 2)) / 2
+
+    gradient = approx_fprime(h, loss, 1e-6)
+    assert ((h >= 0) & (h <= 1)).all()
+    assert fit.converged
+    assert fit.residual <= 1e-6
+    assert np.abs(np.clip(h - gradient, 0, 1) - h).max() < 1e-4
+    held = (h == 1) & (gradient < -1e-4)
+    assert fit.heywood[held].all()
+    assert not fit.heywood[h < 1].any()
+
+
+def test_there_are_several_minima_in_the_heywood_regime_and_one_for_few_factors() -> None:
+    r = np.array(CASES["harman24"]["r"])
+    many = fs.fa(r, corr=True, kappa=0.85, method="minres", n_starts=40)
+    one = fs.fa(r, corr=True, n_factors=4, method="minres", n_starts=40)
+    assert many.n_minima >= 5
+    assert f"{many.n_minima} solutions from 40 starts" in repr(many)
+    assert one.n_minima == 1
+
+
+def test_the_best_of_several_starts_has_the_smallest_residuals() -> None:
+    r = np.array(CASES["bfi"]["r"])
+    first = fs.fa(r, corr=True, method="minres")
+    best = fs.fa(r, corr=True, method="minres", n_starts=20)
+
+    def misfit(result: Any) -> float:
+        left = r - result.loadings @ result.loadings.T
+        return float(np.sum((left - np.diag(np.diagonal(left))) ** 2))
+
+    assert misfit(best) <= misfit(first) + 1e-9
+
+
+@pytest.mark.parametrize("start", ["smc", np.full(24, 0.3)])
+def test_the_start_does_not_matter_where_there_is_one_solution(start: Any) -> None:
+    case = CASES["harman24"]
+    fit = factor.fit(np.array(case["r"]), n_factors=4, start=start, max_iter=10_000, tol=1e-13)
+    np.testing.assert_allclose(fit.communality, case["pa"]["communality"], atol=1e-8)
+
+
+def test_a_warm_start_needs_fewer_steps_and_ends_at_the_same_point() -> None:
+    r = np.array(CASES["harman24"]["r"])
+    cold = factor.fit(r, n_factors=4, tol=1e-10, max_iter=1000)
+    moved = 0.999 * r + 0.001 * np.eye(24)
+    warm = factor.fit(moved, n_factors=4, tol=1e-10, max_iter=1000, start=cold.communality)
+    again = factor.fit(moved, n_factors=4, tol=1e-10, max_iter=1000)
+    np.testing.assert_allclose(warm.communality, again.communality, atol=1e-8)
+    assert warm.n_iter < again.n_iter
+
+
+@pytest.mark.parametrize("start", ["smcs", np.ones(7), np.full(8, -0.1)])
+def test_a_start_that_is_none_is_an_error(r8: np.ndarray, start: Any) -> None:
+    with pytest.raises(ValueError, match="start must be"):
+        factor.fit(r8, n_factors=2, start=start)
+
+
+def test_heywood_cases_can_be_kept_bounded_or_refused() -> None:
+    r = np.array(CASES["harman24"]["r"])
+    with pytest.warns(ConvergenceWarning):
+        assert fs.fa(r, corr=True, max_iter=1000, tol=1e-6).communality.max() > 1.2
+    bounded = fs.fa(r, corr=True, heywood="bound", max_iter=200_000, tol=1e-7)
+    assert bounded.communality.max() == 1
+    assert bounded.heywood.any()
+    assert bounded.converged
+    iris = xr.DataArray(CASES["iris"]["r"], dims=("other", "unit"), coords={"unit": list("abcd")})
+    with pytest.raises(ValueError, match=r"Heywood case\) in unit\(s\) c\. .*method='minres'"):
+        fs.fa(iris, corr=True, n_factors=1, heywood="error", tol=1e-6)
+
+
+@pytest.mark.parametrize("n_factors", [1, 5, 12])
+def test_few_factors_of_a_large_layer_equal_the_full_decomposition(
+    n_factors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(800, 5)) @ rng.normal(size=(5, 150)) + 2 * rng.normal(size=(800, 150))
+    r = factor.correlation(factor.moments(np.insert(z, 7, 0.0, axis=1)))
+    fast = factor.fit(r, n_factors=n_factors, tol=1e-12, max_iter=2000)
+    assert np.isnan(fast.eigenvalues[-1]) == (n_factors <= 5)  # past the gap all eigenpairs are cheaper
+    batch = factor.fit(np.stack([r, r]), n_factors=n_factors, tol=1e-12, max_iter=2000)
+    as_torch = factor.fit(torch.asarray(r), n_factors=n_factors, tol=1e-12, max_iter=2000)
+    monkeypatch.setattr(eigen, "pays", lambda *_: False)
+    slow = factor.fit(r, n_factors=n_factors, tol=1e-12, max_iter=2000)
+    for other in (fast.communality, batch.communality[1], as_torch.communality.numpy()):
+        np.testing.assert_allclose(other, slow.communality, atol=1e-10)
+
+
+def test_the_leading_eigenpairs_of_noise_without_a_gap_are_exact() -> None:
+    r = factor.correlation(factor.moments(np.random.default_rng(0).normal(size=(300, 200))))
+    xp = array_namespace(r)
+    values, vectors = eigen.leading(xp, r, 10)
+    np.testing.assert_allclose(values[:10], np.linalg.eigvalsh(r)[::-1][:10], atol=1e-10)
+    np.testing.assert_allclose(r @ vectors[:, :10], vectors[:, :10] * values[:10], atol=1e-8)
 
 
 # --- number of factors -----------------------------------------------------------------------------------------------
@@ -182,7 +310,7 @@ def test_stopping_at_the_cap_is_a_field_and_a_warning(r8: np.ndarray) -> None:
     fit = factor.fit(r8, n_factors=3, max_iter=3, tol=1e-12)
     assert not fit.converged
     assert fit.n_iter == 3
-    with pytest.warns(ConvergenceWarning, match="still moving .* after 3 steps with 3 factors for 8 units"):
+    with pytest.warns(ConvergenceWarning, match=r"pa was still moving by .* after 3 steps with 3 factors for 8 units"):
         result = fs.fa(r8, corr=True, n_factors=3, max_iter=3, tol=1e-12)
     assert not result.converged
 
@@ -224,6 +352,22 @@ def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
     np.testing.assert_array_equal(fs.fa(r, corr=True, n_factors=2).communality, fs.fa(z, n_factors=2).communality)
 
 
+def test_as_many_factors_as_units_is_said_to_tell_nothing(r8: np.ndarray) -> None:
+    with pytest.warns(UserWarning, match="as many factors as live units, 8"):
+        np.testing.assert_allclose(fs.fa(r8, corr=True, kappa=1.0).communality, 1)
+
+
+def test_memory_is_a_few_matrices_beyond_one_clients_block() -> None:
+    d, weight, clients = 300, 500, 40
+    w = np.random.default_rng(0).normal(size=(clients, d, weight)).astype(np.float32)
+    tracemalloc.start()
+    fs.split(w, n_factors=5, method="pc")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * (10 * d**2 + 2 * d * weight)
+    assert peak < 8 * clients * d * weight / 3  # the stacked matrix in float64
+
+
 # --- one code: numpy, torch, batches, labels -------------------------------------------------------------------------
 
 
@@ -237,6 +381,19 @@ def test_torch_equals_numpy(r8: np.ndarray, method: factor.Method) -> None:
     np.testing.assert_allclose(
         fs.split(torch.asarray(w), n_factors=2).communality, fs.split(w, n_factors=2).communality, atol=1e-10
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", factor.METHODS)
+@pytest.mark.parametrize("n_factors", [None, 5])
+def test_cuda_equals_numpy(method: factor.Method, n_factors: int | None) -> None:
+    z = np.random.default_rng(0).normal(size=(500, 5)) @ np.random.default_rng(1).normal(size=(5, 120))
+    z += 2 * np.random.default_rng(2).normal(size=z.shape)
+    r = factor.correlation(factor.moments(z))
+    b = factor.fit(torch.asarray(r, device="cuda"), kappa=0.5, n_factors=n_factors, method=method)
+    assert b.communality.device.type == "cuda"
+    a = factor.fit(r, kappa=0.5, n_factors=n_factors, method=method)
+    np.testing.assert_allclose(b.communality.cpu().numpy(), a.communality, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", factor.METHODS)

@@ -13,13 +13,19 @@ from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
 from fedstat import _check
+from fedstat._random import generator
+from fedstat.stats import eigen
+from fedstat.stats.minres import minimise, objective
 
 Array = Any
-Method = Literal["pa", "pc", "leverage"]
-METHODS: tuple[Method, ...] = ("pa", "pc", "leverage")
+Start = Literal["pc", "smc"] | Array
+Method = Literal["pa", "minres", "pc", "leverage"]
+METHODS: tuple[Method, ...] = ("pa", "minres", "pc", "leverage")
 
 # A unit whose variance is below this share of its mean square is constant as far as float32 input can tell.
 _DEAD = 1e-14
+# A communality is improper when it passes 1 by more than rounding.
+_IMPROPER = 1e-12
 
 
 class Moments(NamedTuple):
@@ -50,16 +56,21 @@ class Fit(NamedTuple):
     ----------
     communality : array (..., unit)
         ν of FedFac §4.1: the share of a unit's variance that the factors explain. NaN for a dead unit.
-    loadings : array (..., unit, unit)
-        Column m holds the loadings on factor m, by falling eigenvalue; columns past ``n_factors`` are 0.
+    loadings : array (..., unit, factor)
+        Column m holds the loadings on factor m, by falling eigenvalue; columns past ``n_factors`` are 0. Their
+        squares sum to ν over a row, except where a bound holds ν at 1.
     eigenvalues : array (..., unit)
-        Eigenvalues of R, falling.
+        Eigenvalues of R, falling; NaN past those that were needed (a given ``n_factors`` on a large layer).
     n_factors, n_iter : int array (...,)
         Number of factors G; number of eigendecompositions, counted as R's psych does.
     converged : bool array (...,)
         Whether the largest change of a communality fell to ``tol``.
     heywood : bool array (..., unit)
-        Communality above 1: an improper solution, in which the unit's specific variance is negative.
+        Communality above 1, an improper solution in which the unit's specific variance is negative; or held at 1 by
+        a bound that it presses against.
+    residual : array (...,)
+        Largest change of a communality in the last step. For ``"minres"`` and ``heywood="bound"`` this is the
+        projected gradient of the MINRES objective, 0 exactly where the Karush-Kuhn-Tucker conditions hold.
     """
 
     communality: Array
@@ -69,6 +80,7 @@ class Fit(NamedTuple):
     n_iter: Array
     converged: Array
     heywood: Array
+    residual: Array
 
 
 def moments(z: Array) -> Moments:
@@ -138,7 +150,7 @@ def correlation(m: Moments) -> Array:
     one = xp.asarray(1.0, dtype=xp.float64, device=device_of(cov))
     scale = 1 / xp.sqrt(xp.where(dead, nan, xp.linalg.diagonal(cov)))
     r = cov * scale[..., :, None] * scale[..., None, :]
-    return _with_diagonal(xp, (r + xp.matrix_transpose(r)) / 2, xp.where(dead, nan, one))
+    return eigen.with_diagonal(xp, (r + xp.matrix_transpose(r)) / 2, xp.where(dead, nan, one))
 
 
 def count_factors(eigenvalues: Array, *, kappa: float) -> Array:
@@ -172,9 +184,10 @@ def fit(
     kappa: float = 0.85,
     n_factors: int | None = None,
     method: Method = "pa",
-    max_iter: int = 50,
-    tol: float = 1e-3,
-    initial: Array | None = None,
+    start: Start = "pc",
+    heywood: Literal["allow", "bound"] = "allow",
+    max_iter: int | None = None,
+    tol: float | None = None,
 ) -> Fit:
     """Communalities of a correlation matrix.
 
@@ -186,17 +199,22 @@ def fit(
         Share of the eigenvalues' sum that decides the number of factors; unused if ``n_factors`` is given.
     n_factors : int, optional
         1 <= n_factors <= number of live units.
-    method : {"pa", "pc", "leverage"}
-        ``"pa"`` is iterated principal axis from the principal-component loadings, the paper's text:
-        Σ_ε ← diag(R − ÂÂᵀ), Â from the top G positive eigenpairs of R − Σ_ε. ``"pc"`` is its start,
-        Σ_{m≤G} γ_m u_jm². ``"leverage"`` is the rule of the authors' published code, Σ_{m≤G−1} u_jm².
-    max_iter : int
-        Largest number of eigendecompositions for ``"pa"``.
-    tol : float
-        ``"pa"`` stops when no communality changes by more than this.
-    initial : array (..., unit), optional
-        Communalities from which ``"pa"`` iterates, in place of the principal-component start; for a matrix close to
-        one analysed before this saves most of the steps, and where the iteration has one fixed point it is the same.
+    method : {"pa", "minres", "pc", "leverage"}
+        ``"pa"`` is iterated principal axis, the paper's text: Σ_ε ← diag(R − ÂÂᵀ), Â from the top G positive
+        eigenpairs of R − Σ_ε. ``"minres"`` minimises the squared off-diagonal residuals over 0 <= ν <= 1: the same
+        fixed points where none of them is improper, and well posed where ``"pa"`` runs past 1. ``"pc"`` is the
+        start of ``"pa"``, Σ_{m≤G} γ_m u_jm². ``"leverage"`` is the rule of the authors' published code,
+        Σ_{m≤G−1} u_jm².
+    start : {"pc", "smc"} or array (..., unit)
+        Communalities that ``"pa"`` and ``"minres"`` start from: principal components (all 1, the paper), squared
+        multiple correlations, or given ones, such as those of the round before.
+    heywood : {"allow", "bound"}
+        Whether ``"pa"`` may pass 1 or is clipped there in every step; ``"minres"`` is always bounded.
+    max_iter : int, optional
+        Largest number of eigendecompositions; 50 for ``"pa"``, 1000 for ``"minres"``.
+    tol : float, optional
+        Stop when no communality changes by more than this in a principal-axis step; 1e-3 for ``"pa"``, 1e-6 for
+        ``"minres"``.
 
     Returns
     -------
@@ -212,8 +230,9 @@ def fit(
     """
     xp = array_namespace(r)
     _check.choice("method", method, METHODS)
-    _check.integer("max_iter", max_iter)
-    _check.real("tol", tol, low=0)
+    _check.choice("heywood", heywood, ("allow", "bound"))
+    max_iter = _check.integer("max_iter", max_iter or (1000 if method == "minres" else 50))
+    tol = _check.real("tol", (1e-6 if method == "minres" else 1e-3) if tol is None else tol, low=0)
     r = xp.astype(r, xp.float64)
     dead = xp.isnan(xp.linalg.diagonal(r))
     live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
@@ -222,59 +241,143 @@ def fit(
     # A dead unit becomes a zero row and column: its eigenvalue 0 and coordinate eigenvector touch no other unit.
     r = xp.where(dead[..., :, None] | dead[..., None, :], xp.zeros_like(r), r)
     ones = xp.astype(~dead, xp.float64)
-    warm = method == "pa" and initial is not None
-    if warm:
-        values, vectors = xp.flip(xp.linalg.eigvalsh(_with_diagonal(xp, r, ones)), axis=-1), None
+    unit = eigen.with_diagonal(xp, r, ones)
+    g, most = (None, 0) if n_factors is None else _given(xp, n_factors, live)
+    iterates = method in ("pa", "minres")
+    if iterates and not isinstance(start, str):  # vectors of R are not needed
+        values, vectors = xp.flip(xp.linalg.eigvalsh(unit), axis=-1), unit
+    elif g is None or start == "smc" or not eigen.pays(r.shape[-1], most):
+        values, vectors = eigen.full(xp, unit)
     else:
-        values, vectors = _eigh(xp, _with_diagonal(xp, r, ones))
-    g = count_factors(values, kappa=kappa) if n_factors is None else _given(xp, n_factors, live)
+        values, vectors = eigen.leading(xp, unit, most, accuracy=_accuracy(tol))
+    g = count_factors(values, kappa=kappa) if g is None else g
 
-    n_iter, converged = xp.ones_like(live), xp.ones_like(live, dtype=xp.bool)
-    if method == "leverage":
-        loadings = vectors * _leading(xp, values, g - 1)
-    elif warm:
-        ones = xp.where(dead, xp.zeros_like(ones), xp.astype(initial, xp.float64))
-        loadings = _loadings(xp, *_eigh(xp, _with_diagonal(xp, r, ones)), g)
-        n_iter = n_iter + 1
+    n_iter, converged, residual = xp.ones_like(g), xp.ones_like(g, dtype=xp.bool), xp.zeros_like(live, dtype=xp.float64)
+    if iterates:
+        h = _start(xp, start, values, vectors, ones)
+        known = (values, vectors) if isinstance(start, str) and start == "pc" else None
+        if method == "pa":
+            loadings, h, n_iter, residual = _iterate(xp, r, h, g, known, heywood == "bound", max_iter, tol)
+        else:
+            h, n_iter, residual = minimise(r, ones, g, h, max_iter=max_iter, tol=tol)
+            loadings = _loadings(xp, *_top(xp, r, h, g, None, tol), g)
+        converged = residual <= tol
     else:
-        loadings = _loadings(xp, values, vectors, g)
-    h = xp.sum(loadings**2, axis=-1)
-    if method == "pa":
-        loadings, h, n_iter, converged = _iterate(xp, r, ones, loadings, h, g, n_iter, max_iter, tol)
+        loadings = _loadings(xp, values, vectors, g) if method == "pc" else vectors * _leading(xp, values, g - 1)
+        h = xp.sum(loadings**2, axis=-1)
     nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(h))
     return Fit(
         communality=xp.where(dead, nan, h),
-        loadings=loadings,
-        eigenvalues=values,
+        loadings=loadings[..., : int(xp.max(g))],
+        eigenvalues=_padded(xp, values, r.shape[-1]),
         n_factors=g,
         n_iter=n_iter,
         converged=converged,
-        heywood=h > 1 + 1e-12,
+        heywood=(h > 1 + _IMPROPER) | ((h > 1 - _IMPROPER) & (xp.sum(loadings**2, axis=-1) > 1 + _IMPROPER)),
+        residual=residual,
     )
 
 
+def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options: Any) -> tuple[Fit, int]:
+    """Fit from several random starts: the best solution, and how many distinct ones there are.
+
+    Parameters
+    ----------
+    r : array (unit, unit)
+        One correlation matrix.
+    n_starts : int
+        Uniform draws of the communalities to start from, besides ``options["start"]``.
+    seed : int
+    apart : float
+        Solutions are distinct if a communality differs by more than this.
+    **options
+        Arguments of :func:`fit`; the method must iterate.
+
+    Returns
+    -------
+    best : Fit
+        For ``"minres"`` the one with the smallest objective, the first on ties; for ``"pa"``, which minimises
+        nothing it could be judged by, the one from ``options["start"]``.
+    n_solutions : int
+        Distinct end points; those that did not converge count too.
+    """
+    xp = array_namespace(r)
+    random = generator(seed, "starts").uniform(size=(n_starts, r.shape[-1]))
+    first = fit(r, **options)
+    stack = xp.zeros((n_starts, 1, 1), dtype=xp.float64, device=device_of(r)) + r
+    others = fit(stack, **{**options, "start": xp.asarray(random, device=device_of(r))})
+    nu = xp.concat([first.communality[None], others.communality])
+    nu = xp.where(xp.isnan(nu), xp.zeros_like(nu), nu)
+    distinct: list[Array] = []
+    for one in nu:
+        if all(bool(xp.max(xp.abs(one - seen)) > apart) for seen in distinct):
+            distinct.append(one)
+    if options.get("method") != "minres":
+        return first, len(distinct)
+    clean = xp.where(xp.isnan(r), xp.zeros_like(r), r)
+    values = [objective(xp, clean, one, int(first.n_factors))[0] for one in nu]
+    best = min(range(len(values)), key=lambda i: values[i] - (1e-9 if i == 0 else 0))
+    return (first if best == 0 else Fit(*(field[best - 1] for field in others))), len(distinct)
+
+
 def _iterate(
-    xp: Any, r: Array, start: Array, loadings: Array, h: Array, g: Array, n_iter: Array, max_iter: int, tol: float
+    xp: Any,
+    r: Array,
+    h: Array,
+    g: Array,
+    known: tuple[Array, Array] | None,
+    bound: bool,
+    max_iter: int,
+    tol: float,
 ) -> tuple[Array, Array, Array, Array]:
-    """Plain principal-axis iteration of every matrix until each one's own communalities stand still."""
-    moving = xp.max(xp.abs(h - start), axis=-1) > tol
-    for _ in range(int(xp.max(n_iter)), max_iter):
-        if not bool(xp.any(moving)):
-            break
-        new_loadings = _loadings(xp, *_eigh(xp, _with_diagonal(xp, r, h)), g)
+    """Principal-axis steps of every matrix until each one's own communalities stand still."""
+    n_iter, residual = xp.zeros_like(g), xp.zeros_like(g, dtype=xp.float64)
+    moving = xp.ones_like(g, dtype=xp.bool)
+    loadings, pairs = xp.zeros_like(r)[..., : int(xp.max(g))], known
+    for step in range(max_iter):
+        if step > 0 or pairs is None:
+            pairs = _top(xp, r, h, g, None if pairs is None else pairs[1], tol)
+        new_loadings = _loadings(xp, *pairs, g)[..., : int(xp.max(g))]
         new = xp.sum(new_loadings**2, axis=-1)
-        change = xp.max(xp.abs(new - h), axis=-1)
+        new = xp.clip(new, max=1.0) if bound else new
+        residual = xp.where(moving, xp.max(xp.abs(new - h), axis=-1), residual)
         loadings = xp.where(moving[..., None, None], new_loadings, loadings)
         h = xp.where(moving[..., None], new, h)
         n_iter = n_iter + xp.astype(moving, xp.int64)
-        moving = moving & (change > tol)
-    return loadings, h, n_iter, ~moving
+        moving = moving & (residual > tol)
+        if not bool(xp.any(moving)):
+            break
+    return loadings, h, n_iter, residual
 
 
-def _eigh(xp: Any, a: Array) -> tuple[Array, Array]:
-    """Eigenpairs of a symmetric matrix, largest eigenvalue first."""
-    values, vectors = xp.linalg.eigh(a)
-    return xp.flip(values, axis=-1), xp.flip(vectors, axis=-1)
+def _top(xp: Any, r: Array, h: Array, g: Array, guess: Array | None, tol: float) -> tuple[Array, Array]:
+    """Leading eigenpairs of the reduced correlation matrix R − Σ_ε, whose diagonal is h."""
+    reduced, most = eigen.with_diagonal(xp, r, h), int(xp.max(g))
+    if eigen.pays(r.shape[-1], most):
+        return eigen.leading(xp, reduced, most, guess=guess, accuracy=_accuracy(tol))
+    return eigen.full(xp, reduced)
+
+
+def _accuracy(tol: float) -> float:
+    """Residual allowed to an eigenpair, so small that communalities are exact as far as ``tol`` can tell."""
+    return min(max(1e-4 * tol, 1e-13), 1e-7)
+
+
+def _start(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) -> Array:
+    if isinstance(start, str) and start == "pc":
+        return ones
+    if isinstance(start, str) and start == "smc":
+        inverse = xp.sum(vectors**2 / xp.clip(values, min=1e-12)[..., None, :], axis=-1)
+        return ones * xp.clip(1 - 1 / inverse, min=0.0)
+    if isinstance(start, str):
+        _check.choice("start", start, ("pc", "smc"))
+    h = xp.astype(xp.asarray(start, device=device_of(ones)), xp.float64)
+    if h.shape != ones.shape or bool(xp.any(h < 0)):
+        raise ValueError(
+            f"start must be 'pc', 'smc' or communalities >= 0 of shape {tuple(ones.shape)}, "
+            f"but got shape {tuple(h.shape)} with minimum {float(xp.min(h)):g}"
+        )
+    return ones * xp.where(xp.isfinite(h), h, ones)  # a unit without one, dead before, starts at 1 as in "pc"
 
 
 def _leading(xp: Any, values: Array, g: Array) -> Array:
@@ -287,11 +390,11 @@ def _loadings(xp: Any, values: Array, vectors: Array, g: Array) -> Array:
     return vectors * xp.sqrt(xp.clip(values, min=0))[..., None, :] * _leading(xp, values, g)
 
 
-def _with_diagonal(xp: Any, a: Array, diagonal: Array) -> Array:
-    eye = xp.eye(a.shape[-1], dtype=xp.bool, device=device_of(a))
-    return xp.where(eye, diagonal[..., None, :], a)
+def _padded(xp: Any, values: Array, d: int) -> Array:
+    missing = xp.zeros((*values.shape[:-1], d - values.shape[-1]), dtype=xp.float64, device=device_of(values))
+    return xp.concat([values, missing * float("nan")], axis=-1)
 
 
-def _given(xp: Any, n_factors: int, live: Array) -> Array:
+def _given(xp: Any, n_factors: int, live: Array) -> tuple[Array, int]:
     n = _check.integer("n_factors", n_factors, high=int(xp.min(live)))
-    return n + xp.zeros_like(live)
+    return n + xp.zeros_like(live), n

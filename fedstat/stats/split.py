@@ -128,6 +128,39 @@ def same_state(a: Array, b: Array) -> Array:
     return xp.mean(xp.astype(a == b, xp.float64), axis=-1)
 
 
+def adjusted_rand(a: Array, b: Array) -> Array:
+    """Adjusted Rand index of two splits (Hubert and Arabie 1985, J. Classification 2, 193-218).
+
+    Parameters
+    ----------
+    a, b : bool array (..., unit)
+
+    Returns
+    -------
+    array (...,)
+        1 for equal splits, or splits with the two groups exchanged; 0 is expected from independent ones.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(adjusted_rand(np.array([True, True, False, False]), np.array([True, True, False, True])))
+    0.0
+    """
+    xp = array_namespace(a, b)
+    n = a.shape[-1]
+
+    def pairs(x: Array) -> Array:
+        count = xp.sum(xp.astype(x, xp.float64), axis=-1)
+        return count * (count - 1) / 2
+
+    both = pairs(a & b) + pairs(a & ~b) + pairs(~a & b) + pairs(~a & ~b)
+    in_a, in_b, total = pairs(a) + pairs(~a), pairs(b) + pairs(~b), n * (n - 1) / 2
+    by_chance = in_a * in_b / total
+    span = (in_a + in_b) / 2 - by_chance
+    trivial = span == 0  # both splits have one group only: equal
+    return xp.where(trivial, xp.ones_like(span), (both - by_chance) / xp.where(trivial, xp.ones_like(span), span))
+
+
 def iteration_stability(
     r: Array, *, kappa: float = 0.85, tau: Tau = 0.5, max_iter: Sequence[int] = (50, 200, 1000), tol: float = 1e-3
 ) -> tuple[Array, Array]:

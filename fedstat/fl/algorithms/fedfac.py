@@ -94,7 +94,7 @@ def fedfac(
 def _analyse(r: factor.Array, kappa: float, method: factor.Method, before: factor.Fit | None) -> factor.Fit:
     """Factor analysis, warm-started where the last round's result is a sound start for this one."""
     if before is not None and method == "pa" and bool(before.converged) and not bool(before.heywood.any()):
-        fit = factor.fit(r, kappa=kappa, method=method, initial=before.communality)
+        fit = factor.fit(r, kappa=kappa, method=method, start=before.communality)
         if int(fit.n_factors) == int(before.n_factors) and bool(fit.converged):
             return fit
     return factor.fit(r, kappa=kappa, method=method)

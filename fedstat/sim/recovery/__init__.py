@@ -30,7 +30,7 @@ def recovery(
     p: float | Sequence[float] = (0.2, 0.5, 0.8),
     alpha: float | Sequence[float] = 0.4,
     kappa: float | Sequence[float] = KAPPA,
-    estimators: str | Sequence[str] = factor.METHODS,
+    estimators: str | Sequence[str] = ("pa", "pc", "leverage"),
     clients: int = 100,
     d: int = 100,
     m: int = 200,

@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     add("--p", type=float, nargs="+", default=[0.2, 0.5, 0.8], metavar="P", help="shared shares of neurons")
     add("--alpha", type=float, nargs="+", default=[0.4], metavar="A", help="shared shares of covariates")
     add("--kappa", type=float, nargs="+", default=list(KAPPA), metavar="K", help="eigenvalue-ratio thresholds")
-    add("--estimators", nargs="+", default=list(METHODS), metavar="E", help=f"of {', '.join(METHODS)}")
+    add("--estimators", nargs="+", default=["pa", "pc", "leverage"], metavar="E", help=f"of {', '.join(METHODS)}")
     add("--clients", type=int, default=100, metavar="C", help="clients")
     add("--d", type=int, default=100, metavar="D", help="covariates")
     add("--m", type=int, default=200, metavar="M", help="hidden neurons")

@@ -1,0 +1,121 @@
+"""Split the units of a trained layer: ``python -m fedstat.decompose client*.pt --layer fc1``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import matplotlib as mpl
+import xarray as xr
+
+from fedstat.decompose import read_weights, to_dataset
+from fedstat.labelled import bootstrap, split
+from fedstat.results import Absolute, BootstrapResult, SplitResult, Tau
+from fedstat.stats.factor import METHODS
+
+
+def parser() -> argparse.ArgumentParser:
+    """Options of the command."""
+    p = argparse.ArgumentParser(
+        prog="python -m fedstat.decompose",
+        description="Split the units of a layer into shared and client-specific ones by factor analysis.",
+    )
+    p.add_argument("files", nargs="+", metavar="FILE", help="one state_dict a client: .pt, .pth, .safetensors or .npz")
+    p.add_argument("--layer", nargs="+", metavar="NAME", help="layers to split, such as fc1 (default: all)")
+    p.add_argument("--kappa", type=float, default=0.85, help="eigenvalue share that decides the number of factors")
+    p.add_argument("--n-factors", type=int, help="a given number of factors instead")
+    p.add_argument("--tau", type=tau, default=0.5, help="quantile of the communality, inf, -inf, or abs:X for a value")
+    p.add_argument("--method", choices=METHODS, default="pa", help="estimator of the communality")
+    p.add_argument("--start", choices=("pc", "smc"), default="pc", help="communalities to iterate from")
+    p.add_argument("--max-iter", type=int, help="cap on the eigendecompositions")
+    p.add_argument("--n-starts", type=int, default=1, help="starts to try; distinct solutions are counted")
+    p.add_argument("--bootstrap", type=int, default=0, metavar="B", help="resample the clients B times")
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--out", type=Path, metavar="STORE", help="write the splits to this zarr store")
+    p.add_argument("--plot", type=Path, nargs="?", const=Path("split.png"), metavar="PNG", help="draw the splits")
+    p.add_argument("--overwrite", action="store_true", help="replace an existing STORE")
+    p.add_argument("--summary", action="store_true", help="print loadings and fit indices too")
+    return p
+
+
+def tau(text: str) -> Tau:
+    """Read a threshold: a quantile, ``inf``, ``-inf`` or ``abs:X``."""
+    if text.startswith("abs:"):
+        return Absolute(float(text[4:]))
+    value = float(text)
+    if not (0 < value < 1 or math.isinf(value)):
+        raise argparse.ArgumentTypeError(f"must be a quantile in (0, 1), inf, -inf or abs:X, but got {text!r}")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0, or 2 for bad arguments or input."""
+    options = parser().parse_args(argv)
+    try:
+        if options.out is not None and options.out.exists() and not options.overwrite:
+            raise ValueError(f"{options.out} exists; pass --overwrite or another --out")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+            results = decompose(options)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.out is not None:
+        save(options, results)
+    if options.plot is not None:
+        draw(options.plot, results)
+    return 0
+
+
+def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, BootstrapResult | None]]:
+    """Read, split and print layer by layer."""
+    tree = read_weights(options.files, layers=options.layer)
+    results: dict[str, tuple[SplitResult, BootstrapResult | None]] = {}
+    for layer, node in tree.children.items():
+        names = ("kappa", "tau", "n_factors", "method", "start", "max_iter")
+        chosen = {name: getattr(options, name) for name in names}
+        result = split(node["weights"], n_starts=options.n_starts, seed=options.seed, **chosen)
+        print(f"{layer}: {result.summary() if options.summary else result!r}")
+        drawn = None
+        if options.bootstrap:
+            drawn = bootstrap(node["weights"], replicates=options.bootstrap, seed=options.seed, **chosen)
+            print(drawn)
+        results[layer] = (result, drawn)
+    return results
+
+
+def save(options: argparse.Namespace, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:
+    """Write ``/split/<layer>`` with the configuration as root attributes."""
+    config = {k: str(v) if isinstance(v, Path | Absolute) else v for k, v in vars(options).items()}
+    tree = xr.DataTree.from_dict({f"/split/{layer}": to_dataset(*pair) for layer, pair in results.items()})
+    tree.attrs = {"title": "split of hidden units", "config": json.dumps(config), "fedstat": version("fedstat")}
+    tree.to_zarr(options.out, mode="w", consolidated=False)
+    print(f"{options.out}: xarray.open_datatree({str(options.out)!r}, engine='zarr', consolidated=False)")
+
+
+def draw(path: Path, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:
+    """Draw histogram and scree of every layer into one file."""
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    from fedstat.plot.factor import communality, scree
+
+    figure, axes = plt.subplots(len(results), 2, figsize=(9, 3.2 * len(results)), squeeze=False)
+    for row, (layer, (result, drawn)) in zip(axes, results.items(), strict=True):
+        communality(drawn or result, ax=row[0]).set_title(f"{layer}: communality")
+        scree(result.fit, ax=row[1]).set_title(f"{layer}: eigenvalues")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    print(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

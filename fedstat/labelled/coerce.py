@@ -1,0 +1,171 @@
+"""From what users hold (arrays, tensors, DataArrays) to what the statistics take, with labels in every error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import xarray as xr
+from array_api_compat import array_namespace, is_torch_array
+from numpy.typing import NDArray
+
+from fedstat.stats import factor
+
+Weights = Any
+"""(client, unit, weight...): NumPy array, torch tensor, or DataArray with dims ``client`` and ``unit``."""
+
+
+def layer_matrix(weights: Weights) -> Any:
+    """Input of the factor analysis of one layer: the clients' weights with one column a unit (FedFac §4.1).
+
+    Parameters
+    ----------
+    weights : array, tensor or DataArray (client, unit, weight...)
+        A layer's weights as torch stores them: (client, out, in) for a dense layer, (client, out, in, height, width)
+        for a convolution. In a DataArray every dim besides ``client`` and ``unit`` is a weight dim, in any order.
+
+    Returns
+    -------
+    array, tensor or DataArray (row, unit)
+        Rows are (client, weight) pairs, client by client; the kind is that of ``weights``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> layer_matrix(np.zeros((10, 8, 3, 5, 5))).shape
+    (750, 8)
+    """
+    if isinstance(weights, xr.DataArray):
+        _need_dims(weights, "client", "unit")
+        others = [d for d in weights.dims if d not in ("client", "unit")]
+        return weights.stack(row=["client", *others]).transpose("row", "unit")
+    flat = _flat(weights)
+    swapped = flat.transpose(1, 2) if is_torch_array(flat) else flat.swapaxes(1, 2)
+    return swapped.reshape(-1, flat.shape[1])
+
+
+def sums(weights: Weights) -> tuple[factor.Moments, NDArray[Any], int]:
+    """Moments over clients, labels of the units, number of clients; one client's block is in memory at a time."""
+    units, total, n = labels(weights, "unit", 1), None, 0
+    for client, block in client_blocks(weights):
+        m = name_bad(factor.moments(block), units, client)
+        total, n = m if total is None else total + m, n + 1
+    return cast(factor.Moments, total), units, n
+
+
+def client_sums(weights: Weights) -> tuple[factor.Moments, NDArray[Any]]:
+    """Moments of each client, stacked along a first dim client, and labels of the units."""
+    units = labels(weights, "unit", 1)
+    each = [name_bad(factor.moments(block), units, client) for client, block in client_blocks(weights)]
+    xp = array_namespace(each[0].cross)
+    return factor.Moments(*(xp.stack(field) for field in zip(*each, strict=True))), units
+
+
+def correlation_of(each: factor.Moments) -> Any:
+    """Correlation matrix of moments stacked along the client dim."""
+    return factor.correlation(factor.Moments(each.n.sum(), each.total.sum(0), each.cross.sum(0)))
+
+
+def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:
+    """Yield (label, (weight, unit)) client by client; a lazy DataArray is read one client at a time."""
+    if isinstance(weights, xr.DataArray):
+        _need_dims(weights, "client", "unit")
+        if 0 in weights.shape:
+            raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
+        for label, i in zip(labels(weights, "client", 0), range(weights.sizes["client"]), strict=True):
+            one = weights.isel(client=i).transpose("unit", ...)
+            yield label, np.asarray(one.data).reshape(one.sizes["unit"], -1).T
+    else:
+        for i, block in enumerate(_flat(weights)):
+            yield i, block.T
+
+
+def _flat(weights: Any) -> Any:
+    weights = weights if is_torch_array(weights) else np.asarray(weights)
+    if weights.ndim < 3 or 0 in weights.shape:
+        raise ValueError(
+            f"weights must be (client, unit, weight...) with at least one of each, but got shape {tuple(weights.shape)}"
+        )
+    return weights.reshape(weights.shape[0], weights.shape[1], -1)
+
+
+def values_of(z: Any, *, last: str) -> Any:
+    """Array or tensor behind ``z``, its dim ``last`` in the last place."""
+    if isinstance(z, xr.DataArray):
+        _need_dims(z, last)
+        z = z.transpose(..., last)
+        return z.to_numpy()
+    return z if is_torch_array(z) else np.asarray(z)
+
+
+def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
+    """Labels of a dim: its coordinate, else positions."""
+    if isinstance(values, xr.DataArray) and dim in values.coords:
+        return np.asarray(values[dim].to_numpy())
+    if isinstance(values, xr.DataArray):
+        return np.arange(values.sizes.get(dim, 0))
+    shape = np.shape(values)
+    return np.arange(shape[axis] if len(shape) > abs(axis) - (axis < 0) else 0)
+
+
+def _need_dims(values: xr.DataArray, *dims: str) -> None:
+    if missing := [d for d in dims if d not in values.dims]:
+        raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. Rename with .rename(...).")
+
+
+def name_bad(m: factor.Moments, units: NDArray[Any], client: Any = None) -> factor.Moments:
+    """Return the moments, or raise ValueError naming the client and units that are not finite."""
+    if bad := factor.broken_units(m):
+        whose = "the weights" if client is None else f"the weights of client {client!s}"
+        raise ValueError(
+            f"{whose} hold NaN or infinite values, first in unit(s) {few(units[bad])}. "
+            "A diverged client is the usual cause: leave it out or lower its learning rate."
+        )
+    return m
+
+
+def correlation_matrix(r: Any) -> Any:
+    """Check a given correlation matrix; NaN rows mark dead units."""
+    a = numpy_of(r).astype(float)
+    if a.shape[0] != a.shape[1]:
+        raise ValueError(f"a correlation matrix must be square, but got shape {a.shape}. Pass corr=False for raw rows.")
+    live = ~np.isnan(np.diagonal(a))
+    core = a[np.ix_(live, live)]
+    if not np.isfinite(core).all():
+        raise ValueError("a correlation matrix must be finite between live units, but got NaN or infinite values")
+    if (worst := float(np.abs(core - core.T).max(initial=0))) > 1e-8:
+        raise ValueError(f"a correlation matrix must be symmetric, but got |R - R'| up to {worst:.3g}")
+    if (worst := float(np.abs(np.diagonal(core) - 1).max(initial=0))) > 1e-8:
+        where = int(np.flatnonzero(live)[np.abs(np.diagonal(core) - 1).argmax()])
+        raise ValueError(
+            f"a correlation matrix must have a unit diagonal, but got R[{where}, {where}] = {a[where, where]:g}. "
+            "Pass raw rows with corr=False to have them standardised; mark dead units by NaN rows."
+        )
+    slack = 1e-8 * max(1, len(core))
+    if (smallest := _smallest(core, slack)) < -slack:
+        raise ValueError(
+            f"a correlation matrix must be positive semi-definite, but got smallest eigenvalue {smallest:.3g}. "
+            "Pairwise deletion of missing values is the usual cause: compute R from complete rows."
+        )
+    return r if is_torch_array(r) else np.asarray(r, dtype=float)
+
+
+def _smallest(r: NDArray[np.float64], slack: float) -> float:
+    """Smallest eigenvalue, or -slack if a Cholesky factor shows in an eighth of the time that it is no smaller."""
+    try:
+        np.linalg.cholesky(r + slack * np.eye(len(r)))
+    except np.linalg.LinAlgError:
+        return float(np.linalg.eigvalsh(r)[0])
+    return -slack
+
+
+def numpy_of(a: Any) -> NDArray[Any]:
+    """Array on the host."""
+    return a.detach().cpu().numpy() if is_torch_array(a) else np.asarray(a)
+
+
+def few(labels: Iterable[Any], most: int = 3) -> str:
+    """Join the first labels for an error message."""
+    labels = [str(x) for x in labels]
+    return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")

@@ -1,0 +1,284 @@
+"""Factor analysis and split of a layer: the verbs ``fa``, ``split`` and ``update``."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstat import _check
+from fedstat.labelled.coerce import (
+    Weights,
+    correlation_matrix,
+    correlation_of,
+    few,
+    labels,
+    name_bad,
+    numpy_of,
+    sums,
+    values_of,
+)
+from fedstat.results import ConvergenceWarning, FactorResult, Rotation, SplitResult, Tau
+from fedstat.stats import factor
+
+Heywood = Literal["allow", "bound", "error"]
+_DEFAULTS: dict[str, Any] = {
+    "start": "pc", "n_starts": 1, "seed": 0, "heywood": "allow", "max_iter": None, "tol": None,
+}  # fmt: skip
+_CHOICES: dict[str, Any] = {"n_factors": None, "method": "pa", "rotation": None}
+
+
+def fa(
+    z: Any,
+    *,
+    kappa: float = 0.85,
+    n_factors: int | None = None,
+    method: factor.Method = "pa",
+    rotation: Rotation | None = None,
+    corr: bool = False,
+    n_obs: int | None = None,
+    start: factor.Start = "pc",
+    n_starts: int = 1,
+    seed: int = 0,
+    heywood: Heywood = "allow",
+    max_iter: int | None = None,
+    tol: float | None = None,
+) -> FactorResult:
+    """Factor analysis of a layer's hidden units (FedFac §4.1).
+
+    Parameters
+    ----------
+    z : array, tensor or DataArray (row, unit)
+        Output of :func:`layer_matrix`, or a correlation matrix (unit, unit) if ``corr``. In a DataArray the columns
+        are the dim ``unit``, whatever the other dim is called.
+    kappa : float in (0, 1]
+        The number of factors is the smallest whose eigenvalues hold this share of their sum.
+    n_factors : int, optional
+        A given number of factors instead of the κ rule.
+    method : {"pa", "minres", "pc", "leverage"}
+        Estimator of the communalities, see :func:`fedstat.stats.factor.fit`.
+    rotation : {"varimax", "promax", "oblimin"}, optional
+        Rotation of the loadings; the communalities do not depend on it.
+    corr : bool
+        ``z`` is a correlation matrix; a unit whose row is NaN is dead.
+    n_obs : int, optional
+        Rows behind a given correlation matrix; the fit indices need it.
+    start : {"pc", "smc"} or array (unit,)
+        Communalities to start from: principal components (the paper), squared multiple correlations, given ones.
+    n_starts : int
+        With more than one, random starts are tried too and the number of distinct solutions is reported.
+    seed : int
+        Of the random starts.
+    heywood : {"allow", "bound", "error"}
+        Communalities above 1 are kept and flagged, clipped to 1 in every step, or an error that names the units.
+    max_iter : int, optional
+        Cap on the eigendecompositions: 50 for ``"pa"``, 1000 for ``"minres"``.
+    tol : float, optional
+        Stop when no communality changes by more than this: 1e-3 for ``"pa"``, 1e-6 for ``"minres"``.
+
+    Returns
+    -------
+    FactorResult
+
+    Raises
+    ------
+    ValueError
+        If ``z`` is no matrix, holds NaN or infinite values (the units are named), is no correlation matrix although
+        ``corr``, or an argument is out of range.
+
+    Warns
+    -----
+    ConvergenceWarning
+        If the cap was reached first. Usual for ``"pa"`` at κ >= 0.85, where communalities run to 1 and past it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> z = np.outer(rng.normal(size=2000), [1, 1, 1, 0]) + rng.normal(size=(2000, 4))
+    >>> fa(z, n_factors=1)
+    Factor analysis (pa): 4 units, 2000 rows, 1 factors (given)
+      converged in 7 steps, residual 9.4e-04
+      nu: median 0.48, 0 Heywood, 0 dead
+      highest nu: 2 0.55, 0 0.50, 1 0.47, 3 0.00
+      lowest nu:  3 0.00, 1 0.47, 0 0.50, 2 0.55
+    """
+    units = labels(z, "unit", -1)
+    z = values_of(z, last="unit")
+    if z.ndim != 2:
+        raise ValueError(
+            f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
+            "Use fedstat.layer_matrix(weights), or select one round or layer first."
+        )
+    if corr:
+        r = correlation_matrix(z)
+    else:
+        n_obs = int(z.shape[0])
+        r = factor.correlation(name_bad(factor.moments(z), units))
+    options = {"start": start, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
+    return _analyse(r, units, n_obs, None, kappa, n_factors, method, rotation, options)
+
+
+def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: Any) -> SplitResult:
+    """Split a layer's units into shared and client-specific ones (FedFac §4.1).
+
+    The correlation matrix is summed client by client: the stacked matrix is never built.
+
+    Parameters
+    ----------
+    weights : array, tensor or DataArray (client, unit, weight...)
+        As in :func:`layer_matrix`.
+    kappa : float in (0, 1]
+        The number of factors is the smallest whose eigenvalues hold this share of their sum.
+    tau : float in (0, 1), inf, -inf or Absolute
+        Quantile of the communalities at which units begin to be shared; ``Absolute(x)`` for a value; ``inf``: the
+        whole layer is personal (FedPer, LG-FedAvg); ``-inf``: the whole layer is shared (FedAvg).
+    **options
+        n_factors, method, rotation, start, n_starts, seed, heywood, max_iter and tol of :func:`fa`.
+
+    Returns
+    -------
+    SplitResult
+
+    Raises
+    ------
+    ValueError
+        As :func:`fa`; NaN or infinite weights are named by client and unit.
+
+    Warns
+    -----
+    ConvergenceWarning
+        As :func:`fa`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))  # 4 units follow one pattern
+    >>> own = rng.normal(size=(10, 2, 20))  # 2 units are each client's own
+    >>> split(np.concatenate([alike, own], axis=1), n_factors=1, tau=1 / 3).shared.tolist()
+    [True, True, True, True, False, False]
+    """
+    m, units, n_clients = sums(weights)
+    return _split_correlation(factor.correlation(m), units, int(m.n), n_clients, kappa, tau, options)
+
+
+def split_sums(
+    each: factor.Moments, units: NDArray[Any], *, kappa: float = 0.85, tau: Tau = 0.5, **options: Any
+) -> SplitResult:
+    """As :func:`split`, from the moments of each client stacked along the client dim."""
+    r, n_obs = correlation_of(each), int(each.n.sum())
+    return _split_correlation(r, units, n_obs, len(each.n), kappa, tau, options)
+
+
+def _split_correlation(
+    r: Any, units: NDArray[Any], n_obs: int, n_clients: int, kappa: float, tau: Tau, options: dict[str, Any]
+) -> SplitResult:
+    if unknown := set(options) - set(_CHOICES) - set(_DEFAULTS):
+        raise TypeError(f"got unexpected arguments {sorted(unknown)}; fedstat.fa names the possible ones")
+    choices = {k: options.get(k, v) for k, v in _CHOICES.items()}
+    fitting = {k: options.get(k, v) for k, v in _DEFAULTS.items()}
+    n_factors, method, rotation = choices.values()
+    return _analyse(r, units, n_obs, n_clients, kappa, n_factors, method, rotation, fitting).split(tau=tau)
+
+
+def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
+    """Repeat an analysis on the next round's weights, starting from the last communalities.
+
+    Parameters
+    ----------
+    previous : FactorResult or SplitResult
+        Its arguments are used again.
+    weights : array, tensor or DataArray (client, unit, weight...)
+
+    Returns
+    -------
+    FactorResult or SplitResult
+        Of the kind of ``previous``. Where there is one solution it is the one of a fresh start, in fewer steps; in
+        the Heywood regime (κ >= 0.85) it may be another, nearer to the last one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> first = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 6, 20))
+    >>> before = split(first, n_factors=1)
+    >>> after = update(before, first + 0.01 * rng.normal(size=first.shape))
+    >>> after.fit.n_iter < before.fit.n_iter
+    True
+    """
+    fit = previous.fit if isinstance(previous, SplitResult) else previous
+    m, units, n_clients = sums(weights)
+    if len(units) != len(fit.units):
+        raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
+    options = {**fit.options, "start": fit.communality, "n_starts": 1}
+    n_factors = fit.n_factors if fit.kappa is None else None
+    r, n_obs = factor.correlation(m), int(m.n)
+    kappa = 0.85 if fit.kappa is None else fit.kappa
+    result = _analyse(r, units, n_obs, n_clients, kappa, n_factors, fit.method, fit.rotation, options)
+    return result.split(tau=previous.tau) if isinstance(previous, SplitResult) else result
+
+
+def _analyse(
+    r: Any,
+    units: NDArray[Any],
+    n_obs: int | None,
+    n_clients: int | None,
+    kappa: float,
+    n_factors: int | None,
+    method: Any,
+    rotation: Any,
+    options: dict[str, Any],
+) -> FactorResult:
+    heywood = _check.choice("heywood", options["heywood"], ("allow", "bound", "error"))
+    n_starts = _check.integer("n_starts", options["n_starts"])
+    arguments = {k: options[k] for k in ("start", "max_iter", "tol")}
+    arguments |= {"kappa": kappa, "n_factors": n_factors, "method": method}
+    arguments["heywood"] = "bound" if heywood == "bound" else "allow"
+    if n_starts > 1:
+        fit, n_minima = factor.starts(r, n_starts - 1, seed=options["seed"], **arguments)
+    else:
+        fit, n_minima = factor.fit(r, **arguments), 1
+    loadings = numpy_of(fit.loadings)
+    loadings = loadings * np.where(loadings.sum(0) < 0, -1.0, 1.0)  # eigenvectors have no sign of their own
+    result = FactorResult(
+        communality=numpy_of(fit.communality),
+        loadings=np.where(np.isnan(numpy_of(fit.communality))[:, None], np.nan, loadings),
+        correlation=numpy_of(r),
+        n_factors=int(fit.n_factors),
+        n_iter=int(fit.n_iter),
+        converged=bool(fit.converged),
+        residual=float(fit.residual),
+        heywood=numpy_of(fit.heywood),
+        units=units,
+        n_obs=n_obs,
+        n_clients=n_clients,
+        kappa=kappa if n_factors is None else None,
+        method=method,
+        options=options,
+        n_starts=n_starts,
+        n_minima=n_minima,
+    )
+    if heywood == "error" and result.heywood.any():
+        raise ValueError(
+            f"communality above 1 (Heywood case) in unit(s) {few(units[result.heywood])}. "
+            "Lower kappa or n_factors, or pass heywood='bound' or method='minres'."
+        )
+    if result.n_factors == int((~result.dead).sum()) and method != "leverage":
+        warnings.warn(
+            f"there are as many factors as live units, {result.n_factors}: every communality is 1 and tells nothing. "
+            "Lower kappa or n_factors.",
+            UserWarning,
+            stacklevel=3,
+        )
+    if not result.converged:
+        warnings.warn(
+            f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "
+            f"factors for {int((~result.dead).sum())} units. Lower kappa or n_factors, raise max_iter, use "
+            "method='minres', or see fedstat.stats.split.iteration_stability for whether the split moves too.",
+            ConvergenceWarning,
+            stacklevel=3,
+        )
+    return result.rotate(rotation) if rotation is not None else result

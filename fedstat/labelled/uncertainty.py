@@ -1,0 +1,219 @@
+"""How sure is a split, and how many factors: ``bootstrap``, ``permutation_test``, ``stability``, ``n_factors``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat import _check
+from fedstat._random import generator
+from fedstat.labelled.coerce import Weights, client_sums, correlation_of, numpy_of
+from fedstat.labelled.factor import fa, split_sums
+from fedstat.results import ConvergenceWarning, SplitResult, Tau
+from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
+from fedstat.stats import bootstrap as _bootstrap
+from fedstat.stats import factor, nfactors
+from fedstat.stats import split as _split
+
+
+def bootstrap(
+    weights: Weights,
+    *,
+    tau: Tau = 0.5,
+    replicates: int = 200,
+    level: float = 0.95,
+    seed: int = 0,
+    kappa: float = 0.85,
+    **options: Any,
+) -> BootstrapResult:
+    """Standard errors and intervals of communalities, and how often each unit is shared, by resampling clients.
+
+    Parameters
+    ----------
+    weights : array, tensor or DataArray (client, unit, weight...)
+        At least 2 clients.
+    tau, kappa
+        As in :func:`fedstat.split`; a quantile is taken anew in every replicate.
+    replicates : int
+    level : float in (0, 1)
+        Of the percentile intervals.
+    seed : int
+    **options
+        n_factors, method, start, max_iter and tol of :func:`fedstat.fa`.
+
+    Returns
+    -------
+    BootstrapResult
+
+    Raises
+    ------
+    ValueError
+        If there are fewer than 2 clients, or as :func:`fedstat.split`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
+    >>> result = bootstrap(np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1), n_factors=1, replicates=50)
+    >>> result.p_shared.tolist()
+    [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    """
+    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    m, units = client_sums(weights)
+    at_hand = split_sums(m, units, tau=tau, kappa=kappa, **options)
+    drawn = _bootstrap.bootstrap(m, replicates=replicates, tau=tau, seed=seed, kappa=kappa, **options)
+    fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
+    return BootstrapResult(split=at_hand, level=level, **fields)
+
+
+def permutation_test(
+    weights: Weights, *, replicates: int = 199, seed: int = 0, kappa: float = 0.85, **options: Any
+) -> PermutationResult:
+    """Do units carry an identity across clients? Shuffle the units within each client and compare.
+
+    Parameters
+    ----------
+    weights, kappa, **options
+        As in :func:`bootstrap`.
+    replicates : int
+        Shuffles.
+    seed : int
+
+    Returns
+    -------
+    PermutationResult
+        A small p-value says that what factors explain differs between units by more, or by less, than it would if
+        each client had named its units in an order of its own.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> own = np.random.default_rng(0).normal(size=(8, 6, 30))
+    >>> permutation_test(own, n_factors=1, replicates=99).p_value > 0.05
+    True
+    """
+    m, units = client_sums(weights)
+    at_hand = split_sums(m, units, tau=0.5, kappa=kappa, **options)
+    drawn = _bootstrap.permutation(m, replicates=replicates, seed=seed, kappa=kappa, **options)
+    return PermutationResult(at_hand, numpy_of(drawn.communality))
+
+
+def stability(
+    weights: Weights,
+    *,
+    tau: Tau = 0.5,
+    kappa: float = 0.85,
+    method: factor.Method = "pa",
+    kappas: Sequence[float] = (0.5, 0.75, 0.85, 0.9, 0.95),
+    taus: Sequence[Tau] = (0.25, 0.75),
+    n_starts: int = 5,
+    seed: int = 0,
+) -> StabilityResult:
+    """Does the split depend on what the analyst chose: estimator, κ, start, iterations, τ?
+
+    Parameters
+    ----------
+    weights : array, tensor or DataArray (client, unit, weight...)
+    tau, kappa, method
+        Of the reference split.
+    kappas, taus
+        Values to compare, one at a time.
+    n_starts : int
+        Random starts to compare, for ``"pa"`` and ``"minres"``.
+    seed : int
+        Of the random starts.
+
+    Returns
+    -------
+    StabilityResult
+        Non-convergence is a column of its table, not a warning for each variant.
+    """
+    m, units = client_sums(weights)
+    r = correlation_of(m)
+    n_starts = _check.integer("n_starts", n_starts, low=0) if method in ("pa", "minres") else 0
+    rng = generator(seed, "stability")
+    variants: list[tuple[str, str, dict[str, Any]]] = [
+        *(("method", name, {"method": name}) for name in factor.METHODS if name != method),
+        *(("kappa", f"{k:g}", {"kappa": k}) for k in kappas if k != kappa),
+        *(("start", "smc", {"start": "smc"}) for _ in range(min(1, n_starts))),
+        *(("start", f"random {i + 1}", {"start": rng.uniform(size=len(units))}) for i in range(n_starts)),
+        *(("max_iter", f"{n}", {"max_iter": n, "tol": 0.0}) for n in (200, 1000) if method == "pa"),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        reference = split_sums(m, units, tau=tau, kappa=kappa, method=method)
+        rows = []
+        for varied, value, changes in variants:
+            fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
+            rows.append(_row(varied, value, reference, fit.split(tau=tau)))
+    rows += [_row("tau", str(t), reference, reference.fit.split(tau=t)) for t in taus if t != tau]
+    return StabilityResult(reference, pd.DataFrame(rows))
+
+
+def n_factors(
+    z: Any,
+    *,
+    kappa: float = 0.85,
+    corr: bool = False,
+    n_obs: int | None = None,
+    draws: int = 100,
+    quantile: float = 0.95,
+    seed: int = 0,
+) -> NFactorsResult:
+    """How many factors: the κ rule beside Kaiser's, parallel analysis, Velicer's MAP and the scree.
+
+    Parameters
+    ----------
+    z : array, tensor or DataArray (row, unit)
+        As in :func:`fedstat.fa`; dead units are left out.
+    kappa : float
+        Of the κ rule.
+    corr, n_obs
+        As in :func:`fedstat.fa`; parallel analysis needs ``n_obs`` with a correlation matrix. Rows of one client are
+        alike, so a smaller number than that of the rows is the cautious choice.
+    draws : int
+        Noise matrices of parallel analysis.
+    quantile : float
+        Of their eigenvalues.
+    seed : int
+
+    Returns
+    -------
+    NFactorsResult
+
+    Raises
+    ------
+    ValueError
+        If ``corr`` and no ``n_obs``, or as :func:`fedstat.fa`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(400, 2)) @ rng.normal(size=(2, 10)) + rng.normal(size=(400, 10))
+    >>> n_factors(z).numbers["parallel_fa"]
+    2
+    """
+    fit = fa(z, corr=corr, n_obs=n_obs, n_factors=1, method="pc")
+    if fit.n_obs is None:
+        raise ValueError("n_obs must be given with a correlation matrix: parallel analysis needs it, but got None")
+    live = fit.correlation[np.ix_(~fit.dead, ~fit.dead)]
+    numbers, curves = nfactors.compare(live, fit.n_obs, kappa=kappa, draws=draws, quantile=quantile, seed=seed)
+    return NFactorsResult(numbers, curves, kappa, fit.n_obs)
+
+
+def _row(varied: str, value: str, reference: SplitResult, other: SplitResult) -> dict[str, Any]:
+    return {
+        "varied": varied,
+        "value": value,
+        "adjusted_rand": float(_split.adjusted_rand(reference.shared, other.shared)),
+        "same_state": float(_split.same_state(reference.shared, other.shared)),
+        "n_factors": other.fit.n_factors,
+        "converged": other.fit.converged,
+        "n_heywood": int(other.fit.heywood.sum()),
+    }

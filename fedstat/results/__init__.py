@@ -1,0 +1,18 @@
+"""Results that print themselves, turn into tables and never change."""
+
+from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation, SplitResult
+from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
+from fedstat.stats.split import Absolute, Tau
+
+__all__ = [
+    "Absolute",
+    "BootstrapResult",
+    "ConvergenceWarning",
+    "FactorResult",
+    "NFactorsResult",
+    "PermutationResult",
+    "Rotation",
+    "SplitResult",
+    "StabilityResult",
+    "Tau",
+]

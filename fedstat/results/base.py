@@ -1,0 +1,65 @@
+"""What every result can do: print in 100 columns, give tables, leave as a dict, LaTeX or HTML."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+WIDTH = 100
+
+
+class Result:
+    """Mixin of the frozen results; a class gives ``__repr__``, ``tidy`` (one row a term) and ``glance`` (one row)."""
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a term."""
+        raise NotImplementedError
+
+    def glance(self) -> pd.DataFrame:
+        """One row for the whole result."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists, ready for JSON (NaN and inf as None): glance's row, tidy's columns."""
+        return {
+            "glance": {k: _plain(v) for k, v in self.glance().iloc[0].items()},
+            "tidy": {str(k): [_plain(x) for x in v] for k, v in self.tidy().items()},
+        }
+
+    def to_latex(self, *, digits: int = 3) -> str:
+        """Return the tidy table as a LaTeX tabular."""
+        return self.tidy().to_latex(index=False, float_format=f"%.{digits}f")
+
+    def _repr_html_(self) -> str:
+        head = self.tidy().head(10).round(3).to_html(index=False, border=0)
+        return f"<pre>{html.escape(repr(self))}</pre>{head}"
+
+
+def line(text: str) -> str:
+    """Cut a line of print to 100 columns, visibly."""
+    return text if len(text) <= WIDTH else text[: WIDTH - 4] + " ..."
+
+
+def listing(head: str, items: Iterable[str]) -> str:
+    """``head`` and as many items as fit the width."""
+    text = head
+    for item in items:
+        if len(text) + len(item) + 6 > WIDTH:
+            return text + " ..."
+        text += (" " if text == head else ", ") + item
+    return text
+
+
+def number(x: float, digits: int = 3) -> str:
+    """Print a number, or a dash where it is undefined."""
+    return "-" if isinstance(x, float) and math.isnan(x) else f"{x:.{digits}f}"
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.generic) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,342 @@
+"""Factor analysis of a layer and the split it gives, reported in psych's vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedstat import _check
+from fedstat.results.base import Result, line, listing, number
+from fedstat.stats import indices
+from fedstat.stats import split as _split
+
+Rotation = Literal["varimax", "promax", "oblimin"]
+ROTATIONS: tuple[Rotation, ...] = ("varimax", "promax", "oblimin")
+Floats = NDArray[np.float64]
+
+
+class ConvergenceWarning(UserWarning):
+    """An iteration stopped at its cap; the message says what to do next."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FactorResult(Result):
+    """Factor analysis of a layer's units, as :func:`fedstat.fa` returns it.
+
+    Attributes
+    ----------
+    communality : array (unit,)
+        ν: share of a unit's variance that the common factors explain; NaN for a dead unit (zero variance).
+    loadings : array (unit, factor)
+        Pattern coefficients, columns by falling sum of squares; NaN rows for dead units.
+    correlation : array (unit, unit)
+        R; NaN rows and columns for dead units.
+    n_factors, n_iter : int
+        Number of factors G; number of eigendecompositions, the first of R itself, as R's psych counts.
+    converged : bool
+        Whether the estimator reached its tolerance before its cap.
+    residual : float
+        Largest change of a communality in the last step; the KKT residual of bounded estimators.
+    heywood : bool array (unit,)
+        Communality above 1, an improper solution, or held at 1 by a bound.
+    units : array (unit,)
+        Labels of the units.
+    n_obs, n_clients : int or None
+        Rows (client, weight) and clients behind R, where known.
+    kappa : float or None
+        Eigenvalue share that chose ``n_factors``; None if the number was given.
+    method, rotation : str, str or None
+        Estimator of ν; rotation of the loadings.
+    phi : array (factor, factor) or None
+        Correlations of obliquely rotated factors.
+    options : dict
+        Further arguments of the fit, reused by :func:`fedstat.update`.
+    n_starts, n_minima : int
+        Starts tried, and how many distinct solutions they ended in.
+    """
+
+    communality: Floats
+    loadings: Floats
+    correlation: Floats
+    n_factors: int
+    n_iter: int
+    converged: bool
+    residual: float
+    heywood: NDArray[np.bool_]
+    units: NDArray[Any]
+    n_obs: int | None
+    n_clients: int | None
+    kappa: float | None
+    method: str
+    options: dict[str, Any]
+    rotation: str | None = None
+    phi: Floats | None = None
+    n_starts: int = 1
+    n_minima: int = 1
+
+    @property
+    def uniqueness(self) -> Floats:
+        """Share of a unit's variance that is its own: 1 − ν, array (unit,)."""
+        return 1 - self.communality
+
+    @property
+    def dead(self) -> NDArray[np.bool_]:
+        """Units with zero variance: no communality, never silently shared; bool array (unit,)."""
+        return np.isnan(self.communality)
+
+    @cached_property
+    def eigenvalues(self) -> Floats:
+        """Eigenvalues of R, falling, one 0 for each dead unit; array (unit,)."""
+        live = np.linalg.eigvalsh(self._live)[::-1]
+        return np.concatenate([live, np.zeros(int(self.dead.sum()))])
+
+    @property
+    def ss_loadings(self) -> Floats:
+        """Variance each factor explains, in units of one standardised unit; array (factor,)."""
+        pattern = self.loadings[~self.dead]
+        phi = np.eye(self.n_factors) if self.phi is None else self.phi
+        return np.asarray(np.diagonal(phi @ pattern.T @ pattern))
+
+    @property
+    def _live(self) -> Floats:
+        return self.correlation[np.ix_(~self.dead, ~self.dead)]
+
+    @property
+    def _structure(self) -> Floats:
+        pattern = self.loadings[~self.dead]
+        return pattern if self.phi is None else pattern @ self.phi
+
+    @cached_property
+    def _indices(self) -> dict[str, float]:
+        if self.method == "leverage":  # squared eigenvector rows: no factor model that could fit
+            return indices.fit_indices(self._live, self._live * np.nan, self.n_factors, None)
+        common = self._structure @ self.loadings[~self.dead].T
+        return indices.fit_indices(self._live, common, self.n_factors, self.n_obs)
+
+    def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
+        """Shared and client-specific units at threshold ``tau`` (FedFac §4.1); see :func:`fedstat.split`."""
+        return SplitResult(
+            communality=self.communality,
+            shared=_split.shared(self.communality, tau=tau),
+            threshold=float(_split.threshold(self.communality, tau)),
+            tau=tau,
+            fit=self,
+        )
+
+    def rotate(self, rotation: Rotation) -> FactorResult:
+        """Rotate the loadings with factor_analyzer; communalities stay as they are.
+
+        Parameters
+        ----------
+        rotation : {"varimax", "promax", "oblimin"}
+        """
+        _check.choice("rotation", rotation, ROTATIONS)
+        if self.n_factors == 1:
+            return replace(self, rotation=rotation)
+        from factor_analyzer import Rotator  # takes scikit-learn along, a second to import
+
+        rotator = Rotator(method=rotation)
+        pattern = rotator.fit_transform(self.loadings[~self.dead])
+        phi = None if rotation == "varimax" else np.asarray(rotator.phi_)
+        order = np.argsort(-np.sum(pattern**2, axis=0))
+        loadings = np.full_like(self.loadings, np.nan)
+        loadings[~self.dead] = pattern[:, order]
+        return replace(
+            self, loadings=loadings, rotation=rotation, phi=None if phi is None else phi[np.ix_(order, order)]
+        )
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a unit: term, loadings, h2 (communality), u2 (uniqueness), complexity, heywood, dead."""
+        columns = {f"factor_{m + 1}": self.loadings[:, m] for m in range(self.n_factors)}
+        return pd.DataFrame(
+            {"term": self.units}
+            | columns
+            | {
+                "h2": self.communality,
+                "u2": self.uniqueness,
+                "complexity": indices.complexity(self.loadings),
+                "heywood": self.heywood,
+                "dead": self.dead,
+            }
+        )
+
+    def glance(self) -> pd.DataFrame:
+        """One row: sizes, how the fit ended, rank and smallest eigenvalue of R, fit indices, KMO, Bartlett's test."""
+        values = self.eigenvalues[: len(self._live)]
+        test = (np.nan, 0, np.nan) if self.n_obs is None else indices.bartlett(self._live, self.n_obs)
+        row = {
+            "d": len(self.units),
+            "n_obs": self.n_obs,
+            "n_clients": self.n_clients,
+            "n_factors": self.n_factors,
+            "kappa": self.kappa,
+            "method": self.method,
+            "rotation": self.rotation,
+            "converged": self.converged,
+            "n_iter": self.n_iter,
+            "residual": self.residual,
+            "n_heywood": int(self.heywood.sum()),
+            "n_dead": int(self.dead.sum()),
+            "n_starts": self.n_starts,
+            "n_minima": self.n_minima,
+            "rank": int(np.sum(values > 1e-10 * values[0])),
+            "lambda_min": float(values[-1]),
+            **self._indices,
+            "kmo": indices.kmo(self._live)[0],
+            "bartlett": test[0],
+            "bartlett_p": test[2],
+        }
+        return pd.DataFrame([row])
+
+    def augment(self, z: Any) -> pd.DataFrame:
+        """Factor scores of rows by Thurstone's regression method, standardised rows times R⁻¹ times structure.
+
+        Parameters
+        ----------
+        z : array (row, unit)
+            The rows that were analysed, or new ones; they are standardised by their own mean and deviation.
+
+        Returns
+        -------
+        DataFrame (row)
+            Columns factor_1, factor_2, ...
+        """
+        z = np.asarray(z, dtype=float)
+        if z.ndim != 2 or z.shape[1] != len(self.units):
+            raise ValueError(f"z must have shape (row, {len(self.units)}), but got {z.shape}")
+        z = z[:, ~self.dead]
+        weight = np.linalg.pinv(self._live, hermitian=True) @ self._structure
+        scores = (z - z.mean(0)) / z.std(0) @ weight
+        return pd.DataFrame(scores, columns=[f"factor_{m + 1}" for m in range(self.n_factors)])
+
+    def summary(self, *, rows: int = 12, factors: int = 6) -> str:
+        """Report in the words of R's psych: h2, u2, com, SS loadings, RMSR, χ², TLI, RMSEA, BIC.
+
+        Parameters
+        ----------
+        rows, factors : int
+            Units (by falling h2) and factors to print.
+        """
+        g = min(factors, self.n_factors)
+        table = self.tidy().rename(columns={"complexity": "com"}).sort_values("h2", ascending=False)
+        table = table[["term", *(f"factor_{m + 1}" for m in range(g)), "h2", "u2", "com"]].head(rows)
+        ss = self.ss_loadings
+        d = int((~self.dead).sum())
+        variance = pd.DataFrame(
+            [ss, ss / d, np.cumsum(ss) / d],
+            index=["SS loadings", "Proportion Var", "Cumulative Var"],
+            columns=[f"factor_{m + 1}" for m in range(self.n_factors)],
+        ).iloc[:, :g]
+        cut = "" if rows >= len(self.units) and g == self.n_factors else "(largest h2 and first factors only)"
+        return "\n".join(
+            [
+                repr(self), "", f"Loadings {cut}".rstrip(),
+                table.to_string(index=False, float_format="%.2f"), "",
+                variance.to_string(float_format="%.2f"), "",
+                *self._index_lines(),
+            ]
+        )  # fmt: skip
+
+    def _index_lines(self) -> list[str]:
+        x = self._indices
+        lines = [f"RMSR {number(x['rmsr'])}, corrected for df {number(x['rmsr_corrected'])}; df {x['df']:.0f}"]
+        if x["df"] <= 0:
+            return [
+                *lines,
+                "df <= 0: the model has as many parameters as R has correlations; chi2, TLI, RMSEA say nothing",
+            ]
+        if self.n_obs is None:
+            return [*lines, "n_obs unknown: chi2, TLI, RMSEA and BIC need it"]
+        if np.isnan(x["chi2"]):
+            return [*lines, "R or the model is singular: chi2, TLI, RMSEA and BIC are undefined"]
+        return [
+            *lines,
+            f"chi2 {number(x['chi2'], 2)} with p {x['p_value']:.3g} (rows taken as independent)",
+            f"TLI {number(x['tli'])}; BIC {number(x['bic'], 1)}",
+            f"RMSEA {number(x['rmsea'])}, 90 % from {number(x['rmsea_low'])} to {number(x['rmsea_high'])}",
+        ]
+
+    def __repr__(self) -> str:
+        d, nu = len(self.units), self.communality
+        how = f"kappa {self.kappa:g}" if self.kappa is not None else "given"
+        size = "" if self.n_obs is None else f", {self.n_obs} rows"
+        end = f"converged in {self.n_iter} steps" if self.converged else f"NOT converged in {self.n_iter} steps"
+        starts = "" if self.n_starts == 1 else f"; {self.n_minima} solutions from {self.n_starts} starts"
+        order = np.argsort(np.where(self.dead, -np.inf, -nu))[int(self.dead.sum()) :]
+        named = [f"{self.units[j]} {nu[j]:.2f}" for j in order]
+        lines = [
+            f"Factor analysis ({self.method}): {d} units{size}, {self.n_factors} factors ({how})",
+            f"  {end}, residual {self.residual:.1e}{starts}",
+            f"  nu: median {np.nanmedian(nu):.2f}, {int(self.heywood.sum())} Heywood, {int(self.dead.sum())} dead",
+            listing("  highest nu:", named[:8]),
+            listing("  lowest nu: ", named[: -min(9, len(named) + 1) : -1]),
+        ]
+        if self.dead.any():
+            lines.append(listing("  dead:", (str(u) for u in self.units[self.dead])))
+        return "\n".join(map(line, lines))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitResult(Result):
+    """Shared and client-specific units of a layer, as :func:`fedstat.split` returns it.
+
+    Attributes
+    ----------
+    communality : array (unit,)
+        ν; NaN for a dead unit.
+    shared : bool array (unit,)
+        ζ: True for a unit that all clients share.
+    threshold : float
+        Value that ν had to reach.
+    tau : float or Absolute
+        The threshold as it was asked for: a quantile, ±inf or a value.
+    fit : FactorResult
+        The factor analysis behind ν.
+    """
+
+    communality: Floats
+    shared: NDArray[np.bool_]
+    threshold: float
+    tau: _split.Tau
+    fit: FactorResult
+
+    @property
+    def group(self) -> NDArray[np.str_]:
+        """``"shared"``, ``"personal"`` or ``"dead"``, array (unit,); with tau = −inf dead units are shared too."""
+        rest = np.where(self.fit.dead, "dead", "personal")
+        return np.where(self.shared, "shared", rest)
+
+    @property
+    def margin(self) -> Floats:
+        """How far each communality is from the threshold, ν − τ; array (unit,)."""
+        return self.communality - self.threshold
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a unit: the columns of the factor analysis, then group and margin."""
+        return self.fit.tidy().assign(group=self.group, margin=self.margin)
+
+    def glance(self) -> pd.DataFrame:
+        """One row: tau, threshold, counts of shared, personal and dead units, then the factor analysis's row."""
+        row = {"tau": str(self.tau), "threshold": self.threshold}
+        row |= {f"n_{name}": int((self.group == name).sum()) for name in ("shared", "personal")}
+        return pd.concat([pd.DataFrame([row]), self.fit.glance()], axis=1)
+
+    def summary(self) -> str:
+        """Return the split, then :meth:`FactorResult.summary`."""
+        return f"{self!r}\n\n{self.fit.summary()}"
+
+    def __repr__(self) -> str:
+        groups = self.group
+        count = {name: int((groups == name).sum()) for name in ("shared", "personal", "dead")}
+        by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
+        close = [f"{self.fit.units[j]} {self.margin[j]:+.3f}" for j in by_margin[:6] if not self.fit.dead[j]]
+        head = f"Split of {len(groups)} units: " + ", ".join(f"{n} {name}" for name, n in count.items())
+        lines = [head, f"  tau {self.tau}: nu >= {self.threshold:.4g} is shared"]
+        if np.isfinite(self.threshold):
+            lines.append(listing("  nearest to the threshold:", close))
+        return "\n".join(map(line, [*lines, *repr(self.fit).splitlines()]))

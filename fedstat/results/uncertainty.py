@@ -1,0 +1,219 @@
+"""How sure is a split, and how many factors: results of the bootstrap, the permutation test, stability, n_factors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedstat.results.base import Result, line, listing
+from fedstat.results.factor import SplitResult
+from fedstat.stats import split as _split
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BootstrapResult(Result):
+    """A split and its refits on resampled clients, as :func:`fedstat.bootstrap` returns it.
+
+    Attributes
+    ----------
+    split : SplitResult
+        The split of the clients at hand.
+    communality : array (replicate, unit)
+    shared : bool array (replicate, unit)
+    n_factors : int array (replicate,)
+    converged : bool array (replicate,)
+    level : float
+        Confidence level of the intervals.
+    """
+
+    split: SplitResult
+    communality: Floats
+    shared: NDArray[np.bool_]
+    n_factors: NDArray[np.int64]
+    converged: NDArray[np.bool_]
+    level: float
+
+    @property
+    def p_shared(self) -> Floats:
+        """Share of the replicates in which each unit is shared, array (unit,)."""
+        return np.asarray(self.shared.mean(0))
+
+    @property
+    def adjusted_rand(self) -> Floats:
+        """Agreement of each replicate's split with the split at hand, array (replicate,)."""
+        return np.asarray(_split.adjusted_rand(self.shared, self.split.shared[None]))
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a unit: term, estimate (ν), std_error, conf_low, conf_high (percentiles), p_shared, group."""
+        dead = np.isnan(self.communality).all(0)
+        nu = np.where(dead, 0, self.communality)
+        tail = 50 * (1 - self.level)
+        low, high = np.nanpercentile(nu, [tail, 100 - tail], axis=0)
+        columns = {"std_error": np.nanstd(nu, axis=0, ddof=1), "conf_low": low, "conf_high": high}
+        return pd.DataFrame(
+            {"term": self.split.fit.units, "estimate": self.split.communality}
+            | {name: np.where(dead, np.nan, value) for name, value in columns.items()}
+            | {"p_shared": self.p_shared, "group": self.split.group}
+        )
+
+    def glance(self) -> pd.DataFrame:
+        """One row: replicates, clients, mean adjusted Rand index, doubtful units (p_shared in 0.1–0.9), factors."""
+        p, ari = self.p_shared, self.adjusted_rand
+        row = {
+            "replicates": len(self.shared),
+            "n_clients": self.split.fit.n_clients,
+            "adjusted_rand": float(ari.mean()),
+            "adjusted_rand_low": float(np.quantile(ari, 0.05)),
+            "n_doubtful": int(((p > 0.1) & (p < 0.9)).sum()),
+            "n_factors_low": int(self.n_factors.min()),
+            "n_factors_high": int(self.n_factors.max()),
+            "converged": float(self.converged.mean()),
+        }
+        return pd.DataFrame([row])
+
+    def __repr__(self) -> str:
+        x, p = self.glance().iloc[0], self.p_shared
+        by_doubt = np.argsort(np.abs(p - 0.5))[: int(x["n_doubtful"])]
+        doubtful = [f"{self.split.fit.units[j]} {p[j]:.2f}" for j in by_doubt]
+        head = f"Bootstrap over {x['n_clients']:.0f} clients, {x['replicates']:.0f} replicates of: "
+        lines = [
+            head + repr(self.split).splitlines()[0],
+            f"  adjusted Rand index: mean {x['adjusted_rand']:.2f}, 5 % quantile {x['adjusted_rand_low']:.2f}",
+            f"  factors {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; {100 * x['converged']:.0f} % converged",
+            listing(f"  {x['n_doubtful']:.0f} doubtful units, share of replicates that share them:", doubtful),
+        ]
+        return "\n".join(map(line, lines))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PermutationResult(Result):
+    """Test that units carry no identity across clients, as :func:`fedstat.permutation_test` returns it.
+
+    Attributes
+    ----------
+    split : SplitResult
+        The split of the clients at hand.
+    communality : array (replicate, unit)
+        ν after shuffling the units within each client.
+    """
+
+    split: SplitResult
+    communality: Floats
+
+    @property
+    def statistic(self) -> float:
+        """Standard deviation of ν over units: how much units differ in what factors explain of them."""
+        return float(np.nanstd(self.split.communality))
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided: twice the share of the shuffles, the data among them, whose statistic is as far out."""
+        null = np.nanstd(self.communality, axis=1)
+        above, below = np.sum(null >= self.statistic), np.sum(null <= self.statistic)
+        return min(1.0, 2 * (1 + float(min(above, below))) / (1 + len(null)))
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a unit: term, estimate (ν), p_value (upper tail of all shuffled ν), group."""
+        null = np.sort(self.communality[~np.isnan(self.communality)])
+        at_least = len(null) - np.searchsorted(null, self.split.communality)
+        p = np.where(self.split.fit.dead, np.nan, (1 + at_least) / (1 + len(null)))
+        return pd.DataFrame(
+            {"term": self.split.fit.units, "estimate": self.split.communality, "p_value": p, "group": self.split.group}
+        )
+
+    def glance(self) -> pd.DataFrame:
+        """One row: statistic, its mean under the null hypothesis, p_value, replicates."""
+        null = float(np.nanstd(self.communality, axis=1).mean())
+        row = {"statistic": self.statistic, "null_mean": null, "p_value": self.p_value}
+        return pd.DataFrame([row | {"replicates": len(self.communality)}])
+
+    def __repr__(self) -> str:
+        x = self.glance().iloc[0]
+        return "\n".join(
+            [
+                f"Permutation test, {x['replicates']:.0f} shuffles of the units within clients",
+                "  null hypothesis: a unit's label means nothing across clients",
+                f"  spread of nu over units {x['statistic']:.3f}, {x['null_mean']:.3f} expected; p {x['p_value']:.3g}",
+            ]
+        )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StabilityResult(Result):
+    """The split under other choices of the analyst, as :func:`fedstat.stability` returns it.
+
+    Attributes
+    ----------
+    reference : SplitResult
+    table : DataFrame
+        One row a variant: varied, value, adjusted_rand and same_state with the reference, n_factors, converged,
+        n_heywood.
+    """
+
+    reference: SplitResult
+    table: pd.DataFrame
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a variant of the analysis."""
+        return self.table.copy()
+
+    def glance(self) -> pd.DataFrame:
+        """One row: the smallest adjusted Rand index for each thing varied."""
+        return self.table.groupby("varied", sort=False)["adjusted_rand"].min().to_frame().T.reset_index(drop=True)
+
+    def __repr__(self) -> str:
+        head = f"Stability of: {repr(self.reference).splitlines()[0]}"
+        return "\n".join([line(head), self.table.to_string(index=False, float_format="%.2f")])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NFactorsResult(Result):
+    """Numbers of factors that different rules advise, as :func:`fedstat.n_factors` returns it.
+
+    Attributes
+    ----------
+    numbers : dict of int
+        Rule to number of factors: kappa, kaiser, parallel_pc, parallel_fa, map, scree.
+    curves : dict of arrays
+        eigenvalues, reduced, noise_pc, noise_fa (unit,), map (m,).
+    kappa : float
+    n_obs : int
+        Rows that parallel analysis assumed.
+    """
+
+    numbers: dict[str, int]
+    curves: dict[str, Floats]
+    kappa: float
+    n_obs: int
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a rule: term, n_factors, share of the eigenvalues' sum that so many hold, what the rule says."""
+        says = {
+            "kappa": f"eigenvalues hold {self.kappa:g} of their sum",
+            "kaiser": "eigenvalue above 1",
+            "parallel_pc": "eigenvalue of R above that of noise",
+            "parallel_fa": "eigenvalue of R with SMC diagonal above that of noise",
+            "map": "smallest mean squared partial correlation",
+            "scree": "before the sharpest bend of the eigenvalues",
+        }
+        share = np.concatenate([[0.0], np.cumsum(self.curves["eigenvalues"]) / np.sum(self.curves["eigenvalues"])])
+        rows = [
+            {"term": rule, "n_factors": g, "share": share[g], "criterion": says[rule]}
+            for rule, g in self.numbers.items()
+        ]
+        return pd.DataFrame(rows)
+
+    def glance(self) -> pd.DataFrame:
+        """One row: units, rows, and the number of factors by each rule."""
+        row: dict[str, Any] = {"d": len(self.curves["eigenvalues"]), "n_obs": self.n_obs}
+        return pd.DataFrame([row | self.numbers])
+
+    def __repr__(self) -> str:
+        head = f"Number of factors of {len(self.curves['eigenvalues'])} units, {self.n_obs} rows"
+        return head + "\n" + self.tidy().to_string(index=False, float_format="%.2f")

@@ -1,0 +1,96 @@
+"""Leading eigenpairs of symmetric matrices, warm-started where that is cheaper than the whole decomposition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import device as device_of
+
+from fedstat._random import generator
+
+Array = Any
+
+# Below this size, or above this share of the eigenvectors, a full decomposition is faster (bench_factor.py).
+_SMALLEST = 100
+_LARGEST_SHARE = 0.2
+_GUARD, _LARGEST_DEGREE, _CYCLES = 6, 12, 6
+
+
+def full(xp: Any, a: Array) -> tuple[Array, Array]:
+    """All eigenpairs of a symmetric matrix (..., unit, unit), largest eigenvalue first."""
+    values, vectors = xp.linalg.eigh(a)
+    return xp.flip(values, axis=-1), xp.flip(vectors, axis=-1)
+
+
+def pays(d: int, g: int) -> bool:
+    """Whether :func:`leading` beats :func:`full` for the g leading of d eigenpairs."""
+    return d >= _SMALLEST and g <= _LARGEST_SHARE * d
+
+
+def leading(xp: Any, a: Array, g: int, *, guess: Array | None = None, accuracy: float = 1e-12) -> tuple[Array, Array]:
+    """The g leading eigenpairs, and a few more, by Chebyshev-filtered subspace iteration with Rayleigh-Ritz.
+
+    Zhou, Saad, Tiago, Chelikowsky (2006), Self-consistent-field calculations using Chebyshev-filtered subspace
+    iteration, algorithm 4.3. Falls back to all eigenpairs where the residuals do not vanish in a few cycles.
+
+    Parameters
+    ----------
+    a : array (..., unit, unit)
+        A correlation matrix less a diagonal, so that no eigenvalue lies below min_j a_jj − 1.
+    g : int
+        Number of eigenpairs wanted.
+    guess : array (..., unit, column), optional
+        Approximate leading eigenvectors, from the previous step of an iteration.
+    accuracy : float
+        Residual of each of the g pairs, relative to the largest eigenvalue.
+
+    Returns
+    -------
+    values : array (..., k), vectors : array (..., unit, k)
+        k >= g, falling; only the first g are exact.
+    """
+    k = min(g + _GUARD, a.shape[-1])
+    if guess is None or guess.shape[-1] < k:
+        # Any fixed block of full rank will do; a private stream keeps repeated calls identical.
+        block = generator(0, "eigen").standard_normal((a.shape[-1], k))
+        guess = a @ (a @ xp.asarray(block, device=device_of(a)))
+    values, vectors, error = _ritz(xp, a, guess[..., :k])
+    floor = xp.min(xp.linalg.diagonal(a), axis=-1) - 1
+    for _ in range(_CYCLES):
+        left = xp.max(error[..., :g], axis=-1) / (accuracy * values[..., 0])
+        if bool(xp.all(left <= 1)):
+            return values, vectors
+        half, centre = (values[..., -1] - floor) / 2, (values[..., -1] + floor) / 2
+        growth = xp.acosh(xp.clip((values[..., g - 1] - centre) / half, min=1 + 1e-6))
+        degree = int(xp.max(xp.ceil(xp.log(xp.clip(left, min=1.0)) / growth)))
+        vectors = _filter(a, vectors, half, centre, values[..., 0], min(max(degree, 1), _LARGEST_DEGREE))
+        values, vectors, error = _ritz(xp, a, vectors)
+    return full(xp, a)
+
+
+def _ritz(xp: Any, a: Array, block: Array) -> tuple[Array, Array, Array]:
+    """Best eigenpairs in the span of a block, falling, and the norms of their residuals."""
+    q, _ = xp.linalg.qr(block)
+    aq = a @ q
+    t = xp.matrix_transpose(q) @ aq
+    values, s = full(xp, (t + xp.matrix_transpose(t)) / 2)
+    vectors = q @ s
+    return values, vectors, xp.sqrt(xp.sum((aq @ s - vectors * values[..., None, :]) ** 2, axis=-2))
+
+
+def _filter(a: Array, block: Array, half: Array, centre: Array, top: Array, degree: int) -> Array:
+    """Chebyshev polynomial of ``a``, at most 1 on centre ± half, scaled so that ``top`` stays of order 1."""
+    half, centre, top = half[..., None, None], centre[..., None, None], top[..., None, None]
+    sigma = first = half / (top - centre)
+    old, new = block, (a @ block - centre * block) * (first / half)
+    for _ in range(1, degree):
+        step = 1 / (2 / first - sigma)
+        old, new = new, (a @ new - centre * new) * (2 * step / half) - (sigma * step) * old
+        sigma = step
+    return new
+
+
+def with_diagonal(xp: Any, a: Array, diagonal: Array) -> Array:
+    """Replace the diagonal of (..., unit, unit) by (..., unit)."""
+    eye = xp.eye(a.shape[-1], dtype=xp.bool, device=device_of(a))
+    return xp.where(eye, diagonal[..., None, :], a)

@@ -1,0 +1,83 @@
+"""Figures show what the results hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+import fedstat.labelled as fs
+from fedstat.plot import factor as plot
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    mpl.use("Agg")
+    yield
+    plt.close("all")
+
+
+@pytest.fixture
+def weights() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    alike = rng.normal(size=(1, 2, 30)).repeat(8, axis=1) + 0.6 * rng.normal(size=(6, 16, 30))
+    return np.concatenate([alike, rng.normal(size=(6, 8, 30))], axis=1)
+
+
+def test_the_histogram_counts_every_live_unit_and_marks_the_threshold(weights: np.ndarray) -> None:
+    weights[:, 3] = 0
+    split = fs.split(weights, n_factors=2, method="pc", tau=0.4)
+    ax = plot.communality(split)
+    assert sum(p.get_height() for p in ax.patches) == 23
+    assert ax.lines[0].get_xdata()[0] == split.threshold
+    assert "nu" in ax.get_xlabel()
+
+
+def test_bootstrap_intervals_stand_above_the_histogram(weights: np.ndarray) -> None:
+    result = fs.bootstrap(weights, n_factors=2, method="pc", replicates=20)
+    ax = plot.communality(result)
+    segments = ax.collections[0].get_segments()
+    assert len(segments) == 24
+    table = result.tidy().sort_values("estimate")
+    np.testing.assert_allclose([s[0][0] for s in segments], table["conf_low"])
+    top = max(p.get_y() + p.get_height() for p in ax.patches)
+    assert all(s[0][1] > top for s in segments)
+
+
+def test_the_threshold_is_not_drawn_where_it_is_infinite(weights: np.ndarray) -> None:
+    assert not plot.communality(fs.split(weights, n_factors=2, method="pc", tau=float("inf"))).lines
+
+
+def test_the_scree_marks_every_rule(weights: np.ndarray) -> None:
+    z = fs.layer_matrix(weights)
+    result = fs.n_factors(z)
+    ax = plot.scree(result)
+    legend = ax.get_legend()
+    assert legend is not None
+    text = " ".join(t.get_text() for t in legend.get_texts())
+    for rule, g in result.numbers.items():
+        assert rule in text
+        assert f": {g}" in text
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), result.curves["eigenvalues"])
+    assert "given: 2" in [t.get_text() for t in plot.scree(fs.fa(z, n_factors=2)).get_legend().get_texts()]
+
+
+def test_the_heat_map_is_ordered_and_truncated(weights: np.ndarray) -> None:
+    fit = fs.split(weights, n_factors=2, method="pc").fit
+    ax = plot.loadings(fit, units=10)
+    values = np.asarray(ax.collections[0].get_array()).reshape(10, 2)
+    order = np.argsort(-fit.communality)
+    np.testing.assert_allclose(values, fit.loadings[np.r_[order[:5], order[-5:]]])
+    assert ax.get_title() == "5 highest and 5 lowest of 24 units"
+
+
+def test_stability_over_rounds_is_the_share_of_units_that_keep_their_state() -> None:
+    shared = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 1], [1, 0, 0, 1]], dtype=bool)
+    ax = plot.rounds(shared)
+    np.testing.assert_allclose(ax.lines[0].get_ydata(), [0.75, 0.75, 1])
+    assert ax.lines[1].get_ydata()[-1] == 1
+    with pytest.raises(ValueError, match="at least 2 rounds"):
+        plot.rounds(shared[:1])
