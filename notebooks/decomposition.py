@@ -27,8 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-import fedstat.labelled as fs
-from fedstat.decompose import read_weights
+import fedstat as fs
 from fedstat.plot import factor as plot
 from fedstat.results import ConvergenceWarning
 from fedstat.sim import generate
@@ -42,7 +41,7 @@ from fedstat.stats import split as splitting
 # %%
 truth = generate(clients=30, d=60, m=60, p=0.5, alpha=0.4, n_train=10, n_test=1, seed=0)
 states = [{"hidden.weight": torch.as_tensor(w), "hidden.bias": torch.zeros(60)} for w in truth["w"].values]
-weights = read_weights(states)["hidden"]["weights"]
+weights = fs.read_weights(states)["hidden"]["w"]
 weights.sizes
 
 # %% [markdown]

@@ -47,14 +47,14 @@ def files(tmp_path: Path) -> list[Path]:
 
 def test_state_dicts_written_by_plain_torch_are_stacked_by_layer(files: list[Path]) -> None:
     tree = read_weights(files)
-    assert {k: dict(v["weights"].sizes) for k, v in tree.children.items()} == {
+    assert {k: dict(v["w"].sizes) for k, v in tree.children.items()} == {
         "conv": {"client": 8, "unit": 6, "weight": 1, "weight_1": 3, "weight_2": 3},
         "fc1": {"client": 8, "unit": 10, "weight": 20},
         "fc2": {"client": 8, "unit": 3, "weight": 10},
     }
     assert tree["fc1"]["client"].values.tolist() == [f"client{c}" for c in range(8)]
     for c, path in enumerate(files):
-        np.testing.assert_array_equal(tree["fc1"]["weights"][c], torch.load(path)["fc1.weight"])
+        np.testing.assert_array_equal(tree["fc1"]["w"][c], torch.load(path)["fc1.weight"])
 
 
 def test_pt_npz_and_mappings_give_the_same_weights(files: list[Path], tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_pt_npz_and_mappings_give_the_same_weights(files: list[Path], tmp_path: 
     nested = [tmp_path / f"{f.stem}.pth" for f in files]
     for path, state in zip(nested, states, strict=True):
         torch.save({"state_dict": state, "round": 3}, path)
-    expected = read_weights(files, layers=["fc1"])["fc1"]["weights"]
+    expected = read_weights(files, layers=["fc1"])["fc1"]["w"]
     for sources in (npz, nested, states):
-        np.testing.assert_array_equal(read_weights(sources, layers=["fc1.weight"])["fc1"]["weights"], expected)
+        np.testing.assert_array_equal(read_weights(sources, layers=["fc1.weight"])["fc1"]["w"], expected)
 
 
 def test_a_safetensors_file_of_its_own_package_is_read() -> None:
@@ -75,8 +75,8 @@ def test_a_safetensors_file_of_its_own_package_is_read() -> None:
     values = np.arange(12).reshape(3, 4) / 8 - 0.5
     assert sorted(tree.children) == ["conv", "double", "fc1", "half"]
     for layer in ("fc1", "half", "double"):
-        np.testing.assert_array_equal(tree[layer]["weights"][0], values)
-    np.testing.assert_array_equal(tree["conv"]["weights"][0], values.reshape(3, 1, 2, 2))
+        np.testing.assert_array_equal(tree[layer]["w"][0], values)
+    np.testing.assert_array_equal(tree["conv"]["w"][0], values.reshape(3, 1, 2, 2))
 
 
 def test_bfloat16_safetensors_equal_torch(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_bfloat16_safetensors_equal_torch(tmp_path: Path) -> None:
     header = json.dumps({"w": {"dtype": "BF16", "shape": [3, 4], "data_offsets": [0, 24]}}).encode()
     path = tmp_path / "a.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + raw)
-    np.testing.assert_array_equal(read_weights([path])["w"]["weights"][0], tensor.float().numpy())
+    np.testing.assert_array_equal(read_weights([path])["w"]["w"][0], tensor.float().numpy())
 
 
 class Evil:
@@ -166,7 +166,7 @@ def test_the_command_splits_prints_stores_and_draws(files: list[Path], tmp_path:
     assert png.stat().st_size > 10_000
     tree = xr.open_datatree(out, engine="zarr", consolidated=False)
     data = tree["split/fc1"].to_dataset()
-    weights = read_weights(files, layers=["fc1"])["fc1"]["weights"]
+    weights = read_weights(files, layers=["fc1"])["fc1"]["w"]
     expected = fs.split(weights, n_factors=1, tau=0.4)
     np.testing.assert_array_equal(data["communality"], expected.communality)
     np.testing.assert_array_equal(data["shared"], [True] * 6 + [False] * 4)

@@ -81,11 +81,11 @@ def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, Boots
     for layer, node in tree.children.items():
         names = ("kappa", "tau", "n_factors", "method", "start", "max_iter")
         chosen = {name: getattr(options, name) for name in names}
-        result = split(node["weights"], n_starts=options.n_starts, seed=options.seed, **chosen)
+        result = split(node["w"], n_starts=options.n_starts, seed=options.seed, **chosen)
         print(f"{layer}: {result.summary() if options.summary else result!r}")
         drawn = None
         if options.bootstrap:
-            drawn = bootstrap(node["weights"], replicates=options.bootstrap, seed=options.seed, **chosen)
+            drawn = bootstrap(node["w"], replicates=options.bootstrap, seed=options.seed, **chosen)
             print(drawn)
         results[layer] = (result, drawn)
     return results

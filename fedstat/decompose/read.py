@@ -43,8 +43,8 @@ def read_weights(
     Returns
     -------
     xarray.DataTree
-        One child a layer, with ``weights`` (client, unit, weight...): dims weight, weight_1, weight_2 in the layer's
-        own order. ``fedstat.split(tree["fc1"]["weights"])`` takes it.
+        One child a layer, with ``w`` (client, unit, weight...): dims weight, weight_1, weight_2 in the layer's
+        own order. ``fedstat.split(tree["fc1"]["w"])`` takes it.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def read_weights(
     --------
     >>> rng = np.random.default_rng(0)
     >>> states = [{"fc1.weight": rng.normal(size=(4, 9)), "fc1.bias": np.zeros(4)} for client in range(3)]
-    >>> read_weights(states)["fc1"]["weights"].sizes
+    >>> read_weights(states)["fc1"]["w"].sizes
     Frozen({'client': 3, 'unit': 4, 'weight': 9})
     """
     given = list(sources)
@@ -91,7 +91,7 @@ def _stack(states: list[State], names: list[Any], stem: str, layer: str) -> xr.D
         arrays.append(array)
     weight = ["weight", *(f"weight_{i}" for i in range(1, arrays[0].ndim - 1))]
     data = xr.DataArray(np.stack(arrays), dims=["client", "unit", *weight], coords={"client": names})
-    return xr.Dataset({"weights": data})
+    return xr.Dataset({"w": data})
 
 
 def _layers(state: State) -> list[tuple[str, str]]:
