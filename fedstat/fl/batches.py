@@ -40,9 +40,9 @@ class Plan(NamedTuple):
 
     Attributes
     ----------
-    rows : int64 Tensor (client, step, batch)
+    rows : int64 Tensor (step, client, batch)
         Rows of the samples; positions past a batch's end hold row 0 with weight 0.
-    weight : float32 Tensor (client, step, batch)
+    weight : float32 Tensor (step, client, batch)
         1 / (samples in this batch), so that a batch's loss is their mean.
     live : int array (step,)
         Number of clients that still have a batch at this step.
@@ -125,25 +125,23 @@ def plan(
     key : tuple
         Names the stream, usually ("batches", round).
     """
-    batches = []
-    for c in clients:
-        n = int(data.sizes[c])
-        size = n if batch_size is None else min(batch_size, n)
-        rng = _random.generator(seed, *key, c)
-        shuffled = rng.permuted(np.tile(np.arange(n), (epochs, 1)), axis=1) + data.start[c]
-        per_epoch = -(-n // size)
-        padded = np.full((epochs, per_epoch * size), -1)
-        padded[:, :n] = shuffled
-        batches.append(padded.reshape(epochs * per_epoch, size))
-    steps = np.array([len(b) for b in batches])
-    rows = np.full((len(batches), steps.max(), max(b.shape[1] for b in batches)), -1)
-    for i, b in enumerate(batches):
-        rows[i, : b.shape[0], : b.shape[1]] = b
+    sizes = data.sizes[np.asarray(clients)]
+    size = np.minimum(sizes if batch_size is None else batch_size, sizes)
+    steps = epochs * -(-sizes // size)
+    rows = np.full((len(sizes), steps.max(), size.max()), -1)
+    for i, c in enumerate(clients):
+        rng = _random.generator(seed, *key, int(c))
+        shuffled = rng.permuted(np.tile(np.arange(data.start[c], data.start[c + 1]), (epochs, 1)), axis=1)
+        full = steps[i] // epochs * size[i]
+        if full > sizes[i]:
+            shuffled = np.pad(shuffled, ((0, 0), (0, full - sizes[i])), constant_values=-1)
+        rows[i, : steps[i], : size[i]] = shuffled.reshape(steps[i], size[i])
+    rows = np.ascontiguousarray(rows.swapaxes(0, 1))
     real = rows >= 0
     weight = real / np.maximum(real.sum(-1, keepdims=True), 1)
     device = data.x.device
     return Plan(
         torch.from_numpy(np.maximum(rows, 0)).to(device),
         torch.from_numpy(weight.astype(np.float32)).to(device),
-        np.array([(steps > s).sum() for s in range(steps.max())]),
+        (steps > np.arange(steps.max())[:, None]).sum(1),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from fedstat.fl.nets import Gradient, Net, Params
 from fedstat.fl.optim import Optimizer
 
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
-_CHUNK_BYTES = 2.5e6
+_CHUNK_BYTES = 3.5e6
 _EVALUATION_BLOCK = 256
 _BLAS = ThreadpoolController()
 
@@ -119,7 +120,7 @@ def _step(job: Job, state: State) -> State:
     _require_finite(mean, after, clients, state.round)
 
     uploads = Uploads(
-        job.net, state.round, job.seed, clients, weights, lambda: _download(state, clients), after, state.split
+        job.net, state.round, job.seed, clients, weights, lambda: _personal(job, state, clients), after, state.split
     )
     split = algorithm.resplit(uploads) if algorithm.resplit else state.split
     if algorithm.mix:
@@ -189,9 +190,7 @@ def _local(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...
     optimizer = {name: p.clone() for name, p in state.optimizer.items()}
 
     def work(span: slice) -> None:
-        chunk = {name: p[span] for name, p in after.items()}
-        for name, p in _personal(job, state, clients[span]).items():
-            chunk[name].copy_(p)
+        chunk = _personal(job, state, clients[span], {name: p[span] for name, p in after.items()})
         kept = {name: p[clients[span]] for name, p in optimizer.items()}
         _train(job, chunk, clients[span], state.round, phases, kept)
         for name, p in kept.items():
@@ -218,21 +217,25 @@ def _train(job: Job, params: Params, clients: np.ndarray, number: int, phases: t
             seed=job.seed,
             key=("batches", number, position),
         )
+        y, live = job.train.y[plan.rows], 0
         for s, k in enumerate(plan.live):
-            rows = plan.rows[:k, s]
+            if k != live:  # the first k clients still have batches; views of them, made anew when k falls
+                live, now = k, _first(params, k)
+                into, before, optimizer = _first(grads, k), _first(anchor, k), _first(state, k)
+                if lr is not None:
+                    into = {name: now[name] for name in trained}
+            rows = plan.rows[s, :k]
             x = job.train.x.index_select(0, rows.flatten()).view(*rows.shape, *job.train.x.shape[1:])
-            gradient = partial(job.loss.gradient, y=job.train.y[rows], weight=plan.weight[:k, s])
-            live = _first(params, k)
+            gradient = partial(job.loss.gradient, y=y[s, :k], weight=plan.weight[s, :k])
             if lr is not None:
-                accumulate(live, x, gradient, {name: live[name] for name in trained}, 1.0, -lr)
+                accumulate(now, x, gradient, into, 1.0, -lr)
                 continue
-            step = _first(grads, k)
-            accumulate(live, x, gradient, step, 0.0, 1.0)
+            accumulate(now, x, gradient, into, 0.0, 1.0)
             if phase.penalty:
-                for name, extra in phase.penalty(live, _first(anchor, k)).items():
-                    if name in step:
-                        step[name].add_(extra)
-            job.optimizer.step(live, step, _first(state, k))
+                for name, extra in phase.penalty(now, before).items():
+                    if name in into:
+                        into[name].add_(extra)
+            job.optimizer.step(now, into, optimizer)
 
 
 def _first(params: Params, k: int) -> Params:
@@ -248,16 +251,17 @@ def _autograd(net: Net, params: Params, x: Tensor, gradient: Gradient, into: Par
         total.mul_(beta).add_(grad, alpha=alpha)
 
 
-def _personal(job: Job, state: State, clients: np.ndarray) -> Params:
+def _personal(job: Job, state: State, clients: np.ndarray, into: Params | None = None) -> Params:
     """Download: the server's copy where an entry is shared, the client's own elsewhere."""
-    if job.algorithm.mix:  # such a server sends every client its own mixture, which is already in place
-        return {name: _take(p, clients) for name, p in state.params.items()}
-    return _download(state, clients)
-
-
-def _download(state: State, clients: np.ndarray) -> Params:
-    shared = state.split.shared
-    return {name: torch.where(shared[name], state.server[name], _take(p, clients)) for name, p in state.params.items()}
+    if into is None:
+        into = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
+    for name, p in into.items():
+        own, shared = _take(state.params[name], clients), state.split.shared[name]
+        if job.algorithm.mix:  # such a server sends every client its own mixture, which is in place already
+            p.copy_(own)
+        else:
+            torch.where(shared, state.server[name], own, out=p)
+    return into
 
 
 def _take(p: Tensor, clients: np.ndarray) -> Tensor:
@@ -305,9 +309,8 @@ def chunks(job: Job, server: Params, n: int) -> Iterator[slice]:
             job.train.x[0].numel() + sum(nets.layers(job.net).values())
         )
         bytes_each = 4 * (sum(p.numel() for p in server.values()) + batch)
-        cuts = max(1.0, n / max(1.0, _CHUNK_BYTES / bytes_each))
-        rounds = max(1, round(cuts / job.threads))
-        size = -(-n // min(n, rounds * job.threads))
+        cuts = math.ceil(n / max(1.0, _CHUNK_BYTES / bytes_each) / job.threads) * job.threads
+        size = math.ceil(n / min(n, cuts))
     return (slice(low, min(low + size, n)) for low in range(0, n, size))
 
 

@@ -94,18 +94,18 @@ def mlp(sizes: Sequence[int]) -> Net:
         return seen
 
     def accumulate(params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float) -> None:
-        with torch.no_grad():
-            *inputs, outputs = forward(params, x)
-            delta = gradient(outputs)
-            for name, h in zip(reversed(names), reversed(inputs), strict=True):
-                weight, bias = f"{name}.weight", f"{name}.bias"
-                # The layer below needs this weight as it was, so it comes before the update.
-                below = None if h is inputs[0] else torch.bmm(delta, params[weight])
-                if weight in into:
-                    into[weight].baddbmm_(delta.mT, h, beta=beta, alpha=alpha)
-                if bias in into:
-                    into[bias].mul_(beta).add_(delta.sum(1), alpha=alpha)
-                if below is not None:
-                    delta = torch.ops.aten.threshold_backward(below, h, 0)
+        *inputs, outputs = forward(params, x)
+        delta = gradient(outputs)
+        for name, h in zip(reversed(names), reversed(inputs), strict=True):
+            weight, bias = f"{name}.weight", f"{name}.bias"
+            # The layer below needs this weight as it was, so it comes before the update.
+            below = None if h is inputs[0] else torch.bmm(delta, params[weight])
+            if weight in into:
+                into[weight].baddbmm_(delta.mT, h, beta=beta, alpha=alpha)
+            if bias in into:
+                total = into[bias] if beta == 1 else into[bias].mul_(beta)
+                total.add_(delta.sum(1), alpha=alpha)
+            if below is not None:
+                delta = torch.ops.aten.threshold_backward(below, h, 0)
 
     return Net(shapes, init, lambda params, x: forward(params, x)[-1], accumulate)

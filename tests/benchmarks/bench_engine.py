@@ -75,6 +75,7 @@ def bench_round(compare, workload, threads):
     compare(
         f"FedAvg round, {workload}, {threads} thread(s)",
         make(*size, threads=threads), plain(*size, threads=threads), f"plain loop, {threads} thread(s)",
+        rounds=5 if size[0][0] == 100 else 3,
     )  # fmt: skip
 
 
