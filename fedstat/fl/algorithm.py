@@ -73,7 +73,7 @@ class Uploads(NamedTuple):
         From 0.
     seed : int
     clients : int array (active,)
-        Active clients, rising.
+        Active clients, in the order of the rows of ``after``: by falling number of training samples.
     weights : Tensor (active,)
         n_k / Σ n_k.
     before, after : callable () -> Params and Params (active, ...)

@@ -12,7 +12,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from fedstat import _random
@@ -26,7 +25,6 @@ from fedstat.fl.optim import Optimizer
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
 _CHUNK_BYTES = 3.5e6
 _EVALUATION_BLOCK = 256
-_BLAS = ThreadpoolController()
 
 
 @dataclass(frozen=True)
@@ -105,12 +103,6 @@ def step(job: Job, state: State) -> State:
     FloatingPointError
         If a client's parameters are no longer finite after local training.
     """
-    # Two BLAS threads on matrices of a few hundred units gain nothing, and on a busy machine wait for each other.
-    with _BLAS.limit(limits=1, user_api="blas"):
-        return _step(job, state)
-
-
-def _step(job: Job, state: State) -> State:
     algorithm = job.algorithm
     clients = _by_size(job, active(job, state.round))
     after, optimizer = _local(job, state, clients, algorithm.phases)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 import xarray as xr
+from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
 from fedstat.fl import batches, engine, losses, nets, record
@@ -206,8 +207,10 @@ def train(
         writer = store.create(out, groups, attrs)
     saved = Path(f"{out}.state")
     if not writer.finished:
-        state = record.load_state(saved, job) if resume and saved.exists() else engine.start(job)
-        _run(job, state, rounds, writer, saved, at)
+        # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
+        with threadpool_limits(1, user_api="blas"):
+            state = record.load_state(saved, job) if resume and saved.exists() else engine.start(job)
+            _run(job, state, rounds, writer, saved, at)
         saved.unlink(missing_ok=True)
     return store.open_run(out)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import _check, store
@@ -192,7 +193,11 @@ def _study(
         return
     done = writer.read("metrics/rounds_done")
     cells = list(_cells(settings))
-    with tqdm(total=len(cells) * settings.rounds, unit="round", disable=not progress) as bar:
+    # One BLAS thread, as in fl.train.
+    with (
+        threadpool_limits(1, user_api="blas"),
+        tqdm(total=len(cells) * settings.rounds, unit="round", disable=not progress) as bar,
+    ):
         bar.update(int(done[done == settings.rounds].sum()))
         drawn: tuple[Any, Any, Any] = (None, None, None)
         for cell in cells:

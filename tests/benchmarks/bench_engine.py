@@ -9,6 +9,7 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+from threadpoolctl import threadpool_limits
 
 from fedstat.fl import algorithms, engine, losses, nets, optim
 from fedstat.fl.batches import Rows
@@ -64,7 +65,8 @@ def plain(sizes, samples, batch_size, lr, *, threads):
 def one_thread_an_operation():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with threadpool_limits(1, user_api="blas"):
+        yield
     torch.set_num_threads(before)
 
 
