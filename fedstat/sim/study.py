@@ -151,7 +151,7 @@ def study(
     DataTree
         ``/metrics``: accuracy, loss (p, alpha, method, replicate, round, client) on test samples, of every client's
         personal model, NaN where not run yet; ``rounds_done`` (p, alpha, method, replicate).
-        ``/split``: shared (…, round, unit); communality (…, round, unit) where factor analysis made the split, with
+        ``/split/fc1``: shared (…, round, unit); communality (…, round, unit) where factor analysis made the split, with
         n_factors, n_iter, converged (…, round).
         ``/truth``: unit_shared (p, unit); of the oracle's analysis communality (p, alpha, replicate, unit) and
         n_factors, converged; majority_share (p, alpha, replicate) of the labels.
@@ -164,30 +164,23 @@ def study(
     """
     chosen = Settings(**settings)
     device_named(device)
+    where = {"device": device, "client_chunk": client_chunk, "threads": threads}
     if out is None:
         if resume:
             raise ValueError("resume needs the path of the study to go on with: pass out=...")
         with tempfile.TemporaryDirectory() as folder:
-            _study(chosen, Path(folder) / "study.zarr", False, progress, device, client_chunk, threads)
+            _study(chosen, Path(folder) / "study.zarr", False, progress, where)
             return store.open_run(Path(folder) / "study.zarr").load()
-    _study(chosen, Path(out), resume, progress, device, client_chunk, threads)
+    _study(chosen, Path(out), resume, progress, where)
     return store.open_run(out)
 
 
-def _study(
-    settings: Settings,
-    out: Path,
-    resume: bool,
-    progress: bool,
-    device: str,
-    client_chunk: int | None,
-    threads: int | None,
-) -> None:
+def _study(settings: Settings, out: Path, resume: bool, progress: bool, where: dict[str, Any]) -> None:
     config = asdict(settings)
     if resume and out.exists():
         writer = store.resume(out, config)
     else:
-        attrs = store.provenance("Simulation study on model (8)", config, device=device, references=SOURCE)
+        attrs = store.provenance("Simulation study on model (8)", config, device=where["device"], references=SOURCE)
         writer = store.create(out, _layout(settings), attrs)
     if writer.finished:
         return
@@ -219,9 +212,7 @@ def _study(
                 server_lr=1.0,
                 optimizer_state="reset",
                 seed=settings.seed + cell.replicate,
-                device=device,
-                client_chunk=client_chunk,
-                threads=threads,
+                **where,
             )
             _run(job, settings.rounds, cell.where, writer, bar.update)
     writer.finish()
