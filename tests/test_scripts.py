@@ -13,7 +13,7 @@ import pytest
 from fedstat import sim
 
 ROOT = Path(__file__).parents[1]
-SMALL = {"clients": 4, "d": 8, "m": 8, "n_train": 12, "n_test": 12, "rounds": 3, "replicates": 2}
+SMALL = {"clients": 6, "d": 10, "m": 12, "n_train": 20, "n_test": 20, "rounds": 3, "replicates": 2}
 
 
 def script(*arguments):
