@@ -23,7 +23,10 @@ def main() -> None:
     args = cli.parse_args()
     figure, axes = plt.subplots(2, 2, figsize=(11, 7.4), layout="constrained")
     for row, name in zip(axes, ("vary_p", "vary_alpha"), strict=True):
-        run = fedstat.open_run(args.runs / f"{name}-{args.scale}.zarr")
+        path = args.runs / f"{name}-{args.scale}.zarr"
+        if not path.exists():
+            cli.error(f"there is no run at {path}: `make figures SCALE={args.scale}` makes it")
+        run = fedstat.open_run(path)
         result = plot.study_dataset(run)
         plot.accuracy(result, ax=row[0]).get_legend().remove()
         plot.accuracy(result, relative_to="true", ax=row[1])

@@ -22,7 +22,10 @@ def main() -> None:
     args = cli.parse_args()
     figure, axes = plt.subplots(1, 2, figsize=(11, 4), sharey=True, layout="constrained")
     for ax, name in zip(axes, ("vary_p", "vary_alpha"), strict=True):
-        run = fedstat.open_run(args.runs / f"{name}-{args.scale}.zarr")
+        path = args.runs / f"{name}-{args.scale}.zarr"
+        if not path.exists():
+            cli.error(f"there is no run at {path}: `make figures SCALE={args.scale}` makes it")
+        run = fedstat.open_run(path)
         plot.stability(plot.study_dataset(run), ax=ax)
     figure.supxlabel(plot.origin(run), fontsize="x-small", color="0.4")
     out = args.out or Path("paper_figs") / f"fig07-{args.scale}.png"

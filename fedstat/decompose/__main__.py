@@ -30,7 +30,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--layer", nargs="+", metavar="NAME", help="layers to split, such as fc1 (default: all)")
     p.add_argument("--kappa", type=float, default=0.85, help="eigenvalue share that decides the number of factors")
     p.add_argument("--n-factors", type=int, help="a given number of factors instead")
-    p.add_argument("--tau", type=tau, default=0.5, help="quantile of the communality, inf, -inf, or abs:X for a value")
+    p.add_argument(
+        "--tau",
+        type=tau,
+        default=0.5,
+        help="quantile of the communality; inf, --tau=-inf or abs:X (a value)",
+    )
     p.add_argument("--method", choices=METHODS, default="pa", help="estimator of the communality")
     p.add_argument("--start", choices=("pc", "smc"), default="pc", help="communalities to iterate from")
     p.add_argument("--max-iter", type=int, help="cap on the eigendecompositions")

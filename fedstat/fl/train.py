@@ -43,6 +43,8 @@ def prepare(
     threads: int | None,
 ) -> Job:
     """Check the settings of a run and bring the data to the device; arguments as in :func:`train`."""
+    if not isinstance(data, xr.Dataset):
+        raise ValueError(f"data must be an xarray.Dataset with variables x and y, but got {type(data).__name__}")
     if isinstance(optimizer, str):
         optimizer = OPTIMIZERS[_check.choice("optimizer", optimizer, OPTIMIZERS)](lr)
     if client_chunk is not None:
@@ -54,6 +56,11 @@ def prepare(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
             f"and {len(test_rows.start) - 1} test samples"
         )
+    try:
+        net.apply({n: torch.zeros(1, *s, device=at) for n, s in net.shapes.items()}, train_rows.x[:1].unsqueeze(0))
+    except RuntimeError as error:
+        shape = tuple(train_rows.x.shape[1:])
+        raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
     outputs = list(net.shapes.values())[-1][0]
     top = int(max(train_rows.y.max(), test_rows.y.max()))
     if top >= max(outputs, 2) or int(min(train_rows.y.min(), test_rows.y.min())) < 0:

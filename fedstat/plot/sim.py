@@ -158,6 +158,9 @@ def study_grid(run: xr.DataTree) -> Figure:
             row[0].get_legend().remove()
         if moving:
             stability(part, ax=row[-1])
+    figure.supxlabel(
+        f"bars and bands: one standard error over replicates; {origin(run)}", fontsize="small", color="0.4"
+    )
     return figure
 
 
@@ -174,7 +177,7 @@ def origin(run: xr.DataTree) -> str:
     config, attrs = json.loads(run.attrs["config"]), run.attrs
     scale = f"C = {config['clients']}, d = {config['d']}, m = {config['m']}, n = {config['n_train']} a client"
     runs = f"{config['rounds']} rounds, {config['replicates']} replicates, seed {config['seed']}"
-    return f"{scale}; {runs}; {attrs['source']} {attrs['revision']}".strip()
+    return f"bars and bands: one standard error; {scale}; {runs}; {attrs['source']} {attrs['revision']}".strip()
 
 
 def stability(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
@@ -203,7 +206,12 @@ def stability(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         palette=_palette(len(names)), errorbar="se", legend="full" if varying else False, ax=ax,
     )  # fmt: skip
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set(xlabel="round", ylabel="share of neurons that keep their state", title=_setting(result, *fixed))
+    title = ", ".join(filter(None, ["dynamic FedFac", _setting(result, *fixed)]))
+    ax.set(
+        xlabel="round",
+        ylabel="share of neurons that keep their state",
+        title=f"dynamic FedFac, {_setting(result, *fixed)}".rstrip(", "),
+    )
     if varying:
         ax.legend(frameon=False, loc="lower right")
     return ax

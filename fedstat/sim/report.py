@@ -59,6 +59,11 @@ def summary(run: xr.DataTree) -> pd.DataFrame:
         keep their state, mean over the last 5 rounds. Of the oracle's split, in every row of a setting: ``auc`` of ν
         for the true label, ``ari``, adjusted Rand index against the true split. ``replicates``: complete ones.
     """
+    if "metrics" not in run.children or "rounds_done" not in run["metrics"].data_vars:
+        raise ValueError(
+            f"run must be a simulation study, as fedstat.sim.study and python -m fedstat.sim write it, but got a run "
+            f"with the groups {list(run.children)}. Of a run of fl.train, read run['metrics'] itself."
+        )
     values, stable, done = accuracy(run), same_state(run).isel(round=slice(-LAST, None)).mean("round"), _complete(run)
     rows = []
     for p in values["p"].values:
