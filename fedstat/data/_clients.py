@@ -70,15 +70,12 @@ def train_test(
     order = np.lexsort((key, code))
     rank = np.empty(n, dtype=np.int64)
     rank[order] = np.arange(n) - np.repeat(np.cumsum(size) - size, size)
-    n_train = np.floor((1 - test - validation) * size + _ROUNDING).astype(np.int64)
-    n_validation = np.floor(validation * size + _ROUNDING).astype(np.int64)
-    first_validation, first_test = n_train + gap * (validation > 0), n_train + n_validation + gap
-    first_test = np.where(validation > 0, first_test + gap, first_test)
-    end_validation = first_test - gap
+    n_train = np.floor((1 - test - validation) * size + _ROUNDING).astype(np.int64)[code]
+    n_later = n_train + np.floor(validation * size + _ROUNDING).astype(np.int64)[code]
     split = np.full(n, "", dtype=object)
-    split[rank < n_train[code]] = "train"
-    split[(rank >= first_validation[code]) & (rank < end_validation[code])] = "validation"
-    split[rank >= first_test[code]] = "test"
+    split[rank < n_train] = "train"
+    split[(rank >= n_train + gap) & (rank < n_later)] = "validation"
+    split[rank >= n_later + gap] = "test"
     return _kept(fed, split, code, size, {"train": True, "validation": validation > 0, "test": test > 0}, short)
 
 

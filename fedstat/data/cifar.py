@@ -35,8 +35,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     for part in wanted(split):
         batches = [_batch(find(root, _PLACES[name], [f], source), hundred) for f in files[part]]
         extra = {"coarse": np.concatenate([b[2] for b in batches])} if hundred else {}
-        x = batches[0][0] if len(batches) == 1 else np.concatenate([b[0] for b in batches])
-        parts[part] = Part(x, np.concatenate([b[1] for b in batches]), extra)
+        parts[part] = Part(np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]), extra)
     data = joined(parts, source, ("channel", "row", "column"))
     meta = unpickle(find(root, _PLACES[name], files["meta"], source))
     data.x.attrs["scale"] = 255
@@ -67,7 +66,9 @@ def _batch(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def unpickle(path: Path) -> Any:
-    """Content of a pickle of numbers, strings, lists, dictionaries and numeric arrays; byte strings stay bytes.
+    """Content of a pickle of numbers, strings, lists and dictionaries; byte strings stay bytes.
+
+    Numeric arrays come as objects that ``np.asarray`` turns into arrays.
 
     Raises
     ------
@@ -84,26 +85,53 @@ def unpickle(path: Path) -> Any:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows how an array is written and nothing else; array type and constructor are stand-ins of its own."""
+    """Knows how arrays and byte strings are written and nothing else; every constructor is a stand-in of its own.
+
+    NumPy's own are not used, for they take the state in the file on trust and damaged bytes can corrupt memory.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         known = {
             ("numpy", "ndarray"): "ndarray",
-            ("numpy", "dtype"): _dtype,
-            ("numpy.core.multiarray", "_reconstruct"): _empty,
-            ("numpy._core.multiarray", "_reconstruct"): _empty,
+            ("numpy", "dtype"): _Kind,
+            ("numpy.core.multiarray", "_reconstruct"): _Stored,
+            ("numpy._core.multiarray", "_reconstruct"): _Stored,
+            ("_codecs", "encode"): _bytes,  # Python 3 writing the protocol of Python 2
+            ("__builtin__", "bytes"): bytes,
         }
         if (module, name) not in known:
             raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which no data file needs")
         return known[module, name]
 
 
-def _empty(_kind: str, _shape: tuple[int, ...], _code: bytes) -> np.ndarray:
-    return np.empty(0, dtype=np.uint8)  # the pickle sets shape, type and bytes next
+class _Kind:
+    """Type of an array in a pickle: one of numbers, with its byte order."""
+
+    def __init__(self, code: str | bytes, *_flags: int) -> None:
+        self.dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
+        if self.dtype.kind not in "biuf":
+            raise pickle.UnpicklingError(f"the pickle holds an array of {self.dtype}, which no data file needs")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.dtype = self.dtype.newbyteorder(order)
 
 
-def _dtype(code: str | bytes, *_flags: int) -> np.dtype:
-    kind = np.dtype(code.decode() if isinstance(code, bytes) else code)
-    if kind.kind not in "biuf":
-        raise pickle.UnpicklingError(f"the pickle holds an array of {kind}, which no data file needs")
-    return np.dtype(kind, copy=True)
+class _Stored:
+    """Array in a pickle; ``np.asarray`` of it is the array, read-only."""
+
+    def __init__(self, *_args: object) -> None:
+        self.array = np.empty(0)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _version, shape, kind, by_column, raw = state
+        self.array = np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if by_column else "C")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+
+def _bytes(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
+    return text.encode("latin1")

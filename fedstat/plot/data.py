@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 
 def partition(fed: xr.Dataset, *, split: str | None = None, ax: Axes | None = None) -> Axes:
@@ -47,23 +49,23 @@ def partition(fed: xr.Dataset, *, split: str | None = None, ax: Axes | None = No
     count = np.bincount(row * len(classes) + column, minlength=len(clients) * len(classes))
     held = np.flatnonzero(count)
     if ax is None:
-        import matplotlib.pyplot as plt
-
-        # One figure size for all would merge the dots of many clients; a row needs a tenth of an inch to be told apart.
-        height = min(max(4.0, 0.1 * len(clients)), 20.0)
-        ax = plt.figure(figsize=(min(max(4.0, 0.12 * len(classes)), 16.0), height), layout="constrained").subplots()
-    cell = min(ax.get_position().width / len(classes) * ax.figure.bbox.width, 0.9 * ax.bbox.height / len(clients))
-    biggest = (min(cell, 30.0) * 72 / ax.figure.dpi) ** 2
+        height = min(max(4.0, 0.15 * len(clients)), 20.0)
+        ax = plt.figure(figsize=(min(max(4.0, 0.15 * len(classes)), 20.0), height), layout="constrained").subplots()
+    # The largest dot fills its cell, so that dots never hide one another.
+    cell = min(ax.bbox.width / len(classes), ax.bbox.height / len(clients)) * 72 / ax.figure.dpi
+    biggest = min(cell, 15.0) ** 2
     sns.scatterplot(
         x=classes[held % len(classes)],
         y=clients[held // len(classes)],
         size=count[held],
-        sizes=(biggest * count[held].min() / count.max(), biggest),
+        sizes=(biggest * count[held].min() / count.max(), biggest),  # area in proportion to the number
         color="C3",
         linewidth=0,
         ax=ax,
     )
     ax.set(xlabel="class", ylabel="client")
     ax.invert_yaxis()
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     ax.legend(title="samples", loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
     return ax
