@@ -125,6 +125,31 @@ def test_atoms_are_set_apart_with_their_masses(kind):
     assert float(result.estimate[0]) == pytest.approx(float(knn_entropy(data[:, 0])), rel=1e-12)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", [None, 2])
+@pytest.mark.parametrize("ties", ["atoms", "jitter"])
+def test_cuda_equals_numpy(features, ties):
+    x = np.random.default_rng(0).normal(size=(300, 4, 2))
+    x[:40, 1] = 0.0
+    options = {"ties": ties, "resolution": 0.1, "feature_axis": features}
+    here, there = knn_entropy(x, **options), knn_entropy(torch.tensor(x, device="cuda"), **options)
+    for ours, cuda in zip(here, there, strict=True):
+        assert cuda.device.type == "cuda"
+        np.testing.assert_allclose(cuda.cpu(), ours, rtol=0, atol=1e-12)
+
+
+def test_torch_on_the_cpu_equals_numpy_with_every_way_of_ties():
+    x = np.random.default_rng(0).normal(size=(60, 2, 2))
+    x[:9, 1] = 0.0
+    for options in ({"ties": "atoms"}, {"ties": "jitter", "resolution": 0.1}):
+        for feature_axis in (None, 2):
+            here = knn_entropy(x, feature_axis=feature_axis, **options)
+            there = knn_entropy(torch.tensor(x), feature_axis=feature_axis, **options)
+            for ours, tensor in zip(here, there, strict=True):
+                assert isinstance(tensor, torch.Tensor)
+                np.testing.assert_allclose(tensor, ours, rtol=0, atol=1e-12)
+
+
 def test_atoms_of_vectors_are_whole_vectors():
     x = np.random.default_rng(0).normal(size=(2, 60, 3))
     x[0, :10, 0] = 0.0  # one coordinate alone is no tie

@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_numpy_namespace
 from array_api_compat import device as device_of
 from scipy.spatial import cKDTree
-from scipy.special import digamma, gammaln, polygamma
+from scipy.special import digamma, gammaln, zeta
 
 from fedstat import _check
 from fedstat._random import generator
@@ -235,11 +235,12 @@ def _distances_by_table(xp: Any, p: Array, k: int) -> Array:
 def _estimate(xp: Any, distance: Array, k: int, d: int) -> tuple[Array, Array]:
     """Estimate and standard error from (series, sample) positive distances."""
     n = distance.shape[1]
-    log_volume = d * xp.log(distance)
+    log_distance = xp.log(distance)
+    mean = xp.mean(log_distance, axis=1)
     constant = float(digamma(n) - digamma(k) + d / 2 * math.log(math.pi) - gammaln(d / 2 + 1))
-    log_density_variance = xp.var(log_volume, axis=1, correction=1) - float(polygamma(1, k))
-    variance = xp.clip(log_density_variance, 0.0, None) + neighbour_variance(k, d)
-    return xp.mean(log_volume, axis=1) + constant, xp.sqrt(variance / n)
+    variance = d**2 * xp.sum((log_distance - mean[:, None]) ** 2, axis=1) / (n - 1)
+    log_density_variance = xp.clip(variance - float(zeta(2, k)), 0.0, None)  # ψ'(k) = ζ(2, k)
+    return d * mean + constant, xp.sqrt((log_density_variance + neighbour_variance(k, d)) / n)
 
 
 def _jittered(xp: Any, points: Array, series: list[int], resolution: float | None, seed: int) -> Array:

@@ -72,6 +72,9 @@ def test_partition_60000_samples_into_1000_clients(benchmark, name):
     }.get(name, {})
     ours = getattr(partition, name)
     fed, _ = against(
-        benchmark, "loop over classes", lambda: ours(data, clients=1000, **options), lambda: loop(y, 1000, 0.1)
+        benchmark,
+        "a Dirichlet partition by loop",
+        lambda: ours(data, clients=1000, **options),
+        lambda: loop(y, 1000, 0.1),
     )
     assert len(np.unique(fed.client)) == 1000
