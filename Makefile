@@ -34,7 +34,7 @@ lint: $(READY)
 check: lint test  ## what CI runs
 
 bench: $(READY) ## speed ratios against named peers, one process
-	$(BIN)/python -m pytest tests/benchmarks -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s
+	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s
 
 figures: runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (an hour)
 	$(BIN)/python paper_figs/fig06.py --scale $(SCALE)
