@@ -13,8 +13,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from fedstat import fl, sim
-from fedstat.labelled import fa, layer_matrix, split
+from fedstat import data, fl, motivation, sim
+from fedstat.labelled import fa, knn_entropy, layer_matrix, split
 from fedstat.results import ConvergenceWarning, FactorResult, SplitResult
 from fedstat.stats.split import Absolute
 from fedstat.store import open_run
@@ -25,9 +25,12 @@ __all__ = [
     "ConvergenceWarning",
     "FactorResult",
     "SplitResult",
+    "data",
     "fa",
     "fl",
+    "knn_entropy",
     "layer_matrix",
+    "motivation",
     "open_run",
     "plot",
     "sim",
