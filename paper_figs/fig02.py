@@ -26,7 +26,7 @@ def main() -> None:
     for ax, (outputs, title) in zip(
         axes, {"own": "each client's own samples", "common": "a common evaluation set"}.items(), strict=True
     ):
-        plot.entropies(run["entropy"].to_dataset().sel(outputs=outputs), ax=ax).set_title(f"outputs over {title}")
+        plot.entropies(run["dispersion"].to_dataset().sel(outputs=outputs), ax=ax).set_title(f"outputs over {title}")
     figure.supxlabel(plot.motivation_origin(run), fontsize="x-small", color="0.4")
     out = args.out or Path("paper_figs") / f"fig02-{args.data}.png"
     figure.savefig(out, dpi=110)

@@ -33,7 +33,7 @@ def test_one_peak_is_seldom_rejected_and_two_are():
     normal = [modes.peaks(rng.normal(size=100), 1, draws=59, seed=i).p_value for i in range(30)]
     assert np.mean(np.array(normal) < 0.05) <= 0.1  # conservative: the share expected is below 0.05
     apart = [
-        modes.peaks(np.r_[rng.normal(0, 1, 60), rng.normal(5, 1, 40)], 1, draws=59, seed=i).p_value for i in range(10)
+        modes.peaks(np.r_[rng.normal(0, 1, 60), rng.normal(7, 1, 40)], 1, draws=59, seed=i).p_value for i in range(10)
     ]
     assert max(apart) < 0.05
 
@@ -50,12 +50,12 @@ def test_mixture_keeps_its_level_and_recovers_its_components():
 
 
 def test_information_criterion_of_one_normal_is_the_closed_form():
-    x = np.random.default_rng(3).normal(5, 2, 80)
+    x = np.random.default_rng(3).gamma(2, size=80)
     log_likelihood = -0.5 * len(x) * (np.log(2 * np.pi * x.var()) + 1)
     found = modes.mixture(x, draws=1)
     # scikit-learn adds 1e-6 to the variance of the standardised sample
     assert found.bic[0] == pytest.approx(2 * np.log(len(x)) - 2 * log_likelihood, abs=1e-3)
-    assert found.bic[1] == pytest.approx(found.bic[0] - found.statistic + 3 * np.log(len(x)), abs=1e-3)
+    assert found.bic[1] == pytest.approx(found.bic[0] - found.statistic + 3 * np.log(len(x)))
 
 
 def test_a_skewed_sample_has_one_peak_though_it_is_no_normal():

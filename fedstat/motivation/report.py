@@ -15,16 +15,18 @@ from fedstat.motivation import relation
 from fedstat.motivation.study import OUTPUTS
 from fedstat.stats import modes
 
-LEVEL, MOST_PEAKS, GROUPS = 0.05, 3, 10
+LEVEL, MOST_PEAKS, GROUPS, DRAWS = 0.05, 3, 10, 199
 
 
-def summary(run: xr.DataTree, *, draws: int = 499) -> pd.DataFrame:
+def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int = DRAWS) -> pd.DataFrame:
     """One row per case and kind of output.
 
     Parameters
     ----------
     run : DataTree
         What :func:`fedstat.motivation.study` returns.
+    outputs : tuple of {"own", "common"}
+        Kinds of output to be summarised.
     draws : int
         Bootstrap samples of both tests.
 
@@ -43,9 +45,9 @@ def summary(run: xr.DataTree, *, draws: int = 499) -> pd.DataFrame:
     """
     rows = []
     for case in run["outputs"].to_dataset()["case"].to_numpy():
-        for outputs in OUTPUTS:
-            here = {"case": case, "outputs": outputs}
-            seen, entropy = run["outputs"].to_dataset().sel(here), run["entropy"].to_dataset().sel(here)
+        for name in outputs:
+            here = {"case": case, "outputs": name}
+            seen, entropy = run["outputs"].to_dataset().sel(here), run["dispersion"].to_dataset().sel(here)
             if not bool(seen["done"]):
                 continue
             k = json.loads(run.attrs["config"])["k"]
@@ -57,7 +59,7 @@ def summary(run: xr.DataTree, *, draws: int = 499) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def peaks(outputs: NDArray, groups: NDArray[np.int64], *, k: int = 3, draws: int = 499) -> dict[str, Any]:
+def peaks(outputs: NDArray, groups: NDArray[np.int64], *, k: int = 3, draws: int = DRAWS) -> dict[str, Any]:
     """Entropies of the neurons, their peaks and the tests, as columns of :func:`summary`.
 
     Parameters
@@ -104,19 +106,19 @@ def correlations(run: xr.DataTree) -> pd.DataFrame:
         ``spearman`` with ``low`` and ``high``, a 95 % interval over clients: ± 1.96 standard deviations of Fisher's z
         over the half-samples; ``n_factors`` and ``converged`` of the communality.
     """
-    found, fits = run["relation"].to_dataset(), run["communality"].to_dataset()[["n_factors", "converged"]]
+    found, fits = run["relation"].to_dataset(), run["split"].to_dataset()[["n_factors", "converged"]]
     z = np.arctanh(found["spearman"].clip(-1 + 1e-12, 1 - 1e-12))
-    z_half: xr.DataArray = np.arctanh(found["spearman_half"].clip(-1 + 1e-12, 1 - 1e-12))
-    half = 1.96 * z_half.std("replicate", ddof=1)
+    z_half = np.arctanh(found["spearman_half"].clip(-1 + 1e-12, 1 - 1e-12).to_numpy())
+    half = 1.96 * z_half.std(axis=-1, ddof=1)
     bounds = xr.Dataset({"spearman": found["spearman"], "low": np.tanh(z - half), "high": np.tanh(z + half)})
     table = bounds.to_dataframe().reset_index()
     return table.merge(fits.to_dataframe().reset_index(), on=["case", "on", "estimator"]).dropna(subset="spearman")
 
 
-def report(run: xr.DataTree, *, outputs: str = "own", draws: int = 499) -> str:
+def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str:
     """Tables of :func:`summary` and :func:`correlations` as text that fits 100 columns."""
     config = json.loads(run.attrs["config"])
-    table = summary(run, draws=draws).query("outputs == @outputs")
+    table = summary(run, outputs=(outputs,), draws=draws)
     related = correlations(run).query("outputs == @outputs")
     over = {"own": "each client's own training samples", "common": "a common evaluation set"}[outputs]
     head = (

@@ -137,9 +137,10 @@ def study(
         ``/outputs``: mean_output (case, outputs, client, unit), the mean activation of a hidden neuron over a client's
         own training samples or over the common set; accuracy (case, outputs, client) on them; label (case, client),
         the client's commonest class.
-        ``/entropy``: entropy, std_error (case, outputs, unit) in nats, of the outputs over clients less atoms; n, the
-        clients it rests on; atom_share, the share of the clients in atoms; zero_share; spread, the standard deviation.
-        ``/communality``: communality (case, on, estimator, unit) of the clients' weights or updates, and n_factors,
+        ``/dispersion``: entropy, std_error (case, outputs, unit) in nats, of the outputs over clients less atoms; n,
+        the clients it rests on; atom_share, the share of the clients in atoms; zero_share; spread, the standard
+        deviation.
+        ``/split``: communality (case, on, estimator, unit) of the clients' weights or updates, and n_factors,
         converged (case, on, estimator).
         ``/relation``: spearman (case, outputs, on, estimator), the rank correlation of entropy and communality over
         neurons, and spearman_half (…, replicate) on random halves of the clients.
@@ -155,7 +156,7 @@ def study(
     Examples
     --------
     >>> run = study(clients=10, hidden=8, local_epochs=1, replicates=2)
-    >>> run["entropy/entropy"].sizes
+    >>> run["dispersion/entropy"].sizes
     Frozen({'case': 2, 'outputs': 2, 'unit': 8})
     """
     chosen = Settings(**settings)
@@ -277,7 +278,7 @@ def _write_case(
             writer.write("outputs/mean_output", (i, j), mean)
             writer.write("outputs/accuracy", (i, j), accuracy)
             for name, values in relation.dispersion(mean, k=settings.k).items():
-                writer.write(f"entropy/{name}", (i, j), values)
+                writer.write(f"dispersion/{name}", (i, j), values)
         weights = params["fc1.weight"].cpu().numpy()
         start = server["fc1.weight"].cpu().numpy()
         strata = label if settings.cases[i] == "one-class" else np.zeros_like(label)
@@ -313,7 +314,7 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
             label=Variable(("case", "client"), "int64", attrs={"long_name": "commonest class of the client"}),
             done=Variable(("case",), "bool"),
         ),
-        "entropy": group(
+        "dispersion": group(
             entropy=Variable(by_unit, "float64", attrs={"long_name": "entropy over clients", "units": "nats"}),
             std_error=Variable(by_unit, "float64", attrs={"units": "nats"}),
             n=Variable(by_unit, "int64", attrs={"long_name": "clients the entropy rests on"}),
@@ -321,7 +322,7 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
             zero_share=Variable(by_unit, "float64", attrs={"long_name": "share of clients with output 0"}),
             spread=Variable(by_unit, "float64", attrs={"long_name": "standard deviation over clients"}),
         ),
-        "communality": group(
+        "split": group(
             communality=Variable(("case", "on", "estimator", "unit"), "float64"),
             n_factors=Variable(("case", "on", "estimator"), "int64"),
             converged=Variable(("case", "on", "estimator"), "bool"),

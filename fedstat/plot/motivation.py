@@ -130,13 +130,14 @@ def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "we
     -------
     matplotlib Axes
     """
-    entropy, nu, rho = (run[name].to_dataset() for name in ("entropy", "communality", "relation"))
+    entropy, nu, rho = (run[name].to_dataset() for name in ("dispersion", "split", "relation"))
     _check.choice("case", case, entropy["case"].to_numpy().tolist())
     _check.choice("outputs", outputs, entropy["outputs"].to_numpy().tolist())
     _check.choice("on", on, nu["on"].to_numpy().tolist())
     ax = ax or plt.gca()
     at = {"case": case, "on": on}
-    data = nu["communality"].sel(at).rank("unit", pct=True).rename("rank").to_dataframe().reset_index()
+    data = nu["communality"].sel(at).to_dataframe().reset_index()
+    data["rank"] = data.groupby("estimator")["communality"].rank(pct=True)
     data["entropy"] = entropy["entropy"].sel(case=case, outputs=outputs).to_numpy()[data["unit"]]
     found = rho["spearman"].sel({**at, "outputs": outputs}).to_series()
     names = {e: f"{e}, rank correlation {value:+.2f}" for e, value in found.items()}
@@ -192,7 +193,7 @@ def motivation_grid(run: xr.DataTree, *, outputs: str = "own") -> Figure:
     grid = axes[1, 0].get_gridspec()
     for ax in axes[1]:
         ax.remove()
-    entropies(run["entropy"].to_dataset().sel(outputs=outputs), ax=figure.add_subplot(grid[1, :]))
+    entropies(run["dispersion"].to_dataset().sel(outputs=outputs), ax=figure.add_subplot(grid[1, :]))
     for i, case in enumerate(cases):
         part = seen.sel(case=case)
         heatmap(part["mean_output"], label=part["label"], vmax=_top(seen), ax=axes[0, i]).set_title(CASE[case])

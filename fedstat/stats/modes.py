@@ -22,7 +22,8 @@ class Peaks(NamedTuple):
     Attributes
     ----------
     bandwidth : float
-        Smallest bandwidth at which the Gaussian kernel density has that many peaks, in the unit of the sample.
+        Smallest bandwidth at which the Gaussian kernel density has that many peaks, in the unit of the
+        sample; not below 1/512 of its range.
     position : array (peak,)
         Where the density with this bandwidth has its peaks, ascending.
     p_value : float
@@ -94,7 +95,8 @@ def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
     """
     x = _sample(x)
     n, draws = _check.integer("n", n), _check.integer("draws", draws, low=0)
-    low, high = 0.0, float(np.ptp(x))  # a density with bandwidth of half the range has one peak
+    high = float(np.ptp(x))  # with a bandwidth of half the range the density has one peak
+    low = high / _GRID
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if len(_peaks(x, middle)) <= n else (middle, high)
@@ -109,6 +111,7 @@ def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
 def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
     """Likelihood-ratio test of one normal distribution against a mixture of two, by parametric bootstrap [1]_.
 
+    EM stops, for the sample as for the draws, where the mean log-likelihood gains less than 0.001.
     Rejection says that the sample is not normal; a skewed sample with one peak is rejected too. ``peaks`` asks for
     the peaks themselves.
 
@@ -144,10 +147,9 @@ def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
     x = _sample(x)
     draws = _check.integer("draws", draws)
     z = (x - x.mean()) / x.std()  # the ratio is free of place and scale, and EM's floor of variances is not
-    one, two = (_fit(z, n) for n in (1, 2))
-    ratio = _ratio(z)
+    one, two, ratio = _fits(z)
     rng = generator(seed, "modes", "mixture")
-    larger = sum(_ratio(rng.normal(size=len(z))) >= ratio for _ in range(draws))
+    larger = sum(_fits(rng.normal(size=len(z)))[2] >= ratio for _ in range(draws))
     order = np.argsort(two.means_[:, 0])
     return Mixture(
         statistic=ratio,
@@ -171,16 +173,13 @@ def _peaks(x: Array, bandwidth: float) -> Array:
     """Peaks of the Gaussian kernel density, found on a grid; all lie within the range of the sample."""
     margin = np.ptp(x) / _GRID
     grid = np.linspace(x.min() - margin, x.max() + margin, _GRID)
-    density = np.exp(-0.5 * ((grid[:, None] - x) / bandwidth) ** 2).sum(axis=1)
-    rise = np.diff(density)
+    rise = np.diff(np.exp(-0.5 * ((grid[:, None] - x) / bandwidth) ** 2).sum(axis=1))
     return grid[1:-1][(rise[:-1] > 0) & (rise[1:] <= 0)]
 
 
-def _fit(z: Array, n: int) -> GaussianMixture:
-    return GaussianMixture(n, n_init=_STARTS if n > 1 else 1, random_state=0).fit(z[:, None])
-
-
-def _ratio(z: Array) -> float:
-    """Twice the difference in log-likelihood of two components and one; 0 where EM finds nothing better than one."""
-    z = (z - z.mean()) / z.std()
-    return max(0.0, float(2 * len(z) * (_fit(z, 2).score(z[:, None]) - _fit(z, 1).score(z[:, None]))))
+def _fits(z: Array) -> tuple[GaussianMixture, GaussianMixture, float]:
+    """One normal, a mixture of two, and twice their difference in log-likelihood: 0 where EM ends below the one."""
+    column = ((z - z.mean()) / z.std())[:, None]
+    one = GaussianMixture(1, random_state=0).fit(column)
+    two = GaussianMixture(2, n_init=_STARTS, random_state=0).fit(column)
+    return one, two, max(0.0, float(2 * len(z) * (two.score(column) - one.score(column))))
