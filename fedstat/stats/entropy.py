@@ -20,7 +20,7 @@ TIES: tuple[Ties, ...] = ("error", "atoms", "jitter")
 
 # Numbers in one block of temporaries: on the CPU little enough for its cache and for reuse of freed memory, on other
 # devices little enough to fit beside the data.
-_CACHED, _BLOCK = 1 << 13, 1 << 24
+_CACHED, _BLOCK = 1 << 15, 1 << 24
 
 # χ(k, d), a row for each d from 1, k from 1 to 10; made by tests/golden/entropy_neighbour_variance.py.
 _NEIGHBOUR_VARIANCE = (
