@@ -21,12 +21,11 @@ def rows():
     return Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES)
 
 
-@pytest.mark.parametrize("client_chunk", [None, 1, 2, 5])
 @pytest.mark.parametrize("threads", [1, 2])
-def bench_client_mlps(compare, rows, threads, client_chunk):
+def bench_client_mlps(compare, rows, threads):
     job = engine.Job(
         rows, rows, nets.mlp(SIZES), algorithms.local(), losses.cross_entropy, optim.adam(LR),
-        batch_size=BATCH, threads=2, client_chunk=client_chunk,
+        batch_size=BATCH, threads=2,
     )  # fmt: skip
     start = engine.start(job)
 
@@ -42,6 +41,6 @@ def bench_client_mlps(compare, rows, threads, client_chunk):
         torch.set_num_threads(before)
 
     compare(
-        f"100 MLPs 784-200-10, batch 16, one epoch, stacked, 2 threads, chunk {client_chunk or 'automatic'}",
+        "100 MLPs 784-200-10, batch 16, one epoch, stacked, 2 threads",
         lambda: engine.step(job, start), plain, f"plain loop, {threads} thread(s)", rounds=3,
     )  # fmt: skip
