@@ -3,10 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 SCALE ?= quick
 EXTRAS ?= dev
+DATA_DIR ?= $(FEDSTAT_DATA)
+# Figs. 1 and 2: MNIST where its folder is named, else the digits that come with scikit-learn.
+MOTIVATION := $(if $(DATA_DIR),mnist,digits)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(EXTRAS)
 
-.PHONY: sim test test-slow check lint bench figures clean
+.PHONY: sim test test-slow check lint bench figures figures-motivation clean
 .PRECIOUS: runs/%.zarr
 
 $(READY): pyproject.toml constraints.txt
@@ -36,11 +39,19 @@ check: lint test  ## what CI runs
 bench: $(READY) ## speed ratios against named peers, one process
 	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s
 
-figures: runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (an hour)
+figures: figures-motivation runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (an hour), MNIST from DATA_DIR
 	$(BIN)/python paper_figs/fig06.py --scale $(SCALE)
 	$(BIN)/python paper_figs/fig07.py --scale $(SCALE)
 	$(BIN)/python paper_figs/theory_convergence.py --scale $(SCALE)
 	$(BIN)/python paper_figs/theory_generalization.py --scale $(SCALE)
+
+figures-motivation: runs/motivation-$(MOTIVATION).zarr  ## Figs. 1 and 2 alone
+	@$(if $(DATA_DIR),:,echo "DATA_DIR is not given: Figs. 1 and 2 are of the small digits, not of MNIST")
+	$(BIN)/python paper_figs/fig01.py --data $(MOTIVATION)
+	$(BIN)/python paper_figs/fig02.py --data $(MOTIVATION)
+
+runs/motivation-$(MOTIVATION).zarr: $(READY) FORCE
+	$(BIN)/python -m fedstat.motivation --data $(MOTIVATION) $(if $(DATA_DIR),--data-dir '$(DATA_DIR)') --out $@ --resume
 
 runs/%-$(SCALE).zarr: $(READY) FORCE  # resumed if unfinished, read if finished
 	$(BIN)/python -m fedstat.sim --config simulations/$*.toml --scale $(SCALE) --out $@ --resume

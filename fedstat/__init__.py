@@ -13,7 +13,17 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from fedstat.labelled import bootstrap, fa, layer_matrix, n_factors, permutation_test, split, stability, update
+from fedstat.labelled import (
+    bootstrap,
+    fa,
+    knn_entropy,
+    layer_matrix,
+    n_factors,
+    permutation_test,
+    split,
+    stability,
+    update,
+)
 from fedstat.results import (
     BootstrapResult,
     ConvergenceWarning,
@@ -27,7 +37,7 @@ from fedstat.stats.split import Absolute
 from fedstat.store import open_run
 
 if TYPE_CHECKING:
-    from fedstat import decompose, fl, ntk, plot, sim
+    from fedstat import data, decompose, fl, motivation, ntk, plot, sim
     from fedstat.decompose import read_weights
 
 __version__ = version("fedstat")
@@ -41,10 +51,13 @@ __all__ = [
     "SplitResult",
     "StabilityResult",
     "bootstrap",
+    "data",
     "decompose",
     "fa",
     "fl",
+    "knn_entropy",
     "layer_matrix",
+    "motivation",
     "n_factors",
     "ntk",
     "open_run",
@@ -58,7 +71,7 @@ __all__ = [
 ]
 
 # Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.
-_LATER = ("decompose", "fl", "ntk", "plot", "sim")
+_LATER = ("data", "decompose", "fl", "motivation", "ntk", "plot", "sim")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ COMMANDS = {
     "fedstat.sim": "simulation study on model (8): ways to split neurons, side by side",
     "fedstat.sim.recovery": "for which κ factor analysis finds the true split",
     "fedstat.decompose": "weights of any origin -> shared and client-specific units",
+    "fedstat.motivation": "neurons' outputs over clients: entropy, its peaks, its relation to the split",
     "fedstat.ntk": "FedFac's theorems against training",
 }
 

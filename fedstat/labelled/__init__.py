@@ -1,7 +1,18 @@
 """The verbs users call: arrays, torch tensors or xarray objects in, result objects out."""
 
 from fedstat.labelled.coerce import layer_matrix
+from fedstat.labelled.entropy import knn_entropy
 from fedstat.labelled.factor import fa, split, update
 from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, stability
 
-__all__ = ["bootstrap", "fa", "layer_matrix", "n_factors", "permutation_test", "split", "stability", "update"]
+__all__ = [
+    "bootstrap",
+    "fa",
+    "knn_entropy",
+    "layer_matrix",
+    "n_factors",
+    "permutation_test",
+    "split",
+    "stability",
+    "update",
+]

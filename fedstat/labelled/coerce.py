@@ -37,7 +37,7 @@ def layer_matrix(weights: Weights) -> Any:
     (750, 8)
     """
     if isinstance(weights, xr.DataArray):
-        _need_dims(weights, "client", "unit")
+        need_dims(weights, "client", "unit")
         others = [d for d in weights.dims if d not in ("client", "unit")]
         return weights.stack(row=["client", *others]).transpose("row", "unit")
     flat = _flat(weights)
@@ -70,7 +70,7 @@ def correlation_of(each: factor.Moments) -> Any:
 def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:
     """Yield (label, (weight, unit)) client by client; a lazy DataArray is read one client at a time."""
     if isinstance(weights, xr.DataArray):
-        _need_dims(weights, "client", "unit")
+        need_dims(weights, "client", "unit")
         if 0 in weights.shape:
             raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
         for label, i in zip(labels(weights, "client", 0), range(weights.sizes["client"]), strict=True):
@@ -93,7 +93,7 @@ def _flat(weights: Any) -> Any:
 def values_of(z: Any, *, last: str) -> Any:
     """Array or tensor behind ``z``, its dim ``last`` in the last place."""
     if isinstance(z, xr.DataArray):
-        _need_dims(z, last)
+        need_dims(z, last)
         z = z.transpose(..., last)
         return z.to_numpy()
     return z if is_torch_array(z) else np.asarray(z)
@@ -109,7 +109,8 @@ def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
     return np.arange(shape[axis] if len(shape) > abs(axis) - (axis < 0) else 0)
 
 
-def _need_dims(values: xr.DataArray, *dims: str) -> None:
+def need_dims(values: xr.DataArray, *dims: str) -> None:
+    """Raise ValueError if a dim is missing."""
     if missing := [d for d in dims if d not in values.dims]:
         raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. Rename with .rename(...).")
 

@@ -1,6 +1,8 @@
 """Figures: pure functions (result or Dataset, ax=None) -> Axes."""
 
+from fedstat.plot.data import partition
 from fedstat.plot.factor import communality, loadings, rounds, scree
+from fedstat.plot.motivation import entropies, fig1, heatmap, motivation_grid, motivation_origin, relation
 from fedstat.plot.ntk import convergence, freezing, generalization
 from fedstat.plot.sim import accuracy, origin, recovery, recovery_grid, stability, study_dataset, study_grid
 
@@ -8,12 +10,19 @@ __all__ = [
     "accuracy",
     "communality",
     "convergence",
+    "entropies",
+    "fig1",
     "freezing",
     "generalization",
+    "heatmap",
     "loadings",
+    "motivation_grid",
+    "motivation_origin",
     "origin",
+    "partition",
     "recovery",
     "recovery_grid",
+    "relation",
     "rounds",
     "scree",
     "stability",

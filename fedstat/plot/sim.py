@@ -206,7 +206,6 @@ def stability(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         palette=_palette(len(names)), errorbar="se", legend="full" if varying else False, ax=ax,
     )  # fmt: skip
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    title = ", ".join(filter(None, ["dynamic FedFac", _setting(result, *fixed)]))
     ax.set(
         xlabel="round",
         ylabel="share of neurons that keep their state",

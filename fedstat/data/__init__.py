@@ -1,0 +1,105 @@
+"""Published data sets from their files, and the partitions that make them federated.
+
+A data set is sample-major: x (sample, ...), y (sample) and the coordinate split (sample); a partition adds the
+coordinate client (sample) and leaves x where it is, so that nothing is copied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from fedstat import _check
+from fedstat.data import ag_news, cifar, digits, idx, leaf, partition, shakespeare, svhn, tiny_imagenet
+from fedstat.data._files import SPLITS, Source, Split, folder
+from fedstat.data._folder import open_folder, save_folder
+
+__all__ = ["SOURCES", "load", "open_folder", "partition", "save_folder", "to_float"]
+
+_MODULES = (digits, idx, cifar, svhn, tiny_imagenet, leaf, shakespeare, ag_news)
+SOURCES: dict[str, Source] = {name: source for module in _MODULES for name, source in module.SOURCES.items()}
+
+
+def load(
+    name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, split: Split | None = None, **options: Any
+) -> xr.Dataset:
+    """Published data set, from the files of its ordinary download; nothing is fetched.
+
+    Parameters
+    ----------
+    name : str
+        One of ``fedstat.data.SOURCES``: "digits" needs no files; "mnist", "fashion", "emnist-balanced" (and -byclass,
+        -bymerge, -digits, -letters, -mnist), "cifar-10", "cifar-100", "svhn", "tiny-imagenet", "femnist",
+        "shakespeare-leaf", "shakespeare" (the raw text), "ag-news".
+    data_dir : path, optional
+        Folder that holds the files, or a folder of that data set. By default the environment variable FEDSTAT_DATA,
+        else ``fedstat_data`` in the home directory.
+    split : {"train", "test"}, optional
+        Read only this split. None: all of it.
+    **options
+        Of the module of that data set: ``vocabulary`` for "ag-news".
+
+    Returns
+    -------
+    xarray.Dataset
+        x (sample, ...): images uint8 (sample, channel, row, column), texts as numbers; y (sample) int64, whose
+        ``attrs["names"]`` are the classes; coordinates split (sample) "train" | "test", and ``user`` (writer, role)
+        where the set has them.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing; says which, where it was looked for, and where the data set is had.
+    ValueError
+        If a file is corrupt or truncated; says which and at which byte or line.
+
+    Warns
+    -----
+    UserWarning
+        If a split does not have the published number of rows.
+
+    Examples
+    --------
+    >>> load("digits").x.sizes
+    Frozen({'sample': 1797, 'channel': 1, 'row': 8, 'column': 8})
+    """
+    _check.choice("name", name, list(SOURCES))
+    if split is not None:
+        _check.choice("split", split, SPLITS)
+    module = next(m for m in _MODULES if name in m.SOURCES)
+    return module.load(name, folder(data_dir), split, **options)
+
+
+def to_float(data: xr.Dataset, *, mean: float | Sequence[float] = 0.0, sd: float | Sequence[float] = 1.0) -> xr.Dataset:
+    """Images as float32, scaled to [0, 1] by the largest stored value and standardised.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        With x (sample, channel, row, column) as ``load`` gives it: ``x.attrs["scale"]`` is the largest value.
+    mean, sd : float or one per channel
+        x becomes (x / scale − mean) / sd.
+
+    Raises
+    ------
+    ValueError
+        If x has no scale (it is text, or was scaled before), or an ``sd`` is not positive.
+
+    Examples
+    --------
+    >>> float(to_float(load("digits")).x.max())
+    1.0
+    """
+    if "scale" not in data.x.attrs:
+        raise ValueError("x must be images with attrs['scale'], but got none: it is text, or it was scaled before")
+    shift, spread = (np.asarray(v, dtype=np.float32) for v in (mean, sd))
+    if not np.all(spread > 0):
+        raise ValueError(f"sd must be > 0, but got {sd!r}")
+    shape = (-1, 1, 1) if shift.ndim or spread.ndim else ()
+    scale = np.float32(data.x.attrs["scale"])
+    x = data.x.values * (1 / (scale * spread)).reshape(shape) - (shift / spread).reshape(shape)
+    return data.assign(x=(data.x.dims, x.astype(np.float32, copy=False)))

@@ -1,0 +1,126 @@
+"""Where published files lie, how they are read whole, and how their parts become one data set."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import warnings
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
+_CHUNK = 1 << 16
+
+
+class Source(NamedTuple):
+    """What a data set is called, where its files are had, and the rows they hold as published."""
+
+    title: str
+    home: str
+    rows: Mapping[str, int]
+
+
+class Part(NamedTuple):
+    """Samples of one split: x (sample, ...), y (sample,), and further coordinates of the samples."""
+
+    x: np.ndarray
+    y: np.ndarray
+    extra: Mapping[str, np.ndarray] = {}
+
+
+def folder(data_dir: str | os.PathLike[str] | None) -> Path:
+    """Folder of data: the argument, else the environment's FEDSTAT_DATA, else ``fedstat_data`` at home."""
+    return Path(data_dir or os.environ.get("FEDSTAT_DATA") or Path.home() / "fedstat_data").expanduser()
+
+
+def find(root: Path, places: Iterable[str], names: Iterable[str], source: Source) -> Path:
+    """First of ``names`` (files or folders) in one of the ``places`` under ``root``.
+
+    Raises
+    ------
+    FileNotFoundError
+        Naming what was looked for, where, and where the data set is had.
+    """
+    names, looked = list(names), [root / place for place in places]
+    for place in looked:
+        for name in names:
+            if (place / name).exists():
+                return place / name
+    raise FileNotFoundError(
+        f"{source.title} needs {' or '.join(names)}, looked for in {', '.join(map(str, looked))}, but there is none. "
+        f"Download it from {source.home}, and name its folder by data_dir or the environment variable FEDSTAT_DATA."
+    )
+
+
+def damaged(path: Path, offset: int | str, what: str) -> ValueError:
+    """Error for a file whose content is not what its format says, at a byte (or line) of the file."""
+    return ValueError(f"{path} is damaged at {offset if isinstance(offset, str) else f'byte {offset}'}: {what}")
+
+
+def read(path: Path) -> bytes:
+    """Bytes of a file, unzipped if it is gzip by its first bytes, whatever its name."""
+    raw = path.read_bytes()
+    if raw[:2] != b"\x1f\x8b":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise damaged(path, _last_good(raw), f"{error}. Download it again.") from error
+
+
+def _last_good(raw: bytes) -> int:
+    stream = zlib.decompressobj(wbits=31)
+    for start in range(0, len(raw), _CHUNK):
+        try:
+            stream.decompress(raw[start : start + _CHUNK])
+        except zlib.error:
+            return start
+    return len(raw)
+
+
+def check_rows(source: Source, split: str, rows: int) -> None:
+    """Warn where a split does not have the published number of rows."""
+    published = source.rows.get(split, rows)
+    if rows != published:
+        warnings.warn(
+            f"{source.title}: the {split} split has {rows:,} rows, but {published:,} were published",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def wanted(split: str | None) -> tuple[Split, ...]:
+    """The splits to read: both for None."""
+    return SPLITS if split is None else (split,)  # type: ignore[return-value]
+
+
+def joined(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...]) -> xr.Dataset:
+    """One sample-major data set out of the splits that were read, in their order."""
+    for split, part in parts.items():
+        check_rows(source, split, len(part.y))
+    x = [p.x for p in parts.values()]
+    y = np.concatenate([p.y for p in parts.values()])
+    data = dataset(x[0] if len(x) == 1 else np.concatenate(x), y, parts_split(parts), source, dims)
+    for name in next(iter(parts.values())).extra:
+        data.coords[name] = ("sample", np.concatenate([p.extra[name] for p in parts.values()]))
+    return data
+
+
+def parts_split(parts: Mapping[Split, Part]) -> np.ndarray:
+    """Name of the split for every sample, as object strings (what zarr stores without a warning)."""
+    return np.concatenate([np.full(len(p.y), split, dtype=object) for split, p in parts.items()])
+
+
+def dataset(x: np.ndarray, y: np.ndarray, split: np.ndarray, source: Source, dims: tuple[str, ...]) -> xr.Dataset:
+    """Data set with x (sample, *dims), y (sample) int64 and the coordinate split (sample)."""
+    return xr.Dataset(
+        {"x": (("sample", *dims), x), "y": ("sample", y.astype(np.int64))},
+        coords={"split": ("sample", split)},
+        attrs={"title": source.title, "source": source.home},
+    )

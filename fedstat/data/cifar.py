@@ -1,0 +1,137 @@
+"""CIFAR-10 and CIFAR-100, the python version, read without running what a pickle may ask for."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, wanted
+
+_HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
+SOURCES = {
+    "cifar-10": Source("CIFAR-10", _HOME, {"train": 50_000, "test": 10_000}),
+    "cifar-100": Source("CIFAR-100", _HOME, {"train": 50_000, "test": 10_000}),
+}
+_FILES = {
+    "cifar-10": {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"], "meta": ["batches.meta"]},
+    "cifar-100": {"train": ["train"], "test": ["test"], "meta": ["meta"]},
+}
+_PLACES = {
+    "cifar-10": ("cifar-10-batches-py", "", "cifar-10/cifar-10-batches-py"),
+    "cifar-100": ("cifar-100-python", "", "cifar-100/cifar-100-python"),
+}
+_IMAGE = (3, 32, 32)
+
+
+def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
+    """Images x (sample, channel, row, column) uint8 0–255 and labels; for CIFAR-100 also ``coarse`` (sample)."""
+    source, files, hundred = SOURCES[name], _FILES[name], name == "cifar-100"
+    parts = {}
+    for part in wanted(split):
+        batches = [_batch(find(root, _PLACES[name], [f], source), hundred) for f in files[part]]
+        extra = {"coarse": np.concatenate([b[2] for b in batches])} if hundred else {}
+        parts[part] = Part(np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]), extra)
+    data = joined(parts, source, ("channel", "row", "column"))
+    meta = unpickle(find(root, _PLACES[name], files["meta"], source))
+    data.x.attrs["scale"] = 255
+    data.y.attrs["names"] = [n.decode() for n in meta[b"fine_label_names" if hundred else b"label_names"]]
+    if hundred:
+        data.coarse.attrs["names"] = [n.decode() for n in meta[b"coarse_label_names"]]
+    return data
+
+
+def _batch(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images, labels and coarse labels (for CIFAR-10 the labels again) of one file."""
+    content = unpickle(path)
+    keys = (b"fine_labels", b"coarse_labels") if hundred else (b"labels", b"labels")
+    missing = [k for k in (b"data", *keys) if not isinstance(content, dict) or k not in content]
+    if missing:
+        raise damaged(path, 0, f"a CIFAR batch is a dictionary with {missing[0].decode()!r}, but got none")
+    x, fine, coarse = (np.asarray(content[k]) for k in (b"data", *keys))
+    if x.dtype != np.uint8 or x.shape != (len(fine), 3072) or len(fine) != len(coarse):
+        raise damaged(
+            path, 0, f"data must be uint8 of {len(fine)} rows of 3072 bytes, but got {x.dtype} of shape {x.shape}"
+        )
+    for labels, bound in ((fine, 100 if hundred else 10), (coarse, 20 if hundred else 10)):
+        if labels.dtype.kind not in "iu" or labels.min(initial=0) < 0 or labels.max(initial=0) >= bound:
+            raise damaged(
+                path, 0, f"labels must be integers from 0 to {bound - 1}, but got {labels.dtype} {labels[:3]}"
+            )
+    return x.reshape(-1, *_IMAGE), fine, coarse
+
+
+def unpickle(path: Path) -> Any:
+    """Content of a pickle of numbers, strings, lists and dictionaries; byte strings stay bytes.
+
+    Numeric arrays come as objects that ``np.asarray`` turns into arrays.
+
+    Raises
+    ------
+    ValueError
+        If the pickle is truncated or corrupt, or asks for any other class or function (which could run code).
+    """
+    stream = io.BytesIO(read(path))
+    try:
+        return _Unpickler(stream, encoding="bytes").load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise damaged(path, stream.tell(), f"{error or 'it ends too soon'}. Download it again.") from error
+    except (OverflowError, MemoryError, UnicodeDecodeError) as error:  # lengths and strings made of damaged bytes
+        raise damaged(path, stream.tell(), f"{error}. Download it again.") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    """Knows how arrays and byte strings are written and nothing else; every constructor is a stand-in of its own.
+
+    NumPy's own are not used, for they take the state in the file on trust and damaged bytes can corrupt memory.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {
+            ("numpy", "ndarray"): "ndarray",
+            ("numpy", "dtype"): _Kind,
+            ("numpy.core.multiarray", "_reconstruct"): _Stored,
+            ("numpy._core.multiarray", "_reconstruct"): _Stored,
+            ("_codecs", "encode"): _bytes,  # Python 3 writing the protocol of Python 2
+            ("__builtin__", "bytes"): bytes,
+        }
+        if (module, name) not in known:
+            raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which no data file needs")
+        return known[module, name]
+
+
+class _Kind:
+    """Type of an array in a pickle: one of numbers, with its byte order."""
+
+    def __init__(self, code: str | bytes, *_flags: int) -> None:
+        self.dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
+        if self.dtype.kind not in "biuf":
+            raise pickle.UnpicklingError(f"the pickle holds an array of {self.dtype}, which no data file needs")
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        order: Any = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.dtype = self.dtype.newbyteorder(order)
+
+
+class _Stored:
+    """Array in a pickle; ``np.asarray`` of it is the array, read-only."""
+
+    def __init__(self, *_args: object) -> None:
+        self.array = np.empty(0)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _version, shape, kind, by_column, raw = state
+        self.array = np.frombuffer(raw, kind.dtype).reshape(shape, order="F" if by_column else "C")
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.array, dtype=dtype, copy=copy)
+
+
+def _bytes(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", b"latin1"):
+        raise pickle.UnpicklingError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
+    return text.encode("latin1")

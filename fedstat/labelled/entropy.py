@@ -1,0 +1,77 @@
+"""Entropy of labelled samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import xarray as xr
+
+from fedstat.labelled.coerce import need_dims
+from fedstat.stats import entropy
+
+
+def knn_entropy(x: Any, *, k: int = 3, dim: str = "client", feature_dim: str | None = None, **options: Any) -> Any:
+    """Kozachenko–Leonenko estimate of differential entropy over one dim, in nats (FedFac §1, Fig. 2).
+
+    Parameters
+    ----------
+    x : DataArray, array or tensor
+        Samples along ``dim``; other dims are a batch. In an array or tensor the samples are on axis 0, or on the axis
+        given by ``axis=...``, see :func:`fedstat.stats.entropy.knn_entropy`.
+    k : int
+        Number of the neighbour.
+    dim : str
+        Dim of the samples of a DataArray: the clients, for Fig. 2.
+    feature_dim : str, optional
+        Dim of the coordinates of one sample of a DataArray; None: every number is a sample of its own.
+    **options
+        ``ties``, ``resolution``, ``seed``, as in :func:`fedstat.stats.entropy.knn_entropy`.
+
+    Returns
+    -------
+    Dataset, or Entropy for arrays and tensors
+        entropy, std_error, n (...); atom_value (..., atom) or (..., atom, ``feature_dim``) and atom_mass (..., atom)
+        of values that more than k samples share, if ``ties="atoms"``.
+
+    Raises
+    ------
+    ValueError
+        If a dim is not there, a value is not finite, there are no more than k samples, or there are ties and
+        ``ties`` does not provide for them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> outputs = xr.DataArray(np.random.default_rng(0).normal(size=(100, 5)), dims=("client", "unit"))
+    >>> knn_entropy(outputs).std_error.round(1).values
+    array([0.1, 0.1, 0.1, 0.1, 0.1])
+    """
+    if not isinstance(x, xr.DataArray):
+        if dim != "client" or feature_dim is not None:
+            raise ValueError(
+                f"dim and feature_dim name dims of a DataArray, but got {type(x).__name__}. Use axis and feature_axis."
+            )
+        return entropy.knn_entropy(x, k=k, **options)
+    if taken := sorted({"axis", "feature_axis"} & set(options)):
+        raise ValueError(f"a DataArray has dims, but got {taken[0]}. Use dim and feature_dim.")
+    core = [dim] if feature_dim is None else [dim, feature_dim]
+    need_dims(x, *core)
+    axes: dict[str, Any] = {"axis": -1} if feature_dim is None else {"axis": -2, "feature_axis": -1}
+    by_atom = ["atom"] if feature_dim is None else ["atom", feature_dim]
+
+    def estimate(values: Any) -> tuple[Any, ...]:
+        found = entropy.knn_entropy(values, k=k, **axes, **options)
+        value = found.atom_value
+        if value.ndim < found.atom_mass.ndim + len(by_atom) - 1:  # one coordinate is no axis to the array function
+            value = value[..., None]
+        return (*found[:3], value, found.atom_mass)
+
+    parts = xr.apply_ufunc(
+        estimate, x, input_core_dims=[core], output_core_dims=[[], [], [], by_atom, ["atom"]],
+        exclude_dims=set(core),
+    )  # fmt: skip
+    result = xr.Dataset(dict(zip(("entropy", "std_error", "n", "atom_value", "atom_mass"), parts, strict=True)))
+    if feature_dim is not None and feature_dim in x.coords:
+        result = result.assign_coords({feature_dim: x[feature_dim]})
+    result["entropy"].attrs["units"] = result["std_error"].attrs["units"] = "nats"
+    return result

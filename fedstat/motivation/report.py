@@ -1,0 +1,183 @@
+"""What the motivating study says: entropies of the neurons, whether they have two peaks, and what communality knows."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from fedstat.motivation import relation
+from fedstat.motivation.study import OUTPUTS
+from fedstat.stats import modes
+
+LEVEL, MOST_PEAKS, GROUPS, DRAWS = 0.05, 3, 10, 199
+
+
+def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int = DRAWS) -> pd.DataFrame:
+    """One row per case and kind of output.
+
+    Parameters
+    ----------
+    run : DataTree
+        What :func:`fedstat.motivation.study` returns.
+    outputs : tuple of {"own", "common"}
+        Kinds of output to be summarised.
+    draws : int
+        Bootstrap samples of both tests.
+
+    Returns
+    -------
+    DataFrame
+        ``accuracy``: mean over clients, on the samples whose outputs are shown. ``zero_share``: mean over neurons of
+        the share of clients with output 0; ``spread``: median over neurons of the standard deviation over clients.
+        ``neurons``, ``dead``: with entropy, and without (tied for all but k clients). ``entropy``, ``q05``, ``q95``:
+        median and quantiles over neurons, nats; ``entropy_se``: jackknife standard error of the median over clients;
+        ``std_error``: median standard error of one neuron's entropy. ``p_one_peak``: Silverman's test of one peak;
+        ``p_one_normal``: one normal against a mixture of two, with ``bic_gain`` (of one less of two: positive for
+        two). Both take neurons for independent, which those of one start are not quite. ``modes``, ``modes_se``:
+        peaks of the density of entropies, as many as are not rejected at 5 % (at most 3), and their jackknife
+        standard errors over clients.
+    """
+    rows = []
+    for case in run["outputs"].to_dataset()["case"].to_numpy():
+        for name in outputs:
+            here = {"case": case, "outputs": name}
+            seen, entropy = run["outputs"].to_dataset().sel(here), run["dispersion"].to_dataset().sel(here)
+            if not bool(seen["done"]):
+                continue
+            k = json.loads(run.attrs["config"])["k"]
+            row = {**here, "accuracy": float(seen["accuracy"].mean())}
+            row |= {"zero_share": float(entropy["zero_share"].mean()), "spread": float(entropy["spread"].median())}
+            row |= peaks(seen["mean_output"].values, _groups(seen["label"].values), k=k, draws=draws)
+            row["std_error"] = float(entropy["std_error"].median())
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def peaks(outputs: NDArray, groups: NDArray[np.int64], *, k: int = 3, draws: int = DRAWS) -> dict[str, Any]:
+    """Entropies of the neurons, their peaks and the tests, as columns of :func:`summary`.
+
+    Parameters
+    ----------
+    outputs : array (client, unit)
+    groups : int array (client,)
+        Clients that the jackknife leaves out together.
+    k, draws : int
+    """
+    x = _entropy(outputs, k)
+    row = {"neurons": len(x), "dead": outputs.shape[1] - len(x)}
+    names = ("entropy", "q05", "q95", "entropy_se", "p_one_peak", "p_one_normal", "bic_gain")
+    if len(x) < 4 or np.ptp(x) == 0:
+        return row | dict.fromkeys(names, math.nan) | {"modes": [], "modes_se": []}
+    n = 0
+    tests: list[modes.Peaks] = []
+    while n < MOST_PEAKS and (not tests or tests[-1].p_value < LEVEL):
+        n += 1
+        tests.append(modes.peaks(x, n, draws=draws))
+    mixture = modes.mixture(x, draws=draws)
+    without = [_entropy(outputs[groups != g], k) for g in np.unique(groups)]
+    positions = [modes.peaks(part, n).position for part in without]
+    same = all(len(p) == len(tests[-1].position) for p in positions)
+    q05, median, q95 = np.quantile(x, [0.05, 0.5, 0.95])
+    return row | {
+        "entropy": median,
+        "q05": q05,
+        "q95": q95,
+        "entropy_se": float(_jackknife(np.array([np.median(part) for part in without]))),
+        "p_one_peak": tests[0].p_value,
+        "p_one_normal": mixture.p_value,
+        "bic_gain": float(mixture.bic[0] - mixture.bic[1]),
+        "modes": tests[-1].position.tolist(),
+        "modes_se": _jackknife(np.array(positions)).tolist() if same else [math.nan] * len(tests[-1].position),
+    }
+
+
+def correlations(run: xr.DataTree) -> pd.DataFrame:
+    """Rank correlation of entropy and communality over neurons, one row per case, outputs, on and estimator.
+
+    Returns
+    -------
+    DataFrame
+        ``spearman`` with ``low`` and ``high``, a 95 % interval over clients: ± 1.96 standard deviations of Fisher's z
+        over the half-samples; ``n_factors`` and ``converged`` of the communality.
+    """
+    found, fits = run["relation"].to_dataset(), run["split"].to_dataset()[["n_factors", "converged"]]
+    z = np.arctanh(found["spearman"].clip(-1 + 1e-12, 1 - 1e-12))
+    z_half = np.arctanh(found["spearman_half"].clip(-1 + 1e-12, 1 - 1e-12).to_numpy())
+    half = 1.96 * z_half.std(axis=-1, ddof=1)
+    bounds = xr.Dataset({"spearman": found["spearman"], "low": np.tanh(z - half), "high": np.tanh(z + half)})
+    table = bounds.to_dataframe().reset_index()
+    return table.merge(fits.to_dataframe().reset_index(), on=["case", "on", "estimator"]).dropna(subset="spearman")
+
+
+def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str:
+    """Tables of :func:`summary` and :func:`correlations` as text that fits 100 columns."""
+    config = json.loads(run.attrs["config"])
+    table = summary(run, outputs=(outputs,), draws=draws)
+    related = correlations(run).query("outputs == @outputs")
+    over = {"own": "each client's own training samples", "common": "a common evaluation set"}[outputs]
+    head = (
+        f"{config['data']}: {config['clients']} clients, MLP with {config['hidden']} hidden units each; "
+        f"{config['local_epochs']} epochs, "
+        f"Adam {config['lr']:g},\nbatch {config['batch_size']}, seed {config['seed']}. "
+        f"Outputs: mean activations over {over}."
+    )
+    lines = [f"case         accuracy  zeros  spread   entropy ± se   5 % to 95 %    dead   se({config['k']}-nn)"]
+    lines += [
+        f"{r['case']:<12} {r['accuracy']:8.3f}  {r['zero_share']:5.3f}  {r['spread']:6.3f}  "
+        f"{r['entropy']:+6.2f} ± {r['entropy_se']:4.2f}   {r['q05']:+5.2f} to {r['q95']:+5.2f}  "
+        f"{r['dead']:4d}  {r['std_error']:8.3f}"
+        for r in table.to_dict("records")
+    ]
+    parts = [head, "\n".join(lines)]
+    parts.append("\n".join(map(_peaks_line, table.to_dict("records"))))
+    lines = [f"Rank correlation of entropy and communality (κ = {config['kappa']:g}) over neurons, 95 % over clients"]
+    lines += [f"{'case':<12} {'of the':<9}" + "".join(f"{e:>26}" for e in related["estimator"].unique())]
+    for (case, on), block in related.groupby(["case", "on"], sort=False):
+        lines.append(f"{case:<12} {on:<9}" + "".join(f"{_interval(r):>26}" for r in block.to_dict("records")))
+    if not related["converged"].all():
+        lines.append("* not converged in 50 steps; the last iterate counts")
+    parts.append("\n".join(lines))
+    parts.append(
+        "entropy: median over neurons, nats, of the outputs over clients less ties; se: jackknife over clients.\n"
+        "zeros: mean share of clients for which a neuron is dead; spread: median standard deviation over clients."
+    )
+    return "\n\n".join(parts)
+
+
+def _peaks_line(row: Any) -> str:
+    where = ", ".join(f"{m:+.2f} ± {s:.2f}" for m, s in zip(row["modes"], row["modes_se"], strict=True))
+    said = "one peak not rejected" if row["p_one_peak"] >= LEVEL else "more than one peak"
+    return (
+        f"{row['case']}: {said} (Silverman p = {row['p_one_peak']:.3f}), at {where};\n"
+        f"  one normal against two: p = {row['p_one_normal']:.3f}, BIC gain {row['bic_gain']:+.1f}"
+    )
+
+
+def _interval(row: Any) -> str:
+    mark = " " if row["converged"] else "*"
+    return f"{row['spearman']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]{mark}"
+
+
+def _entropy(outputs: NDArray, k: int) -> NDArray[np.float64]:
+    """Entropies of the neurons that have one."""
+    entropy = relation.dispersion(outputs, k=k)["entropy"]
+    return np.asarray(entropy[np.isfinite(entropy)])
+
+
+def _groups(label: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Ten groups of clients with the classes spread evenly over them."""
+    group = np.empty(len(label), dtype=np.int64)
+    group[np.argsort(label, kind="stable")] = np.arange(len(label)) % min(GROUPS, len(label))
+    return group
+
+
+def _jackknife(without: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard error from the values without each group (group, ...)."""
+    g = len(without)
+    return np.asarray(np.sqrt((g - 1) / g * ((without - without.mean(0)) ** 2).sum(0)))

@@ -1,0 +1,348 @@
+"""The motivating study: one MLP for each client, and how its hidden neurons differ between clients (FedFac §1)."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from fedstat import _check, data, store
+from fedstat._random import generator
+from fedstat.fl import algorithms, batches, engine, losses, nets, optim
+from fedstat.fl.batches import Rows
+from fedstat.fl.nets import Net, Params
+from fedstat.fl.train import device_named
+from fedstat.motivation import relation
+from fedstat.stats import factor
+from fedstat.store import Group, Variable, Writer
+
+SOURCE = (
+    "Wang, Tang, Li: Factor-assisted federated learning for personalized optimization with heterogeneous data, "
+    "section 1, Figs. 1 and 2"
+)
+PARTITIONS: dict[str, Callable[..., xr.Dataset]] = {"iid": data.partition.iid, "one-class": data.partition.one_class}
+OUTPUTS = ("own", "common")
+
+
+class Samples(NamedTuple):
+    """Inputs x (sample, ...) and classes y (sample,)."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the study; the paper gives the data, clients and hidden units, its published code the training.
+
+    Parameters
+    ----------
+    data : str
+        Name of an image data set of :func:`fedstat.data.load`; its training split is divided among the clients.
+    cases : tuple of {"iid", "one-class"}
+        Partitions: samples at random, or every class cut into equal shards, one a client.
+    clients, hidden : int
+        C, and the ReLU units of the one hidden layer.
+    local_epochs, batch_size, lr
+        Training of every client by Adam.
+    mean, sd : float
+        Inputs are (pixel / largest pixel − mean) / sd.
+    common_samples : int
+        Samples of the common evaluation set, drawn from the test split, or from all samples where there is none.
+    k : int
+        Neighbour of the entropy estimate.
+    kappa : float
+        Share of the eigenvalues' sum that decides the number of factors.
+    replicates : int
+        Half-samples of the clients behind the intervals of the rank correlations.
+    seed : int
+        Of the partition, the start, the batches and the half-samples.
+    """
+
+    data: str = "digits"
+    cases: tuple[str, ...] = ("iid", "one-class")
+    clients: int = 100
+    hidden: int = 200
+    local_epochs: int = 5
+    batch_size: int = 16
+    lr: float = 1e-3
+    mean: float = 0.0
+    sd: float = 1.0
+    common_samples: int = 2000
+    k: int = 3
+    kappa: float = 0.75
+    replicates: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check.choice("data", self.data, list(data.SOURCES))
+        cases = (self.cases,) if isinstance(self.cases, str) else tuple(self.cases)
+        if not cases or len(set(cases)) < len(cases):
+            raise ValueError(f"cases must hold at least one value and none twice, but got {cases!r}")
+        for case in cases:
+            _check.choice("cases", case, list(PARTITIONS))
+        object.__setattr__(self, "cases", cases)
+        for name in ("hidden", "local_epochs", "batch_size", "common_samples", "k"):
+            _check.integer(name, getattr(self, name))
+        _check.integer("replicates", self.replicates, low=2)
+        _check.integer("seed", self.seed, low=0)
+        # Half of the clients must hold more than k, or their entropy is undefined.
+        _check.integer("clients", self.clients, low=2 * (self.k + 1))
+        _check.real("lr", self.lr, low=0, open_low=True)
+        _check.real("mean", self.mean)
+        _check.real("sd", self.sd, low=0, open_low=True)
+        _check.real("kappa", self.kappa, low=0, open_low=True, high=1)
+
+
+def study(
+    *,
+    data_dir: str | Path | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    client_chunk: int | None = None,
+    threads: int | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> xr.DataTree:
+    """Train one MLP for each client from one start, and measure how its hidden neurons differ between clients.
+
+    Parameters
+    ----------
+    data_dir : path, optional
+        Folder of the data set's files, as in :func:`fedstat.data.load`; not needed for the digits.
+    out : path, optional
+        Store to write, a zarr folder; without it the study is kept in memory.
+    resume : bool
+        Go on with the study at ``out``, if there is one: cases that are complete stay.
+    device, client_chunk, threads
+        As in :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
+    progress : bool
+        Show a progress bar on stderr.
+    **settings
+        See :class:`fedstat.motivation.Settings`.
+
+    Returns
+    -------
+    DataTree
+        ``/outputs``: mean_output (case, outputs, client, unit), the mean activation of a hidden neuron over a client's
+        own training samples or over the common set; accuracy (case, outputs, client) on them; label (case, client),
+        the client's commonest class.
+        ``/dispersion``: entropy, std_error (case, outputs, unit) in nats, of the outputs over clients less atoms; n,
+        the clients it rests on; atom_share, the share of the clients in atoms; zero_share; spread, the standard
+        deviation.
+        ``/split``: communality (case, on, estimator, unit) of the clients' weights or updates, and n_factors,
+        converged (case, on, estimator).
+        ``/relation``: spearman (case, outputs, on, estimator), the rank correlation of entropy and communality over
+        neurons, and spearman_half (…, replicate) on random halves of the clients.
+        ``/weights/<layer>``: w, b (case, client, unit, …) and start_w, start_b.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range, the data are no images, or ``resume`` meets a study with other settings.
+    FileNotFoundError
+        If the data set's files are not there.
+
+    Examples
+    --------
+    >>> run = study(clients=10, hidden=8, local_epochs=1, replicates=2)
+    >>> run["dispersion/entropy"].sizes
+    Frozen({'case': 2, 'outputs': 2, 'unit': 8})
+    """
+    chosen = Settings(**settings)
+    device_named(device)
+    if out is None:
+        if resume:
+            raise ValueError("resume needs the path of the study to go on with: pass out=...")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "study.zarr"
+            _study(chosen, data_dir, path, False, device, client_chunk, threads, progress)
+            return store.open_run(path).load()
+    _study(chosen, data_dir, Path(out), resume, device, client_chunk, threads, progress)
+    return store.open_run(out)
+
+
+def _study(
+    settings: Settings,
+    data_dir: str | Path | None,
+    out: Path,
+    resume: bool,
+    device: str,
+    client_chunk: int | None,
+    threads: int | None,
+    progress: bool,
+) -> None:
+    config = asdict(settings)
+    if resume and out.exists():
+        writer = store.resume(out, config)
+        if writer.finished:
+            return
+    images = data.load(settings.data, data_dir)
+    images = data.to_float(images, mean=settings.mean, sd=settings.sd)
+    net = _net(settings, images)
+    if not (resume and out.exists()):
+        attrs = store.provenance("Motivating study", config, device=device, references=SOURCE)
+        writer = store.create(out, _layout(settings, net), attrs)
+    common = Samples(*(part.to(device) for part in _common(settings, images)))
+    train = images.isel(sample=np.flatnonzero(images["split"].to_numpy() == "train"))
+    done = writer.read("outputs/done")
+    for i, case in enumerate(tqdm(settings.cases, unit="case", disable=not progress)):
+        if not done[i]:
+            fed = PARTITIONS[case](train, clients=settings.clients, seed=settings.seed)
+            job = _job(settings, net, batches.rows_of(fed, "train", common.x.device), client_chunk, threads)
+            start = engine.start(job)
+            params = engine.personal(job, engine.step(job, start))
+            _write_case(settings, writer, i, job, params, start.server, common)
+            writer.write("outputs/done", (i,), True)
+    writer.finish()
+
+
+def _net(settings: Settings, images: xr.Dataset) -> Net:
+    inputs = int(np.prod(images["x"].shape[1:]))
+    return nets.mlp([inputs, settings.hidden, int(images["y"].max()) + 1])
+
+
+def _job(settings: Settings, net: Net, rows: Rows, client_chunk: int | None, threads: int | None) -> engine.Job:
+    return engine.Job(
+        rows, rows, net, algorithms.local(), losses.for_outputs(list(net.shapes.values())[-1][0]),
+        optim.adam(settings.lr), local_epochs=settings.local_epochs, batch_size=settings.batch_size,
+        seed=settings.seed, client_chunk=None if client_chunk is None else _check.integer("client_chunk", client_chunk),
+        threads=os.cpu_count() or 1 if threads is None else _check.integer("threads", threads),
+    )  # fmt: skip
+
+
+def _common(settings: Settings, images: xr.Dataset) -> Samples:
+    split = images["split"].to_numpy()
+    at = np.flatnonzero(split == "test") if (split == "test").any() else np.arange(len(split))
+    n = min(settings.common_samples, len(at))
+    at = np.sort(generator(settings.seed, "motivation", "common").choice(at, n, replace=False))
+    return Samples(torch.from_numpy(images["x"].to_numpy()[at]), torch.from_numpy(images["y"].to_numpy()[at]))
+
+
+def mean_outputs(net: Net, params: Params, samples: Callable[[int], Samples]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean activations of the first layer's ReLU units, and the share of right predictions, client by client.
+
+    Parameters
+    ----------
+    net : Net
+        As :func:`fedstat.fl.nets.mlp` makes it.
+    params : Params (client, ...)
+    samples : callable (client) -> Samples
+        On what a client's model is looked at.
+
+    Returns
+    -------
+    mean_output : array (client, unit)
+    accuracy : array (client,)
+    """
+    weight, bias = params["fc1.weight"], params["fc1.bias"]
+    mean, accuracy = np.empty(weight.shape[:2]), np.empty(len(weight))
+    for c in range(len(weight)):
+        x, y = samples(c)
+        hidden = torch.relu(torch.addmm(bias[c], x.flatten(1), weight[c].T))
+        mean[c] = hidden.double().mean(0).cpu().numpy()
+        guess = net.apply({name: p[c : c + 1] for name, p in params.items()}, x[None])[0].argmax(-1)
+        accuracy[c] = float((guess == y).double().mean())
+    return mean, accuracy
+
+
+def _write_case(
+    settings: Settings, writer: Writer, i: int, job: engine.Job, params: Params, server: Params, common: Samples
+) -> None:
+    """Outputs, their entropy, the weights' communality, and the relation of the two, of case number i."""
+    first = job.train.start
+
+    def own(c: int) -> Samples:
+        return Samples(job.train.x[first[c] : first[c + 1]], job.train.y[first[c] : first[c + 1]])
+
+    for name, p in params.items():
+        layer, kind = nets.layer_of(name), {"weight": "w", "bias": "b"}[name.rpartition(".")[2]]
+        writer.write(f"weights/{layer}/{kind}", (i,), p.cpu().numpy())
+        writer.write(f"weights/{layer}/start_{kind}", (), server[name].cpu().numpy())
+    label = np.array([np.bincount(own(c).y.cpu().numpy()).argmax() for c in range(job.clients)])
+    writer.write("outputs/label", (i,), label)
+    # Matrices of some hundred units: more BLAS threads only wait for each other.
+    with threadpool_limits(1, user_api="blas"):
+        seen = [mean_outputs(job.net, params, samples) for samples in (own, lambda _: common)]
+        for j, (mean, accuracy) in enumerate(seen):
+            writer.write("outputs/mean_output", (i, j), mean)
+            writer.write("outputs/accuracy", (i, j), accuracy)
+            for name, values in relation.dispersion(mean, k=settings.k).items():
+                writer.write(f"dispersion/{name}", (i, j), values)
+        weights = params["fc1.weight"].cpu().numpy()
+        start = server["fc1.weight"].cpu().numpy()
+        strata = label if settings.cases[i] == "one-class" else np.zeros_like(label)
+        found = relation.relation(
+            np.stack([mean for mean, _ in seen]), np.stack([weights, weights - start]),
+            relation.halves(strata, settings.replicates, seed=settings.seed), k=settings.k, kappa=settings.kappa,
+        )  # fmt: skip
+    for name, values in found.items():
+        writer.write(name, (i,), values)
+
+
+def _layout(settings: Settings, net: Net) -> dict[str, Group]:
+    # Object strings: fixed-width ones make zarr warn.
+    axes = {
+        "case": np.array(settings.cases, object),
+        "outputs": np.array(OUTPUTS, object),
+        "on": np.array(relation.ON, object),
+        "estimator": np.array(factor.METHODS, object),
+        "client": np.arange(settings.clients),
+        "unit": np.arange(settings.hidden),
+        "replicate": np.arange(settings.replicates),
+    }
+    by_unit = ("case", "outputs", "unit")
+
+    def group(**variables: Variable) -> Group:
+        dims = dict.fromkeys(d for v in variables.values() for d in v.dims)
+        return Group(xr.Dataset(coords={d: (d, axes[d]) for d in dims}), variables)
+
+    groups = {
+        "outputs": group(
+            mean_output=Variable(("case", "outputs", "client", "unit"), "float64", {"case": 1, "outputs": 1}),
+            accuracy=Variable(("case", "outputs", "client"), "float64"),
+            label=Variable(("case", "client"), "int64", attrs={"long_name": "commonest class of the client"}),
+            done=Variable(("case",), "bool"),
+        ),
+        "dispersion": group(
+            entropy=Variable(by_unit, "float64", attrs={"long_name": "entropy over clients", "units": "nats"}),
+            std_error=Variable(by_unit, "float64", attrs={"units": "nats"}),
+            n=Variable(by_unit, "int64", attrs={"long_name": "clients the entropy rests on"}),
+            atom_share=Variable(by_unit, "float64", attrs={"long_name": "share of clients with tied outputs"}),
+            zero_share=Variable(by_unit, "float64", attrs={"long_name": "share of clients with output 0"}),
+            spread=Variable(by_unit, "float64", attrs={"long_name": "standard deviation over clients"}),
+        ),
+        "split": group(
+            communality=Variable(("case", "on", "estimator", "unit"), "float64"),
+            n_factors=Variable(("case", "on", "estimator"), "int64"),
+            converged=Variable(("case", "on", "estimator"), "bool"),
+        ),
+        "relation": group(
+            spearman=Variable(("case", "outputs", "on", "estimator"), "float64"),
+            spearman_half=Variable(("case", "outputs", "on", "estimator", "replicate"), "float64"),
+        ),
+    }
+    for layer, units in nets.layers(net).items():
+        wide = net.shapes[f"{layer}.weight"][1]
+        coords = {d: (d, axes[d]) for d in ("case", "client")} | {"unit": np.arange(units), "weight": np.arange(wide)}
+        dims = ("case", "client", "unit", "weight")
+        groups[f"weights/{layer}"] = Group(
+            xr.Dataset(coords=coords),
+            {
+                "w": Variable(dims, "float32", {"case": 1, "client": 10}),
+                "b": Variable(dims[:3], "float32"),
+                "start_w": Variable(dims[2:], "float32"),
+                "start_b": Variable(dims[2:3], "float32"),
+            },
+        )
+    return groups

@@ -1,0 +1,323 @@
+"""Entropy of a sample by nearest neighbours (FedFac §1, Fig. 2), with standard errors and an account of ties."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_namespace
+from array_api_compat import device as device_of
+from scipy.spatial import cKDTree
+from scipy.special import digamma, gammaln, zeta
+
+from fedstat import _check
+from fedstat._random import generator
+
+Array = Any
+Ties = Literal["error", "atoms", "jitter"]
+TIES: tuple[Ties, ...] = ("error", "atoms", "jitter")
+
+# Numbers in one block of temporaries: on the CPU little enough for its cache and for reuse of freed memory, on other
+# devices little enough to fit beside the data.
+_CACHED, _BLOCK = 1 << 15, 1 << 24
+
+# χ(k, d), a row for each d from 1, k from 1 to 10; made by tests/golden/entropy_neighbour_variance.py.
+_NEIGHBOUR_VARIANCE = (
+    (2.142, 0.953, 0.616, 0.456, 0.362, 0.300, 0.256, 0.224, 0.199, 0.179),
+    (2.300, 0.991, 0.627, 0.456, 0.356, 0.289, 0.245, 0.216, 0.190, 0.170),
+    (2.401, 0.990, 0.611, 0.451, 0.356, 0.292, 0.246, 0.215, 0.190, 0.170),
+    (2.520, 1.031, 0.629, 0.460, 0.363, 0.300, 0.257, 0.220, 0.195, 0.176),
+    (2.667, 1.078, 0.666, 0.481, 0.375, 0.310, 0.262, 0.228, 0.202, 0.180),
+    (2.624, 1.065, 0.669, 0.485, 0.378, 0.313, 0.267, 0.231, 0.205, 0.185),
+)
+
+
+class Entropy(NamedTuple):
+    """Differential entropy in nats; as an array (``np.asarray(result)``) it is the estimate.
+
+    Attributes
+    ----------
+    estimate : array (...,)
+        Entropy of the continuous part. NaN where at most k samples are left beside the atoms (a dead neuron).
+    std_error : array (...,)
+        Standard error of the estimate.
+    n : int array (...,)
+        Samples the estimate rests on: all of them, less those in atoms.
+    atom_value : array (..., atom) or (..., atom, feature)
+        Values that more than k samples share, ascending, NaN past the last; ``atom`` has length 0 if there is none.
+    atom_mass : array (..., atom)
+        Share of the samples at each of these values, 0 past the last. The continuous part has mass 1 − Σ atom_mass.
+    """
+
+    estimate: Array
+    std_error: Array
+    n: Array
+    atom_value: Array
+    atom_mass: Array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.estimate, dtype=dtype, copy=True if copy is None else copy)
+
+    def __float__(self) -> float:
+        return float(self.estimate)
+
+
+def knn_entropy(
+    x: Array,
+    *,
+    k: int = 3,
+    axis: int = 0,
+    feature_axis: int | None = None,
+    ties: Ties = "error",
+    resolution: float | None = None,
+    seed: int = 0,
+) -> Entropy:
+    """Kozachenko–Leonenko estimate of differential entropy, in nats.
+
+    Ĥ = ψ(n) − ψ(k) + log V_d + (d/n) Σ_i log ε_i, with ε_i the Euclidean distance from sample i to its k-th nearest
+    neighbour and V_d the volume of the unit ball [1]_. FedFac §1 takes it of each hidden neuron's outputs over clients
+    (Fig. 2): low entropy, concentrated outputs.
+
+    Parameters
+    ----------
+    x : array, NumPy or torch
+        Samples, in any unit u (the estimate then is relative to log u). Axes other than the two below are a batch.
+    k : int
+        Number of the neighbour, 1 <= k < n. More neighbours: less variance, more bias.
+    axis : int
+        Axis of the samples (the clients, for Fig. 2).
+    feature_axis : int, optional
+        Axis of the coordinates of one sample. None: every number is a sample of its own, d = 1.
+    ties : {"error", "atoms", "jitter"}
+        What to do where more than k samples share one value, such as the exact zeros of dead ReLU neurons. There a
+        distance is 0 and Ĥ is −∞. "error" raises. "atoms" returns those values with their masses, and the entropy
+        of the other samples. "jitter" takes the ties for rounding and adds uniform noise ± resolution/2 to every
+        coordinate of the series that have ties.
+    resolution : float, optional
+        Step of the grid the values were rounded to, in the unit of ``x``; required by "jitter".
+    seed : int
+        Seed of the jitter.
+
+    Returns
+    -------
+    Entropy
+        Arrays of the kind of ``x``, float64, with the shape of ``x`` less the two axes.
+
+    Raises
+    ------
+    ValueError
+        If a value is not finite, there are no more than k samples, or ties are found and not provided for.
+
+    Notes
+    -----
+    The standard error is √((Var log f + χ)/n). Var log f is the variance of log ε_i^d less ψ'(k), the part of it that
+    is due to the neighbours' randomness; χ(k, d), free of f, carries this part with the covariances between
+    neighbours (for k = 1, [2]_). Bias is not in it: of order (k/n)^(2/d) for smooth densities [3]_, it is small beside
+    the error for d = 1 and k much below n, and leads from d = 3 on. Measured share of estimate ± 1.96 std_error that
+    holds the truth, k = 3, normal, uniform and exponential samples: 0.93 to 0.96 for n = 100, 0.945 to 0.953 for
+    n = 1000; normal samples of n = 1000 with d = 2, 3, 4: 0.92, 0.87, 0.67.
+
+    References
+    ----------
+    .. [1] Kozachenko, Leonenko (1987). Sample estimate of the entropy of a random vector. Problems Inform. Transm. 23.
+    .. [2] Delattre, Fournier (2017). On the Kozachenko–Leonenko entropy estimator. J. Stat. Plan. Inference 185.
+    .. [3] Berrett, Samworth, Yuan (2019). Efficient multivariate entropy estimation via k-nearest neighbour
+       distances. Annals of Statistics 47.
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(0).normal(size=(2000, 3))
+    >>> result = knn_entropy(x)
+    >>> bool(np.all(abs(result.estimate - 0.5 * np.log(2 * np.pi * np.e)) < 2.5 * result.std_error))
+    True
+    >>> x[:500, 1] = 0.0
+    >>> knn_entropy(x, ties="atoms").atom_mass[:, 0]
+    array([0.  , 0.25, 0.  ])
+    """
+    xp = array_namespace(x)
+    _check.choice("ties", ties, TIES)
+    points, batch = _points(xp, x, axis, feature_axis)
+    k = _check.integer("k", k, low=1)
+    if points.shape[1] <= k:
+        raise ValueError(
+            f"the {k}-th neighbour needs at least {k + 1} samples, but got {points.shape[1]} on axis {axis}. "
+            "Use a smaller k, or the axis of the samples."
+        )
+    distance = _distances(xp, points, k)
+    tied = distance == 0
+    series = [int(i) for i in xp.nonzero(xp.any(tied, axis=1))[0]]
+    atoms: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    if series and ties == "error":
+        raise ValueError(_tied_message(tied, series, k))
+    if series and ties == "jitter":
+        points = _jittered(xp, points, series, resolution, seed)
+        distance = _distances(xp, points, k)
+    if series and ties == "atoms":
+        atoms = {i: _atoms(points[i, ...][tied[i, :]], points.shape[1]) for i in series}
+    return _collect(xp, points, distance, tied, atoms, k, batch)
+
+
+def _points(xp: Any, x: Array, axis: int, feature_axis: int | None) -> tuple[Array, tuple[int, ...]]:
+    """Bring ``x`` to (series, sample), sorted, or (series, sample, feature), float64; the batch shape."""
+    axes = [axis] if feature_axis is None else [axis, feature_axis]
+    for name, value in zip(("axis", "feature_axis"), axes, strict=False):
+        _check.integer(name, value, low=-x.ndim, high=x.ndim - 1)
+    if len({a % x.ndim for a in axes}) < len(axes):
+        raise ValueError(f"axis and feature_axis must differ, but got {axis} and {feature_axis}")
+    if not bool(xp.all(xp.isfinite(x))):
+        raise ValueError(
+            "x must be finite, but got NaN or infinite values. A diverged client is the usual cause: leave it out."
+        )
+    x = xp.moveaxis(xp.astype(x, xp.float64), axes, list(range(-len(axes), 0)))
+    batch = tuple(x.shape[: x.ndim - len(axes)])
+    if len(axes) == 2 and x.shape[-1] == 1:
+        x = x[..., 0]
+        axes = axes[:1]
+    points = xp.reshape(x, (math.prod(batch), *x.shape[x.ndim - len(axes) :]))
+    return (xp.sort(points, axis=-1, stable=False) if points.ndim == 2 else points), batch
+
+
+def _distances(xp: Any, points: Array, k: int) -> Array:
+    """Distance of every point to its k-th nearest neighbour, (series, sample)."""
+    if points.ndim == 2:
+        return _distances_on_line(xp, points, k)
+    if _on_cpu(points):
+        host = np.asarray(points)
+        found = [cKDTree(p).query(p, k=[k + 1])[0][:, 0] for p in host]
+        return xp.reshape(xp.asarray(np.array(found)), points.shape[:2])
+    return xp.stack([_distances_by_table(xp, p, k) for p in points])
+
+
+def _distances_on_line(xp: Any, s: Array, k: int) -> Array:
+    """Distances for sorted s (series, sample), in blocks whose temporaries stay in the CPU's cache."""
+    series, n = s.shape
+    block = _CACHED if _on_cpu(s) else _BLOCK
+    out = xp.empty_like(s)
+    rows = max(1, block // n)
+    for row in range(0, series, rows):
+        for start in range(0, n, block):
+            stop = min(start + block, n)
+            low, high = max(0, start - k), min(n, stop + k)
+            near = _windows(xp, s[row : row + rows, low:high], k)
+            out[row : row + rows, start:stop] = near[:, start - low : stop - low]
+    return out
+
+
+def _windows(xp: Any, s: Array, k: int) -> Array:
+    """The k nearest of sorted s (series, sample) lie in one of k + 1 windows of neighbours in rank."""
+    inner = s.shape[1] - k
+    gap = [s[:, m:] - s[:, :-m] for m in range(1, k + 1)]  # gap[m - 1][:, i]: from sample i to sample i + m
+    best = xp.empty_like(s)
+    best[:, :inner], best[:, inner:] = gap[-1], math.inf
+    for left in range(1, k):
+        window = slice(left, left + inner)
+        reach = xp.maximum(gap[left - 1][:, :inner], gap[k - left - 1][:, window])
+        best[:, window] = xp.minimum(best[:, window], reach)
+    best[:, k:] = xp.minimum(best[:, k:], gap[-1])
+    return best
+
+
+def _on_cpu(x: Array) -> bool:
+    return str(device_of(x)) == "cpu"
+
+
+def _distances_by_table(xp: Any, p: Array, k: int) -> Array:
+    """All distances of p (sample, feature), a block of rows at a time."""
+    step = max(1, _BLOCK // (p.shape[0] * p.shape[1]))
+    rows = []
+    for start in range(0, p.shape[0], step):
+        square = xp.sum((p[start : start + step, None, :] - p[None, :, :]) ** 2, axis=-1)
+        rows.append(xp.sqrt(xp.sort(square, axis=-1, stable=False)[:, k]))
+    return xp.concat(rows)
+
+
+def _estimate(xp: Any, distance: Array, k: int, d: int) -> tuple[Array, Array]:
+    """Estimate and standard error from (series, sample) positive distances."""
+    n = distance.shape[1]
+    log_distance = xp.log(distance)
+    mean = xp.mean(log_distance, axis=1)
+    constant = float(digamma(n) - digamma(k) + d / 2 * math.log(math.pi) - gammaln(d / 2 + 1))
+    variance = d**2 * xp.sum((log_distance - mean[:, None]) ** 2, axis=1) / (n - 1)
+    log_density_variance = xp.clip(variance - float(zeta(2, k)), 0.0, None)  # ψ'(k) = ζ(2, k)
+    return d * mean + constant, xp.sqrt((log_density_variance + neighbour_variance(k, d)) / n)
+
+
+def _jittered(xp: Any, points: Array, series: list[int], resolution: float | None, seed: int) -> Array:
+    if resolution is None:
+        raise ValueError(
+            'ties="jitter" needs resolution, the step to which the values were rounded, but got None: the entropy of '
+            'tied values is the log of that step. Where the ties are not due to rounding, use ties="atoms".'
+        )
+    step = _check.real("resolution", resolution, low=0.0, open_low=True)
+    noise = generator(seed, "jitter").uniform(-step / 2, step / 2, (len(series), *points.shape[1:]))
+    points = xp.asarray(points, copy=True)
+    for row, i in enumerate(series):
+        moved = points[i, ...] + xp.asarray(noise[row], device=device_of(points))
+        points[i, ...] = xp.sort(moved) if points.ndim == 2 else moved
+    if bool(xp.any(_distances(xp, points, 1) == 0)):
+        raise ValueError(f"resolution must exceed the rounding of float64 at these values, but got {resolution!r}")
+    return points
+
+
+def _atoms(tied: Array, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Values of the tied points and their shares among n samples."""
+    host = np.asarray(tied.cpu() if hasattr(tied, "cpu") else tied)
+    value, count = np.unique(host, axis=0, return_counts=True)
+    return value, count / n
+
+
+def _collect(
+    xp: Any,
+    points: Array,
+    distance: Array,
+    tied: Array,
+    atoms: dict[int, tuple[np.ndarray, np.ndarray]],
+    k: int,
+    batch: tuple[int, ...],
+) -> Entropy:
+    d = 1 if points.ndim == 2 else points.shape[2]
+    slots = max((len(mass) for _, mass in atoms.values()), default=0)
+    value = np.full((len(points), slots, *points.shape[2:]), math.nan)
+    mass = np.zeros((len(points), slots))
+    count = np.full(len(points), points.shape[1])
+    nan = xp.asarray(math.nan, dtype=xp.float64, device=device_of(points))
+    # Series with atoms are done again below, without their tied points.
+    estimate, error = _estimate(xp, xp.where(tied, nan, distance) if atoms else distance, k, d)
+    for i, (values, masses) in atoms.items():
+        value[i, : len(values)], mass[i, : len(masses)] = values, masses
+        rest = points[i, ...][~tied[i, :]][None, ...]
+        count[i] = rest.shape[1]
+        if rest.shape[1] > k:
+            alone = _estimate(xp, _distances(xp, rest, k), k, d)
+            estimate[i], error[i] = alone[0][0], alone[1][0]
+
+    def give(a: Array) -> Array:
+        moved = a if is_numpy_namespace(xp) else xp.asarray(a, device=device_of(points))
+        return xp.reshape(moved, (*batch, *a.shape[1:]))
+
+    return Entropy(give(estimate), give(error), give(count), give(value), give(mass))
+
+
+def _tied_message(tied: Array, series: list[int], k: int) -> str:
+    where = f" in {len(series)} of {tied.shape[0]} series, first in series {series[0]}" if tied.shape[0] > 1 else ""
+    return (
+        f"x has more than k = {k} samples of one value ({int(tied[series[0], :].sum())} such samples{where}), so a "
+        'distance is 0 and the entropy -inf. Use ties="atoms" to set these values apart (dead neurons), '
+        'ties="jitter" if they are due to rounding, or a larger k.'
+    )
+
+
+def neighbour_variance(k: int, d: int) -> float:
+    """χ(k, d): n times the variance of the estimate for a uniform density without borders, n large.
+
+    Found by simulation for k up to 10 and d up to 6, to 0.1 % for d = 1 and 1.5 % for d > 1. Beyond, it is taken to
+    fall as 1/k, as it does from k = 3 on, and to be that of d = 6.
+
+    Examples
+    --------
+    >>> neighbour_variance(3, 1)
+    0.616
+    """
+    row = _NEIGHBOUR_VARIANCE[min(d, len(_NEIGHBOUR_VARIANCE)) - 1]
+    return row[k - 1] if k <= len(row) else row[-1] * len(row) / k

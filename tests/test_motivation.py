@@ -1,0 +1,311 @@
+"""The motivating study: python -m fedstat.motivation, on the digits; and on MNIST where its files are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+import xarray as xr
+from real_data import require_real_data
+from scipy import stats
+
+import fedstat
+from fedstat import _random, data, motivation, plot, store
+from fedstat.motivation import relation, report
+from fedstat.motivation.__main__ import main
+from fedstat.stats import entropy
+
+SMALL = {"clients": 20, "hidden": 12, "local_epochs": 2, "common_samples": 50, "replicates": 6, "seed": 3}
+FLAGS = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def run():
+    return motivation.study(**SMALL)
+
+
+def plain_client(case: str, client: int):
+    """The same client trained by torch.nn and torch.optim, and its samples."""
+    images = data.to_float(data.load("digits"))
+    fed = {"iid": data.partition.iid, "one-class": data.partition.one_class}[case](images, clients=20, seed=3)
+    mine = fed.client.values == client
+    x, y = torch.from_numpy(fed.x.values[mine]).flatten(1), torch.from_numpy(fed.y.values[mine])
+    net = plain_loop.module([64, 12, 10])
+    start = fedstat.fl.nets.mlp([64, 12, 10]).init(_random.generator(3, "start"))
+    net.load_state_dict(start)
+    rng = _random.generator(3, "batches", 0, 0, client)
+    plain_loop.train_client(net, x, y, lambda p: torch.optim.Adam(p, lr=1e-3), epochs=2, batch_size=16, rng=rng)
+    return net, x, y
+
+
+@pytest.mark.parametrize(("case", "client"), [("iid", 4), ("one-class", 17)])
+def test_outputs_are_those_of_a_network_trained_alone(run, case, client):
+    net, x, y = plain_client(case, client)
+    with torch.no_grad():
+        hidden = torch.relu(net.fc1(x)).mean(0)
+        accuracy = (net(x).argmax(1) == y).double().mean()
+    one = run["outputs"].to_dataset().sel(case=case, outputs="own", client=client)
+    np.testing.assert_allclose(one["mean_output"], hidden, rtol=1e-4, atol=1e-6)
+    assert one["accuracy"] == pytest.approx(float(accuracy))
+    assert one["label"] == np.bincount(y).argmax()
+    weights = run["weights/fc1"].to_dataset().sel(case=case, client=client)
+    np.testing.assert_allclose(weights["w"], net.fc1.weight.detach(), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(weights["b"], net.fc1.bias.detach(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_common_set_is_the_same_for_all_clients(run):
+    rng = _random.generator(3, "motivation", "common")
+    images = data.to_float(data.load("digits"))
+    at = np.sort(rng.choice(np.arange(1797), 50, replace=False))
+    x = images.x.values[at].reshape(50, 64).astype(np.float64)
+    weights = run["weights/fc1"].to_dataset().sel(case="iid")
+    hidden = np.maximum(np.einsum("sw,cuw->csu", x, weights["w"].values) + weights["b"].values[:, None], 0).mean(1)
+    np.testing.assert_allclose(run["outputs/mean_output"].sel(case="iid", outputs="common"), hidden, atol=1e-5)
+
+
+def test_both_cases_start_alike_and_one_class_clients_have_one_class(run):
+    start = run["weights/fc1/start_w"].values
+    moved = np.abs(run["weights/fc1/w"].values - start).max(axis=(-1, -2))
+    assert ((moved > 0) & (moved < 0.2)).all()
+    assert run["outputs/label"].sel(case="one-class").values.tolist() == np.repeat(np.arange(10), 2).tolist()
+    accuracy = run["outputs/accuracy"].mean("client").sel(case="one-class")
+    assert accuracy.sel(outputs="own") > 0.6  # of one class, which is soon learnt
+    assert accuracy.sel(outputs="common") < 0.2
+
+
+def test_stored_entropies_are_those_of_the_stored_outputs(run):
+    for case in ("iid", "one-class"):
+        outputs = run["outputs/mean_output"].sel(case=case, outputs="own")
+        found = fedstat.knn_entropy(outputs, ties="atoms")
+        stored = run["dispersion"].to_dataset().sel(case=case, outputs="own")
+        np.testing.assert_array_equal(stored["entropy"], found["entropy"])
+        np.testing.assert_array_equal(stored["std_error"], found["std_error"])
+        np.testing.assert_allclose(stored["n"], 20 * (1 - stored["atom_share"]))
+        np.testing.assert_allclose(stored["spread"], outputs.std("client", ddof=1))
+
+
+def test_communality_and_correlation_are_those_of_the_stored_weights(run):
+    weights = run["weights/fc1/w"].sel(case="iid")
+    updates = weights - run["weights/fc1/start_w"]
+    for on, w in (("weights", weights), ("updates", updates)):
+        for method in ("pc", "leverage"):
+            nu = fedstat.split(w.transpose("client", "unit", "weight"), kappa=0.75, method=method).communality
+            at = {"case": "iid", "on": on, "estimator": method}
+            np.testing.assert_allclose(run["split/communality"].sel(at), nu, rtol=1e-6)
+            h = run["dispersion/entropy"].sel(case="iid", outputs="own").values
+            rho = stats.spearmanr(h, nu, nan_policy="omit").statistic
+            assert run["relation/spearman"].sel({**at, "outputs": "own"}) == pytest.approx(rho)
+
+
+def test_halves_are_halves_of_every_stratum():
+    strata = np.repeat([0, 1, 2], [4, 4, 5])
+    half = relation.halves(strata, 200, seed=1)
+    assert (half[:, :4].sum(1) == 2).all()
+    assert set(half[:, 8:].sum(1)) == {2, 3}
+    share = half.mean(0)
+    assert (abs(share - 0.5) < 0.12).all()  # 200 draws: sd 0.035
+
+
+def test_half_samples_have_the_variance_of_the_statistic():
+    """Across samples of 60 clients, the spread over halves is the spread of the rank correlation itself."""
+    rng = np.random.default_rng(0)
+    slope = rng.normal(size=40)
+    rho, sd = [], []
+    for _ in range(30):
+        spread = np.exp(0.3 * slope) * rng.normal(size=(60, 40))
+        weights = slope[:, None] * 0.4 * rng.normal(size=(60, 1, 3)) + rng.normal(size=(60, 40, 3))
+        half = relation.halves(np.zeros(60, dtype=int), 30, seed=len(rho))
+        found = relation.relation(spread[None], weights[None], half, kappa=0.3)
+        rho.append(found["relation/spearman"][0, 0, 1])
+        sd.append(found["relation/spearman_half"][0, 0, 1].std(ddof=1))
+    assert 0.6 < np.sqrt(np.mean(np.square(sd))) / np.std(rho, ddof=1) < 1.6
+
+
+def test_spearman_is_scipys():
+    x, y = np.random.default_rng(0).integers(0, 9, (2, 30)).astype(float)
+    x[3] = np.nan
+    assert relation.spearman(x, y) == pytest.approx(stats.spearmanr(x, y, nan_policy="omit").statistic)
+    assert np.isnan(relation.spearman(np.ones(30), y))
+
+
+def test_summary_and_correlations(run):
+    table = motivation.summary(run, draws=19)
+    assert table[["case", "outputs"]].values.tolist() == [
+        [c, o] for c in ("iid", "one-class") for o in ("own", "common")
+    ]
+    assert (table["neurons"] + table["dead"] == 12).all()
+    assert table["p_one_peak"].between(0.05, 1).all()
+    median = run["dispersion/entropy"].sel(case="iid", outputs="own").median()
+    assert table["entropy"][0] == pytest.approx(float(median))
+    related = motivation.correlations(run)
+    assert len(related) == 2 * 2 * 2 * 3
+    assert ((related["low"] <= related["spearman"]) & (related["spearman"] <= related["high"])).all()
+
+
+def test_two_groups_of_neurons_are_found_as_two_peaks():
+    rng = np.random.default_rng(0)
+    sd = np.repeat([0.5, 5.0], 40)
+    found = report.peaks(3 + sd * rng.normal(size=(100, 80)), np.arange(100) % 10, draws=99)
+    truth = 0.5 * np.log(2 * np.pi * np.e * np.array([0.5, 5.0]) ** 2)
+    assert found["p_one_peak"] < 0.05
+    assert found["p_one_normal"] < 0.05
+    assert len(found["modes"]) == 2
+    assert (abs(np.array(found["modes"]) - truth) < 3 * np.array(found["modes_se"]) + 0.05).all()
+
+
+def test_dead_neurons_are_counted_not_averaged():
+    outputs = np.random.default_rng(0).normal(size=(30, 10))
+    outputs[:, :3] = 0
+    row = report.peaks(outputs, np.arange(30) % 10, draws=9)
+    assert (row["neurons"], row["dead"]) == (7, 3)
+    assert np.isfinite(row["entropy"])
+    nothing = report.peaks(outputs[:, :3], np.arange(30) % 10)
+    assert nothing["dead"] == 3
+    assert np.isnan(nothing["p_one_peak"])
+
+
+def test_a_seed_repeats_and_chunks_do_not_matter(run):
+    again = motivation.study(**SMALL, client_chunk=3, threads=1)
+    np.testing.assert_allclose(again["outputs/mean_output"], run["outputs/mean_output"], rtol=1e-4, atol=1e-5)
+    other = motivation.study(**{**SMALL, "seed": 4})
+    assert not np.allclose(other["outputs/mean_output"], run["outputs/mean_output"], atol=1e-3)
+
+
+def test_command_line_stores_prints_draws_and_resumes(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(report.report.__kwdefaults__, "draws", 9)
+    out, picture = tmp_path / "m.zarr", tmp_path / "m.png"
+    assert main([*FLAGS, "--out", str(out), "--plot", str(picture), "--quiet"]) == 0
+    said = capsys.readouterr().out
+    assert "Rank correlation of entropy and communality" in said
+    assert max(map(len, said.splitlines())) <= 100 + len(str(tmp_path))
+    assert picture.stat().st_size > 10_000
+    kept = fedstat.open_run(out)
+    assert json.loads(kept.attrs["config"])["clients"] == 20
+    xr.testing.assert_identical(kept["dispersion"].to_dataset().load(), run["dispersion"].to_dataset())
+    assert main(["--out", str(out), "--resume", "--outputs", "common", "--quiet"]) == 0
+    assert "a common evaluation set" in capsys.readouterr().out
+
+
+def test_a_case_that_is_done_is_not_done_again(tmp_path):
+    out = tmp_path / "m.zarr"
+    whole = motivation.study(**SMALL, out=out)["dispersion"].to_dataset().load()
+    writer = store.Writer(out)
+    writer.write("outputs/done", (1,), False)
+    writer.write("dispersion/entropy", (1,), np.nan)
+    writer.write("dispersion/entropy", (0, 0, 0), -99.0)
+    writer._root.attrs.pop("ended")
+    again = motivation.study(**SMALL, out=out, resume=True)["dispersion/entropy"]
+    assert again.values[0, 0, 0] == -99
+    np.testing.assert_array_equal(again[1], whole["entropy"][1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--clients", "7"], "clients must be an integer >= 8"),
+        (["--data", "mnits"], "Did you mean 'mnist'"),
+        (["--data", "ag-news", "--data-dir", "nowhere"], "AG News needs"),
+        (["--data", "mnist", "--data-dir", "nowhere"], "MNIST needs"),
+        (["--resume"], "--resume needs --out"),
+        (["--plot", "x.doc"], "--plot must be"),
+        (["--threads", "0"], "threads must be"),
+    ],
+)
+def test_bad_arguments_leave_with_2(flags, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        main([*flags, "--quiet"])
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_help_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "fedstat.motivation", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--data-dir" in done.stdout
+
+
+def test_figures_show_what_is_stored(run):
+    part = run["outputs"].to_dataset().sel(case="one-class", outputs="own")
+    ax = plot.heatmap(part["mean_output"], label=part["label"])
+    order = plot.motivation.neuron_order(part["mean_output"])
+    np.testing.assert_array_equal(ax.images[0].get_array(), part["mean_output"].values.T[order])
+    assert [t.get_text() for t in ax.get_xticklabels()] == [str(c) for c in range(10)]
+    ax.figure.clear()
+    ax = plot.entropies(run["dispersion"].to_dataset().sel(outputs="own"))
+    assert ax.get_xlabel() == "entropy over clients (nats)"
+    ax.figure.clear()
+    ax = plot.relation(run, case="iid", on="updates")
+    rho = run["relation/spearman"].sel(case="iid", outputs="own", on="updates", estimator="pa").item()
+    assert f"pa, rank correlation {rho:+.2f}" in [t.get_text() for t in ax.get_legend().get_texts()]
+    ax.figure.clear()
+    with pytest.raises(ValueError, match="case must be one of 'iid', 'one-class', but got 'idd'"):
+        plot.relation(run, case="idd")
+
+
+def test_neurons_stand_by_cluster_and_mean():
+    rng = np.random.default_rng(0)
+    level = rng.permutation(np.r_[np.linspace(0, 0.5, 15), np.linspace(4, 5, 10)])
+    order = plot.motivation.neuron_order(xr.DataArray(level + np.zeros((8, 1)), dims=("client", "unit")))
+    assert (np.diff(level[order]) <= 0).all()
+
+
+def test_labelled_entropy_is_the_array_functions():
+    x = np.random.default_rng(0).normal(size=(3, 40, 2))
+    x[0, :10] = 0
+    labelled = xr.DataArray(x, dims=("unit", "client", "axis"), coords={"unit": [5, 6, 7], "axis": ["a", "b"]})
+    flat = fedstat.knn_entropy(labelled, k=2, ties="atoms")
+    found = entropy.knn_entropy(x, k=2, axis=1, ties="atoms")
+    assert flat["entropy"].dims == ("unit", "axis")
+    np.testing.assert_array_equal(flat["entropy"], found.estimate)
+    np.testing.assert_array_equal(flat["atom_mass"], found.atom_mass)
+    both = fedstat.knn_entropy(labelled, k=2, feature_dim="axis", ties="atoms")
+    found = entropy.knn_entropy(x, k=2, axis=1, feature_axis=2, ties="atoms")
+    np.testing.assert_array_equal(both["std_error"], found.std_error)
+    assert both["atom_value"].dims == ("unit", "atom", "axis")
+    assert both["unit"].values.tolist() == [5, 6, 7]
+    np.testing.assert_array_equal(both["atom_value"], found.atom_value)
+
+
+def test_labelled_entropy_takes_one_coordinate_arrays_and_tensors():
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    labelled = xr.DataArray(x, dims=("client", "unit"))
+    one = fedstat.knn_entropy(labelled.expand_dims("axis", axis=1), feature_dim="axis")
+    np.testing.assert_array_equal(one["entropy"], fedstat.knn_entropy(labelled)["entropy"])
+    np.testing.assert_array_equal(fedstat.knn_entropy(x).estimate, one["entropy"])
+    torch.testing.assert_close(
+        fedstat.knn_entropy(torch.from_numpy(x)).estimate, torch.from_numpy(one["entropy"].values)
+    )
+
+
+def test_labelled_entropy_names_what_is_wrong():
+    labelled = xr.DataArray(np.zeros((5, 3)), dims=("client", "unit"))
+    with pytest.raises(ValueError, match=r"dim\(s\) \['round'\]"):
+        fedstat.knn_entropy(labelled, dim="round")
+    with pytest.raises(ValueError, match="a DataArray has dims, but got axis"):
+        fedstat.knn_entropy(labelled, axis=0)
+    with pytest.raises(ValueError, match="name dims of a DataArray, but got ndarray"):
+        fedstat.knn_entropy(labelled.values, dim="unit")
+
+
+@pytest.mark.slow
+def test_mnist_clients_of_one_class_differ_more_than_random_ones(tmp_path):
+    place = require_real_data()
+    run = motivation.study(data="mnist", data_dir=place, replicates=4, out=tmp_path / "m.zarr")
+    table = motivation.summary(run, draws=199).set_index(["case", "outputs"]).xs("own", level="outputs")
+    assert table.loc["iid", "p_one_peak"] > 0.05
+    assert table.loc["one-class", "p_one_peak"] < 0.05
+    assert table.loc["one-class", "spread"] > 3 * table.loc["iid", "spread"]
+
+
+def test_mnist_is_read_and_divided():
+    place = require_real_data()
+    run = motivation.study(data="mnist", data_dir=place, hidden=4, local_epochs=1, batch_size=600, replicates=2)
+    assert run["weights/fc1/w"].shape == (2, 100, 4, 784)
+    assert run["outputs/label"].sel(case="one-class").values.tolist() == np.repeat(np.arange(10), 10).tolist()
