@@ -10,6 +10,8 @@ import json
 import platform
 import shutil
 import subprocess
+import tempfile
+import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -73,6 +75,11 @@ class Writer:
         self._root.attrs.update({"ended": now()})
 
     @property
+    def run(self) -> str:
+        """Name that no other run has."""
+        return str(self._root.attrs["run"])
+
+    @property
     def finished(self) -> bool:
         """Whether the run is complete."""
         return "ended" in self._root.attrs
@@ -98,11 +105,27 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
     path = Path(path)
     if path.exists():
         raise FileExistsError(f"{path} exists already. Resume that run, choose another path, or remove it first.")
-    # Laid out beside its final name and renamed, so that no half-made store is ever seen.
-    draft = path.with_name(path.name + ".partial")
-    if draft.exists():
-        shutil.rmtree(draft)
-    draft.parent.mkdir(parents=True, exist_ok=True)
+    # Laid out under a name of its own and renamed, so that no half-made store is ever seen.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
+    try:
+        _lay_out(draft, groups, attrs)
+        draft.chmod(0o755)
+        draft.rename(path)
+    except OSError as error:
+        shutil.rmtree(draft, ignore_errors=True)
+        if path.exists():
+            raise FileExistsError(
+                f"{path} was made by another process in the meantime. Choose another path."
+            ) from error
+        raise
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    return Writer(path)
+
+
+def _lay_out(draft: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
     root = zarr.open_group(draft, mode="w", zarr_format=3)
     root.attrs.update(dict(attrs))
     for name, group in groups.items():
@@ -120,8 +143,6 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
                 dimension_names=layout.dims,
                 attributes=dict(layout.attrs),
             )
-    draft.rename(path)
-    return Writer(path)
 
 
 def resume(path: str | Path, config: Mapping[str, Any]) -> Writer:
@@ -135,7 +156,7 @@ def resume(path: str | Path, config: Mapping[str, Any]) -> Writer:
         If it was started with other settings; the message names them.
     """
     theirs = config_of(path)
-    mine = json.loads(json.dumps(config))
+    mine = json.loads(to_json(config))
     differ = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
     if differ:
         shown = "; ".join(f"{k}: {theirs.get(k)!r} there, {mine.get(k)!r} now" for k in differ[:5])
@@ -156,13 +177,19 @@ def provenance(title: str, config: Mapping[str, Any], *, device: str = "cpu", re
         "title": title,
         "source": f"fedstat {metadata.version('fedstat')}",
         "references": references,
-        "config": json.dumps(config),
-        "seed": config.get("seed"),
+        "config": to_json(config),
+        "seed": json.loads(to_json(config)).get("seed"),
         "device": device,
         "versions": json.dumps({"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}),
         "revision": _revision(),
         "started": now(),
+        "run": uuid.uuid4().hex,
     }
+
+
+def to_json(config: Mapping[str, Any]) -> str:
+    """Settings as JSON; NumPy scalars and arrays become numbers and lists."""
+    return json.dumps(config, default=lambda value: np.asarray(value).tolist())
 
 
 def now() -> str:

@@ -61,10 +61,29 @@ def test_an_existing_path_is_not_touched(tmp_path):
     assert (tmp_path / "run.zarr" / "precious").read_text() == "data"
 
 
-def test_the_rest_of_an_interrupted_layout_is_cleared_away(tmp_path):
-    (tmp_path / "run.zarr.partial").mkdir()
-    create(tmp_path / "run.zarr")
-    assert not (tmp_path / "run.zarr.partial").exists()
+def test_an_interrupted_layout_leaves_nothing(tmp_path, monkeypatch):
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "_lay_out", fail)
+    with pytest.raises(KeyboardInterrupt):
+        create(tmp_path / "run.zarr")
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_two_runs_started_at_once_one_is_refused_and_the_other_is_whole(tmp_path, monkeypatch):
+    lay_out = store._lay_out
+
+    def slow(*parts):
+        lay_out(*parts)
+        monkeypatch.undo()
+        create(tmp_path / "run.zarr", lr=0.2)  # the other process is faster
+
+    monkeypatch.setattr(store, "_lay_out", slow)
+    with pytest.raises(FileExistsError, match="by another process"):
+        create(tmp_path / "run.zarr", lr=0.1)
+    assert store.config_of(tmp_path / "run.zarr")["lr"] == 0.2
+    assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
 
 
 def test_resuming_with_other_settings_names_them(tmp_path):

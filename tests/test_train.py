@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
-from fedstat.fl import algorithms, engine, nets, train
+from fedstat.fl import algorithms, engine, nets, optim, train
 from fedstat.fl.batches import rows_of
 
 
@@ -183,3 +185,77 @@ def test_cuda_agrees_with_cpu_to_rounding(name):
     for layer in ("fc1", "fc2"):
         a, b = (run[f"weights/{layer}/w"] for run in (cpu, cuda))
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-3)
+
+
+def interrupted(out, monkeypatch, **options):
+    monkeypatch.setattr(engine, "step", _failing_after(engine.step, 3))
+    with pytest.raises(FloatingPointError):
+        train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, **options)
+    monkeypatch.undo()
+
+
+def test_a_state_left_by_another_run_is_not_used(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    interrupted(out, monkeypatch, lr=0.5, seed=9)
+    assert (tmp_path / "run.zarr.state").exists()
+    shutil.rmtree(out)
+    again = train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, lr=0.1)
+    same(train(dense(), NET, algorithms.fedavg(), rounds=6, lr=0.1), again)
+
+
+def test_a_damaged_state_means_starting_again(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    interrupted(out, monkeypatch, lr=0.1)
+    (tmp_path / "run.zarr.state").write_bytes(b"damaged")
+    same(
+        train(dense(), NET, algorithms.fedavg(), rounds=6, lr=0.1),
+        train(dense(), NET, algorithms.fedavg(), rounds=6, lr=0.1, out=out, resume=True),
+    )
+
+
+def test_resuming_with_other_data_or_another_optimizer_is_refused(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    interrupted(out, monkeypatch, optimizer=optim.sgd(0.1))
+    with pytest.raises(ValueError, match=r"other settings \(data: "):
+        train(dense(seed=1), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, optimizer=optim.sgd(0.1))
+    with pytest.raises(ValueError, match=r"other settings \(optimizer: 'sgd"):
+        train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, optimizer=optim.adam(0.1))
+
+
+@pytest.mark.parametrize("y", [0.7, np.nan])
+def test_targets_are_not_rounded(y):
+    with pytest.raises(ValueError, match=f"y must hold class numbers 0, 1, ..., but got .*{y}"):
+        train(poison(dense(), y=y), NET, algorithms.fedavg(), rounds=1)
+
+
+@pytest.mark.parametrize("flags", [np.linspace(0, 1, 10), np.arange(10), np.ones((10, 1), bool)])
+def test_a_split_must_be_one_bool_a_unit(flags):
+    with pytest.raises(ValueError, match="must be one bool per unit, but got"):
+        train(dense(), NET, algorithms.fedsplit({"fc1": flags}), rounds=1)
+
+
+def test_labelled_clients_and_integer_inputs_are_taken():
+    data = ragged(dense())
+    named = data.assign_coords(client=("sample", np.array(list("edcba"))[data["client"].values]))
+    a, b = (train(d, NET, algorithms.local(), rounds=1)["metrics/accuracy"][0].values for d in (data, named))
+    assert sorted(a) == pytest.approx(sorted(b), abs=0.3)
+    whole = dense()
+    whole["x"] = (whole["x"] * 10).astype(np.uint8)
+    train(whole, NET, algorithms.fedavg(), rounds=1)
+
+
+def test_numpy_settings_are_taken(tmp_path):
+    train(
+        dense(),
+        NET,
+        algorithms.fedavg(),
+        rounds=np.int64(2),
+        seed=np.int64(1),
+        lr=np.float32(0.1),
+        checkpoints=np.array([1]),
+    )
+
+
+def test_wrong_input_size_says_what_the_network_wants():
+    with pytest.raises(ValueError, match=r"does not take samples of shape \(6,\)"):
+        train(dense(), nets.mlp([5, 8, 1]), algorithms.fedavg(), rounds=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
@@ -33,6 +34,16 @@ class Rows(NamedTuple):
     def sizes(self) -> np.ndarray:
         """Number of samples of each client."""
         return np.diff(self.start)
+
+
+def digest(*parts: Rows) -> str:
+    """Fingerprint of data sets, by which a run knows its data again."""
+    found = sha256()
+    for rows in parts:
+        for a in (rows.x.cpu().numpy(), rows.y.cpu().numpy(), rows.start):
+            found.update(str(a.shape).encode())
+            found.update(np.ascontiguousarray(a).data)
+    return found.hexdigest()[:16]
 
 
 class Plan(NamedTuple):
@@ -72,6 +83,7 @@ def rows_of(data: xr.Dataset, split: str, device: torch.device) -> Rows:
     for name in ("x", "y"):
         if name not in data:
             raise ValueError(f"the data must hold variables x and y, but {name} is missing; it has {list(data)}")
+    names = _clients(data)
     if "split" in data.coords:
         data = data.isel(sample=np.flatnonzero(data["split"].to_numpy() == split))
     elif split != "train":
@@ -83,21 +95,44 @@ def rows_of(data: xr.Dataset, split: str, device: torch.device) -> Rows:
         start = np.arange(n_clients + 1) * n
         x_rows, y_rows = x.to_numpy().reshape(n_clients * n, *x.shape[2:]), y.to_numpy().reshape(-1)
     else:
-        client = data["client"].to_numpy()
-        order = np.argsort(client, kind="stable")
-        start = np.concatenate([[0], np.cumsum(np.bincount(client, minlength=int(client.max(initial=-1)) + 1))])
+        code = np.searchsorted(names, data["client"].to_numpy())
+        order = np.argsort(code, kind="stable")
+        start = np.concatenate([[0], np.cumsum(np.bincount(code, minlength=len(names)))])
         x_rows, y_rows = x.transpose("sample", ...).to_numpy()[order], y.to_numpy()[order]
     empty = np.flatnonzero(np.diff(start) == 0)
     if empty.size or len(start) == 1:
-        raise ValueError(f"every client needs {split} samples, but client(s) {empty[:5].tolist()} have none")
+        raise ValueError(f"every client needs {split} samples, but client(s) {names[empty][:5].tolist()} have none")
     if np.issubdtype(x_rows.dtype, np.floating) and not np.isfinite(x_rows).all():
         bad = int(np.flatnonzero(~np.isfinite(x_rows).reshape(len(x_rows), -1).all(1))[0])
-        client_of = int(np.searchsorted(start, bad, side="right")) - 1
+        client_of = names[np.searchsorted(start, bad, side="right") - 1]
         raise ValueError(f"x must be finite, but client {client_of} has NaN or infinite values in its {split} samples")
     inputs = torch.from_numpy(np.ascontiguousarray(x_rows))
     if inputs.is_floating_point():
         inputs = inputs.float()
-    return Rows(inputs.to(device), torch.from_numpy(y_rows.astype(np.int64)).to(device), start)
+    return Rows(inputs.to(device), torch.from_numpy(_classes(y_rows)).to(device), start)
+
+
+def _clients(data: xr.Dataset) -> np.ndarray:
+    """Labels of the clients, sorted where they come sample by sample."""
+    if "client" in data["x"].dims:
+        return np.asarray(data["client"])
+    if "client" not in data.coords or data["client"].dims != ("sample",):
+        raise ValueError(
+            f"x must have a dim client, or the data a coordinate client (sample), but got dims {data['x'].dims} and "
+            f"coordinates {list(data.coords)}"
+        )
+    return np.unique(data["client"].to_numpy())
+
+
+def _classes(y: np.ndarray) -> np.ndarray:
+    """Class numbers as int64, or ValueError: nothing is rounded."""
+    kind = np.asarray(y).dtype.kind
+    if kind in "iub":
+        return y.astype(np.int64)
+    if kind != "f" or not (np.isfinite(y).all() and (y == np.round(y)).all()):
+        seen = y.flat[0] if kind != "f" else y[~(np.isfinite(y) & (y == np.round(y)))][0]
+        raise ValueError(f"y must hold class numbers 0, 1, ..., but got {seen!r}")
+    return y.astype(np.int64)
 
 
 def plan(

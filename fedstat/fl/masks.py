@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedstat.fl import nets
@@ -40,14 +41,32 @@ def units(net: Net, shared: Mapping[str, Any], device: torch.device) -> Mask:
     sizes = nets.layers(net)
     for layer, flags in shared.items():
         require_layer(net, layer)
+        if getattr(flags, "ndim", 1) != 1 or not _boolean(flags):
+            raise ValueError(
+                f"the split of layer {layer!r} must be one bool per unit, but got {np.asarray(flags).dtype} values of "
+                f"shape {np.shape(flags)}. Of communalities make it with fedstat.split(...).shared."
+            )
         if len(flags) != sizes[layer]:
             raise ValueError(f"layer {layer!r} has {sizes[layer]} units, but the split names {len(flags)}")
     mask = everything(net, device)
     for name, shape in net.shapes.items():
         if (layer := nets.layer_of(name)) in shared:
-            flags = torch.as_tensor(shared[layer], dtype=torch.bool, device=device)
+            given = shared[layer]
+            flags = torch.as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given), device=device)
             mask[name] = flags.view(-1, *(1,) * (len(shape) - 1))
     return mask
+
+
+def layer_names(layers: str | Sequence[str]) -> list[str]:
+    """Names of layers as a list without repetition, or ValueError if there is none."""
+    names = [layers] if isinstance(layers, str) else list(dict.fromkeys(layers))
+    if not names:
+        raise ValueError("layers must name at least one layer to split, but got none. Without one, use fedavg().")
+    return names
+
+
+def _boolean(flags: Any) -> bool:
+    return bool(flags.dtype == torch.bool if isinstance(flags, torch.Tensor) else np.asarray(flags).dtype == bool)
 
 
 def require_layer(net: Net, layer: str) -> str:

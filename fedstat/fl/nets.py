@@ -87,7 +87,7 @@ def mlp(sizes: Sequence[int]) -> Net:
 
     def forward(params: Params, x: Tensor) -> list[Tensor]:
         """Inputs of every layer, then the outputs."""
-        seen = [x.flatten(2)]
+        seen = [x.flatten(2).to(params[f"{names[0]}.weight"].dtype)]
         for name in names:
             z = torch.baddbmm(params[f"{name}.bias"].unsqueeze(1), seen[-1], params[f"{name}.weight"].mT)
             seen.append(z if name == names[-1] else torch.relu_(z))

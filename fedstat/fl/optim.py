@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch.optim.adam import adam as fused_adam
 
 from fedstat import _check
 from fedstat.fl.nets import Params
@@ -22,11 +23,14 @@ class Optimizer(NamedTuple):
         One step in place, for every name in ``grads``.
     plain_lr : float or None
         Learning rate if the step is just params −= lr·grads, which a network can do while it differentiates.
+    name : str
+        Settings, for the record of a run.
     """
 
     init: Callable[[Params], Params]
     step: Callable[[Params, Params, Params], None]
     plain_lr: float | None = None
+    name: str = "given"
 
 
 def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
@@ -47,7 +51,8 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optim
                 grad = state[name].mul_(momentum).add_(grad)
             p.sub_(grad, alpha=lr)
 
-    return Optimizer(init, step, None if momentum or weight_decay else lr)
+    name = f"sgd(lr={lr}, momentum={momentum}, weight_decay={weight_decay})"
+    return Optimizer(init, step, None if momentum or weight_decay else lr, name)
 
 
 def adam(
@@ -67,19 +72,19 @@ def adam(
         return state
 
     def step(params: Params, grads: Params, state: Params) -> None:
+        # torch's own fused kernel, given every client's parameter as a tensor: one pass over the memory.
+        parts: list[list[torch.Tensor]] = [[], [], [], [], []]
         for name, grad in grads.items():
-            p = params[name]
-            if weight_decay:
-                grad.add_(p, alpha=weight_decay)
-            mean, square, steps = state[f"{name}.mean"], state[f"{name}.square"], state[f"{name}.steps"].add_(1)
-            mean.lerp_(grad, 1 - b1)
-            square.mul_(b2).addcmul_(grad, grad, value=1 - b2)
-            # Powers in float64, as torch.optim's Python floats are.
-            t = steps.double().view(-1, *(1,) * (p.ndim - 1))
-            scale, root = (lr / (1 - b1**t)).to(p.dtype), (1 - b2**t).sqrt().to(p.dtype)
-            p.sub_(mean.mul(scale).div_(square.sqrt().div_(root).add_(eps)))
+            own = (params[name], grad, state[f"{name}.mean"], state[f"{name}.square"], state[f"{name}.steps"])
+            for part, stacked in zip(parts, own, strict=True):
+                part += stacked.unbind()
+        values, gradients, means, squares, steps = parts
+        fused_adam(
+            values, gradients, means, squares, [], steps, fused=True, amsgrad=False, beta1=b1, beta2=b2, lr=lr,
+            weight_decay=weight_decay, eps=eps, maximize=False,
+        )  # fmt: skip
 
-    return Optimizer(init, step)
+    return Optimizer(init, step, name=f"adam(lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay})")
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,10 +133,10 @@ def _variable(name: str) -> str:
     return {"weight": "w", "bias": "b"}.get(kind, kind)
 
 
-def save_state(path: Path, state: State) -> None:
-    """Write the state beside the store, whole or not at all."""
+def save_state(path: Path, state: State, run: str) -> None:
+    """Write the state beside the store of ``run``, whole or not at all."""
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.split.fits.items()}
-    parts = [state.round, state.params, state.server, state.split.shared, fits, state.optimizer]
+    parts = [run, state.round, state.params, state.server, state.split.shared, fits, state.optimizer]
     draft = path.with_name(path.name + ".partial")
     torch.save(parts, draft)
     draft.replace(path)
@@ -145,9 +146,15 @@ def _tensor(part: Any) -> torch.Tensor:
     return part if isinstance(part, torch.Tensor) else torch.from_numpy(np.array(part, order="C"))
 
 
-def load_state(path: Path, job: Job) -> State:
-    """Read what :func:`save_state` wrote."""
-    number, params, server, shared, fits, optimizer = torch.load(path, map_location=job.device, weights_only=True)
+def load_state(path: Path, job: Job, run: str) -> State | None:
+    """Read what :func:`save_state` wrote; None if it is not there, not whole, or of another run."""
+    try:
+        parts = torch.load(path, map_location=job.device, weights_only=True)
+    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError):
+        return None
+    if parts[0] != run:
+        return None
+    _, number, params, server, shared, fits, optimizer = parts
     numpy = job.device.type == "cpu"
     back = {layer: Fit(*(part.numpy() if numpy else part for part in parts)) for layer, parts in fits.items()}
     return State(number, params, server, Split(shared, back), optimizer)

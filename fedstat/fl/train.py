@@ -63,8 +63,9 @@ def prepare(
         raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
     outputs = list(net.shapes.values())[-1][0]
     top = int(max(train_rows.y.max(), test_rows.y.max()))
-    if top >= max(outputs, 2) or int(min(train_rows.y.min(), test_rows.y.min())) < 0:
-        raise ValueError(f"y must lie in 0, ..., {max(outputs, 2) - 1} for {outputs} output(s), but it reaches {top}")
+    low = int(min(train_rows.y.min(), test_rows.y.min()))
+    if top >= max(outputs, 2) or low < 0:
+        raise ValueError(f"y must lie in 0, ..., {max(outputs, 2) - 1} for {outputs} output(s), but got {low} to {top}")
     return Job(
         train_rows,
         test_rows,
@@ -199,11 +200,11 @@ def train(
         "algorithm_settings": dict(algorithm.settings),
         "shapes": {name: list(shape) for name, shape in net.shapes.items()},
         "clients": job.clients,
-        "samples": len(job.train.y),
+        "data": batches.digest(job.train, job.test),
         "rounds": rounds,
         "checkpoints": at,
         **settings,
-        "optimizer": optimizer if isinstance(optimizer, str) else "given",
+        "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
     }
     if resume and Path(out).exists():
         writer = store.resume(out, config)
@@ -216,7 +217,7 @@ def train(
     if not writer.finished:
         # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
         with threadpool_limits(1, user_api="blas"):
-            state = record.load_state(saved, job) if resume and saved.exists() else engine.start(job)
+            state = record.load_state(saved, job, writer.run) or engine.start(job)
             _run(job, state, rounds, writer, saved, at)
         saved.unlink(missing_ok=True)
     return store.open_run(out)
@@ -237,12 +238,12 @@ def _run(job: Job, state: State, rounds: int, writer: Writer, saved: Path, check
                 flushed = time.monotonic()
             if time.monotonic() - saved_at > _SAVE_SECONDS:
                 buffer.flush()
-                record.save_state(saved, state)
+                record.save_state(saved, state, writer.run)
                 saved_at = time.monotonic()
     finally:
         buffer.flush()
         if state.round < rounds:
-            record.save_state(saved, state)
+            record.save_state(saved, state, writer.run)
     writer.finish()
 
 
@@ -252,6 +253,8 @@ def device_named(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"device must be such as 'cpu' or 'cuda:0', but got {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be the CPU or a CUDA device, but got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but PyTorch sees no CUDA device. Use device='cpu'.")
     return device

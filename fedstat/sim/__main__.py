@@ -90,8 +90,11 @@ def main(argv: list[str] | None = None) -> int:
                 out=out, resume=args.resume, device=args.device, client_chunk=args.client_chunk, threads=args.threads,
                 progress=not args.quiet and sys.stderr.isatty(), **chosen,
             )  # fmt: skip
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         cli.error(str(error))
+    except OSError as error:
+        print(f"writing {out} failed: {error}. What was written before opens; make room and --resume.", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"\ninterrupted; the finished part is in {out}: give --out {out} --resume to go on", file=sys.stderr)
         return 130
@@ -114,6 +117,10 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     if args.resume and args.out.exists():
         chosen = config_of(args.out)
+        if not set(chosen) <= set(names):
+            raise ValueError(f"{args.out} is no simulation study: it was made with settings {', '.join(chosen)}")
+    elif args.resume:
+        print(f"there is no study at {args.out} yet: starting one", file=sys.stderr)
     if args.config is not None:
         try:
             read = tomllib.loads(args.config.read_text())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from fedstat import _check, _random
+from fedstat.store import to_json
 
 Means = Literal["independent", "shared"]
 Floats = NDArray[np.float64]
@@ -236,7 +236,7 @@ def generate(
         attrs={
             "title": f"Model (8), p = {p:g}, alpha = {alpha:g}",
             "source": SOURCE,
-            "config": json.dumps(config),
+            "config": to_json(config),
             "seed": seed,
             "version": package_version(),
             **_class_shares(y, means),

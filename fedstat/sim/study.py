@@ -85,8 +85,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("p", "alpha", "methods"):
             values = getattr(self, name)
-            values = (values,) if isinstance(values, str | int | float) else tuple(values)
-            if not values or len(set(values)) < len(values):
+            values = (values,) if isinstance(values, str) or np.ndim(values) == 0 else tuple(values)
+            if not values or len({repr(value) for value in values}) < len(values):
                 raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r}")
             object.__setattr__(self, name, values)
         for method in self.methods:
@@ -100,7 +100,7 @@ class Settings:
         _check.real("lr", self.lr, low=0, open_low=True)
         _check.real("participation", self.participation, low=0, open_low=True, high=1)
         _check.real("kappa", self.kappa, low=0, open_low=True, high=1)
-        if self.tau is not None and not math.isinf(self.tau):
+        if self.tau is not None and not (isinstance(self.tau, float) and math.isinf(self.tau)):
             _check.real("tau", self.tau, low=0, open_low=True, high=1, open_high=True)
         _check.choice("estimator", self.estimator, factor.METHODS)
 
@@ -164,6 +164,9 @@ def study(
     """
     chosen = Settings(**settings)
     device_named(device)
+    for name, value in (("client_chunk", client_chunk), ("threads", threads)):
+        if value is not None:
+            _check.integer(name, value)
     where = {"device": device, "client_chunk": client_chunk, "threads": threads}
     if out is None:
         if resume:

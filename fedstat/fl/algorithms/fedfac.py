@@ -7,6 +7,7 @@ from functools import reduce
 from operator import add
 from typing import Literal
 
+import numpy as np
 import torch
 
 from fedstat import _check
@@ -20,7 +21,7 @@ _BLOCK = 200_000  # entries of a layer's weights that are summed at a time
 
 
 def fedfac(
-    layers: Sequence[str],
+    layers: str | Sequence[str],
     *,
     dynamic: bool = True,
     kappa: float = 0.85,
@@ -36,7 +37,7 @@ def fedfac(
 
     Parameters
     ----------
-    layers : sequence of str
+    layers : sequence of str, or str
         Λ, the layers to split; everything else is shared.
     dynamic : bool
         Analyse the active clients' weights after every round's local training. Otherwise every client first trains
@@ -58,6 +59,8 @@ def fedfac(
     A unit that turns shared adopts the weighted mean of the active clients' values; one that turns personal keeps
     each client's own.
     """
+    layers = masks.layer_names(layers)
+    splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range
     _check.choice("on", on, ("weights", "updates"))
     _check.real("kappa", kappa, low=0, open_low=True, high=1)
     _check.choice("method", method, factor.METHODS)

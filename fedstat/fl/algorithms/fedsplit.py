@@ -30,7 +30,7 @@ def fedsplit(shared: Mapping[str, Any]) -> Algorithm:
     )
 
 
-def random_split(layers: Sequence[str], *, share: float = 0.5, redrawn: bool = False) -> Algorithm:
+def random_split(layers: str | Sequence[str], *, share: float = 0.5, redrawn: bool = False) -> Algorithm:
     """A split by random guess (the same paper, §4.3).
 
     Hidden units are exchangeable at the start, so a random split that stays is equal in distribution to any other
@@ -38,13 +38,14 @@ def random_split(layers: Sequence[str], *, share: float = 0.5, redrawn: bool = F
 
     Parameters
     ----------
-    layers : sequence of str
+    layers : sequence of str, or str
         Layers to split.
     share : float
         Share of each layer's units that is shared: round(share · units).
     redrawn : bool
         Draw the split anew after every round's local training.
     """
+    layers = masks.layer_names(layers)
     _check.real("share", share, low=0, high=1)
 
     def draw(net: Net, seed: int, number: int, device: Any) -> Mask:
