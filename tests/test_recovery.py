@@ -337,5 +337,5 @@ def test_figure_of_stability_draws_the_mean_of_every_setting_over_rounds():
     np.testing.assert_allclose(drawn, values.mean(axis=2)[:, 0])
     assert len(ax.collections) == 2
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["$p$ = 0.2", "$p$ = 0.8"]
-    assert ax.get_title() == r"$\alpha$ = 0.4"
+    assert ax.get_title() == r"dynamic FedFac, $\alpha$ = 0.4"
     mpl.pyplot.close(ax.figure)

@@ -244,7 +244,7 @@ def test_labelled_clients_and_integer_inputs_are_taken():
     train(whole, NET, algorithms.fedavg(), rounds=1)
 
 
-def test_numpy_settings_are_taken(tmp_path):
+def test_numpy_settings_are_taken():
     train(
         dense(),
         NET,

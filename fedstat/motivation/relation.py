@@ -14,6 +14,9 @@ from fedstat.stats.entropy import knn_entropy
 Array = NDArray[np.float64]
 ON = ("weights", "updates")
 
+ESTIMATORS: tuple[factor.Method, ...] = ("pa", "pc", "leverage")
+"""Estimators of the communality that entropy is compared with."""
+
 
 def dispersion(outputs: Array, *, k: int = 3) -> dict[str, NDArray]:
     """How dispersed every neuron's outputs are over the clients.
@@ -104,7 +107,7 @@ def relation(
     entropy_half = np.stack([[knn_entropy(o[h], k=k, ties="atoms").estimate for h in half] for o in outputs])
     names = ("communality", "n_factors", "converged")
     fits: list[list[factor.Fit]] = []
-    nu_half = np.empty((len(weights), len(factor.METHODS), len(half), weights.shape[2]))
+    nu_half = np.empty((len(weights), len(ESTIMATORS), len(half), weights.shape[2]))
     for i, w in enumerate(weights):
         sums = [factor.moments(client.T) for client in w]
         total, cross = np.stack([m.total for m in sums]), np.stack([m.cross for m in sums])
@@ -113,10 +116,10 @@ def relation(
             return factor.Moments(share.sum(-1) * n, share @ total, np.tensordot(share, cross, 1))
 
         whole, parts = factor.correlation(summed(np.ones(len(w)))), factor.correlation(summed(half.astype(float)))
-        fits.append([factor.fit(whole, kappa=kappa, method=m) for m in factor.METHODS])
-        for j, method in enumerate(factor.METHODS):
-            initial = np.broadcast_to(fits[i][j].communality, parts.shape[:2])
-            warm = {"initial": np.nan_to_num(initial)} if method == "pa" else {}
+        fits.append([factor.fit(whole, kappa=kappa, method=m) for m in ESTIMATORS])
+        for j, method in enumerate(ESTIMATORS):
+            start = np.broadcast_to(fits[i][j].communality, parts.shape[:2])
+            warm = {"start": np.nan_to_num(start)} if method == "pa" else {}
             nu_half[i, j] = factor.fit(parts, kappa=kappa, method=method, **warm).communality
     found = {f"split/{n}": np.array([[getattr(f, n) for f in row] for row in fits]) for n in names}
     nu = found["split/communality"]

@@ -22,7 +22,6 @@ from fedstat.fl.batches import Rows
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.train import device_named
 from fedstat.motivation import relation
-from fedstat.stats import factor
 from fedstat.store import Group, Variable, Writer
 
 SOURCE = (
@@ -296,7 +295,7 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
         "case": np.array(settings.cases, object),
         "outputs": np.array(OUTPUTS, object),
         "on": np.array(relation.ON, object),
-        "estimator": np.array(factor.METHODS, object),
+        "estimator": np.array(relation.ESTIMATORS, object),
         "client": np.arange(settings.clients),
         "unit": np.arange(settings.hidden),
         "replicate": np.arange(settings.replicates),

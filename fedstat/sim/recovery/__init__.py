@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from tqdm import tqdm
 from fedstat import _check
 from fedstat.sim.generate import SOURCE, Means, Model8, package_version, truth
 from fedstat.stats import factor, split
+from fedstat.store import to_json
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -137,7 +137,7 @@ def recovery(
         attrs={
             "title": "Recovery of the split of model (8) from its true weights",
             "source": SOURCE,
-            "config": json.dumps(settings | {"max_iter": max_iter, "tol": tol}),
+            "config": to_json(settings | {"max_iter": max_iter, "tol": tol}),
             "seed": seed,
             "version": package_version(),
         },
