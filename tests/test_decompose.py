@@ -208,6 +208,49 @@ def test_bad_arguments_end_with_code_2_and_say_why(
     assert message in capsys.readouterr().err
 
 
+def test_overwrite_replaces_a_store_and_nothing_else(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*map(str, files), "--layer", "fc1", "--n-factors", "1", "--overwrite", "--out"]
+    precious, out = tmp_path / "precious", tmp_path / "new" / "split.zarr"
+    precious.mkdir()
+    (precious / "data").write_text("x")
+    assert main([*args, str(precious)]) == 2
+    assert "is no zarr store" in capsys.readouterr().err
+    assert (precious / "data").read_text() == "x"
+    for tau in ("0.4", "inf"):
+        assert main([*args, str(out), "--tau", tau]) == 0
+    data = xr.open_datatree(out, engine="zarr", consolidated=False)["split/fc1"]
+    assert int(data["shared"].sum()) == 0
+    assert [p.name for p in out.parent.iterdir()] == ["split.zarr"]
+
+
+def test_a_store_survives_a_write_that_fails(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*map(str, files), "--layer", "fc1", "--n-factors", "1", "--overwrite", "--out", str(tmp_path / "a.zarr")]
+    assert main(args) == 0
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(xr.DataTree, "to_zarr", full)
+    assert main(args) == 2
+    assert "no space left" in capsys.readouterr().err
+    assert xr.open_datatree(tmp_path / "a.zarr", engine="zarr", consolidated=False)["split/fc1"].sizes["unit"] == 10
+
+
+@pytest.mark.parametrize("option", ["--out", "--plot"])
+def test_a_target_that_cannot_be_written_is_found_before_the_work(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (tmp_path / "file").write_text("x")
+    assert main([*map(str, files), "--layer", "fc1", option, str(tmp_path / "file" / "target")]) == 2
+    captured = capsys.readouterr()
+    assert f"error: {option}" in captured.err
+    assert captured.out == ""
+
+
 def test_non_convergence_is_a_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = [str(tmp_path / f"{c}.npz") for c in range(4)]
     for path, w in zip(paths, np.random.default_rng(0).normal(size=(4, 30, 20)), strict=True):
