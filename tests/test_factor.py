@@ -353,8 +353,24 @@ def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
 
 
 def test_as_many_factors_as_units_is_said_to_tell_nothing(r8: np.ndarray) -> None:
-    with pytest.warns(UserWarning, match="as many factors as live units, 8"):
+    with pytest.warns(UserWarning, match="as the correlations have rank, 8 for 8 live units"):
         np.testing.assert_allclose(fs.fa(r8, corr=True, kappa=1.0).communality, 1)
+
+
+@pytest.mark.parametrize(
+    ("w", "kappa", "rank"),
+    [
+        (np.repeat(np.random.default_rng(0).normal(size=(7, 1, 15)), 8, axis=1), 0.7, "1 for 8"),
+        (np.random.default_rng(0).normal(size=(2, 30, 5)), 1.0, "9 for 30"),
+        (np.random.default_rng(0).normal(size=(1, 8, 3)), 0.9, "2 for 8"),
+    ],
+    ids=["identical units", "fewer rows than units", "one client"],
+)
+def test_as_many_factors_as_the_rank_is_said_to_tell_nothing(w: np.ndarray, kappa: float, rank: str) -> None:
+    with pytest.warns(UserWarning, match=f"as the correlations have rank, {rank} live units"):
+        result = fs.split(w, kappa=kappa)
+    np.testing.assert_allclose(result.communality, 1)
+    assert result.shared.all()  # equal communalities tie: their rounding decides nothing
 
 
 def test_memory_is_a_few_matrices_beyond_one_clients_block() -> None:
