@@ -426,6 +426,19 @@ def test_a_batch_equals_a_loop(method: factor.Method) -> None:
                 np.testing.assert_allclose(getattr(batch, field)[i], getattr(one, field), atol=1e-10, err_msg=field)
 
 
+@pytest.mark.parametrize("offset", [1e5, 1e7])
+@pytest.mark.parametrize("kind", [np.asarray, torch.asarray])
+def test_a_common_offset_costs_no_more_digits_than_it_takes_from_the_weights(kind: Any, offset: float) -> None:
+    w = weights() + np.random.default_rng(5).normal(size=(6, 1, 1)) * 1e-3  # clients differ in their means, too
+    moved = w + offset
+    exact = fs.split(moved - offset, n_factors=2)  # the same rounded weights, free of the offset
+    result = fs.split(kind(moved), n_factors=2)
+    np.testing.assert_allclose(result.communality, exact.communality, atol=1e-9)
+    assert not result.fit.dead.any()
+    chunks = [factor.moments(fs.layer_matrix(moved[i : i + 2])) for i in (0, 2, 4)]
+    np.testing.assert_allclose(factor.correlation(chunks[0] + chunks[1] + chunks[2]), exact.fit.correlation, atol=1e-10)
+
+
 def test_client_chunks_on_any_partition_sum_to_the_stacked_matrix() -> None:
     w = weights()
     chunks = [factor.moments(fs.layer_matrix(w[i : i + 2])) for i in (0, 2, 4)]

@@ -53,6 +53,13 @@ def test_a_permutation_replicate_equals_a_refit_on_shuffled_units() -> None:
 
 
 @pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
+def test_replicates_keep_their_digits_under_a_common_offset(draw) -> None:  # type: ignore[no-untyped-def]
+    moved = weights() + 1e6
+    near, far = (draw(client_moments(w), replicates=5, seed=1, n_factors=2) for w in (moved - 1e6, moved))
+    np.testing.assert_allclose(far.communality, near.communality, atol=1e-9)
+
+
+@pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
 def test_replicates_do_not_depend_on_the_chunk_or_the_kind_of_array(draw) -> None:  # type: ignore[no-untyped-def]
     m = client_moments(weights())
     one = draw(m, replicates=7, seed=1, n_factors=2, chunk=1)

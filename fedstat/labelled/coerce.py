@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import add
 from typing import Any, cast
 
 import numpy as np
@@ -64,7 +66,7 @@ def client_sums(weights: Weights) -> tuple[factor.Moments, NDArray[Any]]:
 
 def correlation_of(each: factor.Moments) -> Any:
     """Correlation matrix of moments stacked along the client dim."""
-    return factor.correlation(factor.Moments(each.n.sum(), each.total.sum(0), each.cross.sum(0)))
+    return factor.correlation(reduce(add, (factor.Moments(*one) for one in zip(*each, strict=True))))
 
 
 def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:
