@@ -439,6 +439,15 @@ def test_a_common_offset_costs_no_more_digits_than_it_takes_from_the_weights(kin
     np.testing.assert_allclose(factor.correlation(chunks[0] + chunks[1] + chunks[2]), exact.fit.correlation, atol=1e-10)
 
 
+def test_a_layer_matrix_given_as_weights_is_sent_to_fa() -> None:
+    labelled = xr.DataArray(weights(), dims=("client", "unit", "weight"))
+    for z in (fs.layer_matrix(labelled), fs.layer_matrix(weights())):
+        with pytest.raises(ValueError, match=r"but got .*fedstat\.fa\.$"):
+            fs.split(z)
+    with pytest.raises(ValueError, match=r"Rename with \.rename"):
+        fs.split(labelled.rename(client="site"))
+
+
 def test_client_chunks_on_any_partition_sum_to_the_stacked_matrix() -> None:
     w = weights()
     chunks = [factor.moments(fs.layer_matrix(w[i : i + 2])) for i in (0, 2, 4)]

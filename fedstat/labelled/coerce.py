@@ -88,6 +88,7 @@ def _flat(weights: Any) -> Any:
     if weights.ndim < 3 or 0 in weights.shape:
         raise ValueError(
             f"weights must be (client, unit, weight...) with at least one of each, but got shape {tuple(weights.shape)}"
+            + (". A matrix (row, unit) goes to fedstat.fa." if weights.ndim == 2 else "")
         )
     return weights.reshape(weights.shape[0], weights.shape[1], -1)
 
@@ -113,7 +114,9 @@ def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
 
 def _need_dims(values: xr.DataArray, *dims: str) -> None:
     if missing := [d for d in dims if d not in values.dims]:
-        raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. Rename with .rename(...).")
+        matrix = "client" in missing and "row" in values.dims
+        way_out = "Pass the weights themselves, or this matrix to fedstat.fa" if matrix else "Rename with .rename(...)"
+        raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. {way_out}.")
 
 
 def name_bad(m: factor.Moments, units: NDArray[Any], client: Any = None) -> factor.Moments:
