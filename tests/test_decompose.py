@@ -18,6 +18,7 @@ from fedstat.decompose import read_weights
 from fedstat.decompose.__main__ import main
 
 GOLDEN = Path(__file__).parent / "golden"
+FLOAT8 = b'{"w":{"dtype":"F8_E4M3","shape":[1,2],"data_offsets":[0,2]}}'
 
 
 class Net(nn.Module):
@@ -114,6 +115,12 @@ def test_pickled_code_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest
         ("a.safetensors", (1 << 60).to_bytes(8, "little") + b"{}", "could not be read as safetensors"),
         ("a.safetensors", (46).to_bytes(8, "little") + b'{"w":{"dtype":"F32","shape":[9],"data_offsets":[0,4]}}'[:46],
          "could not be read as safetensors"),
+        ("a.pt", b"", "could not be read as plain tensors: EOFError"),
+        ("a.pt", b"epoch loss\n1 0.3\n", "could not be read as plain tensors"),
+        ("a.npz", b"", "could not be read as plain arrays: EOFError"),
+        ("a.safetensors", (2).to_bytes(8, "little") + b"[]", "a header that is a list"),
+        ("a.safetensors", (100_000).to_bytes(8, "little") + b"[" * 100_000, "could not be read as safetensors"),
+        ("a.safetensors", len(FLOAT8).to_bytes(8, "little") + FLOAT8 + b"  ", "dtype F8_E4M3 is not among F64"),
         ("a.bin", b"", r"must end in \.pt, \.pth, \.safetensors, \.npz, but got '\.bin'"),
     ],
 )  # fmt: skip
@@ -121,6 +128,41 @@ def test_broken_files_are_named(tmp_path: Path, name: str, content: bytes, messa
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_weights([tmp_path / name])
+
+
+def test_a_single_array_named_npz_is_refused(tmp_path: Path) -> None:
+    with (tmp_path / "a.npz").open("wb") as file:
+        np.save(file, np.ones((3, 4)))
+    with pytest.raises(ValueError, match="one array without a name"):
+        read_weights([tmp_path / "a.npz"])
+
+
+def test_float8_is_read_and_sparse_is_refused(tmp_path: Path) -> None:
+    weight = torch.tensor([[0.5, 1.0], [-2.0, 0.0]])
+    for name, tensor in (("f8", weight.to(torch.float8_e4m3fn)), ("sparse", weight.to_sparse())):
+        torch.save({"fc1.weight": tensor}, tmp_path / f"{name}.pt")
+    np.testing.assert_array_equal(read_weights([tmp_path / "f8.pt"])["fc1"]["w"][0], weight)
+    with pytest.raises(ValueError, match=r"layer 'fc1\.weight' of sparse must be a dense tensor"):
+        read_weights([tmp_path / "sparse.pt"])
+
+
+@pytest.mark.parametrize("keys", [("fc1", "fc1.weight"), ("a/b", "a.b"), (".weight",), ("..",)])
+def test_weights_that_would_be_one_layer_or_none_are_refused(keys: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="a layer name of its own, but got"):
+        read_weights([{key: np.ones((2, 3)) for key in keys}])
+
+
+def test_keys_that_are_no_names_are_passed_over() -> None:
+    assert list(read_weights([{0: np.ones((2, 3)), "fc1": np.ones((2, 3))}]).children) == ["fc1"]  # type: ignore[dict-item]
+
+
+def test_a_bare_source_or_layer_is_told_to_be_a_list() -> None:
+    state = {"fc1.weight": np.ones((2, 3))}
+    for bare in ("c0.pt", Path("c0.pt"), state):
+        with pytest.raises(ValueError, match=r"sources must be a list, but got one .*sources=\[\.\.\.\]"):
+            read_weights(bare)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="layers must be a list, but got one str"):
+        read_weights([state], layers="fc1")
 
 
 def test_offsets_outside_a_safetensors_file_are_refused(tmp_path: Path) -> None:
@@ -206,6 +248,49 @@ def test_bad_arguments_end_with_code_2_and_say_why(
         code = leave.code  # type: ignore[assignment]
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_overwrite_replaces_a_store_and_nothing_else(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*map(str, files), "--layer", "fc1", "--n-factors", "1", "--overwrite", "--out"]
+    precious, out = tmp_path / "precious", tmp_path / "new" / "split.zarr"
+    precious.mkdir()
+    (precious / "data").write_text("x")
+    assert main([*args, str(precious)]) == 2
+    assert "is no zarr store" in capsys.readouterr().err
+    assert (precious / "data").read_text() == "x"
+    for tau in ("0.4", "inf"):
+        assert main([*args, str(out), "--tau", tau]) == 0
+    data = xr.open_datatree(out, engine="zarr", consolidated=False)["split/fc1"]
+    assert int(data["shared"].sum()) == 0
+    assert [p.name for p in out.parent.iterdir()] == ["split.zarr"]
+
+
+def test_a_store_survives_a_write_that_fails(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*map(str, files), "--layer", "fc1", "--n-factors", "1", "--overwrite", "--out", str(tmp_path / "a.zarr")]
+    assert main(args) == 0
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(xr.DataTree, "to_zarr", full)
+    assert main(args) == 2
+    assert "no space left" in capsys.readouterr().err
+    assert xr.open_datatree(tmp_path / "a.zarr", engine="zarr", consolidated=False)["split/fc1"].sizes["unit"] == 10
+
+
+@pytest.mark.parametrize("option", ["--out", "--plot"])
+def test_a_target_that_cannot_be_written_is_found_before_the_work(
+    files: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    (tmp_path / "file").write_text("x")
+    assert main([*map(str, files), "--layer", "fc1", option, str(tmp_path / "file" / "target")]) == 2
+    captured = capsys.readouterr()
+    assert f"error: {option}" in captured.err
+    assert captured.out == ""
 
 
 def test_non_convergence_is_a_line_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -353,8 +353,24 @@ def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
 
 
 def test_as_many_factors_as_units_is_said_to_tell_nothing(r8: np.ndarray) -> None:
-    with pytest.warns(UserWarning, match="as many factors as live units, 8"):
+    with pytest.warns(UserWarning, match="as the correlations have rank, 8 for 8 live units"):
         np.testing.assert_allclose(fs.fa(r8, corr=True, kappa=1.0).communality, 1)
+
+
+@pytest.mark.parametrize(
+    ("w", "kappa", "rank"),
+    [
+        (np.repeat(np.random.default_rng(0).normal(size=(7, 1, 15)), 8, axis=1), 0.7, "1 for 8"),
+        (np.random.default_rng(0).normal(size=(2, 30, 5)), 1.0, "9 for 30"),
+        (np.random.default_rng(0).normal(size=(1, 8, 3)), 0.9, "2 for 8"),
+    ],
+    ids=["identical units", "fewer rows than units", "one client"],
+)
+def test_as_many_factors_as_the_rank_is_said_to_tell_nothing(w: np.ndarray, kappa: float, rank: str) -> None:
+    with pytest.warns(UserWarning, match=f"as the correlations have rank, {rank} live units"):
+        result = fs.split(w, kappa=kappa)
+    np.testing.assert_allclose(result.communality, 1)
+    assert result.shared.all()  # equal communalities tie: their rounding decides nothing
 
 
 def test_memory_is_a_few_matrices_beyond_one_clients_block() -> None:
@@ -408,6 +424,28 @@ def test_a_batch_equals_a_loop(method: factor.Method) -> None:
         for field in factor.Fit._fields:
             if field != "loadings":  # signs of eigenvectors are free
                 np.testing.assert_allclose(getattr(batch, field)[i], getattr(one, field), atol=1e-10, err_msg=field)
+
+
+@pytest.mark.parametrize("offset", [1e5, 1e7])
+@pytest.mark.parametrize("kind", [np.asarray, torch.asarray])
+def test_a_common_offset_costs_no_more_digits_than_it_takes_from_the_weights(kind: Any, offset: float) -> None:
+    w = weights() + np.random.default_rng(5).normal(size=(6, 1, 1)) * 1e-3  # clients differ in their means, too
+    moved = w + offset
+    exact = fs.split(moved - offset, n_factors=2)  # the same rounded weights, free of the offset
+    result = fs.split(kind(moved), n_factors=2)
+    np.testing.assert_allclose(result.communality, exact.communality, atol=1e-9)
+    assert not result.fit.dead.any()
+    chunks = [factor.moments(fs.layer_matrix(moved[i : i + 2])) for i in (0, 2, 4)]
+    np.testing.assert_allclose(factor.correlation(chunks[0] + chunks[1] + chunks[2]), exact.fit.correlation, atol=1e-10)
+
+
+def test_a_layer_matrix_given_as_weights_is_sent_to_fa() -> None:
+    labelled = xr.DataArray(weights(), dims=("client", "unit", "weight"))
+    for z in (fs.layer_matrix(labelled), fs.layer_matrix(weights())):
+        with pytest.raises(ValueError, match=r"but got .*fedstat\.fa\.$"):
+            fs.split(z)
+    with pytest.raises(ValueError, match=r"Rename with \.rename"):
+        fs.split(labelled.rename(client="site"))
 
 
 def test_client_chunks_on_any_partition_sum_to_the_stacked_matrix() -> None:

@@ -33,6 +33,13 @@ def test_units_that_tie_with_the_threshold_are_all_shared() -> None:
     assert split.shared(np.array([0.5, 0.5, 0.5, 0.1]), tau=0.5).tolist() == [True, True, True, False]
 
 
+def test_ties_are_ties_up_to_rounding() -> None:
+    nu = 1 + np.array([3e-16, -4e-16, 0, 2e-15, -1e-15, 0])
+    assert split.shared(nu, tau=0.5).all()
+    assert split.shared(nu, tau=split.Absolute(1.0)).all()
+    assert split.shared(np.array([0.5, 0.5 + 1e-9]), tau=0.5).tolist() == [False, True]
+
+
 def test_limits_make_the_whole_layer_personal_or_shared_dead_units_included() -> None:
     nu = np.array([0.9, np.nan, 2.5])
     assert not split.shared(nu, tau=float("inf")).any()

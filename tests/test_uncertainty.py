@@ -53,6 +53,13 @@ def test_a_permutation_replicate_equals_a_refit_on_shuffled_units() -> None:
 
 
 @pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
+def test_replicates_keep_their_digits_under_a_common_offset(draw) -> None:  # type: ignore[no-untyped-def]
+    moved = weights() + 1e6
+    near, far = (draw(client_moments(w), replicates=5, seed=1, n_factors=2) for w in (moved - 1e6, moved))
+    np.testing.assert_allclose(far.communality, near.communality, atol=1e-9)
+
+
+@pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
 def test_replicates_do_not_depend_on_the_chunk_or_the_kind_of_array(draw) -> None:  # type: ignore[no-untyped-def]
     m = client_moments(weights())
     one = draw(m, replicates=7, seed=1, n_factors=2, chunk=1)
@@ -209,3 +216,18 @@ def test_n_factors_leaves_dead_units_out_and_needs_n_for_a_correlation_matrix() 
     assert len(fs.n_factors(z).curves["eigenvalues"]) == 5
     with pytest.raises(ValueError, match="n_obs must be given with a correlation matrix"):
         fs.n_factors(np.eye(4), corr=True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [
+        (fs.bootstrap, "n_starts"),
+        (fs.bootstrap, "rotation"),
+        (fs.bootstrap, "n_perm"),
+        (fs.permutation_test, "n_perm"),
+        (fs.permutation_test, "tau"),
+    ],
+)
+def test_an_argument_that_resampling_does_not_take_is_named_beside_those_it_takes(verb, option: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TypeError, match=rf"^{verb.__name__} takes .*replicates.*n_factors.*, but got {option}$"):
+        verb(weights(), **{option: 2})

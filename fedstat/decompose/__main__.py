@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -63,20 +65,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0, or 2 for bad arguments or input."""
     options = parser().parse_args(argv)
     try:
-        if options.out is not None and options.out.exists() and not options.overwrite:
-            raise ValueError(f"{options.out} exists; pass --overwrite or another --out")
+        check_targets(options.out, options.plot, overwrite=options.overwrite)
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
             results = decompose(options)
-    except ValueError as error:
+        if options.out is not None:
+            save(options, results)
+        if options.plot is not None:
+            draw(options.plot, results)
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.out is not None:
-        save(options, results)
-    if options.plot is not None:
-        draw(options.plot, results)
     return 0
+
+
+def check_targets(out: Path | None, plot: Path | None, *, overwrite: bool) -> None:
+    """Raise ValueError, before any work, if the store or the figure could not be written."""
+    if out is not None and out.exists():
+        if not overwrite:
+            raise ValueError(f"{out} exists; pass --overwrite or another --out")
+        if not (out / "zarr.json").is_file():
+            raise ValueError(f"{out} is no zarr store, and --overwrite replaces nothing else; choose another --out")
+    if plot is not None and plot.is_dir():
+        raise ValueError(f"--plot must be a file, but {plot} is a folder")
+    for option, path in (("--out", out), ("--plot", plot)):
+        if path is None:
+            continue
+        folder = next(p for p in path.resolve().parents if p.exists())
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise ValueError(f"{option} {path} cannot be written: {folder} is no folder that you may write to")
 
 
 def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, BootstrapResult | None]]:
@@ -97,11 +115,18 @@ def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, Boots
 
 
 def save(options: argparse.Namespace, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:
-    """Write ``/split/<layer>`` with the configuration as root attributes."""
+    """Write ``/split/<layer>``, with the configuration as root attributes, to a draft that takes the store's place."""
     config = {k: str(v) if isinstance(v, Path | Absolute) else v for k, v in vars(options).items()}
     tree = xr.DataTree.from_dict({f"/split/{layer}": to_dataset(*pair) for layer, pair in results.items()})
     tree.attrs = {"title": "split of hidden units", "config": json.dumps(config), "fedstat": version("fedstat")}
-    tree.to_zarr(options.out, mode="w", consolidated=False)
+    out = options.out.resolve()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside:
+        draft = Path(beside, "new")
+        tree.to_zarr(draft, mode="w", consolidated=False)
+        if out.exists():
+            out.rename(Path(beside, "old"))
+        draft.rename(out)
     print(f"{options.out}: xarray.open_datatree({str(options.out)!r}, engine='zarr', consolidated=False)")
 
 
@@ -117,6 +142,7 @@ def draw(path: Path, results: dict[str, tuple[SplitResult, BootstrapResult | Non
         communality(drawn or result, ax=row[0]).set_title(f"{layer}: communality")
         scree(result.fit, ax=row[1]).set_title(f"{layer}: eigenvalues")
     figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     print(path)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import pickle
-import zipfile
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -49,8 +48,9 @@ def read_weights(
     Raises
     ------
     ValueError
-        If a file is not what its suffix says, a layer is missing (what there is, is listed), shapes differ between
-        clients (both are named) or there are no sources. Nothing in a file is executed: torch files are read with
+        If a file is not what its suffix says, a layer is missing (what there is, is listed), two weights would be one
+        layer, shapes differ between clients (both are named), a tensor is not dense, there are no sources, or a
+        single source or layer is given bare. Nothing in a file is executed: torch files are read with
         ``weights_only``, NumPy files without pickle.
 
     Examples
@@ -60,6 +60,8 @@ def read_weights(
     >>> read_weights(states)["fc1"]["w"].sizes
     Frozen({'client': 3, 'unit': 4, 'weight': 9})
     """
+    _no_single("sources", sources, (str, Path, Mapping))
+    _no_single("layers", layers, (str,))
     given = list(sources)
     if not given:
         raise ValueError("at least one file or state_dict must be given, one a client, but got none")
@@ -68,10 +70,19 @@ def read_weights(
     wanted = _layers(states[0]) if layers is None else [(_stem(layer), layer) for layer in layers]
     if not wanted:
         raise ValueError(f"{names[0]} holds no weight of at least 2 dims, only {_few(states[0])}")
+    if bad := [stem for stem, n in Counter(stem for stem, _ in wanted).items() if n > 1 or stem in ("", ".", "..")]:
+        keys = [key for stem, key in wanted if stem == bad[0]]
+        raise ValueError(f"every weight needs a layer name of its own, but got {_few(map(repr, keys))}. Rename them.")
     tree = xr.DataTree()
     for stem, layer in wanted:
         tree[stem] = xr.DataTree(_stack(states, names, stem, layer))
     return tree
+
+
+def _no_single(name: str, value: object, kinds: tuple[type, ...]) -> None:
+    if isinstance(value, kinds):
+        one = type(value).__name__
+        raise ValueError(f"{name} must be a list, but got one {one}. Put it in brackets: {name}=[...].")
 
 
 def _stack(states: list[State], names: list[Any], stem: str, layer: str) -> xr.Dataset:
@@ -80,7 +91,7 @@ def _stack(states: list[State], names: list[Any], stem: str, layer: str) -> xr.D
         key = next((k for k in (layer, f"{stem}.weight", stem) if k in state), None)
         if key is None:
             raise ValueError(f"{name} has no layer {layer!r}, only {_few(s for s, _ in _layers(state))}")
-        array = _array(state[key])
+        array = _array(state[key], f"layer {layer!r} of {name}")
         if array.ndim < 2:
             raise ValueError(f"layer {layer!r} of {name} must have dims (unit, weight...), but got shape {array.shape}")
         if arrays and array.shape != arrays[0].shape:
@@ -99,7 +110,7 @@ def _layers(state: State) -> list[tuple[str, str]]:
     return [
         (_stem(k), k)
         for k, v in state.items()
-        if getattr(v, "ndim", 0) >= 2 and not k.endswith("bias") and _array(v).dtype.kind == "f"
+        if getattr(v, "ndim", 0) >= 2 and not k.endswith("bias") and _is_float(v)
     ]
 
 
@@ -131,19 +142,27 @@ def _read(path: Path) -> State:
 def _torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # what a malformed file makes the parser raise is not documented
         raise ValueError(
-            f"{path} could not be read as plain tensors: {str(error).splitlines()[0]}. "
+            f"{path} could not be read as plain tensors: {_reason(error)}. "
             "Save the state_dict alone: torch.save(model.state_dict(), path)."
         ) from error
 
 
 def _npz(path: Path) -> State:
     try:
-        with np.load(path, allow_pickle=False) as data:
+        data = np.load(path, allow_pickle=False)
+        if not isinstance(data, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array without a name. Save with np.savez(path, **state_dict)")
+        with data:
             return {name: data[name] for name in data.files}
-    except (ValueError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} could not be read as plain arrays: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{path} could not be read as plain arrays: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """First line of the message; the kind of error where there is none."""
+    return f"{type(error).__name__}: {error}".removesuffix(": ").removeprefix("ValueError: ").splitlines()[0]
 
 
 def _safetensors(path: Path) -> State:
@@ -154,14 +173,18 @@ def _safetensors(path: Path) -> State:
         if size > len(raw) - 8:
             raise ValueError(f"a header of {size} bytes in a file of {len(raw)}")
         header = json.loads(raw[8 : 8 + size])
+        if not isinstance(header, dict):
+            raise ValueError(f"a header that is a {type(header).__name__}, not an object")
         data = memoryview(raw)[8 + size :]
         return {name: _tensor(data, entry) for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} could not be read as safetensors: {error}") from error
+    except Exception as error:
+        raise ValueError(f"{path} could not be read as safetensors: {_reason(error)}") from error
 
 
 def _tensor(data: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:
     begin, end = entry["data_offsets"]
+    if entry["dtype"] not in _DTYPES:
+        raise ValueError(f"dtype {entry['dtype']} is not among {', '.join(_DTYPES)}")
     dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"]
     if not 0 <= begin <= end <= len(data) or end - begin != prod(shape) * dtype.itemsize:
         raise ValueError(f"offsets {begin}:{end} do not hold {shape} of {entry['dtype']}")
@@ -174,17 +197,28 @@ def _tensor(data: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:
 def _state(content: Any, where: str) -> State:
     if isinstance(content, Mapping):
         inner = next((content[k] for k in _NESTED if isinstance(content.get(k), Mapping)), content)
-        if any(hasattr(v, "ndim") for v in inner.values()):
-            return inner
+        named = {k: v for k, v in inner.items() if isinstance(k, str)}
+        if any(hasattr(v, "ndim") for v in named.values()):
+            return named
     kind = type(content).__name__
     raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
 
 
-def _array(value: Any) -> NDArray[Any]:
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-    return np.asarray(value)
+def _is_float(value: Any) -> bool:
+    return value.is_floating_point() if isinstance(value, torch.Tensor) else np.asarray(value).dtype.kind == "f"
+
+
+def _array(value: Any, where: str) -> NDArray[Any]:
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    if value.layout != torch.strided or value.is_quantized:
+        raise ValueError(
+            f"{where} must be a dense tensor, but got {value.dtype}, {value.layout}. "
+            "Save it with .to_dense() or .dequantize()."
+        )
+    value = value.detach().cpu()
+    known = (torch.float64, torch.float32, torch.float16)
+    return (value.float() if value.is_floating_point() and value.dtype not in known else value).numpy()
 
 
 def _few(names: Iterable[str], most: int = 8) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import reduce
+from operator import add
 from typing import Any, cast
 
 import numpy as np
@@ -64,7 +66,7 @@ def client_sums(weights: Weights) -> tuple[factor.Moments, NDArray[Any]]:
 
 def correlation_of(each: factor.Moments) -> Any:
     """Correlation matrix of moments stacked along the client dim."""
-    return factor.correlation(factor.Moments(each.n.sum(), each.total.sum(0), each.cross.sum(0)))
+    return factor.correlation(reduce(add, (factor.Moments(*one) for one in zip(*each, strict=True))))
 
 
 def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:
@@ -86,6 +88,7 @@ def _flat(weights: Any) -> Any:
     if weights.ndim < 3 or 0 in weights.shape:
         raise ValueError(
             f"weights must be (client, unit, weight...) with at least one of each, but got shape {tuple(weights.shape)}"
+            + (". A matrix (row, unit) goes to fedstat.fa." if weights.ndim == 2 else "")
         )
     return weights.reshape(weights.shape[0], weights.shape[1], -1)
 
@@ -112,7 +115,9 @@ def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
 def need_dims(values: xr.DataArray, *dims: str) -> None:
     """Raise ValueError if a dim is missing."""
     if missing := [d for d in dims if d not in values.dims]:
-        raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. Rename with .rename(...).")
+        matrix = "client" in missing and "row" in values.dims
+        way_out = "Pass the weights themselves, or this matrix to fedstat.fa" if matrix else "Rename with .rename(...)"
+        raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. {way_out}.")
 
 
 def name_bad(m: factor.Moments, units: NDArray[Any], client: Any = None) -> factor.Moments:

@@ -266,19 +266,25 @@ def _analyse(
             f"communality above 1 (Heywood case) in unit(s) {few(units[result.heywood])}. "
             "Lower kappa or n_factors, or pass heywood='bound' or method='minres'."
         )
-    if result.n_factors == int((~result.dead).sum()) and method != "leverage":
+    live = int((~result.dead).sum())
+    if method != "leverage" and (rank := _exhausted(numpy_of(fit.eigenvalues)[: result.n_factors], live)):
         warnings.warn(
-            f"there are as many factors as live units, {result.n_factors}: every communality is 1 and tells nothing. "
-            "Lower kappa or n_factors.",
+            f"there are as many factors as the correlations have rank, {rank} for {live} live units: "
+            "every communality is 1 and tells nothing. Lower kappa or n_factors, or use more rows.",
             UserWarning,
             stacklevel=3,
         )
     if not result.converged:
         warnings.warn(
             f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "
-            f"factors for {int((~result.dead).sum())} units. Lower kappa or n_factors, raise max_iter, use "
+            f"factors for {live} units. Lower kappa or n_factors, raise max_iter, use "
             "method='minres', or see fedstat.stats.split.iteration_stability for whether the split moves too.",
             ConvergenceWarning,
             stacklevel=3,
         )
     return result.rotate(rotation) if rotation is not None else result
+
+
+def _exhausted(leading: NDArray[Any], live: int) -> int | None:
+    """Rank of R if its leading eigenvalues add up to its trace, so that no variance is left; else None."""
+    return None if leading.sum() < live * (1 - 1e-9) else int(np.sum(leading > 1e-10 * leading[0]))

@@ -43,7 +43,7 @@ def bootstrap(
         Of the percentile intervals.
     seed : int
     **options
-        n_factors, method, start, max_iter and tol of :func:`fedstat.fa`.
+        n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`.
 
     Returns
     -------
@@ -53,6 +53,8 @@ def bootstrap(
     ------
     ValueError
         If there are fewer than 2 clients, or as :func:`fedstat.split`.
+    TypeError
+        If an argument is none of these; those that there are, are listed.
 
     Examples
     --------
@@ -63,6 +65,7 @@ def bootstrap(
     >>> result.p_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
+    _known("bootstrap", ("tau", "replicates", "level", "seed", "kappa"), options)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     m, units = client_sums(weights)
     at_hand = split_sums(m, units, tau=tau, kappa=kappa, **options)
@@ -97,6 +100,7 @@ def permutation_test(
     >>> permutation_test(own, n_factors=1, replicates=99).p_value > 0.05
     True
     """
+    _known("permutation_test", ("replicates", "seed", "kappa"), options)
     m, units = client_sums(weights)
     at_hand = split_sums(m, units, tau=0.5, kappa=kappa, **options)
     drawn = _bootstrap.permutation(m, replicates=replicates, seed=seed, kappa=kappa, **options)
@@ -205,6 +209,13 @@ def n_factors(
     live = fit.correlation[np.ix_(~fit.dead, ~fit.dead)]
     numbers, curves = nfactors.compare(live, fit.n_obs, kappa=kappa, draws=draws, quantile=quantile, seed=seed)
     return NFactorsResult(numbers, curves, kappa, fit.n_obs)
+
+
+def _known(verb: str, own: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Raise TypeError for an argument that the replicates do not take, listing those that they do."""
+    fitting = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
+    if unknown := sorted(set(options) - set(fitting)):
+        raise TypeError(f"{verb} takes {', '.join(own + fitting)} after the weights, but got {', '.join(unknown)}")
 
 
 def _row(varied: str, value: str, reference: SplitResult, other: SplitResult) -> dict[str, Any]:

@@ -7,6 +7,8 @@ moments and a permutation re-orders each client's own; the stacked matrix is nev
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,9 +59,13 @@ def reweighted(m: Moments, counts: Array) -> Moments:
     True
     """
     xp = array_namespace(m.cross)
-    k, d = m.total.shape
-    cross = xp.reshape(counts @ xp.reshape(m.cross, (k, d * d)), (-1, d, d))
-    return Moments(counts @ m.n, counts @ m.total, cross)
+    k, d = m.mean.shape
+    rows = counts * m.n
+    n = xp.sum(rows, axis=-1)
+    mean = rows @ m.mean / n[:, None]
+    between = xp.sqrt(rows)[..., None] * (m.mean - mean[:, None, :])
+    within = xp.reshape(counts @ xp.reshape(m.cross, (k, d * d)), (-1, d, d))
+    return Moments(n, mean, within + xp.matrix_transpose(between) @ between)
 
 
 def bootstrap(
@@ -118,18 +124,16 @@ def permutation(
     Replicates
         ``shared`` is at the median of ν.
     """
-    k, d = _clients(m), m.total.shape[-1]
+    k, d = _clients(m), m.mean.shape[-1]
     rng = generator(seed, "permutation")
     xp = array_namespace(m.cross)
     step = _chunk(m, chunk)
 
     def shuffled() -> Moments:
-        total, cross = xp.zeros_like(m.total[0]), xp.zeros_like(m.cross[0])
-        for c in range(k):
-            order = xp.asarray(rng.permutation(d), device=device_of(m.cross))
-            total = total + m.total[c][order]
-            cross = cross + m.cross[c][order][:, order]
-        return Moments(xp.sum(m.n), total, cross)
+        orders = (xp.asarray(rng.permutation(d), device=device_of(m.cross)) for _ in range(k))
+        return reduce(
+            add, (Moments(m.n[c], m.mean[c][order], m.cross[c][order][:, order]) for c, order in enumerate(orders))
+        )
 
     def parts() -> Iterator[Moments]:
         for i in range(0, _check.integer("replicates", replicates), step):
@@ -158,13 +162,13 @@ def _batches(r: Array) -> Iterator[Array]:
 
 
 def _clients(m: Moments) -> int:
-    if m.total.ndim != 2 or m.total.shape[0] < 2:
+    if m.mean.ndim != 2 or m.mean.shape[0] < 2:
         raise ValueError(
-            f"resampling clients needs the moments of at least 2 clients, but got shape {tuple(m.total.shape)}. "
+            f"resampling clients needs the moments of at least 2 clients, but got shape {tuple(m.mean.shape)}. "
             "Stack the moments of single clients."
         )
-    return int(m.total.shape[0])
+    return int(m.mean.shape[0])
 
 
 def _chunk(m: Moments, chunk: int | None) -> int:
-    return _check.integer("chunk", chunk or max(1, 2**23 // m.total.shape[-1] ** 2))
+    return _check.integer("chunk", chunk or max(1, 2**23 // m.mean.shape[-1] ** 2))

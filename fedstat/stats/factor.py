@@ -22,31 +22,36 @@ Start = Literal["pc", "smc"] | Array
 Method = Literal["pa", "minres", "pc", "leverage"]
 METHODS: tuple[Method, ...] = ("pa", "minres", "pc", "leverage")
 
-# A unit whose variance is below this share of its mean square is constant as far as float32 input can tell.
-_DEAD = 1e-14
+# A unit whose variance is below this share of its mean square is constant up to the rounding of float64 means.
+_DEAD = 1e-26
 # A communality is improper when it passes 1 by more than rounding.
 _IMPROPER = 1e-12
 
 
 class Moments(NamedTuple):
-    """Sums that determine the correlation matrix; they add over clients, chunks of clients and hosts.
+    """What determines the correlation matrix; ``+`` joins clients, chunks of clients and hosts without loss of digits.
+
+    Sums about the mean, joined pairwise (Chan, Golub and LeVeque 1983, The American Statistician 37, 242-247).
 
     Attributes
     ----------
     n : array (...,)
         Number of rows summed.
-    total : array (..., unit)
-        Column sums.
+    mean : array (..., unit)
+        Column means; 0 for a unit whose sum is not finite.
     cross : array (..., unit, unit)
-        Cross products ZᵀZ.
+        Cross products about the means, (Z − Z̄)ᵀ(Z − Z̄).
     """
 
     n: Array
-    total: Array
+    mean: Array
     cross: Array
 
     def __add__(self, other: Moments) -> Moments:  # type: ignore[override]
-        return Moments(self.n + other.n, self.total + other.total, self.cross + other.cross)
+        n, a, b = self.n + other.n, self.n[..., None], other.n[..., None]
+        mean = (a * self.mean + b * other.mean) / (a + b)
+        gap = other.mean - self.mean
+        return Moments(n, mean, self.cross + other.cross + (a * b / (a + b) * gap)[..., :, None] * gap[..., None, :])
 
 
 class Fit(NamedTuple):
@@ -84,7 +89,7 @@ class Fit(NamedTuple):
 
 
 def moments(z: Array) -> Moments:
-    """Sums of one block of rows.
+    """Mean and cross products of one block of rows.
 
     Parameters
     ----------
@@ -100,9 +105,12 @@ def moments(z: Array) -> Moments:
     True
     """
     xp = array_namespace(z)
-    z = xp.astype(z, xp.float64)
+    z = xp.astype(z, xp.float64, copy=True)
     n = xp.full(z.shape[:-2], float(z.shape[-2]), dtype=xp.float64, device=device_of(z))
-    return Moments(n, xp.sum(z, axis=-2), xp.matrix_transpose(z) @ z)
+    mean = xp.sum(z, axis=-2) / max(z.shape[-2], 1)
+    mean = xp.where(xp.isfinite(mean), mean, xp.zeros_like(mean))  # what is not finite shows in cross
+    z -= mean[..., None, :]
+    return Moments(n, mean, xp.matrix_transpose(z) @ z)
 
 
 def broken_units(m: Moments) -> list[int]:
@@ -136,20 +144,17 @@ def correlation(m: Moments) -> Array:
             f"a correlation needs at least 2 rows (client, weight), but got {int(xp.min(m.n))}. "
             "Use more clients or a layer with more incoming weights."
         )
-    n = m.n[..., None]
-    square = xp.linalg.diagonal(m.cross)
     if bad := broken_units(m):
         raise ValueError(
             f"the weights hold NaN or infinite values, first in unit(s) {bad[:3]}. "
             "A diverged client is the usual cause: leave it out or lower its learning rate."
         )
-    mean = m.total / n
-    dead = square / n - mean**2 <= _DEAD * square / n
-    cov = m.cross - m.total[..., :, None] * mean[..., None, :]
-    nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(cov))
-    one = xp.asarray(1.0, dtype=xp.float64, device=device_of(cov))
-    scale = 1 / xp.sqrt(xp.where(dead, nan, xp.linalg.diagonal(cov)))
-    r = cov * scale[..., :, None] * scale[..., None, :]
+    square = xp.linalg.diagonal(m.cross)
+    dead = square <= _DEAD * (square + m.n[..., None] * m.mean**2)
+    nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(square))
+    one = xp.asarray(1.0, dtype=xp.float64, device=device_of(square))
+    scale = 1 / xp.sqrt(xp.where(dead, nan, square))
+    r = m.cross * scale[..., :, None] * scale[..., None, :]
     return eigen.with_diagonal(xp, (r + xp.matrix_transpose(r)) / 2, xp.where(dead, nan, one))
 
 

@@ -15,6 +15,9 @@ from fedstat.stats import factor
 
 Array = Any
 
+# Communalities closer than this tie: equal units differ by rounding.
+_TIE = 1e-12
+
 
 @dataclass(frozen=True)
 class Absolute:
@@ -78,7 +81,7 @@ def shared(communality: Array, *, tau: Tau = 0.5) -> Array:
     ----------
     communality : array (..., unit)
     tau : float in (0, 1), inf, -inf or Absolute
-        See :func:`threshold`. Units that tie with the threshold are all shared.
+        See :func:`threshold`. Units that tie with the threshold, up to rounding (1e-12), are all shared.
 
     Returns
     -------
@@ -95,7 +98,7 @@ def shared(communality: Array, *, tau: Tau = 0.5) -> Array:
     xp = array_namespace(communality)
     if isinstance(tau, float) and tau == -math.inf:
         return xp.ones_like(communality, dtype=xp.bool)
-    return communality >= threshold(communality, tau)[..., None]
+    return communality >= threshold(communality, tau)[..., None] - _TIE
 
 
 def auc(communality: Array, truth: Array) -> Array:

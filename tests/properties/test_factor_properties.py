@@ -71,7 +71,7 @@ def test_one_more_dead_unit_changes_no_other(seed: int, method: factor.Method) -
     w = clients(np.random.default_rng(seed))
     nu = communality(np.insert(w, 2, 0.25, axis=1), method)
     assert np.isnan(nu[2])
-    np.testing.assert_allclose(np.delete(nu, 2), communality(w, method), atol=1e-10)
+    np.testing.assert_allclose(np.delete(nu, 2), communality(w, method), atol=1e-7)  # minres stops at 30 steps
 
 
 @given(SEEDS, st.lists(st.floats(0.01, 0.99), min_size=2, max_size=2))
