@@ -9,6 +9,7 @@ from scipy.stats import rankdata
 from fedstat import _check
 from fedstat._random import generator
 from fedstat.stats import factor
+from fedstat.stats.bootstrap import reweighted
 from fedstat.stats.entropy import knn_entropy
 
 Array = NDArray[np.float64]
@@ -109,13 +110,9 @@ def relation(
     fits: list[list[factor.Fit]] = []
     nu_half = np.empty((len(weights), len(ESTIMATORS), len(half), weights.shape[2]))
     for i, w in enumerate(weights):
-        sums = [factor.moments(client.T) for client in w]
-        total, cross = np.stack([m.total for m in sums]), np.stack([m.cross for m in sums])
-
-        def summed(share: Array, total: Array = total, cross: Array = cross, n: int = w.shape[2]) -> factor.Moments:
-            return factor.Moments(share.sum(-1) * n, share @ total, np.tensordot(share, cross, 1))
-
-        whole, parts = factor.correlation(summed(np.ones(len(w)))), factor.correlation(summed(half.astype(float)))
+        each = factor.moments(w.swapaxes(1, 2))
+        whole = factor.correlation(reweighted(each, np.ones((1, len(w)))))[0]
+        parts = factor.correlation(reweighted(each, half.astype(float)))
         fits.append([factor.fit(whole, kappa=kappa, method=m) for m in ESTIMATORS])
         for j, method in enumerate(ESTIMATORS):
             start = np.broadcast_to(fits[i][j].communality, parts.shape[:2])
