@@ -39,7 +39,7 @@ check: lint test  ## what CI runs
 bench: $(READY) ## speed ratios against named peers, one process
 	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s
 
-figures: figures-motivation runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (an hour), MNIST from DATA_DIR
+figures: figures-motivation runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (long), MNIST from DATA_DIR
 	$(BIN)/python paper_figs/fig06.py --scale $(SCALE)
 	$(BIN)/python paper_figs/fig07.py --scale $(SCALE)
 	$(BIN)/python paper_figs/theory_convergence.py --scale $(SCALE)

@@ -259,3 +259,18 @@ def test_numpy_settings_are_taken():
 def test_wrong_input_size_says_what_the_network_wants():
     with pytest.raises(ValueError, match=r"does not take samples of shape \(6,\)"):
         train(dense(), nets.mlp([5, 8, 1]), algorithms.fedavg(), rounds=1)
+
+
+def test_a_wrapped_network_is_the_one_that_is_trained():
+    seen = []
+
+    def by_autograd(net):
+        seen.append(net)
+        return net._replace(accumulate=None)
+
+    plain, wrapped = (
+        train(dense(), NET, a, rounds=2, lr=0.1, batch_size=4)["weights/fc1/w"].values
+        for a in (algorithms.fedavg(), algorithms.fedavg()._replace(wrap=by_autograd))
+    )
+    assert seen == [NET]
+    np.testing.assert_allclose(plain, wrapped, atol=1e-6)

@@ -236,7 +236,8 @@ def _first(params: Params, k: int) -> Params:
 
 def _autograd(net: Net, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float) -> None:
     """``Net.accumulate`` for networks that only know how to go forward."""
-    leaves = {name: p.detach().requires_grad_(name in into) for name, p in params.items()}
+    # .data, not detach(): chunks are views of one tensor, and another thread's step is no change here.
+    leaves = {name: p.data.requires_grad_(name in into) for name, p in params.items()}
     out = net.apply(leaves, x)
     grads = torch.autograd.grad(out, [leaves[name] for name in into], gradient(out.detach().clone()))
     for total, grad in zip(into.values(), grads, strict=True):

@@ -51,7 +51,7 @@ def fedfac(
     warm_start : bool
         Start each round's principal-axis iteration from the last round's communalities, provided that the number of
         factors is the same and that analysis converged without a Heywood case. It stops by the same rule near the
-        same fixed point, in 1 to 4 steps where the principal-component start needs 8 to 16.
+        same fixed point, mostly in 1 to 4 steps where the principal-component start needs 8 to 29 on model (8).
 
     Notes
     -----
