@@ -7,6 +7,7 @@ in which phase and what is added to its loss; everything else is the engine's. H
 - masks that move (dynamic FedFac, FedCAC, random-redrawn): ``resplit``;
 - penalties (FedProx, pFedMe's inner problem): ``Phase.penalty``;
 - phases (FedRep's head then body, FedDecomp's τ then σ): several ``Phase``;
+- fine-tuned models (FedAvg+, FedProx+): ``finetune``;
 - two models, K components or reparametrised layers (Ditto, FedEM, FedDecomp, Factorized-FL, pFedPara): ``wrap``
   turns the network into one with more parameters, which masks and phases then tell apart by name;
 - similarity-weighted servers (FedAMP, FedFomo, Clustered-FL, Factorized-FL): ``mix``.
@@ -14,12 +15,13 @@ in which phase and what is added to its loss; everything else is the engine's. H
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import factor
 
@@ -103,11 +105,16 @@ class Phase(NamedTuple):
         Which parameters move.
     penalty : callable (params, anchor) -> Params, optional
         Gradient of what is added to a client's loss; ``anchor`` are its parameters as downloaded.
+    weigh : callable (net, params, x, y, live) -> Tensor (client, sample, ...), optional
+        Called once before the phase with all training samples of the clients, padded where ``live`` (client, sample)
+        is False. It may change ``params`` in place; what it returns is given, sample by sample, to the gradient of
+        the algorithm's ``loss`` as a fourth argument.
     """
 
     epochs: int | None = None
     trains: Callable[[str], bool] = lambda _: True
     penalty: Callable[[Params, Params], Params] | None = None
+    weigh: Callable[[Net, Params, Tensor, Tensor, Tensor], Tensor] | None = None
 
 
 class Algorithm(NamedTuple):
@@ -128,6 +135,13 @@ class Algorithm(NamedTuple):
     mix : callable (Uploads) -> Tensor (active, active), optional
         Row i holds the weights with which client i averages the shared entries of the active clients; without it
         every client gets the mean weighted by sample numbers.
+    finetune : tuple of Phase
+        Local training that turns what a client has downloaded into the model it predicts with; forgotten after.
+    loss : callable (Loss) -> Loss, optional
+        The loss of the wrapped network.
+    keeps : callable (Net) -> sequence of str, optional
+        Parameters of which ``resplit`` may ever make an entry personal, so that clients' own copies are kept; without
+        it all are. Where there is no ``resplit`` the entries that are personal at the start are kept.
     """
 
     name: str
@@ -137,3 +151,6 @@ class Algorithm(NamedTuple):
     settings: Mapping[str, Any] = {}
     wrap: Callable[[Net], Net] | None = None
     mix: Callable[[Uploads], Tensor] | None = None
+    finetune: tuple[Phase, ...] = ()
+    loss: Callable[[Loss], Loss] | None = None
+    keeps: Callable[[Net], Sequence[str]] | None = None

@@ -1,55 +1,17 @@
-"""Networks written for stacked clients: every parameter has a leading client dimension."""
+"""Multilayer perceptron, with its gradient written by hand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedstat import _check
-
-Params = dict[str, Tensor]
-Gradient = Callable[[Tensor], Tensor]
-
-
-class Net(NamedTuple):
-    """A network as pure functions of stacked parameters.
-
-    Attributes
-    ----------
-    shapes : mapping from "layer.parameter" to tuple of int
-        Shape of one client's parameter. Axis 0 of every parameter of a layer is the layer's hidden units (neurons,
-        output channels), so that one boolean per unit splits the layer.
-    init : callable (numpy Generator) -> dict of Tensor
-        One client's starting parameters, without the client dimension.
-    apply : callable (params, x) -> Tensor
-        ``x`` (client, sample, ...) to outputs (client, sample, output); differentiable.
-    accumulate : callable, optional
-        ``accumulate(params, x, gradient, into, beta, alpha)`` runs the network forward, asks ``gradient`` for the
-        derivative of the loss at the outputs and, for every name in ``into``, sets into ← beta·into + alpha·∂loss.
-        ``into`` may be ``params`` itself: with beta=1, alpha=−lr that is a whole SGD step without a gradient in
-        memory. Networks without it are differentiated by autograd.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    init: Callable[[np.random.Generator], Params]
-    apply: Callable[[Params, Tensor], Tensor]
-    accumulate: Callable[[Params, Tensor, Gradient, Params, float, float], None] | None = None
-
-
-def layer_of(name: str) -> str:
-    """Layer that a parameter belongs to: ``"fc1.weight"`` to ``"fc1"``."""
-    return name.rpartition(".")[0]
-
-
-def layers(net: Net) -> dict[str, int]:
-    """Layers of the network in order, with their numbers of hidden units."""
-    return {layer_of(name): shape[0] for name, shape in net.shapes.items()}
+from fedstat.fl.nets.base import Gradient, Net, Params, layer_of
 
 
 def mlp(sizes: Sequence[int]) -> Net:

@@ -1,0 +1,6 @@
+"""Networks written for stacked clients: every parameter has a leading client dimension."""
+
+from fedstat.fl.nets.base import Gradient, Net, Params, layer_of, layers
+from fedstat.fl.nets.mlp import mlp
+
+__all__ = ["Gradient", "Net", "Params", "layer_of", "layers", "mlp"]
