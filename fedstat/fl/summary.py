@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,10 +38,13 @@ class Grid(NamedTuple):
         One row per finished run, as :func:`row` makes it, with the path of its store: ``path``.
     unfinished : tuple of str
         Paths of the runs that are left out because they have not ended.
+    configs : mapping from label to dict
+        Settings of the first run of each label: those that make its scale hold for all.
     """
 
     table: pd.DataFrame
-    unfinished: tuple[str, ...]
+    unfinished: tuple[str, ...] = ()
+    configs: Mapping[str, dict[str, Any]] = {}
 
 
 def row(run: xr.DataTree) -> dict[str, Any]:
@@ -140,9 +143,10 @@ def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
             raise ValueError(f"{path}: {error}") from None
         configs.append(_config(run))
     table = pd.DataFrame(rows)
-    if rows:
-        same_scale(configs, table["label"].tolist())
-    return Grid(table, tuple(unfinished))
+    labels = [r["label"] for r in rows]
+    same_scale(configs, labels)
+    first = {label: configs[labels.index(label)] for label in dict.fromkeys(labels)}
+    return Grid(table, tuple(unfinished), first)
 
 
 def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
