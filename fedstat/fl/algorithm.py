@@ -127,7 +127,8 @@ class Algorithm(NamedTuple):
         The split before the first round.
     resplit : callable (Uploads) -> Split, optional
         The split after a round's local training; aggregation uses the new one.
-    phases : tuple of Phase
+    phases : tuple of Phase, or callable (Net) -> tuple of Phase
+        A callable where the parameters of a phase depend on the network; :func:`phases_of` gives the tuple.
     wrap : callable (Net) -> Net, optional
         The network that is really trained.
     settings : mapping
@@ -142,15 +143,23 @@ class Algorithm(NamedTuple):
     keeps : callable (Net) -> sequence of str, optional
         Parameters of which ``resplit`` may ever make an entry personal, so that clients' own copies are kept; without
         it all are. Where there is no ``resplit`` the entries that are personal at the start are kept.
+    uploads : callable (Net, Split) -> Mask, optional
+        Entries that a client sends after local training under the round's new split; without it the shared ones.
     """
 
     name: str
     split: Callable[[Start], Split]
     resplit: Callable[[Uploads], Split] | None = None
-    phases: tuple[Phase, ...] = (Phase(),)
+    phases: tuple[Phase, ...] | Callable[[Net], tuple[Phase, ...]] = (Phase(),)
     settings: Mapping[str, Any] = {}
     wrap: Callable[[Net], Net] | None = None
     mix: Callable[[Uploads], Tensor] | None = None
     finetune: tuple[Phase, ...] = ()
     loss: Callable[[Loss], Loss] | None = None
     keeps: Callable[[Net], Sequence[str]] | None = None
+    uploads: Callable[[Net, Split], Mask] | None = None
+
+
+def phases_of(algorithm: Algorithm, net: Net) -> tuple[Phase, ...]:
+    """Phases of local training of this network."""
+    return algorithm.phases(net) if callable(algorithm.phases) else algorithm.phases
