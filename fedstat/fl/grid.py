@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,7 @@ def run_all(
             path.rename(old)  # stays until the new run is whole
         tick = progress(settings, number, len(runs)) if progress else None
         experiment.run(settings, out=path, resume=True, progress=tick, **where)
+        shutil.rmtree(path.with_suffix(".old"), ignore_errors=True)
         yield settings, path, True
 
 
@@ -115,11 +116,6 @@ def name_of(settings: Settings) -> str:
     digest = hashlib.sha256(store.to_json(experiment.about(settings)).encode()).hexdigest()[:8]
     readable = "-".join([settings.data, settings.partition, settings.algorithm, f"seed{settings.seed}"])
     return f"{re.sub(r'[^a-z0-9.+]+', '-', readable.lower())}-{digest}"
-
-
-def without_seed(settings: Settings) -> Settings:
-    """The cell that a run belongs to: its settings but for the seed."""
-    return replace(settings, seed=0)
 
 
 def _finished(path: Path) -> bool:
