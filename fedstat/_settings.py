@@ -39,8 +39,13 @@ def add_arguments(
             nargs="+" if many else None,
             choices=choices.get(field.name),
             metavar=_METAVAR[kind],
-            help=helps[field.name] + ("" if values[0] is None else f" (default {' '.join(map(str, values))})"),
+            help=helps[field.name]
+            + (f" (default {' '.join(map(str, values))})" if values not in ((None,), ()) else ""),
         )
+
+
+def _default(values: tuple[Any, ...]) -> str:
+    return "" if values in ((None,), ()) else f" (default {' '.join(map(str, values))})"
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
@@ -55,7 +60,7 @@ def _kind(hint: Any) -> tuple[type, bool]:
 def given(args: argparse.Namespace, settings: type) -> dict[str, Any]:
     """Settings that were given on the command line."""
     found = {field.name: getattr(args, field.name) for field in fields(settings)}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items() if value is not None}
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if v is not None}
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Command line: ``python -m fedstat.fl --data mnist --partition dirichlet:0.1 --net cnn --algorithm fedfac-dynamic``."""
+"""Command line: ``python -m fedstat.fl --data mnist --net cnn --algorithm fedfac-dynamic``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fedstat import _check, store
 from fedstat import data as datasets
+from fedstat import store
 from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, experiment, grid, nets, report
 from fedstat.fl.experiment import Settings

@@ -88,7 +88,7 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     """
     algorithm = job.algorithm
     clients = by_size(job.train, active(job, state.round))
-    after, optimizer, loss = local_training(job, state, clients, algorithm.phases)
+    after, optimizer, loss = local_training(job, state, clients, job.phases)
     sizes = torch.from_numpy(job.train.sizes[clients]).to(job.device, torch.float32)
     weights = sizes / sizes.sum()
     mean = {name: torch.mv(p.flatten(1).T, weights).view(p.shape[1:]) for name, p in after.items()}

@@ -304,7 +304,7 @@ def _published_split(fed: xr.Dataset, settings: Settings) -> xr.Dataset:
         if settings.samples is not None:
             part = partition.limit(part, samples=max(1, round(share * settings.samples)), seed=settings.seed)
         parts.append(part)
-    both = np.intersect1d(*(part["client"] for part in parts))
+    both = np.intersect1d(parts[0]["client"].to_numpy(), parts[1]["client"].to_numpy())
     fed = xr.concat([part.isel(sample=np.isin(part["client"], both)) for part in parts], "sample")
     split, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
     for c in both if settings.validation else ():

@@ -63,10 +63,10 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
 
 def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
     algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
-    require_known(settings | method, Settings, where)
+    require_known({**settings, **method}, Settings, where)
     used = {k: v for k, v in settings.items() if k not in _OF_METHODS or experiment.takes(k, algorithm)}
-    chosen = used | dict(method)
-    return Settings(**{k: tuple(v) if isinstance(v, list) else v for k, v in chosen.items()})
+    chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
+    return Settings(**chosen)
 
 
 def run_all(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedstat import _random
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Algorithm, Split
+from fedstat.fl.algorithm import Algorithm, Phase, Split
 from fedstat.fl.batches import Rows
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
@@ -65,6 +65,12 @@ class Job:
     def clients(self) -> int:
         """Number of clients."""
         return len(self.train.start) - 1
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Stretches of local training."""
+        phases = self.algorithm.phases
+        return phases(self.net) if callable(phases) else phases
 
     @property
     def splits(self) -> dict[str, Rows]:

@@ -40,11 +40,11 @@ def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.n
     server = State(state.round, {}, {}, state.server, state.split, {})
     clients = by_size(train, np.arange(len(train.start) - 1))
     found = {rule: np.full(len(clients), np.nan, np.float32) for rule in RULES}
-    trained = job.algorithm.finetune or job.algorithm.phases
+    trained = job.algorithm.finetune or job.phases
     ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
         "global": ((), None),
         "finetuned": (trained, None),
-        "local_train": (job.algorithm.phases, state.split.shared),
+        "local_train": (job.phases, state.split.shared),
     }
 
     def work(span: slice) -> None:

@@ -122,9 +122,10 @@ def run_layout(job: Job, rounds: int, checkpoints: Sequence[int], layers: Sequen
         also["validation_accuracy"] = "validation accuracy"
     groups = layout({}, rounds, job.clients, nets.layers(job.net), also)
     metrics = groups["metrics"]
+    ways = {"up": "sent to the server, by all clients", "down": "sent to clients, to all of them"}
     sent = {
-        f"bytes_{way}": Variable(("round",), "float64", attrs={"long_name": f"sent {text}, all clients", "units": "byte"})
-        for way, text in (("up", "to the server"), ("down", "to clients"))
+        f"bytes_{way}": Variable(("round",), "float64", attrs={"long_name": text, "units": "byte"})
+        for way, text in ways.items()
     }
     of_clients = {f"n_{name}": ("client", rows.sizes) for name, rows in job.splits.items()}
     groups["metrics"] = Group(metrics.coords.assign_coords(of_clients), {**metrics.variables, **sent})

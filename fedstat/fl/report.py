@@ -21,16 +21,19 @@ def report(run: xr.DataTree) -> str:
     """A run as text: who trained, accuracy over clients, what was sent, and the split of every layer that is split."""
     config, row, metrics = json.loads(run.attrs["config"]), summary.row(run), run["metrics"].to_dataset()
     n = metrics["n_train"].to_numpy()
-    parts = [
+    who = (
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
-        f"({n.min()} to {n.max()} training samples), {config['participation']:g} of them active in a round",
-        _accuracies(row),
+        f"({n.min()} to {n.max()} training samples), {config['participation']:g} of them active in a round"
+    )
+    cost = (
         f"sent: {row['bytes_up'] / 1e6:.1f} MB up, {row['bytes_down'] / 1e6:.1f} MB down, over all rounds and clients\n"
-        f"time: {row['seconds']:.2f} s a round (median, without evaluation)",
-    ]
-    splits = [text for layer in run["split"].children if (text := _split(run, layer))] if "split" in run.children else []
-    if splits:
-        parts.append("layer          shared   factors   kept their state (last 10 rounds)   converged\n" + "\n".join(splits))
+        f"time: {row['seconds']:.2f} s a round (median, without evaluation)"
+    )
+    parts = [who, _accuracies(row), cost]
+    layers = list(run["split"].children) if "split" in run.children else []
+    if splits := [text for layer in layers if (text := _split(run, layer))]:
+        head = "layer          shared   factors   kept their state (last 10 rounds)   converged"
+        parts.append("\n".join([head, *splits]))
     if "new" in run.children:
         parts.append(_new(run["new"].to_dataset()))
     if "masking" in run.children:
@@ -46,7 +49,10 @@ def _accuracies(row: dict[str, float]) -> str:
         "before": "active clients, as they leave local training",
     }
     lines = [f"  {row[name]:.4f}   {text}" for name, text in what.items() if not math.isnan(row[name])]
-    over = f"  over clients: mean {row['unweighted']:.4f}, standard deviation {row['spread']:.4f}, 10 % quantile {row['q10']:.4f}"
+    over = (
+        f"  over clients: mean {row['unweighted']:.4f}, standard deviation {row['spread']:.4f}, "
+        f"10 % quantile {row['q10']:.4f}"
+    )
     return "\n".join(["test accuracy of the clients' models, weighted by their test samples", *lines, over])
 
 
