@@ -18,6 +18,7 @@ from fedstat import store
 from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, experiment, grid, nets, report
 from fedstat.fl.experiment import Settings
+from fedstat.fl.tune import tune
 from fedstat.stats.factor import METHODS as ESTIMATORS
 
 HELP = {
@@ -77,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
     add("--out", type=Path, metavar="PATH", help="store to write, or folder of a grid (default runs/fl-<time>.zarr)")
     add("--resume", action="store_true", help="go on with the run at --out, if there is one; grids always do")
+    add("--tune", action="store_true", help="with --config: choose Λ, then τ, then κ on validation samples")
     add("--repeat", action="store_true", help="with --config: make runs again that other code has finished")
     add("--quiet", action="store_true", help="no progress bar")
     return cli
@@ -114,7 +116,7 @@ def _where(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _one(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> int:
-    for option in ("scale", "repeat"):
+    for option in ("scale", "tune", "repeat"):
         if getattr(args, option):
             cli.error(f"--{option} needs --config, the file of a grid")
     if args.resume and args.out is None:
@@ -134,6 +136,8 @@ def _grid(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> 
         cli.error(f"--{fixed[0].replace('_', '-')} belongs into {args.config}: a grid takes its settings from the file")
     runs = grid.cells(args.config, scale=args.scale)
     show = not args.quiet and sys.stderr.isatty()
+    if args.tune:
+        return _tune(args, runs, out, _bars if show else None)
     begun, made = time.monotonic(), 0
     for number, (settings, path, new) in enumerate(
         grid.run_all(runs, out, repeat=args.repeat, progress=_bars if show else None, **_where(args)), 1
@@ -144,6 +148,18 @@ def _grid(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> 
             print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {settings.algorithm}, "
                   f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
     print(f"{len(runs)} runs in {out}, {made} of them made now")
+    return 0
+
+
+def _tune(args: argparse.Namespace, runs: list[Settings], out: Path, bars: Any) -> int:
+    candidates = grid.candidates(args.config, scale=args.scale)
+    for label in dict.fromkeys(one.name for one in runs):
+        here = [one for one in runs if one.name == label]
+        seeds = list(dict.fromkeys(one.seed for one in here))
+        for step in tune(here[0], candidates, out, seeds=seeds, progress=bars, **_where(args)):
+            print(
+                f"{label}: {step.name}, {len(seeds)} seeds\n{step.table.round(4).to_string(index=False)}\n", flush=True
+            )
     return 0
 
 

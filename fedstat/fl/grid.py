@@ -26,7 +26,7 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     path : path
         A TOML file: settings of all runs at the top, among them ``seeds``; ``[[dataset]]`` and ``[[method]]`` tables,
         which are crossed; ``[scale.NAME]`` tables, whose settings override all others. A data set's own table may have
-        a table of that name too, which overrides that. Settings that a method has no use for are left out, unless they
+        a table of that name too, which overrides that. ``[tune]`` is for :func:`candidates`. Settings that a method has no use for are left out, unless they
         stand in its own table. A data set can say which ``methods`` it is for, by name.
     scale : str, optional
         Table of ``scale``.
@@ -44,6 +44,7 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     path = Path(path)
     read = read_toml(path)
     scales = read.pop("scale", {})
+    read.pop("tune", None)
     sets, methods = read.pop("dataset", [{}]), read.pop("method", [{}])
     own = scales[_check.choice("scale", scale, scales)] if scale is not None else {}
     common = read | own
@@ -59,6 +60,15 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
                     continue
                 found.append(_cell(settings, method, str(path)))
     return found
+
+
+def candidates(path: str | Path, *, scale: str | None = None) -> dict[str, list[Any]]:
+    """What :func:`fedstat.fl.tune.tune` is to try: the table ``[tune]`` of a grid's file, or ``[tune.SCALE]``."""
+    found = read_toml(Path(path)).get("tune")
+    if not found:
+        raise ValueError(f"--tune needs a table [tune] of candidates, but there is none in {path}")
+    own = found.get(scale) if isinstance(found.get(scale), dict) else {}
+    return {k: v for k, v in {**found, **(own or {})}.items() if not isinstance(v, dict)}
 
 
 def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
