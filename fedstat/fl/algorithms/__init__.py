@@ -11,6 +11,7 @@ from typing import Any
 from fedstat import _check
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.algorithms.fedavg import fedavg
+from fedstat.fl.algorithms.fedem import fedem
 from fedstat.fl.algorithms.fedfac import fedfac
 from fedstat.fl.algorithms.fedper import fedper
 from fedstat.fl.algorithms.fedprox import fedprox
@@ -29,6 +30,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedper": fedper,
     "lg-fedavg": lg_fedavg,
     "fedrep": fedrep,
+    "fedem": fedem,
     "fedsplit": fedsplit,
     "fedfac-static": partial(fedfac, dynamic=False),
     "fedfac-dynamic": partial(fedfac, dynamic=True),
@@ -85,6 +87,7 @@ __all__ = [
     "ALGORITHMS",
     "fedavg",
     "fedavg_plus",
+    "fedem",
     "fedfac",
     "fedper",
     "fedprox",
