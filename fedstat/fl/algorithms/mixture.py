@@ -58,6 +58,7 @@ def mixture(net: Net, components: int) -> Net:
         accumulate=accumulate if net.accumulate else None,
         buffers=all_of(net.buffers),
         unshared=all_of(net.unshared),
+        activations=components * net.activations if net.activations else None,
     )
 
 
@@ -74,6 +75,7 @@ def mixture_loss(inner: Loss) -> Loss:
         value=lambda out, y: -of_class(log_joint(out), y).logsumexp(-1),
         gradient=gradient,
         predict=lambda out: log_joint(out).logsumexp(2).argmax(-1),
+        probability=lambda out: log_joint(out).logsumexp(2).exp(),
     )
 
 
