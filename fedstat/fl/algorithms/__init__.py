@@ -32,12 +32,12 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedrep": fedrep,
     "fedem": fedem,
     "fedsplit": fedsplit,
-    "fedfac-static": partial(fedfac, dynamic=False),
-    "fedfac-dynamic": partial(fedfac, dynamic=True),
+    "fedfac-static": partial(fedfac, dynamic=False, on="weights", warm_start=False),
+    "fedfac-dynamic": partial(fedfac, dynamic=True, pretrain_epochs=None),
     "random": partial(random_split, redrawn=False),
     "random-redrawn": partial(random_split, redrawn=True),
 }
-"""Constructors by the names that runs, grids and tables use."""
+"""Constructors by the names that runs, grids and tables use; what a partial binds is no setting of its method."""
 
 
 def settings_of(name: str) -> list[str]:

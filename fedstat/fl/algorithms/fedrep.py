@@ -14,7 +14,7 @@ def fedrep(*, personal_layers: int = 1, head_epochs: int | None = None, body_epo
 
     Collins, Hassani, Mokhtari and Shakkottai (2021), "Exploiting shared representations for personalized federated
     learning", ICML, Algorithm 1. Up and down: the body. Private: the head, the last ``personal_layers`` layers.
-    ``head_epochs`` None: the run's local epochs; the paper's experiments train 10 on the head, then 1 or 5 on the body.
+    ``head_epochs`` None: the run's local epochs.
     """
     _check.integer("body_epochs", body_epochs)
     epochs = head_epochs if head_epochs is None else _check.integer("head_epochs", head_epochs)
