@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from fedstat.fl import engine
+from fedstat.fl import engine, traffic
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, State, by_size, each_chunk, personal
 from fedstat.fl.local_training import train_chunk
@@ -83,14 +83,17 @@ def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dic
     state : State
     metrics : dict of array
         ``seconds``, wall time of the round without its evaluation; if ``full``, those of :func:`evaluate`; and if the
-        job tracks them, NaN for inactive clients: ``train_loss`` (client,), mean over the batches of the round, and,
+        job tracks them, ``bytes_up`` and ``bytes_down``, over the active clients (:func:`fedstat.fl.traffic.traffic`),
+        and, NaN for inactive clients, ``train_loss`` (client,), mean over the batches of the round, and,
         if ``full``, ``accuracy_before`` (client,): test accuracy of the models as they leave local training.
     """
-    begun = time.perf_counter()
+    begun, before = time.perf_counter(), state.split
     state, done = engine.round_of(job, state)
     seconds = time.perf_counter() - begun
     metrics = {"seconds": np.asarray(seconds)}
     if job.track:
+        up, down = traffic.traffic(job.algorithm, job.net, state.split, before)
+        metrics |= {"bytes_up": np.asarray(up * len(done.clients)), "bytes_down": np.asarray(down * len(done.clients))}
         metrics["train_loss"] = np.full(job.clients, np.nan, np.float32)
         metrics["train_loss"][done.clients] = done.loss.cpu().numpy()
     if full:

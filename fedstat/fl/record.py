@@ -122,8 +122,12 @@ def run_layout(job: Job, rounds: int, checkpoints: Sequence[int], layers: Sequen
         also["validation_accuracy"] = "validation accuracy"
     groups = layout({}, rounds, job.clients, nets.layers(job.net), also)
     metrics = groups["metrics"]
+    sent = {
+        f"bytes_{way}": Variable(("round",), "float64", attrs={"long_name": f"sent {text}, all clients", "units": "byte"})
+        for way, text in (("up", "to the server"), ("down", "to clients"))
+    }
     of_clients = {f"n_{name}": ("client", rows.sizes) for name, rows in job.splits.items()}
-    groups["metrics"] = metrics._replace(coords=metrics.coords.assign_coords(of_clients))
+    groups["metrics"] = Group(metrics.coords.assign_coords(of_clients), {**metrics.variables, **sent})
     return groups | _weights_layout(job, checkpoints, layers)
 
 
