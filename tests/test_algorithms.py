@@ -262,6 +262,7 @@ def dataset():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
     options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "optimizer": optim.adam(0.01)}
+    options["keep_weights"] = []
     whole = train(dataset(), nets.mlp(SIZES), make(name), **options)
 
     def kill(_, count=[0]):  # noqa: B006
@@ -404,6 +405,29 @@ def test_fedem_tells_clients_of_opposite_labels_apart():
 def test_layers_by_name_by_number_and_by_default_are_the_same(layers):
     a, b = (job(named("random", layers=given)) for given in (layers, ["fc1"]))
     assert_equal(run(a, 0).split.shared, run(b, 0).split.shared)
+
+
+def test_shortcuts_are_not_counted_and_stand_beside_their_convolution():
+    net = nets.NETS["resnet8"]((3, 8, 8), 4, width=0.125)
+    assert masks.resolve(net, None) == masks.resolve(net, 7) == ["conv7"]
+    assert masks.resolve(net, (8, "shortcut4")) == ["fc1", "shortcut4"]
+    assert masks.last_layers(net, "global_layers", 3) == ["conv6", "shortcut6", "conv7", "fc1"]
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_convolutions_with_normalisation_train_under_every_method(name, norm):
+    net = nets.NETS["lenet"]((1, 16, 16), 3, width=0.34, norm=norm)
+    settings = {"shared": {"conv2": np.arange(5) < 2}} if name == "fedsplit" else {}
+    data = rows(SAMPLES, 0, features=256)
+    images = Rows(data.x.view(-1, 1, 16, 16), *data[1:])
+    j = replace(job(named(name, **settings), net=net, data=images, batch_size=None, participation=0.5), test=images)
+    state = run(j, 2)
+    before = engine.personal(j, engine.start(j))
+    for parameter, p in engine.personal(j, state).items():
+        assert bool(p.isfinite().all())
+        assert not torch.equal(p, before[parameter])
+    assert np.isfinite(evaluate.evaluate(j, state)["loss"]).all()
 
 
 @pytest.mark.parametrize("name", ["fedfac-static", "fedfac-dynamic", "random", "random-redrawn"])
