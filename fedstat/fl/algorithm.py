@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from fedstat.fl.losses import Loss
-from fedstat.fl.nets import Net, Params
+from fedstat.fl.nets import Net, Params, layer_of, layers
 from fedstat.stats import factor
 
 Mask = dict[str, Tensor]
@@ -103,6 +103,8 @@ class Phase(NamedTuple):
         None: the run's ``local_epochs``.
     trains : callable (name) -> bool
         Which parameters move.
+    layers : callable (Net) -> sequence of str, optional
+        Layers to which that is limited, where they depend on the network: FedRep's head.
     penalty : callable (params, anchor) -> Params, optional
         Gradient of what is added to a client's loss; ``anchor`` are its parameters as downloaded.
     weigh : callable (net, params, x, y, live) -> Tensor (client, sample, ...), optional
@@ -115,6 +117,13 @@ class Phase(NamedTuple):
     trains: Callable[[str], bool] = lambda _: True
     penalty: Callable[[Params, Params], Params] | None = None
     weigh: Callable[[Net, Params, Tensor, Tensor, Tensor], Tensor] | None = None
+    layers: Callable[[Net], Sequence[str]] | None = None
+
+    def moves(self, net: Net) -> list[str]:
+        """Parameters that move in this phase."""
+        among = layers(net) if self.layers is None else self.layers(net)
+        names = (name for name in net.shapes if name not in net.buffers and layer_of(name) in among)
+        return [name for name in names if self.trains(name)]
 
 
 class Algorithm(NamedTuple):
@@ -127,8 +136,7 @@ class Algorithm(NamedTuple):
         The split before the first round.
     resplit : callable (Uploads) -> Split, optional
         The split after a round's local training; aggregation uses the new one.
-    phases : tuple of Phase, or callable (Net) -> tuple of Phase
-        A callable where the parameters of a phase depend on the network; :func:`phases_of` gives the tuple.
+    phases : tuple of Phase
     wrap : callable (Net) -> Net, optional
         The network that is really trained.
     settings : mapping
@@ -150,7 +158,7 @@ class Algorithm(NamedTuple):
     name: str
     split: Callable[[Start], Split]
     resplit: Callable[[Uploads], Split] | None = None
-    phases: tuple[Phase, ...] | Callable[[Net], tuple[Phase, ...]] = (Phase(),)
+    phases: tuple[Phase, ...] = (Phase(),)
     settings: Mapping[str, Any] = {}
     wrap: Callable[[Net], Net] | None = None
     mix: Callable[[Uploads], Tensor] | None = None
@@ -158,8 +166,3 @@ class Algorithm(NamedTuple):
     loss: Callable[[Loss], Loss] | None = None
     keeps: Callable[[Net], Sequence[str]] | None = None
     uploads: Callable[[Net, Split], Mask] | None = None
-
-
-def phases_of(algorithm: Algorithm, net: Net) -> tuple[Phase, ...]:
-    """Phases of local training of this network."""
-    return algorithm.phases(net) if callable(algorithm.phases) else algorithm.phases

@@ -84,7 +84,7 @@ def train_chunk(
     for position, phase in enumerate(phases):
         own = None if phase.weigh is None else _weigh(job, phase, params, clients)
         epochs = job.local_epochs if phase.epochs is None else phase.epochs
-        trained = [name for name in params if name not in job.net.buffers and phase.trains(name)]
+        trained = phase.moves(job.net)
         if not trained or epochs == 0:
             continue
         anchor = {name: p.clone() for name, p in params.items()} if phase.penalty else {}

@@ -33,10 +33,19 @@ def private_layers(net: Net, layers: Sequence[str], device: torch.device) -> Mas
     return units(net, {layer: np.zeros(nets.layers(net)[layer], dtype=bool) for layer in layers}, device)
 
 
+def by_depth(net: Net) -> list[list[str]]:
+    """Layers in the order in which papers count them, each with the shortcut beside it: "shortcut4" beside "conv4"."""
+    every = list(nets.layers(net))
+    beside = {layer.replace("shortcut", "conv"): layer for layer in every if layer.startswith("shortcut")}
+    counted = [layer for layer in every if layer not in beside.values()]
+    return [[layer, beside[layer]] if layer in beside else [layer] for layer in counted]
+
+
 def last_layers(net: Net, name: str, number: int, *, all_too: bool = False) -> list[str]:
     """Names of the last ``number`` layers; ValueError about the argument ``name`` unless some layer is left."""
-    every = list(nets.layers(net))
-    return every[len(every) - _check.integer(name, number, high=len(every) - (not all_too)) :]
+    depths = by_depth(net)
+    _check.integer(name, number, high=len(depths) - (not all_too))
+    return [layer for beside in depths[len(depths) - number :] for layer in beside]
 
 
 def device_of(mask: Mask) -> torch.device:
@@ -77,14 +86,14 @@ def units(net: Net, shared: Mapping[str, Any], device: torch.device, *, weights_
         if (layer := nets.layer_of(name)) in shared:
             given = shared[layer]
             flags = torch.as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given), device=device)
-            stays = name in net.unshared or (weights_only and len(shape) == 1)
+            stays = name in net.unshared or (weights_only and name not in incoming(net, layer))
             mask[name] = (torch.zeros_like(flags) if stays else flags).view(-1, *(1,) * (len(shape) - 1))
     return mask
 
 
 def incoming(net: Net, layer: str) -> list[str]:
-    """Parameters of a layer that hold its units' incoming weights: those with more than one dim."""
-    return [name for name, shape in net.shapes.items() if nets.layer_of(name) == layer and len(shape) > 1]
+    """Parameters of a layer that hold its units' incoming weights: "<layer>.weight", and what else begins so."""
+    return [name for name in net.shapes if name.startswith(f"{layer}.weight")]
 
 
 def of_layers(net: Net, layers: Sequence[str]) -> list[str]:
@@ -109,7 +118,7 @@ def resolve(net: Net, layers: Layers | None) -> list[str]:
     ----------
     net : Net
     layers : str, int or sequence of these, optional
-        Names, or numbers from 1 in the order of ``nets.layers(net)``, as the paper's Λ; None is the last hidden
+        Names, or numbers from 1 as the paper's Λ, which do not count a ResNet's shortcuts; None is the last hidden
         layer, the one before the output layer.
 
     Raises
@@ -124,9 +133,10 @@ def resolve(net: Net, layers: Layers | None) -> list[str]:
     >>> resolve(net, (1, "fc3")), resolve(net, None)
     (['fc1', 'fc3'], ['fc2'])
     """
-    every = list(nets.layers(net))
     given = given_layers(layers)
-    return every[-2:-1] or every if given is None else list(dict.fromkeys(require_layer(net, one) for one in given))
+    if given is None:
+        return by_depth(net)[-2:][0][:1]
+    return list(dict.fromkeys(require_layer(net, layer) for layer in given))
 
 
 def _boolean(flags: Any) -> bool:
@@ -135,16 +145,16 @@ def _boolean(flags: Any) -> bool:
 
 def require_layer(net: Net, layer: str | int) -> str:
     """Return the layer's name, given it or its number from 1, or raise ValueError."""
-    every = list(nets.layers(net))
+    every, counted = list(nets.layers(net)), by_depth(net)
     if layer in every:
         return str(layer)
-    if isinstance(layer, int) and not isinstance(layer, bool) and 1 <= layer <= len(every):
-        return every[layer - 1]
+    if isinstance(layer, int) and not isinstance(layer, bool) and 1 <= layer <= len(counted):
+        return counted[layer - 1][0]
     near = get_close_matches(str(layer), every, n=2, cutoff=0.4)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
     raise ValueError(
         f"layers to split must be among {every}, but got {layer!r}. They may also be given by number, "
-        f"1 to {len(every)}.{hint}"
+        f"1 to {len(counted)}.{hint}"
     )
 
 

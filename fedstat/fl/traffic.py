@@ -29,12 +29,13 @@ def traffic(algorithm: Algorithm, net: Net, split: Split, previous: Split) -> tu
         FedFac: the layers of Λ whole, as its analysis reads all units before it is known which are shared).
     down : int
         The round's result: the entries that the new split shares, and for every layer whose split moved one bit per
-        unit, in whole bytes. One download a participation; that of the common start, the same for every method, and
-        what a transport adds or compresses are not counted.
+        unit, in whole bytes.
 
     Notes
     -----
-    Where the mask differs between clients their mean is taken, rounded to a byte.
+    One download a participation. What precedes round 1 is not counted: the common start, the same for every method,
+    and static FedFac's one upload of the layers of Λ; nor what a transport adds or compresses. Where the mask differs
+    between clients their mean is taken, rounded to a byte.
 
     Examples
     --------

@@ -11,6 +11,7 @@ from typing import Any
 from fedstat import _check
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.algorithms.fedavg import fedavg
+from fedstat.fl.algorithms.fedem import fedem
 from fedstat.fl.algorithms.fedfac import fedfac
 from fedstat.fl.algorithms.fedper import fedper
 from fedstat.fl.algorithms.fedprox import fedprox
@@ -29,13 +30,14 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     "fedper": fedper,
     "lg-fedavg": lg_fedavg,
     "fedrep": fedrep,
+    "fedem": fedem,
     "fedsplit": fedsplit,
-    "fedfac-static": partial(fedfac, dynamic=False),
-    "fedfac-dynamic": partial(fedfac, dynamic=True),
+    "fedfac-static": partial(fedfac, dynamic=False, on="weights", warm_start=False),
+    "fedfac-dynamic": partial(fedfac, dynamic=True, pretrain_epochs=None),
     "random": partial(random_split, redrawn=False),
     "random-redrawn": partial(random_split, redrawn=True),
 }
-"""Constructors by the names that runs, grids and tables use."""
+"""Constructors by the names that runs, grids and tables use; what a partial binds is no setting of its method."""
 
 
 def settings_of(name: str) -> list[str]:
@@ -85,6 +87,7 @@ __all__ = [
     "ALGORITHMS",
     "fedavg",
     "fedavg_plus",
+    "fedem",
     "fedfac",
     "fedper",
     "fedprox",

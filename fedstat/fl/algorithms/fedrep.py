@@ -14,16 +14,18 @@ def fedrep(*, personal_layers: int = 1, head_epochs: int | None = None, body_epo
 
     Collins, Hassani, Mokhtari and Shakkottai (2021), "Exploiting shared representations for personalized federated
     learning", ICML, Algorithm 1. Up and down: the body. Private: the head, the last ``personal_layers`` layers.
-    ``head_epochs`` None: the run's local epochs; the paper's experiments train 10 on the head, then 1 or 5 on the body.
+    ``head_epochs`` None: the run's local epochs.
     """
     _check.integer("body_epochs", body_epochs)
     epochs = head_epochs if head_epochs is None else _check.integer("head_epochs", head_epochs)
 
-    def phases(net: Net) -> tuple[Phase, ...]:
-        head = masks.last_layers(net, "personal_layers", personal_layers)
-        at_head = lambda name: nets.layer_of(name) in head  # noqa: E731
-        return Phase(epochs, at_head), Phase(body_epochs, lambda name: not at_head(name))
+    def head(net: Net) -> list[str]:
+        return masks.last_layers(net, "personal_layers", personal_layers)
+
+    def body(net: Net) -> list[str]:
+        return [layer for layer in nets.layers(net) if layer not in head(net)]
 
     settings = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
     split = fedper(personal_layers=personal_layers).split
+    phases = (Phase(epochs, layers=head), Phase(body_epochs, layers=body))
     return Algorithm("fedrep", split, phases=phases, settings=settings)
