@@ -1,6 +1,7 @@
 """Networks written for stacked clients: every parameter has a leading client dimension."""
 
 from fedstat.fl.nets.base import Gradient, Net, Params, layer_of, layers
+from fedstat.fl.nets.lstm import lstm
 from fedstat.fl.nets.mlp import mlp
 
-__all__ = ["Gradient", "Net", "Params", "layer_of", "layers", "mlp"]
+__all__ = ["Gradient", "Net", "Params", "layer_of", "layers", "lstm", "mlp"]
