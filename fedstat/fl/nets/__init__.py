@@ -2,6 +2,7 @@
 
 from fedstat.fl.nets.base import Gradient, Net, Params, layer_of, layers
 from fedstat.fl.nets.images import cnn, lenet, resnet8, resnet10, resnet18
+from fedstat.fl.nets.lstm import lstm
 from fedstat.fl.nets.mlp import mlp
 from fedstat.fl.nets.table import NETS, named
 
@@ -14,6 +15,7 @@ __all__ = [
     "layer_of",
     "layers",
     "lenet",
+    "lstm",
     "mlp",
     "named",
     "resnet8",

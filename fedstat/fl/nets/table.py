@@ -9,6 +9,7 @@ from typing import Any
 from fedstat import _check
 from fedstat.fl.nets import images
 from fedstat.fl.nets.base import Net
+from fedstat.fl.nets.lstm import lstm
 from fedstat.fl.nets.mlp import mlp
 
 
@@ -26,6 +27,7 @@ NETS: dict[str, Callable[..., Net]] = {
     "resnet8": images.resnet8,
     "resnet10": images.resnet10,
     "resnet18": images.resnet18,
+    "lstm": lstm,
 }
 
 
