@@ -5,7 +5,7 @@ python analysis/table2.py --runs runs/fedfac-quick --out runs/tables/table2
 
 from __future__ import annotations
 
-from fedstat.fl import report, tables
+from fedstat.fl import show, tables
 
 if __name__ == "__main__":
-    print(report.command(__doc__, {"": tables.accuracy, "-mixed": tables.interaction}))
+    print(show.command(__doc__, {"": tables.accuracy, "-mixed": tables.interaction}))

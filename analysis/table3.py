@@ -5,7 +5,7 @@ python analysis/table3.py --runs runs/fedfac-quick --out runs/tables/table3
 
 from __future__ import annotations
 
-from fedstat.fl import report, tables
+from fedstat.fl import show, tables
 
 if __name__ == "__main__":
-    print(report.command(__doc__, {"": tables.newcomers}))
+    print(show.command(__doc__, {"": tables.newcomers}))

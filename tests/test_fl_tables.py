@@ -16,7 +16,7 @@ from fl_stores import grid, write
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from fedstat.fl import report, summary
+from fedstat.fl import show, summary
 from fedstat.store import open_run
 
 ROOT = Path(__file__).parents[1]
@@ -167,14 +167,14 @@ def test_every_paper_value_is_in_range_and_of_a_known_method():
         for values in table.values():
             assert all(0 < x < (13 if name == "table7" else 1) for x in values.values())
             if name in ("table2", "table7"):
-                assert set(values) <= set(report.METHODS)
+                assert set(values) <= set(show.METHODS)
     assert [len(t) for t in tables.values()] == [8, 3, 3, 3, 3, 8, 8]
 
 
 def test_runs_are_selected_by_their_settings(runs):
     found = COLLECT(runs)
-    assert set(report.select(found, ["method=fedavg"]).table["method"]) == {"fedavg"}
+    assert set(show.select(found, ["method=fedavg"]).table["method"]) == {"fedavg"}
     with pytest.raises(ValueError, match="no finished run is left"):
-        report.select(found, ["seed=9"])
+        show.select(found, ["seed=9"])
     with pytest.raises(ValueError, match="Did you mean 'kappa'"):
-        report.select(found, ["kapa=0.5"])
+        show.select(found, ["kapa=0.5"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.fl.report import METHODS, Table, interval, labels, number, plus_minus, published
+from fedstat.fl.show import METHODS, Table, interval, labels, number, plus_minus, published
 from fedstat.fl.summary import Grid
 from fedstat.fl.tables import SE, Paper, compared, line, mean_over_clients, p_text, source, together
 from fedstat.stats import compare

@@ -22,9 +22,9 @@ RULES = ("best10", "last10", "validated")
 """Ways to pick the rounds that a run is judged by."""
 
 SCALE = (
-    "scale", "data", "partition", "clients", "samples", "net", "width", "norm", "rounds", "participation",
-    "local_epochs", "batch_size", "optimizer", "lr", "server_lr", "optimizer_state", "validation", "new_share",
-    "evaluate_every",
+    "scale", "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
+    "norm", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr", "optimizer_state",
+    "evaluate_every", "precision",
 )  # fmt: skip
 """Settings that runs of one label must have in common to be compared."""
 

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fedstat.fl import report, summary
-from fedstat.fl.report import METHODS, Table, interval, labels, number, ordered, plus_minus, published
+from fedstat.fl import show, summary
+from fedstat.fl.show import METHODS, Table, interval, labels, number, ordered, plus_minus, published
 from fedstat.fl.summary import Grid
 from fedstat.stats import compare
 from fedstat.store import open_run
@@ -83,7 +83,7 @@ def interaction(grid: Grid, _: Paper, args: Namespace) -> Table:
     notes.append("t tests with N − seeds − (terms − 1) degrees of freedom; p not adjusted")
     table = pd.concat(values) if values else pd.DataFrame()
     title = f"Mixed model {args.rule} ~ method * setting + (1 | seed)"
-    return Table(title, table, blocks, (*notes, *report.origin(grid)))
+    return Table(title, table, blocks, (*notes, *show.origin(grid)))
 
 
 def newcomers(grid: Grid, paper: Paper, args: Namespace) -> Table:
@@ -228,15 +228,15 @@ def _not_run(grid: Grid, paper: Paper, name: str) -> list[str]:
         run = set(grid.table.loc[grid.table["label"] == label, "method"])
         if missing := [METHODS.get(m, m) for m in wanted if m not in run]:
             notes.append(f"{label}: not run: {', '.join(missing)}")
-    ours = {report.plain(label) for label in labels(grid)}
-    if absent := [label for label in theirs if report.plain(label) not in ours]:
+    ours = {show.plain(label) for label in labels(grid)}
+    if absent := [label for label in theirs if show.plain(label) not in ours]:
         notes.append(f"the paper's settings that were not run: {'; '.join(absent)}")
     return notes
 
 
 def source(grid: Grid, paper: Paper) -> list[str]:
     """Where the paper's values and the runs come from."""
-    return [f"paper: reference values at the paper's own scale, {paper.get('source', '')}", *report.origin(grid)]
+    return [f"paper: reference values at the paper's own scale, {paper.get('source', '')}", *show.origin(grid)]
 
 
 _RULES = {

@@ -1,6 +1,24 @@
 """Networks written for stacked clients: every parameter has a leading client dimension."""
 
 from fedstat.fl.nets.base import Gradient, Net, Params, layer_of, layers
+from fedstat.fl.nets.images import cnn, lenet, resnet8, resnet10, resnet18
+from fedstat.fl.nets.lstm import lstm
 from fedstat.fl.nets.mlp import mlp
+from fedstat.fl.nets.table import NETS, named
 
-__all__ = ["Gradient", "Net", "Params", "layer_of", "layers", "mlp"]
+__all__ = [
+    "NETS",
+    "Gradient",
+    "Net",
+    "Params",
+    "cnn",
+    "layer_of",
+    "layers",
+    "lenet",
+    "lstm",
+    "mlp",
+    "named",
+    "resnet8",
+    "resnet10",
+    "resnet18",
+]

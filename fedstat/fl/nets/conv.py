@@ -1,0 +1,206 @@
+"""What image networks are built of: convolutions, normalisation and dense layers of stacked clients.
+
+Between layers the activations of k clients are one tensor (sample, client·channel, row, column), so that ReLU, pooling,
+group and batch normalisation are torch's own functions, whatever k is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedstat import _check
+from fedstat.fl.nets.base import Net, Params
+
+Norm = Literal["group", "batch"]
+Way = Literal["auto", "loop", "grouped", "unfold"]
+Run = Callable[[str, Tensor], Tensor]
+EPS, MOMENTUM = 1e-5, 0.1
+
+
+class Layer(NamedTuple):
+    """A convolution, or a dense layer where ``kernel`` is 0.
+
+    Attributes
+    ----------
+    inputs, outputs : int
+        Channels, or features of a dense layer.
+    kernel : int
+        Rows and columns of the kernel.
+    stride, padding : int
+    norm : {"group", "batch"}, optional
+        Normalisation of the outputs; such a layer has no bias, ``shift`` takes its place.
+    """
+
+    inputs: int
+    outputs: int
+    kernel: int = 0
+    stride: int = 1
+    padding: int = 0
+    norm: Norm | None = None
+
+
+def assemble(
+    layers: Mapping[str, Layer],
+    forward: Callable[[Run, Tensor], Tensor],
+    *,
+    convolution: Way = "auto",
+    statistics: Literal["shared", "local"] = "shared",
+) -> Net:
+    """Network of named layers.
+
+    Parameters
+    ----------
+    layers : mapping from name to Layer
+        The output layer last.
+    forward : callable (run, h) -> Tensor (client, sample, output)
+        ``run(name, h)`` sends activations through a layer; what stands between layers is ``forward``'s own.
+        A convolution takes and gives (sample, client·channel, row, column), a dense layer takes this or
+        (client, sample, feature) and gives (client, sample, output).
+    convolution : {"auto", "loop", "grouped", "unfold"}, default "auto"
+        How clients' convolutions are computed: client by client, as one grouped convolution, or as one matrix product
+        of unfolded inputs. See :func:`choose`.
+    statistics : {"shared", "local"}, default "shared"
+        Whether running statistics of batch normalisation are averaged by the server or stay with their client.
+    """
+    _check.choice("convolution", convolution, ("auto", "loop", "grouped", "unfold"))
+    _check.choice("statistics", statistics, ("shared", "local"))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, layer in layers.items():
+        shapes |= {f"{name}.{kind}": shape for kind, shape in _shapes(layer).items()}
+    buffers = tuple(name for name in shapes if name.endswith((".running_mean", ".running_var")))
+
+    def init(rng: np.random.Generator) -> Params:
+        start: Params = {}
+        for name, shape in shapes.items():
+            layer, kind = name.split(".")
+            if kind in ("weight", "bias"):
+                bound = 1 / math.sqrt(math.prod(shapes[f"{layer}.weight"][1:]))
+                start[name] = torch.from_numpy(rng.uniform(-bound, bound, shape)).float()
+            else:
+                start[name] = torch.full(shape, 1.0 if kind in ("scale", "running_var") else 0.0)
+        return start
+
+    def together(params: Params, x: Tensor, live: Tensor | None, unfold: bool) -> Tensor:
+        k = len(x)
+        real = None if live is None or bool(live.all()) else live
+
+        def run(name: str, h: Tensor) -> Tensor:
+            layer = layers[name]
+            if not layer.kernel:
+                return _dense(params, name, h, k)
+            h = convolve(h, params[f"{name}.weight"], params.get(f"{name}.bias"), layer.stride, layer.padding, unfold)
+            if layer.norm == "group":
+                scale, shift = params[f"{name}.scale"].flatten(), params[f"{name}.shift"].flatten()
+                h = functional.group_norm(h, k * groups_of(layer.outputs), scale, shift, EPS)
+            elif layer.norm == "batch":
+                h = batch_norm(params, name, h, live is not None, real)
+            return h
+
+        return forward(run, _fold(x.to(next(iter(params.values())).dtype)))
+
+    def apply(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        way = choose(x) if convolution == "auto" else convolution
+        if len(x) == 1 or way != "loop":
+            return together(params, x, live, way == "unfold")
+        parts = {name: p.split(1) for name, p in params.items()}
+        return torch.cat(
+            [
+                together({name: p[c] for name, p in parts.items()}, x[c : c + 1], _one(live, c), unfold=False)
+                for c in range(len(x))
+            ]
+        )
+
+    return Net(shapes, init, apply, buffers=buffers, unshared=buffers if statistics == "local" else ())
+
+
+def choose(x: Tensor) -> Way:
+    """Way to compute the convolutions of inputs x (client, sample, ...) where none is asked for."""
+    return "loop" if x.device.type == "cpu" else "grouped"
+
+
+def groups_of(channels: int) -> int:
+    """Groups of group normalisation: 8, or the largest power of two below that divides the channels."""
+    return math.gcd(channels, 8)
+
+
+def convolve(
+    h: Tensor, weight: Tensor, bias: Tensor | None, stride: int = 1, padding: int = 0, unfold: bool = False
+) -> Tensor:
+    """Convolve (sample, client·channel, row, column) with kernels (client, output, channel, row, column)."""
+    k, outputs, inputs = weight.shape[:3]
+    size = weight.shape[3:]
+    flat = None if bias is None else bias.flatten()
+    if k == 1 or not unfold:
+        return functional.conv2d(h, weight.flatten(0, 1), flat, stride, padding, groups=k)
+    n = len(h)
+    rows, cols = ((s + 2 * padding - r) // stride + 1 for s, r in zip(h.shape[2:], size, strict=True))
+    seen = functional.unfold(h, tuple(size), padding=padding, stride=stride)
+    seen = seen.view(n, k, inputs * size.numel(), rows * cols).permute(1, 2, 0, 3).flatten(2)
+    out = torch.bmm(weight.flatten(2), seen).view(k * outputs, n, rows, cols).transpose(0, 1)
+    return out if flat is None else out + flat.view(-1, 1, 1)
+
+
+def batch_norm(params: Params, name: str, h: Tensor, training: bool, real: Tensor | None) -> Tensor:
+    """Normalise each channel of each client, and in training move its running statistics in place.
+
+    Parameters
+    ----------
+    h : Tensor (sample, client·channel, row, column)
+    training : bool
+        Whether the statistics are those of this batch (Ioffe & Szegedy 2015) or the running ones.
+    real : bool Tensor (client, sample), optional
+        Samples that are not padding; None if all are.
+    """
+    scale, shift = params[f"{name}.scale"].flatten(), params[f"{name}.shift"].flatten()
+    # .data: these are views of one tensor of all clients, and another client's update is no change of this one.
+    mean, var = (params[f"{name}.{kind}"].data for kind in ("running_mean", "running_var"))
+    if real is None or not training:
+        if training and h[:, 0].numel() == 1:  # torch refuses: one value has no unbiased variance
+            real = torch.ones(len(mean), 1, dtype=torch.bool, device=h.device)
+        else:
+            return functional.batch_norm(h, mean.view(-1), var.view(-1), scale, shift, training, MOMENTUM, EPS)
+    k, channels = mean.shape
+    weight = real.T.to(h.dtype).repeat_interleave(channels, 1)[:, :, None, None]
+    count = real.sum(1).mul(h.shape[2] * h.shape[3]).to(h.dtype).repeat_interleave(channels)
+    centre = (h * weight).sum((0, 2, 3)) / count
+    away = h - centre[:, None, None]
+    spread = (away.square() * weight).sum((0, 2, 3)) / count
+    with torch.no_grad():
+        mean.lerp_(centre.detach().view(k, channels), MOMENTUM)
+        var.lerp_((spread.detach() * count / (count - 1).clamp(min=1)).view(k, channels), MOMENTUM)
+    return away * (scale / (spread + EPS).sqrt())[:, None, None] + shift[:, None, None]
+
+
+def _shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
+    """Shapes of one client's parameters, by kind."""
+    window = (layer.kernel, layer.kernel) if layer.kernel else ()
+    found: dict[str, tuple[int, ...]] = {"weight": (layer.outputs, layer.inputs, *window)}
+    kinds = {None: ("bias",), "group": ("scale", "shift"), "batch": ("scale", "shift", "running_mean", "running_var")}
+    return found | dict.fromkeys(kinds[layer.norm], (layer.outputs,))
+
+
+def _dense(params: Params, name: str, h: Tensor, k: int) -> Tensor:
+    if h.ndim == 4:
+        h = h.reshape(len(h), k, -1).transpose(0, 1)
+    return torch.baddbmm(params[f"{name}.bias"].unsqueeze(1), h, params[f"{name}.weight"].mT)
+
+
+def _fold(x: Tensor) -> Tensor:
+    """Inputs (client, sample, channel, row, column) as (sample, client·channel, row, column)."""
+    if len(x) == 1:
+        # Channels last in memory, by strides: to contiguous() one channel is both. So pooling took a sixteenth and the
+        # first convolution an eighth of the time (28×28, batch of 50, one thread).
+        n, channels, rows, columns = x.shape[1:]
+        return x[0].movedim(1, -1).flatten(1).view(n, rows, columns, channels).movedim(-1, 1)
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def _one(live: Tensor | None, c: int) -> Tensor | None:
+    return None if live is None else live[c : c + 1]

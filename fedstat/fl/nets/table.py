@@ -1,0 +1,69 @@
+"""The networks by name, as a command line or a grid of settings asks for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedstat import _check
+from fedstat.fl.nets import images
+from fedstat.fl.nets.base import Net
+from fedstat.fl.nets.lstm import lstm
+from fedstat.fl.nets.mlp import mlp
+
+
+def _mlp(sample: Sequence[int], outputs: int, *, hidden: Sequence[int] = (200,), width: float = 1.0) -> Net:
+    size = 1
+    for s in sample:
+        size *= s
+    return mlp([size, *(images.scaled(h, width) for h in hidden), outputs])
+
+
+NETS: dict[str, Callable[..., Net]] = {
+    "mlp": _mlp,
+    "lenet": images.lenet,
+    "cnn": images.cnn,
+    "resnet8": images.resnet8,
+    "resnet10": images.resnet10,
+    "resnet18": images.resnet18,
+    "lstm": lstm,
+}
+
+
+def named(name: str, sample: Sequence[int], outputs: int, **options: Any) -> Net:
+    """Network of that name for samples of that shape.
+
+    Parameters
+    ----------
+    name : str
+        A key of ``NETS``.
+    sample : sequence of int
+        Shape of one sample: (channel, row, column) of an image, (character,) of a text, any for "mlp".
+    outputs : int
+        Classes; 1 for a binary classifier.
+    **options
+        Such as ``width`` and ``norm``; those that the network takes.
+
+    Raises
+    ------
+    ValueError
+        If the name or an option is unknown (the nearest are offered), or the network does not take such samples.
+
+    Examples
+    --------
+    >>> list(named("lenet", (1, 28, 28), 62, width=2).shapes.items())[0]
+    ('conv1.weight', (12, 1, 5, 5))
+    """
+    make = NETS[_check.choice("net", name, NETS)]
+    known = _options(make)
+    for option in options:
+        _check.choice(f"an option of {name}", option, known)
+    return make(tuple(sample), outputs, **options)
+
+
+def _options(make: Callable[..., Net]) -> list[str]:
+    """Names of a constructor's keyword arguments, those that it passes on among them."""
+    kinds = inspect.signature(make).parameters.values()
+    own = [p.name for p in kinds if p.kind is p.KEYWORD_ONLY]
+    return own + (["convolution", "statistics"] if any(p.kind is p.VAR_KEYWORD for p in kinds) else [])

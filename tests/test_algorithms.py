@@ -1,0 +1,574 @@
+"""Every algorithm of the table: equal to a plain per-client loop, true to its mask, and right in its limits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+import xarray as xr
+
+from fedstat import _random
+from fedstat.fl import algorithms, batches, engine, evaluate, losses, masks, nets, optim, train
+from fedstat.fl.algorithm import Split, Start
+from fedstat.fl.algorithms import ALGORITHMS, named
+from fedstat.fl.algorithms.fedfac import _flags
+from fedstat.fl.batches import Rows
+from fedstat.fl.traffic import traffic
+from fedstat.stats import factor, split
+from fedstat.stats.split import Absolute
+
+SIZES = [6, 10, 3]
+SAMPLES = [23, 7, 30, 1, 16, 16]
+FLAGS = np.arange(10) % 3 == 0
+CPU = torch.device("cpu")
+
+# What a method is made with here, besides its name.
+SETTINGS = {
+    "fedprox": {"mu": 0.7},
+    "fedavg+": {"epochs": 1},
+    "fedprox+": {"mu": 0.7, "epochs": 3},
+    "fedrep": {"head_epochs": 3},
+    "fedsplit": {"shared": {1: FLAGS}},
+    "fedfac-static": {"kappa": 0.7},
+    "fedfac-dynamic": {"kappa": 0.7, "warm_start": False},
+}
+ENTRIES = {"fc1": 70, "fc2": 33}  # 6·10 + 10, 10·3 + 3
+
+
+def make(name):
+    return named(name, **SETTINGS.get(name, {}))
+
+
+def rows(sizes, seed, *, classes=3, features=6):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(sum(sizes), features))
+    y = (x[:, 0] + rng.normal(size=len(x)) > 0) + (x[:, 1] > 0.5).astype(int) if classes > 2 else x[:, 0] > 0
+    return Rows(torch.from_numpy(x).float(), torch.from_numpy(y.astype(int)), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def job(algorithm, *, net=None, data=None, sizes=SAMPLES, **options):
+    net = nets.mlp(SIZES) if net is None else net
+    loss = losses.for_outputs([*net.shapes.values()][-1][0])
+    settings = {"local_epochs": 2, "batch_size": 5, "seed": 4, "optimizer": optim.sgd(0.1)} | options
+    return engine.Job(
+        rows(sizes, 0) if data is None else data,
+        rows([12] * len(sizes), 1),
+        algorithm.wrap(net) if algorithm.wrap else net,
+        algorithm,
+        algorithm.loss(loss) if algorithm.loss else loss,
+        **settings,
+    )
+
+
+def run(j, rounds=3):
+    state = engine.start(j)
+    for _ in range(rounds):
+        state = engine.step(j, state)
+    return state
+
+
+def models(j, rounds=3):
+    return engine.personal(j, run(j, rounds))
+
+
+def assert_equal(a, b):
+    for name, p in a.items():
+        assert torch.equal(p, b[name]), name
+
+
+# --- the plain loop
+
+
+def everywhere(**shared):
+    """Split by layer, the same in all rounds."""
+    return lambda trained, _: {n: np.asarray(shared.get(nets.layer_of(n), True)) for n in trained}
+
+
+def of_units(flags):
+    return {"fc1.weight": flags[:, None], "fc1.bias": flags, "fc2.weight": np.True_, "fc2.bias": np.True_}
+
+
+def analysed(weights):
+    r = np.corrcoef(np.concatenate([w.astype(float).T for w in weights]), rowvar=False)
+    return of_units(split.shared(factor.fit(r, kappa=0.7).communality))
+
+
+def pretrained(j, sgd):
+    """Static FedFac's split, from clients that trained alone."""
+
+    @cache
+    def found():
+        trained = []
+        for c in range(j.clients):
+            net = plain_loop.module(SIZES)
+            net.load_state_dict(j.net.init(_random.generator(j.seed, "start")))
+            rng, (x, y) = _random.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
+            plain_loop.train_client(net, x, y, sgd, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
+            trained.append(net.fc1.weight.detach().numpy())
+        return analysed(trained)
+
+    return lambda *_: found()
+
+
+def drawn(j, number):
+    flags = np.zeros(10, bool)
+    flags[_random.generator(j.seed, "random split", "fc1", number).permutation(10)[:5]] = True
+    return of_units(flags)
+
+
+def half_square(mu):
+    return lambda now, anchor: sum(mu / 2 * (now[n] - anchor[n]).square().sum() for n in now)
+
+
+def plain(name, j, optimizer, rounds):
+    """The method in words of the plain loop."""
+    everything, prox = {"shared": everywhere()}, {"penalty": half_square(0.7)}
+    head, body = lambda n: n.startswith("fc2"), lambda n: n.startswith("fc1")
+    ways = {
+        "local": lambda: {"shared": everywhere(fc1=False, fc2=False)},
+        "fedavg": lambda: everything,
+        "fedprox": lambda: everything | {"phases": (prox,)},
+        "fedavg+": lambda: everything | {"finetune": ({"epochs": 1},)},
+        "fedprox+": lambda: everything | {"phases": (prox,), "finetune": ({"epochs": 3},)},
+        "fedper": lambda: {"shared": everywhere(fc2=False)},
+        "lg-fedavg": lambda: {"shared": everywhere(fc1=False)},
+        "fedrep": lambda: {
+            "shared": everywhere(fc2=False),
+            "phases": ({"epochs": 3, "trains": head}, {"epochs": 1, "trains": body}),
+        },
+        "fedsplit": lambda: {"shared": lambda *_: of_units(FLAGS)},
+        "fedfac-static": lambda: {"shared": pretrained(j, optimizer)},
+        "fedfac-dynamic": lambda: {"shared": lambda trained, _: analysed(trained["fc1.weight"])},
+        "random": lambda: {"shared": lambda *_: drawn(j, -1)},
+        "random-redrawn": lambda: {"shared": lambda _, number: drawn(j, number)},
+    }
+    if name == "fedem":
+        return plain_loop.run_fedem(j, SIZES, optimizer, rounds=rounds, components=3)
+    return plain_loop.run(j, SIZES, optimizer, rounds=rounds, **ways[name]())
+
+
+OPTIMIZERS = {
+    "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1), {"participation": 0.7}),
+    "adam": (optim.adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01), {"batch_size": None}),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stacked_equals_the_plain_loop(name, optimizer):
+    stacked, one, options = OPTIMIZERS[optimizer]
+    j = job(make(name), optimizer=stacked, client_chunk=4, **options)
+    state = run(j, 4)
+    mine = engine.personal(j, state)
+    theirs, accuracy = plain(name, j, one, 4)
+    for c, model in enumerate(theirs):
+        assert set(model) == set(mine)
+        for parameter, p in model.items():
+            torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+
+
+# --- what every method has to keep
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_shared_entries_are_everybodys_and_personal_entries_ones_own(name):
+    j = job(make(name))
+    state = run(j)
+    for parameter, p in engine.personal(j, state).items():
+        shared = state.split.shared[parameter].expand(p.shape[1:])
+        assert torch.equal(p[:, shared], p[:1, shared].expand_as(p[:, shared]))
+        own = p[:, ~shared]
+        assert own.shape[1] == 0 or (own != own[:1]).any(0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_who_is_not_active_keeps_the_own_and_gets_the_shared(name):
+    j = job(make(name), participation=0.5)
+    old = run(j, 2)
+    new = engine.step(j, old)
+    idle = np.setdiff1d(np.arange(j.clients), engine.active(j, 2))
+    assert 0 < len(idle) < j.clients
+    before, after = engine.personal(j, old), engine.personal(j, new)
+    for parameter, p in after.items():
+        shared, was = (s.split.shared[parameter].expand(p.shape[1:]) for s in (new, old))
+        stays = ~shared & ~was
+        assert torch.equal(p[idle][:, stays], before[parameter][idle][:, stays])
+        assert torch.equal(p[idle][:, shared], new.server[parameter][shared].expand(len(idle), -1))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_order_of_clients_does_not_matter(name):
+    order = [3, 0, 5, 2, 4, 1]
+    data = rows(SAMPLES, 0)
+    parts = [plain_loop.samples(data, c) for c in order]
+    start = np.concatenate([[0], np.cumsum([len(y) for _, y in parts])])
+    moved = Rows(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), start)
+    # Whole batches: what a client draws is named by its number.
+    a, b = (models(job(make(name), data=d, batch_size=None)) for d in (data, moved))
+    for parameter, p in a.items():
+        torch.testing.assert_close(b[parameter], p[order], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_runs_repeat_bit_by_bit(name):
+    j = job(make(name), participation=0.7, threads=2, client_chunk=2)
+    assert_equal(models(j), models(j))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_client_with_one_sample_and_one_with_one_class(name):
+    data = rows([1, 9, 20], 0)
+    data.y[1:10] = 2
+    j = job(make(name), data=data, sizes=[1, 9, 20])
+    state = run(j)
+    assert all(bool(p.isfinite().all()) for p in engine.personal(j, state).values())
+    scores = evaluate.evaluate(j, state)
+    assert np.isfinite(scores["loss"]).all()
+    assert ((scores["accuracy"] >= 0) & (scores["accuracy"] <= 1)).all()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_no_algorithm_shares_stays_local(name):
+    net = nets.mlp(SIZES)._replace(unshared=("fc1.bias", "fc2.bias"))
+    j = job(make(name), net=net)
+    state = run(j)
+    own = engine.personal(j, state)
+    for parameter in j.net.unshared:
+        assert own[parameter].unique(dim=0).shape[0] == j.clients
+        assert not state.split.shared[parameter].any()
+    plain = run(job(make(name)), 0).split.shared  # all else is as it was
+    for parameter, mask in run(j, 0).split.shared.items():
+        assert parameter in j.net.unshared or torch.equal(mask, plain[parameter])
+
+
+def dataset():
+    data, held = rows(SAMPLES, 0), rows([5] * len(SAMPLES), 1)
+    client = np.concatenate([np.repeat(np.arange(len(SAMPLES)), np.diff(d.start)) for d in (data, held)])
+    return xr.Dataset(
+        {
+            "x": (("sample", "feature"), torch.cat([data.x, held.x]).numpy()),
+            "y": ("sample", torch.cat([data.y, held.y]).numpy()),
+        },
+        {"client": ("sample", client), "split": ("sample", ["train"] * len(data.y) + ["test"] * len(held.y))},
+    )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
+    options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "optimizer": optim.adam(0.01)}
+    options["keep_weights"] = []
+    whole = train(dataset(), nets.mlp(SIZES), make(name), **options)
+
+    def kill(_, count=[0]):  # noqa: B006
+        count[0] += 1
+        if count[0] == 3:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset(), nets.mlp(SIZES), make(name), out=out, progress=kill, **options)
+    again = train(dataset(), nets.mlp(SIZES), make(name), out=out, resume=True, **options)
+    for group in whole.groups:
+        for variable, values in whole[group].data_vars.items():
+            if variable != "seconds":
+                np.testing.assert_array_equal(values, again[group][variable], err_msg=f"{group}/{variable}")
+
+
+# --- limiting cases, exact
+
+
+def unprefixed(params):
+    return {n.removeprefix("component1_"): p for n, p in params.items() if n != "mixture.weight"}
+
+
+LIMITS = {
+    "fedprox, μ = 0": (lambda: algorithms.fedprox(mu=0), algorithms.fedavg),
+    "fedavg+ without epochs": (lambda: algorithms.fedavg_plus(epochs=0), algorithms.fedavg),
+    "fedem with one component": (lambda: algorithms.fedem(components=1), algorithms.fedavg),
+    "lg-fedavg, all layers global": (lambda: algorithms.lg_fedavg(global_layers=2), algorithms.fedavg),
+    "fedfac-dynamic, τ = −∞": (lambda: algorithms.fedfac(tau=-math.inf), algorithms.fedavg),
+    "fedfac-static, τ = −∞": (lambda: algorithms.fedfac(tau=-math.inf, dynamic=False), algorithms.fedavg),
+    "fedfac-dynamic, τ = ∞ at the head": (lambda: algorithms.fedfac("fc2", tau=math.inf), algorithms.fedper),
+    "fedfac-static, τ = ∞ at the head": (lambda: algorithms.fedfac(2, tau=math.inf, dynamic=False), algorithms.fedper),
+    "fedfac, τ = ∞ below the head": (lambda: algorithms.fedfac(1, tau=math.inf), algorithms.lg_fedavg),
+    "fedfac, τ = ∞ everywhere": (lambda: algorithms.fedfac((1, 2), tau=math.inf), algorithms.local),
+    "random, all shared": (lambda: algorithms.random_split(share=1.0, redrawn=True), algorithms.fedavg),
+    "fedsplit of nothing": (lambda: algorithms.fedsplit({}), algorithms.fedavg),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_hold_to_the_bit(limit):
+    a, b = (job(method(), participation=0.7) for method in LIMITS[limit])
+    one, other = run(a), run(b)
+    assert_equal(unprefixed(engine.personal(a, one)), engine.personal(b, other))
+    np.testing.assert_array_equal(evaluate.evaluate(a, one)["accuracy"], evaluate.evaluate(b, other)["accuracy"])
+
+
+def test_a_large_penalty_holds_clients_where_they_were():
+    start = engine.start(job(algorithms.fedprox()))
+    moved = [models(job(algorithms.fedprox(mu=mu), optimizer=optim.sgd(0.02)), 1) for mu in (0, 1, 10)]
+    far = [sum(float((p[0] - start.server[n]).norm()) for n, p in params.items()) for params in moved]
+    assert far[0] > far[1] > far[2]
+
+
+def test_fine_tuning_is_forgotten_and_changes_the_scores():
+    plus, bare = job(algorithms.fedavg_plus(epochs=5)), job(algorithms.fedavg())
+    a, b = run(plus), run(bare)
+    assert_equal(engine.personal(plus, a), engine.personal(bare, b))
+    scores = evaluate.evaluate(plus, a)["loss"]
+    assert (scores != evaluate.evaluate(bare, b)["loss"]).all()
+    np.testing.assert_array_equal(scores, evaluate.evaluate(plus, a)["loss"])
+
+
+# --- FedEM
+
+
+def mixed(seed=0, components=3):
+    """A FedEM job with components far enough apart, its parameters, and one client's samples as NumPy sees them."""
+    j = job(algorithms.fedem(components=components))
+    rng = np.random.default_rng(seed)
+    params = {n: torch.from_numpy(rng.normal(size=(j.clients, *s))).float() for n, s in j.net.shapes.items()}
+    params["mixture.weight"] = torch.from_numpy(rng.dirichlet(np.ones(components), j.clients)).float()
+    return j, params
+
+
+def by_hand(params, c, x, components=3):
+    """π_k and the components' class probabilities (component, sample, class) of client c, in float64."""
+    p = {n: q[c].double().numpy() for n, q in params.items()}
+    found = []
+    for k in range(1, components + 1):
+        h = np.maximum(x @ p[f"component{k}_fc1.weight"].T + p[f"component{k}_fc1.bias"], 0)
+        z = np.exp(h @ p[f"component{k}_fc2.weight"].T + p[f"component{k}_fc2.bias"])
+        found.append(z / z.sum(1, keepdims=True))
+    return p["mixture.weight"], np.stack(found)
+
+
+def test_fedem_takes_the_em_step_and_never_lowers_the_likelihood():
+    j, params = mixed()
+    clients = np.array([2, 0, 4, 1, 3])
+    at, live = batches.whole(j.train, clients)
+    chunk = {n: p[clients].clone() for n, p in params.items()}
+    r = j.algorithm.phases[0].weigh(j.net, chunk, j.train.x[at], j.train.y[at], live)
+    for i, c in enumerate(clients):
+        x, y = (t.numpy() for t in plain_loop.samples(j.train, c))
+        pi, p = by_hand(params, c, x.astype(float))
+        joint = pi[:, None] * p[:, np.arange(len(y)), y]
+        np.testing.assert_allclose(r[i, : len(y)].T, joint / joint.sum(0), atol=1e-5)
+        new = chunk["mixture.weight"][i].double().numpy()
+        np.testing.assert_allclose(new, (joint / joint.sum(0)).mean(1), atol=1e-5)
+        before, after = (np.log(w @ p[:, np.arange(len(y)), y]).sum() for w in (pi, new))
+        assert after >= before - 1e-4
+
+
+def test_fedem_predicts_with_the_mixture_of_probabilities():
+    j, params = mixed(1)
+    x = j.test.x.view(j.clients, 12, -1)
+    out = j.net.apply(params, x)
+    for c in range(j.clients):
+        pi, p = by_hand(params, c, x[c].double().numpy())
+        mixture = np.tensordot(pi, p, 1)
+        assert (j.loss.predict(out)[c].numpy() == mixture.argmax(1)).all()
+        y = j.test.y.view(j.clients, 12)
+        np.testing.assert_allclose(j.loss.value(out, y)[c], -np.log(mixture[np.arange(12), y[c]]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(j.loss.probability(out)[c], mixture, atol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", [3, 1])
+def test_fedem_by_hand_and_by_autograd_agree(outputs):
+    data = rows(SAMPLES, 0, classes=outputs)
+    j = job(algorithms.fedem(), net=nets.mlp([6, 10, outputs]), data=data, optimizer=optim.adam(0.01))
+    a, b = models(j), models(replace(j, net=j.net._replace(accumulate=None)))
+    for name, p in a.items():
+        torch.testing.assert_close(p, b[name], atol=1e-5, rtol=1e-5)
+
+
+def test_fedem_tells_clients_of_opposite_labels_apart():
+    data = rows([60] * 6, 0, classes=2)
+    data.y[180:] = 1 - data.y[180:]
+    j = job(algorithms.fedem(components=2), net=nets.mlp([6, 10, 1]), data=data, sizes=[60] * 6, local_epochs=5)
+    pi = models(j, 25)["mixture.weight"].numpy()
+    assert np.ptp(pi[:3, 0]) < 0.2 > np.ptp(pi[3:, 0])
+    assert abs(pi[:3, 0].mean() - pi[3:, 0].mean()) > 0.5
+
+
+# --- Λ, the published code's variant, units that stay
+
+
+@pytest.mark.parametrize("layers", ["fc1", 1, (1,), ["fc1", 1], None])
+def test_layers_by_name_by_number_and_by_default_are_the_same(layers):
+    a, b = (job(named("random", layers=given)) for given in (layers, ["fc1"]))
+    assert_equal(run(a, 0).split.shared, run(b, 0).split.shared)
+
+
+def test_shortcuts_are_not_counted_and_stand_beside_their_convolution():
+    net = nets.NETS["resnet8"]((3, 8, 8), 4, width=0.125)
+    assert masks.resolve(net, None) == masks.resolve(net, 7) == ["conv7"]
+    assert masks.resolve(net, (8, "shortcut4")) == ["fc1", "shortcut4"]
+    assert masks.last_layers(net, "global_layers", 3) == ["conv6", "shortcut6", "conv7", "fc1"]
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_convolutions_with_normalisation_train_under_every_method(name, norm):
+    net = nets.NETS["lenet"]((1, 16, 16), 3, width=0.34, norm=norm)
+    settings = {"shared": {"conv2": np.arange(5) < 2}} if name == "fedsplit" else {}
+    data = rows(SAMPLES, 0, features=256)
+    images = Rows(data.x.view(-1, 1, 16, 16), *data[1:])
+    j = replace(job(named(name, **settings), net=net, data=images, batch_size=None, participation=0.5), test=images)
+    state = run(j, 2)
+    before = engine.personal(j, engine.start(j))
+    for parameter, p in engine.personal(j, state).items():
+        assert bool(p.isfinite().all())
+        assert not torch.equal(p, before[parameter])
+    assert np.isfinite(evaluate.evaluate(j, state)["loss"]).all()
+
+
+@pytest.mark.parametrize("name", ["fedfac-static", "fedfac-dynamic", "random", "random-redrawn"])
+@pytest.mark.parametrize("layer", [0, 3, -1, "conv1", True])
+def test_layers_outside_the_net_are_refused_with_those_it_has(name, layer):
+    with pytest.raises(ValueError, match=rf"among \['fc1', 'fc2'\], but got {layer!r}.*number, 1 to 2"):
+        run(job(named(name, layers=layer)), 1)
+
+
+def test_the_codes_variant_splits_at_the_mean_leverage_and_shares_weights_only():
+    j = job(algorithms.fedfac(variant="code", kappa=0.7), local_epochs=4)
+    state = run(j)
+    shared = state.split.shared
+    assert not shared["fc1.bias"].any()
+    assert shared["fc2.bias"].all()
+    nu = state.split.fits["fc1"].communality
+    assert (masks.shared_units(j.net, shared, "fc1").numpy() == (nu >= nu.mean())).all()
+    assert 0 < shared["fc1.weight"].sum() < 10
+
+
+def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
+    w = torch.from_numpy(np.random.default_rng(2).normal(size=(6, 10, 6))).float()
+    fields = (np.array(SAMPLES), 0, CPU, lambda _: {"fc1.weight": w, "fc2.weight": w[:, :3].mT})
+    given = algorithms.fedfac(variant="code", dynamic=False).split(Start(nets.mlp(SIZES), *fields))
+    values, vectors = np.linalg.eigh(np.corrcoef(np.concatenate([c.double().numpy().T for c in w]), rowvar=False))
+    share = np.cumsum(values[::-1]) / values.sum()
+    nu = (vectors[:, ::-1][:, : int((share < 0.85).sum())] ** 2).sum(1)
+    np.testing.assert_array_equal(given.shared["fc1.weight"].flatten().numpy(), nu >= nu.mean())
+
+
+def test_tau_mean_goes_with_every_estimator_and_dead_units_stay_out_of_it():
+    j = job(algorithms.fedfac(tau="mean", dynamic=False))
+    fit = run(j, 0).split.fits["fc1"]
+    dead = fit.communality.copy()
+    dead[0] = np.nan
+    assert (_flags(dead, "mean") == split.shared(dead, tau=Absolute(float(np.nanmean(dead))))).all()
+    assert not _flags(dead, "mean")[0]
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if make(name).resplit])
+def test_only_what_a_method_keeps_ever_turns_personal(name):
+    algorithm = make(name)
+    kept = algorithm.keeps(nets.mlp(SIZES))
+    assert kept == ["fc1.weight", "fc1.bias"]
+    for t in range(4):
+        shared = run(job(algorithm), t).split.shared
+        assert all(n in kept for n, mask in shared.items() if not mask.all())
+
+
+# --- bytes
+
+
+BYTES = {
+    "local": (0, 0),
+    "fedavg": (412, 412),  # 4·(70 + 33)
+    "fedprox": (412, 412),
+    "fedavg+": (412, 412),
+    "fedprox+": (412, 412),
+    "fedper": (280, 280),  # fc1: 4·70
+    "lg-fedavg": (132, 132),  # fc2: 4·33
+    "fedrep": (280, 280),
+    "fedem": (1236, 1236),  # 3·412
+    "fedsplit": (244, 244),  # 4 units of 7 entries, and fc2: 4·(28 + 33)
+    "fedfac-static": (272, 272),  # 5 units
+    "fedfac-dynamic": (412, 272),  # the analysis reads all units
+    "random": (272, 272),
+    "random-redrawn": (272, 272),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_bytes_are_those_of_a_count_by_hand(name):
+    j = job(make(name))
+    old = engine.start(j)
+    for _ in range(3):
+        new = engine.step(j, old)
+        up, down = BYTES[name]
+        if name in ("fedfac-dynamic", "random-redrawn"):
+            was, is_ = (masks.shared_units(j.net, s.split.shared, "fc1") for s in (old, new))
+            down += 2 * (not torch.equal(was, is_))  # 10 units: 10 bits, 2 bytes
+        assert traffic(j.algorithm, j.net, new.split, old.split) == (up, down)
+        old = new
+
+
+def test_the_codes_variant_never_sends_a_bias_of_a_split_layer():
+    j = job(algorithms.fedfac(variant="code", tau=0.5))
+    old = engine.start(j)
+    new = engine.step(j, old)
+    assert traffic(j.algorithm, j.net, new.split, new.split) == (4 * (60 + 33), 4 * (5 * 6 + 33))
+
+
+def test_masks_of_single_clients_count_by_their_mean():
+    net = nets.mlp([6, 10, 3])
+    mask = masks.everything(net, CPU) | {"fc1.weight": torch.tensor([True, False, False, False]).view(4, 1, 1)}
+    assert traffic(algorithms.fedavg(), net, Split(mask), Split(mask))[0] == 4 * (60 / 4 + 10 + 33)
+
+
+# --- the table
+
+
+def test_an_unknown_algorithm_is_answered_with_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"algorithm must be one of 'local'.*but got 'fedfac_dynamic'.*'fedfac-dynamic'"
+    ):
+        named("fedfac_dynamic")
+
+
+def test_a_setting_that_a_method_does_not_take_is_answered_with_those_it_takes():
+    with pytest.raises(ValueError, match=r"fedprox takes mu, but got 'nu'\. Did you mean 'mu'"):
+        named("fedprox", nu=1)
+    with pytest.raises(ValueError, match="fedavg takes no settings, but got 'mu'"):
+        named("fedavg", mu=1)
+    with pytest.raises(ValueError, match="but got 'dynamic'"):
+        named("fedfac-static", dynamic=True)
+    with pytest.raises(ValueError, match="fedsplit needs shared"):
+        named("fedsplit")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_names_in_the_table_are_names_of_runs(name):
+    assert make(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("fedprox", {"mu": -1}, "mu must be a finite number"),
+        ("fedprox+", {"epochs": -1}, "epochs must be an integer >= 0"),
+        ("fedper", {"personal_layers": 2}, "personal_layers must be an integer from 1 to 1, but got 2"),
+        ("fedper", {"personal_layers": 0}, "personal_layers must be an integer from 1 to 1"),
+        ("lg-fedavg", {"global_layers": 3}, "global_layers must be an integer from 1 to 2, but got 3"),
+        ("fedrep", {"head_epochs": 0}, "head_epochs must be an integer >= 1"),
+        ("fedem", {"components": 0}, "components must be an integer >= 1"),
+        ("fedfac-dynamic", {"tau": 1.5}, "tau must be a finite number"),
+        ("fedfac-dynamic", {"tau": "median"}, "tau must be a finite number"),
+        ("fedfac-static", {"kappa": 0}, "kappa must be a finite number"),
+        ("fedfac-static", {"variant": "cod"}, "variant must be one of 'paper', 'code'.*Did you mean 'code'"),
+        ("random", {"share": 2}, "share must be a finite number"),
+        ("random", {"layers": []}, "at least one layer"),
+    ],
+)
+def test_bad_settings_are_named(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        run(job(named(name, **settings)), 0)
