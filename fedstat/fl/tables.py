@@ -45,7 +45,8 @@ def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
     said = [
         f"{rule}: {_RULES[rule]}; {SE}", *together(grid, reference),
         *(f"{name}: {_RULES[name]}" for name in beside),
-        "optimism: best10 − validated; before: active clients' models before aggregation, last 10 rounds",
+        "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
+        "before: active clients' models as they leave local training, last 10 rounds",
     ]  # fmt: skip
     return Table(
         f"Table 2. Test accuracy, compared with {METHODS.get(reference, reference)}",
@@ -157,7 +158,7 @@ def together(grid: Grid, reference: str) -> list[str]:
     return [
         f"difference: from {compared_with}, paired over seeds; p: paired t tests, Holm",
         "[95 %]: for all rows of a block together (Bonferroni)",
-        f"the exact sign-flip p (in the CSV) cannot fall below {2.0 ** (1 - n):g} with {n} seeds",
+        *([f"the exact sign-flip p (in the CSV) cannot fall below {2.0 ** (1 - n):g} with {n} seeds"] if n > 1 else []),
     ]
 
 
