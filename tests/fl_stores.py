@@ -144,9 +144,8 @@ def grid(folder: Path, *, seeds: int = 3, methods: tuple[str, ...] = tuple(GAIN)
         for method in methods:
             for seed in range(seeds):
                 path = folder / f"{partition.replace(':', '-')}-{method}-{seed}.zarr"
-                settings = (
-                    {"layers": ["conv1"], "kappa": 0.85, "tau": "0.5", "estimator": "pa"} if "fac" in method else {}
-                )
+                split = {"layers": ["conv1"], "kappa": 0.85, "tau": "0.5", "estimator": "pa"}
+                settings = split if "fac" in method or method == "random" else {}
                 masking = options.get("masking", False) and "fedfac" in method
                 write(
                     path, label=label, partition=partition, algorithm=method, seed=seed,

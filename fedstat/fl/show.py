@@ -54,6 +54,12 @@ class Table(NamedTuple):
         notes = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in self.notes]
         return "\n\n".join([*parts, "\n".join(notes)])
 
+    def write(self, name: Path) -> None:
+        """Write ``name.csv``, all numbers, and ``name.md``, what is shown."""
+        name.parent.mkdir(parents=True, exist_ok=True)
+        self.values.to_csv(f"{name}.csv", index=False, float_format="%.6g")
+        Path(f"{name}.md").write_text(self.markdown(), encoding="utf-8")
+
     def markdown(self) -> str:
         """Table as Markdown."""
         parts = [f"## {self.title}"]
@@ -108,9 +114,7 @@ def command(
     if not made:
         cli.error("; ".join(missing))
     for suffix, table in made.items() if args.out is not None else ():
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        table.values.to_csv(f"{args.out}{suffix}.csv", index=False, float_format="%.6g")
-        Path(f"{args.out}{suffix}.md").write_text(table.markdown(), encoding="utf-8")
+        table.write(Path(f"{args.out}{suffix}"))
     return "\n\n\n".join([*(table.text() for table in made.values()), *missing])
 
 

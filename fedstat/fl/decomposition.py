@@ -1,0 +1,301 @@
+"""What the decomposition means on real data: is a split stable, certain, agreed on, and better than chance?"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from fedstat.fl import nets
+from fedstat.fl.show import METHODS, Table, caption, interval, number, plus_minus
+from fedstat.fl.summary import Grid
+from fedstat.labelled import bootstrap, fa, permutation_test
+from fedstat.labelled.coerce import client_sums, correlation_of
+from fedstat.results import ConvergenceWarning
+from fedstat.stats import compare, factor
+from fedstat.stats.split import adjusted_rand, same_state
+from fedstat.store import open_run
+
+KAPPAS, TAUS = (0.5, 0.75, 0.85, 0.9, 0.95), (0.25, 0.5, 0.75)
+KAPPA = 0.85
+LAST = 5
+"""Rounds at the end over which the share of stable units is averaged."""
+
+ANALYSED = ("local", "fedfac-static", "fedfac-dynamic")
+"""Methods whose runs are analysed: those under which clients' weights of a hidden layer differ."""
+
+
+def states(run: xr.DataTree) -> pd.DataFrame:
+    """Does the split of a run settle? One row per layer that has shared and personal units.
+
+    Returns
+    -------
+    DataFrame
+        ``layer``; ``share``, of units shared after the last round; ``stable``, share of units that keep their state
+        from one round to the next, mean over the last 5; ``agreement``, adjusted Rand index of the split half-way with
+        the last one; ``n_factors`` in the last round; ``converged``, share of the rounds' analyses that converged, NaN
+        where none was made.
+    """
+    rows = []
+    for layer, node in (run["split"].children if "split" in run.children else {}).items():
+        shared = node["shared"].to_numpy()
+        if not 0 < shared[-1].mean() < 1:
+            continue
+        made = np.isfinite(node["communality"].to_numpy()).any(axis=-1)
+        rows.append(
+            {
+                "layer": layer,
+                "share": shared[-1].mean(),
+                "stable": same_state(shared[1:], shared[:-1])[-LAST:].mean() if len(shared) > 1 else np.nan,
+                "agreement": float(adjusted_rand(shared[len(shared) // 2], shared[-1])),
+                "n_factors": int(node["n_factors"].to_numpy()[-1]) if made[-1] else np.nan,
+                "converged": node["converged"].to_numpy()[made].mean() if made.any() else np.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def hidden_weights(run: xr.DataTree) -> dict[str, xr.DataArray]:
+    """Last weights of the hidden layers in which clients differ: layer to (client, unit, weight)."""
+    shapes = json.loads(run.attrs["config"]).get("shapes", {})
+    last = nets.layer_of(list(shapes)[-1]) if shapes else None
+    found: dict[str, xr.DataArray] = {}
+    for layer, node in (run["weights"].children if "weights" in run.children else {}).items():
+        if layer != last and "w" in node and node.sizes["client"] > 1:
+            w = xr.DataArray(node["w"]).isel(checkpoint=-1).load()
+            if bool((w != w.isel(client=0)).any()):
+                found[str(layer)] = w
+    return found
+
+
+def variants(weights: xr.DataArray, *, kappas: Sequence[float] = KAPPAS, taus: Sequence[float] = TAUS) -> pd.DataFrame:
+    """Splits of one layer by every estimator at several κ and τ, against the paper's estimator.
+
+    Parameters
+    ----------
+    weights : DataArray (client, unit, weight)
+    kappas, taus : sequence of float
+
+    Returns
+    -------
+    DataFrame
+        ``estimator``, ``kappa``, ``tau``; ``ari``, adjusted Rand index with principal axis at the same κ and τ;
+        ``ari_kappa``, with principal axis at κ = 0.85 and the same τ; ``units``, those with a communality;
+        ``n_factors``; ``converged``; ``heywood``, the number of communalities above 1. Non-convergence, and as many
+        factors as units (every communality is 1 then, and tells nothing), are columns and no warnings.
+    """
+    m, _ = client_sums(weights)
+    r = correlation_of(m)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fits = {
+            (e, k): fa(r, corr=True, kappa=k, method=e)
+            for e, k in product(factor.METHODS, dict.fromkeys((*kappas, KAPPA)))
+        }
+        rows = []
+        for e, k, t in product(factor.METHODS, kappas, taus):
+            fit, shared = fits[e, k], fits[e, k].split(tau=t).shared
+            rows.append(
+                {
+                    "estimator": e,
+                    "kappa": k,
+                    "tau": t,
+                    "ari": float(adjusted_rand(shared, fits["pa", k].split(tau=t).shared)),
+                    "ari_kappa": float(adjusted_rand(shared, fits["pa", KAPPA].split(tau=t).shared)),
+                    "units": int(np.isfinite(fit.communality).sum()),
+                    "n_factors": fit.n_factors,
+                    "converged": fit.converged,
+                    "heywood": int(fit.heywood.sum()),
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def certainty(weights: xr.DataArray, *, replicates: int = 50, seed: int = 0) -> dict[str, float]:
+    """How sure is the split of one layer (principal axis, κ = 0.85, τ = 0.5), clients being resampled?
+
+    Returns
+    -------
+    dict
+        ``sure``: share of units that are shared in at least 95 % or at most 5 % of the samples; ``ari``: mean adjusted
+        Rand index of a sample's split with the split of all clients, 0 for chance; ``p_identity``: of the test that
+        units have an identity across clients, by shuffling them within clients.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        drawn = bootstrap(weights, replicates=replicates, seed=seed)
+        shuffled = permutation_test(weights, replicates=replicates, seed=seed)
+    p = np.asarray(drawn.p_shared)
+    return {
+        "sure": float(((p >= 0.95) | (p <= 0.05)).mean()),
+        "ari": float(np.mean([adjusted_rand(s, drawn.split.shared) for s in drawn.shared])),
+        "p_identity": float(shuffled.p_value),
+    }
+
+
+def against_random(grid: Grid, *, value: str = "best10") -> pd.DataFrame:
+    """FedFac less a random split of as many units, within settings and seeds, by Λ, κ, τ and estimator.
+
+    Returns
+    -------
+    DataFrame
+        ``label``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
+        :func:`fedstat.stats.compare.paired`; Holm's adjustment runs over all rows.
+    """
+    table = grid.table
+    settings = ["label", "method", "layers", "kappa", "tau", "estimator"]
+    chance = table[table["method"] == "random"].set_index(["label", "layers", "tau", "seed"])[value]
+    rows = []
+    for key, part in table[table["method"].str.startswith("fedfac")].groupby(settings, dropna=False, sort=False):
+        at = dict(zip(settings, key, strict=True))
+        for run in part.to_dict("records"):
+            where = (run["label"], run["layers"], run["tau"], run["seed"])
+            if where in chance.index:
+                pair = {"name": json.dumps(at, default=str), "seed": run["seed"], "label": run["label"]}
+                rows.append(pair | {"x": run[value] - chance.loc[where]})
+    if not rows:
+        return pd.DataFrame()
+    data = pd.DataFrame(rows)
+    zero = data[["label", "seed"]].drop_duplicates().assign(name="random", x=0.0)
+    found = compare.paired(
+        pd.concat([zero, data]), reference="random", value="x", method="name", block=["label", "seed"]
+    ).table.iloc[1:]
+    keys = pd.DataFrame([json.loads(name) for name in found["method"]], index=found.index)
+    return pd.concat([keys, found.drop(columns=["method", "mean", "std_error_mean", "n_values"])], axis=1)
+
+
+def study(
+    grid: Grid,
+    *,
+    value: str = "best10",
+    methods: Sequence[str] = ANALYSED,
+    replicates: int = 50,
+    seed: int = 0,
+) -> list[Table]:
+    """Tables that answer whether the split is better than random, at which layer, κ and τ, and by which estimator.
+
+    Parameters
+    ----------
+    grid : Grid
+    value : str
+        Accuracy that is compared: ``best10``, ``last10`` or ``validated``.
+    methods : sequence of str
+        Runs whose weights and splits are analysed.
+    replicates : int
+        Bootstrap samples of clients, and shuffles of units, for every layer.
+    seed : int
+
+    Returns
+    -------
+    list of Table
+        Accuracy against random splits; states over rounds; certainty; agreement of estimators. A part of which nothing
+        was run is left out.
+    """
+    better = against_random(grid, value=value)
+    settled, sure, agree = [], [], []
+    for record in grid.table[grid.table["method"].isin(methods)].to_dict("records"):
+        run, at = open_run(record["path"]), {name: record[name] for name in ("label", "method", "seed")}
+        settled.append(states(run).assign(**at))
+        for layer, w in hidden_weights(run).items():
+            sure.append(at | {"layer": layer} | certainty(w, replicates=replicates, seed=seed))
+            agree.append(variants(w).assign(**at, layer=layer))
+    notes = caption(grid, 10_000)
+    tables = [_better(better, value, notes)]
+    if any(map(len, settled)):
+        tables.append(_settled(pd.concat(settled), notes))
+    if sure:
+        tables += [_sure(pd.DataFrame(sure), replicates, notes), _agree(pd.concat(agree), notes)]
+    return tables
+
+
+def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
+    title = f"Is FedFac's split better than a random one? Differences in {value}"
+    if not len(table):
+        return Table(title, table, {}, ("no pair of FedFac and a random split of the same Λ, τ and seed", *notes))
+    shown = {
+        str(label): pd.DataFrame(
+            {
+                "method": METHODS.get(r["method"], r["method"]),
+                "Λ": r["layers"] or "default",
+                "κ": r["kappa"],
+                "τ": r["tau"],
+                "ν": r["estimator"] or "pa",
+                "pairs": r["n"],
+                "difference [95 %]": interval(r["difference"], r["conf_low"], r["conf_high"]),
+                "p (Holm)": number(r["p_holm"]),
+                "p (signs)": number(r["p_sign_flip"], 3),
+            }
+            for r in rows.to_dict("records")
+        )
+        for label, rows in table.groupby("label", sort=False)
+    }
+    tested = table["p_holm"].notna()
+    wins = int(((table["difference"] > 0) & (table["p_holm"] < 0.05)).sum())
+    losses = int(((table["difference"] < 0) & (table["p_holm"] < 0.05)).sum())
+    answer = (
+        f"of {len(table)} comparisons {int((table['difference'] > 0).sum())} favour FedFac; at 5 % after Holm over "
+        f"{int(tested.sum())} tests {wins} are for it, {losses} against it, {int(tested.sum()) - wins - losses} open"
+    )
+    means = "difference: FedFac − random, mean over seeds, [95 %] each on its own; p (signs): exact sign flips"
+    return Table(title, table, shown, (answer, means, *notes))
+
+
+def _settled(table: pd.DataFrame, notes: Sequence[str]) -> Table:
+    blocks = _mean_blocks(table, ["method", "layer"], ["share", "stable", "agreement", "n_factors", "converged"])
+    means = (
+        f"share: of units that are shared; stable: that keep their state between rounds, mean over the last {LAST}",
+        "agreement: adjusted Rand index of the split half-way with the last; converged: share of the rounds",
+    )
+    return Table("Does the split settle?", table, blocks, (*means, *notes))
+
+
+def _sure(table: pd.DataFrame, replicates: int, notes: Sequence[str]) -> Table:
+    blocks = _mean_blocks(table, ["method", "layer"], ["sure", "ari", "p_identity"])
+    least = 2 / (replicates + 1)
+    means = (
+        f"sure: units that are shared in ≥ 95 % or ≤ 5 % of {replicates} samples of clients (pa, κ = 0.85, τ = 0.5)",
+        "ari: adjusted Rand index of a sample's split with that of all clients; 0 is chance",
+        f"p_identity: units shuffled within clients; cannot fall below {least:.2g} here",
+        "clients start from common weights, so that identity of units is in part that of the start",
+        "weights are those after the last round: under FedFac shared units are equal for all clients by construction",
+    )
+    return Table("How sure is the split?", table, blocks, (*means, *notes))
+
+
+def _agree(table: pd.DataFrame, notes: Sequence[str]) -> Table:
+    blocks = {}
+    for (label, method), rows in table.groupby(["label", "method"], sort=False):
+        ari = rows.groupby(["layer", "kappa", "estimator"], sort=False)["ari"].mean().unstack("estimator")
+        quality = rows[rows["estimator"] == "pa"].groupby(["layer", "kappa"], sort=False)
+        frame = ari.drop(columns="pa").map(number, digits=2)
+        frame[f"pa, κ = {KAPPA:g}"] = quality["ari_kappa"].mean().map(lambda x: number(x, 2))
+        units = quality["units"].mean().map("{:.0f}".format)
+        frame["factors"] = quality["n_factors"].mean().map("{:.0f} of ".format) + units
+        frame["converged"] = quality["converged"].mean().map(lambda x: number(x, 2))
+        frame["Heywood"] = quality["heywood"].mean().map(lambda x: number(x, 1))
+        blocks[f"{label}, {METHODS.get(str(method), method)}"] = frame.reset_index().rename(columns={"kappa": "κ"})
+    means = (
+        "minres, pc, leverage: adjusted Rand index with pa at the same κ, mean over τ and seeds; 0 is chance",
+        f"the rest is of pa: agreement with κ = {KAPPA:g}, factors of units, share converged, communalities > 1",
+    )
+    return Table("Do the estimators agree?", table, blocks, (*means, *notes))
+
+
+def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str]) -> dict[str, pd.DataFrame]:
+    """Means ± standard errors over seeds, one block per setting."""
+    blocks = {}
+    for label, rows in table.groupby("label", sort=False):
+        found: list[dict[str, Any]] = []
+        for key, part in rows.groupby(keys, sort=False):
+            line: dict[str, Any] = dict(zip(keys, map(str, key), strict=True))
+            line["method"] = METHODS.get(line["method"], line["method"])
+            error = part[columns].sem() if len(part) > 1 else part[columns].iloc[0] * np.nan
+            found.append(line | {c: plus_minus(float(part[c].mean()), float(error[c]), 3) for c in columns})
+        blocks[str(label)] = pd.DataFrame(found)
+    return blocks
