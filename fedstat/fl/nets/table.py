@@ -26,6 +26,7 @@ NETS: dict[str, Callable[..., Net]] = {
     "resnet8": images.resnet8,
     "resnet10": images.resnet10,
     "resnet18": images.resnet18,
+    "vgg16": images.vgg16,
 }
 
 
