@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, relu
+from torch import Tensor, relu, relu_
 from torch.nn import functional
 
 from fedstat import _check
@@ -119,7 +119,7 @@ def vgg16(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm
     def forward(run: Run, h: Tensor) -> Tensor:
         for name in convs:
             h = run(name, h)
-            h = relu(functional.max_pool2d(h, 2, ceil_mode=True) if name in pooled else h)
+            h = relu_(functional.max_pool2d(h, 2, ceil_mode=True) if name in pooled else h)
         return run("fc3", relu(run("fc2", relu(run("fc1", h)))))
 
     return assemble(layers, forward, **options)
@@ -149,7 +149,7 @@ def _two_and_two(
     def forward(run: Run, h: Tensor) -> Tensor:
         # ReLU after pooling is the same function and a quarter of the work.
         for name in ("conv1", "conv2"):
-            h = relu(functional.max_pool2d(run(name, h), 2))
+            h = relu_(functional.max_pool2d(run(name, h), 2))
         return run("fc2", relu(run("fc1", h)))
 
     return assemble(layers, forward, **options)
@@ -181,10 +181,10 @@ def _resnet(
     layers = convs | shortcuts | {"fc1": Layer(channels, _check.integer("outputs", outputs))}
 
     def forward(run: Run, h: Tensor) -> Tensor:
-        h = relu(run("conv1", h))
+        h = relu_(run("conv1", h))
         for first, second in blocks:
             past = f"shortcut{first[4:]}"
-            h = relu(run(second, relu(run(first, h))) + (run(past, h) if past in layers else h))
+            h = relu_(run(second, relu_(run(first, h))) + (run(past, h) if past in layers else h))
         return run("fc1", h.mean((2, 3), keepdim=True))
 
     return assemble(layers, forward, **options)
