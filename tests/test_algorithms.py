@@ -437,6 +437,20 @@ def test_layers_outside_the_net_are_refused_with_those_it_has(name, layer):
         run(job(named(name, layers=layer)), 1)
 
 
+def test_a_layer_without_weights_cannot_be_analysed():
+    net = nets.mlp(SIZES)
+    shapes = {"norm1.scale": (10,)} | net.shapes
+    start = Start(net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {})
+    with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyse, only \['norm1.scale'\]"):
+        algorithms.fedfac("norm1", dynamic=False).split(start)
+
+
+def test_a_network_of_one_layer_has_none_to_share_beside_a_private_one():
+    with pytest.raises(ValueError, match=r"only layer is 'fc1': personal_layers leaves none to share\. Use local"):
+        run(job(algorithms.fedper(), net=nets.mlp([6, 3])), 0)
+    assert run(job(algorithms.lg_fedavg(), net=nets.mlp([6, 3])), 0).split.shared["fc1.weight"]
+
+
 def test_the_codes_variant_splits_at_the_mean_leverage_and_shares_weights_only():
     j = job(algorithms.fedfac(variant="code", kappa=0.7), local_epochs=4)
     state = run(j)
@@ -465,6 +479,7 @@ def test_tau_mean_goes_with_every_estimator_and_dead_units_stay_out_of_it():
     dead[0] = np.nan
     assert (_flags(dead, "mean") == split.shared(dead, tau=Absolute(float(np.nanmean(dead))))).all()
     assert not _flags(dead, "mean")[0]
+    assert (_flags(torch.from_numpy(dead), "mean").numpy() == _flags(dead, "mean")).all()
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if make(name).resplit])
