@@ -71,6 +71,8 @@ def assemble(
     """
     _check.choice("convolution", convolution, ("auto", "loop", "grouped", "unfold"))
     _check.choice("statistics", statistics, ("shared", "local"))
+    for layer in layers.values():
+        _check.choice("norm", layer.norm, (None, "group", "batch"))
     shapes: dict[str, tuple[int, ...]] = {}
     for name, layer in layers.items():
         shapes |= {f"{name}.{kind}": shape for kind, shape in _shapes(layer).items()}
@@ -189,17 +191,26 @@ def _shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
 def _dense(params: Params, name: str, h: Tensor, k: int) -> Tensor:
     if h.ndim == 4:
         h = h.reshape(len(h), k, -1).transpose(0, 1)
-    return torch.baddbmm(params[f"{name}.bias"].unsqueeze(1), h, params[f"{name}.weight"].mT)
+    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+    if k == 1:
+        return functional.linear(h[0], weight[0], bias[0]).unsqueeze(0)
+    # The weights stand on the left so that autograd returns their gradient in their own order of memory.
+    return torch.baddbmm(bias.unsqueeze(2), weight, h.mT).mT
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images (sample, channel, row, column) with their channels last in memory, and so all that is computed of them.
+
+    Done by strides: to ``contiguous`` images of one channel are both. So pooling took a sixteenth and the first
+    convolution an eighth of the time (28×28, 32 channels, batch of 50, one thread).
+    """
+    n, channels, rows, columns = x.shape
+    return x.movedim(1, -1).flatten(1).view(n, rows, columns, channels).movedim(-1, 1)
 
 
 def _fold(x: Tensor) -> Tensor:
     """Inputs (client, sample, channel, row, column) as (sample, client·channel, row, column)."""
-    if len(x) == 1:
-        # Channels last in memory, by strides: to contiguous() one channel is both. So pooling took a sixteenth and the
-        # first convolution an eighth of the time (28×28, batch of 50, one thread).
-        n, channels, rows, columns = x.shape[1:]
-        return x[0].movedim(1, -1).flatten(1).view(n, rows, columns, channels).movedim(-1, 1)
-    return x.transpose(0, 1).flatten(1, 2)
+    return channels_last(x[0]) if len(x) == 1 else x.transpose(0, 1).flatten(1, 2)
 
 
 def _one(live: Tensor | None, c: int) -> Tensor | None:

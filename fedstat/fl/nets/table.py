@@ -28,6 +28,7 @@ NETS: dict[str, Callable[..., Net]] = {
     "resnet10": images.resnet10,
     "resnet18": images.resnet18,
     "lstm": lstm,
+    "vgg16": images.vgg16,
 }
 
 
