@@ -27,14 +27,21 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 def write(
-    path: Path, *, new: bool = False, masking: bool = False, weights: bool = False, finish: bool = True, **changes: Any
+    path: Path,
+    *,
+    new: bool = False,
+    masking: bool = False,
+    weights: bool = False,
+    finish: bool = True,
+    gain: float = 0.0,
+    **changes: Any,
 ) -> Path:
     """Write a run of made-up numbers: accuracies rise, differ by method, and share a level by seed."""
     c = config(**changes)
     clients, rounds = c["clients"], c["rounds"]
     rng = np.random.default_rng([c["seed"], sum(map(ord, c["algorithm"] + str(c["tau"]) + str(c["layers"]))), rounds])
     common = np.random.default_rng([c["seed"], sum(map(ord, c["label"]))])
-    level = 0.6 + 0.05 * common.normal() + GAIN.get(c["algorithm"], 0.0)
+    level = 0.6 + 0.05 * common.normal() + GAIN.get(c["algorithm"], 0.0) + gain
     rise = level - 0.3 * np.exp(-np.arange(rounds) / 4)
     accuracy = np.clip(rise[:, None] + common.normal(0, 0.08, clients) + rng.normal(0, 0.01, (rounds, clients)), 0, 1)
     accuracy[(np.arange(1, rounds + 1) % c["evaluate_every"]) != 0] = np.nan

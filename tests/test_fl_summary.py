@@ -34,7 +34,16 @@ def test_the_validated_round_is_chosen_without_test_data(run):
     assert_allclose(found["validation"], validation.max())
     at = run["metrics/accuracy"].to_numpy()[validation.argmax()]
     assert_allclose(found["validated"], np.average(at, weights=run["metrics/n_test"]))
-    assert_allclose(found["optimism"], found["best10"] - found["validated"])
+
+
+def test_optimism_is_what_choosing_ten_rounds_on_test_data_gains(run):
+    mean = summary.weighted(run["metrics/accuracy"].to_numpy(), run["metrics/n_test"].to_numpy())
+    validation = summary.weighted(run["metrics/validation_accuracy"].to_numpy(), run["metrics/n_train"].to_numpy())
+    windows = [slice(i, i + 10) for i in range(15)]
+    chosen = max(windows, key=lambda w: validation[w].mean())
+    found = summary.row(run)["optimism"]
+    assert_allclose(found, max(mean[w].mean() for w in windows) - mean[chosen].mean(), atol=1e-12)
+    assert found >= 0
 
 
 def test_clients_and_costs_are_summed_up(run):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +22,9 @@ RULES = ("best10", "last10", "validated")
 """Ways to pick the rounds that a run is judged by."""
 
 SCALE = (
-    "scale", "data", "partition", "clients", "samples", "net", "width", "norm", "rounds", "participation",
-    "local_epochs", "batch_size", "optimizer", "lr", "server_lr", "optimizer_state", "validation", "new_share",
-    "evaluate_every",
+    "scale", "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
+    "norm", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr", "optimizer_state",
+    "evaluate_every", "precision",
 )  # fmt: skip
 """Settings that runs of one label must have in common to be compared."""
 
@@ -38,10 +38,13 @@ class Grid(NamedTuple):
         One row per finished run, as :func:`row` makes it, with the path of its store: ``path``.
     unfinished : tuple of str
         Paths of the runs that are left out because they have not ended.
+    configs : mapping from label to dict
+        Settings of the first run of each label: those that make its scale hold for all.
     """
 
     table: pd.DataFrame
-    unfinished: tuple[str, ...]
+    unfinished: tuple[str, ...] = ()
+    configs: Mapping[str, dict[str, Any]] = {}
 
 
 def row(run: xr.DataTree) -> dict[str, Any]:
@@ -59,8 +62,8 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         ``clients``, ``rounds``, ``revision``. Of the test accuracy, weighted by the clients' test samples:
         ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of these; ``last10``, the
         mean over the last 10; ``validated``, that of the round with the best validation accuracy,
-        ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 − validated. Over the last 10
-        rounds: ``before``, weighted accuracy of the active clients' models as they leave local training; ``unweighted``
+        ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 less the test accuracy of the 10
+        rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active clients' models as they leave local training; ``unweighted``
         mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 % quantile). ``bytes_up``,
         ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what the run does not hold.
 
@@ -78,12 +81,15 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
     mean = weighted(test, weight)
     best, best_round = best_window(mean)
-    validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, "n_train"))
+    size = "n_validation" if "n_validation" in metrics else "n_train"
+    validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
     found = {"best10": best, "best10_round": best_round, "last10": _nanmean(mean[-WINDOW:])}
-    found |= {"validated": math.nan, "validated_round": math.nan, "validation": math.nan}
+    found |= dict.fromkeys(("validated", "validated_round", "validation", "optimism"), math.nan)
     if np.isfinite(validation + mean).any():
         at = int(np.nanargmax(np.where(np.isfinite(mean), validation, np.nan)))
         found |= {"validated": mean[at], "validated_round": at + 1, "validation": validation[at]}
+        _, last = best_window(np.where(np.isfinite(mean), validation, np.nan))
+        found["optimism"] = best - _nanmean(mean[max(0, int(last) - WINDOW) : int(last)])
     own = clients(run)["accuracy"].dropna()
     return {
         "label": config.get("label") or str(config["data"]),
@@ -96,7 +102,6 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         "rounds": len(test),
         "revision": run.attrs.get("revision", ""),
         **found,
-        "optimism": best - found["validated"],
         "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-WINDOW:]),
         "unweighted": own.mean(),
         "spread": own.std(),
@@ -140,9 +145,10 @@ def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
             raise ValueError(f"{path}: {error}") from None
         configs.append(_config(run))
     table = pd.DataFrame(rows)
-    if rows:
-        same_scale(configs, table["label"].tolist())
-    return Grid(table, tuple(unfinished))
+    labels = [r["label"] for r in rows]
+    same_scale(configs, labels)
+    first = {label: configs[labels.index(label)] for label in dict.fromkeys(labels)}
+    return Grid(table, tuple(unfinished), first)
 
 
 def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:

@@ -137,7 +137,8 @@ def paired(
     _has(data, value, method, *blocks)
     _check.choice("reference", reference, list(dict.fromkeys(data[method].astype(str))))
     wide = _wide(data, value, method, blocks)
-    notes, rows = [], []
+    rows, alone = [], []
+    notes: list[str] = []
     for name in map(str, wide.columns):
         own = wide[name].dropna().to_numpy()
         row = {"method": name, "n_values": len(own), "mean": own.mean() if len(own) else math.nan}
@@ -148,9 +149,11 @@ def paired(
             if left_out:
                 notes.append(f"{name}: no pair with {reference} in {', '.join(left_out)}; left out")
             if len(pairs) == 1:
-                notes.append(f"{name}: one pair only, so no standard error")
+                alone.append(name)
             row |= _difference((pairs[name] - pairs[reference]).to_numpy(), level)
         rows.append(row)
+    if alone:
+        notes.append(f"one pair only, so no standard error: {', '.join(alone)}")
     table = pd.DataFrame(rows).reindex(columns=_COLUMNS)
     table["n"] = table["n"].fillna(0).astype(int)
     return Comparison(_adjusted(table, level), reference, level, tuple(notes))
