@@ -6,6 +6,7 @@ every chunk is replaced whole by a rename: a run killed at any moment leaves a s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shutil
@@ -14,6 +15,7 @@ import tempfile
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -182,6 +184,7 @@ def provenance(title: str, config: Mapping[str, Any], *, device: str = "cpu", re
         "device": device,
         "versions": json.dumps({"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}),
         "revision": _revision(),
+        "code": code(),
         "started": now(),
         "run": uuid.uuid4().hex,
     }
@@ -219,6 +222,16 @@ def open_run(path: str | Path) -> xr.DataTree:
     if not (path / "zarr.json").exists():
         raise FileNotFoundError(f"there is no run at {path}: a run is a folder with a file zarr.json in it")
     return xr.open_datatree(path, engine="zarr", consolidated=False)
+
+
+@cache
+def code() -> str:
+    """Fingerprint of the sources that numbers come from: all of the package but figures and command lines."""
+    here, found = Path(__file__).resolve().parent, hashlib.sha256()
+    for path in sorted(here.rglob("*.py")):
+        if path.name != "__main__.py" and "plot" not in path.parts:
+            found.update(path.relative_to(here).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 def _revision() -> str:

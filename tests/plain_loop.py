@@ -11,6 +11,7 @@ from torch import nn
 
 from fedstat import _random
 from fedstat.fl import engine
+from fedstat.fl.batches import Rows
 
 
 def module(sizes: list[int]) -> nn.Sequential:
@@ -55,10 +56,12 @@ def run(
     rounds: int,
     shared: Callable[[dict[str, np.ndarray], int], dict[str, np.ndarray | bool]],
     phases: tuple[dict, ...] = ({},),
+    finetune: tuple[dict, ...] = (),
 ) -> tuple[list[dict[str, torch.Tensor]], np.ndarray]:
     """Train every client by itself and average entry by entry; returns client models and their test accuracies.
 
-    ``shared(weights, round)`` gets the active clients' trained parameters, stacked, and returns the split.
+    ``shared(weights, round)`` gets the active clients' trained parameters, stacked, and returns the split;
+    ``finetune`` are the phases that turn a downloaded model into the one that is evaluated.
     """
     clients = range(job.clients)
     server = job.net.init(_random.generator(job.seed, "start"))
@@ -68,17 +71,20 @@ def run(
     def download(c: int) -> dict[str, torch.Tensor]:
         return {name: torch.where(masks[name], server[name], own[c][name]) for name in server}
 
+    def train(c: int, key: tuple[str, int], phases: tuple[dict, ...]) -> nn.Module:
+        net = module(sizes)
+        net.load_state_dict(download(c))
+        x, y = samples(job.train, c)
+        for position, phase in enumerate(phases):
+            rng = _random.generator(job.seed, *key, position, int(c))
+            options = {"epochs": job.local_epochs, **phase}
+            train_client(net, x, y, make_optimizer, batch_size=job.batch_size, rng=rng, **options)
+        return net
+
     for number in range(rounds):
         active = engine.active(job, number)
         for c in active:
-            net = module(sizes)
-            net.load_state_dict(download(c))
-            rows = slice(job.train.start[c], job.train.start[c + 1])
-            for position, phase in enumerate(phases):
-                rng = _random.generator(job.seed, "batches", number, position, int(c))
-                options = {"epochs": job.local_epochs, **phase}
-                x, y = job.train.x[rows], job.train.y[rows]
-                train_client(net, x, y, make_optimizer, batch_size=job.batch_size, rng=rng, **options)
+            net = train(c, ("batches", number), phases)
             own[c] = {name: p.detach().clone() for name, p in net.state_dict().items()}
         trained = {name: np.stack([own[c][name].numpy() for c in active]) for name in server}
         new = {
@@ -94,10 +100,68 @@ def run(
     models = [download(c) for c in clients]
     accuracy = []
     for c in clients:
-        net = module(sizes)
-        net.load_state_dict(models[c])
-        rows = slice(job.test.start[c], job.test.start[c + 1])
-        out = net(job.test.x[rows])
+        x, y = samples(job.test, c)
+        out = train(c, ("finetune", rounds), finetune)(x)
         guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
-        accuracy.append((guess == job.test.y[rows]).float().mean().item())
+        accuracy.append((guess == y).float().mean().item())
     return models, np.array(accuracy)
+
+
+def run_fedem(
+    job: engine.Job, sizes: list[int], make_optimizer: Callable, *, rounds: int, components: int
+) -> tuple[list[dict[str, torch.Tensor]], np.ndarray]:
+    """FedEM, Marfoq et al. (2021), Algorithm 1: as :func:`run`, each client with K modules and mixture weights π."""
+    drawn = job.net.init(_random.generator(job.seed, "start"))
+    names = [f"component{k}_" for k in range(1, components + 1)]
+    server = [{n.removeprefix(name): p for n, p in drawn.items() if n.startswith(name)} for name in names]
+    pi = {c: np.full(components, 1 / components) for c in range(job.clients)}
+
+    def downloaded() -> list[nn.Sequential]:
+        nets = [module(sizes) for _ in names]
+        for net, state in zip(nets, server, strict=True):
+            net.load_state_dict(state)
+        return nets
+
+    def probability(net: nn.Module, x: torch.Tensor) -> np.ndarray:
+        return torch.softmax(net(x).double(), 1).detach().numpy()
+
+    for number in range(rounds):
+        trained, active = [], engine.active(job, number)
+        for c in active:
+            nets, (x, y) = downloaded(), samples(job.train, c)
+            joint = np.stack(
+                [w * probability(net, x)[np.arange(len(y)), y] for w, net in zip(pi[c], nets, strict=True)]
+            )
+            r = torch.from_numpy(joint / joint.sum(0)).float()
+            pi[c] = r.double().mean(1).numpy()
+            for net, weight in zip(nets, r, strict=True):
+                optimizer = make_optimizer(net.parameters())
+                rng = _random.generator(job.seed, "batches", number, 0, int(c))
+                size = min(job.batch_size or len(x), len(x))
+                for order in rng.permuted(np.tile(np.arange(len(x)), (job.local_epochs, 1)), axis=1):
+                    for low in range(0, len(x), size):
+                        rows = torch.from_numpy(order[low : low + size])
+                        loss = nn.functional.cross_entropy(net(x[rows]), y[rows], reduction="none")
+                        optimizer.zero_grad()
+                        (weight[rows] * loss).mean().backward()
+                        optimizer.step()
+            trained.append(nets)
+        n = torch.tensor([float(job.train.sizes[c]) for c in active])
+        for k, state in enumerate(server):
+            for name in state:
+                all_ = [nets[k].state_dict()[name] for nets in trained]
+                state[name] = sum(w * p for w, p in zip(n / n.sum(), all_, strict=True))
+    models, accuracy = [], []
+    shared = {name + n: p for name, state in zip(names, server, strict=True) for n, p in state.items()}
+    for c in range(job.clients):
+        x, y = samples(job.test, c)
+        guess = sum(w * probability(net, x) for w, net in zip(pi[c], downloaded(), strict=True)).argmax(1)
+        models.append(shared | {"mixture.weight": torch.from_numpy(pi[c]).float()})
+        accuracy.append((guess == y.numpy()).mean())
+    return models, np.array(accuracy)
+
+
+def samples(data: Rows, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """One client's x and y."""
+    rows = slice(data.start[client], data.start[client + 1])
+    return data.x[rows], data.y[rows]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedstat import _random
-from fedstat.fl import algorithms, engine, losses, masks, nets, optim
+from fedstat.fl import algorithms, engine, evaluate, losses, masks, nets, optim
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows
 from fedstat.stats import factor, split
@@ -58,7 +58,7 @@ def assert_same_models(j, state, models, accuracy, tol=1e-5):
     for c, model in enumerate(models):
         for name, p in model.items():
             torch.testing.assert_close(mine[name][c], p, atol=tol, rtol=tol)
-    np.testing.assert_allclose(engine.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
 
 
 def everywhere(value):
@@ -206,13 +206,20 @@ def test_every_client_alone_is_local_training():
 @pytest.mark.parametrize("make", [algorithms.fedavg, lambda: algorithms.fedfac(["fc1"]), algorithms.local])
 def test_runs_repeat_bit_by_bit_and_chunks_agree_to_rounding(make):
     j = job(make(), participation=0.7, threads=2, client_chunk=2)
-    first, again = run(j), run(j)
-    for name in first.server:
-        assert torch.equal(first.params[name], again.params[name])
+    first, again = (engine.personal(j, run(j)) for _ in range(2))
+    for name, p in first.items():
+        assert torch.equal(p, again[name])
     for chunk in (1, 3, 7, None):
-        other = run(replace(j, client_chunk=chunk, threads=1))
-        for name in first.server:
-            torch.testing.assert_close(first.params[name], other.params[name], atol=1e-5, rtol=1e-5)
+        other = engine.personal(j, run(replace(j, client_chunk=chunk, threads=1)))
+        for name, p in first.items():
+            torch.testing.assert_close(p, other[name], atol=1e-5, rtol=1e-5)
+
+
+def test_only_what_may_be_personal_is_kept_of_every_client():
+    flags = np.arange(12) % 3 == 0
+    assert run(job(algorithms.fedavg())).params == {}
+    kept = run(job(algorithms.fedsplit({"fc1": flags}))).params
+    assert {name: p.shape for name, p in kept.items()} == {"fc1.weight": (7, 8, 8), "fc1.bias": (7, 8)}
 
 
 def test_a_clients_batches_do_not_depend_on_who_else_takes_part():

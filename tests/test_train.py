@@ -56,14 +56,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(name, optimizer_st
     options = SETTINGS | {"optimizer": "adam", "lr": 0.01, "optimizer_state": optimizer_state, "rounds": 5}
     whole = train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], **options)
 
-    step = engine.step
+    step = engine.round_of
 
     def stop(job, state):
         if state.round == 3:
             raise KeyboardInterrupt
         return step(job, state)
 
-    monkeypatch.setattr(engine, "step", stop)
+    monkeypatch.setattr(engine, "round_of", stop)
     with pytest.raises(KeyboardInterrupt):
         train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], out=tmp_path / "run.zarr", **options)
     monkeypatch.undo()
@@ -75,7 +75,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(name, optimizer_st
 
 def test_rounds_before_an_interrupt_are_on_disk(tmp_path, monkeypatch):
     whole = train(dense(), NET, algorithms.fedavg(), rounds=4, **SETTINGS)
-    monkeypatch.setattr(engine, "step", _failing_after(engine.step, 2))
+    monkeypatch.setattr(engine, "round_of", _failing_after(engine.round_of, 2))
     with pytest.raises(FloatingPointError):
         train(dense(), NET, algorithms.fedavg(), rounds=4, out=tmp_path / "run.zarr", **SETTINGS)
     accuracy = xr.open_datatree(tmp_path / "run.zarr", engine="zarr", consolidated=False)["metrics/accuracy"]
@@ -95,7 +95,7 @@ def _failing_after(step, rounds):
 def test_a_finished_run_is_returned_as_it_is(tmp_path, monkeypatch):
     out = tmp_path / "run.zarr"
     first = train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, **SETTINGS).load()
-    monkeypatch.setattr(engine, "step", None)
+    monkeypatch.setattr(engine, "round_of", None)
     same(first, train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, resume=True, **SETTINGS))
 
 
@@ -188,7 +188,7 @@ def test_cuda_agrees_with_cpu_to_rounding(name):
 
 
 def interrupted(out, monkeypatch, **options):
-    monkeypatch.setattr(engine, "step", _failing_after(engine.step, 3))
+    monkeypatch.setattr(engine, "round_of", _failing_after(engine.round_of, 3))
     with pytest.raises(FloatingPointError):
         train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, **options)
     monkeypatch.undo()
@@ -216,7 +216,7 @@ def test_a_damaged_state_means_starting_again(tmp_path, monkeypatch):
 def test_resuming_with_other_data_or_another_optimizer_is_refused(tmp_path, monkeypatch):
     out = tmp_path / "run.zarr"
     interrupted(out, monkeypatch, optimizer=optim.sgd(0.1))
-    with pytest.raises(ValueError, match=r"other settings \(data: "):
+    with pytest.raises(ValueError, match=r"other settings \(data_digest: "):
         train(dense(seed=1), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, optimizer=optim.sgd(0.1))
     with pytest.raises(ValueError, match=r"other settings \(optimizer: 'sgd"):
         train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, optimizer=optim.adam(0.1))

@@ -99,6 +99,40 @@ def _kept(
     return fed.assign_coords(split=("sample", split))
 
 
+def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
+    """Leave every client at most so many samples, drawn at random; smaller clients stay as they are.
+
+    Parameters
+    ----------
+    fed : xarray.Dataset
+        With the coordinate client (sample).
+    samples : int
+        Most samples of a client, over all splits.
+    seed : int
+        Seed of the draw. What a client keeps does not depend on the other clients.
+
+    Returns
+    -------
+    xarray.Dataset
+        The samples that stay, in their order.
+
+    Examples
+    --------
+    >>> from fedstat.data import load, partition
+    >>> fed = limit(partition.iid(load("digits"), clients=10), samples=30)
+    >>> np.bincount(fed.client).tolist()
+    [30, 30, 30, 30, 30, 30, 30, 30, 30, 30]
+    """
+    client = client_of(fed)
+    samples = _check.integer("samples", samples)
+    kept = []
+    for c in np.unique(client):
+        own = np.flatnonzero(client == c)
+        chosen = generator(seed, "partition", "limit", int(c)).permutation(len(own))[:samples]
+        kept.append(np.sort(own[chosen]))
+    return fed.isel(sample=np.sort(np.concatenate(kept)))
+
+
 def hold_out(fed: xr.Dataset, *, fraction: float = 0.1, seed: int = 0) -> tuple[xr.Dataset, xr.Dataset]:
     """Set clients apart as new ones, never trained on (FedFac §5.2, Table 3: 10 % of the clients).
 

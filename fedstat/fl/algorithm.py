@@ -22,7 +22,7 @@ import numpy as np
 from torch import Tensor
 
 from fedstat.fl.losses import Loss
-from fedstat.fl.nets import Net, Params
+from fedstat.fl.nets import Net, Params, layer_of, layers
 from fedstat.stats import factor
 
 Mask = dict[str, Tensor]
@@ -103,6 +103,8 @@ class Phase(NamedTuple):
         None: the run's ``local_epochs``.
     trains : callable (name) -> bool
         Which parameters move.
+    layers : callable (Net) -> sequence of str, optional
+        Layers to which that is limited, where they depend on the network: FedRep's head.
     penalty : callable (params, anchor) -> Params, optional
         Gradient of what is added to a client's loss; ``anchor`` are its parameters as downloaded.
     weigh : callable (net, params, x, y, live) -> Tensor (client, sample, ...), optional
@@ -115,6 +117,13 @@ class Phase(NamedTuple):
     trains: Callable[[str], bool] = lambda _: True
     penalty: Callable[[Params, Params], Params] | None = None
     weigh: Callable[[Net, Params, Tensor, Tensor, Tensor], Tensor] | None = None
+    layers: Callable[[Net], Sequence[str]] | None = None
+
+    def moves(self, net: Net) -> list[str]:
+        """Parameters that move in this phase."""
+        among = layers(net) if self.layers is None else self.layers(net)
+        names = (name for name in net.shapes if name not in net.buffers and layer_of(name) in among)
+        return [name for name in names if self.trains(name)]
 
 
 class Algorithm(NamedTuple):
@@ -142,6 +151,8 @@ class Algorithm(NamedTuple):
     keeps : callable (Net) -> sequence of str, optional
         Parameters of which ``resplit`` may ever make an entry personal, so that clients' own copies are kept; without
         it all are. Where there is no ``resplit`` the entries that are personal at the start are kept.
+    uploads : callable (Net, Split) -> Mask, optional
+        Entries that a client sends after local training under the round's new split; without it the shared ones.
     """
 
     name: str
@@ -154,3 +165,4 @@ class Algorithm(NamedTuple):
     finetune: tuple[Phase, ...] = ()
     loss: Callable[[Loss], Loss] | None = None
     keeps: Callable[[Net], Sequence[str]] | None = None
+    uploads: Callable[[Net, Split], Mask] | None = None

@@ -180,3 +180,12 @@ def plan(
         torch.from_numpy(weight.astype(np.float32)).to(device),
         (steps > np.arange(steps.max())[:, None]).sum(1),
     )
+
+
+def whole(data: Rows, clients: np.ndarray) -> tuple[Tensor, Tensor]:
+    """All rows of some clients, padded with their last: rows and bool ``live``, each (client, sample)."""
+    sizes, first = data.sizes[clients], data.start[clients]
+    at = np.arange(sizes.max())
+    rows = first[:, None] + np.minimum(at, sizes[:, None] - 1)
+    device = data.x.device
+    return torch.from_numpy(rows).to(device), torch.from_numpy(at < sizes[:, None]).to(device)

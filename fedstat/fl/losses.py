@@ -19,11 +19,13 @@ class Loss(NamedTuple):
     gradient : callable (outputs, y, weight) -> Tensor (client, sample, output)
         Derivative of Σ weight·value; may overwrite ``outputs``.
     predict : callable (outputs) -> int Tensor (client, sample)
+    probability : callable (outputs) -> Tensor (client, sample, class)
     """
 
     value: Callable[[Tensor, Tensor], Tensor]
     gradient: Callable[..., Tensor]
     predict: Callable[[Tensor], Tensor]
+    probability: Callable[[Tensor], Tensor]
 
 
 def _logistic_gradient(z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -40,6 +42,7 @@ logistic = Loss(
     lambda z, y: functional.binary_cross_entropy_with_logits(z[..., 0], y.to(z.dtype), reduction="none"),
     _logistic_gradient,
     lambda z: (z[..., 0] > 0).long(),
+    lambda z: torch.cat([torch.sigmoid(-z), torch.sigmoid(z)], -1),
 )
 """Binary cross-entropy of one logit; y is 0 or 1."""
 
@@ -47,6 +50,7 @@ cross_entropy = Loss(
     lambda z, y: functional.cross_entropy(z.flatten(0, 1), y.flatten(), reduction="none").view(y.shape),
     _cross_entropy_gradient,
     lambda z: z.argmax(-1),
+    lambda z: torch.softmax(z, -1),
 )
 """Cross-entropy of softmax outputs; y is a class index."""
 

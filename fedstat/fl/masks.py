@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import torch
 
+from fedstat import _check
 from fedstat.fl import nets
 from fedstat.fl.algorithm import Mask
 from fedstat.fl.nets import Net
 
+Layers = str | int | Sequence[str | int]
+"""Names of layers, or the paper's Λ: their numbers from 1."""
+
 
 def everything(net: Net, device: torch.device) -> Mask:
-    """Mask that shares every entry."""
-    return {name: torch.tensor(True, device=device) for name in net.shapes}
+    """Mask that shares every entry but those that no algorithm shares (``net.unshared``)."""
+    return {name: torch.tensor(name not in net.unshared, device=device) for name in net.shapes}
 
 
 def nothing(net: Net, device: torch.device) -> Mask:
@@ -23,15 +28,46 @@ def nothing(net: Net, device: torch.device) -> Mask:
     return {name: torch.tensor(False, device=device) for name in net.shapes}
 
 
-def units(net: Net, shared: Mapping[str, Any], device: torch.device) -> Mask:
+def private_layers(net: Net, layers: Sequence[str], device: torch.device) -> Mask:
+    """Mask that shares everything but the given layers."""
+    return units(net, {layer: np.zeros(nets.layers(net)[layer], dtype=bool) for layer in layers}, device)
+
+
+def by_depth(net: Net) -> list[list[str]]:
+    """Layers in the order in which papers count them, each with the shortcut beside it: "shortcut4" beside "conv4"."""
+    every = list(nets.layers(net))
+    beside = {layer.replace("shortcut", "conv"): layer for layer in every if layer.startswith("shortcut")}
+    counted = [layer for layer in every if layer not in beside.values()]
+    return [[layer, beside[layer]] if layer in beside else [layer] for layer in counted]
+
+
+def last_layers(net: Net, name: str, number: int, *, all_too: bool = False) -> list[str]:
+    """Names of the last ``number`` layers; ValueError about the argument ``name`` unless some layer is left."""
+    depths = by_depth(net)
+    most = len(depths) - (not all_too)
+    if most == 0:
+        raise ValueError(f"the network's only layer is {depths[0][0]!r}: {name} leaves none to share. Use local().")
+    _check.integer(name, number, high=most)
+    return [layer for beside in depths[len(depths) - number :] for layer in beside]
+
+
+def device_of(mask: Mask) -> torch.device:
+    """Device of a mask."""
+    return next(iter(mask.values())).device
+
+
+def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_only: bool = False) -> Mask:
     """Mask that shares the given units and everything outside the layers named.
 
     Parameters
     ----------
     net : Net
-    shared : mapping from layer to bool array (unit,)
-        True: the unit's incoming weights, bias and normalisation parameters are shared, together.
+    shared : mapping from layer (name, or number from 1) to bool array (unit,)
+        True: the unit's incoming weights, bias and normalisation parameters are shared, together; never what
+        ``net.unshared`` names.
     device : torch.device
+    weights_only : bool
+        Of the layers named only incoming weights may be shared; biases and normalisation stay with the client.
 
     Raises
     ------
@@ -39,8 +75,8 @@ def units(net: Net, shared: Mapping[str, Any], device: torch.device) -> Mask:
         If a layer is not in the network or the number of units differs.
     """
     sizes = nets.layers(net)
+    shared = {require_layer(net, layer): flags for layer, flags in shared.items()}
     for layer, flags in shared.items():
-        require_layer(net, layer)
         if getattr(flags, "ndim", 1) != 1 or not _boolean(flags):
             raise ValueError(
                 f"the split of layer {layer!r} must be one bool per unit, but got {np.asarray(flags).dtype} values of "
@@ -53,30 +89,79 @@ def units(net: Net, shared: Mapping[str, Any], device: torch.device) -> Mask:
         if (layer := nets.layer_of(name)) in shared:
             given = shared[layer]
             flags = torch.as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given), device=device)
-            mask[name] = flags.view(-1, *(1,) * (len(shape) - 1))
+            stays = name in net.unshared or (weights_only and name not in incoming(net, layer))
+            mask[name] = (torch.zeros_like(flags) if stays else flags).view(-1, *(1,) * (len(shape) - 1))
     return mask
 
 
-def layer_names(layers: str | Sequence[str]) -> list[str]:
-    """Names of layers as a list without repetition, or ValueError if there is none."""
-    names = [layers] if isinstance(layers, str) else list(dict.fromkeys(layers))
-    if not names:
+def incoming(net: Net, layer: str) -> list[str]:
+    """Parameters of a layer that hold its units' incoming weights: "<layer>.weight", and what else begins so."""
+    return [name for name in net.shapes if name.startswith(f"{layer}.weight")]
+
+
+def of_layers(net: Net, layers: Sequence[str]) -> list[str]:
+    """Parameters of the given layers, and those that no algorithm shares."""
+    return [name for name in net.shapes if nets.layer_of(name) in layers or name in net.unshared]
+
+
+def given_layers(layers: Layers | None) -> list[str | int] | None:
+    """Layers as a list without repetition, before the network is known; ValueError if there is none."""
+    if layers is None:
+        return None
+    given: list[str | int] = [layers] if isinstance(layers, str | int) else list(dict.fromkeys(layers))
+    if not given:
         raise ValueError("layers must name at least one layer to split, but got none. Without one, use fedavg().")
-    return names
+    return given
+
+
+def resolve(net: Net, layers: Layers | None) -> list[str]:
+    """Names of the layers that Λ means.
+
+    Parameters
+    ----------
+    net : Net
+    layers : str, int or sequence of these, optional
+        Names, or numbers from 1 as the paper's Λ, which do not count a ResNet's shortcuts; None is the last hidden
+        layer, the one before the output layer.
+
+    Raises
+    ------
+    ValueError
+        If a layer is not in the network, with the layers that are.
+
+    Examples
+    --------
+    >>> from fedstat.fl import nets
+    >>> net = nets.mlp([4, 6, 5, 3])
+    >>> resolve(net, (1, "fc3")), resolve(net, None)
+    (['fc1', 'fc3'], ['fc2'])
+    """
+    given = given_layers(layers)
+    if given is None:
+        return by_depth(net)[-2:][0][:1]
+    return list(dict.fromkeys(require_layer(net, layer) for layer in given))
 
 
 def _boolean(flags: Any) -> bool:
     return bool(flags.dtype == torch.bool if isinstance(flags, torch.Tensor) else np.asarray(flags).dtype == bool)
 
 
-def require_layer(net: Net, layer: str) -> str:
-    """Return the layer's name if the network has it, or raise ValueError."""
-    if layer not in nets.layers(net):
-        raise ValueError(f"layers to split must be among {list(nets.layers(net))}, but got {layer!r}")
-    return layer
+def require_layer(net: Net, layer: str | int) -> str:
+    """Return the layer's name, given it or its number from 1, or raise ValueError."""
+    every, counted = list(nets.layers(net)), by_depth(net)
+    if layer in every:
+        return str(layer)
+    if isinstance(layer, int) and not isinstance(layer, bool) and 1 <= layer <= len(counted):
+        return counted[layer - 1][0]
+    near = get_close_matches(str(layer), every, n=2, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    raise ValueError(
+        f"layers to split must be among {every}, but got {layer!r}. They may also be given by number, "
+        f"1 to {len(counted)}.{hint}"
+    )
 
 
 def shared_units(net: Net, mask: Mask, layer: str) -> torch.Tensor:
     """Which units of a layer are shared: bool (unit,)."""
-    name = next(n for n in net.shapes if nets.layer_of(n) == layer)
+    name = (incoming(net, layer) or [n for n in net.shapes if nets.layer_of(n) == layer])[0]
     return mask[name].flatten().expand(net.shapes[name][0])

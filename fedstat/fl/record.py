@@ -11,9 +11,11 @@ import numpy as np
 import torch
 import xarray as xr
 
-from fedstat.fl import engine, masks, nets
+from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Split
-from fedstat.fl.engine import Job, State
+from fedstat.fl.job import Job, State, personal
+from fedstat.fl.masking import PARTS
+from fedstat.fl.newcomers import RULES
 from fedstat.stats.factor import Fit
 from fedstat.store import Group, Variable, Writer
 
@@ -32,8 +34,7 @@ class Buffer:
 
     def __init__(self, writer: Writer, layers: Sequence[str], where: tuple[int, ...] = ()) -> None:
         self._writer, self._layers, self._where = writer, layers, where
-        self._first = 0
-        self._rows: dict[str, list[Any]] = {}
+        self._rows: dict[str, list[tuple[int, Any]]] = {}
 
     def add(self, job: Job, state: State, metrics: dict[str, Any]) -> None:
         """Take in the round that has just ended."""
@@ -43,19 +44,31 @@ class Buffer:
             if (fit := state.split.fits.get(layer)) is not None:
                 for name in ("communality", "n_factors", "n_iter", "converged"):
                     values[f"split/{layer}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
-        if not self._rows:
-            self._first = state.round - 1
         for name, value in values.items():
-            self._rows.setdefault(name, []).append(value)
+            self._rows.setdefault(name, []).append((state.round - 1, value))
 
     def flush(self) -> None:
         """Write what was taken in."""
         for name, rows in self._rows.items():
-            self._writer.write(name, (*self._where, slice(self._first, self._first + len(rows))), np.stack(rows))
+            for first, values in _stretches(rows):
+                self._writer.write(name, (*self._where, slice(first, first + len(values))), np.stack(values))
         self._rows = {}
 
 
-def layout(lead: Mapping[str, Any], n_rounds: int, n_clients: int, units: Mapping[str, int]) -> dict[str, Group]:
+def _stretches(rows: list[tuple[int, Any]]) -> list[tuple[int, list[Any]]]:
+    """Values of rounds that follow one another, with the first of these rounds."""
+    found: list[tuple[int, list[Any]]] = []
+    for number, value in rows:
+        if found and found[-1][0] + len(found[-1][1]) == number:
+            found[-1][1].append(value)
+        else:
+            found.append((number, [value]))
+    return found
+
+
+def layout(
+    lead: Mapping[str, Any], n_rounds: int, n_clients: int, units: Mapping[str, int], also: Mapping[str, str] = {}
+) -> dict[str, Group]:
     """Groups ``metrics`` and ``split/<layer>`` of a run, or of many.
 
     Parameters
@@ -65,6 +78,8 @@ def layout(lead: Mapping[str, Any], n_rounds: int, n_clients: int, units: Mappin
     n_rounds, n_clients : int
     units : mapping from layer to int
         Layers whose split is recorded, with their numbers of units.
+    also : mapping from name to description
+        More metrics (round, client).
     """
     coords = {**lead, "round": ("round", np.arange(1, n_rounds + 1))}
     clients, chunk = ("client", np.arange(n_clients)), dict.fromkeys(lead, 1)
@@ -79,7 +94,8 @@ def layout(lead: Mapping[str, Any], n_rounds: int, n_clients: int, units: Mappin
                 "accuracy": variable(("client",), "float32", "test accuracy"),
                 "loss": variable(("client",), "float32", "mean test loss"),
                 "seconds": variable((), "float64", "wall time of the round", units="s"),
-            },
+            }
+            | {name: variable(("client",), "float32", text) for name, text in also.items()},
         )
     }
     for layer, n in units.items():
@@ -96,31 +112,76 @@ def layout(lead: Mapping[str, Any], n_rounds: int, n_clients: int, units: Mappin
     return groups
 
 
-def write_weights(writer: Writer, job: Job, state: State, checkpoint: int) -> None:
-    """Write all clients' weights as checkpoint number ``checkpoint``."""
-    for name, p in engine.personal(job, state).items():
-        flat = p.flatten(2) if p.ndim > 2 else p
-        writer.write(f"weights/{nets.layer_of(name)}/{_variable(name)}", (checkpoint,), flat.cpu().numpy())
+def run_layout(job: Job, rounds: int, checkpoints: Sequence[int], layers: Sequence[str]) -> dict[str, Group]:
+    """Groups of the store of one run; weights are kept of the given layers."""
+    also = {
+        "accuracy_before": "test accuracy of an active client's model as it leaves local training",
+        "train_loss": "mean training loss of an active client's batches",
+    }
+    if job.validation is not None:
+        also["validation_accuracy"] = "validation accuracy"
+    groups = layout({}, rounds, job.clients, nets.layers(job.net), also)
+    metrics = groups["metrics"]
+    ways = {"up": "sent to the server, by all clients", "down": "sent to clients, to all of them"}
+    sent = {
+        f"bytes_{way}": Variable(("round",), "float64", attrs={"long_name": text, "units": "byte"})
+        for way, text in ways.items()
+    }
+    of_clients = {f"n_{name}": ("client", rows.sizes) for name, rows in job.splits.items()}
+    groups["metrics"] = Group(metrics.coords.assign_coords(of_clients), {**metrics.variables, **sent})
+    return groups | _weights_layout(job, checkpoints, layers)
 
 
-def weights_layout(job: Job, checkpoints: Sequence[int]) -> dict[str, Group]:
+def new_layout(n_train: np.ndarray, n_test: np.ndarray) -> Group:
+    """Group ``new``: accuracy of clients that did not train, by rule."""
+    coords = xr.Dataset(
+        {"n_train": ("client", n_train), "n_test": ("client", n_test)},
+        {"rule": np.array(RULES, object), "client": np.arange(len(n_test))},
+    )
+    return Group(coords, {"accuracy": Variable(("rule", "client"), "float32", attrs={"long_name": "test accuracy"})})
+
+
+def masking_layout(draws: int, n_clients: int) -> Group:
+    """Group ``masking``: accuracy without a part of the split layers."""
+    coords = {"part": np.array(PARTS, object), "draw": np.arange(draws), "client": np.arange(n_clients)}
+    variable = Variable(("part", "draw", "client"), "float32", attrs={"long_name": "test accuracy"})
+    return Group(xr.Dataset(coords=coords), {"accuracy": variable})
+
+
+def write_weights(writer: Writer, job: Job, state: State, checkpoint: int, layers: Sequence[str]) -> None:
+    """Write all clients' weights of some layers as checkpoint number ``checkpoint``."""
+    few = _clients_at_once(job)
+    for low in range(0, job.clients, few):
+        clients = np.arange(low, min(low + few, job.clients))
+        for name, p in personal(job, state, clients).items():
+            if nets.layer_of(name) in layers:
+                flat = p.flatten(2) if p.ndim > 2 else p
+                where = (checkpoint, slice(low, low + len(clients)))
+                writer.write(f"weights/{nets.layer_of(name)}/{_variable(name)}", where, flat.cpu().numpy())
+
+
+def _clients_at_once(job: Job) -> int:
+    """Clients whose models together take about 64 MB: what is written, and what one chunk of a store holds."""
+    return max(1, int(16e6 / sum(np.prod(s) for s in job.net.shapes.values())))
+
+
+def _weights_layout(job: Job, checkpoints: Sequence[int], layers: Sequence[str]) -> dict[str, Group]:
     """Groups ``weights/<layer>`` of a run."""
     groups = {}
-    for layer, units in nets.layers(job.net).items():
+    for layer in layers:
         shapes = {_variable(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
         wide = max(int(np.prod(s[1:])) for s in shapes.values())
         coords = {
             "checkpoint": ("checkpoint", np.array(checkpoints), {"long_name": "round after which weights were kept"}),
             "client": ("client", np.arange(job.clients)),
-            "unit": ("unit", np.arange(units)),
+            "unit": ("unit", np.arange(nets.layers(job.net)[layer])),
             "weight": ("weight", np.arange(wide)),
         }
+        chunk = {"checkpoint": 1, "client": _clients_at_once(job)}
         groups[f"weights/{layer}"] = Group(
             xr.Dataset(coords=coords),
             {
-                name: Variable(
-                    tuple(coords)[: len(shape[:2]) + 2], "float32", {"checkpoint": 1}, {"shape": list(shape)}
-                )
+                name: Variable(tuple(coords)[: len(shape[:2]) + 2], "float32", chunk, {"shape": list(shape)})
                 for name, shape in shapes.items()
             },
         )
@@ -136,7 +197,9 @@ def _variable(name: str) -> str:
 def save_state(path: Path, state: State, run: str) -> None:
     """Write the state beside the store of ``run``, whole or not at all."""
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.split.fits.items()}
-    parts = [run, state.round, state.params, state.server, state.split.shared, fits, state.optimizer]
+    parts = [
+        run, state.round, state.params, state.kept, state.server, state.split.shared, fits, state.optimizer
+    ]  # fmt: skip
     draft = path.with_name(path.name + ".partial")
     torch.save(parts, draft)
     draft.replace(path)
@@ -154,7 +217,7 @@ def load_state(path: Path, job: Job, run: str) -> State | None:
         return None
     if parts[0] != run:
         return None
-    _, number, params, server, shared, fits, optimizer = parts
+    _, number, params, kept, server, shared, fits, optimizer = parts
     numpy = job.device.type == "cpu"
     back = {layer: Fit(*(part.numpy() if numpy else part for part in parts)) for layer, parts in fits.items()}
-    return State(number, params, server, Split(shared, back), optimizer)
+    return State(number, params, kept, server, Split(shared, back), optimizer)

@@ -5,21 +5,26 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import batches, engine, losses, nets, record
+from fedstat.fl import batches, engine, losses, masks, nets, record
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.engine import Job, State
+from fedstat.fl.batches import Rows
+from fedstat.fl.evaluate import timed_step
+from fedstat.fl.job import Job, Precision, State
+from fedstat.fl.masking import masked_accuracy
 from fedstat.fl.nets import Net
+from fedstat.fl.newcomers import RULES, newcomers
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
-from fedstat.store import Writer
+from fedstat.store import Group, Writer
 
 _FLUSH_SECONDS = 1.0
 _SAVE_SECONDS = 20.0
@@ -41,6 +46,8 @@ def prepare(
     device: str,
     client_chunk: int | None,
     threads: int | None,
+    precision: Precision = "float32",
+    track: bool = False,
 ) -> Job:
     """Check the settings of a run and bring the data to the device; arguments as in :func:`train`."""
     if not isinstance(data, xr.Dataset):
@@ -51,6 +58,8 @@ def prepare(
         _check.integer("client_chunk", client_chunk)
     at = device_named(device)
     train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
+    splits = data["split"].to_numpy() if "split" in data.coords else ()
+    validation = batches.rows_of(data, "validation", at) if "validation" in splits else None
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
@@ -66,14 +75,23 @@ def prepare(
     low = int(min(train_rows.y.min(), test_rows.y.min()))
     if top >= max(outputs, 2) or low < 0:
         raise ValueError(f"y must lie in 0, ..., {max(outputs, 2) - 1} for {outputs} output(s), but got {low} to {top}")
+    _check.real("participation", participation, low=0, open_low=True, high=1)
+    n_clients = len(train_rows.start) - 1
+    if round(participation * n_clients) < 1:
+        raise ValueError(
+            f"participation selects no client: {participation} of {n_clients}. Use at least {1 / n_clients:.2g}."
+        )
+    if _check.choice("precision", precision, ("float32", "tf32", "bfloat16")) == "tf32" and at.type != "cuda":
+        raise ValueError(f"precision='tf32' needs a CUDA device, but got device {device!r}. Use 'float32'.")
+    loss = losses.for_outputs(outputs)
     return Job(
         train_rows,
         test_rows,
         algorithm.wrap(net) if algorithm.wrap else net,
         algorithm,
-        losses.for_outputs(outputs),
+        algorithm.loss(loss) if algorithm.loss else loss,
         optimizer,
-        participation=_check.real("participation", participation, low=0, open_low=True, high=1),
+        participation=participation,
         local_epochs=_check.integer("local_epochs", local_epochs),
         batch_size=None if batch_size is None else _check.integer("batch_size", batch_size),
         server_lr=_check.real("server_lr", server_lr, low=0, open_low=True),
@@ -81,6 +99,9 @@ def prepare(
         seed=_check.integer("seed", seed, low=0),
         client_chunk=client_chunk,
         threads=os.cpu_count() or 1 if threads is None else _check.integer("threads", threads),
+        validation=validation,
+        precision=precision,
+        track=track,
     )
 
 
@@ -101,9 +122,16 @@ def train(
     device: str = "cpu",
     client_chunk: int | None = None,
     threads: int | None = None,
+    precision: Precision = "float32",
     out: str | Path | None = None,
     resume: bool = False,
     checkpoints: Sequence[int] = (),
+    keep_weights: Sequence[str] | None = None,
+    evaluate_every: int = 1,
+    new: xr.Dataset | None = None,
+    masking: int = 0,
+    progress: Callable[[int], object] | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> xr.DataTree:
     """Train a federated network and keep what a statistician needs of it.
 
@@ -111,7 +139,7 @@ def train(
     ----------
     data : Dataset
         Dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate ``client``; the
-        coordinate ``split`` (sample) says "train" or "test".
+        coordinate ``split`` (sample) says "train", "test" or, if there is such a split, "validation".
     net : Net
         Such as ``fedstat.fl.nets.mlp([100, 200, 1])``.
     algorithm : Algorithm
@@ -119,7 +147,7 @@ def train(
     rounds : int
         Communication rounds T.
     participation : float, default 1
-        Share of the clients that is active in a round; at least one.
+        Share of the clients that is active in a round.
     local_epochs : int, default 1
         G, epochs of local training in a round.
     batch_size : int, optional
@@ -138,19 +166,37 @@ def train(
         Clients trained as one tensor; chosen from their size otherwise.
     threads : int, optional
         Chunks trained side by side on the CPU; all cores otherwise.
+    precision : {"float32", "tf32", "bfloat16"}, default "float32"
+        Of products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
     out : path, optional
         Store to write, a zarr folder; without it the run is kept in memory.
     resume : bool
         Go on with the run at ``out``, if there is one; the numbers are those of an uninterrupted run.
     checkpoints : sequence of int
         Rounds after which the clients' weights are stored, beside the last.
+    keep_weights : sequence of str, optional
+        Layers whose weights are stored; all by default.
+    evaluate_every : int, default 1
+        Evaluate the models after every so many rounds, and after the last.
+    new : Dataset, optional
+        Clients that do not train, with splits "train" and "test", evaluated after the last round.
+    masking : int, default 0
+        Draws of random values that replace, after the last round, the shared or the personal units' parameters.
+    progress : callable (int), optional
+        Called with 1 after every round.
+    about : mapping, optional
+        What else to note among the run's settings: names of the data set and the partition, say.
 
     Returns
     -------
     DataTree
-        ``/metrics``: accuracy, loss (round, client) on the test samples, of every client's personal model;
+        ``/metrics`` (round, client): accuracy, loss on the test samples, of every client's personal model after
+        aggregation, validation_accuracy, NaN in rounds without evaluation; accuracy_before, train_loss of the active
+        clients, see :func:`fedstat.fl.evaluate.timed_step`; bytes_up, bytes_down, seconds (round);
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
-        ``/split/<layer>``: shared, communality (round, unit), n_factors, n_iter, converged (round).
+        ``/split/<layer>``: shared, communality (round, unit), n_factors, n_iter, converged (round);
+        ``/new``: accuracy (rule, client), see :func:`fedstat.fl.newcomers.newcomers`;
+        ``/masking``: accuracy (part, draw, client), see :func:`fedstat.fl.masking.masked_accuracy`.
 
     Raises
     ------
@@ -182,8 +228,12 @@ def train(
         "optimizer_state": optimizer_state,
         "seed": seed,
     }
-    where: dict[str, Any] = {"device": device, "client_chunk": client_chunk, "threads": threads}
+    where: dict[str, Any] = {
+        "device": device, "client_chunk": client_chunk, "threads": threads, "precision": precision
+    }  # fmt: skip
     _check.integer("rounds", rounds)
+    _check.integer("evaluate_every", evaluate_every)
+    _check.integer("masking", masking, low=0)
     for checkpoint in checkpoints:
         _check.integer("checkpoints", checkpoint, high=rounds)
     if out is None:
@@ -191,18 +241,35 @@ def train(
             raise ValueError("resume needs the path of the run to go on with: pass out=...")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run.zarr"
-            options: dict[str, Any] = {"rounds": rounds, "checkpoints": checkpoints, **settings, **where}
+            options: dict[str, Any] = {
+                "rounds": rounds, "checkpoints": checkpoints, "keep_weights": keep_weights, "new": new,
+                "evaluate_every": evaluate_every, "masking": masking, "progress": progress, "about": about,
+                **settings, **where,
+            }  # fmt: skip
             return train(data, net, algorithm, out=path, **options).load()
-    job = prepare(data, net, algorithm, **settings, **where)
-    at = sorted({*checkpoints, rounds})
+    job = prepare(data, net, algorithm, **settings, **where, track=True)
+    plan = _Plan(
+        rounds,
+        sorted({*checkpoints, rounds}),
+        [*nets.layers(job.net)] if keep_weights is None else [masks.require_layer(job.net, n) for n in keep_weights],
+        evaluate_every,
+        None if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test")),
+        masking,
+        progress or (lambda _: None),
+    )
     config = {
+        **(about or {}),
         "algorithm": algorithm.name,
         "algorithm_settings": dict(algorithm.settings),
         "shapes": {name: list(shape) for name, shape in net.shapes.items()},
         "clients": job.clients,
-        "data": batches.digest(job.train, job.test),
+        "data_digest": batches.digest(*job.splits.values(), *(plan.new or ())),
         "rounds": rounds,
-        "checkpoints": at,
+        "checkpoints": plan.checkpoints,
+        "keep_weights": plan.layers,
+        "evaluate_every": evaluate_every,
+        "masking": masking,
+        "precision": precision,
         **settings,
         "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
     }
@@ -211,28 +278,56 @@ def train(
     else:
         title = f"{algorithm.name}, {rounds} rounds"
         attrs = store.provenance(title, config, device=str(job.device))
-        groups = record.layout({}, rounds, job.clients, nets.layers(job.net)) | record.weights_layout(job, at)
-        writer = store.create(out, groups, attrs)
+        writer = store.create(out, _groups(job, plan), attrs)
     saved = Path(f"{out}.state")
     if not writer.finished:
-        # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
-        with threadpool_limits(1, user_api="blas"):
-            state = record.load_state(saved, job, writer.run) or engine.start(job)
-            _run(job, state, rounds, writer, saved, at)
+        tf32 = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        try:
+            # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
+            with threadpool_limits(1, user_api="blas"):
+                state = record.load_state(saved, job, writer.run) or engine.start(job)
+                _run(job, state, plan, writer, saved)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = tf32
         saved.unlink(missing_ok=True)
     return store.open_run(out)
 
 
-def _run(job: Job, state: State, rounds: int, writer: Writer, saved: Path, checkpoints: list[int]) -> None:
+class _Plan(NamedTuple):
+    """What a run does beside the rounds."""
+
+    rounds: int
+    checkpoints: list[int]
+    layers: list[str]
+    evaluate_every: int
+    new: tuple[Rows, ...] | None
+    masking: int
+    progress: Callable[[int], object]
+
+
+def _groups(job: Job, plan: _Plan) -> dict[str, Group]:
+    groups = record.run_layout(job, plan.rounds, plan.checkpoints, plan.layers)
+    if plan.new is not None:
+        groups["new"] = record.new_layout(plan.new[0].sizes, plan.new[1].sizes)
+    if plan.masking:
+        groups["masking"] = record.masking_layout(plan.masking, job.clients)
+    return groups
+
+
+def _run(job: Job, state: State, plan: _Plan, writer: Writer, saved: Path) -> None:
     """Train to the last round, writing finished rounds about once a second and a state to resume from."""
     buffer = record.Buffer(writer, list(nets.layers(job.net)))
     flushed = saved_at = time.monotonic()
+    plan.progress(state.round)
     try:
-        while state.round < rounds:
-            state, metrics = engine.timed_step(job, state)
+        while state.round < plan.rounds:
+            due = (state.round + 1) % plan.evaluate_every == 0 or state.round + 1 == plan.rounds
+            state, metrics = timed_step(job, state, full=due)
             buffer.add(job, state, metrics)
-            if state.round in checkpoints:
-                record.write_weights(writer, job, state, checkpoints.index(state.round))
+            plan.progress(1)
+            if state.round in plan.checkpoints:
+                record.write_weights(writer, job, state, plan.checkpoints.index(state.round), plan.layers)
             if time.monotonic() - flushed > _FLUSH_SECONDS:
                 buffer.flush()
                 flushed = time.monotonic()
@@ -240,11 +335,22 @@ def _run(job: Job, state: State, rounds: int, writer: Writer, saved: Path, check
                 buffer.flush()
                 record.save_state(saved, state, writer.run)
                 saved_at = time.monotonic()
-    finally:
         buffer.flush()
-        if state.round < rounds:
-            record.save_state(saved, state, writer.run)
+        _after(job, state, plan, writer)
+    except BaseException:
+        buffer.flush()
+        record.save_state(saved, state, writer.run)
+        raise
     writer.finish()
+
+
+def _after(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
+    """What is measured once, after the last round."""
+    if plan.new is not None:
+        found = newcomers(job, state, *plan.new)
+        writer.write("new/accuracy", (), np.stack([found[rule] for rule in RULES]))
+    if plan.masking:
+        writer.write("masking/accuracy", (), masked_accuracy(job, state, draws=plan.masking))
 
 
 def device_named(name: str) -> torch.device:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tomllib
 import warnings
 from dataclasses import fields
 from datetime import datetime
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat import _check
+from fedstat._settings import add_arguments, given, read_toml, require_known
 from fedstat.sim.report import report
 from fedstat.sim.study import METHODS, Settings, study
 from fedstat.stats.factor import METHODS as ESTIMATORS
@@ -51,18 +51,7 @@ def parser() -> argparse.ArgumentParser:
         "--replicates 10 --rounds 100 is the full setting.",
         allow_abbrev=False,
     )
-    for field in fields(Settings):
-        many = isinstance(field.default, tuple)
-        values: tuple[Any, ...] = field.default if isinstance(field.default, tuple) else (field.default,)
-        kind = float if values[0] is None else type(values[0])
-        cli.add_argument(
-            f"--{field.name.replace('_', '-')}",
-            type=kind,
-            nargs="+" if many else None,
-            choices=CHOICES.get(field.name),
-            metavar={float: "X", int: "N", str: "NAME"}[kind],
-            help=HELP[field.name] + ("" if values[0] is None else f" (default {' '.join(map(str, values))})"),
-        )
+    add_arguments(cli, Settings, HELP, CHOICES)
     add = cli.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="settings from a file; the command line overrides them")
     add("--scale", metavar="NAME", help="table of --config whose settings override those outside of tables")
@@ -122,20 +111,13 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     elif args.resume:
         print(f"there is no study at {args.out} yet: starting one", file=sys.stderr)
     if args.config is not None:
-        try:
-            read = tomllib.loads(args.config.read_text())
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(f"--config {args.config} cannot be read: {error}") from None
+        read = read_toml(args.config)
         scales = {name: read.pop(name) for name, value in list(read.items()) if isinstance(value, dict)}
         if args.scale is not None:
             read |= scales[_check.choice("--scale", args.scale, scales)]
+        require_known(read, Settings, f"--config {args.config}")
         chosen |= read
-        if unknown := sorted(set(chosen) - set(names)):
-            raise ValueError(
-                f"--config {args.config} sets {unknown}, which are no settings. There are: {', '.join(names)}"
-            )
-    given = {name: getattr(args, name) for name in names}
-    return chosen | {name: value for name, value in given.items() if value is not None}
+    return chosen | given(args, Settings)
 
 
 def _check_paths(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> None:

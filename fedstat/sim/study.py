@@ -17,9 +17,9 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import _check, store
-from fedstat.fl import algorithms, engine, nets, record
+from fedstat.fl import algorithms, engine, evaluate, nets, record
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.engine import Job
+from fedstat.fl.job import Job
 from fedstat.fl.train import device_named, prepare
 from fedstat.sim.generate import SOURCE, Means, Model8, generate
 from fedstat.sim.recovery import correlation
@@ -271,7 +271,7 @@ def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Writer, tick: Ca
 
     try:
         while state.round < rounds:
-            state, metrics = engine.timed_step(job, state)
+            state, metrics = evaluate.timed_step(job, state)
             buffer.add(job, state, metrics)
             tick()
             if time.monotonic() - flushed > _FLUSH_SECONDS:

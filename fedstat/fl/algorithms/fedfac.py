@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fedstat import _check
-from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Split, Start, Uploads
+from fedstat.fl import masks, nets
+from fedstat.fl.algorithm import Algorithm, Mask, Split, Start, Uploads
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import factor
 from fedstat.stats import split as splitting
@@ -21,29 +21,34 @@ _BLOCK = 200_000  # entries of a layer's weights that are summed at a time
 
 
 def fedfac(
-    layers: str | Sequence[str],
+    layers: masks.Layers | None = None,
     *,
     dynamic: bool = True,
     kappa: float = 0.85,
-    tau: splitting.Tau = 0.5,
-    method: factor.Method = "pa",
+    tau: splitting.Tau | Literal["mean"] | None = None,
+    method: factor.Method | None = None,
     on: Literal["weights", "updates"] = "weights",
     pretrain_epochs: int | None = None,
     warm_start: bool = True,
+    variant: Literal["paper", "code"] = "paper",
 ) -> Algorithm:
     """FedFac, static (Algorithm 1) or dynamic (Algorithm 2).
 
     Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data", §4.
+    Shared: the units of Λ with communality ν >= τ, and every other layer. Private: the other units of Λ. Down: what is
+    shared, and the split where it changed. Up: the same entries, static; dynamic needs the layers of Λ whole.
 
     Parameters
     ----------
-    layers : sequence of str, or str
-        Λ, the layers to split; everything else is shared.
+    layers : sequence of str or int, str, or int, optional
+        Λ, the layers to split, by name or number from 1; by default the last hidden layer.
     dynamic : bool
         Analyse the active clients' weights after every round's local training. Otherwise every client first trains
         alone from the common start, and one analysis of those weights fixes the split.
     kappa, tau, method
-        As in :func:`fedstat.stats.factor.fit` and :func:`fedstat.stats.split.shared`.
+        As in :func:`fedstat.stats.factor.fit` and :func:`fedstat.stats.split.shared`; ``tau="mean"`` shares units
+        with ν >= mean ν. By default the median (0.5) of ``"pa"``, and with ``variant="code"`` the mean of
+        ``"leverage"``.
     on : {"weights", "updates"}
         What dynamic FedFac analyses: the trained weights, or their change in this round.
     pretrain_epochs : int, optional
@@ -52,6 +57,10 @@ def fedfac(
         Start each round's principal-axis iteration from the last round's communalities, provided that the number of
         factors is the same and that analysis converged without a Heywood case. It stops by the same rule near the
         same fixed point, mostly in 1 to 4 steps where the principal-component start needs 8 to 29 on model (8).
+    variant : {"paper", "code"}
+        ``"code"`` does what the authors' published code does where the text says otherwise: the estimator
+        ``"leverage"`` with the split at its mean, and only incoming weights of a split layer are shared, while its
+        biases and normalisation parameters stay with the client.
 
     Notes
     -----
@@ -59,27 +68,33 @@ def fedfac(
     A unit that turns shared adopts the weighted mean of the active clients' values; one that turns personal keeps
     each client's own.
     """
-    layers = masks.layer_names(layers)
-    splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range
+    code = _check.choice("variant", variant, ("paper", "code")) == "code"
+    given = masks.given_layers(layers)
+    limit: splitting.Tau | Literal["mean"] = ("mean" if code else 0.5) if tau is None else tau
+    if limit != "mean":
+        splitting.threshold(np.array([0.0, 1.0]), limit)  # raises if tau is out of range
     _check.choice("on", on, ("weights", "updates"))
     _check.real("kappa", kappa, low=0, open_low=True, high=1)
-    _check.choice("method", method, factor.METHODS)
+    estimator = _check.choice("method", method or ("leverage" if code else "pa"), factor.METHODS)
 
     def decide(net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Split:
         fits = {}
-        for layer in layers:
-            r = _correlation(weights[f"{masks.require_layer(net, layer)}.weight"])
-            fits[layer] = _analyse(r, kappa, method, before.get(layer) if warm_start else None)
-        flags = {layer: splitting.shared(fit.communality, tau=tau) for layer, fit in fits.items()}
-        return Split(masks.units(net, flags, device), fits)
+        for layer in masks.resolve(net, given):
+            names = masks.incoming(net, layer)
+            if not names:
+                raise ValueError(f"layer {layer!r} has no weights to analyse, only {masks.of_layers(net, [layer])}")
+            r = _correlation([weights[name] for name in names])
+            fits[layer] = _analyse(r, kappa, estimator, before.get(layer) if warm_start else None)
+        flags = {layer: _flags(fit.communality, limit) for layer, fit in fits.items()}
+        return Split(masks.units(net, flags, device, weights_only=code), fits)
 
     def static(start: Start) -> Split:
+        masks.resolve(start.net, given)  # raises before any training
         return decide(start.net, start.pretrain(pretrain_epochs), start.device, {})
 
-    def initial(start: Start) -> Split:
-        for layer in layers:
-            masks.require_layer(start.net, layer)
-        return Split(masks.everything(start.net, start.device))
+    def whole(net: Net, device: torch.device) -> Mask:
+        flags = {layer: np.ones(nets.layers(net)[layer], dtype=bool) for layer in masks.resolve(net, given)}
+        return masks.units(net, flags, device, weights_only=code)
 
     def resplit(up: Uploads) -> Split:
         weights = up.after
@@ -88,10 +103,25 @@ def fedfac(
             weights = {name: p - before[name] for name, p in up.after.items()}
         return decide(up.net, weights, up.weights.device, up.split.fits)
 
-    settings = {"layers": list(layers), "kappa": kappa, "tau": str(tau), "method": method}
+    settings = {"layers": given, "kappa": kappa, "tau": str(limit), "method": estimator, "variant": variant}
     if not dynamic:
         return Algorithm("fedfac-static", static, settings=settings | {"pretrain_epochs": pretrain_epochs})
-    return Algorithm("fedfac-dynamic", initial, resplit, settings=settings | {"on": on, "warm_start": warm_start})
+    return Algorithm(
+        "fedfac-dynamic",
+        lambda start: Split(whole(start.net, start.device)),
+        resplit,
+        settings=settings | {"on": on, "warm_start": warm_start},
+        keeps=lambda net: masks.of_layers(net, masks.resolve(net, given)),
+        uploads=lambda net, split: whole(net, masks.device_of(split.shared)),
+    )
+
+
+def _flags(communality: factor.Array, tau: splitting.Tau | Literal["mean"]) -> factor.Array:
+    """Which units are shared; dead ones (NaN) take no part in the mean."""
+    if tau == "mean":
+        live = communality[communality == communality]
+        tau = splitting.Absolute(float(live.mean()))
+    return splitting.shared(communality, tau=tau)
 
 
 def _analyse(r: factor.Array, kappa: float, method: factor.Method, before: factor.Fit | None) -> factor.Fit:
@@ -103,11 +133,13 @@ def _analyse(r: factor.Array, kappa: float, method: factor.Method, before: facto
     return factor.fit(r, kappa=kappa, method=method)
 
 
-def _correlation(weight: torch.Tensor) -> factor.Array:
-    """Correlation of a layer's units from stacked weights (client, unit, ...): NumPy on the CPU, torch on the GPU.
+def _correlation(weights: Sequence[torch.Tensor]) -> factor.Array:
+    """Correlation of a layer's units from its stacked weights (client, unit, ...): NumPy on the CPU, torch on the GPU.
 
     The sums are taken over a few clients at a time, so that their float64 copy stays in the cache.
     """
-    few = max(1, _BLOCK // weight[0].numel())
-    z = [w.transpose(0, 1).flatten(1).mT for w in weight.flatten(2).split(few)]
+    z = []
+    for weight in weights:
+        few = max(1, _BLOCK // weight[0].numel())
+        z += [w.transpose(0, 1).flatten(1).mT for w in weight.flatten(2).split(few)]
     return factor.correlation(reduce(add, (factor.moments(b.numpy() if b.device.type == "cpu" else b) for b in z)))

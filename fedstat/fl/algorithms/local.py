@@ -7,5 +7,5 @@ from fedstat.fl.algorithm import Algorithm, Split
 
 
 def local() -> Algorithm:
-    """Nothing is shared: every client trains alone from the common start."""
+    """Nothing is shared, and nothing goes up or down: every client trains alone from the common start."""
     return Algorithm("local", lambda start: Split(masks.nothing(start.net, start.device)))

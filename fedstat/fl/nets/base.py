@@ -35,6 +35,8 @@ class Net(NamedTuple):
         Names in ``shapes`` that no gradient reaches: running statistics of batch normalisation.
     unshared : tuple of str
         Names in ``shapes`` that no algorithm shares: batch statistics, where they stay with their client.
+    activations : int, optional
+        Numbers that one sample leaves in memory on its way forward; by default one for every hidden unit.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -43,6 +45,7 @@ class Net(NamedTuple):
     accumulate: Callable[[Params, Tensor, Gradient, Params, float, float], None] | None = None
     buffers: tuple[str, ...] = ()
     unshared: tuple[str, ...] = ()
+    activations: int | None = None
 
 
 def layer_of(name: str) -> str:

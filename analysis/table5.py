@@ -1,0 +1,13 @@
+"""FedFac Table 5: tuning τ of FedFac on validation data.
+
+python analysis/table5.py --runs runs/tune-quick --out runs/tables/table5
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from fedstat.fl import ablations, show
+
+if __name__ == "__main__":
+    print(show.command(__doc__, {"": partial(ablations.tuning, name="table5")}, runs="runs/tune-quick"))

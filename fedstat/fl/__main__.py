@@ -1,0 +1,176 @@
+"""Command line: ``python -m fedstat.fl --data mnist --net cnn --algorithm fedfac-dynamic``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from fedstat import data as datasets
+from fedstat import store
+from fedstat._settings import add_arguments, given
+from fedstat.fl import algorithms, experiment, grid, nets, report
+from fedstat.fl.experiment import Settings
+from fedstat.fl.tune import tune
+from fedstat.stats.factor import METHODS as ESTIMATORS
+
+HELP = {
+    "label": "name of the setting in tables",
+    "data": f"data set: {', '.join(datasets.SOURCES)}",
+    "partition": f"how samples go to clients: {', '.join(experiment.PARTITIONS)}",
+    "clients": "clients C",
+    "samples": "most samples of a client",
+    "min_size": "fewest samples of a client",
+    "test": "share of a client's samples for test",
+    "validation": "share of a client's samples for validation",
+    "new_share": "share of the clients that do not train and are evaluated at the end",
+    "net": f"network: {', '.join(nets.NETS)}",
+    "width": "factor of the network's channels and hidden units",
+    "norm": "normalisation of the network's layers",
+    "algorithm": f"algorithm: {', '.join(algorithms.ALGORITHMS)}",
+    "layers": "Λ, layers to split, by name or number from 1 (default: the last hidden layer)",
+    "kappa": "κ, share of the eigenvalues' sum that decides the number of factors (default 0.85)",
+    "tau": "τ, quantile of the communalities from which units are shared, inf, -inf or mean (default 0.5)",
+    "estimator": "estimator of the communality (default pa)",
+    "variant": "the paper's text or the published code, where they differ (default paper)",
+    "mu": "μ of FedProx (default 0.01)",
+    "options": "more settings of the algorithm, as components=2",
+    "rounds": "communication rounds T",
+    "participation": "share of the clients active in a round",
+    "local_epochs": "epochs of local training in a round",
+    "batch_size": "samples in a batch, 0 for all",
+    "optimizer": "local optimiser",
+    "lr": "its learning rate",
+    "server_lr": "learning rate of the server",
+    "seed": "seed of partition, start, participation and batches",
+    "evaluate_every": "rounds between evaluations",
+    "masking": "draws of random values that replace shared or personal units at the end, 0 for none",
+    "precision": "of products in training",
+}
+CHOICES = {
+    "norm": ("group", "batch"), "estimator": ESTIMATORS, "variant": ("paper", "code"), "optimizer": ("sgd", "adam"),
+    "precision": ("float32", "tf32", "bfloat16"),
+}  # fmt: skip
+
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments of the command; those of a run are the fields of :class:`fedstat.fl.experiment.Settings`."""
+    cli = argparse.ArgumentParser(
+        prog="python -m fedstat.fl",
+        description="Train a federated network on a data set of which the files are at hand, or, with --config, all "
+        "runs of a grid; print accuracy over clients, what was sent, and the split.",
+        allow_abbrev=False,
+    )
+    add_arguments(cli, Settings, HELP, CHOICES)
+    add = cli.add_argument
+    add("--config", type=Path, metavar="FILE.toml", help="a grid of runs, such as simulations/fedfac.toml")
+    add("--scale", metavar="NAME", help="table of --config under [scale]")
+    add("--data-dir", type=Path, metavar="DIR", help="folder of the data sets' files (default $FEDSTAT_DATA)")
+    add("--device", default="cpu", help="cpu or cuda (default cpu)")
+    add("--client-chunk", type=int, metavar="N", help="clients trained as one tensor (default: chosen from their size)")
+    add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
+    add("--out", type=Path, metavar="PATH", help="store to write, or folder of a grid (default runs/fl-<time>.zarr)")
+    add("--resume", action="store_true", help="go on with the run at --out, if there is one; grids always do")
+    add("--tune", action="store_true", help="with --config: choose Λ, then τ, then κ on validation samples")
+    add("--repeat", action="store_true", help="with --config: make runs again that other code has finished")
+    add("--quiet", action="store_true", help="no progress bar")
+    return cli
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; 0 when done, 130 when interrupted (argparse leaves with 2 on bad arguments)."""
+    cli = parser()
+    args = cli.parse_args(argv)
+    warnings.showwarning = _plain_warning
+    out = args.out or _default_out(args)
+    try:
+        return _grid(cli, args, out) if args.config else _one(cli, args, out)
+    except (ValueError, FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        cli.error(str(error))
+    except OSError as error:
+        print(f"writing {out} failed: {error}. What was written before opens; make room and go on.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; what is done is in {out}: the same command with --resume goes on", file=sys.stderr)
+        return 130
+    except FloatingPointError as error:
+        print(f"{error} The rounds before are in {out}.", file=sys.stderr)
+        return 1
+
+
+def _default_out(args: argparse.Namespace) -> Path:
+    if args.config:
+        return Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
+    return Path("runs") / f"fl-{datetime.now().astimezone():%Y%m%d-%H%M%S}.zarr"
+
+
+def _where(args: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in ("data_dir", "device", "client_chunk", "threads")}
+
+
+def _one(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> int:
+    for option in ("scale", "tune", "repeat"):
+        if getattr(args, option):
+            cli.error(f"--{option} needs --config, the file of a grid")
+    if args.resume and args.out is None:
+        cli.error("--resume needs --out, the run to go on with")
+    if out.exists() and not args.resume:
+        cli.error(f"--out {out} exists: add --resume to go on with it, remove it, or choose another path")
+    settings = Settings(**given(args, Settings))
+    with tqdm(total=settings.rounds, unit="round", disable=args.quiet or not sys.stderr.isatty()) as bar:
+        run = experiment.run(settings, out=out, resume=args.resume, progress=bar.update, **_where(args))
+    print(report.report(run))
+    print(f"\nStored: fedstat.open_run({str(out)!r})")
+    return 0
+
+
+def _grid(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> int:
+    if fixed := sorted(given(args, Settings)):
+        cli.error(f"--{fixed[0].replace('_', '-')} belongs into {args.config}: a grid takes its settings from the file")
+    runs = grid.cells(args.config, scale=args.scale)
+    show = not args.quiet and sys.stderr.isatty()
+    if args.tune:
+        return _tune(args, runs, out, _bars if show else None)
+    begun, made = time.monotonic(), 0
+    for number, (settings, path, new) in enumerate(
+        grid.run_all(runs, out, repeat=args.repeat, progress=_bars if show else None, **_where(args)), 1
+    ):
+        made += new
+        if new and not args.quiet:
+            spent = time.monotonic() - begun
+            print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {settings.algorithm}, "
+                  f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
+    print(f"{len(runs)} runs in {out}, {made} of them made now")
+    return 0
+
+
+def _tune(args: argparse.Namespace, runs: list[Settings], out: Path, bars: Any) -> int:
+    candidates = grid.candidates(args.config, scale=args.scale)
+    for label in dict.fromkeys(one.name for one in runs):
+        here = [one for one in runs if one.name == label]
+        seeds = list(dict.fromkeys(one.seed for one in here))
+        for step in tune(here[0], candidates, out, seeds=seeds, progress=bars, **_where(args)):
+            print(
+                f"{label}: {step.name}, {len(seeds)} seeds\n{step.table.round(4).to_string(index=False)}\n", flush=True
+            )
+    return 0
+
+
+def _bars(settings: Settings, number: int, of: int) -> Callable[[int], object]:
+    label = f"{number + 1}/{of} {settings.name} {settings.algorithm}"
+    return tqdm(total=settings.rounds, unit="round", desc=label, leave=False).update
+
+
+def _plain_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"warning: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

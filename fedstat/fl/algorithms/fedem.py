@@ -1,0 +1,45 @@
+"""FedEM: every client's model is its own mixture of components that all clients share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedstat import _check
+from fedstat.fl import masks
+from fedstat.fl.algorithm import Algorithm, Phase, Split
+from fedstat.fl.algorithms.mixture import WEIGHTS, log_joint, mixture, mixture_loss, of_class
+from fedstat.fl.nets import Net, Params
+
+_BLOCK = 256  # samples that are run forward at a time
+
+
+def fedem(*, components: int = 3) -> Algorithm:
+    """A mixture of shared components with personal weights, fitted by a federated EM algorithm.
+
+    Marfoq, Neglia, Bellet, Kameni and Vidal (2021), "Federated multi-task learning under a mixture of distributions",
+    NeurIPS, Algorithm 1. Once a round a client takes the E-step, responsibilities r_ik ∝ π_k p_k(y_i | x_i), sets
+    π_k = mean of r_ik, and then trains every component on Σ_k r_ik loss_k with these r. It predicts with Σ_k π_k p_k.
+
+    Shared, up and down: all components. Private: π. FedFac §5.1 takes three; one is FedAvg. See :func:`mixture`.
+    """
+    _check.integer("components", components)
+    return Algorithm(
+        "fedem",
+        lambda start: Split(masks.private_layers(start.net, ["mixture"], start.device)),
+        phases=(Phase(trains=lambda name: name != WEIGHTS, weigh=_e_step),),
+        settings={"components": components},
+        wrap=lambda net: mixture(net, components),
+        loss=mixture_loss,
+    )
+
+
+@torch.no_grad()
+def _e_step(net: Net, params: Params, x: Tensor, y: Tensor, live: Tensor) -> Tensor:
+    """Responsibilities (client, sample, component) of all training samples; π becomes their mean."""
+    blocks = [slice(low, low + _BLOCK) for low in range(0, y.shape[1], _BLOCK)]
+    parts = [of_class(log_joint(net.apply(params, x[:, at])), y[:, at]).softmax(-1) for at in blocks]
+    r = torch.cat(parts, 1)
+    real = live.to(r.dtype).unsqueeze(-1)
+    params[WEIGHTS].copy_((r * real).sum(1) / real.sum(1))
+    return r

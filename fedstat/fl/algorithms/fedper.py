@@ -1,0 +1,21 @@
+"""FedPer."""
+
+from __future__ import annotations
+
+from fedstat.fl import masks
+from fedstat.fl.algorithm import Algorithm, Split, Start
+
+
+def fedper(*, personal_layers: int = 1) -> Algorithm:
+    """The last layers are private, the rest is shared.
+
+    Arivazhagan, Aggarwal, Singh and Choudhary (2019), "Federated learning with personalization layers",
+    arXiv:1912.00818, Algorithms 1 and 2. Up and down: the base layers. The last ``personal_layers`` layers never leave
+    their client; FedFac §5.1 keeps one private, which equals FedFac with Λ = the output layer and τ = inf.
+    """
+
+    def split(start: Start) -> Split:
+        private = masks.last_layers(start.net, "personal_layers", personal_layers)
+        return Split(masks.private_layers(start.net, private, start.device))
+
+    return Algorithm("fedper", split, settings={"personal_layers": personal_layers})

@@ -1,0 +1,31 @@
+"""FedRep."""
+
+from __future__ import annotations
+
+from fedstat import _check
+from fedstat.fl import masks, nets
+from fedstat.fl.algorithm import Algorithm, Phase
+from fedstat.fl.algorithms.fedper import fedper
+from fedstat.fl.nets import Net
+
+
+def fedrep(*, personal_layers: int = 1, head_epochs: int | None = None, body_epochs: int = 1) -> Algorithm:
+    """FedPer whose clients train the private head first, then the shared body under the head they have.
+
+    Collins, Hassani, Mokhtari and Shakkottai (2021), "Exploiting shared representations for personalized federated
+    learning", ICML, Algorithm 1. Up and down: the body. Private: the head, the last ``personal_layers`` layers.
+    ``head_epochs`` None: the run's local epochs.
+    """
+    _check.integer("body_epochs", body_epochs)
+    epochs = head_epochs if head_epochs is None else _check.integer("head_epochs", head_epochs)
+
+    def head(net: Net) -> list[str]:
+        return masks.last_layers(net, "personal_layers", personal_layers)
+
+    def body(net: Net) -> list[str]:
+        return [layer for layer in nets.layers(net) if layer not in head(net)]
+
+    settings = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
+    split = fedper(personal_layers=personal_layers).split
+    phases = (Phase(epochs, layers=head), Phase(body_epochs, layers=body))
+    return Algorithm("fedrep", split, phases=phases, settings=settings)

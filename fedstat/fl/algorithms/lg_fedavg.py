@@ -1,0 +1,24 @@
+"""LG-FedAvg."""
+
+from __future__ import annotations
+
+from fedstat.fl import masks, nets
+from fedstat.fl.algorithm import Algorithm, Split, Start
+
+
+def lg_fedavg(*, global_layers: int = 1) -> Algorithm:
+    """The first layers are private, the last are shared: local representations under a global head.
+
+    Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency (2020), "Think locally, act globally: Federated
+    learning with local and global representations", arXiv:2001.01523, Algorithm 1. Up and down: the last
+    ``global_layers`` layers. One is the number that every network has and that sends least; FedFac §5.1 tunes it on
+    1, ..., L − 1, and the authors' code shares 2 of 5 layers on CIFAR-10, from a start that FedAvg has trained.
+    All L layers are FedAvg.
+    """
+
+    def split(start: Start) -> Split:
+        shared = masks.last_layers(start.net, "global_layers", global_layers, all_too=True)
+        private = [layer for layer in nets.layers(start.net) if layer not in shared]
+        return Split(masks.private_layers(start.net, private, start.device))
+
+    return Algorithm("lg-fedavg", split, settings={"global_layers": global_layers})

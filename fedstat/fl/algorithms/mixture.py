@@ -1,0 +1,91 @@
+"""A network that is a mixture of components, and its loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from fedstat.fl.losses import Loss
+from fedstat.fl.nets import Gradient, Net, Params
+
+WEIGHTS = "mixture.weight"
+
+
+def mixture(net: Net, components: int) -> Net:
+    """Network of K components "component1_<...>", ... and their weights π, "mixture.weight".
+
+    Its outputs (client, sample, component, output + 1) are each component's own, and log π_k. The components start
+    from different draws, π from 1/K.
+    """
+    prefixes = [f"component{k}_" for k in range(1, components + 1)]
+
+    def part(params: Params, prefix: str) -> Params:
+        return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
+
+    def all_of(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(prefix + name for prefix in prefixes for name in names)
+
+    def join(params: Params, outputs: list[Tensor]) -> Tensor:
+        z = torch.stack(outputs, 2)
+        return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
+
+    def apply(params: Params, x: Tensor, *live: Tensor | None) -> Tensor:
+        return join(params, [net.apply(part(params, prefix), x, *live) for prefix in prefixes])
+
+    def accumulate(params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float) -> None:
+        def derivative(seen: list[Tensor]) -> Tensor:
+            """Run the other components inside this one's forward pass: the loss needs the outputs of all at once."""
+            if len(seen) == components:
+                return gradient(join(params, seen))
+            found: list[Tensor] = []
+
+            def at_outputs(z: Tensor) -> Tensor:
+                found.append(derivative([*seen, z]))
+                return found[0][:, :, len(seen), :-1].contiguous()
+
+            prefix = prefixes[len(seen)]
+            net.accumulate(part(params, prefix), x, at_outputs, part(into, prefix), beta, alpha)  # type: ignore[misc]
+            return found[0]
+
+        derivative([])
+
+    start = {WEIGHTS: torch.full((components,), 1 / components)}
+    return net._replace(
+        shapes={WEIGHTS: (components,)} | {prefix + n: shape for prefix in prefixes for n, shape in net.shapes.items()},
+        init=lambda rng: start | {prefix + n: p for prefix in prefixes for n, p in net.init(rng).items()},
+        apply=apply,
+        accumulate=accumulate if net.accumulate else None,
+        buffers=all_of(net.buffers),
+        unshared=all_of(net.unshared),
+        activations=components * net.activations if net.activations else None,
+    )
+
+
+def mixture_loss(inner: Loss) -> Loss:
+    """−log Σ_k π_k p_k(y), and for training, given r (client, sample, component), the derivative of Σ_k r_k loss_k."""
+
+    def gradient(out: Tensor, y: Tensor, weight: Tensor, r: Tensor) -> Tensor:
+        total = torch.zeros_like(out)
+        for k in range(out.shape[2]):
+            total[:, :, k, :-1] = inner.gradient(out[:, :, k, :-1].clone(), y, weight * r[..., k])
+        return total
+
+    return inner._replace(
+        value=lambda out, y: -of_class(log_joint(out), y).logsumexp(-1),
+        gradient=gradient,
+        predict=lambda out: log_joint(out).logsumexp(2).argmax(-1),
+        probability=lambda out: log_joint(out).logsumexp(2).exp(),
+    )
+
+
+def log_joint(out: Tensor) -> Tensor:
+    """Log π_k + log p_k(class): (client, sample, component, class)."""
+    z = out[..., :-1]
+    log_p = torch.cat([logsigmoid(-z), logsigmoid(z)], -1) if z.shape[-1] == 1 else torch.log_softmax(z, -1)
+    return log_p + out[..., -1:]
+
+
+def of_class(joint: Tensor, y: Tensor) -> Tensor:
+    """Entries of the classes y (client, sample): (client, sample, component)."""
+    return joint.gather(-1, y[..., None, None].expand(*joint.shape[:-1], 1)).squeeze(-1)

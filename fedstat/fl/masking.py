@@ -1,0 +1,65 @@
+"""What shared and personal units are worth: accuracy without them (FedFac §5.5, Table 8 A)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedstat import _random
+from fedstat.fl.evaluate import scores
+from fedstat.fl.job import Job, State, by_size, each_chunk, personal
+from fedstat.fl.nets import Params
+
+PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
+
+
+def masked_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
+    """Test accuracy (part, draw, client) with random values in place of one part of the layers that are split.
+
+    Parameters
+    ----------
+    job, state
+        A run; its personal models are evaluated, nothing is trained again.
+    draws : int
+        Draws of the random values, each client's own.
+
+    Returns
+    -------
+    array (part, draw, client)
+        By ``PARTS``: nothing replaced; the shared or the personal units' parameters replaced by normal values with the
+        standard deviation that the client's layer has; the same by standard normal values, as in the published code.
+        Without a layer that is split all parts are equal.
+    """
+    found = np.full((len(PARTS), draws, job.clients), np.nan, np.float32)
+    split = [n for n, mask in state.split.shared.items() if bool(mask.any()) and not bool(mask.all())]
+    split = [name for name in split if name not in job.net.buffers]
+    clients = by_size(job.train, np.arange(job.clients))
+
+    def work(span: slice) -> None:
+        chunk = clients[span]
+        params = personal(job, state, chunk)
+        found[0, :, chunk] = scores(job, params, job.test, chunk)[0][:, None]
+        for draw in range(draws):
+            noise = _noise(job, split, params, chunk, draw)
+            for i, part in enumerate(PARTS[1:], 1):
+                wanted = part.startswith("shared")
+                own = 1.0 if part.endswith("N(0, 1)") else None
+                changed = dict(params)
+                for name in split:
+                    p = params[name]
+                    sd = own or p.flatten(1).std(1, correction=0).view(-1, *(1,) * (p.ndim - 1))
+                    changed[name] = torch.where(state.split.shared[name] == wanted, noise[name] * sd, p)
+                found[i, draw, chunk] = scores(job, changed, job.test, chunk)[0]
+
+    each_chunk(job, job.clients, work)
+    return found
+
+
+def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw: int) -> Params:
+    """Standard normal values in the shape of some parameters, each client's from a stream of its own."""
+    noise = {name: torch.empty_like(params[name]) for name in names}
+    for i, c in enumerate(clients):
+        rng = _random.generator(job.seed, "masking", draw, int(c))
+        for name in names:
+            noise[name][i] = torch.from_numpy(rng.standard_normal(job.net.shapes[name], dtype=np.float32))
+    return noise

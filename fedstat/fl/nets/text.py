@@ -1,0 +1,89 @@
+"""What networks for text have in common: token numbers, and starting values as those of torch.nn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstat import _check
+from fedstat.fl.nets.base import Params
+
+
+def check(sample: Sequence[int], outputs: int, vocabulary: int | None) -> tuple[int, int, int]:
+    """Length of a text, number of outputs and of different tokens, or ValueError."""
+    if len(sample) != 1:
+        raise ValueError(
+            f"sample must be the shape of one text, (length,), but got {tuple(sample)}. For images take another net."
+        )
+    if vocabulary is None:
+        raise ValueError(
+            "vocabulary must be the number of different tokens, but got None. "
+            "It is 80 for Shakespeare by character, and len(data.x.attrs['vocabulary']) for words."
+        )
+    length = _check.integer("sample", sample[0])
+    return length, _check.integer("outputs", outputs), _check.integer("vocabulary", vocabulary)
+
+
+def check_padding(padding: int | None, vocabulary: int) -> int | None:
+    """Number of the token that fills short texts, or ValueError if it is none of the vocabulary."""
+    return None if padding is None else _check.integer("padding", padding, low=0, high=vocabulary - 1)
+
+
+def real(x: Tensor, padding: int | None) -> Tensor:
+    """Which tokens are text and not padding: bool of x's shape."""
+    return torch.ones_like(x, dtype=torch.bool) if padding is None else x != padding
+
+
+def scaled(name: str, size: int, width: float, *, multiple: int = 1) -> int:
+    """Number of hidden units after ``width``, at least ``multiple`` and a multiple of it."""
+    _check.real("width", width, low=0, open_low=True)
+    return multiple * max(1, round(_check.integer(name, size) * width / multiple))
+
+
+def tokens(x: Tensor, vocabulary: int) -> Tensor:
+    """Token numbers as int64, or ValueError if they are none or the vocabulary is too small for them."""
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise ValueError(f"a text network takes x of token numbers, integers, but got {str(x.dtype).split('.')[-1]}")
+    low, high = (int(end) for end in torch.aminmax(x))
+    if low < 0 or high >= vocabulary:
+        raise ValueError(
+            f"tokens must lie in 0, ..., {vocabulary - 1} for vocabulary={vocabulary}, but got {low} to {high}. "
+            f"Make the network with vocabulary={max(high + 1, vocabulary)}."
+        )
+    return x.long()
+
+
+def rows(x: Tensor, vocabulary: int) -> Tensor:
+    """Tokens (client, ...) as rows of all clients' tables, one below the other: token + client·vocabulary."""
+    clients = torch.arange(x.shape[0], device=x.device).view(-1, *(1,) * (x.ndim - 1))
+    return tokens(x, vocabulary) + vocabulary * clients
+
+
+def normal(rng: np.random.Generator, shape: Sequence[int]) -> Tensor:
+    """Start of ``torch.nn.Embedding``: N(0, 1)."""
+    return torch.from_numpy(rng.normal(size=shape)).float()
+
+
+def uniform(rng: np.random.Generator, shapes: Mapping[str, Sequence[int]], bound: float) -> Params:
+    """Start at U(−bound, bound)."""
+    return {name: torch.from_numpy(rng.uniform(-bound, bound, shape)).float() for name, shape in shapes.items()}
+
+
+def dense(rng: np.random.Generator, layer: str, n_in: int, n_out: int) -> Params:
+    """Start of ``torch.nn.Linear``: weight and bias at U(−1/√in, 1/√in)."""
+    shapes = {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}
+    return uniform(rng, shapes, 1 / math.sqrt(n_in))
+
+
+def linear(params: Params, layer: str, h: Tensor) -> Tensor:
+    """Dense layer of stacked clients: h (client, row, in) to (client, row, out)."""
+    return torch.baddbmm(params[f"{layer}.bias"].unsqueeze(1), h, params[f"{layer}.weight"].mT)
+
+
+def dense_shapes(layer: str, n_in: int, n_out: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of a dense layer's parameters."""
+    return {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}

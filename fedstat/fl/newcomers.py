@@ -1,0 +1,78 @@
+"""Clients that never trained: what they would predict with (FedFac §3.2 and Table 3)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedstat.fl.algorithm import Mask, Phase
+from fedstat.fl.batches import Rows, whole
+from fedstat.fl.evaluate import scores
+from fedstat.fl.job import Job, State, by_size, each_chunk, personal
+from fedstat.fl.local_training import train_chunk
+
+RULES = ("global", "finetuned", "local_train", "ensemble")
+
+
+def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
+    """Test accuracy of new clients (client,), by rule.
+
+    Parameters
+    ----------
+    job, state
+        A run and its clients.
+    train, test : Rows
+        Samples of the new clients.
+
+    Returns
+    -------
+    dict of array (client,)
+        ``global``: the server's model as it is, FedAvg's and FedProx's way; where a method never shares an entry, that
+        entry is as it was at the start.
+        ``finetuned``: that model after one round of the method's local training, FedAvg+ and FedProx+.
+        ``local_train``: shared entries downloaded and held, personal ones trained for one round (FedFac §3.2; FedRep's
+        head and FedEM's mixture weights likewise).
+        ``ensemble``: the mean of the class probabilities of all existing clients' models (FedFac §3.2; LG-FedAvg).
+    """
+    new = replace(job, train=train, test=test, validation=None, optimizer_state="reset")
+    server = State(state.round, {}, {}, state.server, state.split, {})
+    clients = by_size(train, np.arange(len(train.start) - 1))
+    found = {rule: np.full(len(clients), np.nan, np.float32) for rule in RULES}
+    trained = job.algorithm.finetune or job.phases
+    ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
+        "global": ((), None),
+        "finetuned": (trained, None),
+        "local_train": (job.phases, state.split.shared),
+    }
+
+    def work(span: slice) -> None:
+        chunk = clients[span]
+        for rule, (phases, frozen) in ways.items():
+            params = personal(new, server, chunk)
+            train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen)
+            found[rule][chunk] = scores(new, params, test, chunk)[0]
+
+    each_chunk(new, len(clients), work)
+    found["ensemble"] = _ensemble(job, state, test)
+    return found
+
+
+def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
+    """Accuracy (client,) of the mean of the existing clients' class probabilities."""
+    rows, live = whole(test, np.arange(len(test.start) - 1))
+    x, y = test.x[rows[live]], test.y[rows[live]]
+    parts: dict[int, torch.Tensor] = {}
+
+    def work(span: slice) -> None:
+        params = personal(job, state, np.arange(job.clients)[span])
+        k = span.stop - span.start
+        with torch.no_grad():
+            blocks = [job.net.apply(params, block.expand(k, *block.shape)) for block in x.split(256)]
+        parts[span.start] = torch.cat([job.loss.probability(block).sum(0) for block in blocks])
+
+    each_chunk(job, job.clients, work)
+    right = torch.zeros_like(live, dtype=torch.float32)
+    right[live] = (sum(parts[start] for start in sorted(parts)).argmax(-1) == y).float()  # type: ignore[union-attr]
+    return (right.sum(1) / live.sum(1)).cpu().numpy()

@@ -1,0 +1,299 @@
+"""From runs to numbers: one row a run, and the accuracies, curves and costs that tables and figures are made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from fedstat.store import open_run
+
+WINDOW = 10
+"""Consecutive rounds over which accuracies are averaged (FedFac §5.2)."""
+
+RULES = ("best10", "last10", "validated")
+"""Ways to pick the rounds that a run is judged by."""
+
+SCALE = (
+    "scale", "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
+    "norm", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr", "optimizer_state",
+    "evaluate_every", "precision",
+)  # fmt: skip
+"""Settings that runs of one label must have in common to be compared."""
+
+
+class Grid(NamedTuple):
+    """Runs that belong together.
+
+    Attributes
+    ----------
+    table : DataFrame
+        One row per finished run, as :func:`row` makes it, with the path of its store: ``path``.
+    unfinished : tuple of str
+        Paths of the runs that are left out because they have not ended.
+    configs : mapping from label to dict
+        Settings of the first run of each label: those that make its scale hold for all.
+    """
+
+    table: pd.DataFrame
+    unfinished: tuple[str, ...] = ()
+    configs: Mapping[str, dict[str, Any]] = {}
+
+
+def row(run: xr.DataTree) -> dict[str, Any]:
+    """Summarise a run in one row.
+
+    Parameters
+    ----------
+    run : DataTree
+        What :func:`fedstat.fl.train` returns.
+
+    Returns
+    -------
+    dict
+        ``label``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
+        ``clients``, ``rounds``, ``revision``. Of the test accuracy, weighted by the clients' test samples:
+        ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of these; ``last10``, the
+        mean over the last 10; ``validated``, that of the round with the best validation accuracy,
+        ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 less the test accuracy of the 10
+        rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active clients' models as they leave local training; ``unweighted``
+        mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 % quantile). ``bytes_up``,
+        ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what the run does not hold.
+
+    Raises
+    ------
+    ValueError
+        If it is not a run of the trainer.
+
+    Notes
+    -----
+    best10 picks rounds by the test data that it reports (as FedFac Table 2 and all its peers do) and so is too high;
+    ``optimism`` says by how much. Where rounds are evaluated now and then, the evaluated ones in each window count.
+    """
+    config, metrics = _config(run), _metrics(run)
+    test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
+    mean = weighted(test, weight)
+    best, best_round = best_window(mean)
+    size = "n_validation" if "n_validation" in metrics else "n_train"
+    validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
+    found = {"best10": best, "best10_round": best_round, "last10": _nanmean(mean[-WINDOW:])}
+    found |= dict.fromkeys(("validated", "validated_round", "validation", "optimism"), math.nan)
+    if np.isfinite(validation + mean).any():
+        at = int(np.nanargmax(np.where(np.isfinite(mean), validation, np.nan)))
+        found |= {"validated": mean[at], "validated_round": at + 1, "validation": validation[at]}
+        _, last = best_window(np.where(np.isfinite(mean), validation, np.nan))
+        found["optimism"] = best - _nanmean(mean[max(0, int(last) - WINDOW) : int(last)])
+    own = clients(run)["accuracy"].dropna()
+    return {
+        "label": config.get("label") or str(config["data"]),
+        "method": config["algorithm"],
+        "seed": config["seed"],
+        "layers": _layers(config),
+        **{name: _number(_setting(config, name)) for name in ("kappa", "tau")},
+        "estimator": _setting(config, "estimator") or _setting(config, "method") or "",
+        "clients": test.shape[1],
+        "rounds": len(test),
+        "revision": run.attrs.get("revision", ""),
+        **found,
+        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-WINDOW:]),
+        "unweighted": own.mean(),
+        "spread": own.std(),
+        "q10": own.quantile(0.1),
+        "bytes_up": _total(metrics, "bytes_up"),
+        "bytes_down": _total(metrics, "bytes_down"),
+        "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
+    }
+
+
+def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
+    """Rows of many runs.
+
+    Parameters
+    ----------
+    runs : path or sequence of paths
+        A folder of stores (``*.zarr``), or stores.
+
+    Returns
+    -------
+    Grid
+        Unfinished runs are left out, and named.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no run.
+    ValueError
+        If runs of one label were made at different scales; the settings that differ are named.
+    """
+    paths = stores(runs)
+    rows, configs, unfinished = [], [], []
+    for path in paths:
+        run = open_run(path)
+        if "ended" not in run.attrs:
+            unfinished.append(str(path))
+            continue
+        try:
+            rows.append(row(run) | {"path": str(path)})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        configs.append(_config(run))
+    table = pd.DataFrame(rows)
+    labels = [r["label"] for r in rows]
+    same_scale(configs, labels)
+    first = {label: configs[labels.index(label)] for label in dict.fromkeys(labels)}
+    return Grid(table, tuple(unfinished), first)
+
+
+def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Paths of the stores in a folder, or those given, sorted."""
+    paths = sorted(Path(runs).glob("*.zarr")) if isinstance(runs, str | Path) else sorted(map(Path, runs))
+    if not paths:
+        raise FileNotFoundError(
+            f"there is no run in {runs}: a run is a folder NAME.zarr that python -m fedstat.fl writes"
+        )
+    return paths
+
+
+def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
+    """Raise ValueError, naming the settings, if runs of one label were made at different scales.
+
+    Examples
+    --------
+    >>> same_scale([{"rounds": 10}, {"rounds": 20}], ["a", "a"])
+    Traceback (most recent call last):
+    ValueError: runs of 'a' cannot stand in one table: they differ in rounds (10, 20). Keep each scale in ...
+    """
+    scales = {json.dumps(c.get("scale")) for c in configs}
+    if len(scales) > 1:
+        raise ValueError(
+            f"runs of scales {', '.join(sorted(scales))} cannot stand in one table. Keep each in its own folder."
+        )
+    for label in dict.fromkeys(labels):
+        here = [c for c, name in zip(configs, labels, strict=True) if name == label]
+        seen = {key: list(dict.fromkeys(json.dumps(c.get(key)) for c in here)) for key in SCALE}
+        differ = [f"{key} ({', '.join(values)})" for key, values in seen.items() if len(values) > 1]
+        if differ:
+            raise ValueError(
+                f"runs of {label!r} cannot stand in one table: they differ in {'; '.join(differ)}. "
+                "Keep each scale in its own folder."
+            )
+
+
+def clients(run: xr.DataTree) -> pd.DataFrame:
+    """Accuracy of every client, mean over the evaluated ones of the last 10 rounds, and its numbers of samples.
+
+    Returns
+    -------
+    DataFrame
+        ``client``, ``accuracy``, ``n_train``, ``n_test``.
+    """
+    metrics = _metrics(run)
+    last = metrics["accuracy"].isel(round=slice(-WINDOW, None)).astype(float).mean("round", skipna=True)
+    sizes = {name: _sizes(metrics, name) for name in ("n_train", "n_test")}
+    return pd.DataFrame({"client": metrics["client"].values, "accuracy": last.values, **sizes})
+
+
+def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
+    """Mean over clients of a metric in every round, weighted by training samples (test samples for accuracies).
+
+    Returns
+    -------
+    DataFrame
+        ``round`` and the metric; rounds without a value are left out.
+    """
+    metrics = _metrics(run)
+    weight = _sizes(metrics, "n_train" if name in ("train_loss", "validation_accuracy") else "n_test")
+    values = weighted(_values(metrics, name), weight)
+    return pd.DataFrame({"round": metrics["round"].values, name: values}).dropna()
+
+
+def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weighted mean over clients of the values that are there: (round, client) to (round,), NaN where there is none."""
+    there = np.isfinite(values)
+    total = (there * weight).sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(there, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
+
+
+def best_window(mean: NDArray[np.float64], window: int = WINDOW) -> tuple[float, float]:
+    """Best mean over consecutive rounds, and the last of these rounds (from 1); NaN if nothing was evaluated.
+
+    Windows in which fewer rounds were evaluated than in others are left out, but for a difference of one, which comes
+    from evaluating every few rounds. A run shorter than a window is one window.
+
+    Examples
+    --------
+    >>> best_window(np.array([0.1, 0.5, 0.9, 0.1]), window=2)
+    (0.7, 3.0)
+    """
+    window = min(window, len(mean))
+    windows = np.lib.stride_tricks.sliding_window_view(mean, window)
+    n = np.isfinite(windows).sum(axis=1)
+    if not n.any():
+        return math.nan, math.nan
+    enough = n >= max(1, n.max() - 1)
+    means = np.where(enough, np.nansum(windows, axis=1) / np.maximum(n, 1), -np.inf)
+    at = int(means.argmax())
+    return float(means[at]), float(at + window)
+
+
+def _config(run: xr.DataTree) -> dict[str, Any]:
+    try:
+        config = dict(json.loads(run.attrs["config"]))
+    except KeyError:
+        config = {}
+    if "algorithm" not in config or "metrics" not in run.children:
+        raise ValueError(
+            "not a run of the trainer, as fedstat.fl.train and python -m fedstat.fl write it, "
+            f"but got a tree with the groups {list(run.children)}"
+        )
+    return config
+
+
+def _metrics(run: xr.DataTree) -> xr.Dataset:
+    return run["metrics"].to_dataset()
+
+
+def _values(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
+    if name not in metrics:
+        return np.full((metrics.sizes["round"], metrics.sizes["client"]), np.nan)
+    return metrics[name].transpose("round", "client").to_numpy().astype(np.float64)
+
+
+def _sizes(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
+    """Numbers of samples of each client; where a run does not say them, clients count alike."""
+    return metrics[name].to_numpy().astype(np.float64) if name in metrics else np.ones(metrics.sizes["client"])
+
+
+def _total(metrics: xr.Dataset, name: str) -> float:
+    return float(metrics[name].sum()) if name in metrics else math.nan
+
+
+def _nanmean(x: NDArray[np.float64]) -> float:
+    return float(x[np.isfinite(x)].mean()) if np.isfinite(x).any() else math.nan
+
+
+def _setting(config: dict[str, Any], name: str) -> Any:
+    """A setting of the method, wherever the run keeps it."""
+    value = config.get(name)
+    return config.get("algorithm_settings", {}).get(name) if value is None else value
+
+
+def _layers(config: dict[str, Any]) -> str:
+    layers = _setting(config, "layers") or []
+    return layers if isinstance(layers, str) else ",".join(map(str, layers))
+
+
+def _number(value: Any) -> float | str:
+    """A number, as which a threshold may be kept in words ("0.5", "inf"); other words as they are."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return str(value)

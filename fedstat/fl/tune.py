@@ -1,0 +1,118 @@
+"""FedFac's tuning as a procedure: Λ, then τ, then κ, each by accuracy on validation samples (FedFac §5.3, §6).
+
+The paper tunes by hand and does not say on which samples; here the test samples are never looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedstat import _check, store
+from fedstat.fl import experiment, grid, summary
+from fedstat.fl.experiment import Settings
+
+STEPS = ("layers", "tau", "kappa")
+"""What is tuned, in this order; the paper finds Λ to matter most, then τ, then κ."""
+
+
+class Step(NamedTuple):
+    """One step of the procedure.
+
+    Attributes
+    ----------
+    name : str
+        Of ``STEPS``.
+    table : DataFrame
+        One row per candidate: ``value``; ``validation``, mean over seeds of the accuracy on validation samples in the
+        round where it is best, and its ``std_error``; ``accuracy``, that on test samples in the same round, which is
+        shown and not used; ``chosen``.
+    settings : Settings
+        With the candidate of the best validation accuracy; of equal ones the first.
+    """
+
+    name: str
+    table: pd.DataFrame
+    settings: Settings
+
+
+def tune(
+    settings: Settings,
+    candidates: Mapping[str, Sequence[Any]],
+    folder: str | Path,
+    *,
+    seeds: Sequence[int] = (0,),
+    progress: Callable[[Settings, int, int], Callable[[int], object]] | None = None,
+    **where: Any,
+) -> Iterator[Step]:
+    """Choose Λ, τ and κ one after the other, each with the others at their last choice.
+
+    Parameters
+    ----------
+    settings : Settings
+        Where to begin; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
+    candidates : mapping from step to sequence
+        ``layers``: sequences of layers; ``tau``; ``kappa``. Steps that are missing are left out.
+    folder : path
+        Where the runs are stored; those that are there are not made again.
+    seeds : sequence of int
+        Every candidate is run with every seed.
+    progress, **where
+        See :func:`fedstat.fl.grid.run_all`.
+
+    Yields
+    ------
+    Step
+
+    Raises
+    ------
+    ValueError
+        If there are no validation samples, an unknown step, or a step without candidates.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> start = Settings(clients=10, rounds=2, participation=0.5, validation=0.2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     steps = list(tune(start, {"tau": [0.25, 0.75]}, folder))
+    >>> steps[0].table["value"].tolist(), steps[0].settings.tau in ("0.25", "0.75")
+    (['0.25', '0.75'], True)
+    """
+    if not settings.validation:
+        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1 or so.")
+    for name, values in candidates.items():
+        _check.choice("a step of tuning", name, STEPS)
+        if not len(values):
+            raise ValueError(f"every step of tuning needs candidates, but {name} has none")
+        if not experiment.takes(name, settings.algorithm):
+            raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
+    for name in (step for step in STEPS if step in candidates):
+        tried = [replace(settings, **{name: value}) for value in candidates[name]]
+        runs = [replace(one, seed=seed) for seed in seeds for one in tried]
+        rows = [
+            summary.row(store.open_run(path)) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)
+        ]
+        validation = np.array([row["validation"] for row in rows]).reshape(len(seeds), len(tried)).T
+        accuracy = np.array([row["validated"] for row in rows]).reshape(len(seeds), len(tried)).T
+        best = int(validation.mean(1).argmax())
+        spread = validation.std(1, ddof=1) / np.sqrt(len(seeds)) if len(seeds) > 1 else np.full(len(tried), np.nan)
+        table = pd.DataFrame(
+            {
+                "value": [_shown(getattr(one, name)) for one in tried],
+                "validation": validation.mean(1),
+                "std_error": spread,
+                "accuracy": accuracy.mean(1),
+                "chosen": np.arange(len(tried)) == best,
+            }
+        )
+        settings = tried[best]
+        yield Step(name, table, settings)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)

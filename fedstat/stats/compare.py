@@ -1,0 +1,379 @@
+"""Do methods differ? Paired comparisons within blocks (seeds), and a mixed model over a grid of settings.
+
+Methods that start from one seed see the same data, partition and initial weights, so accuracies of one seed go
+together: the seed is a block, and only differences within seeds say how methods compare.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+from statsmodels.regression.linear_model import OLS
+from statsmodels.regression.mixed_linear_model import MixedLM
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.weightstats import DescrStatsW
+
+from fedstat import _check
+
+SIGN_FLIP_BLOCKS = 16
+"""Up to so many blocks all 2ⁿ changes of sign are tried."""
+
+
+class Comparison(NamedTuple):
+    """Methods against a reference.
+
+    Attributes
+    ----------
+    table : DataFrame
+        One row per method, in the order of appearance: ``method``; ``n_values``, ``mean`` and ``std_error_mean`` of
+        its own values; ``n`` blocks that it shares with the reference; ``difference``, mean of value − reference within
+        blocks, with ``std_error``, ``statistic`` (t), ``df``, ``p_value``, ``conf_low`` and ``conf_high``; ``p_holm``,
+        adjusted over all methods of the table; ``all_low`` and ``all_high``, intervals that hold for all methods
+        together; ``p_sign_flip``. NaN for the reference itself, and where a single block leaves no standard error.
+    reference : str
+    level : float
+        Of the intervals.
+    notes : tuple of str
+        What was left out or cannot be said, in words.
+    """
+
+    table: pd.DataFrame
+    reference: str
+    level: float
+    notes: tuple[str, ...]
+
+
+class Mixed(NamedTuple):
+    """A linear model with random intercepts.
+
+    Attributes
+    ----------
+    table : DataFrame
+        Fixed effects: ``term``, ``estimate``, ``std_error``, ``statistic``, ``df``, ``p_value``, ``conf_low``,
+        ``conf_high``.
+    group_variance, residual_variance : float
+        In units of the value, squared.
+    n, groups : int
+    converged : bool
+    singular : bool
+        The group variance is estimated at its boundary, zero.
+    note : str
+        What to make of a fit that is singular or has not converged; "" where all is well.
+    """
+
+    table: pd.DataFrame
+    group_variance: float
+    residual_variance: float
+    n: int
+    groups: int
+    converged: bool
+    singular: bool
+    note: str
+
+
+def paired(
+    data: pd.DataFrame,
+    *,
+    reference: str,
+    value: str = "accuracy",
+    method: str = "method",
+    block: str | Sequence[str] = "seed",
+    level: float = 0.95,
+) -> Comparison:
+    """Compare methods with a reference within blocks.
+
+    Parameters
+    ----------
+    data : DataFrame
+        One row per method and block. Missing rows and NaN are left out of their method's pairs, and named.
+    reference : str
+        The method that the others are compared with.
+    value, method : str
+        Columns.
+    block : str or sequence of str
+        Columns that make a block: seeds, or settings and seeds.
+    level : float in (0, 1)
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    ValueError
+        If a column or the reference is not there, or a method has two values in a block.
+
+    Notes
+    -----
+    Tests and intervals are those of the paired t test. ``p_holm`` is Holm's step-down adjustment [1]_. ``all_low`` and
+    ``all_high`` are Bonferroni's t intervals, at level 1 − (1 − level)/m for m comparisons: they hold together, and
+    being as wide as Holm's first step they never leave out 0 where Holm does not reject; Holm may reject where they
+    hold 0. ``p_sign_flip`` is exact under the one assumption that differences are symmetric about 0 [2]_: the share of
+    the 2ⁿ changes of sign whose mean is at least as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks.
+    Beyond 16 blocks it is NaN.
+
+    References
+    ----------
+    .. [1] Holm (1979), "A simple sequentially rejective multiple test procedure", Scand. J. Statist. 6, 65-70.
+    .. [2] Fisher (1935), The design of experiments, §21.
+
+    Examples
+    --------
+    >>> data = pd.DataFrame({"method": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2], "accuracy": [5, 6, 7, 9, 5, 8.0]})
+    >>> found = paired(data, reference="a").table.set_index("method")
+    >>> found.loc["b", ["difference", "p_sign_flip"]].tolist()
+    [2.0, 0.25]
+    """
+    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    blocks = [block] if isinstance(block, str) else list(block)
+    _has(data, value, method, *blocks)
+    _check.choice("reference", reference, list(dict.fromkeys(data[method].astype(str))))
+    wide = _wide(data, value, method, blocks)
+    rows, alone = [], []
+    notes: list[str] = []
+    for name in map(str, wide.columns):
+        own = wide[name].dropna().to_numpy()
+        row = {"method": name, "n_values": len(own), "mean": own.mean() if len(own) else math.nan}
+        row["std_error_mean"] = _std_error(own)
+        if name != reference:
+            pairs = wide[[reference, name]].dropna()
+            left_out = [_name(i) for i in wide.index if i not in pairs.index]
+            if left_out:
+                notes.append(f"{name}: no pair with {reference} in {', '.join(left_out)}; left out")
+            if len(pairs) == 1:
+                alone.append(name)
+            row |= _difference((pairs[name] - pairs[reference]).to_numpy(), level)
+        rows.append(row)
+    if alone:
+        notes.append(f"one pair only, so no standard error: {', '.join(alone)}")
+    table = pd.DataFrame(rows).reindex(columns=_COLUMNS)
+    table["n"] = table["n"].fillna(0).astype(int)
+    return Comparison(_adjusted(table, level), reference, level, tuple(notes))
+
+
+_COLUMNS = [
+    "method", "n_values", "mean", "std_error_mean", "n", "difference", "std_error", "statistic", "df", "p_value",
+    "conf_low", "conf_high", "p_holm", "all_low", "all_high", "p_sign_flip",
+]  # fmt: skip
+
+
+def sign_flip(x: NDArray[np.float64]) -> float:
+    """Exact two-sided p-value of the mean under changes of sign; NaN for no or for more than 16 values.
+
+    Examples
+    --------
+    >>> sign_flip(np.array([1.0, 2.0, 4.0, -0.5]))
+    0.25
+    """
+    if not 0 < len(x) <= SIGN_FLIP_BLOCKS:
+        return math.nan
+    signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(x))))
+    sums = np.abs(signs @ x)
+    return float((sums >= sums[0] - 1e-12 * np.abs(x).sum()).mean())
+
+
+def mixed(
+    data: pd.DataFrame,
+    *,
+    reference: str | None = None,
+    value: str = "accuracy",
+    method: str = "method",
+    heterogeneity: str = "heterogeneity",
+    group: str = "seed",
+    level: float = 0.95,
+) -> Mixed:
+    """Mixed model ``value ~ method * heterogeneity + (1 | group)``, by restricted maximum likelihood.
+
+    Parameters
+    ----------
+    data : DataFrame
+        One row per method, heterogeneity and group; rows with NaN are left out.
+    reference : str, optional
+        Method that the others are compared with; the first one by default. Of a heterogeneity that is not a number
+        the first level is the reference.
+    value, method, heterogeneity, group : str
+        Columns. A numeric heterogeneity enters as a number, any other as levels.
+    level : float in (0, 1)
+
+    Returns
+    -------
+    Mixed
+        Tests and intervals take t with N − groups − (terms − 1) degrees of freedom, as R's nlme does for effects that
+        vary within groups: normal quantiles are too short with a handful of seeds.
+
+    Raises
+    ------
+    ValueError
+        If there is one group only, a combination of method and heterogeneity has no value, or no residual is left.
+
+    Notes
+    -----
+    Where the group variance is estimated as zero, REML is ordinary least squares; that fit is returned, and ``note``
+    says so.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> rows = [(m, h, s, m == "b") for m in "ab" for h in ("iid", "skewed") for s in range(4)]
+    >>> data = pd.DataFrame(rows, columns=["method", "heterogeneity", "seed", "accuracy"])
+    >>> data["accuracy"] += rng.normal(scale=0.1, size=16)
+    >>> mixed(data).table["term"].tolist()
+    ['(intercept)', 'method[b]', 'heterogeneity[skewed]', 'method[b]:heterogeneity[skewed]']
+    """
+    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    _has(data, value, method, heterogeneity, group)
+    data = data[[value, method, heterogeneity, group]].dropna()
+    groups = data[group].nunique()
+    if groups < 2:
+        raise ValueError(f"a random intercept needs at least 2 values of {group!r}, but got {groups}")
+    design = _design(data, method, heterogeneity, reference)
+    df = len(data) - groups - (design.shape[1] - 1)
+    if df < 1:
+        raise ValueError(
+            f"{design.shape[1]} terms and {groups} groups leave no residual of {len(data)} values. "
+            f"Add values of {group!r}."
+        )
+    y, x = data[value].to_numpy(dtype=np.float64), design.to_numpy()
+    plain = OLS(y, x).fit()
+    scale = math.sqrt(plain.scale)
+    if scale <= 1e-12 * np.abs(y).max():
+        raise ValueError(f"{value!r} does not vary within methods and levels, so there is no error to compare with")
+    ratio, failed = 0.0, ""
+    member = pd.get_dummies(data[group]).to_numpy(dtype=np.float64)
+    singular, note = _at_boundary(plain, member), ""
+    if singular:
+        note = f"singular fit: the variance of {group!r} is estimated as 0, so this is ordinary least squares"
+    else:
+        ratio, failed = _ratio(y / scale, x, member.argmax(axis=1))
+        if failed:
+            note = f"the mixed model has not converged ({failed}): do not rely on its standard errors"
+    fit = _generalised(y, x, member, ratio)
+    variances = (ratio * float(fit.scale), float(fit.scale))
+    estimate, error = fit.params, fit.bse
+    table = pd.DataFrame({"term": list(design.columns), "estimate": estimate, "std_error": error})
+    table["statistic"], table["df"] = table["estimate"] / table["std_error"], df
+    table["p_value"] = 2 * stats.t.sf(table["statistic"].abs(), df)
+    half = float(stats.t.ppf(0.5 + level / 2, df)) * table["std_error"]
+    table["conf_low"], table["conf_high"] = table["estimate"] - half, table["estimate"] + half
+    return Mixed(table, *variances, len(data), groups, not failed, singular, note)
+
+
+def _at_boundary(plain: Any, member: NDArray[np.float64]) -> bool:
+    """Whether the restricted likelihood falls as the group variance leaves 0: its score at 0 is not positive."""
+    sums = member.T @ plain.resid
+    free = np.trace(member.T @ member) - np.square(np.linalg.qr(plain.model.exog)[0].T @ member).sum()
+    return bool(sums @ sums <= plain.scale * free)
+
+
+def _ratio(y: NDArray[np.float64], x: NDArray[np.float64], groups: NDArray[np.int64]) -> tuple[float, str]:
+    """Group variance over residual variance by REML, and what went wrong, if anything."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            fit = MixedLM(y, x, groups).fit(reml=True, method=["bfgs", "lbfgs", "powell"], gtol=1e-8)
+        except (np.linalg.LinAlgError, ValueError) as error:
+            return 0.0, f"{error}; least squares instead"
+    reason = "" if fit.converged else "; ".join(dict.fromkeys(str(w.message) for w in said)) or "no reason given"
+    return float(np.asarray(fit.cov_re).item() / fit.scale), reason
+
+
+def _generalised(y: NDArray[np.float64], x: NDArray[np.float64], member: NDArray[np.float64], ratio: float) -> Any:
+    """Generalised least squares at a ratio of variances: ordinary ones of partly centred groups."""
+    part = member * (1 - 1 / np.sqrt(1 + ratio * member.sum(axis=0))) / member.sum(axis=0)
+    return OLS(y - part @ (member.T @ y), x - part @ (member.T @ x)).fit()
+
+
+def _design(data: pd.DataFrame, method: str, heterogeneity: str, reference: str | None) -> pd.DataFrame:
+    """Columns of the fixed effects: levels against the first, products for the interaction."""
+    methods = list(dict.fromkeys(data[method]))
+    if reference is not None:
+        methods.insert(0, methods.pop(methods.index(_check.choice("reference", reference, methods))))
+    numeric = pd.api.types.is_numeric_dtype(data[heterogeneity])
+    if not numeric:
+        levels = list(dict.fromkeys(data[heterogeneity]))
+        seen = set(zip(data[method], data[heterogeneity], strict=True))
+        missing = [f"{m} in {h}" for h in levels for m in methods if (m, h) not in seen]
+        if missing:
+            raise ValueError(
+                f"every method needs a value at every {heterogeneity!r}, but got none for {'; '.join(missing)}. "
+                "Leave out those methods or levels."
+            )
+        effects = {f"heterogeneity[{h}]": (data[heterogeneity] == h).astype(float) for h in levels[1:]}
+    else:
+        effects = {"heterogeneity": data[heterogeneity].astype(float)}
+    of_method = {f"method[{m}]": (data[method] == m).astype(float) for m in methods[1:]}
+    columns = {"(intercept)": pd.Series(1.0, index=data.index)} | of_method | effects
+    columns |= {f"{m}:{h}": x * z for m, x in of_method.items() for h, z in effects.items()}
+    design = pd.DataFrame(columns)
+    if np.linalg.matrix_rank(design.to_numpy()) < design.shape[1]:
+        raise ValueError(
+            f"the effects of {method!r} and {heterogeneity!r} cannot be told apart: "
+            f"a method needs at least 2 values of a numeric {heterogeneity!r}"
+        )
+    return design
+
+
+def _wide(data: pd.DataFrame, value: str, method: str, block: list[str]) -> pd.DataFrame:
+    """Blocks by methods, both in order of appearance; NaN where there is no value."""
+    twice = data.duplicated([method, *block])
+    if twice.any():
+        first = data[twice].iloc[0]
+        where = ", ".join(f"{b} = {first[b]}" for b in block)
+        raise ValueError(
+            f"a method must have one value in a block, but got {first[method]!r} twice at {where}. "
+            "Name what else varies in block, or select."
+        )
+    by_method = data.assign(**{method: data[method].astype(str)}).set_index([*block, method])[value].astype(float)
+    wide = by_method.unstack()
+    order = by_method.reset_index(level=-1)
+    return wide.reindex(index=list(dict.fromkeys(order.index)), columns=list(dict.fromkeys(order[method])))
+
+
+def _has(data: pd.DataFrame, *columns: str) -> None:
+    for column in columns:
+        if column not in data.columns:
+            _check.choice("a column of data", column, [str(c) for c in data.columns])
+
+
+def _difference(d: NDArray[np.float64], level: float) -> dict[str, float]:
+    """Mean difference, its t test and interval; a difference that does not vary has no test but itself."""
+    row: dict[str, float] = {"n": len(d), "difference": float(d.mean()) if len(d) else math.nan}
+    row |= {"std_error": _std_error(d), "df": len(d) - 1 if len(d) > 1 else math.nan, "p_sign_flip": sign_flip(d)}
+    if len(d) < 2:
+        return row
+    mean = row["difference"]
+    if row["std_error"] == 0:
+        row |= {"statistic": math.copysign(math.inf, mean) if mean else 0.0, "p_value": 0.0 if mean else 1.0}
+        return row | {"conf_low": mean, "conf_high": mean}
+    described = DescrStatsW(d)
+    statistic, p_value, _ = described.ttest_mean()
+    low, high = described.tconfint_mean(alpha=1 - level)
+    return row | {
+        "statistic": float(statistic), "p_value": float(p_value), "conf_low": float(low), "conf_high": float(high)
+    }  # fmt: skip
+
+
+def _adjusted(table: pd.DataFrame, level: float) -> pd.DataFrame:
+    tested = table["p_value"].notna()
+    m = int(tested.sum())
+    if m:
+        table.loc[tested, "p_holm"] = multipletests(table.loc[tested, "p_value"], method="holm")[1]
+        half = stats.t.ppf(1 - (1 - level) / (2 * m), table["df"]) * table["std_error"]
+        table["all_low"], table["all_high"] = table["difference"] - half, table["difference"] + half
+    return table
+
+
+def _std_error(x: NDArray[np.float64]) -> float:
+    return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
+
+
+def _name(block: Hashable) -> str:
+    return ", ".join(map(str, block)) if isinstance(block, tuple) else f"block {block}"

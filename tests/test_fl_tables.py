@@ -1,0 +1,180 @@
+"""Tables 2-8 from stores of made-up numbers, against the same sums done by hand."""
+
+from __future__ import annotations
+
+import functools
+import runpy
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fl_stores import grid, write
+from numpy.testing import assert_allclose
+from scipy import stats
+
+from fedstat.fl import show, summary
+from fedstat.store import open_run
+
+ROOT = Path(__file__).parents[1]
+PAPER = tomllib.loads((ROOT / "analysis" / "paper_fedfac.toml").read_text(encoding="utf-8"))
+COLLECT = functools.cache(summary.collect)
+METHODS = ("fedavg", "fedper", "random", "fedfac-dynamic")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grid")
+    write(folder / "half.zarr", finish=False)
+    return grid(folder, methods=METHODS, new=True, masking=True)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tune")
+    settings = [("conv1", "0.5", 0.85), ("fc1", "0.5", 0.85), ("fc1", "0.9", 0.85), ("fc1", "0.9", 0.5)]
+    for layer, tau, kappa in settings:
+        for seed in range(2):
+            better = {"layers": [layer], "tau": tau, "kappa": kappa, "seed": seed, "algorithm": "fedfac-dynamic"}
+            write(
+                folder / f"{layer}-{tau}-{kappa}-{seed}.zarr", **better, gain=0.05 * settings.index((layer, tau, kappa))
+            )
+    return folder
+
+
+def script(name, *arguments, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+    runpy.run_path(f"analysis/{name}.py", run_name="__main__")
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def run_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(summary, "collect", COLLECT)  # reading a grid once is enough here
+
+    def made(name, folder, suffix="", *arguments):
+        out = script(
+            name, "--runs", folder, "--out", tmp_path / "t", *arguments, monkeypatch=monkeypatch, capsys=capsys
+        )
+        return out, pd.read_csv(tmp_path / f"t{suffix}.csv"), (tmp_path / f"t{suffix}.md").read_text(encoding="utf-8")
+
+    return made
+
+
+def test_table_2_compares_within_seeds_beside_the_papers_values(runs, run_table):
+    text, values, markdown = run_table("table2", runs)
+    rows = COLLECT(runs).table.query("label == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")
+    best = rows["best10"]
+    line = values.query("label == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
+    assert_allclose([line["mean"], line["std_error_mean"]], [best["fedavg"].mean(), best["fedavg"].sem()], rtol=1e-5)
+    assert_allclose(line["p_value"], stats.ttest_rel(best["fedavg"], best["fedfac-dynamic"]).pvalue, rtol=1e-5)
+    assert line["paper"] == 0.8033
+    assert_allclose(line["optimism"], rows["optimism"]["fedavg"].mean(), rtol=1e-5)
+    for said in ("not run: FedProx", "seeds 0, 1, 2", "24 rounds", "FEMNIST", "half.zarr", "Mixed model"):
+        assert said in text
+    assert "| FedAvg | " in markdown
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_mixed_model_comes_with_table_2(runs, run_table):
+    _, values, _ = run_table("table2", runs, "-mixed")
+    assert "method[fedfac-dynamic]:heterogeneity[CIFAR-10, π = 0.5]" in values["term"].tolist()
+
+
+def test_the_rule_and_the_reference_can_be_chosen(runs, run_table):
+    text, values, _ = run_table("table2", runs, "", "--rule", "last10", "--reference", "fedavg", "--select", "seed=1")
+    assert "compared with FedAvg" in text
+    assert values["n_values"].eq(1).all()
+    assert "no standard error" in text
+
+
+def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
+    _, values, _ = run_table("table3", runs)
+    here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
+    by_hand = []
+    for seed in range(3):
+        new = open_run(runs / f"dirichlet-0.1-fedfac-dynamic-{seed}.zarr")["new"]
+        by_hand.append(np.average(new["accuracy"].sel(rule="ensemble"), weights=new["n_test"]))
+    assert_allclose(here.loc["fedfac-dynamic, ensemble", "mean"], np.mean(by_hand), rtol=1e-5)
+    assert here.loc["fedfac-dynamic, local_train", "paper"] == 0.6113
+    assert "fedavg" in here.index
+
+
+def test_table_7_is_a_geometric_mean_of_ratios(runs, run_table):
+    _, values, _ = run_table("table7", runs)
+    rows = COLLECT(runs).table.query("label == 'CIFAR-10, π = 0.5'")
+    seconds = rows.pivot(index="seed", columns="method", values="seconds")
+    line = values.query("label == 'CIFAR-10, π = 0.5' and method == 'fedfac-dynamic'").iloc[0]
+    assert_allclose(line["ratio"], stats.gmean(seconds["fedfac-dynamic"] / seconds["fedavg"]), rtol=1e-5)
+    assert line["ratio_low"] < line["ratio"] < line["ratio_high"]
+
+
+def test_table_8_masks_and_splits_at_random(runs, run_table, tmp_path):
+    text, values, _ = run_table("table8", runs, "a")
+    here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
+    assert here.loc["personal", "mean"] < here.loc["shared", "mean"] < here.loc["none", "mean"]
+    assert here.loc["personal", "paper"] == 0.7225
+    assert "personal masked − shared masked: -0." in text
+    values = pd.read_csv(tmp_path / "tb.csv")
+    assert values.query("method == 'fedfac-dynamic'")["n"].tolist() == [3, 3, 6]
+
+
+def test_what_was_not_run_is_said_and_not_made_up(runs, run_table, tmp_path, monkeypatch, capsys):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for path in runs.glob("*random*.zarr"):
+        shutil.copytree(path, bare / path.name)
+    for path in runs.glob("*fedper*.zarr"):
+        shutil.copytree(path, bare / path.name)
+    text, _, _ = run_table("table8", bare, "b")
+    assert "not made: no run was evaluated with masked parts" in text
+    text, values, _ = run_table("table2", bare)
+    assert "fedfac-dynamic was not run" in text
+    assert values["p_value"].isna().all()
+    with pytest.raises(SystemExit):
+        script("table2", "--runs", tmp_path / "nothing", monkeypatch=monkeypatch, capsys=capsys)
+    assert "there is no run in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "chosen", "tried"),
+    [("table4", "layers", "fc1", 2), ("table5", "tau", 0.9, 2), ("table6", "kappa", 0.5, 2)],
+)
+def test_tuning_goes_from_layers_to_tau_to_kappa_on_validation_data(name, column, chosen, tried, tuned, run_table):
+    text, values, _ = run_table(name, tuned)
+    assert len(values) == tried
+    assert values.loc[values["chosen"], column].tolist() == [chosen]
+    best = values.loc[values["validation_mean"].idxmax(), column]
+    assert best == chosen
+    assert "VGG-16; not run here" in text
+
+
+def test_nothing_is_tuned_on_test_data(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", layers=["fc1"], tau="0.5", kappa=0.85, validation=0)
+    with pytest.raises(SystemExit):
+        script("table4", "--runs", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert "test data are not tuned on" in " ".join(capsys.readouterr().err.split())
+
+
+def test_every_paper_value_is_in_range_and_of_a_known_method():
+    tables = {name: table for name, table in PAPER.items() if name != "source"}
+    assert list(tables) == [f"table{i}" for i in range(2, 9)]
+    for name, table in tables.items():
+        for values in table.values():
+            assert all(0 < x < (13 if name == "table7" else 1) for x in values.values())
+            if name in ("table2", "table7"):
+                assert set(values) <= set(show.METHODS)
+    assert [len(t) for t in tables.values()] == [8, 3, 3, 3, 3, 8, 8]
+
+
+def test_runs_are_selected_by_their_settings(runs):
+    found = COLLECT(runs)
+    assert set(show.select(found, ["method=fedavg"]).table["method"]) == {"fedavg"}
+    with pytest.raises(ValueError, match="no finished run is left"):
+        show.select(found, ["seed=9"])
+    with pytest.raises(ValueError, match="Did you mean 'kappa'"):
+        show.select(found, ["kapa=0.5"])
