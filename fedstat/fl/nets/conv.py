@@ -199,7 +199,8 @@ def _dense(params: Params, name: str, h: Tensor, k: int) -> Tensor:
         h = h.reshape(len(h), k, -1).transpose(0, 1)
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
     if k == 1:
-        return functional.linear(h[0], weight[0], bias[0]).unsqueeze(0)
+        # squeeze, not [0]: its derivative is a view, that of [0] a copy into zeros of the stacked tensor's size.
+        return functional.linear(h.squeeze(0), weight.squeeze(0), bias.squeeze(0)).unsqueeze(0)
     # The weights stand on the left so that autograd returns their gradient in their own order of memory.
     return torch.baddbmm(bias.unsqueeze(2), weight, h.mT).mT
 
