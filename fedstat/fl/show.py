@@ -178,6 +178,17 @@ def origin(grid: Grid) -> list[str]:
     return notes
 
 
+def caption(grid: Grid, width: int = 150) -> list[str]:
+    """Lines of :func:`origin`, settings of one scale in one line, to be set under a figure."""
+    names: dict[str, list[str]] = {}
+    for label in labels(grid):
+        seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
+        what = scale({k: v for k, v in grid.configs[label].items() if k != "partition"})
+        names.setdefault(f"{what}; seeds {', '.join(map(str, seeds))}", []).append(label)
+    lines = [f"{' | '.join(own)}: {what}" for what, own in names.items()]
+    return [part for line in (*lines, *origin(grid)[len(labels(grid)) :]) for part in textwrap.wrap(line, width)]
+
+
 def scale(config: Mapping[str, Any]) -> str:
     """Size of a run in a line.
 

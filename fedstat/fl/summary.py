@@ -63,9 +63,10 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of these; ``last10``, the
         mean over the last 10; ``validated``, that of the round with the best validation accuracy,
         ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 less the test accuracy of the 10
-        rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active clients' models as they leave local training; ``unweighted``
-        mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 % quantile). ``bytes_up``,
-        ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what the run does not hold.
+        rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active
+        clients' models as they leave local training; ``unweighted`` mean over clients, their ``spread`` (standard
+        deviation) and ``q10`` (10 % quantile). ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``:
+        median over rounds. NaN for what the run does not hold.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         found["optimism"] = best - _nanmean(mean[max(0, int(last) - WINDOW) : int(last)])
     own = clients(run)["accuracy"].dropna()
     return {
-        "label": config.get("label") or str(config["data"]),
+        "label": config.get("label") or config.get("data") or "run",
         "method": config["algorithm"],
         "seed": config["seed"],
         "layers": _layers(config),

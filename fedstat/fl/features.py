@@ -1,0 +1,102 @@
+"""Feature maps: what the filters of a trained convolution make of an image (FedFac §5.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedstat import _check
+from fedstat.fl import nets
+from fedstat.fl.nets import Net, Params
+
+
+def feature_maps(net: Net, params: Params, layer: str, x: Tensor) -> NDArray[np.float64]:
+    """Output of a convolution, before what follows it, for some samples.
+
+    Parameters
+    ----------
+    net : Net
+    params : dict of Tensor (client, ...)
+        Parameters of one client: client = 1.
+    layer : str
+        A convolution of the network.
+    x : Tensor (sample, channel, row, column)
+
+    Returns
+    -------
+    array (sample, unit, row, column)
+
+    Raises
+    ------
+    ValueError
+        If the network has no such layer, or it is not a convolution.
+
+    Notes
+    -----
+    The network is run as it is, and the convolution that uses this layer's weights is watched, so that everything
+    before it (normalisation, pooling, shortcuts) is that of the network.
+    """
+    _check.choice("layer", layer, list(nets.layers(net)))
+    with torch.no_grad(), _Watch(params[f"{layer}.weight"]) as watch:
+        net.apply(params, x.unsqueeze(0))
+    if watch.seen is None:
+        raise ValueError(f"layer must be a convolution, but got {layer!r}, which is none")
+    return np.asarray(watch.seen.double())
+
+
+class _Watch(TorchFunctionMode):
+    """Keeps the result of the 2-d convolution that uses the memory of the given weights."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self._memory = weight.untyped_storage().data_ptr()
+        self.seen: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and keep what a convolution with these weights returns."""
+        result = func(*args, **(kwargs or {}))
+        if func is torch.conv2d and args[1].untyped_storage().data_ptr() == self._memory:
+            self.seen = result
+        return result
+
+
+def stored(run: xr.DataTree, shapes: Mapping[str, Sequence[int]], *, client: int, checkpoint: int = -1) -> Params:
+    """Parameters of one client as a run keeps them.
+
+    Parameters
+    ----------
+    run : DataTree
+    shapes : mapping from "layer.parameter" to shape
+        ``shapes`` of the run's network.
+    client : int
+    checkpoint : int
+        Position of the checkpoint; the last one by default.
+
+    Returns
+    -------
+    dict of Tensor (1, ...)
+
+    Raises
+    ------
+    ValueError
+        If the run does not keep a layer of the network.
+    """
+    kept = list(run["weights"].children) if "weights" in run.children else []
+    missing = [layer for layer in dict.fromkeys(map(nets.layer_of, shapes)) if layer not in kept]
+    if missing:
+        raise ValueError(
+            f"the run must keep the weights of all layers, but it lacks {', '.join(missing)} (kept: {kept})"
+        )
+    params = {}
+    for name, shape in shapes.items():
+        layer, _, kind = name.rpartition(".")
+        values = run[f"weights/{layer}/{ {'weight': 'w', 'bias': 'b'}.get(kind, kind) }"]
+        params[name] = torch.from_numpy(values.isel(checkpoint=checkpoint, client=client).to_numpy()).reshape(1, *shape)
+    return params

@@ -1,0 +1,155 @@
+"""Figures of the real-data study: FedFac Figs. 8 (clients), 9 (training loss) and 10 (feature maps)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from fedstat import _check
+from fedstat.fl.show import METHODS
+
+HIGHLIGHT = "fedfac-dynamic"
+_ORANGE, _GREY = "#e69f00", "#b8c4cc"
+
+
+def clients(data: pd.DataFrame, *, highlight: str = HIGHLIGHT, ax: Axes | None = None) -> Axes:
+    """Accuracies of all clients, one box a method, ordered by their medians (FedFac Fig. 8).
+
+    Parameters
+    ----------
+    data : DataFrame
+        ``method`` and ``accuracy``: one row per client (and seed) of one setting.
+    highlight : str
+        Method whose box is orange; other FedFac variants are light orange.
+    ax : matplotlib Axes, optional
+        Where to draw; the current axes if not given.
+
+    Returns
+    -------
+    matplotlib Axes
+        Boxes are quartiles, whiskers reach to 1.5 times their distance, points lie beyond; the white dot is the mean.
+    """
+    _needs(data, "method", "accuracy")
+    ax = ax or plt.gca()
+    order = data.groupby("method")["accuracy"].median().sort_values().index.tolist()
+    values = [data.loc[data["method"] == m, "accuracy"].dropna().to_numpy() for m in order]
+    drawn = ax.boxplot(
+        values, tick_labels=[METHODS.get(m, m) for m in order], widths=0.65, patch_artist=True, showmeans=True,
+        medianprops={"color": "0.15"}, flierprops={"marker": ".", "markersize": 3, "markeredgecolor": "0.4"},
+        meanprops={"marker": "o", "markerfacecolor": "white", "markeredgecolor": "0.25", "markersize": 4},
+    )  # fmt: skip
+    for box, m in zip(drawn["boxes"], order, strict=True):
+        box.set_facecolor(_ORANGE if m == highlight else "#f6dfaa" if m.startswith("fedfac") else _GREY)
+    plt.setp(ax.get_xticklabels(), rotation=45, ha="right", rotation_mode="anchor")
+    ax.set_ylabel("test accuracy of a client")
+    ax.grid(axis="y", color="0.9", linewidth=0.6)
+    ax.set_axisbelow(True)
+    return ax
+
+
+def loss_curves(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Training loss over rounds, one line a method, with bands of one standard error over seeds (FedFac Fig. 9).
+
+    Parameters
+    ----------
+    data : DataFrame
+        ``round``, ``train_loss``, ``method``, ``seed`` of one setting.
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
+    """
+    _needs(data, "round", "train_loss", "method", "seed")
+    ax = ax or plt.gca()
+    names = [m for m in METHODS if m in set(data["method"])]
+    names += [m for m in dict.fromkeys(data["method"]) if m not in names]
+    others = sns.color_palette("viridis", len(names) + 1)[: len(names)]
+    colours = {m: _ORANGE if m == HIGHLIGHT else c for m, c in zip(names, others, strict=True)}
+    sns.lineplot(
+        data, x="round", y="train_loss", hue="method", style="method", hue_order=names, style_order=names,
+        palette=colours, errorbar="se", linewidth=1.5, ax=ax,
+    )  # fmt: skip
+    ax.set(xlabel="round", ylabel="training loss")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles, [METHODS.get(m, m) for m in labels], frameon=False)
+    return ax
+
+
+def feature_grid(
+    image: NDArray[Any], fedfac: NDArray[Any], fedavg: NDArray[Any], shared: NDArray[np.bool_], *, units: int = 8
+) -> Figure:
+    """Feature maps of personal and shared filters, with those of FedAvg's same filters beside (FedFac Fig. 10).
+
+    Parameters
+    ----------
+    image : array (row, column) or (channel, row, column)
+        Values in [0, 1].
+    fedfac, fedavg : array (unit, row, column)
+        Output of one convolution of both networks.
+    shared : bool array (unit,)
+        FedFac's split of that layer.
+    units : int
+        Most filters of each kind that are shown: those whose maps vary most in FedFac.
+
+    Returns
+    -------
+    matplotlib Figure
+        Four rows: personal filters of FedFac, the same filters in FedAvg, shared filters of FedFac, the same in
+        FedAvg. Every map has a grey scale of its own.
+
+    Raises
+    ------
+    ValueError
+        If the layer has filters of one kind only.
+    """
+    if shared.all() or not shared.any():
+        kind = "shared" if shared.all() else "personal"
+        raise ValueError(f"the layer must have shared and personal filters, but all {len(shared)} are {kind}")
+    spread = fedfac.std(axis=(1, 2))
+    chosen = {kind: _most(spread, flags, units) for kind, flags in {"personal": ~shared, "shared": shared}.items()}
+    columns = max(map(len, chosen.values()))
+    figure = plt.figure(figsize=(1.25 * columns + 2.6, 5.6), layout="constrained")
+    grid = figure.add_gridspec(4, columns + 2)
+    big = figure.add_subplot(grid[1:3, :2])
+    big.imshow(image if image.ndim == 2 else np.moveaxis(image, 0, -1).squeeze(), cmap="gray", vmin=0, vmax=1)
+    big.set_title("image", fontsize="medium")
+    _bare(big)
+    rows = [(kind, name, maps) for kind in chosen for name, maps in (("FedFac", fedfac), ("FedAvg", fedavg))]
+    for i, (kind, name, maps) in enumerate(rows):
+        for j, unit in enumerate(chosen[kind]):
+            ax = figure.add_subplot(grid[i, j + 2])
+            ax.imshow(maps[unit], cmap="gray", interpolation="nearest")
+            _bare(ax)
+            if name == "FedFac":
+                ax.set_title(f"filter {unit}", fontsize="x-small", pad=2)
+            if j == 0:
+                where = kind if name == "FedFac" else "same filters"
+                ax.set_ylabel(f"{name}\n{where}", fontsize="small")
+    return figure
+
+
+def _most(spread: NDArray[Any], flags: NDArray[np.bool_], units: int) -> NDArray[np.int64]:
+    """Units of a kind whose maps vary most, in order of their numbers."""
+    here = np.flatnonzero(flags)
+    return np.sort(here[np.argsort(-spread[here], kind="stable")[:units]])
+
+
+def _bare(ax: Axes) -> None:
+    ax.set_xticks([])
+    ax.set_yticks([])
+
+
+def _needs(data: pd.DataFrame, *columns: str) -> None:
+    for column in columns:
+        if column not in data.columns:
+            _check.choice("a column of data", column, [str(c) for c in data.columns])
