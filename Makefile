@@ -9,7 +9,10 @@ MOTIVATION := $(if $(DATA_DIR),mnist,digits)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(EXTRAS)
 
-.PHONY: sim test test-slow check lint bench figures figures-motivation clean
+# The study on real data needs them.
+NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
+
+.PHONY: sim test test-slow check lint bench figures figures-motivation figures-real tables clean
 .PRECIOUS: runs/%.zarr
 
 $(READY): pyproject.toml constraints.txt
@@ -39,11 +42,25 @@ check: lint test  ## what CI runs
 bench: $(READY) ## speed ratios against named peers, one process
 	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s
 
-figures: figures-motivation runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (long), MNIST from DATA_DIR
+figures: figures-motivation $(if $(DATA_DIR),figures-real) runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (long), MNIST from DATA_DIR
 	$(BIN)/python paper_figs/fig06.py --scale $(SCALE)
 	$(BIN)/python paper_figs/fig07.py --scale $(SCALE)
 	$(BIN)/python paper_figs/theory_convergence.py --scale $(SCALE)
 	$(BIN)/python paper_figs/theory_generalization.py --scale $(SCALE)
+
+tables: runs/fedfac-$(SCALE) runs/tune-$(SCALE)  ## Tables 2 to 8 of real data from DATA_DIR at SCALE=quick, cpu or paper
+	for n in 2 3 7 8; do $(BIN)/python analysis/table$$n.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
+	for n in 4 5 6; do $(BIN)/python analysis/table$$n.py --runs runs/tune-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
+	$(BIN)/python analysis/decomposition.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/decomposition
+
+figures-real: runs/fedfac-$(SCALE)  ## Figs. 8 to 10 alone
+	for n in 08 09 10; do $(BIN)/python paper_figs/fig$$n.py --runs runs/fedfac-$(SCALE) $(if $(filter 10,$$n),--data-dir '$(DATA_DIR)') || exit 1; done
+
+runs/fedfac-$(SCALE): $(READY) FORCE  # what is there is not run again
+	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/fedfac.toml --scale $(SCALE) --data-dir '$(DATA_DIR)' --out $@
+
+runs/tune-$(SCALE): $(READY) FORCE
+	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/tune.toml --scale $(SCALE) --tune --data-dir '$(DATA_DIR)' --out $@
 
 figures-motivation: runs/motivation-$(MOTIVATION).zarr  ## Figs. 1 and 2 alone
 	@$(if $(DATA_DIR),:,echo "DATA_DIR is not given: Figs. 1 and 2 are of the small digits, not of MNIST")

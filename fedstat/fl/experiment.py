@@ -257,8 +257,12 @@ def _federated(settings: Settings, data_dir: str | None) -> tuple[xr.Dataset, xr
     return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
 
 
+# Reading the files takes longer than dealing the samples anew for another seed.
+_loaded = lru_cache(maxsize=1)(datasets.load)
+
+
 def _dealt(settings: Settings, data_dir: str | None) -> xr.Dataset:
-    source = datasets.load(settings.data, data_dir)
+    source = _loaded(settings.data, data_dir)
     kind, number = _partition_of(settings.partition)
     common: dict[str, Any] = {"clients": settings.clients, "seed": settings.seed}
     ways: dict[str, Callable[[], xr.Dataset]] = {

@@ -27,7 +27,8 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
         A TOML file: settings of all runs at the top, among them ``seeds``; ``[[dataset]]`` and ``[[method]]`` tables,
         which are crossed; ``[scale.NAME]`` tables, whose settings override all others. A data set's own table may have
         a table of that name too, which overrides that. ``[tune]`` is for :func:`candidates`. Settings that a method has
-        no use for are left out, unless they stand in its own table. A data set can say which ``methods`` it is for, by name.
+        no use for are left out, unless they stand in its own table. A data set can say which ``methods`` it
+        is for, by name.
     scale : str, optional
         Table of ``scale``.
 

@@ -44,7 +44,10 @@ def by_depth(net: Net) -> list[list[str]]:
 def last_layers(net: Net, name: str, number: int, *, all_too: bool = False) -> list[str]:
     """Names of the last ``number`` layers; ValueError about the argument ``name`` unless some layer is left."""
     depths = by_depth(net)
-    _check.integer(name, number, high=len(depths) - (not all_too))
+    most = len(depths) - (not all_too)
+    if most == 0:
+        raise ValueError(f"the network's only layer is {depths[0][0]!r}: {name} leaves none to share. Use local().")
+    _check.integer(name, number, high=most)
     return [layer for beside in depths[len(depths) - number :] for layer in beside]
 
 
@@ -53,13 +56,13 @@ def device_of(mask: Mask) -> torch.device:
     return next(iter(mask.values())).device
 
 
-def units(net: Net, shared: Mapping[str, Any], device: torch.device, *, weights_only: bool = False) -> Mask:
+def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_only: bool = False) -> Mask:
     """Mask that shares the given units and everything outside the layers named.
 
     Parameters
     ----------
     net : Net
-    shared : mapping from layer to bool array (unit,)
+    shared : mapping from layer (name, or number from 1) to bool array (unit,)
         True: the unit's incoming weights, bias and normalisation parameters are shared, together; never what
         ``net.unshared`` names.
     device : torch.device
@@ -72,8 +75,8 @@ def units(net: Net, shared: Mapping[str, Any], device: torch.device, *, weights_
         If a layer is not in the network or the number of units differs.
     """
     sizes = nets.layers(net)
+    shared = {require_layer(net, layer): flags for layer, flags in shared.items()}
     for layer, flags in shared.items():
-        require_layer(net, layer)
         if getattr(flags, "ndim", 1) != 1 or not _boolean(flags):
             raise ValueError(
                 f"the split of layer {layer!r} must be one bool per unit, but got {np.asarray(flags).dtype} values of "

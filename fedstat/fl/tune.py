@@ -93,12 +93,12 @@ def tune(
             raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
     for name in (step for step in STEPS if step in candidates):
         tried = [replace(settings, **{name: value}) for value in candidates[name]]
-        runs = [replace(one, seed=seed) for one in tried for seed in seeds]
+        runs = [replace(one, seed=seed) for seed in seeds for one in tried]
         rows = [
             summary.row(store.open_run(path)) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)
         ]
-        validation = np.array([row["validation"] for row in rows]).reshape(len(tried), len(seeds))
-        accuracy = np.array([row["validated"] for row in rows]).reshape(len(tried), len(seeds))
+        validation = np.array([row["validation"] for row in rows]).reshape(len(seeds), len(tried)).T
+        accuracy = np.array([row["validated"] for row in rows]).reshape(len(seeds), len(tried)).T
         best = int(validation.mean(1).argmax())
         spread = validation.std(1, ddof=1) / np.sqrt(len(seeds)) if len(seeds) > 1 else np.full(len(tried), np.nan)
         table = pd.DataFrame(

@@ -80,7 +80,10 @@ def fedfac(
     def decide(net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Split:
         fits = {}
         for layer in masks.resolve(net, given):
-            r = _correlation([weights[name] for name in masks.incoming(net, layer)])
+            names = masks.incoming(net, layer)
+            if not names:
+                raise ValueError(f"layer {layer!r} has no weights to analyse, only {masks.of_layers(net, [layer])}")
+            r = _correlation([weights[name] for name in names])
             fits[layer] = _analyse(r, kappa, estimator, before.get(layer) if warm_start else None)
         flags = {layer: _flags(fit.communality, limit) for layer, fit in fits.items()}
         return Split(masks.units(net, flags, device, weights_only=code), fits)

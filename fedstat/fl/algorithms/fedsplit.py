@@ -24,13 +24,10 @@ def fedsplit(shared: Mapping[str | int, Any]) -> Algorithm:
     shared : mapping from layer (name, or number from 1) to bool array (unit,)
         Layers that are not named are shared.
     """
-
-    def split(start: Start) -> Split:
-        flags = {masks.require_layer(start.net, layer): flags for layer, flags in shared.items()}
-        return Split(masks.units(start.net, flags, start.device))
-
     named = {str(layer): np.flatnonzero(flags).tolist() for layer, flags in shared.items()}
-    return Algorithm("fedsplit", split, settings={"shared": named})
+    return Algorithm(
+        "fedsplit", lambda start: Split(masks.units(start.net, shared, start.device)), settings={"shared": named}
+    )
 
 
 def random_split(layers: masks.Layers | None = None, *, share: float = 0.5, redrawn: bool = False) -> Algorithm:

@@ -1,10 +1,13 @@
 """Networks written for stacked clients: every parameter has a leading client dimension."""
 
 from fedstat.fl.nets.base import Gradient, Net, Params, layer_of, layers
-from fedstat.fl.nets.images import cnn, lenet, resnet8, resnet10, resnet18
+from fedstat.fl.nets.fasttext import fasttext
+from fedstat.fl.nets.images import cnn, lenet, resnet8, resnet10, resnet18, vgg16
 from fedstat.fl.nets.lstm import lstm
 from fedstat.fl.nets.mlp import mlp
+from fedstat.fl.nets.module import from_module
 from fedstat.fl.nets.table import NETS, named
+from fedstat.fl.nets.transformer import transformer
 
 __all__ = [
     "NETS",
@@ -12,6 +15,8 @@ __all__ = [
     "Net",
     "Params",
     "cnn",
+    "fasttext",
+    "from_module",
     "layer_of",
     "layers",
     "lenet",
@@ -21,4 +26,6 @@ __all__ = [
     "resnet8",
     "resnet10",
     "resnet18",
+    "transformer",
+    "vgg16",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, relu
+from torch import Tensor, relu, relu_
 from torch.nn import functional
 
 from fedstat import _check
@@ -93,6 +93,38 @@ def resnet18(
     return _resnet(sample, outputs, ((64, 2), (128, 2), (256, 2), (512, 2)), width, norm, options)
 
 
+def vgg16(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = None, **options: Any) -> Net:
+    """VGG-16 for small images: 13 3×3 convolutions and 3 dense layers, the hidden ones of 512 units.
+
+    Simonyan & Zisserman (2015), configuration D, with the smaller dense layers usual for 32×32 images. Five times 2×2
+    max pooling, rounded up, so that 28×28 images do as well. Arguments and errors are those of :func:`lenet`.
+
+    Examples
+    --------
+    >>> from fedstat.fl import nets
+    >>> list(nets.layers(vgg16((3, 32, 32), 100)))[14]
+    'fc2'
+    """
+    inputs, rows, columns = image(sample, 8)
+    hidden, layers = scaled(512, width), {}
+    pooled = ("conv2", "conv4", "conv7", "conv10", "conv13")
+    for i, wanted in enumerate((64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512), 1):
+        layers[f"conv{i}"] = Layer(inputs, scaled(wanted, width), 3, 1, 1, norm)
+        inputs = scaled(wanted, width)
+    convs = list(layers)
+    layers["fc1"] = Layer(inputs * -(-rows // 32) * -(-columns // 32), hidden)
+    layers["fc2"] = Layer(hidden, hidden)
+    layers["fc3"] = Layer(hidden, _check.integer("outputs", outputs))
+
+    def forward(run: Run, h: Tensor) -> Tensor:
+        for name in convs:
+            h = run(name, h)
+            h = relu_(functional.max_pool2d(h, 2, ceil_mode=True) if name in pooled else h)
+        return run("fc3", relu(run("fc2", relu(run("fc1", h)))))
+
+    return assemble(layers, forward, **options)
+
+
 def _two_and_two(
     sample: Sequence[int],
     outputs: int,
@@ -117,7 +149,7 @@ def _two_and_two(
     def forward(run: Run, h: Tensor) -> Tensor:
         # ReLU after pooling is the same function and a quarter of the work.
         for name in ("conv1", "conv2"):
-            h = relu(functional.max_pool2d(run(name, h), 2))
+            h = relu_(functional.max_pool2d(run(name, h), 2))
         return run("fc2", relu(run("fc1", h)))
 
     return assemble(layers, forward, **options)
@@ -149,10 +181,10 @@ def _resnet(
     layers = convs | shortcuts | {"fc1": Layer(channels, _check.integer("outputs", outputs))}
 
     def forward(run: Run, h: Tensor) -> Tensor:
-        h = relu(run("conv1", h))
+        h = relu_(run("conv1", h))
         for first, second in blocks:
             past = f"shortcut{first[4:]}"
-            h = relu(run(second, relu(run(first, h))) + (run(past, h) if past in layers else h))
+            h = relu_(run(second, relu_(run(first, h))) + (run(past, h) if past in layers else h))
         return run("fc1", h.mean((2, 3), keepdim=True))
 
     return assemble(layers, forward, **options)

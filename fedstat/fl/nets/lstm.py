@@ -51,7 +51,7 @@ def lstm(
     cell : {"fused", "stacked"}, optional
         How the recurrence is computed. "fused": torch's LSTM kernel (oneDNN on the CPU, cuDNN on a GPU), one client
         after the other. "stacked": one batched matrix product a step for all clients. By default fused on the CPU,
-        where it took 0.3 to 0.45 times as long as stacked at 32 to 128 hidden units, and stacked on a GPU.
+        where it took 0.34 to 0.6 times as long as stacked at 32 to 128 hidden units, and stacked on a GPU.
 
     Returns
     -------

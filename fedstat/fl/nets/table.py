@@ -9,8 +9,10 @@ from typing import Any
 from fedstat import _check
 from fedstat.fl.nets import images
 from fedstat.fl.nets.base import Net
+from fedstat.fl.nets.fasttext import fasttext
 from fedstat.fl.nets.lstm import lstm
 from fedstat.fl.nets.mlp import mlp
+from fedstat.fl.nets.transformer import transformer
 
 
 def _mlp(sample: Sequence[int], outputs: int, *, hidden: Sequence[int] = (200,), width: float = 1.0) -> Net:
@@ -27,7 +29,10 @@ NETS: dict[str, Callable[..., Net]] = {
     "resnet8": images.resnet8,
     "resnet10": images.resnet10,
     "resnet18": images.resnet18,
+    "vgg16": images.vgg16,
     "lstm": lstm,
+    "fasttext": fasttext,
+    "transformer": transformer,
 }
 
 

@@ -12,8 +12,6 @@ from torch import Tensor
 from fedstat import _check
 from fedstat.fl.nets.base import Params
 
-Bounds = Mapping[str, float]
-
 
 def check(sample: Sequence[int], outputs: int, vocabulary: int | None) -> tuple[int, int, int]:
     """Length of a text, number of outputs and of different tokens, or ValueError."""
@@ -28,6 +26,16 @@ def check(sample: Sequence[int], outputs: int, vocabulary: int | None) -> tuple[
         )
     length = _check.integer("sample", sample[0])
     return length, _check.integer("outputs", outputs), _check.integer("vocabulary", vocabulary)
+
+
+def check_padding(padding: int | None, vocabulary: int) -> int | None:
+    """Number of the token that fills short texts, or ValueError if it is none of the vocabulary."""
+    return None if padding is None else _check.integer("padding", padding, low=0, high=vocabulary - 1)
+
+
+def real(x: Tensor, padding: int | None) -> Tensor:
+    """Which tokens are text and not padding: bool of x's shape."""
+    return torch.ones_like(x, dtype=torch.bool) if padding is None else x != padding
 
 
 def scaled(name: str, size: int, width: float, *, multiple: int = 1) -> int:

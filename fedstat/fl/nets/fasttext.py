@@ -1,0 +1,77 @@
+"""fastText: the mean of the words' vectors, then two dense layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional
+
+from fedstat.fl.nets import text
+from fedstat.fl.nets.base import Net, Params
+
+
+def fasttext(
+    sample: Sequence[int],
+    outputs: int,
+    *,
+    vocabulary: int | None,
+    width: float = 1.0,
+    embedding: int = 32,
+    padding: int | None = 0,
+) -> Net:
+    """Mean of the word vectors of a text, a dense layer as large, a dense layer to the outputs; nothing between.
+
+    Joulin et al. (2017), "Bag of tricks for efficient text classification", in the form that FedCP trains on AG News
+    (Zhang et al. 2023, §5.1): a linear layer stands between the mean and the classifier.
+
+    Parameters
+    ----------
+    sample : sequence of int
+        (length,), words in a text, with padding.
+    outputs : int
+        Classes.
+    vocabulary : int
+        Number of different words, that of the padding included.
+    width : float, default 1
+        Multiplies ``embedding``.
+    embedding : int, default 32
+        Size of a word's vector.
+    padding : int or None, default 0
+        Word that fills short texts and counts in no mean; a text of nothing else has mean 0. None: there is none.
+
+    Returns
+    -------
+    Net
+        Layers ``embedding`` (weight: (dimension, word)), ``fc1`` and ``fc2``; starting values as in torch.nn.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range; when applied, if x holds words outside the vocabulary.
+
+    Examples
+    --------
+    >>> fasttext((200,), 4, vocabulary=5000).shapes["fc2.weight"]
+    (4, 32)
+    """
+    _, outputs, vocabulary = text.check(sample, outputs, vocabulary)
+    padding = text.check_padding(padding, vocabulary)
+    dim = text.scaled("embedding", embedding, width)
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (dim, vocabulary)}
+    shapes |= text.dense_shapes("fc1", dim, dim) | text.dense_shapes("fc2", dim, outputs)
+
+    def init(rng: np.random.Generator) -> Params:
+        params = {"embedding.weight": text.normal(rng, shapes["embedding.weight"])}
+        return params | text.dense(rng, "fc1", dim, dim) | text.dense(rng, "fc2", dim, outputs)
+
+    def apply(params: Params, x: Tensor) -> Tensor:
+        table = params["embedding.weight"].mT.flatten(0, 1)
+        real = text.real(x, padding).to(table.dtype)
+        share = real / real.sum(-1, keepdim=True).clamp(min=1)
+        at = text.rows(x, vocabulary).flatten(0, 1)
+        h = functional.embedding_bag(at, table, mode="sum", per_sample_weights=share.flatten(0, 1))
+        return text.linear(params, "fc2", text.linear(params, "fc1", h.view(*x.shape[:2], dim)))
+
+    return Net(shapes, init, apply)

@@ -1,0 +1,225 @@
+"""A user's own torch.nn.Module as a network of the trainer."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedstat import _check
+from fedstat.fl.nets.base import Net, Params, layer_of
+from fedstat.fl.nets.conv import channels_last
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
+_RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+_KINDS = {"weight": "scale", "bias": "shift"}
+
+
+def from_module(
+    module: nn.Module, sample: Tensor | Sequence[int], *, statistics: Literal["shared", "local"] = "shared"
+) -> Net:
+    """Take a user's torch module as a network, with its present parameters as every run's start.
+
+    The module may be of any class; what holds parameters in it must be convolutions, Linear, Embedding, batch, group or
+    layer normalisation, and its ``forward`` must be a function of its input and these alone. Clients are computed one
+    by one, so the networks of :mod:`fedstat.fl.nets` are faster where many small clients are trained.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Takes (sample, ...) and returns (sample, output). It is copied; later changes of it change nothing.
+    sample : Tensor or sequence of int
+        One sample, or its shape if it is of real numbers. Token ids are given as a tensor of integers.
+    statistics : {"shared", "local"}, default "shared"
+        Whether running statistics of batch normalisation are averaged by the server or stay with their client.
+
+    Returns
+    -------
+    Net
+        Layers are called conv1, conv2, …, fc1, …, embedding1, … in the order in which ``forward`` uses them, and a
+        normalisation belongs to the layer before it (``"conv2.scale"``); one that has none of its size before it is
+        a layer norm1, … of its own. An embedding's units are its dimensions, so its weight is stored transposed,
+        (dimension, word). Parameters that do not require a gradient are not trained.
+
+    Raises
+    ------
+    ValueError
+        If the module holds something that cannot be stacked (recurrent layers, dropout, tied or unused parameters),
+        does not take the sample, or does not return one row of outputs per sample.
+
+    Examples
+    --------
+    >>> module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    >>> list(from_module(module, (1, 8, 8)).shapes)
+    ['conv1.weight', 'conv1.bias', 'conv1.scale', 'conv1.shift', 'fc1.weight', 'fc1.bias']
+    """
+    _check.choice("statistics", statistics, ("shared", "local"))
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"module must be a torch.nn.Module, but got {type(module).__name__}")
+    _require_known(module)
+    one = sample if isinstance(sample, Tensor) else torch.zeros(tuple(sample))
+    order, outputs = _trial(module, one)
+    names = _names(order)  # ours -> theirs
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    turned = {ours for ours in names if ours.startswith("embedding")}
+    start = {
+        ours: (tensors[theirs].detach().mT if ours in turned else tensors[theirs].detach()).float().clone()
+        for ours, theirs in names.items()
+    }
+    last = next(reversed(start))
+    if start[last].shape[0] != outputs:
+        raise ValueError(
+            f"the last layer that the module uses must be its output layer, but it returns {outputs} outputs and "
+            f"{layer_of(last)} ({names[last].rpartition('.')[0]}) has {start[last].shape[0]} units"
+        )
+    statistic = tuple(n for n in names if n.endswith((".running_mean", ".running_var")))
+    frozen = tuple(n for n, theirs in names.items() if n not in statistic and not tensors[theirs].requires_grad)
+    skeleton, own = copy.deepcopy(module).to("meta"), threading.local()
+
+    def apply(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        # functional_call puts tensors into the module while it runs, so every thread needs a module of its own.
+        if not hasattr(own, "module"):
+            own.module = copy.deepcopy(skeleton)
+        own.module.train(live is not None)
+        parts = {name: p.unbind() for name, p in params.items()}
+        return torch.stack(
+            [
+                _forward(
+                    own.module,
+                    {names[n]: p[c].mT if n in turned else _buffer(p[c], n in statistic) for n, p in parts.items()},
+                    x[c],
+                    None if live is None or bool(live[c].all()) else live[c],
+                )
+                for c in range(len(x))
+            ]
+        )
+
+    return Net(
+        {name: tuple(p.shape) for name, p in start.items()},
+        lambda _: {name: p.clone() for name, p in start.items()},
+        apply,
+        buffers=(*statistic, *frozen),
+        unshared=statistic if statistics == "local" else (),
+    )
+
+
+def _forward(module: nn.Module, tensors: dict[str, Tensor], x: Tensor, live: Tensor | None) -> Tensor:
+    """Outputs of one client; those of padding are 0 where ``live`` is given."""
+    if x.is_floating_point():
+        x = x.to(next(iter(tensors.values())).dtype)
+    if x.ndim == 4 and x.is_floating_point():
+        x = channels_last(x)
+    if live is None:
+        return functional_call(module, tensors, (x,))
+    out = functional_call(module, tensors, (x[live],))
+    return out.new_zeros(len(x), *out.shape[1:]).index_put((live.nonzero()[:, 0],), out)
+
+
+def _buffer(p: Tensor, is_buffer: bool) -> Tensor:
+    """Without a share in the version count of all clients' tensor, which another client's update would raise."""
+    return p.data if is_buffer else p
+
+
+def _require_known(module: nn.Module) -> None:
+    """Refuse what cannot be a function of stacked parameters, naming it."""
+    owner: dict[int, str] = {}
+    for path, part in module.named_modules():
+        what = f"{path or 'the module itself'} ({type(part).__name__})"
+        if isinstance(part, _RANDOM):
+            raise ValueError(f"{what} draws random numbers, which no stream of the run names. Take it out.")
+        if isinstance(part, nn.RNNBase | nn.RNNCellBase):
+            raise ValueError(f"{what} is recurrent and cannot be stacked. Use fedstat.fl.nets.named('lstm', ...).")
+        if isinstance(part, _BATCH_NORMS) and (not part.track_running_stats or part.momentum is None):
+            raise ValueError(f"{what} must have track_running_stats=True and a momentum, but it has not")
+        if isinstance(part, nn.Embedding) and (part.max_norm is not None or part.sparse):
+            raise ValueError(f"{what} must have max_norm=None and sparse=False, but it has not")
+        tensors = _own(part)
+        if tensors and not isinstance(part, (*_CONVOLUTIONS, *_NORMS, nn.Linear, nn.Embedding)):
+            raise ValueError(
+                f"{what} holds {next(iter(tensors))} itself, and its units are not known. Parameters and buffers may "
+                "stand in Conv, Linear, Embedding, BatchNorm, GroupNorm and LayerNorm modules; write it with these."
+            )
+        for name, tensor in tensors.items():
+            if id(tensor) in owner:
+                raise ValueError(f"{what} shares its {name} with {owner[id(tensor)]}. Give each its own.")
+            owner[id(tensor)] = path
+
+
+def _own(part: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that a module holds itself."""
+    return {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
+
+
+def _trial(module: nn.Module, sample: Tensor) -> tuple[list[tuple[str, nn.Module]], int]:
+    """Modules with parameters in the order in which they run on two copies of the sample, and the number of outputs."""
+    runner = copy.deepcopy(module).train()
+    holders = {
+        path: part for path, part in runner.named_modules() if next(part.parameters(recurse=False), None) is not None
+    }
+    order: list[tuple[str, nn.Module]] = []
+
+    def note(path: str, part: nn.Module) -> None:
+        if all(seen != path for seen, _ in order):
+            order.append((path, part))
+
+    hooks = [
+        part.register_forward_pre_hook(lambda part, _, path=path: note(path, part)) for path, part in holders.items()
+    ]
+    x = torch.stack([sample, sample])
+    if x.is_floating_point():
+        x = x + torch.linspace(0, 1, x.numel()).view(x.shape)  # not all zero, or random parts would not show
+    try:
+        with torch.no_grad():
+            first, second = runner(x), runner(x)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise ValueError(f"the module does not take samples of shape {tuple(sample.shape)}: {error}") from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(first, Tensor) or first.ndim != 2 or len(first) != 2:
+        seen = tuple(first.shape) if isinstance(first, Tensor) else type(first).__name__
+        raise ValueError(f"the module must return (sample, output), but for 2 samples got {seen}")
+    if not torch.equal(first, second):
+        raise ValueError(
+            "the module must be a function of its input, but it gave two outputs for one input. "
+            "Take out dropout and other random parts of its forward."
+        )
+    if unused := sorted(set(holders) - {path for path, _ in order}):
+        raise ValueError(f"the module does not use {unused[0]} on such samples. Take it out.")
+    if not order:
+        raise ValueError("the module has no parameters to train")
+    return order, first.shape[1]
+
+
+def _names(order: list[tuple[str, nn.Module]]) -> dict[str, str]:
+    """Our name of every tensor, mapped to the module's."""
+    found: dict[str, str] = {}
+    count: Counter[str] = Counter()
+    before = ""  # the layer whose outputs are not yet normalised
+    units = 0
+    for path, part in order:
+        own = {n: t for n, t in _own(part).items() if n != "num_batches_tracked"}
+        size = next(iter(own.values())).shape[0]
+        if isinstance(part, _NORMS):
+            layer = before if before and size == units else _next(count, "norm")
+            kinds, before = {n: _KINDS.get(n, n) for n in own}, ""
+        else:
+            embedding = isinstance(part, nn.Embedding)
+            layer = _next(count, "embedding" if embedding else "conv" if isinstance(part, _CONVOLUTIONS) else "fc")
+            units = part.embedding_dim if isinstance(part, nn.Embedding) else size
+            kinds, before = {n: n for n in own}, layer
+        found |= {f"{layer}.{kind}": f"{path}.{n}" if path else n for n, kind in kinds.items()}
+    return found
+
+
+def _next(count: Counter[str], kind: str) -> str:
+    count[kind] += 1
+    return f"{kind}{count[kind]}"

@@ -1,0 +1,139 @@
+"""A small Transformer encoder for texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedstat import _check
+from fedstat.fl.nets import text
+from fedstat.fl.nets.base import Net, Params
+
+
+def transformer(
+    sample: Sequence[int],
+    outputs: int,
+    *,
+    vocabulary: int | None,
+    width: float = 1.0,
+    embedding: int = 32,
+    heads: int = 4,
+    feedforward: int = 64,
+    blocks: int = 2,
+    padding: int | None = 0,
+) -> Net:
+    """Token and position vectors, encoder blocks that normalise first, mean over the text, dense layer.
+
+    Vaswani et al. (2017), "Attention is all you need", with the normalisation before each part, as
+    ``torch.nn.TransformerEncoderLayer(norm_first=True)``, and one after the last block; ReLU, no dropout.
+
+    Parameters
+    ----------
+    sample : sequence of int
+        (length,), tokens in a text, with padding.
+    outputs : int
+        Classes.
+    vocabulary : int
+        Number of different tokens, that of the padding included.
+    width : float, default 1
+        Multiplies ``embedding`` and ``feedforward``.
+    embedding, heads, feedforward, blocks : int
+        Size of a token's vector, a multiple of ``heads``; heads of an attention; hidden units of a block's dense
+        part; number of blocks.
+    padding : int or None, default 0
+        Token that fills short texts: not attended to, not in the mean. None: there is none.
+
+    Returns
+    -------
+    Net
+        Layers ``embedding`` (weight: (dimension, token)), ``position`` (dimension, place), for block b
+        ``attention<b>`` (weight: (unit, 3, in): a unit's query, key and value), ``project<b>``, ``up<b>``,
+        ``down<b>``, and ``out``. A LayerNorm's ``scale`` and ``shift`` belong to the layer whose sum it normalises:
+        that before attention1 to ``embedding``, that before up1 to ``project1``, that after block 1 to ``down1``.
+        Starting values as in torch.nn.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range; when applied, if x holds tokens outside the vocabulary.
+
+    Examples
+    --------
+    >>> list(transformer((80,), 80, vocabulary=80, blocks=1).shapes)[:4]
+    ['embedding.weight', 'embedding.scale', 'embedding.shift', 'position.weight']
+    """
+    length, outputs, vocabulary = text.check(sample, outputs, vocabulary)
+    padding = text.check_padding(padding, vocabulary)
+    if _check.integer("embedding", embedding) % _check.integer("heads", heads):
+        raise ValueError(f"embedding must be a multiple of heads={heads}, but got {embedding}")
+    dim = text.scaled("embedding", embedding, width, multiple=heads)
+    hidden, numbers = text.scaled("feedforward", feedforward, width), range(1, _check.integer("blocks", blocks) + 1)
+    normal = {"scale": (dim,), "shift": (dim,)}
+
+    def normalised(layer: str) -> dict[str, tuple[int, ...]]:
+        return {f"{layer}.{kind}": shape for kind, shape in normal.items()}
+
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (dim, vocabulary), **normalised("embedding")}
+    shapes["position.weight"] = (dim, length)
+    for b in numbers:
+        shapes |= {f"attention{b}.weight": (dim, 3, dim), f"attention{b}.bias": (dim, 3)}
+        shapes |= text.dense_shapes(f"project{b}", dim, dim) | normalised(f"project{b}")
+        shapes |= text.dense_shapes(f"up{b}", dim, hidden)
+        shapes |= text.dense_shapes(f"down{b}", hidden, dim) | normalised(f"down{b}")
+    shapes |= text.dense_shapes("out", dim, outputs)
+
+    def init(rng: np.random.Generator) -> Params:
+        params = {name: torch.full(shape, float(name.endswith(".scale"))) for name, shape in shapes.items()}
+        for name in ("embedding.weight", "position.weight"):
+            params[name] = text.normal(rng, shapes[name])
+        for b in numbers:
+            # Xavier's bound for the query, key and value matrices as one.
+            weight = f"attention{b}.weight"
+            params |= text.uniform(rng, {weight: shapes[weight]}, math.sqrt(6 / (3 * dim + dim)))
+            params |= text.dense(rng, f"project{b}", dim, dim) | {f"project{b}.bias": torch.zeros(dim)}
+            params |= text.dense(rng, f"up{b}", dim, hidden) | text.dense(rng, f"down{b}", hidden, dim)
+        return params | text.dense(rng, "out", dim, outputs)
+
+    def apply(params: Params, x: Tensor) -> Tensor:
+        clients, samples, _ = x.shape
+        if x.shape[2] != length:
+            raise ValueError(f"the network takes texts of {length} tokens, but got {x.shape[2]}")
+        real = text.real(x, padding)
+        # A text of padding alone attends to itself; its mean is 0 all the same.
+        seen = (real | ~real.any(-1, keepdim=True)).view(clients * samples, 1, 1, length)
+        h = functional.embedding(text.rows(x, vocabulary), params["embedding.weight"].mT.flatten(0, 1))
+        h = (h + params["position.weight"].mT.unsqueeze(1)).flatten(1, 2)
+        before = "embedding"
+        for b in numbers:
+            mixed = _attention(params, f"attention{b}", _normalise(params, before, h), seen, heads)
+            h = h + text.linear(params, f"project{b}", mixed)
+            up = text.linear(params, f"up{b}", _normalise(params, f"project{b}", h))
+            h = h + text.linear(params, f"down{b}", torch.relu(up))
+            before = f"down{b}"
+        h = _normalise(params, before, h).view(clients, samples, length, dim)
+        share = real.to(h.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
+        return text.linear(params, "out", (share.unsqueeze(2) @ h).squeeze(2))
+
+    return Net(shapes, init, apply)
+
+
+def _normalise(params: Params, layer: str, h: Tensor) -> Tensor:
+    """LayerNorm of h (client, row, unit) with each client's scale and shift."""
+    plain = functional.layer_norm(h, h.shape[-1:])
+    return torch.addcmul(params[f"{layer}.shift"].unsqueeze(1), plain, params[f"{layer}.scale"].unsqueeze(1))
+
+
+def _attention(params: Params, layer: str, h: Tensor, seen: Tensor, heads: int) -> Tensor:
+    """Every token's mixture of values, h (client, text and token, unit); ``seen`` (text, 1, 1, token) are the keys."""
+    weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"]
+    clients, units, length = h.shape[0], h.shape[2], seen.shape[-1]
+    by_kind = weight.transpose(1, 2).flatten(1, 2), bias.transpose(1, 2).flatten(1)
+    both = torch.baddbmm(by_kind[1].unsqueeze(1), h, by_kind[0].mT)
+    q, k, v = both.view(-1, length, 3, heads, units // heads).permute(2, 0, 3, 1, 4)
+    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    return mixed.transpose(1, 2).reshape(clients, -1, units)

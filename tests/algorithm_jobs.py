@@ -1,0 +1,67 @@
+"""Small jobs on which all algorithms are tested."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from fedstat.fl import engine, losses, nets, optim
+from fedstat.fl.algorithms import named
+from fedstat.fl.batches import Rows
+
+SIZES = [6, 10, 3]
+SAMPLES = [23, 7, 30, 1, 16, 16]
+FLAGS = np.arange(10) % 3 == 0
+CPU = torch.device("cpu")
+
+# What a method is made with here, besides its name.
+SETTINGS = {
+    "fedprox": {"mu": 0.7},
+    "fedavg+": {"epochs": 1},
+    "fedprox+": {"mu": 0.7, "epochs": 3},
+    "fedrep": {"head_epochs": 3},
+    "fedsplit": {"shared": {1: FLAGS}},
+    "fedfac-static": {"kappa": 0.7},
+    "fedfac-dynamic": {"kappa": 0.7, "warm_start": False},
+}
+
+
+def make(name):
+    return named(name, **SETTINGS.get(name, {}))
+
+
+def rows(sizes, seed, *, classes=3, features=6):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(sum(sizes), features))
+    y = (x[:, 0] + rng.normal(size=len(x)) > 0) + (x[:, 1] > 0.5).astype(int) if classes > 2 else x[:, 0] > 0
+    return Rows(torch.from_numpy(x).float(), torch.from_numpy(y.astype(int)), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def job(algorithm, *, net=None, data=None, sizes=SAMPLES, **options):
+    net = nets.mlp(SIZES) if net is None else net
+    loss = losses.for_outputs([*net.shapes.values()][-1][0])
+    settings = {"local_epochs": 2, "batch_size": 5, "seed": 4, "optimizer": optim.sgd(0.1)} | options
+    return engine.Job(
+        rows(sizes, 0) if data is None else data,
+        rows([12] * len(sizes), 1),
+        algorithm.wrap(net) if algorithm.wrap else net,
+        algorithm,
+        algorithm.loss(loss) if algorithm.loss else loss,
+        **settings,
+    )
+
+
+def run(j, rounds=3):
+    state = engine.start(j)
+    for _ in range(rounds):
+        state = engine.step(j, state)
+    return state
+
+
+def models(j, rounds=3):
+    return engine.personal(j, run(j, rounds))
+
+
+def assert_equal(a, b):
+    for name, p in a.items():
+        assert torch.equal(p, b[name]), name

@@ -1,0 +1,115 @@
+"""FedAvg rounds of image networks: the stacked engine against a plain per-client torch loop."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+from threadpoolctl import threadpool_limits
+from torch import nn
+
+from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl.batches import Rows
+
+CLIENTS, ACTIVE, SAMPLES, BATCH, LR = 100, 10, 600, 50, 1e-3
+OPTIMIZERS = {
+    "adam": (optim.adam(LR), lambda p: torch.optim.Adam(p, lr=LR)),
+    "sgd": (optim.sgd(LR), lambda p: torch.optim.SGD(p, lr=LR)),
+}
+
+
+def data():
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(CLIENTS * SAMPLES, 1, 28, 28)).astype(np.float32))
+    return x, torch.from_numpy(rng.integers(0, 10, CLIENTS * SAMPLES))
+
+
+def module():
+    """The network as it is usually written (McMahan et al. 2017; PFLlib's FedAvgCNN)."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(1024, 512), nn.ReLU(inplace=True), nn.Linear(512, 10),
+    )  # fmt: skip
+
+
+def make(optimizer, *, threads, chunk=None):
+    x, y = data()
+    rows = Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES)
+    job = engine.Job(
+        rows, rows, nets.cnn((1, 28, 28), 10), algorithms.fedavg(), losses.cross_entropy, OPTIMIZERS[optimizer][0],
+        participation=ACTIVE / CLIENTS, batch_size=BATCH, threads=threads, client_chunk=chunk,
+    )  # fmt: skip
+    state = engine.start(job)
+
+    def one_round():
+        nonlocal state
+        state = engine.step(job, state)
+
+    return one_round
+
+
+def plain(optimizer, *, threads):
+    x, y = (t.view(CLIENTS, SAMPLES, *t.shape[1:]) for t in data())
+    server, number = module().state_dict(), 0
+
+    def one_round():
+        nonlocal server, number
+        torch.set_num_threads(threads)
+        rng = np.random.default_rng(number)
+        number += 1
+        trained = []
+        for c in rng.choice(CLIENTS, ACTIVE, replace=False):
+            net = module()
+            net.load_state_dict(server)
+            plain_loop.train_client(net, x[c], y[c], OPTIMIZERS[optimizer][1], epochs=1, batch_size=BATCH, rng=rng)
+            trained.append(net.state_dict())
+        server = {name: torch.stack([state[name] for state in trained]).mean(0) for name in server}
+        torch.set_num_threads(1)
+
+    return one_round
+
+
+@pytest.fixture(autouse=True)
+def one_thread_an_operation():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with threadpool_limits(1, user_api="blas"):
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def bench_cnn(compare, optimizer, ours, theirs):
+    compare(
+        f"CNN 28×28, {ACTIVE} of {CLIENTS} clients, {SAMPLES} samples, batch {BATCH}, {optimizer}, {ours} thread(s)",
+        make(optimizer, threads=ours), plain(optimizer, threads=theirs), f"plain loop, {theirs} thread(s)",
+        rounds=3,
+    )  # fmt: skip
+
+
+def bench_peak_memory(benchmark, capsys):
+    """Peak memory of a process that does FedAvg rounds, beside one that only makes the data."""
+    base = "import sys; sys.path[:0] = ['tests', 'tests/benchmarks']; from bench_nets import *; "
+    # Not getrusage: its maximum starts from that of the process that forked this one.
+    show = "print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')) / 1024)"
+
+    def peak(source):
+        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    def ours():
+        return peak(base + "run = make('adam', threads=2); run(); run(); " + show)
+
+    empty, full = peak(base + "data(); " + show), benchmark.pedantic(ours, rounds=1)
+    theirs = peak(base + "run = plain('adam', threads=2); run(); run(); " + show)
+    with capsys.disabled():
+        print(
+            f"\npeak memory of FedAvg rounds of the CNN, {CLIENTS} clients: {full:.0f} MB; plain loop that keeps no "
+            f"client's model: {theirs:.0f} MB; of both {empty:.0f} MB for torch, fedstat and the data"
+        )
