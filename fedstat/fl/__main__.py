@@ -34,6 +34,7 @@ HELP = {
     "net": f"network: {', '.join(nets.NETS)}",
     "width": "factor of the network's channels and hidden units",
     "norm": "normalisation of the network's layers",
+    "net_options": "more arguments of the network, as hidden=32",
     "algorithm": f"algorithm: {', '.join(algorithms.ALGORITHMS)}",
     "layers": "Λ, layers to split, by name or number from 1 (default: the last hidden layer)",
     "kappa": "κ, share of the eigenvalues' sum that decides the number of factors (default 0.85)",

@@ -52,6 +52,8 @@ class Settings:
     width : float
         Factor of the network's channels and hidden units.
     norm : {"group", "batch"}, optional
+    net_options : tuple of str
+        More arguments of the network, as "hidden=32".
     algorithm : str
         A name of ``fedstat.fl.algorithms.ALGORITHMS``.
     layers, kappa, tau, estimator, variant, mu
@@ -74,6 +76,7 @@ class Settings:
     net: str = "mlp"
     width: float = 1.0
     norm: Literal["group", "batch"] | None = None
+    net_options: tuple[str, ...] = ()
     algorithm: str = "fedfac-dynamic"
     layers: tuple[str, ...] | None = None
     kappa: float | None = None
@@ -99,7 +102,7 @@ class Settings:
         _check.choice("data", self.data, list(datasets.SOURCES))
         _partition_of(self.partition)
         _check.choice("net", self.net, list(nets.NETS))
-        for name in ("layers", "options"):
+        for name in ("layers", "options", "net_options"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, tuple(map(str, [value] if isinstance(value, str | int) else value)))
@@ -134,11 +137,7 @@ class Settings:
                 chosen["share"] = min(1.0, max(0.0, 1 - tau))
             else:
                 chosen["tau"] = tau
-        for option in self.options:
-            key, equals, value = option.partition("=")
-            if not equals:
-                raise ValueError(f"options must look like NAME=VALUE, but got {option!r}")
-            chosen[key] = _value(value)
+        chosen |= _options("options", self.options)
         return algorithms.named(self.algorithm, **{k: v for k, v in chosen.items() if v is not None})
 
 
@@ -149,6 +148,17 @@ def _tau(text: str) -> float | str:
         return float(text)
     except ValueError:
         raise ValueError(f"tau must be a number, inf, -inf or mean, but got {text!r}") from None
+
+
+def _options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
+    """``("components=2",)`` to {"components": 2}."""
+    found = {}
+    for option in given:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r}")
+        found[key] = _value(value)
+    return found
 
 
 def _value(text: str) -> Any:
@@ -331,7 +341,7 @@ def _standardised(fed: xr.Dataset) -> xr.Dataset:
 def network(settings: Settings, fed: xr.Dataset) -> Net:
     """The network for a data set's samples and classes."""
     names = fed.y.attrs.get("names")
-    options: dict[str, Any] = {"width": settings.width}
+    options: dict[str, Any] = {"width": settings.width} | _options("net_options", settings.net_options)
     if settings.norm is not None:
         options["norm"] = settings.norm
     if fed.x.dtype.kind in "iu":
