@@ -126,8 +126,8 @@ def assemble(
 
 def choose(channels: int, device: torch.device) -> Way:
     """Way to compute convolutions of clients that have at most so many channels each, where none is asked for."""
-    # Measured on two cores, one thread, images channels last, forward and backward of a whole network, 5 clients in
-    # batches of 10 to 50: grouped took 0.42 to 0.56 of the loop's time at 16 channels (LeNet), 0.51 to 0.82 at 24,
+    # Measured on one CPU thread, channels last, forward and backward of whole networks, 5 clients, batches of 10 to 50:
+    # grouped took 0.42 to 0.66 of the loop's time at 16 channels (LeNet, narrow CNN and ResNet-8), 0.58 to 0.82 at 24,
     # 0.72 to 1.25 at 32 and 1.0 to 1.4 at 64; unfolding took more than both everywhere. On a GPU nothing was measured:
     # one kernel for all clients is taken there because small ones leave it idle.
     return "loop" if device.type == "cpu" and channels > _MOST_GROUPED else "grouped"
