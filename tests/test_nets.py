@@ -7,9 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import nn
 
-from fedstat.fl import nets
+from fedstat import fl
+from fedstat.fl import algorithms, nets
 from fedstat.fl.nets import conv
 
 CLIENTS, SAMPLES = 3, 4
@@ -318,6 +320,32 @@ def test_a_users_frozen_parameters_are_not_trained():
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     module[1].requires_grad_(False)
     assert nets.from_module(module, (1, 2, 2)).buffers == ("fc1.weight", "fc1.bias")
+
+
+@pytest.mark.parametrize("make", [
+    lambda: nets.lenet((3, 16, 16), 5, norm="batch", width=0.5),
+    lambda: nets.lenet((3, 16, 16), 5, norm="batch", width=0.5, convolution="loop", statistics="local"),
+    lambda: nets.from_module(Block(), (3, 16, 16)),
+])  # fmt: skip
+def test_training_does_not_depend_on_how_clients_of_unequal_size_are_chunked(make):
+    rng, sizes = np.random.default_rng(1), np.array([13, 6, 9])
+    client = np.repeat(np.arange(3), sizes + 4)
+    split = np.concatenate([["train"] * n + ["test"] * 4 for n in sizes])
+    data = xr.Dataset(
+        {
+            "x": (("sample", "channel", "row", "column"), rng.normal(size=(len(client), 3, 16, 16)).astype(np.float32)),
+            "y": ("sample", rng.integers(0, 5, len(client))),
+        },
+        coords={"client": ("sample", client), "split": ("sample", split)},
+    )
+    net = make()
+    runs = [
+        fl.train(data, net, algorithms.fedavg(), rounds=2, batch_size=4, lr=0.05, client_chunk=c, threads=t)
+        for c, t in ((1, 2), (3, 1))
+    ]
+    loss = [run["metrics/loss"].to_numpy() for run in runs]
+    assert np.isfinite(loss[0]).all()
+    np.testing.assert_allclose(loss[0], loss[1], rtol=2e-4)
 
 
 def linear(*parts):

@@ -24,7 +24,7 @@ OPTIMIZERS = {
 
 def data():
     rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.normal(size=(CLIENTS * SAMPLES, 1, 28, 28)).astype(np.float32))
+    x = torch.from_numpy(rng.standard_normal((CLIENTS * SAMPLES, 1, 28, 28), dtype=np.float32))
     return x, torch.from_numpy(rng.integers(0, 10, CLIENTS * SAMPLES))
 
 
