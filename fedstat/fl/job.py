@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -201,9 +202,9 @@ def chunks(job: Job, n: int) -> Iterator[slice]:
         weights = sum(math.prod(shape) for shape in job.net.shapes.values())
         if job.device.type == "cpu":
             cuts = math.ceil(n / max(1.0, _CHUNK_BYTES / (4 * (weights + batch * each))) / job.threads) * job.threads
-            size = math.ceil(n / min(n, cuts))
-        else:
-            # Beside the parameters: gradient, two moments of Adam; activations once forward and once backward.
-            free = torch.cuda.mem_get_info(job.device)[0]
-            size = max(1, int(_GPU_SHARE * free / (4 * (4 * weights + 2 * batch * each))))
+            ends = [n * i // min(n, cuts) for i in range(min(n, cuts) + 1)]
+            return (slice(low, high) for low, high in pairwise(ends))
+        # Beside the parameters: gradient, two moments of Adam; activations once forward and once backward.
+        free = torch.cuda.mem_get_info(job.device)[0]
+        size = max(1, int(_GPU_SHARE * free / (4 * (4 * weights + 2 * batch * each))))
     return (slice(low, min(low + size, n)) for low in range(0, n, size))
