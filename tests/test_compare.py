@@ -115,10 +115,14 @@ def test_one_seed_gives_a_difference_and_no_standard_error():
     assert found.notes == ("one pair only, so no standard error: m1",)
 
 
-def test_equal_methods_do_not_differ_and_constant_differences_leave_no_doubt():
-    found = compare.paired(tidy({"a": [0.5, 0.75], "same": [0.5, 0.75], "more": [0.75, 1.0]}), reference="a").table
-    assert found["p_value"].tolist()[1:] == [1.0, 0.0]
-    assert found[["all_low", "all_high"]].to_numpy()[1:].tolist() == [[0, 0], [0.25, 0.25]]
+def test_equal_methods_do_not_differ_and_a_constant_difference_is_not_tested():
+    data = tidy({"a": [0.5, 0.7, 0.1], "same": [0.5, 0.7, 0.1], "more": [0.6, 0.8, 0.2]})
+    found = compare.paired(data, reference="a")
+    same, more = found.table.set_index("method").loc["same"], found.table.set_index("method").loc["more"]
+    assert same[["p_value", "p_holm", "all_low", "all_high"]].tolist() == [1, 1, 0, 0]
+    assert more["difference"] == pytest.approx(0.1)
+    assert more[["std_error", "p_value", "p_holm", "conf_low", "all_high"]].isna().all()
+    assert found.notes == ("more: the same difference in every pair, so no standard error and no test",)
 
 
 def test_blocks_may_be_settings_and_seeds():

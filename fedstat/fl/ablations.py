@@ -6,11 +6,23 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedstat.fl.show import METHODS, Table, interval, labels, number, plus_minus, published
 from fedstat.fl.summary import Grid
-from fedstat.fl.tables import SE, Paper, compared, line, mean_over_clients, p_text, source, together
+from fedstat.fl.tables import (
+    POOLED,
+    SE,
+    Paper,
+    compared,
+    line,
+    mean_over_clients,
+    p_text,
+    source,
+    together,
+    with_pooled,
+)
 from fedstat.stats import compare
 from fedstat.store import open_run
 
@@ -73,17 +85,19 @@ def masking(grid: Grid, paper: Paper, _: Namespace) -> Table:
         if "masking" in tree.children:
             group = tree["masking"].to_dataset().assign(n_test=tree["metrics/n_test"])
             mean = mean_over_clients(group["accuracy"].mean("draw"), group)
+            if np.ptp(mean.to_numpy()) == 0:  # no layer has shared and personal units, so that nothing was masked
+                continue
             here = {"label": run["label"], "seed": run["seed"], "of": run["method"]}
             rows += [here | {"method": str(part), "masked": float(mean.sel(part=part))} for part in mean["part"].values]
     if not rows:
-        raise ValueError("no run was evaluated with masked parts: run with masking asked for")
+        raise ValueError("no run with a split layer was evaluated with masked parts: run with masking asked for")
     table = pd.DataFrame(rows)
     blocks, values, notes = {}, [], []
     for (label, method), part in table.groupby(["label", "of"], sort=False):
         here = {"label": str(label), "of": str(method)}
         found = compare.paired(part, reference="none", value="masked")
         both = compare.paired(part, reference="shared", value="masked").table
-        theirs = published(paper, "table8", str(label))
+        theirs = published(paper, "table8", str(label)) if method == "fedfac-dynamic" else {}
         heading = f"{label}, {METHODS.get(str(method), method)}"
         blocks[heading] = pd.DataFrame(
             line(r, "accuracy", "none") | {"paper": number(theirs.get(r["method"]))}
@@ -111,12 +125,7 @@ def random_split(grid: Grid, paper: Paper, args: Namespace) -> Table:
         raise ValueError("no run has a random split, so there is nothing to compare with: run the algorithm 'random'")
     grid = grid._replace(table=rows)
     values, notes = compared(rows, grid, args.rule, "random")
-    if len(labels(grid)) > 1:
-        pooled = compare.paired(
-            rows.sort_values("method"), reference="random", value=args.rule, block=["label", "seed"]
-        )
-        values = pd.concat([values, pooled.table.assign(label="all settings")], ignore_index=True)
-        notes += [f"all settings: {note}" for note in pooled.notes]
+    values, notes = with_pooled(values, notes, rows, args.rule, "random")
     values["paper"] = [published(paper, "table8", r["label"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(label): pd.DataFrame(
@@ -126,8 +135,8 @@ def random_split(grid: Grid, paper: Paper, args: Namespace) -> Table:
         for label, part in values.groupby("label", sort=False)
     }
     said = (
-        f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}", *together(grid, "random"),
-        "all settings: pairs are settings and seeds, taken as independent",
+        f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}",
+        *together(grid, "random"), POOLED,
     )  # fmt: skip
     title = "Table 8 B. Factor analysis against random splits"
     return Table(title, values, blocks, (*said, *notes, *source(grid, paper)))

@@ -25,12 +25,14 @@ NEW_RULES = {
 """How new clients predict by a method's own proposal (FedFac §5.2); the others, FedFac first, are shown both ways."""
 
 SE = "±: standard error over seeds"
+POOLED = "all settings: pairs are settings and seeds, taken as independent"
 
 
 def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
     """Table 2: test accuracy of all methods, with the other rules beside the one that is compared."""
     rule, reference = args.rule, args.reference or "fedfac-dynamic"
     values, notes = compared(grid.table, grid, rule, reference)
+    values, notes = with_pooled(values, notes, grid.table, rule, reference)
     others = grid.table.groupby(["label", "method"])[[*summary.RULES, "optimism", "before"]].mean()
     values = values.join(others, on=["label", "method"])
     values["paper"] = [published(paper, "table2", r["label"]).get(r["method"]) for r in values.to_dict("records")]
@@ -40,10 +42,10 @@ def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
             line(r, rule, reference) | {name: number(r[name]) for name in (*beside, "optimism", "before", "paper")}
             for r in rows.to_dict("records")
         )
-        for label, rows in values.groupby("label")
+        for label, rows in values.groupby("label", sort=False)
     }
     said = [
-        f"{rule}: {_RULES[rule]}; {SE}", *together(grid, reference),
+        f"{rule}: {_RULES[rule]}; {SE}", *together(grid, reference), POOLED,
         *(f"{name}: {_RULES[name]}" for name in beside),
         "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
         "before: active clients' models as they leave local training, last 10 rounds",
@@ -181,6 +183,21 @@ def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tup
         notes += [f"{label}: {note}" for note in said]
     values = pd.concat(parts, ignore_index=True)
     return values[["label", *values.columns.drop("label")]], notes
+
+
+def with_pooled(
+    values: pd.DataFrame, notes: list[str], rows: pd.DataFrame, value: str, reference: str
+) -> tuple[pd.DataFrame, list[str]]:
+    """Add the comparison over all settings, where there are several: a pair is then a setting and a seed."""
+    if rows["label"].nunique() < 2 or reference not in set(rows["method"]):
+        return values, notes
+    place = rows["method"].map({m: i for i, m in enumerate(ordered(rows["method"]))})
+    found = compare.paired(
+        rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
+        block=["label", "seed"],
+    )  # fmt: skip
+    pooled = found.table.assign(label="all settings")
+    return pd.concat([values, pooled], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
 
 
 def _paired(rows: pd.DataFrame, value: str, reference: str) -> tuple[pd.DataFrame, tuple[str, ...]]:

@@ -150,7 +150,10 @@ def paired(
                 notes.append(f"{name}: no pair with {reference} in {', '.join(left_out)}; left out")
             if len(pairs) == 1:
                 alone.append(name)
-            row |= _difference((pairs[name] - pairs[reference]).to_numpy(), level)
+            found = _difference((pairs[name] - pairs[reference]).to_numpy(), level)
+            row |= found
+            if len(pairs) > 1 and not math.isfinite(found["std_error"]):
+                notes.append(f"{name}: the same difference in every pair, so no standard error and no test")
         rows.append(row)
     if alone:
         notes.append(f"one pair only, so no standard error: {', '.join(alone)}")
@@ -344,15 +347,15 @@ def _has(data: pd.DataFrame, *columns: str) -> None:
 
 
 def _difference(d: NDArray[np.float64], level: float) -> dict[str, float]:
-    """Mean difference, its t test and interval; a difference that does not vary has no test but itself."""
+    """Mean difference, its t test and interval; a difference that never varies has none, unless it is 0."""
     row: dict[str, float] = {"n": len(d), "difference": float(d.mean()) if len(d) else math.nan}
     row |= {"std_error": _std_error(d), "df": len(d) - 1 if len(d) > 1 else math.nan, "p_sign_flip": sign_flip(d)}
     if len(d) < 2:
         return row
     mean = row["difference"]
-    if row["std_error"] == 0:
-        row |= {"statistic": math.copysign(math.inf, mean) if mean else 0.0, "p_value": 0.0 if mean else 1.0}
-        return row | {"conf_low": mean, "conf_high": mean}
+    if row["std_error"] <= 1e-12 * max(abs(mean), 1e-300):
+        equal = {"statistic": 0.0, "p_value": 1.0, "conf_low": 0.0, "conf_high": 0.0}
+        return row | (equal if mean == 0 else {"std_error": math.nan, "df": math.nan})
     described = DescrStatsW(d)
     statistic, p_value, _ = described.ttest_mean()
     low, high = described.tconfint_mean(alpha=1 - level)
