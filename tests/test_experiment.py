@@ -380,3 +380,16 @@ def test_the_command_runs_and_tunes_a_grid(grid_file, tmp_path, capsys):
     assert "6 runs in" in capsys.readouterr().out
     assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
     assert "0 of them made now" in capsys.readouterr().out
+
+
+def test_parameters_of_a_layer_may_have_as_many_numbers_a_unit_as_they_like():
+    x = np.random.default_rng(0).integers(0, 5, (3, 12, 7))
+    data = xr.Dataset(
+        {"x": (("client", "sample", "character"), x), "y": (("client", "sample"), x[..., 0])},
+        coords={"split": ("sample", ["train"] * 8 + ["test"] * 4)},
+    )
+    net = nets.lstm((7,), 5, vocabulary=5, hidden=6, fc=4)
+    kept = train(data, net, algorithms.fedavg(), rounds=1, keep_weights=["lstm1"])["weights/lstm1"]
+    assert kept["w"].sizes == {"checkpoint": 1, "client": 3, "unit": 6, "weight": 56}
+    assert kept["b"].sizes == {"checkpoint": 1, "client": 3, "unit": 6, "b_weight": 4}
+    assert np.isfinite(kept["w"]).all()

@@ -170,20 +170,20 @@ def _weights_layout(job: Job, checkpoints: Sequence[int], layers: Sequence[str])
     groups = {}
     for layer in layers:
         shapes = {_variable(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
-        wide = max(int(np.prod(s[1:])) for s in shapes.values())
-        coords = {
+        wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
+        # An LSTM's bias has four numbers a unit: a dim of its own beside that of the weights.
+        last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
+        coords: dict[str, Any] = {
             "checkpoint": ("checkpoint", np.array(checkpoints), {"long_name": "round after which weights were kept"}),
             "client": ("client", np.arange(job.clients)),
             "unit": ("unit", np.arange(nets.layers(job.net)[layer])),
-            "weight": ("weight", np.arange(wide)),
         }
+        dims = {name: (*coords, *([last[name]] if len(shape) > 1 else [])) for name, shape in shapes.items()}
+        sizes = {last[name]: wide[name] for name, shape in shapes.items() if len(shape) > 1}
         chunk = {"checkpoint": 1, "client": _clients_at_once(job)}
         groups[f"weights/{layer}"] = Group(
-            xr.Dataset(coords=coords),
-            {
-                name: Variable(tuple(coords)[: len(shape[:2]) + 2], "float32", chunk, {"shape": list(shape)})
-                for name, shape in shapes.items()
-            },
+            xr.Dataset(coords=coords | {dim: np.arange(n) for dim, n in sizes.items()}),
+            {name: Variable(dims[name], "float32", chunk, {"shape": list(shape)}) for name, shape in shapes.items()},
         )
     return groups
 
