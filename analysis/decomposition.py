@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fedstat.fl import decomposition, show, summary
+from fedstat.fl.study import decomposition, show, summary
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedstat.fl import ablations, show
+from fedstat.fl.study import ablations, show
 
 if __name__ == "__main__":
     print(show.command(__doc__, {"": partial(ablations.tuning, name="table4")}, runs="runs/tune-quick"))

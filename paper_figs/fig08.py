@@ -13,7 +13,7 @@ import pandas as pd
 
 import fedstat
 from fedstat import plot
-from fedstat.fl import show, summary
+from fedstat.fl.study import show, summary
 
 
 def main() -> None:

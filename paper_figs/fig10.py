@@ -18,7 +18,8 @@ import xarray as xr
 
 import fedstat
 from fedstat import data, plot
-from fedstat.fl import features, nets, show, summary
+from fedstat.fl import nets
+from fedstat.fl.study import features, show, summary
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 import fedstat
-from fedstat.fl import decomposition, summary
+from fedstat.fl.study import decomposition, summary
 
 ROOT = Path(__file__).parents[1]
 

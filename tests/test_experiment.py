@@ -13,11 +13,12 @@ from real_data import require_real_data
 
 from fedstat import store
 from fedstat.fl import __main__ as cli
-from fedstat.fl import algorithms, batches, engine, experiment, grid, losses, masking, nets, newcomers, optim, train
+from fedstat.fl import algorithms, batches, engine, losses, masking, nets, newcomers, optim, train
 from fedstat.fl.evaluate import evaluate, timed_step
-from fedstat.fl.experiment import Settings
 from fedstat.fl.job import chunks, each_chunk
-from fedstat.fl.tune import tune
+from fedstat.fl.study import experiment, grid
+from fedstat.fl.study.experiment import Settings
+from fedstat.fl.study.tune import tune
 
 SMALL = Settings(clients=8, participation=0.5, rounds=3, samples=40, batch_size=10)
 

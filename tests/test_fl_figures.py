@@ -17,7 +17,8 @@ from torch.nn import functional
 
 import fedstat
 from fedstat import plot
-from fedstat.fl import experiment, features, nets
+from fedstat.fl import nets
+from fedstat.fl.study import experiment, features
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,8 @@ from numpy.testing import assert_allclose
 
 import fedstat
 from fedstat import store
-from fedstat.fl import algorithms, nets, summary, train
+from fedstat.fl import algorithms, nets, train
+from fedstat.fl.study import summary
 
 
 @pytest.fixture(scope="module")

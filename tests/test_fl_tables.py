@@ -16,7 +16,7 @@ from fl_stores import grid, write
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from fedstat.fl import show, summary
+from fedstat.fl.study import show, summary
 from fedstat.store import open_run
 
 ROOT = Path(__file__).parents[1]

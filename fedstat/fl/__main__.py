@@ -16,9 +16,10 @@ from tqdm import tqdm
 from fedstat import data as datasets
 from fedstat import store
 from fedstat._settings import add_arguments, given
-from fedstat.fl import algorithms, experiment, grid, nets, report
-from fedstat.fl.experiment import Settings
-from fedstat.fl.tune import tune
+from fedstat.fl import algorithms, nets
+from fedstat.fl.study import experiment, grid, report
+from fedstat.fl.study.experiment import Settings
+from fedstat.fl.study.tune import tune
 from fedstat.stats.factor import METHODS as ESTIMATORS
 
 HELP = {
@@ -62,7 +63,7 @@ CHOICES = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Arguments of the command; those of a run are the fields of :class:`fedstat.fl.experiment.Settings`."""
+    """Arguments of the command; those of a run are the fields of :class:`fedstat.fl.study.experiment.Settings`."""
     cli = argparse.ArgumentParser(
         prog="python -m fedstat.fl",
         description="Train a federated network on a data set of which the files are at hand, or, with --config, all "

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.fl.show import METHODS
+from fedstat.fl.study.show import METHODS
 
 HIGHLIGHT = "fedfac-dynamic"
 _ORANGE, _GREY = "#e69f00", "#b8c4cc"

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.fl.show import METHODS, Table, interval, labels, number, plus_minus, published
-from fedstat.fl.summary import Grid
-from fedstat.fl.tables import (
+from fedstat.fl.study.show import METHODS, Table, interval, labels, number, plus_minus, published
+from fedstat.fl.study.summary import Grid
+from fedstat.fl.study.tables import (
     POOLED,
     SE,
     Paper,

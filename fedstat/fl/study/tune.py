@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from fedstat import _check, store
-from fedstat.fl import experiment, grid, summary
-from fedstat.fl.experiment import Settings
+from fedstat.fl.study import experiment, grid, summary
+from fedstat.fl.study.experiment import Settings
 
 STEPS = ("layers", "tau", "kappa")
 """What is tuned, in this order; the paper finds Λ to matter most, then τ, then κ."""
@@ -63,7 +63,7 @@ def tune(
     seeds : sequence of int
         Every candidate is run with every seed.
     progress, **where
-        See :func:`fedstat.fl.grid.run_all`.
+        See :func:`fedstat.fl.study.grid.run_all`.
 
     Yields
     ------

@@ -13,8 +13,8 @@ import pandas as pd
 import xarray as xr
 
 from fedstat.fl import nets
-from fedstat.fl.show import METHODS, Table, caption, interval, number, plus_minus
-from fedstat.fl.summary import Grid
+from fedstat.fl.study.show import METHODS, Table, caption, interval, number, plus_minus
+from fedstat.fl.study.summary import Grid
 from fedstat.labelled import bootstrap, fa, permutation_test
 from fedstat.labelled.coerce import client_sums, correlation_of
 from fedstat.results import ConvergenceWarning

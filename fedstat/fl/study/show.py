@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedstat import _check
-from fedstat.fl import summary
-from fedstat.fl.summary import Grid
+from fedstat.fl.study import summary
+from fedstat.fl.study.summary import Grid
 
 WIDTH = 100
 

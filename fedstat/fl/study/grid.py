@@ -11,8 +11,8 @@ from typing import Any
 
 from fedstat import _check, store
 from fedstat._settings import read_toml, require_known
-from fedstat.fl import experiment
-from fedstat.fl.experiment import Settings
+from fedstat.fl.study import experiment
+from fedstat.fl.study.experiment import Settings
 
 # Settings that a data set may have and that only some methods use.
 _OF_METHODS = ("layers", "kappa", "tau", "estimator", "variant", "mu")
@@ -64,7 +64,7 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
 
 
 def candidates(path: str | Path, *, scale: str | None = None) -> dict[str, list[Any]]:
-    """What :func:`fedstat.fl.tune.tune` is to try: the table ``[tune]`` of a grid's file, or ``[tune.SCALE]``."""
+    """What :func:`fedstat.fl.study.tune.tune` is to try: the table ``[tune]`` of a grid's file, or ``[tune.SCALE]``."""
     found = read_toml(Path(path)).get("tune")
     if not found:
         raise ValueError(f"--tune needs a table [tune] of candidates, but there is none in {path}")
@@ -99,7 +99,7 @@ def run_all(
     repeat : bool
         Make again what was finished by other code; otherwise it stays.
     progress : callable (settings, number, of), optional
-        Gives what :func:`fedstat.fl.experiment.run` calls after every round.
+        Gives what :func:`fedstat.fl.study.experiment.run` calls after every round.
     **where
         data_dir, device, client_chunk, threads.
 

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fedstat.fl import show, summary
-from fedstat.fl.show import METHODS, Table, interval, labels, number, ordered, plus_minus, published
-from fedstat.fl.summary import Grid
+from fedstat.fl.study import show, summary
+from fedstat.fl.study.show import METHODS, Table, interval, labels, number, ordered, plus_minus, published
+from fedstat.fl.study.summary import Grid
 from fedstat.stats import compare
 from fedstat.store import open_run
 

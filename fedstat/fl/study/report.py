@@ -8,7 +8,7 @@ import math
 import numpy as np
 import xarray as xr
 
-from fedstat.fl import summary
+from fedstat.fl.study import summary
 
 
 def line(run: xr.DataTree) -> str:
