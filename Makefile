@@ -48,19 +48,20 @@ figures: figures-motivation $(if $(DATA_DIR),figures-real) runs/vary_p-$(SCALE).
 	$(BIN)/python paper_figs/theory_convergence.py --scale $(SCALE)
 	$(BIN)/python paper_figs/theory_generalization.py --scale $(SCALE)
 
-tables: runs/fedfac-$(SCALE) runs/tune-$(SCALE)  ## Tables 2 to 8 of real data from DATA_DIR at SCALE=quick, cpu or paper
+tables: runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE)  ## Tables 2 to 8 of real data from DATA_DIR at SCALE=quick, cpu or paper
 	for n in 2 3 7 8; do $(BIN)/python analysis/table$$n.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
 	for n in 4 5 6; do $(BIN)/python analysis/table$$n.py --runs runs/tune-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
-	$(BIN)/python analysis/decomposition.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/decomposition
+	$(BIN)/python analysis/decomposition.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/decomposition
 
-figures-real: runs/fedfac-$(SCALE)  ## Figs. 8 to 10 alone
-	for n in 08 09 10; do $(BIN)/python paper_figs/fig$$n.py --runs runs/fedfac-$(SCALE) $(if $(filter 10,$$n),--data-dir '$(DATA_DIR)') || exit 1; done
+figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone
+	$(BIN)/python paper_figs/fig08.py --runs runs/fedfac-$(SCALE)
+	$(BIN)/python paper_figs/fig09.py --runs runs/fedfac-$(SCALE)
+	$(BIN)/python paper_figs/fig10.py --runs runs/split-$(SCALE) --data-dir '$(DATA_DIR)'
 
-runs/fedfac-$(SCALE): $(READY) FORCE  # what is there is not run again
-	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/fedfac.toml --scale $(SCALE) --data-dir '$(DATA_DIR)' --out $@
-
-runs/tune-$(SCALE): $(READY) FORCE
-	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/tune.toml --scale $(SCALE) --tune --data-dir '$(DATA_DIR)' --out $@
+# Grids: what is there is not run again.
+runs/tune-$(SCALE): GRID_OPTIONS = --tune
+runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE): runs/%-$(SCALE): $(READY) FORCE
+	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/$*.toml --scale $(SCALE) --data-dir '$(DATA_DIR)' --out $@ $(GRID_OPTIONS)
 
 figures-motivation: runs/motivation-$(MOTIVATION).zarr  ## Figs. 1 and 2 alone
 	@$(if $(DATA_DIR),:,echo "DATA_DIR is not given: Figs. 1 and 2 are of the small digits, not of MNIST")
