@@ -37,11 +37,11 @@ def module():
     )  # fmt: skip
 
 
-def make(optimizer, *, threads, chunk=None):
+def make(optimizer, *, threads, chunk=None, algorithm=None):
     x, y = data()
     rows = Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES)
     job = engine.Job(
-        rows, rows, nets.cnn((1, 28, 28), 10), algorithms.fedavg(), losses.cross_entropy, OPTIMIZERS[optimizer][0],
+        rows, rows, nets.cnn((1, 28, 28), 10), algorithm or algorithms.fedavg(), losses.cross_entropy, OPTIMIZERS[optimizer][0],
         participation=ACTIVE / CLIENTS, batch_size=BATCH, threads=threads, client_chunk=chunk,
     )  # fmt: skip
     state = engine.start(job)
@@ -90,6 +90,15 @@ def bench_cnn(compare, optimizer, ours, theirs):
         f"CNN 28×28, {ACTIVE} of {CLIENTS} clients, {SAMPLES} samples, batch {BATCH}, {optimizer}, {ours} thread(s)",
         make(optimizer, threads=ours), plain(optimizer, threads=theirs), f"plain loop, {theirs} thread(s)",
         rounds=3,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("layer", "kappa"), [("conv2", 0.85), ("fc1", 0.75), ("fc1", 0.85)])
+def bench_dynamic_fedfac(compare, layer, kappa):
+    fedfac = algorithms.fedfac([layer], kappa=kappa)
+    compare(
+        f"dynamic FedFac round of the CNN, Λ = {layer}, κ = {kappa}, 1 local epoch, adam, 2 threads",
+        make("adam", threads=2, algorithm=fedfac), make("adam", threads=2), "FedAvg round", rounds=5,
     )  # fmt: skip
 
 
