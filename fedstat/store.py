@@ -76,6 +76,14 @@ class Writer:
         """Say in the run's attributes that it is complete."""
         self._root.attrs.update({"ended": now()})
 
+    def note_code(self) -> None:
+        """Add the code that goes on with an unfinished run to what the run says of the code that made it."""
+        attrs = dict(self._root.attrs)
+        if not self.finished and attrs.get("code") != code():
+            for name, now_ in (("code", code()), ("revision", _revision())):
+                names = dict.fromkeys([*str(attrs.get(name, "")).split(", "), now_])
+                self._root.attrs.update({name: ", ".join(names)})
+
     @property
     def run(self) -> str:
         """Name that no other run has."""
@@ -165,7 +173,9 @@ def resume(path: str | Path, config: Mapping[str, Any]) -> Writer:
         raise ValueError(
             f"{path} was started with other settings ({shown}). Resume with those, or choose another path."
         )
-    return Writer(Path(path))
+    writer = Writer(Path(path))
+    writer.note_code()
+    return writer
 
 
 def config_of(path: str | Path) -> dict[str, Any]:
@@ -217,11 +227,16 @@ def open_run(path: str | Path) -> xr.DataTree:
     ------
     FileNotFoundError
         If there is no run at ``path``.
+    ValueError
+        If what is there cannot be read.
     """
     path = Path(path)
     if not (path / "zarr.json").exists():
         raise FileNotFoundError(f"there is no run at {path}: a run is a folder with a file zarr.json in it")
-    return xr.open_datatree(path, engine="zarr", consolidated=False)
+    try:
+        return xr.open_datatree(path, engine="zarr", consolidated=False)
+    except ValueError as error:  # JSON that is cut off, among others
+        raise ValueError(f"the run at {path} is damaged ({error}). Remove it and run again.") from error
 
 
 @cache

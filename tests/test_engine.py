@@ -274,6 +274,14 @@ def test_divergence_names_round_and_client():
         run(j, 20)
 
 
+def test_rounds_count_from_one_in_messages_as_in_stores():
+    j = job(algorithms.fedavg())
+    state = engine.start(j)._replace(round=4)
+    state.server["fc1.weight"].fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="diverged in round 5: fc1"):
+        engine.step(j, state)
+
+
 def test_layers_that_do_not_exist_are_named():
     with pytest.raises(ValueError, match="must be among \\['fc1', 'fc2'\\], but got 'conv1'"):
         run(job(algorithms.fedfac(["conv1"])), 1)

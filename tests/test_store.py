@@ -96,3 +96,10 @@ def test_resuming_with_other_settings_names_them(tmp_path):
 def test_no_run_is_said_so(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no run at"):
         store.open_run(tmp_path)
+
+
+def test_a_damaged_run_is_named(tmp_path):
+    create(tmp_path / "run.zarr").finish()
+    (tmp_path / "run.zarr" / "metrics" / "zarr.json").write_text("{")
+    with pytest.raises(ValueError, match=r"run.zarr is damaged \(.*Remove it and run again"):
+        store.open_run(tmp_path / "run.zarr")

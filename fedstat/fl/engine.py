@@ -92,7 +92,7 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     sizes = torch.from_numpy(job.train.sizes[clients]).to(job.device, torch.float32)
     weights = sizes / sizes.sum()
     mean = {name: torch.mv(p.flatten(1).T, weights).view(p.shape[1:]) for name, p in after.items()}
-    _require_finite(mean, after, loss, clients, state.round)
+    _require_finite(mean, after, loss, clients, state.round + 1)
 
     uploads = Uploads(
         job.net, state.round, job.seed, clients, weights, lambda: personal(job, state, clients), after, state.split

@@ -160,7 +160,8 @@ def by_size(data: Rows, clients: np.ndarray) -> np.ndarray:
 def each_chunk(job: Job, n: int, work: Callable[[slice], None]) -> None:
     """Do the work for every chunk of n clients, one chunk a thread on the CPU.
 
-    Where a CUDA device has too little memory for a chunk, the chunk is halved, for the rest of the run.
+    Where a CUDA device has too little memory for a chunk, the chunk is halved until it fits, for the rest of the
+    run, with one warning.
     """
     if job.device.type != "cpu":
         _within_memory(job, n, work)
@@ -184,10 +185,9 @@ def _within_memory(job: Job, n: int, work: Callable[[slice], None]) -> None:
             if size == 1:
                 raise
             torch.cuda.empty_cache()
+            if "client_chunk" not in job.limits:
+                warnings.warn(f"the GPU's memory does not hold {size} clients at a time: taking fewer", stacklevel=2)
             job.limits["client_chunk"] = size = max(1, size // 2)
-            warnings.warn(
-                f"the GPU's memory does not hold the chunk of clients: going on with {size} at a time", stacklevel=2
-            )
             continue
         low += size
 

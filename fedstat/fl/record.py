@@ -201,7 +201,11 @@ def save_state(path: Path, state: State, run: str) -> None:
         run, state.round, state.params, state.kept, state.server, state.split.shared, fits, state.optimizer
     ]  # fmt: skip
     draft = path.with_name(path.name + ".partial")
-    torch.save(parts, draft)
+    try:
+        torch.save(parts, draft)
+    except RuntimeError as error:  # as torch says that the disk is full
+        draft.unlink(missing_ok=True)
+        raise OSError(f"the state to resume from could not be written ({error})") from error
     draft.replace(path)
 
 

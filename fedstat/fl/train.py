@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -52,6 +53,15 @@ def prepare(
     """Check the settings of a run and bring the data to the device; arguments as in :func:`train`."""
     if not isinstance(data, xr.Dataset):
         raise ValueError(f"data must be an xarray.Dataset with variables x and y, but got {type(data).__name__}")
+    if not isinstance(net, Net):
+        raise ValueError(
+            f"net must be a network of fedstat.fl.nets, but got {type(net).__name__}. "
+            "Take a torch module with nets.from_module(module, sample)."
+        )
+    if not isinstance(algorithm, Algorithm):
+        raise ValueError(
+            f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
+        )
     if isinstance(optimizer, str):
         optimizer = OPTIMIZERS[_check.choice("optimizer", optimizer, OPTIMIZERS)](lr)
     if client_chunk is not None:
@@ -71,10 +81,8 @@ def prepare(
         shape = tuple(train_rows.x.shape[1:])
         raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
     outputs = list(net.shapes.values())[-1][0]
-    top = int(max(train_rows.y.max(), test_rows.y.max()))
-    low = int(min(train_rows.y.min(), test_rows.y.min()))
-    if top >= max(outputs, 2) or low < 0:
-        raise ValueError(f"y must lie in 0, ..., {max(outputs, 2) - 1} for {outputs} output(s), but got {low} to {top}")
+    for rows in (train_rows, test_rows, *(() if validation is None else (validation,))):
+        _require_classes(rows, outputs)
     _check.real("participation", participation, low=0, open_low=True, high=1)
     n_clients = len(train_rows.start) - 1
     if round(participation * n_clients) < 1:
@@ -103,6 +111,12 @@ def prepare(
         precision=precision,
         track=track,
     )
+
+
+def _require_classes(rows: Rows, outputs: int) -> None:
+    low, top, classes = int(rows.y.min()), int(rows.y.max()), max(outputs, 2)
+    if low < 0 or top >= classes:
+        raise ValueError(f"y must lie in 0, ..., {classes - 1} for {outputs} output(s), but got {low} to {top}")
 
 
 def train(
@@ -257,6 +271,8 @@ def train(
         masking,
         progress or (lambda _: None),
     )
+    for rows in plan.new or ():
+        _require_classes(rows, list(net.shapes.values())[-1][0])
     config = {
         **(about or {}),
         "algorithm": algorithm.name,
@@ -281,17 +297,26 @@ def train(
         writer = store.create(out, _groups(job, plan), attrs)
     saved = Path(f"{out}.state")
     if not writer.finished:
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-        try:
-            # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
-            with threadpool_limits(1, user_api="blas"):
-                state = record.load_state(saved, job, writer.run) or engine.start(job)
-                _run(job, state, plan, writer, saved)
-        finally:
-            torch.backends.cuda.matmul.allow_tf32 = tf32
+        # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
+        with _tf32(precision == "tf32"), threadpool_limits(1, user_api="blas"):
+            state = record.load_state(saved, job, writer.run) or engine.start(job)
+            _run(job, state, plan, writer, saved)
         saved.unlink(missing_ok=True)
     return store.open_run(out)
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Whether CUDA's products and convolutions (which PyTorch lets by default) may round their factors to TF32."""
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [one.allow_tf32 for one in settings]
+    try:
+        for one in settings:
+            one.allow_tf32 = allowed
+        yield
+    finally:
+        for one, value in zip(settings, before, strict=True):
+            one.allow_tf32 = value
 
 
 class _Plan(NamedTuple):
@@ -323,11 +348,12 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer, saved: Path) -> No
     try:
         while state.round < plan.rounds:
             due = (state.round + 1) % plan.evaluate_every == 0 or state.round + 1 == plan.rounds
-            state, metrics = timed_step(job, state, full=due)
-            buffer.add(job, state, metrics)
+            new, metrics = timed_step(job, state, full=due)
+            buffer.add(job, new, metrics)
+            if new.round in plan.checkpoints:
+                record.write_weights(writer, job, new, plan.checkpoints.index(new.round), plan.layers)
+            state = new  # only now: a run that stops before this does the round once more
             plan.progress(1)
-            if state.round in plan.checkpoints:
-                record.write_weights(writer, job, state, plan.checkpoints.index(state.round), plan.layers)
             if time.monotonic() - flushed > _FLUSH_SECONDS:
                 buffer.flush()
                 flushed = time.monotonic()
