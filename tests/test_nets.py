@@ -12,6 +12,7 @@ from torch import nn
 
 from fedstat import fl
 from fedstat.fl import algorithms, nets
+from fedstat.fl.algorithms.mixture import mixture
 from fedstat.fl.nets import conv
 
 CLIENTS, SAMPLES = 3, 4
@@ -305,6 +306,38 @@ def test_a_users_module_is_the_same_function_for_every_client():
         for n in net.buffers:
             torch.testing.assert_close(params[n][c], twin.get_buffer(theirs[n]))
         torch.testing.assert_close(net.apply(params, x)[c], twin.eval()(x[c]))
+
+
+def test_a_batch_of_one_sample_leaves_a_users_batch_norm_finite():
+    net = nets.from_module(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), (1, 2, 2))
+    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
+    out = net.apply(params, torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, dtype=torch.bool))
+    # One value is its own mean: what is left is the shift, 0 at the start.
+    torch.testing.assert_close(out, params["fc2.bias"][:, None])
+    assert torch.isfinite(params["fc1.running_var"]).all()
+
+
+def test_a_users_module_starts_anew_only_if_asked_to():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    module[1].requires_grad_(False)
+    net = nets.from_module(module, (1, 2, 2), start="random")
+    before = torch.get_rng_state()
+    a, b, again = (net.init(np.random.default_rng(seed)) for seed in (0, 1, 0))
+    assert torch.equal(before, torch.get_rng_state())
+    assert not torch.equal(a["fc2.weight"], b["fc2.weight"])
+    assert torch.equal(a["fc2.weight"], again["fc2.weight"])
+    assert torch.equal(a["fc1.weight"], module[1].weight)
+    present = nets.from_module(module, (1, 2, 2))
+    nn.init.zeros_(module[3].weight)
+    assert present.init(np.random.default_rng(0))["fc2.weight"].abs().sum() > 0
+
+
+def test_components_of_a_mixture_must_start_apart():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"start alike.*start='random'"):
+        mixture(nets.from_module(module, (1, 2, 2)), 3).init(np.random.default_rng(0))
+    start = mixture(nets.from_module(module, (1, 2, 2), start="random"), 3).init(np.random.default_rng(0))
+    assert not torch.equal(start["component1_fc1.weight"], start["component2_fc1.weight"])
 
 
 def test_an_embedding_has_its_dimensions_as_units():

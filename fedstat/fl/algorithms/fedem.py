@@ -22,6 +22,7 @@ def fedem(*, components: int = 3) -> Algorithm:
     π_k = mean of r_ik, and then trains every component on Σ_k r_ik loss_k with these r. It predicts with Σ_k π_k p_k.
 
     Shared, up and down: all components. Private: π. FedFac §5.1 takes three; one is FedAvg. See :func:`mixture`.
+    The components must start from different draws: a user's module has to be taken with ``start="random"``.
     """
     _check.integer("components", components)
     return Algorithm(

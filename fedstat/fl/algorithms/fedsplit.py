@@ -24,6 +24,8 @@ def fedsplit(shared: Mapping[str | int, Any]) -> Algorithm:
     shared : mapping from layer (name, or number from 1) to bool array (unit,)
         Layers that are not named are shared.
     """
+    if not isinstance(shared, Mapping):
+        raise ValueError(f"shared must be a mapping from layer to one bool per unit, but got {shared!r}")
     named = {str(layer): np.flatnonzero(flags).tolist() for layer, flags in shared.items()}
     return Algorithm(
         "fedsplit", lambda start: Split(masks.units(start.net, shared, start.device)), settings={"shared": named}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -50,10 +51,19 @@ def mixture(net: Net, components: int) -> Net:
 
         derivative([])
 
-    start = {WEIGHTS: torch.full((components,), 1 / components)}
+    def init(rng: np.random.Generator) -> Params:
+        starts = [net.init(rng) for _ in range(components)]
+        if components > 1 and all(torch.equal(p, starts[1][name]) for name, p in starts[0].items()):
+            raise ValueError(
+                "the components of a mixture would start alike, and so stay alike: the network always starts from the "
+                "same parameters. Make it with from_module(..., start='random')."
+            )
+        named = {prefix + n: p for prefix, own in zip(prefixes, starts, strict=True) for n, p in own.items()}
+        return {WEIGHTS: torch.full((components,), 1 / components)} | named
+
     return net._replace(
         shapes={WEIGHTS: (components,)} | {prefix + n: shape for prefix in prefixes for n, shape in net.shapes.items()},
-        init=lambda rng: start | {prefix + n: p for prefix in prefixes for n, p in net.init(rng).items()},
+        init=init,
         apply=apply,
         accumulate=accumulate if net.accumulate else None,
         buffers=all_of(net.buffers),

@@ -6,7 +6,7 @@ from fedstat.fl.nets.images import cnn, lenet, resnet8, resnet10, resnet18, vgg1
 from fedstat.fl.nets.lstm import lstm
 from fedstat.fl.nets.mlp import mlp
 from fedstat.fl.nets.module import from_module
-from fedstat.fl.nets.table import NETS, named
+from fedstat.fl.nets.table import NETS, named, takes_text
 from fedstat.fl.nets.transformer import transformer
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "resnet8",
     "resnet10",
     "resnet18",
+    "takes_text",
     "transformer",
     "vgg16",
 ]

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -24,9 +25,13 @@ _KINDS = {"weight": "scale", "bias": "shift"}
 
 
 def from_module(
-    module: nn.Module, sample: Tensor | Sequence[int], *, statistics: Literal["shared", "local"] = "shared"
+    module: nn.Module,
+    sample: Tensor | Sequence[int],
+    *,
+    start: Literal["present", "random"] = "present",
+    statistics: Literal["shared", "local"] = "shared",
 ) -> Net:
-    """Take a user's torch module as a network, with its present parameters as every run's start.
+    """Take a user's torch module as a network.
 
     The module may be of any class; what holds parameters in it must be convolutions, Linear, Embedding, batch, group or
     layer normalisation, and its ``forward`` must be a function of its input and these alone. Clients are computed one
@@ -38,6 +43,9 @@ def from_module(
         Takes (sample, ...) and returns (sample, output). It is copied; later changes of it change nothing.
     sample : Tensor or sequence of int
         One sample, or its shape if it is of real numbers. Token ids are given as a tensor of integers.
+    start : {"present", "random"}, default "present"
+        Whether every run starts from the module's present parameters, or from what its layers' ``reset_parameters``
+        draw, other ones for every seed and for every component of :func:`fedstat.fl.algorithms.fedem`.
     statistics : {"shared", "local"}, default "shared"
         Whether running statistics of batch normalisation are averaged by the server or stay with their client.
 
@@ -61,27 +69,35 @@ def from_module(
     >>> list(from_module(module, (1, 8, 8)).shapes)
     ['conv1.weight', 'conv1.bias', 'conv1.scale', 'conv1.shift', 'fc1.weight', 'fc1.bias']
     """
+    _check.choice("start", start, ("present", "random"))
     _check.choice("statistics", statistics, ("shared", "local"))
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch.nn.Module, but got {type(module).__name__}")
     _require_known(module)
+    module = copy.deepcopy(module)
     one = sample if isinstance(sample, Tensor) else torch.zeros(tuple(sample))
     order, outputs = _trial(module, one)
     names = _names(order)  # ours -> theirs
-    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     turned = {ours for ours in names if ours.startswith("embedding")}
-    start = {
-        ours: (tensors[theirs].detach().mT if ours in turned else tensors[theirs].detach()).float().clone()
-        for ours, theirs in names.items()
-    }
-    last = next(reversed(start))
-    if start[last].shape[0] != outputs:
+
+    def parameters(source: nn.Module) -> Params:
+        tensors = {**dict(source.named_parameters()), **dict(source.named_buffers())}
+        of_units = {n: tensors[t].detach().mT if n in turned else tensors[t].detach() for n, t in names.items()}
+        return {name: p.float().clone() for name, p in of_units.items()}
+
+    def init(rng: np.random.Generator) -> Params:
+        return parameters(_redrawn(module, rng) if start == "random" else module)
+
+    shapes = {name: tuple(p.shape) for name, p in parameters(module).items()}
+    last = next(reversed(shapes))
+    if shapes[last][0] != outputs:
         raise ValueError(
             f"the last layer that the module uses must be its output layer, but it returns {outputs} outputs and "
-            f"{layer_of(last)} ({names[last].rpartition('.')[0]}) has {start[last].shape[0]} units"
+            f"{layer_of(last)} ({names[last].rpartition('.')[0]}) has {shapes[last][0]} units"
         )
     statistic = tuple(n for n in names if n.endswith((".running_mean", ".running_var")))
-    frozen = tuple(n for n, theirs in names.items() if n not in statistic and not tensors[theirs].requires_grad)
+    fixed = {theirs for theirs, p in module.named_parameters() if not p.requires_grad}
+    frozen = tuple(n for n, theirs in names.items() if theirs in fixed)
     skeleton, own = copy.deepcopy(module).to("meta"), threading.local()
 
     def apply(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
@@ -103,12 +119,26 @@ def from_module(
         )
 
     return Net(
-        {name: tuple(p.shape) for name, p in start.items()},
-        lambda _: {name: p.clone() for name, p in start.items()},
+        shapes,
+        init,
         apply,
         buffers=(*statistic, *frozen),
         unshared=statistic if statistics == "local" else (),
     )
+
+
+def _redrawn(module: nn.Module, rng: np.random.Generator) -> nn.Module:
+    """Copy of a module whose layers start anew, but for parameters that do not require a gradient."""
+    drawn = copy.deepcopy(module)
+    with torch.random.fork_rng(devices=[]):  # reset_parameters draws from the global generator
+        torch.manual_seed(int(rng.integers(2**62)))
+        for part in drawn.modules():
+            if _own(part):
+                part.reset_parameters()  # type: ignore[operator]
+    for name, p in module.named_parameters():
+        if not p.requires_grad:
+            drawn.get_parameter(name).data.copy_(p)
+    return drawn
 
 
 def _forward(module: nn.Module, tensors: dict[str, Tensor], x: Tensor, live: Tensor | None) -> Tensor:
@@ -118,9 +148,16 @@ def _forward(module: nn.Module, tensors: dict[str, Tensor], x: Tensor, live: Ten
     if x.ndim == 4 and x.is_floating_point():
         x = channels_last(x)
     if live is None:
-        return functional_call(module, tensors, (x,))
-    out = functional_call(module, tensors, (x[live],))
+        return _call(module, tensors, x)
+    out = _call(module, tensors, x[live])
     return out.new_zeros(len(x), *out.shape[1:]).index_put((live.nonzero()[:, 0],), out)
+
+
+def _call(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    if len(x) == 1 and module.training and any(isinstance(part, nn.BatchNorm1d) for part in module.modules()):
+        # torch refuses to take the variance of one value; of the sample twice it is 0.
+        return functional_call(module, tensors, (torch.cat([x, x]),))[:1]
+    return functional_call(module, tensors, (x,))
 
 
 def _buffer(p: Tensor, is_buffer: bool) -> Tensor:

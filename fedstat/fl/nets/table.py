@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,10 @@ from fedstat.fl.nets.mlp import mlp
 from fedstat.fl.nets.transformer import transformer
 
 
-def _mlp(sample: Sequence[int], outputs: int, *, hidden: Sequence[int] = (200,), width: float = 1.0) -> Net:
-    size = 1
-    for s in sample:
-        size *= s
-    return mlp([size, *(images.scaled(h, width) for h in hidden), outputs])
+def _mlp(sample: Sequence[int], outputs: int, *, hidden: int | Sequence[int] = (200,), width: float = 1.0) -> Net:
+    sizes = [hidden] if isinstance(hidden, int) else hidden
+    sizes = [_check.integer("hidden", size) for size in sizes]
+    return mlp([math.prod(sample), *(images.scaled(size, width) for size in sizes), outputs])
 
 
 NETS: dict[str, Callable[..., Net]] = {
@@ -65,6 +65,17 @@ def named(name: str, sample: Sequence[int], outputs: int, **options: Any) -> Net
     for option in options:
         _check.choice(f"an option of {name}", option, known)
     return make(tuple(sample), outputs, **options)
+
+
+def takes_text(name: str) -> bool:
+    """Whether a network of the table takes token numbers.
+
+    Examples
+    --------
+    >>> takes_text("lstm"), takes_text("cnn")
+    (True, False)
+    """
+    return "vocabulary" in inspect.signature(NETS[name]).parameters
 
 
 def _options(make: Callable[..., Net]) -> list[str]:
