@@ -157,3 +157,14 @@ def test_what_cannot_be_compared_is_said(call, message):
     data = pd.concat([drawn(2, 3, i).assign(heterogeneity=h) for i, h in enumerate("xy")])
     with pytest.raises(ValueError, match=message):
         call(data)
+
+
+def test_differences_that_vary_by_rounding_of_float32_alone_are_the_same():
+    x = np.array([0.1, 0.7, 0.3, 0.9], np.float32).astype(float)
+    data = pd.DataFrame({"method": list("aabb"), "seed": [0, 1, 0, 1], "accuracy": x})
+    found = compare.paired(data, reference="a")
+    row = found.table.set_index("method").loc["b"]
+    assert np.isnan(row[["std_error", "p_value", "all_low"]].astype(float)).all()
+    assert "the same difference in every pair" in found.notes[0]
+    same = data.assign(accuracy=[*x[:2], *(x[:2] + 1e-9)])
+    assert compare.paired(same, reference="a").table["p_value"].iloc[1] == 1

@@ -79,6 +79,9 @@ class Mixed(NamedTuple):
     note: str
 
 
+_ROUNDING = 2.0**-23  # of float32
+
+
 def paired(
     data: pd.DataFrame,
     *,
@@ -118,7 +121,8 @@ def paired(
     being as wide as Holm's first step they never leave out 0 where Holm does not reject; Holm may reject where they
     hold 0. ``p_sign_flip`` is exact under the one assumption that differences are symmetric about 0 [2]_: the share of
     the 2ⁿ changes of sign whose mean is at least as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks.
-    Beyond 16 blocks it is NaN.
+    Beyond 16 blocks it is NaN. Differences that vary by less than the rounding of float32, in which accuracies are
+    stored, count as the same.
 
     References
     ----------
@@ -150,7 +154,8 @@ def paired(
                 notes.append(f"{name}: no pair with {reference} in {', '.join(left_out)}; left out")
             if len(pairs) == 1:
                 alone.append(name)
-            found = _difference((pairs[name] - pairs[reference]).to_numpy(), level)
+            rounding = _ROUNDING * float(pairs.abs().to_numpy().max()) if len(pairs) else 0.0
+            found = _difference((pairs[name] - pairs[reference]).to_numpy(), level, rounding)
             row |= found
             if len(pairs) > 1 and not math.isfinite(found["std_error"]):
                 notes.append(f"{name}: the same difference in every pair, so no standard error and no test")
@@ -346,16 +351,22 @@ def _has(data: pd.DataFrame, *columns: str) -> None:
             _check.choice("a column of data", column, [str(c) for c in data.columns])
 
 
-def _difference(d: NDArray[np.float64], level: float) -> dict[str, float]:
-    """Mean difference, its t test and interval; a difference that never varies has none, unless it is 0."""
+def _difference(d: NDArray[np.float64], level: float, rounding: float) -> dict[str, float]:
+    """Mean difference, its t test and interval; one that varies by rounding alone has none, unless it is 0."""
     row: dict[str, float] = {"n": len(d), "difference": float(d.mean()) if len(d) else math.nan}
     row |= {"std_error": _std_error(d), "df": len(d) - 1 if len(d) > 1 else math.nan, "p_sign_flip": sign_flip(d)}
     if len(d) < 2:
         return row
-    mean = row["difference"]
-    if row["std_error"] <= 1e-12 * max(abs(mean), 1e-300):
-        equal = {"statistic": 0.0, "p_value": 1.0, "conf_low": 0.0, "conf_high": 0.0}
-        return row | (equal if mean == 0 else {"std_error": math.nan, "df": math.nan})
+    if row["std_error"] <= rounding:
+        equal = {
+            "difference": 0.0,
+            "std_error": 0.0,
+            "statistic": 0.0,
+            "p_value": 1.0,
+            "conf_low": 0.0,
+            "conf_high": 0.0,
+        }
+        return row | (equal if abs(row["difference"]) <= rounding else {"std_error": math.nan, "df": math.nan})
     described = DescrStatsW(d)
     statistic, p_value, _ = described.ttest_mean()
     low, high = described.tconfint_mean(alpha=1 - level)
