@@ -14,9 +14,10 @@ from real_data import require_real_data
 from fedstat import store
 from fedstat.fl import __main__ as cli
 from fedstat.fl import algorithms, batches, engine, losses, masking, nets, newcomers, optim, train
-from fedstat.fl.evaluate import evaluate, timed_step
+from fedstat.fl import evaluate as evaluation
+from fedstat.fl.evaluate import evaluate, scores, timed_step
 from fedstat.fl.job import chunks, each_chunk
-from fedstat.fl.study import experiment, grid
+from fedstat.fl.study import experiment, grid, summary
 from fedstat.fl.study.experiment import Settings
 from fedstat.fl.study.tune import tune
 
@@ -80,10 +81,16 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
         ({"partition": "pathological:1.5"}, "must be an integer"),
         ({"kappa": 1.5}, r"kappa must be a finite number in \(0, 1\]"),
         ({"tau": "1.5"}, "tau"),
+        ({"algorithm": "random", "tau": "1.5"}, "tau"),
+        ({"algorithm": "random", "tau": "nan"}, "tau"),
         ({"tau": "half"}, "tau must be a number, inf, -inf or mean, but got 'half'"),
         ({"algorithm": "fedavg", "kappa": 0.5}, "fedavg takes no settings, but got 'kappa'"),
         ({"options": ("components",)}, "options must look like NAME=VALUE"),
         ({"algorithm": "fedprox", "options": ("nu=1",)}, "fedprox takes mu, but got 'nu'"),
+        ({"kappa": 0.9, "options": ("kappa=0.5",)}, "kappa is given twice"),
+        ({"estimator": "pc", "options": ("method=pa",)}, "estimator is given twice"),
+        ({"algorithm": "fedem", "options": ("components=2", "components=3")}, "once, but got 'components' twice"),
+        ({"algorithm": "fedsplit", "options": ("shared=fc1",)}, "shared must be a mapping"),
     ],
 )
 def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, message):
@@ -97,11 +104,21 @@ def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, messa
         ({"layers": ("conv7",)}, "conv7"),
         ({"layers": ("9",)}, "9"),
         ({"participation": 0.01}, "participation selects no client: 0.01 of 8. Use at least 0.12"),
+        ({"net": "lstm"}, "net 'lstm' takes texts, but digits holds images. Choose mlp, lenet, cnn"),
+        ({"net_options": ("hidden=x",)}, "hidden must be an integer"),
+        ({"samples": 1, "min_size": 1}, "no client has samples for all of training"),
+        ({"partition": "natural"}, "'natural' needs samples that belong to users, but those of digits do not"),
     ],
 )
 def test_what_only_the_network_or_the_data_can_tell_is_told_too(wrong, message):
     with pytest.raises(ValueError, match=message):
         experiment.run(replace(SMALL, **wrong))
+
+
+def test_hidden_layers_of_the_mlp_by_name():
+    fed, _ = experiment.federated(SMALL)
+    for given, sizes in (("hidden=5", [5, 10]), ("hidden=7,5", [7, 5, 10])):
+        assert [*nets.layers(experiment.network(replace(SMALL, net_options=(given,)), fed)).values()] == sizes
 
 
 def test_random_splits_share_what_the_threshold_would():
@@ -177,6 +194,44 @@ def test_no_run_of_a_grid_is_made_twice_unless_other_code_made_it(grid_file, tmp
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("seeds = [0, 1]", "seeds = 3", r"seeds in .* must be a list of integers, such as \[0, 1, 2\], but got 3"),
+        ("seeds = [0, 1]", "seeds = []", "must be a list of integers"),
+        ("tau = 0.25\n", "tua = 0.25\n", "data set 'a', method 'fedfac-dynamic' must be .*Did you mean 'tau'"),
+        ("tau = 0.25\n", "tau = 1.25\n", "data set 'a', method 'fedfac-dynamic': tau"),
+    ],
+)
+def test_what_is_wrong_in_a_grid_is_said_with_its_place(old, new, says, grid_file):
+    head, _, tail = GRID.rpartition(old)
+    grid_file.write_text(head + new + tail)
+    with pytest.raises(ValueError, match=says):
+        grid.cells(grid_file, scale="one")
+
+
+def test_a_run_that_diverges_does_not_keep_a_grid_from_the_others(grid_file, tmp_path, monkeypatch, capsys):
+    round_of = engine.round_of
+
+    def diverge(job, state):
+        if job.algorithm.name == "fedavg" and job.seed == 0:
+            raise FloatingPointError("training diverged in round 1.")
+        return round_of(job, state)
+
+    monkeypatch.setattr(engine, "round_of", diverge)
+    assert command("--config", grid_file, "--scale", "one", "--out", tmp_path / "runs") == 1
+    said = capsys.readouterr().err
+    assert "a, fedavg, seed 0 (digits-dirichlet-0.1-fedavg-seed0" in said
+    assert "b, fedavg, seed 0" in said
+    assert len(summary.collect(tmp_path / "runs").table) == 4
+
+
+def test_a_layer_that_a_net_lacks_is_named_with_its_run(grid_file, tmp_path):
+    run = replace(grid.cells(grid_file, scale="one")[1], layers=("fc9",))
+    with pytest.raises(ValueError, match=r"a, fedfac-dynamic, seed 0: .*fc9"):
+        list(grid.run_all([run], tmp_path))
+
+
 def test_an_interrupted_run_of_a_grid_goes_on(grid_file, tmp_path, monkeypatch):
     run = grid.cells(grid_file, scale="two")[1]
     round_of = engine.round_of
@@ -214,8 +269,25 @@ def test_tuning_takes_the_best_on_validation_samples_step_by_step(grid_file, tmp
         list(tune(replace(run, algorithm="fedavg", tau=None, kappa=None), candidates, tmp_path))
 
 
-def job(algorithm, **options):
-    fed, new = experiment.federated(replace(SMALL, new_share=0.25, partition="iid"))
+def test_tuning_does_not_look_at_test_samples(grid_file, tmp_path, monkeypatch):
+    run = grid.cells(grid_file, scale="one")[1]
+    candidates = {"tau": [0.2, 0.4, 0.6, 0.8]}
+    row = summary.row
+    rank = {"0.2": 0.9, "0.4": 0.1, "0.6": 0.5, "0.8": 0.3}
+
+    def against(tree):
+        """Test accuracies that rank the other way round."""
+        found = row(tree)
+        by_tau = rank[json.loads(tree.attrs["config"])["tau"]]
+        return found | {"validation": by_tau, "validated": 1 - by_tau, "best10": 1 - by_tau, "last10": 1 - by_tau}
+
+    monkeypatch.setattr(summary, "row", against)
+    (step,) = tune(run, candidates, tmp_path, seeds=(0,))
+    assert step.settings.tau == "0.2"
+
+
+def job(algorithm, samples=40, **options):
+    fed, new = experiment.federated(replace(SMALL, new_share=0.25, partition="iid", samples=samples))
     settings = {"participation": 1.0, "local_epochs": 2, "batch_size": 10, "optimizer": optim.adam(0.01)} | options
     rows = {name: experiment_rows(fed, name) for name in ("train", "test")}
     made = engine.Job(
@@ -267,7 +339,25 @@ def test_new_clients_train_only_what_is_personal(monkeypatch):
         assert not torch.equal(finetuned["fc1.weight"][c], state.server["fc1.weight"])
 
 
-def test_masking_replaces_one_part_and_leaves_the_other():
+def test_new_clients_train_by_the_phases_of_the_method(monkeypatch):
+    train_chunk, seen = newcomers.train_chunk, []
+
+    def keep(job, params, clients, phases, **rest):
+        seen.append(phases)
+        return train_chunk(job, params, clients, phases, **rest)
+
+    monkeypatch.setattr(newcomers, "train_chunk", keep)
+    for algorithm, finetuned in ((algorithms.fedprox_plus(mu=1.0), 1), (algorithms.fedrep(), 2)):
+        j, new = job(algorithm)
+        newcomers.newcomers(j, engine.start(j), *new)
+        without, tuned, local = seen[-3:]
+        assert without == ()
+        assert len(tuned) == finetuned
+        assert local == j.phases
+        assert not any(phase.penalty for phase in tuned), "fine-tuning is free of FedProx's penalty"
+
+
+def test_accuracy_falls_where_units_are_masked_and_only_there():
     flags = np.arange(12) % 2 == 0
     j, _ = job(algorithms.fedsplit({"fc1": flags}))
     state = engine.step(j, engine.start(j))
@@ -282,6 +372,30 @@ def test_masking_replaces_one_part_and_leaves_the_other():
     np.testing.assert_array_equal(found, np.broadcast_to(found[0], found.shape))
 
 
+@pytest.mark.parametrize(("part", "own"), [(1, True), (2, True), (3, False), (4, False)])
+def test_masking_replaces_one_part_and_leaves_the_other(part, own, monkeypatch):
+    flags = np.arange(12) % 2 == 0
+    j, _ = job(algorithms.fedsplit({"fc1": flags}))
+    state = engine.step(j, engine.start(j))
+    seen = []
+
+    def keep(job, params, data, clients):
+        seen.append({name: p.clone() for name, p in params.items()} | {"clients": clients})
+        return scores(job, params, data, clients)
+
+    monkeypatch.setattr(masking, "scores", keep)
+    masking.masked_accuracy(j, state, draws=1)
+    chunk = next(i for i, one in enumerate(seen) if i % len(masking.PARTS) == part)
+    before, after = seen[chunk - part], seen[chunk]
+    replaced = torch.from_numpy(flags if masking.PARTS[part].startswith("shared") else ~flags)
+    for name in ("fc1.weight", "fc1.bias"):
+        assert (before[name] != after[name])[:, replaced].all()
+        assert torch.equal(before[name][:, ~replaced], after[name][:, ~replaced])
+    assert torch.equal(before["fc2.weight"], after["fc2.weight"])
+    spread = after["fc1.weight"][:, replaced].std() / (before["fc1.weight"].std() if own else 1)
+    assert float(spread) == pytest.approx(1, abs=0.1)
+
+
 def test_the_loss_that_is_tracked_is_the_mean_over_batches():
     j, _ = job(algorithms.local(), optimizer=optim.sgd(1e-30), local_epochs=1, track=True)
     _, metrics = timed_step(j, engine.start(j))
@@ -292,6 +406,60 @@ def test_the_loss_that_is_tracked_is_the_mean_over_batches():
         loss = torch.nn.functional.cross_entropy(logits(params, 0, j.train.x[rows]), j.train.y[rows])
         assert n % 10 in (0, 1, 2, 8, 9)
         assert metrics["train_loss"][c] == pytest.approx(float(loss), rel=0.1)
+
+
+def test_a_short_batch_counts_as_one_batch_and_padding_not_at_all():
+    options = {"optimizer": optim.sgd(1e-30), "local_epochs": 1, "batch_size": 1000, "track": True}
+    j, _ = job(algorithms.local(), samples=None, **options)
+    assert len(set(j.train.sizes)) > 1
+    _, metrics = timed_step(j, engine.start(j))
+    params = {name: p[None] for name, p in engine.start(j).server.items()}
+    for c in range(j.clients):
+        rows = slice(j.train.start[c], j.train.start[c + 1])
+        loss = torch.nn.functional.cross_entropy(logits(params, 0, j.train.x[rows]), j.train.y[rows])
+        assert metrics["train_loss"][c] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_accuracy_before_is_of_the_models_as_they_leave_local_training():
+    j, _ = job(algorithms.fedavg(), track=True)
+    start = engine.start(j)
+    _, done = engine.round_of(j, start)
+    _, metrics = timed_step(j, start)
+    for position, c in enumerate(done.clients):
+        rows = slice(j.test.start[c], j.test.start[c + 1])
+        right = logits(done.after, position, j.test.x[rows]).argmax(1) == j.test.y[rows]
+        assert metrics["accuracy_before"][c] == pytest.approx(float(right.float().mean()))
+    assert not np.array_equal(metrics["accuracy_before"], metrics["accuracy"])
+
+
+def test_seconds_are_those_of_the_round_without_its_evaluation(monkeypatch):
+    j, _ = job(algorithms.fedavg(), track=True)
+    clock = iter(range(1000))
+    monkeypatch.setattr(evaluation.time, "perf_counter", lambda: next(clock))
+    inner = evaluation.evaluate
+
+    def slow(*args):
+        for _ in range(100):
+            next(clock)
+        return inner(*args)
+
+    monkeypatch.setattr(evaluation, "evaluate", slow)
+    _, metrics = timed_step(j, engine.start(j))
+    assert metrics["seconds"] == 1
+
+
+def test_validation_accuracy_is_of_the_validation_samples():
+    settings = replace(SMALL, validation=0.2, rounds=2, algorithm="fedavg")
+    fed, _ = experiment.federated(settings)
+    run = experiment.run(settings)
+    params = {f"fc{i}.{kind}": torch.from_numpy(run[f"weights/fc{i}/{v}"].values[-1]) for i in (1, 2)
+              for kind, v in (("weight", "w"), ("bias", "b"))}  # fmt: skip
+    for name, split in (("accuracy", "test"), ("validation_accuracy", "validation")):
+        rows = experiment_rows(fed, split)
+        for c in range(8):
+            at = slice(rows.start[c], rows.start[c + 1])
+            right = logits(params, c, rows.x[at]).argmax(1) == rows.y[at]
+            assert float(run[f"metrics/{name}"][-1, c]) == pytest.approx(float(right.float().mean()))
 
 
 def test_too_little_memory_on_a_gpu_halves_the_chunk_and_says_so_once(monkeypatch):
@@ -305,13 +473,13 @@ def test_too_little_memory_on_a_gpu_halves_the_chunk_and_says_so_once(monkeypatc
             raise torch.OutOfMemoryError("CUDA out of memory")
         done.append((span.start, span.stop))
 
-    with pytest.warns(UserWarning, match="going on with") as said:
+    with pytest.warns(UserWarning, match="does not hold 6 clients at a time") as said:
         each_chunk(j, 6, work)
     assert done[-1][1] == 6
     assert max(stop - start for start, stop in done) <= 2
     assert [start for start, _ in done] == [0, *(stop for _, stop in done[:-1])]
     assert next(chunks(j, 6)).stop == done[0][1], "the rest of the run keeps to what the memory holds"
-    assert len(said) < 40
+    assert len(said) == 1
 
     def never(_):
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -26,7 +26,7 @@ HELP = {
     "label": "name of the setting in tables",
     "data": f"data set: {', '.join(datasets.SOURCES)}",
     "partition": f"how samples go to clients: {', '.join(experiment.PARTITIONS)}",
-    "clients": "clients C",
+    "clients": "clients C; the partition natural has its own",
     "samples": "most samples of a client",
     "min_size": "fewest samples of a client",
     "test": "share of a client's samples for test",
@@ -35,11 +35,13 @@ HELP = {
     "net": f"network: {', '.join(nets.NETS)}",
     "width": "factor of the network's channels and hidden units",
     "norm": "normalisation of the network's layers",
-    "net_options": "more arguments of the network, as hidden=32",
-    "algorithm": f"algorithm: {', '.join(algorithms.ALGORITHMS)}",
+    "net_options": "more arguments of the network, as hidden=32 or hidden=64,32",
+    # fedsplit takes a split that a command line cannot name.
+    "algorithm": f"algorithm: {', '.join(name for name in algorithms.ALGORITHMS if name != 'fedsplit')}",
     "layers": "Λ, layers to split, by name or number from 1 (default: the last hidden layer)",
     "kappa": "κ, share of the eigenvalues' sum that decides the number of factors (default 0.85)",
-    "tau": "τ, quantile of the communalities from which units are shared, inf, -inf or mean (default 0.5)",
+    "tau": "τ, quantile of the communalities from which units are shared, inf, mean or, as --tau=-inf, "
+    "-inf (default 0.5)",
     "estimator": "estimator of the communality (default pa)",
     "variant": "the paper's text or the published code, where they differ (default paper)",
     "mu": "μ of FedProx (default 0.01)",
@@ -100,7 +102,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"writing {out} failed: {error}. What was written before opens; make room and go on.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"\ninterrupted; what is done is in {out}: the same command with --resume goes on", file=sys.stderr)
+        again = "the same command" + ("" if args.config else f" with --out {out} --resume") + " goes on"
+        done = f"what is done is in {out}: {again}" if out.exists() else "nothing is written yet"
+        print(f"\ninterrupted; {done}", file=sys.stderr)
         return 130
     except FloatingPointError as error:
         print(f"{error} The rounds before are in {out}.", file=sys.stderr)

@@ -21,6 +21,7 @@ from fedstat.fl.job import Precision
 from fedstat.fl.nets import Net
 from fedstat.fl.train import train
 from fedstat.stats import factor
+from fedstat.stats import split as splitting
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural")
 """Ways to deal the samples: S classes a client, concentration A of the Dirichlet distribution."""
@@ -37,7 +38,7 @@ class Settings:
     data, partition : str
         A name of ``fedstat.data.SOURCES`` and one of ``PARTITIONS``.
     clients : int
-        Number of clients; "natural" has its own.
+        Number of clients; the partition "natural" has its own.
     samples : int, optional
         Most samples of a client, over all splits.
     min_size : int
@@ -134,10 +135,14 @@ class Settings:
             if "share" in takes and "tau" not in takes:
                 if isinstance(tau, str):
                     raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
+                splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range
                 chosen["share"] = min(1.0, max(0.0, 1 - tau))
             else:
                 chosen["tau"] = tau
-        chosen |= _options("options", self.options)
+        options = _options("options", self.options)
+        if twice := {"estimator" if k == "method" else k for k in options if chosen.get(k) is not None}:
+            raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(self.options)}")
+        chosen |= options
         return algorithms.named(self.algorithm, **{k: v for k, v in chosen.items() if v is not None})
 
 
@@ -157,11 +162,15 @@ def _options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
         key, equals, value = option.partition("=")
         if not equals:
             raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r}")
+        if key in found:
+            raise ValueError(f"{name} must name each setting once, but got {key!r} twice")
         found[key] = _value(value)
     return found
 
 
 def _value(text: str) -> Any:
+    if "," in text:
+        return tuple(map(_value, text.split(",")))
     for kind in (int, float):
         try:
             return kind(text)
@@ -260,6 +269,11 @@ def _federated(settings: Settings, data_dir: str | None) -> tuple[xr.Dataset, xr
             fed = partition.limit(fed, samples=settings.samples, seed=settings.seed)
         shares: dict[str, Any] = {"test": settings.test, "validation": settings.validation}
         fed = partition.train_test(fed, **shares, short="drop", seed=settings.seed)
+    if not fed.sizes["sample"]:
+        raise ValueError(
+            f"no client has samples for all of training, test and validation, with samples={settings.samples} and "
+            f"min_size={settings.min_size}. Give each more."
+        )
     if "scale" in fed.x.attrs:
         fed = _standardised(fed)
     if not settings.new_share:
@@ -273,6 +287,8 @@ _loaded = lru_cache(maxsize=1)(datasets.load)
 
 def _dealt(settings: Settings, data_dir: str | None) -> xr.Dataset:
     source = _loaded(settings.data, data_dir)
+    if settings.partition == "natural" and "user" not in source.coords:
+        raise ValueError(f"partition 'natural' needs samples that belong to users, but those of {settings.data} do not")
     kind, number = _partition_of(settings.partition)
     common: dict[str, Any] = {"clients": settings.clients, "seed": settings.seed}
     ways: dict[str, Callable[[], xr.Dataset]] = {
@@ -340,11 +356,18 @@ def _standardised(fed: xr.Dataset) -> xr.Dataset:
 
 def network(settings: Settings, fed: xr.Dataset) -> Net:
     """The network for a data set's samples and classes."""
+    text = fed.x.dtype.kind in "iu"
+    if settings.net != "mlp" and nets.takes_text(settings.net) != text:
+        fitting = [name for name in nets.NETS if nets.takes_text(name) == text]
+        raise ValueError(
+            f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
+            f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}."
+        )
     names = fed.y.attrs.get("names")
     options: dict[str, Any] = {"width": settings.width} | _options("net_options", settings.net_options)
     if settings.norm is not None:
         options["norm"] = settings.norm
-    if fed.x.dtype.kind in "iu":
+    if text:
         # Of characters, the classes are those of the text; of words, the loader lists them.
         options["vocabulary"] = len(fed.x.attrs.get("vocabulary", names))
     outputs = len(names) if names is not None else int(fed.y.max()) + 1

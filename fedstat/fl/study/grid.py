@@ -50,6 +50,8 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     own = scales[_check.choice("scale", scale, scales)] if scale is not None else {}
     common = read | own
     seeds = common.pop("seeds", [common.get("seed", 0)])
+    if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) for seed in seeds):
+        raise ValueError(f"seeds in {path} must be a list of integers, such as [0, 1, 2], but got {seeds!r}")
     found = []
     for seed in seeds:
         for dataset in sets:
@@ -74,10 +76,14 @@ def candidates(path: str | Path, *, scale: str | None = None) -> dict[str, list[
 
 def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
     algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
+    where = f"{where}, data set {settings.get('label', settings.get('data', Settings.data))!r}, method {algorithm!r}"
     require_known({**settings, **method}, Settings, where)
-    used = {k: v for k, v in settings.items() if k not in _OF_METHODS or experiment.takes(k, algorithm)}
-    chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
-    return Settings(**chosen)
+    try:
+        used = {k: v for k, v in settings.items() if k not in _OF_METHODS or experiment.takes(k, algorithm)}
+        chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
+        return Settings(**chosen)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def run_all(
@@ -95,7 +101,7 @@ def run_all(
     runs : sequence of Settings
     folder : path
         A run's store is named by its settings. A finished one with the same settings and the same code is not made
-        again; an unfinished one goes on.
+        again; an unfinished one goes on, and where other code began it, its store names both.
     repeat : bool
         Make again what was finished by other code; otherwise it stays.
     progress : callable (settings, number, of), optional
@@ -107,7 +113,15 @@ def run_all(
     ------
     settings, path, made
         ``made`` is False where a finished run was there.
+
+    Raises
+    ------
+    ValueError
+        If a run cannot be made as its settings ask; the message names it.
+    FloatingPointError
+        After all other runs, if some diverged; the message names them.
     """
+    diverged = []
     for number, settings in enumerate(runs):
         path = Path(folder) / f"{name_of(settings)}.zarr"
         if path.exists() and _finished(path):
@@ -117,9 +131,18 @@ def run_all(
             old = path.with_suffix(".old")
             path.rename(old)  # stays until the new run is whole
         tick = progress(settings, number, len(runs)) if progress else None
-        experiment.run(settings, out=path, resume=True, progress=tick, **where)
+        which = f"{settings.name}, {settings.algorithm}, seed {settings.seed}"
+        try:
+            experiment.run(settings, out=path, resume=True, progress=tick, **where)
+        except ValueError as error:
+            raise ValueError(f"{which}: {error}") from error
+        except FloatingPointError as error:
+            diverged.append(f"{which} ({path.name}): {error}")
+            continue
         shutil.rmtree(path.with_suffix(".old"), ignore_errors=True)
         yield settings, path, True
+    if diverged:
+        raise FloatingPointError("\n".join(diverged))
 
 
 def name_of(settings: Settings) -> str:
