@@ -14,6 +14,7 @@ from torch import nn
 
 from fedstat.fl import algorithms, engine, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.evaluate import evaluate
 
 CLIENTS, ACTIVE, SAMPLES, BATCH, LR = 100, 10, 600, 50, 1e-3
 OPTIMIZERS = {
@@ -102,21 +103,46 @@ def bench_dynamic_fedfac(compare, layer, kappa):
     )  # fmt: skip
 
 
-def bench_peak_memory(benchmark, capsys):
-    """Peak memory of a process that does FedAvg rounds, beside one that only makes the data."""
-    base = "import sys; sys.path[:0] = ['tests', 'tests/benchmarks']; from bench_nets import *; "
+def peak(source):
+    """Largest resident memory, in MB, of a process that runs the source after importing this file."""
     # Not getrusage: its maximum starts from that of the process that forked this one.
     show = "print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')) / 1024)"
+    source = f"import sys; sys.path[:0] = ['tests', 'tests/benchmarks']; from bench_nets import *; {source}; {show}"
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    return float(done.stdout)
 
-    def peak(source):
-        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-        return float(done.stdout)
+
+def many_clients(algorithm):
+    """Two rounds and an evaluation of 1,000 clients of a network with 987,210 parameters, a tenth of them active."""
+    rng, clients = np.random.default_rng(0), 1000
+    x = torch.from_numpy(rng.standard_normal((clients * 20, 784), dtype=np.float32))
+    rows = Rows(x, torch.from_numpy(rng.integers(0, 10, clients * 20)), np.arange(clients + 1) * 20)
+    job = engine.Job(
+        rows, rows, nets.mlp([784, 1000, 200, 10]), algorithm, losses.cross_entropy, optim.adam(LR),
+        participation=0.1, batch_size=10, threads=2,
+    )  # fmt: skip
+    evaluate(job, engine.step(job, engine.step(job, engine.start(job))))
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg()", "fedper()", "fedfac(['fc2'], kappa=0.75)", "random_split(['fc1'])", "local()"]
+)
+def bench_memory_of_a_thousand_clients(benchmark, capsys, algorithm):
+    """What is kept of clients that are not active: nothing, a head, a layer, half a layer, everything."""
+    source = f"many_clients(algorithms.{algorithm})"
+    full = benchmark.pedantic(peak, (source,), rounds=1)
+    with capsys.disabled():
+        print(f"\n1,000 clients × 987,210 parameters, 100 active, {algorithm}: peak {full / 1024:.2f} GiB")
+
+
+def bench_peak_memory(benchmark, capsys):
+    """Peak memory of a process that does FedAvg rounds, beside one that only makes the data."""
 
     def ours():
-        return peak(base + "run = make('adam', threads=2); run(); run(); " + show)
+        return peak("run = make('adam', threads=2); run(); run()")
 
-    empty, full = peak(base + "data(); " + show), benchmark.pedantic(ours, rounds=1)
-    theirs = peak(base + "run = plain('adam', threads=2); run(); run(); " + show)
+    empty, full = peak("data()"), benchmark.pedantic(ours, rounds=1)
+    theirs = peak("run = plain('adam', threads=2); run(); run()")
     with capsys.disabled():
         print(
             f"\npeak memory of FedAvg rounds of the CNN, {CLIENTS} clients: {full:.0f} MB; plain loop that keeps no "

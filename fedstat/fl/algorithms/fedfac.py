@@ -60,7 +60,9 @@ def fedfac(
     variant : {"paper", "code"}
         ``"code"`` does what the authors' published code does where the text says otherwise: the estimator
         ``"leverage"`` with the split at its mean, and only incoming weights of a split layer are shared, while its
-        biases and normalisation parameters stay with the client.
+        biases and normalisation parameters stay with the client. Of the rest, running statistics that stay with the
+        client are the network's ``statistics="local"``, and the loss summed over a batch is a learning rate of SGD
+        times the batch size (Adam does not see the difference); its weight decay and pretrained start are not offered.
 
     Notes
     -----
