@@ -16,6 +16,7 @@ from fl_stores import grid, write
 from numpy.testing import assert_allclose
 from scipy import stats
 
+from fedstat.fl.masking import PARTS
 from fedstat.fl.study import show, summary
 from fedstat.store import open_run
 
@@ -117,11 +118,43 @@ def test_table_7_is_a_geometric_mean_of_ratios(runs, run_table):
 def test_table_8_masks_and_splits_at_random(runs, run_table, tmp_path):
     text, values, _ = run_table("table8", runs, "a")
     here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
-    assert here.loc["personal", "mean"] < here.loc["shared", "mean"] < here.loc["none", "mean"]
+    by_hand = {part: [] for part in PARTS}
+    for seed in range(3):
+        run = open_run(runs / f"dirichlet-0.1-fedfac-dynamic-{seed}.zarr")
+        for part in PARTS:
+            accuracy = run["masking/accuracy"].sel(part=part).mean("draw")
+            by_hand[part].append(np.average(accuracy, weights=run["metrics/n_test"]))
+    assert_allclose(here.loc[list(PARTS), "mean"], [np.mean(by_hand[part]) for part in PARTS], rtol=1e-5)
     assert here.loc["personal", "paper"] == 0.7225
-    assert "personal masked − shared masked: -0." in text
+    assert here.loc[list(PARTS), "units"].tolist() == [0, 4, 4, 4, 4]
+    assert here.loc["personal − shared", "p_value"] == pytest.approx(
+        stats.ttest_rel(by_hand["personal"], by_hand["shared"]).pvalue, rel=1e-4
+    )
+    assert "τ = 50 %" in text
     values = pd.read_csv(tmp_path / "tb.csv")
     assert values.query("method == 'fedfac-dynamic'")["n"].tolist() == [3, 3, 6]
+
+
+def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
+    split = {"layers": ["conv1"], "masking": True}
+    for seed in range(3):
+        for tau in ("0.5", "0.75"):
+            write(tmp_path / f"r{tau}-{seed}.zarr", algorithm="random", tau=tau, seed=seed, **split)
+            fedfac = {"algorithm": "fedfac-dynamic", "tau": tau, "kappa": 0.85, "seed": seed}
+            write(tmp_path / f"f{tau}-{seed}.zarr", **fedfac, **split)
+    text, values, _ = run_table("table8", tmp_path, "a")
+    headings = [line for line in text.splitlines() if line.startswith("CIFAR-10, π = 0.1, ")]
+    assert headings[:4] == [
+        f"CIFAR-10, π = 0.1, {method}, τ = {tau}"
+        for method in ("random split", "FedFac dynamic")
+        for tau in (0.5, 0.75)
+    ]
+    sizes = values.query("tau == 0.75 and of == 'random'").set_index("method")["units"]
+    assert sizes[["none", "shared", "personal"]].tolist() == [0, 2, 6]
+    between = values.query("method == 'personal − shared'")
+    assert (between["p_holm"] >= between["p_value"]).all()
+    assert between["p_holm"].min() == pytest.approx(4 * between["p_value"].min(), rel=1e-4)
+    assert "not made: several splits of one method in a setting (they differ in τ)" in text
 
 
 def test_what_was_not_run_is_said_and_not_made_up(runs, run_table, tmp_path, monkeypatch, capsys):

@@ -27,6 +27,9 @@ METHODS = {
 }  # fmt: skip
 """Names of the methods as tables and figures show them, in their order."""
 
+SETTINGS = {"layers": "Λ", "kappa": "κ", "tau": "τ", "estimator": "estimator"}
+"""Settings of the methods that split layers, as tables show them, in their order."""
+
 
 class Table(NamedTuple):
     """A table of runs.
@@ -150,6 +153,45 @@ def ordered(names: Iterable[str]) -> list[str]:
     """
     places = list(METHODS)
     return sorted(dict.fromkeys(names), key=lambda n: (places.index(n) if n in places else len(places), n))
+
+
+def in_order(grid: Grid) -> pd.DataFrame:
+    """Runs of a grid in the order of tables: by label, method, ``SETTINGS`` and seed."""
+    methods = ordered(grid.table["method"])
+
+    def key(run: Mapping[Any, Any]) -> tuple[Any, ...]:
+        config = grid.configs.get(run["label"], {})
+        settings = [summary.place(name, run[name], config) for name in SETTINGS]
+        return run["label"], methods.index(run["method"]), *settings, run["seed"]
+
+    keys = [key(run) for run in grid.table.to_dict("records")]
+    return grid.table.iloc[sorted(range(len(keys)), key=keys.__getitem__)]
+
+
+def varying(table: pd.DataFrame) -> list[str]:
+    """Those of ``SETTINGS`` that a method was run with several values of, under one label."""
+    several = table.groupby(["label", "method"])[list(SETTINGS)].nunique(dropna=False).max() > 1
+    return [name for name in SETTINGS if several[name]]
+
+
+def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
+    """Method of a run, with its values of the settings that are named.
+
+    Examples
+    --------
+    >>> run = {"method": "random", "layers": "fc1", "kappa": math.nan, "tau": 0.5}
+    >>> design(run, ["layers", "kappa", "tau"])
+    'random split, Λ = fc1, τ = 0.5'
+    """
+    values = {SETTINGS[name]: setting(run[name]) for name in names}
+    return ", ".join(
+        [METHODS.get(run["method"], run["method"]), *(f"{k} = {v}" for k, v in values.items() if v != "–")]
+    )
+
+
+def setting(value: Any) -> str:
+    """Print one of ``SETTINGS``; a dash where the method has none, or its own default."""
+    return "–" if value == "" or pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def labels(grid: Grid) -> list[str]:

@@ -13,6 +13,8 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from fedstat.fl import nets
+from fedstat.stats.split import adjusted_rand, same_state
 from fedstat.store import open_run
 
 WINDOW = 10
@@ -213,6 +215,68 @@ def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
     weight = _sizes(metrics, "n_train" if name in ("train_loss", "validation_accuracy") else "n_test")
     values = weighted(_values(metrics, name), weight)
     return pd.DataFrame({"round": metrics["round"].values, name: values}).dropna()
+
+
+def states(run: xr.DataTree) -> pd.DataFrame:
+    """Does the split of a run settle? One row per layer that has shared and personal units after the last round.
+
+    Returns
+    -------
+    DataFrame
+        ``layer``; ``shared``, number of its ``units`` that are shared after the last round; ``stable``, share of units
+        that keep their state from one round to the next, mean over the last 10; ``agreement``, adjusted Rand index of
+        the split half-way with the last one; ``n_factors`` in the last round, NaN where it had no analysis;
+        ``converged``, share of the rounds' analyses that converged, NaN where none was made.
+    """
+    rows = []
+    for layer, node in (run["split"].children if "split" in run.children else {}).items():
+        shared = node["shared"].to_numpy()
+        if not 0 < shared[-1].mean() < 1:
+            continue
+        made = np.isfinite(node["communality"].to_numpy()).any(axis=-1)
+        rows.append(
+            {
+                "layer": layer,
+                "shared": int(shared[-1].sum()),
+                "units": shared.shape[1],
+                "stable": same_state(shared[1:], shared[:-1])[-WINDOW:].mean() if len(shared) > 1 else math.nan,
+                "agreement": float(adjusted_rand(shared[len(shared) // 2], shared[-1])),
+                "n_factors": int(node["n_factors"].to_numpy()[-1]) if made[-1] else math.nan,
+                "converged": node["converged"].to_numpy()[made].mean() if made.any() else math.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def new_clients(run: xr.DataTree) -> xr.DataArray:
+    """Accuracy (rule,) of clients that did not train, weighted by their test samples."""
+    new = run["new"].to_dataset()
+    return new["accuracy"].weighted(new["n_test"]).mean("client")
+
+
+def masked(run: xr.DataTree) -> xr.DataArray:
+    """Accuracy (part, draw) with a part of the split layers masked, weighted by the clients' test samples."""
+    return run["masking"].to_dataset()["accuracy"].weighted(_metrics(run)["n_test"]).mean("client")
+
+
+def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Key that sorts the values of a setting: Λ by the network's layers, numbers as numbers, words after them.
+
+    Examples
+    --------
+    >>> config = {"shapes": {"conv1.weight": [8, 3, 5, 5], "fc1.weight": [9, 8], "fc10.weight": [2, 9]}}
+    >>> sorted(["fc10", "fc1", "conv1,fc1", "conv1"], key=lambda x: place("layers", x, config))
+    ['conv1', 'conv1,fc1', 'fc1', 'fc10']
+    >>> sorted(["10", "2", "1"], key=lambda x: place("layers", x, config))
+    ['1', '2', '10']
+    """
+    if name != "layers":
+        return (2, value) if isinstance(value, str) else (0,) if math.isnan(value) else (1, value)
+    known = list(dict.fromkeys(map(nets.layer_of, config.get("shapes", {}))))
+    return tuple(
+        (int(part), "") if part.isdigit() else (known.index(part) if part in known else len(known), part)
+        for part in value.split(",")
+    )
 
 
 def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:

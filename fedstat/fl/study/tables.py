@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
 from fedstat.fl.study import show, summary
 from fedstat.fl.study.show import METHODS, Table, interval, labels, number, ordered, plus_minus, published
@@ -95,8 +94,7 @@ def newcomers(grid: Grid, paper: Paper, args: Namespace) -> Table:
     for run in grid.table.to_dict("records"):
         tree = open_run(run["path"])
         if "new" in tree.children:
-            new = tree["new"].to_dataset()
-            mean = mean_over_clients(new["accuracy"], new)
+            mean = summary.new_clients(tree)
             for rule in NEW_RULES.get(run["method"], ("local_train", "ensemble")):
                 name = run["method"] if run["method"] in NEW_RULES else f"{run['method']}, {rule}"
                 rows.append(
@@ -164,9 +162,26 @@ def together(grid: Grid, reference: str) -> list[str]:
     ]
 
 
-def mean_over_clients(accuracy: xr.DataArray, group: xr.Dataset) -> xr.DataArray:
-    """Mean over clients, weighted by test samples where the group says them."""
-    return accuracy.weighted(group["n_test"]).mean("client") if "n_test" in group else accuracy.mean("client")
+def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
+    """Mean of each name's values over labels and seeds against 0; adjusted over all names.
+
+    Parameters
+    ----------
+    data : DataFrame
+        Differences within seeds: ``label``, ``seed``, and the columns of their names and of their values.
+    name, value : str
+        Those columns.
+
+    Returns
+    -------
+    DataFrame
+        The name, and ``n``, ``difference`` and the rest of :func:`fedstat.stats.compare.paired`, one row per name.
+    """
+    zero = data[["label", "seed"]].drop_duplicates().assign(**{name: "0", value: 0.0})
+    found = compare.paired(
+        pd.concat([zero, data]), reference="0", value=value, method=name, block=["label", "seed"]
+    ).table.iloc[1:]
+    return found.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
 
 
 def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
