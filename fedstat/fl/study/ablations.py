@@ -95,12 +95,14 @@ def masking(grid: Grid, paper: Paper, _: Namespace) -> Table:
         raise ValueError("no run with a split layer was evaluated with masked parts: run with masking asked for")
     table = pd.DataFrame(rows)
     blocks, values, notes = {}, [], []
-    for heading, part in table.groupby("heading", sort=False):
-        found = compare.paired(part, reference="none", value="masked")
-        own = part.drop(columns=["seed", "units", "masked", "method"]).iloc[0].to_dict()
-        theirs = published(paper, "table8", own["label"]) if own["of"] == "fedfac-dynamic" else {}
-        block = found.table.assign(**own, paper=found.table["method"].map(theirs))
-        block["units"] = block["method"].map(part.groupby("method")["units"].mean())
+    for heading, own in table.groupby("heading", sort=False):
+        found = compare.paired(own, reference="none", value="masked")
+        block, first = found.table, own.iloc[0]
+        of_split = [name for name in own.columns if name not in found.table and name not in ("seed", "masked")]
+        block[of_split] = first[of_split].to_list()
+        theirs = published(paper, "table8", first["label"]) if first["of"] == "fedfac-dynamic" else {}
+        block["paper"] = block["method"].map(theirs)
+        block["units"] = block["method"].map(own.groupby("method")["units"].mean())
         values.append(block)
         blocks[str(heading)] = pd.DataFrame(
             {"masked": r["method"], "units": f"{r['units']:g}"}

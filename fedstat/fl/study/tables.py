@@ -177,9 +177,10 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
     DataFrame
         The name, and ``n``, ``difference`` and the rest of :func:`fedstat.stats.compare.paired`, one row per name.
     """
-    zero = data[["label", "seed"]].drop_duplicates().assign(**{name: "0", value: 0.0})
+    zero = data[["label", "seed"]].drop_duplicates()
+    zero[name], zero[value] = "zero", 0.0
     found = compare.paired(
-        pd.concat([zero, data]), reference="0", value=value, method=name, block=["label", "seed"]
+        pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"]
     ).table.iloc[1:]
     return found.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
 
