@@ -52,13 +52,14 @@ def tuning(grid: Grid, paper: Paper, _: Namespace, *, name: str, method: str = "
     """
     varied, symbol = STAGES[name]
     blocks, values, notes = {}, [], []
+    runs = show.in_order(grid)
     for label in labels(grid):
-        rows = grid.table[(grid.table["label"] == label) & (grid.table["method"] == method)]
-        rows, fixed = _stage(rows, name)
+        rows = runs[(runs["label"] == label) & (runs["method"] == method)]
+        rows, fixed = _stage(rows, name, grid.configs[label])
         if not len(rows):
             notes.append(f"{label}: not run at {fixed}")
             continue
-        table = _tuned(rows, varied)
+        table = _tuned(rows, varied, summary.chosen(rows, varied, grid.configs[label]))
         theirs = published(paper, name, label)
         table["paper"] = [theirs.get(str(x)) for x in table[varied]]
         values.append(table.assign(label=label, fixed=fixed))
@@ -182,37 +183,26 @@ def random_split(grid: Grid, paper: Paper, args: Namespace) -> Table:
     return Table(title, values, blocks, (*said, *notes, *source(grid, paper)))
 
 
-def _stage(rows: pd.DataFrame, name: str) -> tuple[pd.DataFrame, str]:
+def _stage(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> tuple[pd.DataFrame, str]:
     """Runs of one stage of tuning, and what they have in common, in words."""
     fixed: dict[str, Any] = {"tau": TAU, "kappa": KAPPA}
     if name != "table4":
-        before, _ = _stage(rows, "table4")
-        fixed = {"layers": _chosen(before, "layers"), "kappa": KAPPA}
+        fixed = {"layers": _best_of(rows, "table4", config), "kappa": KAPPA}
     if name == "table6":
-        before, _ = _stage(rows, "table5")
-        fixed = {"layers": fixed["layers"], "tau": _chosen(before, "tau")}
+        fixed = {"layers": fixed["layers"], "tau": _best_of(rows, "table5", config)}
     for key, value in fixed.items():
         rows = rows[rows[key] == value]
-    symbols = {"layers": "Λ", "tau": "τ", "kappa": "κ"}
-    return rows, ", ".join(f"{symbols[k]} = {v if v is not None else 'none'}" for k, v in fixed.items())
+    return rows, ", ".join(f"{show.SETTINGS[k]} = {v if v is not None else 'none'}" for k, v in fixed.items())
 
 
-def _chosen(rows: pd.DataFrame, varied: str) -> Any:
-    """Value with the best mean validation accuracy, None if there is no run."""
-    if not len(rows):
-        return None
-    if rows["validation"].isna().all():
-        raise ValueError(
-            f"{varied} is chosen on validation data, but these runs have none. Run with validation > 0; test data are "
-            "not tuned on."
-        )
-    return rows.groupby(varied)["validation"].mean().idxmax()
+def _best_of(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
+    """What a stage of tuning chose, None if nothing of it was run."""
+    rows, _ = _stage(rows, name, config)
+    return summary.chosen(rows, STAGES[name][0], config) if len(rows) else None
 
 
-def _tuned(rows: pd.DataFrame, varied: str) -> pd.DataFrame:
-    """Comparison of the values of one setting with the chosen one; numbers in order, layers as they came."""
-    rows = rows.sort_values([varied, "seed"]) if varied != "layers" else rows.sort_values(["layers", "seed"])
-    chosen = _chosen(rows, varied)
+def _tuned(rows: pd.DataFrame, varied: str, chosen: Any) -> pd.DataFrame:
+    """Comparison of the values of one setting, in the order of the rows, with the chosen one."""
     names = rows.assign(value=rows[varied].map(str))
     table = compare.paired(names, reference=str(chosen), value="validated", method="value").table
     means = names.groupby("value")[["validation", "best10"]].agg(["mean", "sem"])

@@ -286,6 +286,8 @@ _AFTER = "weights are those after the last round: under FedFac shared units are 
 def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str], digits: int) -> dict[str, pd.DataFrame]:
     """Means ± standard errors over seeds, one block per label, one row per value of the keys."""
     blocks = {}
+    if (table["layers"] == table["layer"]).all():  # as where Λ is one layer
+        keys = [name for name in keys if name != "layers"]
     for label, rows in table.groupby("label", sort=False):
         found: list[dict[str, Any]] = []
         for key, part in rows.groupby(keys, sort=False, dropna=False):

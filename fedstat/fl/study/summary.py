@@ -24,8 +24,8 @@ RULES = ("best10", "last10", "validated")
 """Ways to pick the rounds that a run is judged by."""
 
 SCALE = (
-    "scale", "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
-    "norm", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr", "optimizer_state",
+    "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
+    "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
     "evaluate_every", "precision",
 )  # fmt: skip
 """Settings that runs of one label must have in common to be compared."""
@@ -61,14 +61,14 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     -------
     dict
         ``label``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
-        ``clients``, ``rounds``, ``revision``. Of the test accuracy, weighted by the clients' test samples:
-        ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of these; ``last10``, the
-        mean over the last 10; ``validated``, that of the round with the best validation accuracy,
-        ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 less the test accuracy of the 10
-        rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active
-        clients' models as they leave local training; ``unweighted`` mean over clients, their ``spread`` (standard
-        deviation) and ``q10`` (10 % quantile). ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``:
-        median over rounds. NaN for what the run does not hold.
+        ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Of the test accuracy, weighted by the
+        clients' test samples: ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of
+        these; ``last10``, the mean over the last 10; ``validated``, that of the round with the best validation
+        accuracy, ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 less the test accuracy of
+        the 10 rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the
+        active clients' models as they leave local training; ``unweighted`` mean over clients, their ``spread``
+        (standard deviation) and ``q10`` (10 % quantile). ``bytes_up``, ``bytes_down``: sums over all rounds;
+        ``seconds``: median over rounds. NaN for what the run does not hold.
 
     Raises
     ------
@@ -104,6 +104,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         "clients": test.shape[1],
         "rounds": len(test),
         "revision": run.attrs.get("revision", ""),
+        "code": run.attrs.get("code", ""),
         **found,
         "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-WINDOW:]),
         "unweighted": own.mean(),
@@ -173,11 +174,6 @@ def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None
     Traceback (most recent call last):
     ValueError: runs of 'a' cannot stand in one table: they differ in rounds (10, 20). Keep each scale in ...
     """
-    scales = {json.dumps(c.get("scale")) for c in configs}
-    if len(scales) > 1:
-        raise ValueError(
-            f"runs of scales {', '.join(sorted(scales))} cannot stand in one table. Keep each in its own folder."
-        )
     for label in dict.fromkeys(labels):
         here = [c for c, name in zip(configs, labels, strict=True) if name == label]
         seen = {key: list(dict.fromkeys(json.dumps(c.get(key)) for c in here)) for key in SCALE}
@@ -277,6 +273,23 @@ def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
         (int(part), "") if part.isdigit() else (known.index(part) if part in known else len(known), part)
         for part in value.split(",")
     )
+
+
+def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
+    """Value of a setting whose runs have the best mean validation accuracy; of equal ones the first by :func:`place`.
+
+    Raises
+    ------
+    ValueError
+        If no run has validation data: nothing is chosen on test data.
+    """
+    if rows["validation"].isna().all():
+        raise ValueError(
+            f"{name} is chosen on validation data, but these runs have none. Run with validation > 0; test data are "
+            "not tuned on."
+        )
+    means = rows.groupby(name)["validation"].mean()
+    return max(sorted(means.index, key=lambda value: place(name, value, config)), key=lambda value: means[value])
 
 
 def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
