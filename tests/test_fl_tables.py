@@ -18,6 +18,8 @@ from scipy import stats
 
 from fedstat.fl.masking import PARTS
 from fedstat.fl.study import show, summary
+from fedstat.fl.study.experiment import Settings
+from fedstat.fl.study.tune import tune
 from fedstat.store import open_run
 
 ROOT = Path(__file__).parents[1]
@@ -92,6 +94,26 @@ def test_the_rule_and_the_reference_can_be_chosen(runs, run_table):
     assert values.query("label != 'all settings'")["n_values"].eq(1).all()
     assert values.query("label == 'all settings'")["n_values"].eq(2).all()
     assert "no standard error" in text
+
+
+def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
+    _, values, markdown = run_table("table2", runs)
+    pooled = values.query("label == 'all settings'")
+    assert pooled["std_error_mean"].isna().all()
+    assert pooled.query("method != 'fedfac-dynamic'")["std_error"].notna().all()
+    assert "±" not in markdown.partition("### all settings")[2].partition("\n- ")[0]
+
+
+def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
+    found = COLLECT(runs)
+    assert found.table["code"].nunique() == 1
+    assert not any("versions of the trainer" in note for note in show.origin(found))
+    label = found.table["label"].iloc[0]
+    mixed = found.table.assign(code=["a", *["b"] * (len(found.table) - 1)])
+    notes = show.origin(found._replace(table=mixed))
+    assert f"runs of one setting were made by several versions of the trainer: {label} by 2" in notes
+    assert "evaluated every 5" in show.scale({"rounds": 20, "evaluate_every": 5})
+    assert "evaluated" not in show.scale({"rounds": 20, "evaluate_every": 1})
 
 
 def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
@@ -185,6 +207,37 @@ def test_tuning_goes_from_layers_to_tau_to_kappa_on_validation_data(name, column
     best = values.loc[values["validation_mean"].idxmax(), column]
     assert best == chosen
     assert "VGG-16; not run here" in text
+
+
+def test_tables_4_to_6_choose_what_tune_chose(tmp_path, run_table):
+    common = {"clients": 8, "samples": 40, "rounds": 2, "participation": 0.5, "validation": 0.3, "width": 0.1}
+    start = Settings(**common, tau="0.5", kappa=0.85)
+    candidates = {"layers": [["fc2"], ["fc1"]], "tau": [0.25, 0.75], "kappa": [0.5]}
+    steps = list(tune(start, candidates, tmp_path / "runs", seeds=(0, 1)))
+    assert [len(step.table) for step in steps] == [2, 3, 2]
+    for number, step in enumerate(steps):
+        _, values, _ = run_table(f"table{4 + number}", tmp_path / "runs")
+        ours = values.astype({step.name: str}).set_index(step.name)
+        theirs = step.table.set_index("value")
+        assert set(ours.index) == set(theirs.index)
+        assert ours.index[ours["chosen"]].tolist() == theirs.index[theirs["chosen"]].tolist()
+        assert_allclose(ours["validation_mean"], theirs.loc[ours.index, "validation"], rtol=1e-5)
+
+
+def test_layers_stand_in_the_order_of_the_network(tmp_path, run_table):
+    shapes = {"conv1.weight": [8, 3, 5, 5], "fc1.weight": [9, 8]}
+    for layers in (["10"], ["fc1"], ["2"], ["conv1"], ["1"]):
+        write(
+            tmp_path / f"{layers[0]}.zarr",
+            algorithm="fedfac-dynamic",
+            layers=layers,
+            tau="0.5",
+            kappa=0.85,
+            shapes=shapes,
+        )
+    _, values, _ = run_table("table4", tmp_path)
+    assert [x for x in values["layers"] if x.isdigit()] == ["1", "2", "10"]
+    assert [x for x in values["layers"] if not x.isdigit()] == ["conv1", "fc1"]
 
 
 def test_nothing_is_tuned_on_test_data(tmp_path, monkeypatch, capsys):

@@ -217,6 +217,10 @@ def origin(grid: Grid) -> list[str]:
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
         notes.append(f"{label}: {scale(grid.configs[label])}; seeds {', '.join(map(str, seeds))}")
+    versions = grid.table.groupby("label")["code"].nunique()
+    if (versions > 1).any():
+        mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
+        notes.append(f"runs of one setting were made by several versions of the trainer: {mixed}")
     commits = sorted({r for r in grid.table["revision"] if r})
     notes.append(f"commit {', '.join(commits)}" if commits else "commit not known")
     if grid.unfinished:
@@ -240,14 +244,15 @@ def scale(config: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> scale({"scale": "quick", "clients": 20, "net": "lenet", "width": 0.5, "rounds": 30, "local_epochs": 1})
-    'scale quick, 20 clients, net lenet × 0.5, 30 rounds, local epochs 1'
+    >>> scale({"clients": 20, "net": "lenet", "width": 0.5, "rounds": 30, "evaluate_every": 5, "local_epochs": 1})
+    '20 clients, net lenet × 0.5, 30 rounds, evaluated every 5, local epochs 1'
     """
     width = f" × {config['width']:g}" if config.get("width") not in (None, 1) else ""
     norm = f" with {config['norm']} norm" if config.get("norm") else ""
+    every = f", evaluated every {config['evaluate_every']}" if config.get("evaluate_every", 1) > 1 else ""
     parts = {
-        "scale": "scale {}", "partition": "{}", "clients": "{} clients", "samples": "at most {} samples each",
-        "net": "net {}" + width + norm, "rounds": "{} rounds", "participation": "participation {}",
+        "partition": "{}", "clients": "{} clients", "samples": "at most {} samples each",
+        "net": "net {}" + width + norm, "rounds": "{} rounds" + every, "participation": "participation {}",
         "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
     }  # fmt: skip
     return ", ".join(form.format(config[key]) for key, form in parts.items() if config.get(key) is not None)

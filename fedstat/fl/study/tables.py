@@ -24,7 +24,7 @@ NEW_RULES = {
 """How new clients predict by a method's own proposal (FedFac §5.2); the others, FedFac first, are shown both ways."""
 
 SE = "±: standard error over seeds"
-POOLED = "all settings: pairs are settings and seeds, taken as independent"
+POOLED = "all settings: means without ±, for settings differ; pairs are settings and seeds, taken as independent"
 
 
 def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
@@ -143,7 +143,8 @@ def time(grid: Grid, paper: Paper, args: Namespace) -> Table:
     }
     name = METHODS.get(reference, reference)
     said = (
-        "seconds: median of a run's rounds with all that belongs to them, geometric mean over seeds",
+        "seconds: median of a run's rounds with all that belongs to them but evaluation, geometric mean over seeds",
+        "FedFac static trains and analyses once before round 1, which is in no round and not counted",
         f"ratio: to {name} of the same seed, 95 % for all rows of a block together (Bonferroni); p: Holm",
         "runs that shared a busy machine make these ratios noisy",
     )
@@ -212,7 +213,7 @@ def with_pooled(
         rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
         block=["label", "seed"],
     )  # fmt: skip
-    pooled = found.table.assign(label="all settings")
+    pooled = found.table.assign(label="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
     return pd.concat([values, pooled], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
 
 
@@ -274,7 +275,8 @@ def source(grid: Grid, paper: Paper) -> list[str]:
 
 
 _RULES = {
-    "best10": "best mean over 10 consecutive rounds, chosen on the test data that it reports (as the paper's Table 2)",
-    "last10": "mean over the last 10 rounds",
+    "best10": "best mean over 10 consecutive rounds (those that were evaluated), chosen on the test data that it "
+    "reports (as the paper's Table 2)",
+    "last10": "mean over the last 10 rounds (those that were evaluated)",
     "validated": "the round with the best accuracy on validation data",
 }
