@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from fedstat.fl.masking import PARTS
-from fedstat.fl.study import show, summary
+from fedstat.fl.study import show, summary, tables
 from fedstat.fl.study.experiment import Settings
 from fedstat.fl.study.tune import tune
 from fedstat.store import open_run
@@ -77,7 +77,16 @@ def test_table_2_compares_within_seeds_beside_the_papers_values(runs, run_table)
     assert_allclose(line["p_value"], stats.ttest_rel(best["fedavg"], best["fedfac-dynamic"]).pvalue, rtol=1e-5)
     assert line["paper"] == 0.8033
     assert_allclose(line["optimism"], rows["optimism"]["fedavg"].mean(), rtol=1e-5)
-    for said in ("not run: FedProx", "seeds 0, 1, 2", "24 rounds", "FEMNIST", "half.zarr", "Mixed model"):
+    assert "FedFac with Λ = conv1, κ = 0.85, τ = 0.5, estimator = pa: CIFAR-10, π = 0.1;" in text
+    for said in (
+        "were not tuned",
+        "not run: FedProx",
+        "seeds 0, 1, 2",
+        "24 rounds",
+        "FEMNIST",
+        "half.zarr",
+        "Mixed model",
+    ):
         assert said in text
     assert "| FedAvg | " in markdown
     assert max(map(len, text.splitlines())) <= 120
@@ -109,9 +118,9 @@ def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
     assert found.table["code"].nunique() == 1
     assert not any("versions of the trainer" in note for note in show.origin(found))
     label = found.table["label"].iloc[0]
-    mixed = found.table.assign(code=["a", *["b"] * (len(found.table) - 1)])
+    mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
     notes = show.origin(found._replace(table=mixed))
-    assert f"runs of one setting were made by several versions of the trainer: {label} by 2" in notes
+    assert f"runs of one setting were made by several versions of the trainer: {label} by 3" in notes
     assert "evaluated every 5" in show.scale({"rounds": 20, "evaluate_every": 5})
     assert "evaluated" not in show.scale({"rounds": 20, "evaluate_every": 1})
 
@@ -119,13 +128,20 @@ def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
 def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
     _, values, _ = run_table("table3", runs)
     here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
-    by_hand = []
-    for seed in range(3):
-        new = open_run(runs / f"dirichlet-0.1-fedfac-dynamic-{seed}.zarr")["new"]
-        by_hand.append(np.average(new["accuracy"].sel(rule="ensemble"), weights=new["n_test"]))
-    assert_allclose(here.loc["fedfac-dynamic, ensemble", "mean"], np.mean(by_hand), rtol=1e-5)
+    for method, rule in [("fedfac-dynamic", "ensemble"), ("fedfac-dynamic", "local_train"), ("fedavg", "global")]:
+        by_hand = []
+        for seed in range(3):
+            new = open_run(runs / f"dirichlet-0.1-{method}-{seed}.zarr")["new"]
+            by_hand.append(np.average(new["accuracy"].sel(rule=rule), weights=new["n_test"]))
+        name = method if method == "fedavg" else f"{method}, {rule}"
+        assert_allclose(here.loc[name, "mean"], np.mean(by_hand), rtol=1e-5)
     assert here.loc["fedfac-dynamic, local_train", "paper"] == 0.6113
     assert "fedavg" in here.index
+
+
+def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fine_tuned():
+    rules = {name: tables.NEW_RULES[name] for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
+    assert list(rules.values()) == [("global",), ("global",), ("finetuned",), ("finetuned",)]
 
 
 def test_table_7_is_a_geometric_mean_of_ratios(runs, run_table):

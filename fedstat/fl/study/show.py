@@ -217,11 +217,13 @@ def origin(grid: Grid) -> list[str]:
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
         notes.append(f"{label}: {scale(grid.configs[label])}; seeds {', '.join(map(str, seeds))}")
-    versions = grid.table.groupby("label")["code"].nunique()
+    # A run that other code went on with names both.
+    made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
+    versions = made.explode("code").groupby("label")["code"].nunique()
     if (versions > 1).any():
         mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
         notes.append(f"runs of one setting were made by several versions of the trainer: {mixed}")
-    commits = sorted({r for r in grid.table["revision"] if r})
+    commits = sorted({r for names in made["revision"] for r in names if r})
     notes.append(f"commit {', '.join(commits)}" if commits else "commit not known")
     if grid.unfinished:
         notes.append(f"not finished and left out: {', '.join(Path(p).name for p in grid.unfinished)}")

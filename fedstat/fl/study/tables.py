@@ -51,7 +51,7 @@ def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
     ]  # fmt: skip
     return Table(
         f"Table 2. Test accuracy, compared with {METHODS.get(reference, reference)}",
-        values, blocks, (*said, *notes, *_not_run(grid, paper, "table2"), *source(grid, paper)),
+        values, blocks, (*said, *notes, *_settings(grid), *_not_run(grid, paper, "table2"), *source(grid, paper)),
     )  # fmt: skip
 
 
@@ -253,6 +253,15 @@ def _ratio(r: Mapping[Any, Any]) -> str:
 def p_text(p: float) -> str:
     """Print a p-value."""
     return "–" if not np.isfinite(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def _settings(grid: Grid) -> list[str]:
+    """What FedFac was run with, and where."""
+    found: dict[str, list[str]] = {}
+    for run in show.in_order(grid).to_dict("records"):
+        if run["method"].startswith("fedfac"):
+            found.setdefault(show.design(run, show.SETTINGS).partition(", ")[2], []).append(run["label"])
+    return [f"FedFac with {what}: {'; '.join(dict.fromkeys(where))}" for what, where in found.items()]
 
 
 def _not_run(grid: Grid, paper: Paper, name: str) -> list[str]:
