@@ -28,7 +28,7 @@ def report(run: xr.DataTree) -> str:
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
         f"({n.min()} to {n.max()} training samples), {config['participation']:g} of them active in a round"
     )
-    first = ", less what comes before round 1" if row["method"] == "fedfac-static" else ""
+    first = ", but for its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
         f"sent: {row['bytes_up'] / 1e6:.1f} MB up, {row['bytes_down'] / 1e6:.1f} MB down, over all rounds and clients"
         f"{first}\ntime: {row['seconds']:.2f} s a round (median, without evaluation{first})"
