@@ -100,8 +100,15 @@ def test_feature_maps_are_those_of_the_convolution_itself():
 
 
 def test_filters_are_shown_by_kind_beside_fedavg(digits, tmp_path, monkeypatch):
+    made, drawn = features.side_by_side, plot.feature_grid
+    seen, shown = [], []
+    monkeypatch.setattr(features, "side_by_side", lambda *a, **k: seen.append(made(*a, **k)) or seen[-1])
+    monkeypatch.setattr(plot, "feature_grid", lambda *a: shown.append(a) or drawn(*a))
     figure("fig10", "--runs", digits, "--out", tmp_path / "figure.png", monkeypatch=monkeypatch)
     assert (tmp_path / "figure.png").stat().st_size > 20_000
+    for ours, theirs in zip(shown[0][1:], seen[0], strict=True):
+        assert_allclose(ours, theirs)
+    assert (shown[0][0].min(), shown[0][0].max()) == (0, 1)
 
 
 def test_maps_are_those_of_each_runs_own_model_and_of_its_split(digits):

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from fedstat.fl.masking import PARTS
-from fedstat.fl.study import show, summary, tables
+from fedstat.fl.study import ablations, show, summary, tables
 from fedstat.fl.study.experiment import Settings
 from fedstat.fl.study.tune import tune
 from fedstat.store import open_run
@@ -190,6 +190,11 @@ def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
     sizes = values.query("tau == 0.75 and of == 'random'").set_index("method")["units"]
     assert sizes[["none", "shared", "personal"]].tolist() == [0, 2, 6]
     between = values.query("method == 'personal − shared'")
+    assert (between["difference"] < 0).all()
+    block = ablations.masking(COLLECT(tmp_path), {}, None).blocks["Personal masked − shared masked"]
+    for r, line in zip(between.to_dict("records"), block.to_dict("records"), strict=True):
+        assert line["difference [95 %]"] == show.interval(r["difference"], r["all_low"], r["all_high"])
+        assert line["p"] == tables.p_text(r["p_holm"])
     assert (between["p_holm"] >= between["p_value"]).all()
     assert between["p_holm"].min() == pytest.approx(4 * between["p_value"].min(), rel=1e-4)
     assert "not made: several splits of one method in a setting (they differ in τ)" in text
