@@ -51,6 +51,7 @@ figures: figures-motivation $(if $(DATA_DIR),figures-real) runs/vary_p-$(SCALE).
 tables: runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE)  ## Tables 2 to 8 of real data from DATA_DIR at SCALE=quick, cpu or paper
 	for n in 2 3 7 8; do $(BIN)/python analysis/table$$n.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
 	for n in 4 5 6; do $(BIN)/python analysis/table$$n.py --runs runs/tune-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
+	$(BIN)/python analysis/table8.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/table8-split
 	$(BIN)/python analysis/decomposition.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/decomposition
 
 figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone

@@ -6,7 +6,11 @@ python analysis/decomposition.py --runs runs/fedfac-quick --out runs/tables/deco
 from __future__ import annotations
 
 import argparse
+import sys
+from functools import partial
 from pathlib import Path
+
+from tqdm import tqdm
 
 from fedstat.fl.study import decomposition, show, summary
 
@@ -21,7 +25,10 @@ def main() -> None:
     args = cli.parse_args()
     try:
         grid = show.select(summary.collect(args.runs), ())
-        tables = decomposition.study(grid, value=args.rule, methods=args.methods, replicates=args.replicates)
+        bar = partial(tqdm, unit="run", disable=not sys.stderr.isatty())
+        tables = decomposition.study(
+            grid, value=args.rule, methods=args.methods, replicates=args.replicates, progress=bar
+        )
     except (FileNotFoundError, ValueError) as error:
         cli.error(str(error))
     for number, table in enumerate(tables, 1):

@@ -1,6 +1,6 @@
 """FedFac Fig. 10: feature maps of the personal and the shared filters of one convolution, FedAvg's beside them.
 
-Reads runs of FedFac in which a convolution is split and of FedAvg with the same network, and one image of the data.
+Reads runs of FedFac in which a convolution is split and of FedAvg with the same network, and a client's test image.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import argparse
 import json
 import textwrap
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 
 import fedstat
-from fedstat import data, plot
+from fedstat import plot
 from fedstat.fl import nets
-from fedstat.fl.study import features, show, summary
+from fedstat.fl.study import experiment, features, show, summary
 
 
 def main() -> None:
@@ -29,9 +29,7 @@ def main() -> None:
     cli.add_argument("--label", help="setting (default: the first one with a split convolution)")
     cli.add_argument("--layer", help="convolution (default: the first that is split)")
     cli.add_argument("--client", type=int, default=0, help="whose model (default 0)")
-    cli.add_argument(
-        "--image", type=int, default=0, help="number among the test images, or all where there are none (default 0)"
-    )
+    cli.add_argument("--image", type=int, default=0, help="number among the client's test images (default 0)")
     cli.add_argument("--out", type=Path, help="figure to write (default paper_figs/fig10-<folder>.png)")
     args = cli.parse_args()
     try:
@@ -76,33 +74,27 @@ def split_convolutions(run: xr.DataTree) -> Iterator[str]:
 
 def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Namespace) -> Any:
     settings = config(fedfac)
-    images = data.load(settings["data"], args.data_dir)
-    values, scale = images.x.values, images.x.attrs["scale"]
-    test = np.flatnonzero(images["split"].to_numpy() == "test")
-    shown = test if len(test) else np.arange(len(values))  # some sets have no test split of their own
-    if not 0 <= args.image < len(shown):
-        raise ValueError(f"--image must be from 0 to {len(shown) - 1}, but got {args.image}")
-    train = values[images["split"].to_numpy() == "train"] / scale
-    mean, sd = train.mean((0, 2, 3)), train.std((0, 2, 3))
-    raw = values[shown[args.image]] / scale
-    x = torch.from_numpy(((raw - mean[:, None, None]) / sd[:, None, None]).astype(np.float32))
-    outputs = list(settings["shapes"].values())[-1][0]
-    norm = {"norm": settings["norm"]} if settings["norm"] else {}
-    net = nets.named(settings["net"], tuple(raw.shape), outputs, width=settings["width"], **norm)
-    maps = [
-        features.feature_maps(net, features.stored(run, net.shapes, client=args.client), layer, x.unsqueeze(0))[0]
-        for run in (fedfac, fedavg)
-    ]
-    shared = fedfac[f"split/{layer}/shared"].isel(round=-1).to_numpy()
-    figure = plot.feature_grid(raw, *maps, shared)
+    same = experiment.Settings(**{f.name: settings[f.name] for f in fields(experiment.Settings) if f.name in settings})
+    fed, _ = experiment.federated(same, args.data_dir)
+    own = (fed["client"].to_numpy() == args.client) & (fed["split"].to_numpy() == "test")
+    images = fed.x.values[own]
+    if not 0 <= args.image < len(images):
+        raise ValueError(
+            f"--image must be from 0 to {len(images) - 1}, for client {args.client} has {len(images)} test images, "
+            f"but got {args.image}"
+        )
+    x = images[args.image]
+    net = experiment.network(same, fed)
+    *maps, shared = features.side_by_side(fedfac, fedavg, net, layer, torch.from_numpy(x), client=args.client)
+    figure = plot.feature_grid((x - x.min()) / (x.max() - x.min()), *maps, shared)
     attrs = fedfac.attrs
     filters = f"{int(shared.sum())} of {len(shared)} filters are shared"
     lines = [
-        f"{settings['label']}, {layer}: {filters}; client {args.client}, image {args.image}",
+        f"{settings['label']}, {layer}: {filters}; client {args.client}, its test image {args.image}",
         *textwrap.wrap(
             f"{show.scale(settings)}; seed {settings['seed']}; commit {attrs['revision'] or 'not known'}", 110
         ),
-        "image standardised by the training images of the whole data set; every map has its own grey scale",
+        "image as the clients get it, standardised by their training images; every map has its own grey scale",
     ]
     figure.supxlabel("\n".join(lines), fontsize="x-small", color="0.4")
     return figure

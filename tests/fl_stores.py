@@ -9,11 +9,11 @@ import numpy as np
 import xarray as xr
 
 from fedstat import store
+from fedstat.fl.masking import PARTS
 from fedstat.store import Group, Variable
 
 GAIN = {"fedavg": 0.0, "fedfac-dynamic": 0.06, "fedfac-static": 0.05, "random": 0.02, "fedper": 0.03, "fedem": -0.1}
 RULES = ("global", "finetuned", "local_train", "ensemble")
-PARTS = ("none", "shared", "personal")
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -81,12 +81,12 @@ def write(
             },
         )
     if masking:
-        lost = np.array([0, 0.05, 0.2])[:, None, None]
+        lost = np.array([0, 0.05, 0.2, 0.3, 0.4])[:, None, None]
         groups["masking"] = _group(
             {"part": list(PARTS), "draw": np.arange(2), "client": np.arange(clients)},
-            {"accuracy": (("part", "draw", "client"), level - lost + rng.normal(0, 0.01, (3, 2, clients)))},
+            {"accuracy": (("part", "draw", "client"), level - lost + rng.normal(0, 0.05, (len(PARTS), 2, clients)))},
         )
-    if weights:
+    if weights or masking:
         groups |= _convolutions(c, rng)
     values = {f"{g}/{v}": x for g, (_, variables) in groups.items() for v, (_, x) in variables.items()}
     layout = {
@@ -107,11 +107,15 @@ def _group(coords: dict[str, Any], variables: dict[str, Any]) -> tuple[xr.Datase
 
 
 def _convolutions(c: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """One convolution whose even units are alike over clients, and its split, which settles after three rounds."""
+    """One convolution whose even units are alike over clients, and its split, which settles after three rounds.
+
+    At τ = 0.75 every fourth unit is alike.
+    """
     clients, rounds, units = c["clients"], c["rounds"], 8
-    alike = np.arange(units) % 2 == 0
+    alike = np.arange(units) % (4 if c["tau"] == "0.75" else 2) == 0
     w = rng.normal(size=(1, clients, units, 75))
-    w[:, :, alike] = rng.normal(size=(1, 1, 4, 75)) * 0.5 + rng.normal(size=(1, clients, 4, 75)) * 0.1
+    w[:, :, alike] = rng.normal(size=(1, 1, alike.sum(), 75)) * 0.5
+    w[:, :, alike] += rng.normal(size=(1, clients, alike.sum(), 75)) * 0.1
     found = {
         "weights/conv1": _group(
             {"checkpoint": [rounds], "client": np.arange(clients), "unit": np.arange(units), "weight": np.arange(75)},

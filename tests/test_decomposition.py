@@ -31,13 +31,13 @@ def alike():
 
 def test_states_say_when_a_split_settled(tmp_path):
     path = write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", weights=True)
-    row = decomposition.states(fedstat.open_run(path)).iloc[0]
+    row = summary.states(fedstat.open_run(path)).iloc[0]
     assert row["layer"] == "conv1"
-    assert (row["share"], row["stable"], row["agreement"], row["n_factors"]) == (0.5, 1.0, 1.0, 3)
+    assert (row["shared"] / row["units"], row["stable"], row["agreement"], row["n_factors"]) == (0.5, 1.0, 1.0, 3)
     assert_allclose(row["converged"], 23 / 24)
     early = write(tmp_path / "b.zarr", algorithm="fedfac-dynamic", weights=True, rounds=4)
-    assert decomposition.states(fedstat.open_run(early)).iloc[0]["stable"] == pytest.approx(2 / 3)
-    assert decomposition.states(fedstat.open_run(write(tmp_path / "c.zarr", weights=True))).empty
+    assert summary.states(fedstat.open_run(early)).iloc[0]["stable"] == pytest.approx(2 / 3)
+    assert summary.states(fedstat.open_run(write(tmp_path / "c.zarr", weights=True))).empty
 
 
 def test_estimators_agree_where_one_factor_makes_the_split(alike):
@@ -103,3 +103,25 @@ def test_the_script_answers_in_four_tables(tmp_path, monkeypatch, capsys):
         assert said in text
     assert pd.read_csv(tmp_path / "t-4.csv")["estimator"].nunique() == 4
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_designs_are_told_apart_and_resampled_with_their_own_settings(tmp_path):
+    designs = [(0.85, "0.5", "pa"), (0.4, "0.5", "pa"), (0.85, "0.75", "pa"), (0.85, "0.5", "leverage")]
+    for kappa, tau, estimator in designs:
+        for seed in range(2):
+            settings = {"layers": ["conv1"], "kappa": kappa, "tau": tau, "estimator": estimator, "seed": seed}
+            name = f"{kappa}-{tau}-{estimator}-{seed}.zarr"
+            write(tmp_path / name, algorithm="fedfac-dynamic", weights=True, **settings)
+    _, settled, sure, agree = decomposition.study(summary.collect(tmp_path), replicates=10)
+    (block,) = settled.blocks.values()
+    rows = [("0.4", "0.5", "pa"), ("0.85", "0.5", "leverage"), ("0.85", "0.5", "pa"), ("0.85", "0.75", "pa")]
+    assert list(block[["κ", "τ", "estimator"]].itertuples(index=False, name=None)) == rows
+    assert block["share"].tolist() == ["0.50 ± 0.00"] * 3 + ["0.25 ± 0.00"]
+    assert len(agree.blocks) == 4
+    for kappa, tau, estimator in designs:
+        run = fedstat.open_run(tmp_path / f"{kappa}-{tau}-{estimator}-1.zarr")
+        own = {"kappa": kappa, "tau": float(tau), "estimator": estimator}
+        by_hand = decomposition.certainty(decomposition.hidden_weights(run)["conv1"], **own, replicates=10)
+        here = sure.values.query("seed == 1 and kappa == @kappa and tau == @own['tau'] and estimator == @estimator")
+        assert_allclose(here[["sure", "ari", "p_identity"]].iloc[0].astype(float), list(by_hand.values()))
+    assert sure.values.groupby("kappa")["ari"].mean().nunique() == 2

@@ -100,8 +100,39 @@ def test_feature_maps_are_those_of_the_convolution_itself():
 
 
 def test_filters_are_shown_by_kind_beside_fedavg(digits, tmp_path, monkeypatch):
+    made, drawn = features.side_by_side, plot.feature_grid
+    seen, shown = [], []
+    monkeypatch.setattr(features, "side_by_side", lambda *a, **k: seen.append(made(*a, **k)) or seen[-1])
+    monkeypatch.setattr(plot, "feature_grid", lambda *a: shown.append(a) or drawn(*a))
     figure("fig10", "--runs", digits, "--out", tmp_path / "figure.png", monkeypatch=monkeypatch)
     assert (tmp_path / "figure.png").stat().st_size > 20_000
+    for ours, theirs in zip(shown[0][1:], seen[0], strict=True):
+        assert_allclose(ours, theirs)
+    assert (shown[0][0].min(), shown[0][0].max()) == (0, 1)
+
+
+def test_maps_are_those_of_each_runs_own_model_and_of_its_split(digits):
+    fedfac, fedavg = (fedstat.open_run(digits / f"{name}.zarr") for name in ("fedfac-dynamic", "fedavg"))
+    net = nets.named("resnet8", (1, 8, 8), 10, width=0.25)
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 8, 8)).astype(np.float32))
+    *maps, shared = features.side_by_side(fedfac, fedavg, net, "conv1", x, client=3)
+    for run, seen in zip((fedfac, fedavg), maps, strict=True):
+        w = run["weights/conv1/w"][-1, 3].to_numpy().reshape(-1, 1, 3, 3)
+        assert_allclose(seen, functional.conv2d(x[None], torch.from_numpy(w), padding=1)[0], atol=1e-5)
+    assert not np.allclose(maps[0], maps[1])
+    np.testing.assert_array_equal(shared, fedfac["split/conv1/shared"][-1])
+
+
+def test_rows_of_the_figure_are_of_the_filters_that_they_name():
+    shared = np.array([True, False, False, True, True])
+    maps = {name: np.random.default_rng(i).normal(size=(5, 4, 4)) for i, name in enumerate(("FedFac", "FedAvg"))}
+    axes = plot.feature_grid(np.zeros((4, 4)), maps["FedFac"], maps["FedAvg"], shared).axes[1:]
+    of = [("FedFac", 1), ("FedFac", 2), ("FedAvg", 1), ("FedAvg", 2)]
+    of += [(name, unit) for name in maps for unit in (0, 3, 4)]
+    for ax, (name, unit) in zip(axes, of, strict=True):
+        assert_allclose(ax.images[0].get_array(), maps[name][unit])
+    said = [ax.get_ylabel() for ax in axes if ax.get_ylabel()]
+    assert said == ["FedFac\npersonal", "FedAvg\nsame filters", "FedFac\nshared", "FedAvg\nsame filters"]
 
 
 def test_stored_weights_predict_as_the_run_did(digits):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from fl_stores import grid, write
 from numpy.testing import assert_allclose
@@ -114,8 +115,6 @@ def test_scales_are_not_mixed(tmp_path):
         summary.collect(tmp_path)
     write(tmp_path / "c.zarr", label="another", rounds=12)
     assert len(summary.collect([tmp_path / "a.zarr", tmp_path / "c.zarr"]).table) == 2
-    with pytest.raises(ValueError, match="runs of scales"):
-        summary.same_scale([{"scale": "quick"}, {"scale": "cpu"}], ["a", "b"])
 
 
 def test_what_is_not_a_run_of_the_trainer_is_said(tmp_path):
@@ -124,3 +123,12 @@ def test_what_is_not_a_run_of_the_trainer_is_said(tmp_path):
     store.create(tmp_path / "other.zarr", {}, store.provenance("other", {})).finish()
     with pytest.raises(ValueError, match=r"other\.zarr: not a run of the trainer"):
         summary.collect(tmp_path)
+
+
+def test_of_equal_values_the_first_in_the_network_is_chosen():
+    config = {"shapes": {"b.weight": [3, 2], "a.weight": [2, 3]}}
+    rows = pd.DataFrame({"layers": ["a", "b", "b,a"], "tau": [0.5, 0.25, 0.75], "validation": [0.7, 0.7, 0.6]})
+    assert summary.chosen(rows, "layers", config) == "b"
+    assert summary.chosen(rows, "tau", config) == 0.25
+    with pytest.raises(ValueError, match="tau is chosen on validation data, but these runs have none"):
+        summary.chosen(rows.assign(validation=np.nan), "tau", config)

@@ -16,7 +16,10 @@ from fl_stores import grid, write
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from fedstat.fl.study import show, summary
+from fedstat.fl.masking import PARTS
+from fedstat.fl.study import ablations, show, summary, tables
+from fedstat.fl.study.experiment import Settings
+from fedstat.fl.study.tune import tune
 from fedstat.store import open_run
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +77,16 @@ def test_table_2_compares_within_seeds_beside_the_papers_values(runs, run_table)
     assert_allclose(line["p_value"], stats.ttest_rel(best["fedavg"], best["fedfac-dynamic"]).pvalue, rtol=1e-5)
     assert line["paper"] == 0.8033
     assert_allclose(line["optimism"], rows["optimism"]["fedavg"].mean(), rtol=1e-5)
-    for said in ("not run: FedProx", "seeds 0, 1, 2", "24 rounds", "FEMNIST", "half.zarr", "Mixed model"):
+    assert "FedFac with Λ = conv1, κ = 0.85, τ = 0.5, estimator = pa: CIFAR-10, π = 0.1;" in text
+    for said in (
+        "were not tuned",
+        "not run: FedProx",
+        "seeds 0, 1, 2",
+        "24 rounds",
+        "FEMNIST",
+        "half.zarr",
+        "Mixed model",
+    ):
         assert said in text
     assert "| FedAvg | " in markdown
     assert max(map(len, text.splitlines())) <= 120
@@ -93,16 +105,43 @@ def test_the_rule_and_the_reference_can_be_chosen(runs, run_table):
     assert "no standard error" in text
 
 
+def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
+    _, values, markdown = run_table("table2", runs)
+    pooled = values.query("label == 'all settings'")
+    assert pooled["std_error_mean"].isna().all()
+    assert pooled.query("method != 'fedfac-dynamic'")["std_error"].notna().all()
+    assert "±" not in markdown.partition("### all settings")[2].partition("\n- ")[0]
+
+
+def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
+    found = COLLECT(runs)
+    assert found.table["code"].nunique() == 1
+    assert not any("versions of the trainer" in note for note in show.origin(found))
+    label = found.table["label"].iloc[0]
+    mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
+    notes = show.origin(found._replace(table=mixed))
+    assert f"runs of one setting were made by several versions of the trainer: {label} by 3" in notes
+    assert "evaluated every 5" in show.scale({"rounds": 20, "evaluate_every": 5})
+    assert "evaluated" not in show.scale({"rounds": 20, "evaluate_every": 1})
+
+
 def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
     _, values, _ = run_table("table3", runs)
     here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
-    by_hand = []
-    for seed in range(3):
-        new = open_run(runs / f"dirichlet-0.1-fedfac-dynamic-{seed}.zarr")["new"]
-        by_hand.append(np.average(new["accuracy"].sel(rule="ensemble"), weights=new["n_test"]))
-    assert_allclose(here.loc["fedfac-dynamic, ensemble", "mean"], np.mean(by_hand), rtol=1e-5)
+    for method, rule in [("fedfac-dynamic", "ensemble"), ("fedfac-dynamic", "local_train"), ("fedavg", "global")]:
+        by_hand = []
+        for seed in range(3):
+            new = open_run(runs / f"dirichlet-0.1-{method}-{seed}.zarr")["new"]
+            by_hand.append(np.average(new["accuracy"].sel(rule=rule), weights=new["n_test"]))
+        name = method if method == "fedavg" else f"{method}, {rule}"
+        assert_allclose(here.loc[name, "mean"], np.mean(by_hand), rtol=1e-5)
     assert here.loc["fedfac-dynamic, local_train", "paper"] == 0.6113
     assert "fedavg" in here.index
+
+
+def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fine_tuned():
+    rules = {name: tables.NEW_RULES[name] for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
+    assert list(rules.values()) == [("global",), ("global",), ("finetuned",), ("finetuned",)]
 
 
 def test_table_7_is_a_geometric_mean_of_ratios(runs, run_table):
@@ -117,11 +156,48 @@ def test_table_7_is_a_geometric_mean_of_ratios(runs, run_table):
 def test_table_8_masks_and_splits_at_random(runs, run_table, tmp_path):
     text, values, _ = run_table("table8", runs, "a")
     here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
-    assert here.loc["personal", "mean"] < here.loc["shared", "mean"] < here.loc["none", "mean"]
+    by_hand = {part: [] for part in PARTS}
+    for seed in range(3):
+        run = open_run(runs / f"dirichlet-0.1-fedfac-dynamic-{seed}.zarr")
+        for part in PARTS:
+            accuracy = run["masking/accuracy"].sel(part=part).mean("draw")
+            by_hand[part].append(np.average(accuracy, weights=run["metrics/n_test"]))
+    assert_allclose(here.loc[list(PARTS), "mean"], [np.mean(by_hand[part]) for part in PARTS], rtol=1e-5)
     assert here.loc["personal", "paper"] == 0.7225
-    assert "personal masked − shared masked: -0." in text
+    assert here.loc[list(PARTS), "units"].tolist() == [0, 4, 4, 4, 4]
+    assert here.loc["personal − shared", "p_value"] == pytest.approx(
+        stats.ttest_rel(by_hand["personal"], by_hand["shared"]).pvalue, rel=1e-4
+    )
+    assert "τ = 50 %" in text
     values = pd.read_csv(tmp_path / "tb.csv")
     assert values.query("method == 'fedfac-dynamic'")["n"].tolist() == [3, 3, 6]
+
+
+def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
+    split = {"layers": ["conv1"], "masking": True}
+    for seed in range(3):
+        for tau in ("0.5", "0.75"):
+            write(tmp_path / f"r{tau}-{seed}.zarr", algorithm="random", tau=tau, seed=seed, **split)
+            fedfac = {"algorithm": "fedfac-dynamic", "tau": tau, "kappa": 0.85, "seed": seed}
+            write(tmp_path / f"f{tau}-{seed}.zarr", **fedfac, **split)
+    text, values, _ = run_table("table8", tmp_path, "a")
+    headings = [line for line in text.splitlines() if line.startswith("CIFAR-10, π = 0.1, ")]
+    assert headings[:4] == [
+        f"CIFAR-10, π = 0.1, {method}, τ = {tau}"
+        for method in ("random split", "FedFac dynamic")
+        for tau in (0.5, 0.75)
+    ]
+    sizes = values.query("tau == 0.75 and of == 'random'").set_index("method")["units"]
+    assert sizes[["none", "shared", "personal"]].tolist() == [0, 2, 6]
+    between = values.query("method == 'personal − shared'")
+    assert (between["difference"] < 0).all()
+    block = ablations.masking(COLLECT(tmp_path), {}, None).blocks["Personal masked − shared masked"]
+    for r, line in zip(between.to_dict("records"), block.to_dict("records"), strict=True):
+        assert line["difference [95 %]"] == show.interval(r["difference"], r["all_low"], r["all_high"])
+        assert line["p"] == tables.p_text(r["p_holm"])
+    assert (between["p_holm"] >= between["p_value"]).all()
+    assert between["p_holm"].min() == pytest.approx(4 * between["p_value"].min(), rel=1e-4)
+    assert "not made: several splits of one method in a setting (they differ in τ)" in text
 
 
 def test_what_was_not_run_is_said_and_not_made_up(runs, run_table, tmp_path, monkeypatch, capsys):
@@ -152,6 +228,37 @@ def test_tuning_goes_from_layers_to_tau_to_kappa_on_validation_data(name, column
     best = values.loc[values["validation_mean"].idxmax(), column]
     assert best == chosen
     assert "VGG-16; not run here" in text
+
+
+def test_tables_4_to_6_choose_what_tune_chose(tmp_path, run_table):
+    common = {"clients": 8, "samples": 40, "rounds": 2, "participation": 0.5, "validation": 0.3, "width": 0.1}
+    start = Settings(**common, tau="0.5", kappa=0.85)
+    candidates = {"layers": [["fc2"], ["fc1"]], "tau": [0.25, 0.75], "kappa": [0.5]}
+    steps = list(tune(start, candidates, tmp_path / "runs", seeds=(0, 1)))
+    assert [len(step.table) for step in steps] == [2, 3, 2]
+    for number, step in enumerate(steps):
+        _, values, _ = run_table(f"table{4 + number}", tmp_path / "runs")
+        ours = values.astype({step.name: str}).set_index(step.name)
+        theirs = step.table.set_index("value")
+        assert set(ours.index) == set(theirs.index)
+        assert ours.index[ours["chosen"]].tolist() == theirs.index[theirs["chosen"]].tolist()
+        assert_allclose(ours["validation_mean"], theirs.loc[ours.index, "validation"], rtol=1e-5)
+
+
+def test_layers_stand_in_the_order_of_the_network(tmp_path, run_table):
+    shapes = {"conv1.weight": [8, 3, 5, 5], "fc1.weight": [9, 8]}
+    for layers in (["10"], ["fc1"], ["2"], ["conv1"], ["1"]):
+        write(
+            tmp_path / f"{layers[0]}.zarr",
+            algorithm="fedfac-dynamic",
+            layers=layers,
+            tau="0.5",
+            kappa=0.85,
+            shapes=shapes,
+        )
+    _, values, _ = run_table("table4", tmp_path)
+    assert [x for x in values["layers"] if x.isdigit()] == ["1", "2", "10"]
+    assert [x for x in values["layers"] if not x.isdigit()] == ["conv1", "fc1"]
 
 
 def test_nothing_is_tuned_on_test_data(tmp_path, monkeypatch, capsys):

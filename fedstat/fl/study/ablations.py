@@ -6,18 +6,18 @@ from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
+from fedstat.fl.study import show, summary
 from fedstat.fl.study.show import METHODS, Table, interval, labels, number, plus_minus, published
 from fedstat.fl.study.summary import Grid
 from fedstat.fl.study.tables import (
     POOLED,
     SE,
     Paper,
+    against_zero,
     compared,
     line,
-    mean_over_clients,
     p_text,
     source,
     together,
@@ -52,13 +52,14 @@ def tuning(grid: Grid, paper: Paper, _: Namespace, *, name: str, method: str = "
     """
     varied, symbol = STAGES[name]
     blocks, values, notes = {}, [], []
+    runs = show.in_order(grid)
     for label in labels(grid):
-        rows = grid.table[(grid.table["label"] == label) & (grid.table["method"] == method)]
-        rows, fixed = _stage(rows, name)
+        rows = runs[(runs["label"] == label) & (runs["method"] == method)]
+        rows, fixed = _stage(rows, name, grid.configs[label])
         if not len(rows):
             notes.append(f"{label}: not run at {fixed}")
             continue
-        table = _tuned(rows, varied)
+        table = _tuned(rows, varied, summary.chosen(rows, varied, grid.configs[label]))
         theirs = published(paper, name, label)
         table["paper"] = [theirs.get(str(x)) for x in table[varied]]
         values.append(table.assign(label=label, fixed=fixed))
@@ -79,48 +80,88 @@ def tuning(grid: Grid, paper: Paper, _: Namespace, *, name: str, method: str = "
 
 def masking(grid: Grid, paper: Paper, _: Namespace) -> Table:
     """Table 8 A: accuracy when the shared or the personal units are replaced by random values."""
-    rows = []
-    for run in grid.table.to_dict("records"):
+    rows, named = [], show.varying(grid.table)
+    for run in show.in_order(grid).to_dict("records"):
         tree = open_run(run["path"])
-        if "masking" in tree.children:
-            group = tree["masking"].to_dataset().assign(n_test=tree["metrics/n_test"])
-            mean = mean_over_clients(group["accuracy"].mean("draw"), group)
-            if np.ptp(mean.to_numpy()) == 0:  # no layer has shared and personal units, so that nothing was masked
-                continue
-            here = {"label": run["label"], "seed": run["seed"], "of": run["method"]}
-            rows += [here | {"method": str(part), "masked": float(mean.sel(part=part))} for part in mean["part"].values]
+        split = summary.states(tree)
+        if "masking" not in tree.children or not len(split):  # with no split layer nothing was masked
+            continue
+        here = {name: run[name] for name in ("label", "seed", *show.SETTINGS)} | {"of": run["method"]}
+        here["heading"] = f"{run['label']}, {show.design(run, named)}"
+        mean, shared, units = summary.masked(tree).mean("draw"), split["shared"].sum(), split["units"].sum()
+        for part in map(str, mean["part"].values):
+            replaced = 0 if part == "none" else shared if part.startswith("shared") else units - shared
+            rows.append(here | {"method": part, "units": replaced, "masked": float(mean.sel(part=part))})
     if not rows:
         raise ValueError("no run with a split layer was evaluated with masked parts: run with masking asked for")
     table = pd.DataFrame(rows)
     blocks, values, notes = {}, [], []
-    for (label, method), part in table.groupby(["label", "of"], sort=False):
-        here = {"label": str(label), "of": str(method)}
-        found = compare.paired(part, reference="none", value="masked")
-        both = compare.paired(part, reference="shared", value="masked").table
-        theirs = published(paper, "table8", str(label)) if method == "fedfac-dynamic" else {}
-        heading = f"{label}, {METHODS.get(str(method), method)}"
-        blocks[heading] = pd.DataFrame(
-            line(r, "accuracy", "none") | {"paper": number(theirs.get(r["method"]))}
-            for r in found.table.to_dict("records")
-        ).rename(columns={"method": "masked"})
-        values.append(found.table.assign(**here, paper=found.table["method"].map(theirs)))
-        between: dict[Any, Any] = both.set_index("method").loc["personal"].to_dict()
-        worse = interval(between["difference"], between["conf_low"], between["conf_high"])
-        notes.append(f"{heading}: personal masked − shared masked: {worse}, p = {p_text(between['p_value'])}")
+    for heading, own in table.groupby("heading", sort=False):
+        found = compare.paired(own, reference="none", value="masked")
+        block, first = found.table, own.iloc[0]
+        of_split = [name for name in own.columns if name not in found.table and name not in ("seed", "masked")]
+        block[of_split] = first[of_split].to_list()
+        theirs = published(paper, "table8", first["label"]) if first["of"] == "fedfac-dynamic" else {}
+        block["paper"] = block["method"].map(theirs)
+        block["units"] = block["method"].map(own.groupby("method")["units"].mean())
+        values.append(block)
+        blocks[str(heading)] = pd.DataFrame(
+            {"masked": r["method"], "units": f"{r['units']:g}"}
+            | {k: v for k, v in line(r, "accuracy", "none").items() if k != "method"}
+            | {"paper": number(r["paper"])}
+            for r in block.to_dict("records")
+        )
         notes += [f"{heading}: {note}" for note in found.notes]
+    between = _personal_less_shared(table)
+    blocks["Personal masked − shared masked"] = pd.DataFrame(
+        {
+            "split": r["heading"],
+            "personal": f"{r['personal_units']:g}",
+            "shared": f"{r['shared_units']:g}",
+            "difference [95 %]": interval(r["difference"], r["all_low"], r["all_high"]),
+            "p": p_text(r["p_holm"]),
+        }
+        for r in between.to_dict("records")
+    )
     said = (
-        f"masked: that part of the split layers replaced by random values, mean over draws; {SE}",
+        (
+            "masked: that part of the split layers replaced by normal values, of the layer's own standard deviation or "
+            f"N(0, 1) as in the published code, mean over draws; units: how many are replaced; {SE}"
+        ),
         "difference: from none, paired over seeds, 95 % for all rows of a block together (Bonferroni); p: Holm",
-    )  # fmt: skip
-    values = [table[["label", "of", *table.columns.drop(["label", "of"])]] for table in values]
+        "the last block is adjusted over its own rows",
+        (
+            "the paper (§5.5) takes τ = 50 %, so that both parts are equally large, and masks when local models are "
+            "updated; here units are masked once, after training; a larger part is also harder to do without"
+        ),
+    )
     title = "Table 8 A. Accuracy with one part of the split layers masked"
-    return Table(title, pd.concat(values, ignore_index=True), blocks, (*said, *notes, *source(grid, paper)))
+    return Table(title, pd.concat([*values, between]), blocks, (*said, *notes, *source(grid, paper)))
+
+
+def _personal_less_shared(table: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy with the personal units masked less that with the shared ones masked, adjusted over all splits."""
+    shared, personal = (
+        table[table["method"] == part].set_index(["heading", "seed"]) for part in ("shared", "personal")
+    )
+    found = against_zero(personal.assign(x=personal["masked"] - shared["masked"]).reset_index(), "heading", "x")
+    of_split = table.drop(columns=["seed", "method", "units", "masked"]).drop_duplicates("heading")
+    sizes = {
+        f"{name}_units": part.groupby("heading")["units"].mean()
+        for name, part in {"shared": shared, "personal": personal}.items()
+    }
+    return found.merge(of_split).join(pd.DataFrame(sizes), on="heading").assign(method="personal − shared")
 
 
 def random_split(grid: Grid, paper: Paper, args: Namespace) -> Table:
     """Table 8 B: the split by factor analysis against random ones, in every setting and over all of them."""
     wanted = ("random", "random-redrawn", "fedfac-static", "fedfac-dynamic")
     rows = grid.table[grid.table["method"].isin(wanted)]
+    if named := show.varying(rows):
+        raise ValueError(
+            f"several splits of one method in a setting (they differ in {', '.join(show.SETTINGS[n] for n in named)}); "
+            "analysis/decomposition.py compares each with the random split of the same Λ and τ"
+        )
     if "random" not in set(rows["method"]):
         raise ValueError("no run has a random split, so there is nothing to compare with: run the algorithm 'random'")
     grid = grid._replace(table=rows)
@@ -142,37 +183,26 @@ def random_split(grid: Grid, paper: Paper, args: Namespace) -> Table:
     return Table(title, values, blocks, (*said, *notes, *source(grid, paper)))
 
 
-def _stage(rows: pd.DataFrame, name: str) -> tuple[pd.DataFrame, str]:
+def _stage(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> tuple[pd.DataFrame, str]:
     """Runs of one stage of tuning, and what they have in common, in words."""
     fixed: dict[str, Any] = {"tau": TAU, "kappa": KAPPA}
     if name != "table4":
-        before, _ = _stage(rows, "table4")
-        fixed = {"layers": _chosen(before, "layers"), "kappa": KAPPA}
+        fixed = {"layers": _best_of(rows, "table4", config), "kappa": KAPPA}
     if name == "table6":
-        before, _ = _stage(rows, "table5")
-        fixed = {"layers": fixed["layers"], "tau": _chosen(before, "tau")}
+        fixed = {"layers": fixed["layers"], "tau": _best_of(rows, "table5", config)}
     for key, value in fixed.items():
         rows = rows[rows[key] == value]
-    symbols = {"layers": "Λ", "tau": "τ", "kappa": "κ"}
-    return rows, ", ".join(f"{symbols[k]} = {v if v is not None else 'none'}" for k, v in fixed.items())
+    return rows, ", ".join(f"{show.SETTINGS[k]} = {v if v is not None else 'none'}" for k, v in fixed.items())
 
 
-def _chosen(rows: pd.DataFrame, varied: str) -> Any:
-    """Value with the best mean validation accuracy, None if there is no run."""
-    if not len(rows):
-        return None
-    if rows["validation"].isna().all():
-        raise ValueError(
-            f"{varied} is chosen on validation data, but these runs have none. Run with validation > 0; test data are "
-            "not tuned on."
-        )
-    return rows.groupby(varied)["validation"].mean().idxmax()
+def _best_of(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
+    """What a stage of tuning chose, None if nothing of it was run."""
+    rows, _ = _stage(rows, name, config)
+    return summary.chosen(rows, STAGES[name][0], config) if len(rows) else None
 
 
-def _tuned(rows: pd.DataFrame, varied: str) -> pd.DataFrame:
-    """Comparison of the values of one setting with the chosen one; numbers in order, layers as they came."""
-    rows = rows.sort_values([varied, "seed"]) if varied != "layers" else rows.sort_values(["layers", "seed"])
-    chosen = _chosen(rows, varied)
+def _tuned(rows: pd.DataFrame, varied: str, chosen: Any) -> pd.DataFrame:
+    """Comparison of the values of one setting, in the order of the rows, with the chosen one."""
     names = rows.assign(value=rows[varied].map(str))
     table = compare.paired(names, reference=str(chosen), value="validated", method="value").table
     means = names.groupby("value")[["validation", "best10"]].agg(["mean", "sem"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
@@ -13,52 +13,21 @@ import pandas as pd
 import xarray as xr
 
 from fedstat.fl import nets
+from fedstat.fl.study import show, summary
 from fedstat.fl.study.show import METHODS, Table, caption, interval, number, plus_minus
-from fedstat.fl.study.summary import Grid
+from fedstat.fl.study.summary import WINDOW, Grid
+from fedstat.fl.study.tables import against_zero
 from fedstat.labelled import bootstrap, fa, permutation_test
 from fedstat.labelled.coerce import client_sums, correlation_of
 from fedstat.results import ConvergenceWarning
-from fedstat.stats import compare, factor
-from fedstat.stats.split import adjusted_rand, same_state
+from fedstat.stats import factor
+from fedstat.stats.split import adjusted_rand
 from fedstat.store import open_run
 
 KAPPAS, TAUS = (0.5, 0.75, 0.85, 0.9, 0.95), (0.25, 0.5, 0.75)
-KAPPA = 0.85
-LAST = 5
-"""Rounds at the end over which the share of stable units is averaged."""
-
+KAPPA, TAU = 0.85, 0.5
 ANALYSED = ("local", "fedfac-static", "fedfac-dynamic")
 """Methods whose runs are analysed: those under which clients' weights of a hidden layer differ."""
-
-
-def states(run: xr.DataTree) -> pd.DataFrame:
-    """Does the split of a run settle? One row per layer that has shared and personal units.
-
-    Returns
-    -------
-    DataFrame
-        ``layer``; ``share``, of units shared after the last round; ``stable``, share of units that keep their state
-        from one round to the next, mean over the last 5; ``agreement``, adjusted Rand index of the split half-way with
-        the last one; ``n_factors`` in the last round; ``converged``, share of the rounds' analyses that converged, NaN
-        where none was made.
-    """
-    rows = []
-    for layer, node in (run["split"].children if "split" in run.children else {}).items():
-        shared = node["shared"].to_numpy()
-        if not 0 < shared[-1].mean() < 1:
-            continue
-        made = np.isfinite(node["communality"].to_numpy()).any(axis=-1)
-        rows.append(
-            {
-                "layer": layer,
-                "share": shared[-1].mean(),
-                "stable": same_state(shared[1:], shared[:-1])[-LAST:].mean() if len(shared) > 1 else np.nan,
-                "agreement": float(adjusted_rand(shared[len(shared) // 2], shared[-1])),
-                "n_factors": int(node["n_factors"].to_numpy()[-1]) if made[-1] else np.nan,
-                "converged": node["converged"].to_numpy()[made].mean() if made.any() else np.nan,
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 def hidden_weights(run: xr.DataTree) -> dict[str, xr.DataArray]:
@@ -117,25 +86,44 @@ def variants(weights: xr.DataArray, *, kappas: Sequence[float] = KAPPAS, taus: S
     return pd.DataFrame(rows)
 
 
-def certainty(weights: xr.DataArray, *, replicates: int = 50, seed: int = 0) -> dict[str, float]:
-    """How sure is the split of one layer (principal axis, κ = 0.85, τ = 0.5), clients being resampled?
+def certainty(
+    weights: xr.DataArray,
+    *,
+    kappa: float = KAPPA,
+    tau: float = TAU,
+    estimator: factor.Method = "pa",
+    replicates: int = 50,
+    seed: int = 0,
+) -> dict[str, float]:
+    """How sure is the split of one layer, clients being resampled?
+
+    Parameters
+    ----------
+    weights : DataArray (client, unit, weight)
+    kappa, tau, estimator
+        Of the split.
+    replicates : int
+        Bootstrap samples of clients, and shuffles of units.
+    seed : int
 
     Returns
     -------
     dict
         ``sure``: share of units that are shared in at least 95 % or at most 5 % of the samples; ``ari``: mean adjusted
         Rand index of a sample's split with the split of all clients, 0 for chance; ``p_identity``: of the test that
-        units have an identity across clients, by shuffling them within clients.
+        units have an identity across clients, by shuffling them within clients; NaN for minres, which takes a second
+        and more for every shuffle.
     """
+    how: dict[str, Any] = {"kappa": kappa, "method": estimator, "replicates": replicates, "seed": seed}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        drawn = bootstrap(weights, replicates=replicates, seed=seed)
-        shuffled = permutation_test(weights, replicates=replicates, seed=seed)
+        drawn = bootstrap(weights, tau=tau, **how)
+        identity = np.nan if estimator == "minres" else float(permutation_test(weights, **how).p_value)
     p = np.asarray(drawn.p_shared)
     return {
         "sure": float(((p >= 0.95) | (p <= 0.05)).mean()),
         "ari": float(np.mean([adjusted_rand(s, drawn.split.shared) for s in drawn.shared])),
-        "p_identity": float(shuffled.p_value),
+        "p_identity": identity,
     }
 
 
@@ -148,26 +136,16 @@ def against_random(grid: Grid, *, value: str = "best10") -> pd.DataFrame:
         ``label``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
         :func:`fedstat.stats.compare.paired`; Holm's adjustment runs over all rows.
     """
-    table = grid.table
-    settings = ["label", "method", "layers", "kappa", "tau", "estimator"]
+    table = show.in_order(grid)
     chance = table[table["method"] == "random"].set_index(["label", "layers", "tau", "seed"])[value]
-    rows = []
-    for key, part in table[table["method"].str.startswith("fedfac")].groupby(settings, dropna=False, sort=False):
-        at = dict(zip(settings, key, strict=True))
-        for run in part.to_dict("records"):
-            where = (run["label"], run["layers"], run["tau"], run["seed"])
-            if where in chance.index:
-                pair = {"name": json.dumps(at, default=str), "seed": run["seed"], "label": run["label"]}
-                rows.append(pair | {"x": run[value] - chance.loc[where]})
-    if not rows:
+    fedfac = table[table["method"].str.startswith("fedfac")]
+    there = fedfac.set_index(chance.index.names).index.isin(chance.index)
+    if not there.any():
         return pd.DataFrame()
-    data = pd.DataFrame(rows)
-    zero = data[["label", "seed"]].drop_duplicates().assign(name="random", x=0.0)
-    found = compare.paired(
-        pd.concat([zero, data]), reference="random", value="x", method="name", block=["label", "seed"]
-    ).table.iloc[1:]
-    keys = pd.DataFrame([json.loads(name) for name in found["method"]], index=found.index)
-    return pd.concat([keys, found.drop(columns=["method", "mean", "std_error_mean", "n_values"])], axis=1)
+    settings = ["label", "method", *show.SETTINGS]
+    data = fedfac[there].assign(of=lambda t: t.groupby(settings, dropna=False, sort=False).ngroup().map(str))
+    data["less"] = data[value] - chance.loc[pd.MultiIndex.from_frame(data[chance.index.names])].to_numpy()
+    return data[["of", *settings]].drop_duplicates("of").merge(against_zero(data, "of", "less")).drop(columns="of")
 
 
 def study(
@@ -177,6 +155,7 @@ def study(
     methods: Sequence[str] = ANALYSED,
     replicates: int = 50,
     seed: int = 0,
+    progress: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> list[Table]:
     """Tables that answer whether the split is better than random, at which layer, κ and τ, and by which estimator.
 
@@ -190,6 +169,8 @@ def study(
     replicates : int
         Bootstrap samples of clients, and shuffles of units, for every layer.
     seed : int
+    progress : callable
+        Wraps the list of the runs that are analysed, as tqdm does; a run takes some seconds.
 
     Returns
     -------
@@ -198,19 +179,27 @@ def study(
         was run is left out.
     """
     better = against_random(grid, value=value)
+    runs = show.in_order(grid)
+    runs = runs[runs["method"].isin(methods)]
+    keys = ["method", *(show.varying(runs) if len(runs) else ()), "layer"]
     settled, sure, agree = [], [], []
-    for record in grid.table[grid.table["method"].isin(methods)].to_dict("records"):
-        run, at = open_run(record["path"]), {name: record[name] for name in ("label", "method", "seed")}
-        settled.append(states(run).assign(**at))
+    for record in progress(runs.to_dict("records")):
+        run, at = open_run(record["path"]), {name: record[name] for name in ("label", "method", "seed", *show.SETTINGS)}
+        own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
+        own = {name: value for name, value in own.items() if show.setting(value) != "–"}
+        settled.append(summary.states(run).assign(**at))
         for layer, w in hidden_weights(run).items():
-            sure.append(at | {"layer": layer} | certainty(w, replicates=replicates, seed=seed))
-            agree.append(variants(w).assign(**at, layer=layer))
+            if not isinstance(record["tau"], str):  # "mean" is no quantile, which alone is taken anew in a sample
+                sure.append(at | {"layer": layer} | certainty(w, **own, replicates=replicates, seed=seed))
+            agree.append(variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
     notes = caption(grid, 10_000)
     tables = [_better(better, value, notes)]
     if any(map(len, settled)):
-        tables.append(_settled(pd.concat(settled), notes))
+        tables.append(_settled(pd.concat(settled), keys, notes))
     if sure:
-        tables += [_sure(pd.DataFrame(sure), replicates, notes), _agree(pd.concat(agree), notes)]
+        tables.append(_sure(pd.DataFrame(sure), keys, replicates, notes))
+    if agree:
+        tables.append(_agree(pd.concat(agree), notes))
     return tables
 
 
@@ -223,9 +212,9 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
             {
                 "method": METHODS.get(r["method"], r["method"]),
                 "Λ": r["layers"] or "default",
-                "κ": r["kappa"],
-                "τ": r["tau"],
-                "ν": r["estimator"] or "pa",
+                "κ": show.setting(r["kappa"]),
+                "τ": show.setting(r["tau"]),
+                "estimator": r["estimator"] or "pa",
                 "pairs": r["n"],
                 "difference [95 %]": interval(r["difference"], r["conf_low"], r["conf_high"]),
                 "p (Holm)": number(r["p_holm"]),
@@ -246,31 +235,33 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
     return Table(title, table, shown, (answer, means, *notes))
 
 
-def _settled(table: pd.DataFrame, notes: Sequence[str]) -> Table:
-    blocks = _mean_blocks(table, ["method", "layer"], ["share", "stable", "agreement", "n_factors", "converged"])
+def _settled(table: pd.DataFrame, keys: list[str], notes: Sequence[str]) -> Table:
+    table = table.assign(share=table["shared"] / table["units"])
+    blocks = _mean_blocks(table, keys, ["share", "stable", "agreement", "n_factors", "converged"], 2)
     means = (
-        f"share: of units that are shared; stable: that keep their state between rounds, mean over the last {LAST}",
+        f"share: of units that are shared; stable: that keep their state between rounds, mean over the last {WINDOW}",
         "agreement: adjusted Rand index of the split half-way with the last; converged: share of the rounds",
     )
     return Table("Does the split settle?", table, blocks, (*means, *notes))
 
 
-def _sure(table: pd.DataFrame, replicates: int, notes: Sequence[str]) -> Table:
-    blocks = _mean_blocks(table, ["method", "layer"], ["sure", "ari", "p_identity"])
+def _sure(table: pd.DataFrame, keys: list[str], replicates: int, notes: Sequence[str]) -> Table:
+    blocks = _mean_blocks(table, keys, ["sure", "ari", "p_identity"], 3)
     least = 2 / (replicates + 1)
     means = (
-        f"sure: units that are shared in ≥ 95 % or ≤ 5 % of {replicates} samples of clients (pa, κ = 0.85, τ = 0.5)",
+        f"sure: units that are shared in ≥ 95 % or ≤ 5 % of {replicates} samples of clients",
+        f"every run with its own κ, τ (if a quantile) and estimator; Local has none: κ = {KAPPA}, τ = {TAU}, pa",
         "ari: adjusted Rand index of a sample's split with that of all clients; 0 is chance",
-        f"p_identity: units shuffled within clients; cannot fall below {least:.2g} here",
+        f"p_identity: units shuffled within clients; cannot fall below {least:.2g} here; not for minres, too slow",
         "clients start from common weights, so that identity of units is in part that of the start",
-        "weights are those after the last round: under FedFac shared units are equal for all clients by construction",
+        _AFTER,
     )
     return Table("How sure is the split?", table, blocks, (*means, *notes))
 
 
 def _agree(table: pd.DataFrame, notes: Sequence[str]) -> Table:
     blocks = {}
-    for (label, method), rows in table.groupby(["label", "method"], sort=False):
+    for (label, design), rows in table.groupby(["label", "design"], sort=False):
         ari = rows.groupby(["layer", "kappa", "estimator"], sort=False)["ari"].mean().unstack("estimator")
         quality = rows[rows["estimator"] == "pa"].groupby(["layer", "kappa"], sort=False)
         frame = ari.drop(columns="pa").map(number, digits=2)
@@ -279,23 +270,30 @@ def _agree(table: pd.DataFrame, notes: Sequence[str]) -> Table:
         frame["factors"] = quality["n_factors"].mean().map("{:.0f} of ".format) + units
         frame["converged"] = quality["converged"].mean().map(lambda x: number(x, 2))
         frame["Heywood"] = quality["heywood"].mean().map(lambda x: number(x, 1))
-        blocks[f"{label}, {METHODS.get(str(method), method)}"] = frame.reset_index().rename(columns={"kappa": "κ"})
+        blocks[f"{label}, {design}"] = frame.reset_index().rename(columns={"kappa": "κ"})
     means = (
         "minres, pc, leverage: adjusted Rand index with pa at the same κ, mean over τ and seeds; 0 is chance",
         f"the rest is of pa: agreement with κ = {KAPPA:g}, factors of units, share converged, communalities > 1",
+        "headings say how the weights were trained; κ in the rows is that of this analysis",
+        _AFTER,
     )
     return Table("Do the estimators agree?", table, blocks, (*means, *notes))
 
 
-def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str]) -> dict[str, pd.DataFrame]:
-    """Means ± standard errors over seeds, one block per setting."""
+_AFTER = "weights are those after the last round: under FedFac shared units are equal for all clients by construction"
+
+
+def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str], digits: int) -> dict[str, pd.DataFrame]:
+    """Means ± standard errors over seeds, one block per label, one row per value of the keys."""
     blocks = {}
+    if (table["layers"] == table["layer"]).all():  # as where Λ is one layer
+        keys = [name for name in keys if name != "layers"]
     for label, rows in table.groupby("label", sort=False):
         found: list[dict[str, Any]] = []
-        for key, part in rows.groupby(keys, sort=False):
-            line: dict[str, Any] = dict(zip(keys, map(str, key), strict=True))
+        for key, part in rows.groupby(keys, sort=False, dropna=False):
+            line = {show.SETTINGS.get(name, name): show.setting(x) for name, x in zip(keys, key, strict=True)}
             line["method"] = METHODS.get(line["method"], line["method"])
-            error = part[columns].sem() if len(part) > 1 else part[columns].iloc[0] * np.nan
-            found.append(line | {c: plus_minus(float(part[c].mean()), float(error[c]), 3) for c in columns})
+            means, errors = part[columns].mean(), part[columns].sem()
+            found.append(line | {c: plus_minus(float(means[c]), float(errors[c]), digits) for c in columns})
         blocks[str(label)] = pd.DataFrame(found)
     return blocks

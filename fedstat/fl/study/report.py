@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
+import pandas as pd
 import xarray as xr
 
 from fedstat.fl.study import summary
+from fedstat.fl.study.show import number, plus_minus
 
 
 def line(run: xr.DataTree) -> str:
@@ -25,19 +28,19 @@ def report(run: xr.DataTree) -> str:
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
         f"({n.min()} to {n.max()} training samples), {config['participation']:g} of them active in a round"
     )
+    first = ", but for its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
-        f"sent: {row['bytes_up'] / 1e6:.1f} MB up, {row['bytes_down'] / 1e6:.1f} MB down, over all rounds and clients\n"
-        f"time: {row['seconds']:.2f} s a round (median, without evaluation)"
+        f"sent: {row['bytes_up'] / 1e6:.1f} MB up, {row['bytes_down'] / 1e6:.1f} MB down, over all rounds and clients"
+        f"{first}\ntime: {row['seconds']:.2f} s a round (median, without evaluation{first})"
     )
     parts = [who, _accuracies(row), cost]
-    layers = list(run["split"].children) if "split" in run.children else []
-    if splits := [text for layer in layers if (text := _split(run, layer))]:
-        head = "layer          shared   factors   kept their state (last 10 rounds)   converged"
-        parts.append("\n".join([head, *splits]))
+    if len(states := summary.states(run)):
+        head = f"layer          shared   factors   kept their state (last {summary.WINDOW} rounds)   converged"
+        parts.append("\n".join([head, *map(_split, states.to_dict("records"))]))
     if "new" in run.children:
-        parts.append(_new(run["new"].to_dataset()))
+        parts.append(_new(run))
     if "masking" in run.children:
-        parts.append(_masking(run["masking"].to_dataset(), metrics))
+        parts.append(_masking(run))
     return "\n\n".join(parts)
 
 
@@ -56,34 +59,19 @@ def _accuracies(row: dict[str, float]) -> str:
     return "\n".join(["test accuracy of the clients' models, weighted by their test samples", *lines, over])
 
 
-def _split(run: xr.DataTree, layer: str) -> str:
-    split = run[f"split/{layer}"].to_dataset()
-    shared = split["shared"].to_numpy()
-    if shared.all() or not shared.any():
-        return ""
-    kept = (shared[1:] == shared[:-1]).mean(1)[-10:]
-    factors, converged = split["n_factors"].to_numpy(), split["converged"].to_numpy()
-    analysed = factors > 0
-    text = f"{layer:12}   {shared[-1].sum():>3}/{shared.shape[1]:<4}"
-    text += f"{factors[-1]:>7}   " if analysed.any() else "      –   "
-    text += f"{kept.mean():>12.3f}" if len(kept) else "           –"
-    return text + (f"{int(converged[analysed].sum()):>25} of {int(analysed.sum())} rounds" if analysed.any() else "")
+def _split(state: Mapping[Any, Any]) -> str:
+    text = f"{state['layer']:12}   {state['shared']:>3}/{state['units']:<4}"
+    text += f"{number(state['n_factors'], 0):>7}   {number(state['stable'], 3):>12}"
+    return text + f"{number(state['converged'], 2):>25}"
 
 
-def _new(new: xr.Dataset) -> str:
-    mean = new["accuracy"].weighted(new["n_test"]).mean("client")
-    found = ", ".join(f"{rule} {float(mean.sel(rule=rule)):.4f}" for rule in new["rule"].values)
-    return f"accuracy on {new.sizes['client']} clients that did not train: {found}"
+def _new(run: xr.DataTree) -> str:
+    found = ", ".join(f"{x['rule'].item()} {x.item():.4f}" for x in summary.new_clients(run))
+    return f"accuracy on {run['new'].sizes['client']} clients that did not train: {found}"
 
 
-def _masking(masking: xr.Dataset, metrics: xr.Dataset) -> str:
-    mean = masking["accuracy"].weighted(metrics["n_test"]).mean("client")
-    lines = [
-        f"  {part:20} {float(mean.sel(part=part).mean()):.4f} ± {_std_error(mean.sel(part=part).to_numpy()):.4f}"
-        for part in masking["part"].values
-    ]
-    return "\n".join([f"accuracy with random values in place of units ({masking.sizes['draw']} draws)", *lines])
-
-
-def _std_error(values: np.ndarray) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.nan
+def _masking(run: xr.DataTree) -> str:
+    masked = summary.masked(run)
+    draws = pd.DataFrame(masked.transpose("draw", "part").values, columns=masked["part"].values)
+    lines = [f"  {part:20} {plus_minus(m, e)}" for part, m, e in zip(draws, draws.mean(), draws.sem(), strict=True)]
+    return "\n".join([f"accuracy with random values in place of units ({len(draws)} draws)", *lines])

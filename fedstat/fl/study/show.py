@@ -27,6 +27,9 @@ METHODS = {
 }  # fmt: skip
 """Names of the methods as tables and figures show them, in their order."""
 
+SETTINGS = {"layers": "Λ", "kappa": "κ", "tau": "τ", "estimator": "estimator"}
+"""Settings of the methods that split layers, as tables show them, in their order."""
+
 
 class Table(NamedTuple):
     """A table of runs.
@@ -152,6 +155,45 @@ def ordered(names: Iterable[str]) -> list[str]:
     return sorted(dict.fromkeys(names), key=lambda n: (places.index(n) if n in places else len(places), n))
 
 
+def in_order(grid: Grid) -> pd.DataFrame:
+    """Runs of a grid in the order of tables: by label, method, ``SETTINGS`` and seed."""
+    methods = ordered(grid.table["method"])
+
+    def key(run: Mapping[Any, Any]) -> tuple[Any, ...]:
+        config = grid.configs.get(run["label"], {})
+        settings = [summary.place(name, run[name], config) for name in SETTINGS]
+        return run["label"], methods.index(run["method"]), *settings, run["seed"]
+
+    keys = [key(run) for run in grid.table.to_dict("records")]
+    return grid.table.iloc[sorted(range(len(keys)), key=keys.__getitem__)]
+
+
+def varying(table: pd.DataFrame) -> list[str]:
+    """Those of ``SETTINGS`` that a method was run with several values of, under one label."""
+    several = table.groupby(["label", "method"])[list(SETTINGS)].nunique(dropna=False).max() > 1
+    return [name for name in SETTINGS if several[name]]
+
+
+def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
+    """Method of a run, with its values of the settings that are named.
+
+    Examples
+    --------
+    >>> run = {"method": "random", "layers": "fc1", "kappa": math.nan, "tau": 0.5}
+    >>> design(run, ["layers", "kappa", "tau"])
+    'random split, Λ = fc1, τ = 0.5'
+    """
+    values = {SETTINGS[name]: setting(run[name]) for name in names}
+    return ", ".join(
+        [METHODS.get(run["method"], run["method"]), *(f"{k} = {v}" for k, v in values.items() if v != "–")]
+    )
+
+
+def setting(value: Any) -> str:
+    """Print one of ``SETTINGS``; a dash where the method has none, or its own default."""
+    return "–" if value == "" or pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def labels(grid: Grid) -> list[str]:
     """Settings of a grid, sorted."""
     return sorted(dict.fromkeys(grid.table["label"]))
@@ -175,7 +217,13 @@ def origin(grid: Grid) -> list[str]:
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
         notes.append(f"{label}: {scale(grid.configs[label])}; seeds {', '.join(map(str, seeds))}")
-    commits = sorted({r for r in grid.table["revision"] if r})
+    # A run that other code went on with names both.
+    made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
+    versions = made.explode("code").groupby("label")["code"].nunique()
+    if (versions > 1).any():
+        mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
+        notes.append(f"runs of one setting were made by several versions of the trainer: {mixed}")
+    commits = sorted({r for names in made["revision"] for r in names if r})
     notes.append(f"commit {', '.join(commits)}" if commits else "commit not known")
     if grid.unfinished:
         notes.append(f"not finished and left out: {', '.join(Path(p).name for p in grid.unfinished)}")
@@ -198,14 +246,15 @@ def scale(config: Mapping[str, Any]) -> str:
 
     Examples
     --------
-    >>> scale({"scale": "quick", "clients": 20, "net": "lenet", "width": 0.5, "rounds": 30, "local_epochs": 1})
-    'scale quick, 20 clients, net lenet × 0.5, 30 rounds, local epochs 1'
+    >>> scale({"clients": 20, "net": "lenet", "width": 0.5, "rounds": 30, "evaluate_every": 5, "local_epochs": 1})
+    '20 clients, net lenet × 0.5, 30 rounds, evaluated every 5, local epochs 1'
     """
     width = f" × {config['width']:g}" if config.get("width") not in (None, 1) else ""
     norm = f" with {config['norm']} norm" if config.get("norm") else ""
+    every = f", evaluated every {config['evaluate_every']}" if config.get("evaluate_every", 1) > 1 else ""
     parts = {
-        "scale": "scale {}", "partition": "{}", "clients": "{} clients", "samples": "at most {} samples each",
-        "net": "net {}" + width + norm, "rounds": "{} rounds", "participation": "participation {}",
+        "partition": "{}", "clients": "{} clients", "samples": "at most {} samples each",
+        "net": "net {}" + width + norm, "rounds": "{} rounds" + every, "participation": "participation {}",
         "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
     }  # fmt: skip
     return ", ".join(form.format(config[key]) for key, form in parts.items() if config.get(key) is not None)

@@ -13,6 +13,8 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
+from fedstat.fl import nets
+from fedstat.stats.split import adjusted_rand, same_state
 from fedstat.store import open_run
 
 WINDOW = 10
@@ -22,8 +24,8 @@ RULES = ("best10", "last10", "validated")
 """Ways to pick the rounds that a run is judged by."""
 
 SCALE = (
-    "scale", "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
-    "norm", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr", "optimizer_state",
+    "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
+    "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
     "evaluate_every", "precision",
 )  # fmt: skip
 """Settings that runs of one label must have in common to be compared."""
@@ -59,14 +61,14 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     -------
     dict
         ``label``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
-        ``clients``, ``rounds``, ``revision``. Of the test accuracy, weighted by the clients' test samples:
-        ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of these; ``last10``, the
-        mean over the last 10; ``validated``, that of the round with the best validation accuracy,
-        ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 less the test accuracy of the 10
-        rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active
-        clients' models as they leave local training; ``unweighted`` mean over clients, their ``spread`` (standard
-        deviation) and ``q10`` (10 % quantile). ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``:
-        median over rounds. NaN for what the run does not hold.
+        ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Of the test accuracy, weighted by the
+        clients' test samples: ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of
+        these; ``last10``, the mean over the last 10; ``validated``, that of the round with the best validation
+        accuracy, ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 less the test accuracy of
+        the 10 rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the
+        active clients' models as they leave local training; ``unweighted`` mean over clients, their ``spread``
+        (standard deviation) and ``q10`` (10 % quantile). ``bytes_up``, ``bytes_down``: sums over all rounds;
+        ``seconds``: median over rounds. NaN for what the run does not hold.
 
     Raises
     ------
@@ -102,6 +104,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         "clients": test.shape[1],
         "rounds": len(test),
         "revision": run.attrs.get("revision", ""),
+        "code": run.attrs.get("code", ""),
         **found,
         "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-WINDOW:]),
         "unweighted": own.mean(),
@@ -171,11 +174,6 @@ def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None
     Traceback (most recent call last):
     ValueError: runs of 'a' cannot stand in one table: they differ in rounds (10, 20). Keep each scale in ...
     """
-    scales = {json.dumps(c.get("scale")) for c in configs}
-    if len(scales) > 1:
-        raise ValueError(
-            f"runs of scales {', '.join(sorted(scales))} cannot stand in one table. Keep each in its own folder."
-        )
     for label in dict.fromkeys(labels):
         here = [c for c, name in zip(configs, labels, strict=True) if name == label]
         seen = {key: list(dict.fromkeys(json.dumps(c.get(key)) for c in here)) for key in SCALE}
@@ -213,6 +211,85 @@ def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
     weight = _sizes(metrics, "n_train" if name in ("train_loss", "validation_accuracy") else "n_test")
     values = weighted(_values(metrics, name), weight)
     return pd.DataFrame({"round": metrics["round"].values, name: values}).dropna()
+
+
+def states(run: xr.DataTree) -> pd.DataFrame:
+    """Does the split of a run settle? One row per layer that has shared and personal units after the last round.
+
+    Returns
+    -------
+    DataFrame
+        ``layer``; ``shared``, number of its ``units`` that are shared after the last round; ``stable``, share of units
+        that keep their state from one round to the next, mean over the last 10; ``agreement``, adjusted Rand index of
+        the split half-way with the last one; ``n_factors`` in the last round, NaN where it had no analysis;
+        ``converged``, share of the rounds' analyses that converged, NaN where none was made.
+    """
+    rows = []
+    for layer, node in (run["split"].children if "split" in run.children else {}).items():
+        shared = node["shared"].to_numpy()
+        if not 0 < shared[-1].mean() < 1:
+            continue
+        made = np.isfinite(node["communality"].to_numpy()).any(axis=-1)
+        rows.append(
+            {
+                "layer": layer,
+                "shared": int(shared[-1].sum()),
+                "units": shared.shape[1],
+                "stable": same_state(shared[1:], shared[:-1])[-WINDOW:].mean() if len(shared) > 1 else math.nan,
+                "agreement": float(adjusted_rand(shared[len(shared) // 2], shared[-1])),
+                "n_factors": int(node["n_factors"].to_numpy()[-1]) if made[-1] else math.nan,
+                "converged": node["converged"].to_numpy()[made].mean() if made.any() else math.nan,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def new_clients(run: xr.DataTree) -> xr.DataArray:
+    """Accuracy (rule,) of clients that did not train, weighted by their test samples."""
+    new = run["new"].to_dataset()
+    return new["accuracy"].weighted(new["n_test"]).mean("client")
+
+
+def masked(run: xr.DataTree) -> xr.DataArray:
+    """Accuracy (part, draw) with a part of the split layers masked, weighted by the clients' test samples."""
+    return run["masking"].to_dataset()["accuracy"].weighted(_metrics(run)["n_test"]).mean("client")
+
+
+def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Key that sorts the values of a setting: Λ by the network's layers, numbers as numbers, words after them.
+
+    Examples
+    --------
+    >>> config = {"shapes": {"conv1.weight": [8, 3, 5, 5], "fc1.weight": [9, 8], "fc10.weight": [2, 9]}}
+    >>> sorted(["fc10", "fc1", "conv1,fc1", "conv1"], key=lambda x: place("layers", x, config))
+    ['conv1', 'conv1,fc1', 'fc1', 'fc10']
+    >>> sorted(["10", "2", "1"], key=lambda x: place("layers", x, config))
+    ['1', '2', '10']
+    """
+    if name != "layers":
+        return (2, value) if isinstance(value, str) else (0,) if math.isnan(value) else (1, value)
+    known = list(dict.fromkeys(map(nets.layer_of, config.get("shapes", {}))))
+    return tuple(
+        (int(part), "") if part.isdigit() else (known.index(part) if part in known else len(known), part)
+        for part in value.split(",")
+    )
+
+
+def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
+    """Value of a setting whose runs have the best mean validation accuracy; of equal ones the first by :func:`place`.
+
+    Raises
+    ------
+    ValueError
+        If no run has validation data: nothing is chosen on test data.
+    """
+    if rows["validation"].isna().all():
+        raise ValueError(
+            f"{name} is chosen on validation data, but these runs have none. Run with validation > 0; test data are "
+            "not tuned on."
+        )
+    means = rows.groupby(name)["validation"].mean()
+    return max(sorted(means.index, key=lambda value: place(name, value, config)), key=lambda value: means[value])
 
 
 def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
 from fedstat.fl.study import show, summary
 from fedstat.fl.study.show import METHODS, Table, interval, labels, number, ordered, plus_minus, published
@@ -25,7 +24,7 @@ NEW_RULES = {
 """How new clients predict by a method's own proposal (FedFac §5.2); the others, FedFac first, are shown both ways."""
 
 SE = "±: standard error over seeds"
-POOLED = "all settings: pairs are settings and seeds, taken as independent"
+POOLED = "all settings: means without ±, for settings differ; pairs are settings and seeds, taken as independent"
 
 
 def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
@@ -52,7 +51,7 @@ def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
     ]  # fmt: skip
     return Table(
         f"Table 2. Test accuracy, compared with {METHODS.get(reference, reference)}",
-        values, blocks, (*said, *notes, *_not_run(grid, paper, "table2"), *source(grid, paper)),
+        values, blocks, (*said, *notes, *_settings(grid), *_not_run(grid, paper, "table2"), *source(grid, paper)),
     )  # fmt: skip
 
 
@@ -95,8 +94,7 @@ def newcomers(grid: Grid, paper: Paper, args: Namespace) -> Table:
     for run in grid.table.to_dict("records"):
         tree = open_run(run["path"])
         if "new" in tree.children:
-            new = tree["new"].to_dataset()
-            mean = mean_over_clients(new["accuracy"], new)
+            mean = summary.new_clients(tree)
             for rule in NEW_RULES.get(run["method"], ("local_train", "ensemble")):
                 name = run["method"] if run["method"] in NEW_RULES else f"{run['method']}, {rule}"
                 rows.append(
@@ -145,7 +143,8 @@ def time(grid: Grid, paper: Paper, args: Namespace) -> Table:
     }
     name = METHODS.get(reference, reference)
     said = (
-        "seconds: median of a run's rounds with all that belongs to them, geometric mean over seeds",
+        "seconds: median of a run's rounds with all that belongs to them but evaluation, geometric mean over seeds",
+        "FedFac static trains and analyses once before round 1, which is in no round and not counted",
         f"ratio: to {name} of the same seed, 95 % for all rows of a block together (Bonferroni); p: Holm",
         "runs that shared a busy machine make these ratios noisy",
     )
@@ -164,9 +163,27 @@ def together(grid: Grid, reference: str) -> list[str]:
     ]
 
 
-def mean_over_clients(accuracy: xr.DataArray, group: xr.Dataset) -> xr.DataArray:
-    """Mean over clients, weighted by test samples where the group says them."""
-    return accuracy.weighted(group["n_test"]).mean("client") if "n_test" in group else accuracy.mean("client")
+def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
+    """Mean of each name's values over labels and seeds against 0; adjusted over all names.
+
+    Parameters
+    ----------
+    data : DataFrame
+        Differences within seeds: ``label``, ``seed``, and the columns of their names and of their values.
+    name, value : str
+        Those columns.
+
+    Returns
+    -------
+    DataFrame
+        The name, and ``n``, ``difference`` and the rest of :func:`fedstat.stats.compare.paired`, one row per name.
+    """
+    zero = data[["label", "seed"]].drop_duplicates()
+    zero[name], zero[value] = "zero", 0.0
+    found = compare.paired(
+        pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"]
+    ).table.iloc[1:]
+    return found.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
 
 
 def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
@@ -196,7 +213,7 @@ def with_pooled(
         rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
         block=["label", "seed"],
     )  # fmt: skip
-    pooled = found.table.assign(label="all settings")
+    pooled = found.table.assign(label="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
     return pd.concat([values, pooled], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
 
 
@@ -238,6 +255,15 @@ def p_text(p: float) -> str:
     return "–" if not np.isfinite(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
+def _settings(grid: Grid) -> list[str]:
+    """What FedFac was run with, and where."""
+    found: dict[str, list[str]] = {}
+    for run in show.in_order(grid).to_dict("records"):
+        if run["method"].startswith("fedfac"):
+            found.setdefault(show.design(run, show.SETTINGS).partition(", ")[2], []).append(run["label"])
+    return [f"FedFac with {what}: {'; '.join(dict.fromkeys(where))}" for what, where in found.items()]
+
+
 def _not_run(grid: Grid, paper: Paper, name: str) -> list[str]:
     """Methods of the paper's table that a setting lacks, and settings of the paper that the grid lacks."""
     notes, theirs = [], paper.get(name, {})
@@ -258,7 +284,8 @@ def source(grid: Grid, paper: Paper) -> list[str]:
 
 
 _RULES = {
-    "best10": "best mean over 10 consecutive rounds, chosen on the test data that it reports (as the paper's Table 2)",
-    "last10": "mean over the last 10 rounds",
+    "best10": "best mean over 10 consecutive rounds (those that were evaluated), chosen on the test data that it "
+    "reports (as the paper's Table 2)",
+    "last10": "mean over the last 10 rounds (those that were evaluated)",
     "validated": "the round with the best accuracy on validation data",
 }

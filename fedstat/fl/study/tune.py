@@ -5,12 +5,12 @@ The paper tunes by hand and does not say on which samples; here the test samples
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from fedstat import _check, store
@@ -33,7 +33,7 @@ class Step(NamedTuple):
         round where it is best, and its ``std_error``; ``accuracy``, that on test samples in the same round, which is
         shown and not used; ``chosen``.
     settings : Settings
-        With the candidate of the best validation accuracy; of equal ones the first.
+        With the candidate that :func:`fedstat.fl.study.summary.chosen` takes.
     """
 
     name: str
@@ -57,7 +57,8 @@ def tune(
     settings : Settings
         Where to begin; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
     candidates : mapping from step to sequence
-        ``layers``: sequences of layers; ``tau``; ``kappa``. Steps that are missing are left out.
+        ``layers``: sequences of layers; ``tau``; ``kappa``. Steps that are missing are left out. From the second step
+        on, the value to begin with is a candidate, too: its runs are there from the step before.
     folder : path
         Where the runs are stored; those that are there are not made again.
     seeds : sequence of int
@@ -91,27 +92,24 @@ def tune(
             raise ValueError(f"every step of tuning needs candidates, but {name} has none")
         if not experiment.takes(name, settings.algorithm):
             raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
-    for name in (step for step in STEPS if step in candidates):
+    steps = [step for step in STEPS if step in candidates]
+    for name in steps:
         tried = [replace(settings, **{name: value}) for value in candidates[name]]
-        runs = [replace(one, seed=seed) for seed in seeds for one in tried]
-        rows = [
-            summary.row(store.open_run(path)) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)
-        ]
-        validation = np.array([row["validation"] for row in rows]).reshape(len(seeds), len(tried)).T
-        accuracy = np.array([row["validated"] for row in rows]).reshape(len(seeds), len(tried)).T
-        best = int(validation.mean(1).argmax())
-        spread = validation.std(1, ddof=1) / np.sqrt(len(seeds)) if len(seeds) > 1 else np.full(len(tried), np.nan)
-        table = pd.DataFrame(
-            {
-                "value": [_shown(getattr(one, name)) for one in tried],
-                "validation": validation.mean(1),
-                "std_error": spread,
-                "accuracy": accuracy.mean(1),
-                "chosen": np.arange(len(tried)) == best,
-            }
+        if name != steps[0] and settings not in tried:
+            tried.append(settings)
+        runs = [replace(one, seed=seed) for one in tried for seed in seeds]
+        made = [store.open_run(path) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)]
+        rows = pd.DataFrame(map(summary.row, made))
+        chosen = rows[name] == summary.chosen(rows, name, json.loads(made[0].attrs["config"]))
+        rows = rows.assign(value=[_shown(getattr(one, name)) for one in runs], chosen=chosen)
+        table = rows.groupby("value", sort=False).agg(
+            validation=("validation", "mean"),
+            std_error=("validation", "sem"),
+            accuracy=("validated", "mean"),
+            chosen=("chosen", "all"),
         )
-        settings = tried[best]
-        yield Step(name, table, settings)
+        settings = tried[int(table["chosen"].to_numpy().argmax())]
+        yield Step(name, table.reset_index(), settings)
 
 
 def _shown(value: Any) -> str:
