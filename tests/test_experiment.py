@@ -17,7 +17,7 @@ from fedstat.fl import algorithms, batches, engine, losses, masking, nets, newco
 from fedstat.fl import evaluate as evaluation
 from fedstat.fl.evaluate import evaluate, scores, timed_step
 from fedstat.fl.job import chunks, each_chunk
-from fedstat.fl.study import experiment, grid, summary
+from fedstat.fl.study import experiment, grid, report, summary
 from fedstat.fl.study.experiment import Settings
 from fedstat.fl.study.tune import tune
 
@@ -261,7 +261,7 @@ def test_tuning_takes_the_best_on_validation_samples_step_by_step(grid_file, tmp
     assert table["chosen"].sum() == 1
     best = table["value"][table["validation"].idxmax()]
     assert steps[0].settings.tau == steps[1].settings.tau == best
-    assert steps[1].settings.kappa == 0.8
+    assert sorted(steps[1].table["value"]) == ["0.75", "0.8"]
     assert len(list((tmp_path / "tune").iterdir())) == 6
     with pytest.raises(ValueError, match="tuning needs validation samples"):
         list(tune(replace(run, validation=0.0), candidates, tmp_path))
@@ -502,6 +502,20 @@ def test_bfloat16_trains_nearly_as_float32_does():
     )
     assert float(a) == pytest.approx(float(b), abs=0.05)
     assert float(a) != float(b)
+
+
+def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
+    texts = [
+        report.report(experiment.run(replace(SMALL, **settings)))
+        for settings in ({"kappa": 1.0}, {"tau": "inf"}, {"algorithm": "fedper", "masking": 1}, {})
+    ]
+    told, personal, head, usual = texts
+    assert "communalities are equal and tell nothing" in told
+    assert "communalities are equal" not in usual
+    assert "  0/200" in personal
+    assert "layer   " not in head
+    assert "nothing was masked" in head
+    assert "mean of the last 3 rounds" in usual
 
 
 def command(*args):

@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m fedstat.fl",
         description="Train a federated network on a data set of which the files are at hand, or, with --config, all "
         "runs of a grid; print accuracy over clients, what was sent, and the split.",
+        usage="python -m fedstat.fl [--data NAME] [--algorithm NAME] [other options, listed by --help]",
         allow_abbrev=False,
     )
     add_arguments(cli, Settings, HELP, CHOICES)

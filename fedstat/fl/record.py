@@ -157,7 +157,7 @@ def write_weights(writer: Writer, job: Job, state: State, checkpoint: int, layer
             if nets.layer_of(name) in layers:
                 flat = p.flatten(2) if p.ndim > 2 else p
                 where = (checkpoint, slice(low, low + len(clients)))
-                writer.write(f"weights/{nets.layer_of(name)}/{_variable(name)}", where, flat.cpu().numpy())
+                writer.write(f"weights/{nets.layer_of(name)}/{variable(name)}", where, flat.cpu().numpy())
 
 
 def _clients_at_once(job: Job) -> int:
@@ -169,7 +169,7 @@ def _weights_layout(job: Job, checkpoints: Sequence[int], layers: Sequence[str])
     """Groups ``weights/<layer>`` of a run."""
     groups = {}
     for layer in layers:
-        shapes = {_variable(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
+        shapes = {variable(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
         wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
         # An LSTM's bias has four numbers a unit: a dim of its own beside that of the weights.
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
@@ -188,7 +188,7 @@ def _weights_layout(job: Job, checkpoints: Sequence[int], layers: Sequence[str])
     return groups
 
 
-def _variable(name: str) -> str:
+def variable(name: str) -> str:
     """``"fc1.weight"`` to ``"w"`` and ``"fc1.bias"`` to ``"b"``: ``weight`` is a dim, ``weights`` a group."""
     kind = name.rpartition(".")[2]
     return {"weight": "w", "bias": "b"}.get(kind, kind)

@@ -83,7 +83,7 @@ def masking(grid: Grid, paper: Paper, _: Namespace) -> Table:
     rows, named = [], show.varying(grid.table)
     for run in show.in_order(grid).to_dict("records"):
         tree = open_run(run["path"])
-        split = summary.states(tree)
+        split = summary.states(tree).query("0 < shared < units")
         if "masking" not in tree.children or not len(split):  # with no split layer nothing was masked
             continue
         here = {name: run[name] for name in ("label", "seed", *show.SETTINGS)} | {"of": run["method"]}

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fedstat import _check
-from fedstat.fl import nets
+from fedstat.fl import nets, record
 from fedstat.fl.nets import Net, Params
 
 
@@ -124,7 +124,6 @@ def stored(run: xr.DataTree, shapes: Mapping[str, Sequence[int]], *, client: int
         )
     params = {}
     for name, shape in shapes.items():
-        layer, _, kind = name.rpartition(".")
-        values = run[f"weights/{layer}/{ {'weight': 'w', 'bias': 'b'}.get(kind, kind) }"]
+        values = run[f"weights/{nets.layer_of(name)}/{record.variable(name)}"]
         params[name] = torch.from_numpy(values.isel(checkpoint=checkpoint, client=client).to_numpy()).reshape(1, *shape)
     return params

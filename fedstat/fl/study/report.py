@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import xarray as xr
 
@@ -26,16 +27,17 @@ def report(run: xr.DataTree) -> str:
     n = metrics["n_train"].to_numpy()
     who = (
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
-        f"({n.min()} to {n.max()} training samples), {config['participation']:g} of them active in a round"
+        f"({n.min()} to {n.max()} training samples), {config['participation']:.4g} of the clients active in a round"
     )
     first = ", but for its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
         f"sent: {row['bytes_up'] / 1e6:.1f} MB up, {row['bytes_down'] / 1e6:.1f} MB down, over all rounds and clients"
         f"{first}\ntime: {row['seconds']:.2f} s a round (median, without evaluation{first})"
     )
-    parts = [who, _accuracies(row), cost]
+    last = min(summary.WINDOW, int(row["rounds"]))
+    parts = [who, _accuracies(row, last), cost]
     if len(states := summary.states(run)):
-        head = f"layer          shared   factors   kept their state (last {summary.WINDOW} rounds)   converged"
+        head = f"layer          shared   factors   kept their state (last {last} rounds)   converged"
         parts.append("\n".join([head, *map(_split, states.to_dict("records"))]))
     if "new" in run.children:
         parts.append(_new(run))
@@ -44,16 +46,16 @@ def report(run: xr.DataTree) -> str:
     return "\n\n".join(parts)
 
 
-def _accuracies(row: dict[str, float]) -> str:
+def _accuracies(row: dict[str, float], last: int) -> str:
     what = {
-        "last10": "mean of the last 10 rounds",
-        "best10": "best mean of 10 consecutive rounds (chosen on test data, so optimistic)",
+        "last10": f"mean of the last {last} rounds",
+        "best10": f"best mean of {last} consecutive rounds (chosen on test data, so optimistic)",
         "validated": "round chosen on validation data",
         "before": "active clients, as they leave local training",
     }
     lines = [f"  {row[name]:.4f}   {text}" for name, text in what.items() if not math.isnan(row[name])]
     over = (
-        f"  over clients: mean {row['unweighted']:.4f}, standard deviation {row['spread']:.4f}, "
+        f"  over clients, last {last} rounds: mean {row['unweighted']:.4f}, standard deviation {row['spread']:.4f}, "
         f"10 % quantile {row['q10']:.4f}"
     )
     return "\n".join(["test accuracy of the clients' models, weighted by their test samples", *lines, over])
@@ -62,7 +64,8 @@ def _accuracies(row: dict[str, float]) -> str:
 def _split(state: Mapping[Any, Any]) -> str:
     text = f"{state['layer']:12}   {state['shared']:>3}/{state['units']:<4}"
     text += f"{number(state['n_factors'], 0):>7}   {number(state['stable'], 3):>12}"
-    return text + f"{number(state['converged'], 2):>25}"
+    text += f"{number(state['converged'], 2):>25}"
+    return text + ("   all communalities are equal and tell nothing: lower κ" if state["flat"] else "")
 
 
 def _new(run: xr.DataTree) -> str:
@@ -72,6 +75,8 @@ def _new(run: xr.DataTree) -> str:
 
 def _masking(run: xr.DataTree) -> str:
     masked = summary.masked(run)
+    if np.ptp(masked.to_numpy()) == 0:
+        return "no layer has both shared and personal units, so nothing was masked"
     draws = pd.DataFrame(masked.transpose("draw", "part").values, columns=masked["part"].values)
     lines = [f"  {part:20} {plus_minus(m, e)}" for part, m, e in zip(draws, draws.mean(), draws.sem(), strict=True)]
     return "\n".join([f"accuracy with random values in place of units ({len(draws)} draws)", *lines])

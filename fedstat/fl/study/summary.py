@@ -213,23 +213,28 @@ def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
     return pd.DataFrame({"round": metrics["round"].values, name: values}).dropna()
 
 
+_FLAT = 1e-9
+
+
 def states(run: xr.DataTree) -> pd.DataFrame:
-    """Does the split of a run settle? One row per layer that has shared and personal units after the last round.
+    """Does the split of a run settle? One row per layer that was analysed, or has shared and personal units at the end.
 
     Returns
     -------
     DataFrame
         ``layer``; ``shared``, number of its ``units`` that are shared after the last round; ``stable``, share of units
         that keep their state from one round to the next, mean over the last 10; ``agreement``, adjusted Rand index of
-        the split half-way with the last one; ``n_factors`` in the last round, NaN where it had no analysis;
+        the split half-way with the last one; ``n_factors`` in the last round, NaN where it had no analysis; ``flat``,
+        whether its communalities were all the same;
         ``converged``, share of the rounds' analyses that converged, NaN where none was made.
     """
     rows = []
     for layer, node in (run["split"].children if "split" in run.children else {}).items():
         shared = node["shared"].to_numpy()
-        if not 0 < shared[-1].mean() < 1:
+        communality = node["communality"].to_numpy()
+        made = np.isfinite(communality).any(axis=-1)
+        if not made.any() and shared[-1].all() == shared[-1].any():
             continue
-        made = np.isfinite(node["communality"].to_numpy()).any(axis=-1)
         rows.append(
             {
                 "layer": layer,
@@ -238,10 +243,12 @@ def states(run: xr.DataTree) -> pd.DataFrame:
                 "stable": same_state(shared[1:], shared[:-1])[-WINDOW:].mean() if len(shared) > 1 else math.nan,
                 "agreement": float(adjusted_rand(shared[len(shared) // 2], shared[-1])),
                 "n_factors": int(node["n_factors"].to_numpy()[-1]) if made[-1] else math.nan,
+                "flat": bool(made[-1] and np.ptp(communality[-1][np.isfinite(communality[-1])]) < _FLAT),
                 "converged": node["converged"].to_numpy()[made].mean() if made.any() else math.nan,
             }
         )
-    return pd.DataFrame(rows)
+    names = ["layer", "shared", "units", "stable", "agreement", "n_factors", "flat", "converged"]
+    return pd.DataFrame(rows, columns=names)
 
 
 def new_clients(run: xr.DataTree) -> xr.DataArray:
