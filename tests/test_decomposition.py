@@ -83,8 +83,10 @@ def test_fedfac_is_compared_with_a_random_split_of_the_same_size_and_seed(tmp_pa
         write(tmp_path / f"f{seed}.zarr", algorithm="fedfac-dynamic", kappa=0.85, seed=seed, **same)
         other = {"algorithm": "fedfac-dynamic", "layers": ["fc1"], "tau": "0.5", "kappa": 0.85, "seed": seed}
         write(tmp_path / f"g{seed}.zarr", **other)
+        write(tmp_path / f"d{seed}.zarr", algorithm="random-redrawn", seed=seed, **same)
     found = decomposition.against_random(summary.collect(tmp_path))
-    assert found["layers"].tolist() == ["conv1"]
+    assert found["layers"].tolist() == ["conv1", "conv1"]
+    found = found[found["method"] == "fedfac-dynamic"]
     rows = summary.collect(tmp_path).table.query("layers == 'conv1'").pivot(index="seed", columns="method")["best10"]
     test = stats.ttest_rel(rows["fedfac-dynamic"], rows["random"])
     assert_allclose(found[["n", "p_value"]].iloc[0].tolist(), [3, test.pvalue])

@@ -132,3 +132,11 @@ def test_of_equal_values_the_first_in_the_network_is_chosen():
     assert summary.chosen(rows, "tau", config) == 0.25
     with pytest.raises(ValueError, match="tau is chosen on validation data, but these runs have none"):
         summary.chosen(rows.assign(validation=np.nan), "tau", config)
+
+
+def test_a_damaged_run_is_named_by_a_table_of_many(tmp_path):
+    path = write(tmp_path / "a.zarr")
+    chunk = next(p for p in (path / "metrics" / "accuracy" / "c").rglob("*") if p.is_file())
+    chunk.write_bytes(chunk.read_bytes()[:9])
+    with pytest.raises(ValueError, match=r"a.zarr is damaged \(.*Remove it and run again"):
+        summary.collect(tmp_path)

@@ -134,7 +134,7 @@ def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
     FileNotFoundError
         If there is no run.
     ValueError
-        If runs of one label were made at different scales; the settings that differ are named.
+        If runs of one label were made at different scales; the settings that differ are named. If a run cannot be read.
     """
     paths = stores(runs)
     rows, configs, unfinished = [], [], []
@@ -147,6 +147,8 @@ def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
             rows.append(row(run) | {"path": str(path)})
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+        except RuntimeError as error:  # as a chunk that is cut off is told
+            raise ValueError(f"the run at {path} is damaged ({error}). Remove it and run again.") from error
         configs.append(_config(run))
     table = pd.DataFrame(rows)
     labels = [r["label"] for r in rows]
@@ -228,8 +230,9 @@ def states(run: xr.DataTree) -> pd.DataFrame:
         whether its communalities were all the same;
         ``converged``, share of the rounds' analyses that converged, NaN where none was made.
     """
-    rows = []
-    for layer, node in (run["split"].children if "split" in run.children else {}).items():
+    rows, config = [], json.loads(run.attrs["config"])
+    split = run["split"].children if "split" in run.children else {}
+    for layer, node in sorted(split.items(), key=lambda item: place("layers", str(item[0]), config)):
         shared = node["shared"].to_numpy()
         communality = node["communality"].to_numpy()
         made = np.isfinite(communality).any(axis=-1)
