@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
+from threadpoolctl import threadpool_limits
 
 from fedstat.fl import nets
 from fedstat.fl.study import show, summary
@@ -154,6 +155,7 @@ def _by_analysis(table: pd.DataFrame) -> pd.Series[bool]:
     return table["method"].str.startswith("fedfac")
 
 
+@threadpool_limits.wrap(limits=1, user_api="blas")  # at 128 units two threads take longer than one
 def study(
     grid: Grid,
     *,
