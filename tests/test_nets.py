@@ -308,13 +308,27 @@ def test_a_users_module_is_the_same_function_for_every_client():
         torch.testing.assert_close(net.apply(params, x)[c], twin.eval()(x[c]))
 
 
-def test_a_batch_of_one_sample_leaves_a_users_batch_norm_finite():
-    net = nets.from_module(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), (1, 2, 2))
+@pytest.mark.parametrize("first", [
+    (nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)),
+    (nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten()),
+])  # fmt: skip
+def test_a_batch_of_one_sample_leaves_a_users_batch_norm_finite(first):
+    net = nets.from_module(nn.Sequential(*first, nn.Linear(3, 2)), (1, 2, 2))
     params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
     out = net.apply(params, torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, dtype=torch.bool))
     # One value is its own mean: what is left is the shift, 0 at the start.
-    torch.testing.assert_close(out, params["fc2.bias"][:, None])
-    assert torch.isfinite(params["fc1.running_var"]).all()
+    torch.testing.assert_close(out, list(params.values())[-1][:, None])
+    (variance,) = (p for n, p in params.items() if n.endswith("running_var"))
+    torch.testing.assert_close(variance, torch.full((1, 3), 0.9))
+
+
+def test_a_batch_of_one_image_updates_statistics_as_torch_does():
+    module = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+    net = nets.from_module(module, (1, 3, 3))
+    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
+    x = images(1, 3, 1)[:1].float()
+    torch.testing.assert_close(net.apply(params, x, torch.ones(1, 1, dtype=torch.bool))[0], module(x[0]))
+    torch.testing.assert_close(params["conv1.running_var"][0], module[1].running_var)
 
 
 def test_a_users_module_starts_anew_only_if_asked_to():

@@ -241,7 +241,7 @@ def test_bad_data_are_named():
         train(poison(dense(), x=np.nan), NET, algorithms.fedavg(), rounds=1)
     with pytest.raises(ValueError, match=r"y must lie in 0, \.\.\., 1 for 1 output"):
         train(poison(dense(), y=7), NET, algorithms.fedavg(), rounds=1)
-    for split, says in (("validation", "1 for 1 output"), ("new", "1 for 1 output")):
+    for split, says in (("validation", "the validation samples have"), ("new", "the new clients' samples have")):
         given = three_splits()
         bad = given.copy(deep=True)
         bad["y"][0, -1 if split == "new" else 24] = 7

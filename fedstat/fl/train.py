@@ -81,8 +81,9 @@ def prepare(
         shape = tuple(train_rows.x.shape[1:])
         raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
     outputs = list(net.shapes.values())[-1][0]
-    for rows in (train_rows, test_rows, *(() if validation is None else (validation,))):
-        _require_classes(rows, outputs)
+    for name, rows in {"train": train_rows, "test": test_rows, "validation": validation}.items():
+        if rows is not None:
+            _require_classes(rows, outputs, name)
     _check.real("participation", participation, low=0, open_low=True, high=1)
     n_clients = len(train_rows.start) - 1
     if round(participation * n_clients) < 1:
@@ -113,10 +114,13 @@ def prepare(
     )
 
 
-def _require_classes(rows: Rows, outputs: int) -> None:
+def _require_classes(rows: Rows, outputs: int, name: str) -> None:
     low, top, classes = int(rows.y.min()), int(rows.y.max()), max(outputs, 2)
     if low < 0 or top >= classes:
-        raise ValueError(f"y must lie in 0, ..., {classes - 1} for {outputs} output(s), but got {low} to {top}")
+        raise ValueError(
+            f"y must lie in 0, ..., {classes - 1} for {outputs} output(s), but the {name} samples have {low} to {top}. "
+            "Number the classes from 0, or give the network more outputs."
+        )
 
 
 def train(
@@ -272,7 +276,7 @@ def train(
         progress or (lambda _: None),
     )
     for rows in plan.new or ():
-        _require_classes(rows, list(net.shapes.values())[-1][0])
+        _require_classes(rows, list(net.shapes.values())[-1][0], "new clients'")
     config = {
         **(about or {}),
         "algorithm": algorithm.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -61,7 +62,7 @@ class ExtremeEigenvalues:
 
 
 @dataclass(frozen=True, repr=False)
-class _Result:
+class _Result(ABC):
     """A Dataset with a printed form.
 
     Attributes
@@ -75,13 +76,13 @@ class _Result:
     def __repr__(self) -> str:
         return self.summary()
 
+    @abstractmethod
     def summary(self) -> str:
         """Text a reader can check the theorem by."""
-        raise NotImplementedError
 
+    @abstractmethod
     def glance(self) -> pd.DataFrame:
         """One row per setting."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         head = f"<h4>{html.escape(self._title)}</h4>"

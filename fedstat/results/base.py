@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,16 +14,16 @@ import pandas as pd
 WIDTH = 100
 
 
-class Result:
+class Result(ABC):
     """Mixin of the frozen results; a class gives ``__repr__``, ``tidy`` (one row a term) and ``glance`` (one row)."""
 
+    @abstractmethod
     def tidy(self) -> pd.DataFrame:
         """One row a term."""
-        raise NotImplementedError
 
+    @abstractmethod
     def glance(self) -> pd.DataFrame:
         """One row for the whole result."""
-        raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, ready for JSON (NaN and inf as None): glance's row, tidy's columns."""

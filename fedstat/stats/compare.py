@@ -358,14 +358,8 @@ def _difference(d: NDArray[np.float64], level: float, rounding: float) -> dict[s
     if len(d) < 2:
         return row
     if row["std_error"] <= rounding:
-        equal = {
-            "difference": 0.0,
-            "std_error": 0.0,
-            "statistic": 0.0,
-            "p_value": 1.0,
-            "conf_low": 0.0,
-            "conf_high": 0.0,
-        }
+        zero = ("difference", "std_error", "statistic", "conf_low", "conf_high")
+        equal = dict.fromkeys(zero, 0.0) | {"p_value": 1.0}
         return row | (equal if abs(row["difference"]) <= rounding else {"std_error": math.nan, "df": math.nan})
     described = DescrStatsW(d)
     statistic, p_value, _ = described.ttest_mean()

@@ -77,6 +77,7 @@ def from_module(
     module = copy.deepcopy(module)
     one = sample if isinstance(sample, Tensor) else torch.zeros(tuple(sample))
     order, outputs = _trial(module, one)
+    refuses_one = _refuses_one(module, one)
     names = _names(order)  # ours -> theirs
     turned = {ours for ours in names if ours.startswith("embedding")}
 
@@ -113,6 +114,7 @@ def from_module(
                     {names[n]: p[c].mT if n in turned else _buffer(p[c], n in statistic) for n, p in parts.items()},
                     x[c],
                     None if live is None or bool(live[c].all()) else live[c],
+                    twice=refuses_one and live is not None,
                 )
                 for c in range(len(x))
             ]
@@ -141,23 +143,16 @@ def _redrawn(module: nn.Module, rng: np.random.Generator) -> nn.Module:
     return drawn
 
 
-def _forward(module: nn.Module, tensors: dict[str, Tensor], x: Tensor, live: Tensor | None) -> Tensor:
-    """Outputs of one client; those of padding are 0 where ``live`` is given."""
+def _forward(module: nn.Module, tensors: dict[str, Tensor], x: Tensor, live: Tensor | None, *, twice: bool) -> Tensor:
+    """Outputs of one client; those of padding are 0 where ``live`` is given. ``twice``: a lone sample is doubled."""
     if x.is_floating_point():
         x = x.to(next(iter(tensors.values())).dtype)
     if x.ndim == 4 and x.is_floating_point():
         x = channels_last(x)
-    if live is None:
-        return _call(module, tensors, x)
-    out = _call(module, tensors, x[live])
-    return out.new_zeros(len(x), *out.shape[1:]).index_put((live.nonzero()[:, 0],), out)
-
-
-def _call(module: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    if len(x) == 1 and module.training and any(isinstance(part, nn.BatchNorm1d) for part in module.modules()):
-        # torch refuses to take the variance of one value; of the sample twice it is 0.
-        return functional_call(module, tensors, (torch.cat([x, x]),))[:1]
-    return functional_call(module, tensors, (x,))
+    real = x if live is None else x[live]
+    doubled = torch.cat([real, real]) if twice and len(real) == 1 else real
+    out = functional_call(module, tensors, (doubled,))[: len(real)]
+    return out if live is None else out.new_zeros(len(x), *out.shape[1:]).index_put((live.nonzero()[:, 0],), out)
 
 
 def _buffer(p: Tensor, is_buffer: bool) -> Tensor:
@@ -234,6 +229,16 @@ def _trial(module: nn.Module, sample: Tensor) -> tuple[list[tuple[str, nn.Module
     if not order:
         raise ValueError("the module has no parameters to train")
     return order, first.shape[1]
+
+
+def _refuses_one(module: nn.Module, sample: Tensor) -> bool:
+    """Whether batch normalisation would see one value a channel: torch refuses its variance; of it twice it is 0."""
+    try:
+        with torch.no_grad():
+            copy.deepcopy(module).train()(sample.unsqueeze(0))
+    except ValueError:
+        return True
+    return False
 
 
 def _names(order: list[tuple[str, nn.Module]]) -> dict[str, str]:
