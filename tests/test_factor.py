@@ -18,6 +18,7 @@ from statsmodels.multivariate.factor import Factor
 import fedstat.labelled as fs
 from fedstat.results import ConvergenceWarning
 from fedstat.stats import eigen, factor
+from fedstat.stats.moments import correlation, moments
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "psych.json").read_text())
 CASES = {c["name"]: c for c in GOLDEN["cases"]}
@@ -38,7 +39,7 @@ def weights(seed: int = 0, clients: int = 6, shape: tuple[int, ...] = (30,)) -> 
 
 @pytest.fixture
 def r8() -> np.ndarray:
-    return factor.correlation(factor.moments(fs.layer_matrix(weights())))
+    return correlation(moments(fs.layer_matrix(weights())))
 
 
 # --- against programs we did not write -------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def test_a_one_factor_correlation_matrix_is_recovered_exactly() -> None:
 
 def test_correlation_equals_numpy_corrcoef() -> None:
     z = fs.layer_matrix(weights(shape=(3, 3, 2)))
-    np.testing.assert_allclose(factor.correlation(factor.moments(z)), np.corrcoef(z, rowvar=False), atol=1e-12)
+    np.testing.assert_allclose(correlation(moments(z)), np.corrcoef(z, rowvar=False), atol=1e-12)
 
 
 # --- bounded MINRES, starts, partial eigenproblems ---------------------------------------------------------------
@@ -191,7 +192,7 @@ def test_few_factors_of_a_large_layer_equal_the_full_decomposition(
 ) -> None:
     rng = np.random.default_rng(0)
     z = rng.normal(size=(800, 5)) @ rng.normal(size=(5, 150)) + 2 * rng.normal(size=(800, 150))
-    r = factor.correlation(factor.moments(np.insert(z, 7, 0.0, axis=1)))
+    r = correlation(moments(np.insert(z, 7, 0.0, axis=1)))
     fast = factor.fit(r, n_factors=n_factors, tol=1e-12, max_iter=2000)
     assert np.isnan(fast.eigenvalues[-1]) == (n_factors <= 5)  # past the gap all eigenpairs are cheaper
     batch = factor.fit(np.stack([r, r]), n_factors=n_factors, tol=1e-12, max_iter=2000)
@@ -203,7 +204,7 @@ def test_few_factors_of_a_large_layer_equal_the_full_decomposition(
 
 
 def test_the_leading_eigenpairs_of_noise_without_a_gap_are_exact() -> None:
-    r = factor.correlation(factor.moments(np.random.default_rng(0).normal(size=(300, 200))))
+    r = correlation(moments(np.random.default_rng(0).normal(size=(300, 200))))
     xp = array_namespace(r)
     values, vectors = eigen.leading(xp, r, 10)
     np.testing.assert_allclose(values[:10], np.linalg.eigvalsh(r)[::-1][:10], atol=1e-10)
@@ -220,7 +221,7 @@ def test_the_kappa_rule_takes_the_smallest_number_that_reaches_the_share_ties_in
 
 def test_kappa_one_of_a_singular_matrix_counts_its_rank_only() -> None:
     z = np.random.default_rng(0).normal(size=(5, 8))
-    r = factor.correlation(factor.moments(z))
+    r = correlation(moments(z))
     assert factor.fit(r, kappa=1.0, method="pc").n_factors == 4
 
 
@@ -303,7 +304,7 @@ def test_nan_and_infinite_weights_are_named_by_client_and_unit(bad: float) -> No
     with pytest.raises(ValueError, match=r"the weights hold .* unit\(s\) 5\."):
         fs.fa(fs.layer_matrix(w))
     with pytest.raises(ValueError, match=r"unit\(s\) \[5\]"):
-        factor.correlation(factor.moments(fs.layer_matrix(w)))
+        correlation(moments(fs.layer_matrix(w)))
 
 
 def test_stopping_at_the_cap_is_a_field_and_a_warning(r8: np.ndarray) -> None:
@@ -320,7 +321,7 @@ def test_float32_input_is_analysed_in_float64() -> None:
     a, b = fs.split(w, n_factors=2), fs.split(w.astype(np.float64), n_factors=2)
     assert a.communality.dtype == np.float64
     np.testing.assert_array_equal(a.communality, b.communality)
-    r = factor.correlation(factor.moments(fs.layer_matrix(w))).astype(np.float32)
+    r = correlation(moments(fs.layer_matrix(w))).astype(np.float32)
     assert factor.fit(r, n_factors=2).communality.dtype == np.float64
 
 
@@ -348,7 +349,7 @@ def test_what_is_no_correlation_matrix_is_refused(r8: np.ndarray, spoil: Any, me
 def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
     w = np.insert(weights(), 3, 0.0, axis=1)
     z = fs.layer_matrix(w)
-    r = factor.correlation(factor.moments(z))
+    r = correlation(moments(z))
     np.testing.assert_array_equal(fs.fa(r, corr=True, n_factors=2).communality, fs.fa(z, n_factors=2).communality)
 
 
@@ -405,7 +406,7 @@ def test_torch_equals_numpy(r8: np.ndarray, method: factor.Method) -> None:
 def test_cuda_equals_numpy(method: factor.Method, n_factors: int | None) -> None:
     z = np.random.default_rng(0).normal(size=(500, 5)) @ np.random.default_rng(1).normal(size=(5, 120))
     z += 2 * np.random.default_rng(2).normal(size=z.shape)
-    r = factor.correlation(factor.moments(z))
+    r = correlation(moments(z))
     b = factor.fit(torch.asarray(r, device="cuda"), kappa=0.5, n_factors=n_factors, method=method)
     assert b.communality.device.type == "cuda"
     a = factor.fit(r, kappa=0.5, n_factors=n_factors, method=method)
@@ -416,7 +417,7 @@ def test_cuda_equals_numpy(method: factor.Method, n_factors: int | None) -> None
 def test_a_batch_equals_a_loop(method: factor.Method) -> None:
     z = np.stack([np.stack([fs.layer_matrix(weights(seed)) for seed in (i, i + 3)]) for i in range(3)])
     z[1, 0, :, 2] = 0
-    r = factor.correlation(factor.moments(z))
+    r = correlation(moments(z))
     batch = factor.fit(r, kappa=0.6, method=method)
     assert batch.communality.shape == (3, 2, 8)
     for i in np.ndindex(3, 2):
@@ -435,8 +436,8 @@ def test_a_common_offset_costs_no_more_digits_than_it_takes_from_the_weights(kin
     result = fs.split(kind(moved), n_factors=2)
     np.testing.assert_allclose(result.communality, exact.communality, atol=1e-9)
     assert not result.fit.dead.any()
-    chunks = [factor.moments(fs.layer_matrix(moved[i : i + 2])) for i in (0, 2, 4)]
-    np.testing.assert_allclose(factor.correlation(chunks[0] + chunks[1] + chunks[2]), exact.fit.correlation, atol=1e-10)
+    chunks = [moments(fs.layer_matrix(moved[i : i + 2])) for i in (0, 2, 4)]
+    np.testing.assert_allclose(correlation(chunks[0] + chunks[1] + chunks[2]), exact.fit.correlation, atol=1e-10)
 
 
 def test_a_layer_matrix_given_as_weights_is_sent_to_fa() -> None:
@@ -450,11 +451,11 @@ def test_a_layer_matrix_given_as_weights_is_sent_to_fa() -> None:
 
 def test_client_chunks_on_any_partition_sum_to_the_stacked_matrix() -> None:
     w = weights()
-    chunks = [factor.moments(fs.layer_matrix(w[i : i + 2])) for i in (0, 2, 4)]
+    chunks = [moments(fs.layer_matrix(w[i : i + 2])) for i in (0, 2, 4)]
     total = chunks[0] + chunks[1] + chunks[2]
-    whole = factor.moments(fs.layer_matrix(w))
+    whole = moments(fs.layer_matrix(w))
     np.testing.assert_allclose(total.cross, whole.cross, atol=1e-12)
-    np.testing.assert_allclose(factor.correlation(total), factor.correlation(whole), atol=1e-13)
+    np.testing.assert_allclose(correlation(total), correlation(whole), atol=1e-13)
 
 
 def test_arrays_tensors_and_data_arrays_in_any_order_of_dims_give_one_answer() -> None:

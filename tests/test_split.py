@@ -10,7 +10,8 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fedstat.stats import factor, split
+from fedstat.stats import split
+from fedstat.stats.moments import correlation, moments
 
 NU = np.array([0.9, 0.1, 0.5, 0.7, 0.3])
 
@@ -117,7 +118,7 @@ def test_same_state_counts_equal_labels() -> None:
 def test_more_iterations_keep_a_well_determined_split_and_move_an_improper_one() -> None:
     rng = np.random.default_rng(1)
     z = rng.normal(size=(400, 2)) @ rng.normal(size=(2, 12)) + rng.normal(size=(400, 12))
-    r = factor.correlation(factor.moments(z))
+    r = correlation(moments(z))
     same, change = split.iteration_stability(r, kappa=0.6, max_iter=(60, 120))
     assert same.shape == change.shape == (2,)
     assert same.tolist() == [1, 1]

@@ -13,6 +13,7 @@ from sklearn.metrics import adjusted_rand_score
 import fedstat.labelled as fs
 from fedstat._random import generator
 from fedstat.stats import bootstrap, factor, nfactors, split
+from fedstat.stats.moments import Moments, correlation, moments
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "psych.json").read_text())
 CASES = {c["name"]: c for c in GOLDEN["cases"]}
@@ -26,8 +27,8 @@ def weights(seed: int = 0, clients: int = 8, noise: float = 0.6) -> np.ndarray:
     return np.concatenate([alike, rng.normal(size=(clients, 4, 25))], axis=1)
 
 
-def client_moments(w: np.ndarray) -> factor.Moments:
-    return factor.moments(np.swapaxes(w, 1, 2))
+def client_moments(w: np.ndarray) -> Moments:
+    return moments(np.swapaxes(w, 1, 2))
 
 
 def test_a_bootstrap_replicate_equals_a_refit_on_restacked_clients() -> None:
@@ -37,7 +38,7 @@ def test_a_bootstrap_replicate_equals_a_refit_on_restacked_clients() -> None:
     assert (counts.max(1) > 1).all()
     for b in range(20):
         restacked = np.repeat(w, counts[b], axis=0)
-        refit = factor.fit(factor.correlation(factor.moments(fs.layer_matrix(restacked))), n_factors=2)
+        refit = factor.fit(correlation(moments(fs.layer_matrix(restacked))), n_factors=2)
         np.testing.assert_allclose(drawn.communality[b], refit.communality, atol=1e-9)
         np.testing.assert_array_equal(drawn.shared[b], split.shared(refit.communality, tau=0.4))
 
@@ -48,7 +49,7 @@ def test_a_permutation_replicate_equals_a_refit_on_shuffled_units() -> None:
     rng = generator(5, "permutation")
     for b in range(3):
         shuffled = np.stack([own[rng.permutation(10)] for own in w])
-        refit = factor.fit(factor.correlation(factor.moments(fs.layer_matrix(shuffled))), n_factors=2)
+        refit = factor.fit(correlation(moments(fs.layer_matrix(shuffled))), n_factors=2)
         np.testing.assert_allclose(drawn.communality[b], refit.communality, atol=1e-9)
 
 
@@ -65,7 +66,7 @@ def test_replicates_do_not_depend_on_the_chunk_or_the_kind_of_array(draw) -> Non
     one = draw(m, replicates=7, seed=1, n_factors=2, chunk=1)
     for other in (
         draw(m, replicates=7, seed=1, n_factors=2, chunk=3),
-        draw(factor.Moments(*map(torch.asarray, m)), replicates=7, seed=1, n_factors=2, chunk=7),
+        draw(Moments(*map(torch.asarray, m)), replicates=7, seed=1, n_factors=2, chunk=7),
     ):
         np.testing.assert_allclose(np.asarray(other.communality), one.communality, atol=1e-9)
 

@@ -12,7 +12,7 @@ import xarray as xr
 from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
-from fedstat.stats import factor
+from fedstat.stats.moments import Moments, broken_units, correlation, moments
 
 Weights = Any
 """(client, unit, weight...): NumPy array, torch tensor, or DataArray with dims ``client`` and ``unit``."""
@@ -47,26 +47,26 @@ def layer_matrix(weights: Weights) -> Any:
     return swapped.reshape(-1, flat.shape[1])
 
 
-def sums(weights: Weights) -> tuple[factor.Moments, NDArray[Any], int]:
+def sums(weights: Weights) -> tuple[Moments, NDArray[Any], int]:
     """Moments over clients, labels of the units, number of clients; one client's block is in memory at a time."""
     units, total, n = labels(weights, "unit", 1), None, 0
     for client, block in client_blocks(weights):
-        m = name_bad(factor.moments(block), units, client)
+        m = name_bad(moments(block), units, client)
         total, n = m if total is None else total + m, n + 1
-    return cast(factor.Moments, total), units, n
+    return cast(Moments, total), units, n
 
 
-def client_sums(weights: Weights) -> tuple[factor.Moments, NDArray[Any]]:
+def client_sums(weights: Weights) -> tuple[Moments, NDArray[Any]]:
     """Moments of each client, stacked along a first dim client, and labels of the units."""
     units = labels(weights, "unit", 1)
-    each = [name_bad(factor.moments(block), units, client) for client, block in client_blocks(weights)]
+    each = [name_bad(moments(block), units, client) for client, block in client_blocks(weights)]
     xp = array_namespace(each[0].cross)
-    return factor.Moments(*(xp.stack(field) for field in zip(*each, strict=True))), units
+    return Moments(*(xp.stack(field) for field in zip(*each, strict=True))), units
 
 
-def correlation_of(each: factor.Moments) -> Any:
+def correlation_of(each: Moments) -> Any:
     """Correlation matrix of moments stacked along the client dim."""
-    return factor.correlation(reduce(add, (factor.Moments(*one) for one in zip(*each, strict=True))))
+    return correlation(reduce(add, (Moments(*one) for one in zip(*each, strict=True))))
 
 
 def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:
@@ -120,9 +120,9 @@ def need_dims(values: xr.DataArray, *dims: str) -> None:
         raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. {way_out}.")
 
 
-def name_bad(m: factor.Moments, units: NDArray[Any], client: Any = None) -> factor.Moments:
+def name_bad(m: Moments, units: NDArray[Any], client: Any = None) -> Moments:
     """Return the moments, or raise ValueError naming the client and units that are not finite."""
-    if bad := factor.broken_units(m):
+    if bad := broken_units(m):
         whose = "the weights" if client is None else f"the weights of client {client!s}"
         raise ValueError(
             f"{whose} hold NaN or infinite values, first in unit(s) {few(units[bad])}. "

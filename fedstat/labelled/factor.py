@@ -22,6 +22,7 @@ from fedstat.labelled.coerce import (
 )
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation, SplitResult, Tau
 from fedstat.stats import factor
+from fedstat.stats.moments import Moments, correlation, moments
 
 Heywood = Literal["allow", "bound", "error"]
 _DEFAULTS: dict[str, Any] = {
@@ -116,7 +117,7 @@ def fa(
         r = correlation_matrix(z)
     else:
         n_obs = int(z.shape[0])
-        r = factor.correlation(name_bad(factor.moments(z), units))
+        r = correlation(name_bad(moments(z), units))
     options = {"start": start, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
     return _analyse(r, units, n_obs, None, kappa, n_factors, method, rotation, options)
 
@@ -162,11 +163,11 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
     [True, True, True, True, False, False]
     """
     m, units, n_clients = sums(weights)
-    return _split_correlation(factor.correlation(m), units, int(m.n), n_clients, kappa, tau, options)
+    return _split_correlation(correlation(m), units, int(m.n), n_clients, kappa, tau, options)
 
 
 def split_sums(
-    each: factor.Moments, units: NDArray[Any], *, kappa: float = 0.85, tau: Tau = 0.5, **options: Any
+    each: Moments, units: NDArray[Any], *, kappa: float = 0.85, tau: Tau = 0.5, **options: Any
 ) -> SplitResult:
     """As :func:`split`, from the moments of each client stacked along the client dim."""
     r, n_obs = correlation_of(each), int(each.n.sum())
@@ -215,7 +216,7 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
     options = {**fit.options, "start": fit.communality, "n_starts": 1}
     n_factors = fit.n_factors if fit.kappa is None else None
-    r, n_obs = factor.correlation(m), int(m.n)
+    r, n_obs = correlation(m), int(m.n)
     kappa = 0.85 if fit.kappa is None else fit.kappa
     result = _analyse(r, units, n_obs, n_clients, kappa, n_factors, fit.method, fit.rotation, options)
     return result.split(tau=previous.tau) if isinstance(previous, SplitResult) else result

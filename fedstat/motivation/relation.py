@@ -11,6 +11,7 @@ from fedstat._random import generator
 from fedstat.stats import factor
 from fedstat.stats.bootstrap import reweighted
 from fedstat.stats.entropy import knn_entropy
+from fedstat.stats.moments import correlation, moments
 
 Array = NDArray[np.float64]
 ON = ("weights", "updates")
@@ -110,9 +111,9 @@ def relation(
     fits: list[list[factor.Fit]] = []
     nu_half = np.empty((len(weights), len(ESTIMATORS), len(half), weights.shape[2]))
     for i, w in enumerate(weights):
-        each = factor.moments(w.swapaxes(1, 2))
-        whole = factor.correlation(reweighted(each, np.ones((1, len(w)))))[0]
-        parts = factor.correlation(reweighted(each, half.astype(float)))
+        each = moments(w.swapaxes(1, 2))
+        whole = correlation(reweighted(each, np.ones((1, len(w)))))[0]
+        parts = correlation(reweighted(each, half.astype(float)))
         fits.append([factor.fit(whole, kappa=kappa, method=m) for m in ESTIMATORS])
         for j, method in enumerate(ESTIMATORS):
             start = np.broadcast_to(fits[i][j].communality, parts.shape[:2])

@@ -15,6 +15,7 @@ from array_api_compat import array_namespace
 
 from fedstat._random import generator
 from fedstat.stats import factor, split
+from fedstat.stats.moments import correlation, moments
 from fedstat.stats.ntk import Steps
 
 Array = Any
@@ -172,7 +173,7 @@ def factor_rule(*, kappa: float, tau: float, method: factor.Method = "pa") -> Ru
     def rule(local: Array) -> Array:
         xp = array_namespace(local)
         z = xp.reshape(xp.permute_dims(local, (0, 2, 1)), (-1, local.shape[1]))
-        r = factor.correlation(factor.moments(z))
+        r = correlation(moments(z))
         return split.shared(factor.fit(r, kappa=kappa, method=method).communality, tau=tau)
 
     return rule

@@ -18,7 +18,7 @@ from array_api_compat import device as device_of
 from fedstat import _check
 from fedstat._random import generator
 from fedstat.stats import factor, split
-from fedstat.stats.factor import Moments
+from fedstat.stats.moments import Moments, correlation
 
 Array = Any
 
@@ -53,9 +53,10 @@ def reweighted(m: Moments, counts: Array) -> Moments:
     Examples
     --------
     >>> import numpy as np
+    >>> from fedstat.stats.moments import moments
     >>> w = np.random.default_rng(0).normal(size=(3, 20, 4))
-    >>> twice_first = reweighted(factor.moments(w), np.array([[2.0, 0.0, 1.0]]))
-    >>> np.allclose(twice_first.cross[0], factor.moments(w[[0, 0, 2]].reshape(-1, 4)).cross)
+    >>> twice_first = reweighted(moments(w), np.array([[2.0, 0.0, 1.0]]))
+    >>> np.allclose(twice_first.cross[0], moments(w[[0, 0, 2]].reshape(-1, 4)).cross)
     True
     """
     xp = array_namespace(m.cross)
@@ -144,7 +145,7 @@ def permutation(
 
 
 def _fits(parts: Iterator[Moments], tau: split.Tau, options: dict[str, Any]) -> Replicates:
-    fits = [factor.fit(r, **options) for part in parts for r in _batches(factor.correlation(part))]
+    fits = [factor.fit(r, **options) for part in parts for r in _batches(correlation(part))]
     xp = array_namespace(fits[0].communality)
     nu = xp.concat([f.communality for f in fits])
     return Replicates(

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from fedstat._random import generator
 from fedstat.stats import bootstrap, factor
+from fedstat.stats.moments import correlation, moments
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def ten_factors(d: int) -> np.ndarray:
     """Correlations of d units that follow ten factors, with as much noise as signal."""
     rng = np.random.default_rng(0)
     z = rng.normal(size=(4 * d, 10)) @ rng.normal(size=(10, d)) + np.sqrt(10) * rng.normal(size=(4 * d, d))
-    return factor.correlation(factor.moments(z))
+    return correlation(moments(z))
 
 
 def seconds(run: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
@@ -99,7 +100,7 @@ def test_bench_kappa_085_per_evaluation_against_one_eigendecomposition(benchmark
     rng = np.random.default_rng(0)
     w = rng.uniform(-1, 1, size=(1, 256, 100)) * np.ones((20, 1, 1))
     w = np.concatenate([w, rng.normal(size=(20, 256, 100)) + rng.normal(size=(20, 1, 100))], axis=1)
-    r = factor.correlation(factor.moments(w.swapaxes(1, 2).reshape(-1, 512)))
+    r = correlation(moments(w.swapaxes(1, 2).reshape(-1, 512)))
     ours = benchmark.pedantic(
         lambda: factor.fit(r, kappa=0.85, method=method, max_iter=20, tol=1e-12), rounds=3, warmup_rounds=1
     )
@@ -114,7 +115,7 @@ def test_bench_bootstrap_against_refits_of_stacked_clients(benchmark: Any, optio
     rng = np.random.default_rng(0)  # the first layer of 100 MLPs 784-200-10
     common = rng.normal(size=(200, 10)) @ rng.normal(size=(10, 784))
     w = common + 3 * rng.normal(size=(100, 200, 784))
-    sums = factor.moments(w.swapaxes(1, 2))
+    sums = moments(w.swapaxes(1, 2))
     shown = 20 if "kappa" in options else 200
     ours = benchmark.pedantic(
         lambda: bootstrap.bootstrap(sums, replicates=shown, seed=0, **options), rounds=1, warmup_rounds=0
@@ -129,7 +130,7 @@ def test_bench_bootstrap_against_refits_of_stacked_clients(benchmark: Any, optio
         return (perf_counter() - began) / some * shown
 
     def same(z: np.ndarray, _: int) -> Any:
-        return factor.fit(factor.correlation(factor.moments(z)), **options).communality
+        return factor.fit(correlation(moments(z)), **options).communality
 
     def statsmodels(z: np.ndarray, b: int) -> Any:
         with warnings.catch_warnings():

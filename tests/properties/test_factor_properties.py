@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fedstat.labelled import layer_matrix
 from fedstat.stats import factor, split
+from fedstat.stats.moments import correlation, moments
 
 SEEDS = st.integers(0, 2**32 - 1)
 METHODS = st.sampled_from(factor.METHODS)
@@ -21,7 +22,7 @@ def clients(rng: np.random.Generator, n: int = 5, units: int = 7, weight: int = 
 
 
 def communality(w: np.ndarray, method: factor.Method) -> np.ndarray:
-    r = factor.correlation(factor.moments(layer_matrix(w)))
+    r = correlation(moments(layer_matrix(w)))
     return factor.fit(r, n_factors=2, method=method, max_iter=30, tol=0).communality
 
 
@@ -51,10 +52,8 @@ def test_scale_and_sign_of_a_unit_change_nothing(seed: int, method: factor.Metho
 @given(SEEDS, st.integers(1, 4))
 def test_moments_of_any_partition_of_the_rows_add_up(seed: int, cut: int) -> None:
     w = clients(np.random.default_rng(seed))
-    parts = factor.moments(layer_matrix(w[:cut])) + factor.moments(layer_matrix(w[cut:]))
-    np.testing.assert_allclose(
-        factor.correlation(parts), factor.correlation(factor.moments(layer_matrix(w))), atol=1e-12
-    )
+    parts = moments(layer_matrix(w[:cut])) + moments(layer_matrix(w[cut:]))
+    np.testing.assert_allclose(correlation(parts), correlation(moments(layer_matrix(w))), atol=1e-12)
 
 
 @given(SEEDS, st.floats(0.01, 1.0))

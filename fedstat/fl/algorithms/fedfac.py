@@ -16,6 +16,7 @@ from fedstat.fl.algorithm import Algorithm, Mask, Split, Start, Uploads
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import factor
 from fedstat.stats import split as splitting
+from fedstat.stats.moments import correlation, moments
 
 _BLOCK = 200_000  # entries of a layer's weights that are summed at a time
 
@@ -144,4 +145,4 @@ def _correlation(weights: Sequence[torch.Tensor]) -> factor.Array:
     for weight in weights:
         few = max(1, _BLOCK // weight[0].numel())
         z += [w.transpose(0, 1).flatten(1).mT for w in weight.flatten(2).split(few)]
-    return factor.correlation(reduce(add, (factor.moments(b.numpy() if b.device.type == "cpu" else b) for b in z)))
+    return correlation(reduce(add, (moments(b.numpy() if b.device.type == "cpu" else b) for b in z)))

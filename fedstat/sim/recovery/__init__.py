@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fedstat import _check
 from fedstat.sim.generate import SOURCE, Means, Model8, package_version, truth
-from fedstat.stats import factor, split
+from fedstat.stats import factor, moments, split
 from fedstat.store import to_json
 
 Floats = NDArray[np.float64]
@@ -147,10 +147,10 @@ def recovery(
 def correlation(model: Model8) -> Floats:
     """Correlations (unit, unit) of the true weights, summed client by client without stacking them."""
     clients = truth(model)
-    total = factor.moments(next(clients).w.T)
+    total = moments.moments(next(clients).w.T)
     for client in clients:
-        total = total + factor.moments(client.w.T)
-    r: Floats = factor.correlation(total)
+        total = total + moments.moments(client.w.T)
+    r: Floats = moments.correlation(total)
     return r
 
 

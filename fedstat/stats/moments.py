@@ -1,0 +1,115 @@
+"""Means and cross products of a layer's hidden units, summed over clients, and their correlation (FedFac §4.1).
+
+Variables are the hidden units of one layer; observations are the pairs (client, incoming weight). NumPy arrays or torch
+tensors, with any leading batch dimensions, in float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from array_api_compat import array_namespace
+from array_api_compat import device as device_of
+
+from fedstat.stats import eigen
+
+Array = Any
+
+# A unit whose variance is below this share of its mean square is constant up to the rounding of float64 means.
+_DEAD = 1e-26
+
+
+class Moments(NamedTuple):
+    """What determines the correlation matrix; ``+`` joins clients, chunks of clients and hosts without loss of digits.
+
+    Sums about the mean, joined pairwise (Chan, Golub and LeVeque 1983, The American Statistician 37, 242-247).
+
+    Attributes
+    ----------
+    n : array (...,)
+        Number of rows summed.
+    mean : array (..., unit)
+        Column means; 0 for a unit whose sum is not finite.
+    cross : array (..., unit, unit)
+        Cross products about the means, (Z − Z̄)ᵀ(Z − Z̄).
+    """
+
+    n: Array
+    mean: Array
+    cross: Array
+
+    def __add__(self, other: Moments) -> Moments:  # type: ignore[override]
+        n, a, b = self.n + other.n, self.n[..., None], other.n[..., None]
+        mean = (a * self.mean + b * other.mean) / (a + b)
+        gap = other.mean - self.mean
+        return Moments(n, mean, self.cross + other.cross + (a * b / (a + b) * gap)[..., :, None] * gap[..., None, :])
+
+
+def moments(z: Array) -> Moments:
+    """Mean and cross products of one block of rows.
+
+    Parameters
+    ----------
+    z : array (..., row, unit)
+        Rows are (client, weight) pairs, in any order and any partition.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z = np.random.default_rng(0).normal(size=(40, 3))
+    >>> both, whole = moments(z[:10]) + moments(z[10:]), moments(z)
+    >>> np.allclose(correlation(both), correlation(whole))
+    True
+    """
+    xp = array_namespace(z)
+    z = xp.astype(z, xp.float64, copy=True)
+    n = xp.full(z.shape[:-2], float(z.shape[-2]), dtype=xp.float64, device=device_of(z))
+    mean = xp.sum(z, axis=-2) / max(z.shape[-2], 1)
+    mean = xp.where(xp.isfinite(mean), mean, xp.zeros_like(mean))  # what is not finite shows in cross
+    z -= mean[..., None, :]
+    return Moments(n, mean, xp.matrix_transpose(z) @ z)
+
+
+def broken_units(m: Moments) -> list[int]:
+    """Units (positions) whose sums are NaN or infinite in any batch element, in rising order."""
+    xp = array_namespace(m.cross)
+    bad = ~xp.isfinite(xp.linalg.diagonal(m.cross))
+    return sorted({int(i) for i in xp.nonzero(bad)[-1]})
+
+
+def correlation(m: Moments) -> Array:
+    """Correlation matrix of the units (FedFac §4.1, R = ZᵀZ of the standardised Z).
+
+    Parameters
+    ----------
+    m : Moments
+        Sums over all rows.
+
+    Returns
+    -------
+    array (..., unit, unit)
+        Unit diagonal. Rows and columns of a unit with zero variance (a dead unit) are NaN.
+
+    Raises
+    ------
+    ValueError
+        If fewer than two rows were summed, or a sum is not finite.
+    """
+    xp = array_namespace(m.cross)
+    if bool(xp.any(m.n < 2)):
+        raise ValueError(
+            f"a correlation needs at least 2 rows (client, weight), but got {int(xp.min(m.n))}. "
+            "Use more clients or a layer with more incoming weights."
+        )
+    if bad := broken_units(m):
+        raise ValueError(
+            f"the weights hold NaN or infinite values, first in unit(s) {bad[:3]}. "
+            "A diverged client is the usual cause: leave it out or lower its learning rate."
+        )
+    square = xp.linalg.diagonal(m.cross)
+    dead = square <= _DEAD * (square + m.n[..., None] * m.mean**2)
+    nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(square))
+    one = xp.asarray(1.0, dtype=xp.float64, device=device_of(square))
+    scale = 1 / xp.sqrt(xp.where(dead, nan, square))
+    r = m.cross * scale[..., :, None] * scale[..., None, :]
+    return eigen.with_diagonal(xp, (r + xp.matrix_transpose(r)) / 2, xp.where(dead, nan, one))
