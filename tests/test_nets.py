@@ -1,4 +1,4 @@
-"""Image networks and users' modules against plain torch.nn networks, one per client."""
+"""Image networks against plain torch.nn networks, one per client."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from stacked_nets import CLIENTS, SAMPLES, Block, gradients, images
 from torch import nn
 
 from fedstat import fl
 from fedstat.fl import algorithms, nets
-from fedstat.fl.algorithms.mixture import mixture
 from fedstat.fl.nets import conv
 
-CLIENTS, SAMPLES = 3, 4
 WAYS = ("loop", "grouped", "unfold")
 
 
@@ -116,17 +115,6 @@ def stacked(net, dtype=torch.float64):
             p += torch.rand(p.shape, generator=torch.Generator().manual_seed(len(name)))
         p.requires_grad_(name not in net.buffers)
     return params
-
-
-def images(channels, size=28, samples=SAMPLES):
-    return torch.from_numpy(np.random.default_rng(7).normal(size=(CLIENTS, samples, channels, size, size)))
-
-
-def gradients(net, params, out, weight=1.0):
-    trained = [name for name in net.shapes if name not in net.buffers]
-    return dict(
-        zip(trained, torch.autograd.grad((out.sin() * weight).sum(), [params[n] for n in trained]), strict=True)
-    )
 
 
 @pytest.mark.parametrize("norm", [None, "group", "batch"])
@@ -260,115 +248,6 @@ def test_start_is_that_of_torch():
         assert ours.std() == pytest.approx(bound / np.sqrt(3), rel=0.25)
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bn = nn.BatchNorm2d(4)  # registered before what it normalises
-        self.conv = nn.Conv2d(3, 4, 3, 2, 1, bias=False)
-        self.body = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, groups=2), nn.GroupNorm(2, 4), nn.ReLU(inplace=True))
-        self.pool, self.head = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 5)
-
-    def forward(self, x):
-        h = self.bn(self.conv(x)).relu()
-        return self.head(self.pool(self.body(h) + h).flatten(1))
-
-
-def test_a_users_module_is_the_same_function_for_every_client():
-    torch.manual_seed(0)
-    module = Block()
-    net = nets.from_module(module, (3, 9, 9), statistics="local")
-    theirs = {
-        "conv1.weight": "conv.weight", "conv1.scale": "bn.weight", "conv1.shift": "bn.bias",
-        "conv1.running_mean": "bn.running_mean", "conv1.running_var": "bn.running_var",
-        "conv2.weight": "body.0.weight", "conv2.bias": "body.0.bias", "conv2.scale": "body.1.weight",
-        "conv2.shift": "body.1.bias", "fc1.weight": "head.weight", "fc1.bias": "head.bias",
-    }  # fmt: skip
-    assert list(net.shapes) == list(theirs)
-    assert net.buffers == net.unshared == ("conv1.running_mean", "conv1.running_var")
-    start = net.init(np.random.default_rng(0))
-    for ours, name in theirs.items():
-        assert torch.equal(start[ours], module.state_dict()[name])
-    params = {n: torch.stack([p + 0.1 * c for c in range(CLIENTS)]) for n, p in start.items()}
-    for n in params:
-        params[n].requires_grad_(n not in net.buffers)
-    before = {n: p.detach().clone() for n, p in params.items()}
-    x, live = images(3, 9).float(), torch.arange(SAMPLES) < torch.tensor([4, 3, 2])[:, None]
-    out = net.apply(params, x, live)
-    grads = gradients(net, params, out, live[..., None])
-    for c in range(CLIENTS):
-        twin = Block()
-        twin.load_state_dict({name: before[ours][c] for ours, name in theirs.items()}, strict=False)
-        expected = twin(x[c][live[c]])
-        torch.testing.assert_close(out[c][live[c]], expected)
-        expected.sin().sum().backward()
-        for n, grad in grads.items():
-            torch.testing.assert_close(grad[c], twin.get_parameter(theirs[n]).grad, atol=1e-5, rtol=1e-4)
-        for n in net.buffers:
-            torch.testing.assert_close(params[n][c], twin.get_buffer(theirs[n]))
-        torch.testing.assert_close(net.apply(params, x)[c], twin.eval()(x[c]))
-
-
-@pytest.mark.parametrize("first", [
-    (nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)),
-    (nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten()),
-])  # fmt: skip
-def test_a_batch_of_one_sample_leaves_a_users_batch_norm_finite(first):
-    net = nets.from_module(nn.Sequential(*first, nn.Linear(3, 2)), (1, 2, 2))
-    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
-    out = net.apply(params, torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, dtype=torch.bool))
-    # One value is its own mean: what is left is the shift, 0 at the start.
-    torch.testing.assert_close(out, list(params.values())[-1][:, None])
-    (variance,) = (p for n, p in params.items() if n.endswith("running_var"))
-    torch.testing.assert_close(variance, torch.full((1, 3), 0.9))
-
-
-def test_a_batch_of_one_image_updates_statistics_as_torch_does():
-    module = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
-    net = nets.from_module(module, (1, 3, 3))
-    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
-    x = images(1, 3, 1)[:1].float()
-    torch.testing.assert_close(net.apply(params, x, torch.ones(1, 1, dtype=torch.bool))[0], module(x[0]))
-    torch.testing.assert_close(params["conv1.running_var"][0], module[1].running_var)
-
-
-def test_a_users_module_starts_anew_only_if_asked_to():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    module[1].requires_grad_(False)
-    net = nets.from_module(module, (1, 2, 2), start="random")
-    before = torch.get_rng_state()
-    a, b, again = (net.init(np.random.default_rng(seed)) for seed in (0, 1, 0))
-    assert torch.equal(before, torch.get_rng_state())
-    assert not torch.equal(a["fc2.weight"], b["fc2.weight"])
-    assert torch.equal(a["fc2.weight"], again["fc2.weight"])
-    assert torch.equal(a["fc1.weight"], module[1].weight)
-    present = nets.from_module(module, (1, 2, 2))
-    nn.init.zeros_(module[3].weight)
-    assert present.init(np.random.default_rng(0))["fc2.weight"].abs().sum() > 0
-
-
-def test_components_of_a_mixture_must_start_apart():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    with pytest.raises(ValueError, match=r"start alike.*start='random'"):
-        mixture(nets.from_module(module, (1, 2, 2)), 3).init(np.random.default_rng(0))
-    start = mixture(nets.from_module(module, (1, 2, 2), start="random"), 3).init(np.random.default_rng(0))
-    assert not torch.equal(start["component1_fc1.weight"], start["component2_fc1.weight"])
-
-
-def test_an_embedding_has_its_dimensions_as_units():
-    module = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3))
-    net = nets.from_module(module, torch.zeros(6, dtype=torch.long))
-    assert nets.layers(net) == {"embedding1": 4, "fc1": 3}
-    x = torch.from_numpy(np.random.default_rng(0).integers(0, 11, (1, 5, 6)))
-    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
-    torch.testing.assert_close(net.apply(params, x)[0], module(x[0]))
-
-
-def test_a_users_frozen_parameters_are_not_trained():
-    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    module[1].requires_grad_(False)
-    assert nets.from_module(module, (1, 2, 2)).buffers == ("fc1.weight", "fc1.bias")
-
-
 @pytest.mark.parametrize("make", [
     lambda: nets.lenet((3, 16, 16), 5, norm="batch", width=0.5),
     lambda: nets.lenet((3, 16, 16), 5, norm="batch", width=0.5, convolution="loop", statistics="local"),
@@ -393,62 +272,6 @@ def test_training_does_not_depend_on_how_clients_of_unequal_size_are_chunked(mak
     loss = [run["metrics/loss"].to_numpy() for run in runs]
     assert np.isfinite(loss[0]).all()
     np.testing.assert_allclose(loss[0], loss[1], rtol=2e-4)
-
-
-def linear(*parts):
-    return nn.Sequential(nn.Flatten(), *parts, nn.Linear(4, 2))
-
-
-class Random(nn.Module):
-    def forward(self, x):
-        return nn.functional.dropout(x, 0.5, self.training)
-
-
-class Holder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(4))
-
-    def forward(self, x):
-        return x * self.gain
-
-
-class Unused(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.idle = nn.Linear(4, 2), nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.used(x.flatten(1))
-
-
-def tied():
-    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
-    b.weight = a.weight
-    return linear(a, b)
-
-
-@pytest.mark.parametrize(
-    ("module", "says"),
-    [
-        (linear(nn.Dropout()), "1 .Dropout. draws random numbers"),
-        (linear(Random()), "two outputs for one input"),
-        (nn.Sequential(nn.LSTM(2, 3)), "0 .LSTM. is recurrent"),
-        (linear(Holder()), "1 .Holder. holds gain itself"),
-        (linear(nn.BatchNorm1d(4, momentum=None)), "track_running_stats=True and a momentum"),
-        (Unused(), "does not use idle"),
-        (tied(), "2 .Linear. shares its weight with 1"),
-        (nn.Sequential(nn.Linear(2, 2)), "must return .sample, output."),
-        (nn.Sequential(nn.Conv2d(3, 2, 1)), "does not take samples of shape .1, 2, 2.: "),
-        (nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Unflatten(1, (2, 2)), nn.Flatten(2), nn.AvgPool1d(2),
-                       nn.Flatten()), "returns 2 outputs and fc1 .1. has 4 units"),
-        (nn.Flatten(), "no parameters to train"),
-        (torch.relu, "must be a torch.nn.Module"),
-    ],
-)  # fmt: skip
-def test_modules_that_cannot_be_stacked_are_refused_by_name(module, says):
-    with pytest.raises(ValueError, match=says):
-        nets.from_module(module, (1, 2, 2))
 
 
 @pytest.mark.parametrize(

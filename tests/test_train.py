@@ -356,3 +356,16 @@ def test_a_wrapped_network_is_the_one_that_is_trained():
     )
     assert seen == [NET]
     np.testing.assert_allclose(plain, wrapped, atol=1e-6)
+
+
+def test_parameters_of_a_layer_may_have_as_many_numbers_a_unit_as_they_like():
+    x = np.random.default_rng(0).integers(0, 5, (3, 12, 7))
+    data = xr.Dataset(
+        {"x": (("client", "sample", "character"), x), "y": (("client", "sample"), x[..., 0])},
+        coords={"split": ("sample", ["train"] * 8 + ["test"] * 4)},
+    )
+    net = nets.lstm((7,), 5, vocabulary=5, hidden=6, fc=4)
+    kept = train(data, net, algorithms.fedavg(), rounds=1, keep_weights=["lstm1"])["weights/lstm1"]
+    assert kept["w"].sizes == {"checkpoint": 1, "client": 3, "unit": 6, "weight": 56}
+    assert kept["b"].sizes == {"checkpoint": 1, "client": 3, "unit": 6, "b_weight": 4}
+    assert np.isfinite(kept["w"]).all()

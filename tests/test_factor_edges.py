@@ -1,0 +1,258 @@
+"""Factor analysis of what is no clean matrix of numbers: dead units, few rows, bad input, tensors, batches, labels."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from layers import weights
+
+import fedstat.labelled as fs
+from fedstat.results import ConvergenceWarning
+from fedstat.stats import factor
+from fedstat.stats.moments import correlation, moments
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3.7])
+def test_a_dead_unit_gets_nan_and_changes_no_other_unit(value: float) -> None:
+    w = weights()
+    with_dead = np.insert(w, 3, value, axis=1)
+    a, b = fs.split(with_dead, n_factors=2, tau=0.5), fs.split(w, n_factors=2, tau=0.5)
+    assert np.isnan(a.communality[3])
+    assert np.flatnonzero(a.fit.dead).tolist() == [3]
+    assert a.group[3] == "dead"
+    assert not a.shared[3]
+    np.testing.assert_allclose(np.delete(a.communality, 3), b.communality, atol=1e-12)
+    np.testing.assert_array_equal(np.delete(a.shared, 3), b.shared)
+
+
+def test_a_float32_constant_unit_is_dead() -> None:
+    w = weights().astype(np.float32)
+    w[:, 2] = np.float32(0.1)
+    assert fs.split(w, n_factors=2).fit.dead.tolist() == [j == 2 for j in range(8)]
+
+
+def test_all_units_dead_is_an_error() -> None:
+    with pytest.raises(ValueError, match="every unit has zero variance"):
+        fs.split(np.ones((3, 4, 5)))
+
+
+def test_fewer_rows_than_units_gives_a_singular_matrix_and_finite_communalities() -> None:
+    w = np.random.default_rng(0).normal(size=(1, 30, 12))
+    result = fs.split(w, kappa=0.5, method="pa").fit
+    assert np.linalg.matrix_rank(result.correlation) == 11
+    assert np.isfinite(result.communality).all()
+    assert (result.eigenvalues[11:] < 1e-10).all()
+
+
+def test_one_client_is_allowed_and_one_row_is_not() -> None:
+    assert fs.split(weights(clients=1), n_factors=2).fit.n_obs == 30
+    with pytest.raises(ValueError, match=r"at least 2 rows .* but got 1"):
+        fs.split(np.ones((1, 4, 1)))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinite_weights_are_named_by_client_and_unit(bad: float) -> None:
+    w = weights()
+    w[4, 5, 0] = bad
+    with pytest.raises(ValueError, match=r"weights of client 4 hold NaN or infinite values, first in unit\(s\) 5\."):
+        fs.split(w)
+    labelled = xr.DataArray(
+        w, dims=("client", "unit", "weight"), coords={"client": list("abcdef"), "unit": [f"u{j}" for j in range(8)]}
+    )
+    with pytest.raises(ValueError, match=r"client e hold .* unit\(s\) u5\."):
+        fs.split(labelled)
+    with pytest.raises(ValueError, match=r"the weights hold .* unit\(s\) 5\."):
+        fs.fa(fs.layer_matrix(w))
+    with pytest.raises(ValueError, match=r"unit\(s\) \[5\]"):
+        correlation(moments(fs.layer_matrix(w)))
+
+
+def test_stopping_at_the_cap_is_a_field_and_a_warning(r8: np.ndarray) -> None:
+    fit = factor.fit(r8, n_factors=3, max_iter=3, tol=1e-12)
+    assert not fit.converged
+    assert fit.n_iter == 3
+    with pytest.warns(ConvergenceWarning, match=r"pa was still moving by .* after 3 steps with 3 factors for 8 units"):
+        result = fs.fa(r8, corr=True, n_factors=3, max_iter=3, tol=1e-12)
+    assert not result.converged
+
+
+def test_float32_input_is_analysed_in_float64() -> None:
+    w = weights().astype(np.float32)
+    a, b = fs.split(w, n_factors=2), fs.split(w.astype(np.float64), n_factors=2)
+    assert a.communality.dtype == np.float64
+    np.testing.assert_array_equal(a.communality, b.communality)
+    r = correlation(moments(fs.layer_matrix(w))).astype(np.float32)
+    assert factor.fit(r, n_factors=2).communality.dtype == np.float64
+
+
+def test_duplicate_units_get_equal_communalities() -> None:
+    w = np.concatenate([weights(), weights()[:, :1]], axis=1)
+    nu = fs.split(w, n_factors=2).communality
+    assert nu[0] == pytest.approx(nu[-1], abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda r: r[:5], r"must be square, but got shape \(5, 8\)"),
+        (lambda r: r + np.triu(np.full_like(r, 0.01), 1), "must be symmetric, but got .* 0.01"),
+        (lambda r: r * 2, r"unit diagonal, but got R\[0, 0\] = 2"),
+        (lambda r: np.where(r == 1, 1, -0.9), "positive semi-definite, but got smallest eigenvalue -5.3"),
+        (lambda r: np.where((np.eye(8) == 0) & (r == r.max(where=np.eye(8) == 0, initial=0)), np.nan, r), "finite"),
+    ],
+)
+def test_what_is_no_correlation_matrix_is_refused(r8: np.ndarray, spoil: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fs.fa(spoil(r8), corr=True)
+
+
+def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
+    w = np.insert(weights(), 3, 0.0, axis=1)
+    z = fs.layer_matrix(w)
+    r = correlation(moments(z))
+    np.testing.assert_array_equal(fs.fa(r, corr=True, n_factors=2).communality, fs.fa(z, n_factors=2).communality)
+
+
+def test_as_many_factors_as_units_is_said_to_tell_nothing(r8: np.ndarray) -> None:
+    with pytest.warns(UserWarning, match="as the correlations have rank, 8 for 8 live units"):
+        np.testing.assert_allclose(fs.fa(r8, corr=True, kappa=1.0).communality, 1)
+
+
+@pytest.mark.parametrize(
+    ("w", "kappa", "rank"),
+    [
+        (np.repeat(np.random.default_rng(0).normal(size=(7, 1, 15)), 8, axis=1), 0.7, "1 for 8"),
+        (np.random.default_rng(0).normal(size=(2, 30, 5)), 1.0, "9 for 30"),
+        (np.random.default_rng(0).normal(size=(1, 8, 3)), 0.9, "2 for 8"),
+    ],
+    ids=["identical units", "fewer rows than units", "one client"],
+)
+def test_as_many_factors_as_the_rank_is_said_to_tell_nothing(w: np.ndarray, kappa: float, rank: str) -> None:
+    with pytest.warns(UserWarning, match=f"as the correlations have rank, {rank} live units"):
+        result = fs.split(w, kappa=kappa)
+    np.testing.assert_allclose(result.communality, 1)
+    assert result.shared.all()  # equal communalities tie: their rounding decides nothing
+
+
+def test_memory_is_a_few_matrices_beyond_one_clients_block() -> None:
+    d, weight, clients = 300, 500, 40
+    w = np.random.default_rng(0).normal(size=(clients, d, weight)).astype(np.float32)
+    tracemalloc.start()
+    fs.split(w, n_factors=5, method="pc")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * (10 * d**2 + 2 * d * weight)
+    assert peak < 8 * clients * d * weight / 3  # the stacked matrix in float64
+
+
+# --- one code: numpy, torch, batches, labels -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", factor.METHODS)
+def test_torch_equals_numpy(r8: np.ndarray, method: factor.Method) -> None:
+    a, b = factor.fit(r8, n_factors=3, method=method), factor.fit(torch.asarray(r8), n_factors=3, method=method)
+    assert isinstance(b.communality, torch.Tensor)
+    np.testing.assert_allclose(b.communality.numpy(), a.communality, atol=1e-10)
+    assert int(a.n_iter) == int(b.n_iter)
+    w = weights()
+    np.testing.assert_allclose(
+        fs.split(torch.asarray(w), n_factors=2).communality, fs.split(w, n_factors=2).communality, atol=1e-10
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", factor.METHODS)
+@pytest.mark.parametrize("n_factors", [None, 5])
+def test_cuda_equals_numpy(method: factor.Method, n_factors: int | None) -> None:
+    z = np.random.default_rng(0).normal(size=(500, 5)) @ np.random.default_rng(1).normal(size=(5, 120))
+    z += 2 * np.random.default_rng(2).normal(size=z.shape)
+    r = correlation(moments(z))
+    b = factor.fit(torch.asarray(r, device="cuda"), kappa=0.5, n_factors=n_factors, method=method)
+    assert b.communality.device.type == "cuda"
+    a = factor.fit(r, kappa=0.5, n_factors=n_factors, method=method)
+    np.testing.assert_allclose(b.communality.cpu().numpy(), a.communality, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", factor.METHODS)
+def test_a_batch_equals_a_loop(method: factor.Method) -> None:
+    z = np.stack([np.stack([fs.layer_matrix(weights(seed)) for seed in (i, i + 3)]) for i in range(3)])
+    z[1, 0, :, 2] = 0
+    r = correlation(moments(z))
+    batch = factor.fit(r, kappa=0.6, method=method)
+    assert batch.communality.shape == (3, 2, 8)
+    for i in np.ndindex(3, 2):
+        one = factor.fit(r[i], kappa=0.6, method=method)
+        for field in factor.Fit._fields:
+            if field != "loadings":  # signs of eigenvectors are free
+                np.testing.assert_allclose(getattr(batch, field)[i], getattr(one, field), atol=1e-10, err_msg=field)
+
+
+@pytest.mark.parametrize("offset", [1e5, 1e7])
+@pytest.mark.parametrize("kind", [np.asarray, torch.asarray])
+def test_a_common_offset_costs_no_more_digits_than_it_takes_from_the_weights(kind: Any, offset: float) -> None:
+    w = weights() + np.random.default_rng(5).normal(size=(6, 1, 1)) * 1e-3  # clients differ in their means, too
+    moved = w + offset
+    exact = fs.split(moved - offset, n_factors=2)  # the same rounded weights, free of the offset
+    result = fs.split(kind(moved), n_factors=2)
+    np.testing.assert_allclose(result.communality, exact.communality, atol=1e-9)
+    assert not result.fit.dead.any()
+    chunks = [moments(fs.layer_matrix(moved[i : i + 2])) for i in (0, 2, 4)]
+    np.testing.assert_allclose(correlation(chunks[0] + chunks[1] + chunks[2]), exact.fit.correlation, atol=1e-10)
+
+
+def test_a_layer_matrix_given_as_weights_is_sent_to_fa() -> None:
+    labelled = xr.DataArray(weights(), dims=("client", "unit", "weight"))
+    for z in (fs.layer_matrix(labelled), fs.layer_matrix(weights())):
+        with pytest.raises(ValueError, match=r"but got .*fedstat\.fa\.$"):
+            fs.split(z)
+    with pytest.raises(ValueError, match=r"Rename with \.rename"):
+        fs.split(labelled.rename(client="site"))
+
+
+def test_client_chunks_on_any_partition_sum_to_the_stacked_matrix() -> None:
+    w = weights()
+    chunks = [moments(fs.layer_matrix(w[i : i + 2])) for i in (0, 2, 4)]
+    total = chunks[0] + chunks[1] + chunks[2]
+    whole = moments(fs.layer_matrix(w))
+    np.testing.assert_allclose(total.cross, whole.cross, atol=1e-12)
+    np.testing.assert_allclose(correlation(total), correlation(whole), atol=1e-13)
+
+
+def test_arrays_tensors_and_data_arrays_in_any_order_of_dims_give_one_answer() -> None:
+    w = weights(shape=(3, 2, 2))
+    labelled = xr.DataArray(w, dims=("client", "unit", "weight", "height", "width"))
+    turned = labelled.transpose("width", "unit", "height", "client", "weight")
+    expected = fs.split(w, n_factors=2).communality
+    for other in (labelled, turned, torch.asarray(w)):
+        np.testing.assert_allclose(fs.split(other, n_factors=2).communality, expected, atol=1e-12)
+        np.testing.assert_allclose(fs.fa(fs.layer_matrix(other), n_factors=2).communality, expected, atol=1e-12)
+    assert fs.layer_matrix(turned).dims == ("row", "unit")
+
+
+def test_wrong_shapes_say_what_was_seen() -> None:
+    with pytest.raises(ValueError, match=r"\(client, unit, weight\.\.\.\) .* but got shape \(4, 5\)"):
+        fs.layer_matrix(np.ones((4, 5)))
+    with pytest.raises(ValueError, match=r"\(row, unit\), but got shape \(3, 4, 5\)"):
+        fs.fa(np.ones((3, 4, 5)))
+    with pytest.raises(ValueError, match=r"must have dim\(s\) \['client'\], but got \('k', 'unit', 'weight'\)"):
+        fs.split(xr.DataArray(np.ones((2, 3, 4)), dims=("k", "unit", "weight")))
+    with pytest.raises(ValueError, match=r"at least one of each, but got shape \(0, 3, 4\)"):
+        fs.split(np.ones((0, 3, 4)))
+    with pytest.raises(ValueError, match=r"at least one client, unit and weight, but got .*'client': 0"):
+        fs.split(xr.DataArray(np.ones((0, 3, 4)), dims=("client", "unit", "weight")))
+
+
+def test_tidy_has_one_row_a_unit_with_its_label_and_group() -> None:
+    w = xr.DataArray(weights(), dims=("client", "unit", "weight"), coords={"unit": [f"u{j}" for j in range(8)]})
+    result = fs.split(w, n_factors=2, tau=0.25)
+    table = result.tidy()
+    assert table["term"].tolist() == [f"u{j}" for j in range(8)]
+    np.testing.assert_allclose(table["h2"] + table["u2"], 1)
+    np.testing.assert_allclose((table[["factor_1", "factor_2"]] ** 2).sum(axis=1), table["h2"], atol=1e-12)
+    assert (table["group"] == "shared").sum() == 6
+    assert ((table["margin"] >= 0) == (table["group"] == "shared")).all()
