@@ -175,9 +175,22 @@ def test_tuning_does_not_look_at_test_samples(grid_file, tmp_path, monkeypatch):
     assert step.settings.tau == "0.2"
 
 
-def test_the_command_runs_and_tunes_a_grid(grid_file, tmp_path, capsys):
+def test_the_command_runs_a_grid_once(grid_file, tmp_path, capsys):
     out = tmp_path / "runs"
     assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
     assert "6 runs in" in capsys.readouterr().out
     assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
     assert "0 of them made now" in capsys.readouterr().out
+
+
+def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_path, capsys):
+    how = ("--config", grid_file, "--scale", "one", "--tune", "--out", tmp_path / "tune")
+    assert command(*how) == 0
+    said = capsys.readouterr().out
+    headings = [line for line in said.splitlines() if line.endswith("seeds 0, 1")]
+    assert headings == [f"a, fedfac-dynamic: {step}, seeds 0, 1" for step in ("tau", "kappa")]
+    assert said.count("True") == 2
+    grid_file.write_text(GRID.replace('"fedfac-dynamic"\ntau = 0.25', '"fedper"'))
+    with pytest.raises(SystemExit):
+        command(*how)
+    assert "takes tau, kappa: tune fedfac-dynamic, say" in capsys.readouterr().err

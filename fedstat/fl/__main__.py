@@ -160,11 +160,14 @@ def _grid(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> 
 
 def _tune(args: argparse.Namespace, runs: list[Settings], out: Path, bars: Any) -> int:
     candidates = grid.candidates(args.config, scale=args.scale)
-    for label in dict.fromkeys(one.name for one in runs):
-        here = [one for one in runs if one.name == label]
+    fitting = [one for one in runs if all(experiment.takes(step, one.algorithm) for step in candidates)]
+    if not fitting:
+        raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, say")
+    for label, method in dict.fromkeys((one.name, one.algorithm) for one in fitting):
+        here = [one for one in fitting if (one.name, one.algorithm) == (label, method)]
         seeds = list(dict.fromkeys(one.seed for one in here))
         for step in tune(here[0], candidates, out, seeds=seeds, progress=bars, **_where(args)):
-            heading = f"{label}: {step.name}, seeds {', '.join(map(str, seeds))}"
+            heading = f"{label}, {method}: {step.name}, seeds {', '.join(map(str, seeds))}"
             print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
     print(
         "validation: mean validation accuracy, by which is chosen, and its standard error over seeds; accuracy: on test"
