@@ -11,7 +11,7 @@ import pytest
 import torch
 import xarray as xr
 from array_api_compat import array_namespace
-from layers import weights
+from layers import R8, weights
 from scipy.optimize import approx_fprime
 from statsmodels.multivariate.factor import Factor
 
@@ -155,9 +155,9 @@ def test_a_warm_start_needs_fewer_steps_and_ends_at_the_same_point() -> None:
 
 
 @pytest.mark.parametrize("start", ["smcs", np.ones(7), np.full(8, -0.1)])
-def test_a_start_that_is_none_is_an_error(r8: np.ndarray, start: Any) -> None:
+def test_a_start_that_is_none_is_an_error(start: Any) -> None:
     with pytest.raises(ValueError, match="start must be"):
-        factor.fit(r8, n_factors=2, start=start)
+        factor.fit(R8, n_factors=2, start=start)
 
 
 def test_heywood_cases_can_be_kept_bounded_or_refused() -> None:
@@ -213,15 +213,15 @@ def test_kappa_one_of_a_singular_matrix_counts_its_rank_only() -> None:
 
 
 @pytest.mark.parametrize("kappa", [0, -0.1, 1.01, float("nan"), "0.5", True])
-def test_kappa_out_of_range_is_an_error_that_shows_it(r8: np.ndarray, kappa: Any) -> None:
+def test_kappa_out_of_range_is_an_error_that_shows_it(kappa: Any) -> None:
     with pytest.raises(ValueError, match=r"kappa must be a finite number in \(0, 1\], but got"):
-        factor.fit(r8, kappa=kappa)
+        factor.fit(R8, kappa=kappa)
 
 
 @pytest.mark.parametrize("n_factors", [0, 9, 2.5])
-def test_number_of_factors_out_of_range_is_an_error(r8: np.ndarray, n_factors: Any) -> None:
+def test_number_of_factors_out_of_range_is_an_error(n_factors: Any) -> None:
     with pytest.raises(ValueError, match="n_factors must be an integer from 1 to 8"):
-        factor.fit(r8, n_factors=n_factors)
+        factor.fit(R8, n_factors=n_factors)
 
 
 def test_unknown_method_offers_the_nearest() -> None:

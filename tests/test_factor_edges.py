@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from layers import weights
+from layers import R8, weights
 
 import fedstat.labelled as fs
 from fedstat.results import ConvergenceWarning
@@ -72,12 +72,12 @@ def test_nan_and_infinite_weights_are_named_by_client_and_unit(bad: float) -> No
         correlation(moments(fs.layer_matrix(w)))
 
 
-def test_stopping_at_the_cap_is_a_field_and_a_warning(r8: np.ndarray) -> None:
-    fit = factor.fit(r8, n_factors=3, max_iter=3, tol=1e-12)
+def test_stopping_at_the_cap_is_a_field_and_a_warning() -> None:
+    fit = factor.fit(R8, n_factors=3, max_iter=3, tol=1e-12)
     assert not fit.converged
     assert fit.n_iter == 3
     with pytest.warns(ConvergenceWarning, match=r"pa was still moving by .* after 3 steps with 3 factors for 8 units"):
-        result = fs.fa(r8, corr=True, n_factors=3, max_iter=3, tol=1e-12)
+        result = fs.fa(R8, corr=True, n_factors=3, max_iter=3, tol=1e-12)
     assert not result.converged
 
 
@@ -106,9 +106,9 @@ def test_duplicate_units_get_equal_communalities() -> None:
         (lambda r: np.where((np.eye(8) == 0) & (r == r.max(where=np.eye(8) == 0, initial=0)), np.nan, r), "finite"),
     ],
 )
-def test_what_is_no_correlation_matrix_is_refused(r8: np.ndarray, spoil: Any, message: str) -> None:
+def test_what_is_no_correlation_matrix_is_refused(spoil: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fs.fa(spoil(r8), corr=True)
+        fs.fa(spoil(R8), corr=True)
 
 
 def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
@@ -118,9 +118,9 @@ def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
     np.testing.assert_array_equal(fs.fa(r, corr=True, n_factors=2).communality, fs.fa(z, n_factors=2).communality)
 
 
-def test_as_many_factors_as_units_is_said_to_tell_nothing(r8: np.ndarray) -> None:
+def test_as_many_factors_as_units_is_said_to_tell_nothing() -> None:
     with pytest.warns(UserWarning, match="as the correlations have rank, 8 for 8 live units"):
-        np.testing.assert_allclose(fs.fa(r8, corr=True, kappa=1.0).communality, 1)
+        np.testing.assert_allclose(fs.fa(R8, corr=True, kappa=1.0).communality, 1)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_memory_is_a_few_matrices_beyond_one_clients_block() -> None:
 
 
 @pytest.mark.parametrize("method", factor.METHODS)
-def test_torch_equals_numpy(r8: np.ndarray, method: factor.Method) -> None:
-    a, b = factor.fit(r8, n_factors=3, method=method), factor.fit(torch.asarray(r8), n_factors=3, method=method)
+def test_torch_equals_numpy(method: factor.Method) -> None:
+    a, b = factor.fit(R8, n_factors=3, method=method), factor.fit(torch.asarray(R8), n_factors=3, method=method)
     assert isinstance(b.communality, torch.Tensor)
     np.testing.assert_allclose(b.communality.numpy(), a.communality, atol=1e-10)
     assert int(a.n_iter) == int(b.n_iter)
