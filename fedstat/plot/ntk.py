@@ -29,11 +29,13 @@ def _axes(ax: Axes | None) -> Axes:
 
 
 def _finish(ax: Axes, values: Iterable[float]) -> None:
-    """Tick the values that were run, and drop the legend's title."""
+    """Tick the values that were run, and put the legend, without a title, below the axes, off the lines."""
     ticks = sorted(set(values))
     ax.set_xticks(ticks, [f"{v:g}" for v in ticks])
     ax.set_xticks([], minor=True)
-    sns.move_legend(ax, "best", title=None)
+    sns.move_legend(
+        ax, "upper center", bbox_to_anchor=(0.5, -0.15), ncols=2, title=None, frameon=False, fontsize="small"
+    )
 
 
 def convergence(result: ConvergenceResult, *, width: int | None = None, ax: Axes | None = None) -> Axes:
