@@ -20,7 +20,7 @@ from fedstat.ntk import (
     generalization,
 )
 from fedstat.ntk.descent import METHODS
-from fedstat.store import provenance
+from fedstat.store import provenance, save
 
 
 def parser() -> argparse.ArgumentParser:
@@ -71,14 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.out is not None:
         tree = result.to_datatree()
         config = {k: v for k, v in vars(args).items() if k not in ("out", "quiet")}
-        tree.attrs |= provenance(
+        attrs = provenance(
             f"Theorem {args.theorem} on {result.data.attrs['title']}",
             config,
+            command="fedstat.ntk",
             device=args.device or "cpu",
             references="FedFac §3.3",
         )
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        tree.to_zarr(args.out, mode="w", consolidated=False)
+        save(args.out, tree, attrs)
     return 0
 
 
