@@ -1,17 +1,70 @@
-"""``python -m fedstat``: the commands there are."""
+"""``python -m fedstat``: the commands there are, and ``python -m fedstat verify RUN``: whether runs are as written."""
 
-from fedstat import __version__
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedstat import __version__, store
 
 COMMANDS = {
     "fedstat.sim": "simulation study on model (8): ways to split neurons, side by side",
     "fedstat.sim.recovery": "for which κ factor analysis finds the true split",
     "fedstat.decompose": "weights of any origin -> shared and client-specific units",
+    "fedstat.fl": "federated training on real data, one run or a grid",
     "fedstat.motivation": "neurons' outputs over clients: entropy, its peaks, its relation to the split",
     "fedstat.ntk": "FedFac's theorems against training",
+    "fedstat verify": "whether runs are as they were written, by their checksums",
 }
 
+
+def parser() -> argparse.ArgumentParser:
+    """Arguments of the command."""
+    listed = "\n".join(f"  python -m {name:<22} {purpose}" for name, purpose in COMMANDS.items())
+    cli = argparse.ArgumentParser(
+        prog="python -m fedstat",
+        description=f"fedstat {__version__}\n\n{listed}\n\nEach has --help. In Python: import fedstat; help(fedstat)",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="python -m fedstat [verify RUN ...]",
+    )
+    commands = cli.add_subparsers(dest="command", metavar="verify")
+    verify = commands.add_parser("verify", help="compare every file of runs with the checksums noted when written")
+    verify.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a store, or a folder of stores")
+    return cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0, or 1 if a run is damaged (argparse leaves with 2 on bad arguments)."""
+    cli = parser()
+    args = cli.parse_args(argv)
+    if args.command is None:
+        print(cli.description)
+        return 0
+    sound = True
+    for path in (store_ for run in args.runs for store_ in _stores(cli, run)):
+        try:
+            found = store.damage(path, checksums=True, require=True)
+            said = f"damaged: {store.describe(found, most=None)}" if found else "as it was written"
+        except ValueError as error:
+            found, said = True, str(error)
+        sound = sound and not found
+        print(f"{path}: {said}")
+    return 0 if sound else 1
+
+
+def _stores(cli: argparse.ArgumentParser, path: Path) -> list[Path]:
+    """The store at a path, or the stores in the folder there."""
+
+    def is_store(one: Path) -> bool:
+        return (one / "zarr.json").exists() or (one / "journal").exists()
+
+    found = [path] if is_store(path) else sorted(filter(is_store, path.iterdir() if path.is_dir() else []))
+    if not found:
+        cli.error(f"there is no run at {path}, and none in it: a run is a folder with a file zarr.json in it")
+    return found
+
+
 if __name__ == "__main__":
-    print(f"fedstat {__version__}\n")
-    for name, purpose in COMMANDS.items():
-        print(f"  python -m {name:<22} {purpose}")
-    print("\nEach has --help. In Python: import fedstat; help(fedstat)")
+    sys.exit(main())

@@ -78,9 +78,8 @@ class Journal:
         for key, entry in self.files.items():
             if self._draft(entry).is_file() and problem(self._draft(entry), entry) is None:
                 self._place(self._draft(entry), key)
-        named = {"log", "lock", "zarr.json", *(k.removeprefix(f"{FOLDER}/") for k in self.files)}
-        for path in (self.root / FOLDER).iterdir():
-            if path.name not in named:
+        for path in left_over(self.root):
+            if path.name != "lock":
                 path.unlink()
 
     def _place(self, staged: Path, key: str) -> None:
@@ -227,6 +226,12 @@ def start(root: Path, *, durable: bool = True) -> None:
     if durable:
         for path in [*root.rglob("*"), root]:
             sync(path)
+
+
+def left_over(root: Path) -> list[Path]:
+    """Files in the journal that its log does not name: a lock, and what a killed process had staged."""
+    named = {root / FOLDER / "log", *(root / key for key in read_log(root))}
+    return [path for path in (root / FOLDER).iterdir() if path not in named]
 
 
 def sync(path: Path) -> None:

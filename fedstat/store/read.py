@@ -13,8 +13,6 @@ import zarr
 
 from fedstat.store import journal, place
 
-_SHOWN = 5
-
 
 class Damage(NamedTuple):
     """A file of a store that is not as it was written.
@@ -176,7 +174,8 @@ def _words(group: Path, dim: str, first: int, last: int) -> str:
     return f"{dim} = {' to '.join(ends)}"
 
 
-def describe(found: Sequence[Damage]) -> str:
-    """The first few, and how many there are."""
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "; ".join(map(str, found[:_SHOWN])) + more
+def describe(found: Sequence[Damage], *, most: int | None = 5) -> str:
+    """The first few, and how many more there are; all without ``most``."""
+    shown = found[:most]
+    more = f" and {len(found) - len(shown)} more" if len(found) > len(shown) else ""
+    return "; ".join(map(str, shown)) + more
