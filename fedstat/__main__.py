@@ -47,9 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             found = store.damage(path, checksums=True, require=True)
             said = f"damaged: {store.describe(found, most=None)}" if found else "as it was written"
+            sound = sound and not found
         except ValueError as error:
-            found, said = True, str(error)
-        sound = sound and not found
+            said, sound = str(error), False
         print(f"{path}: {said}")
     return 0 if sound else 1
 

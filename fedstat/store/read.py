@@ -103,7 +103,12 @@ def config_of(path: str | Path) -> dict[str, Any]:
     attrs = open_run(path, verify=False).attrs
     if "config" not in attrs:
         raise ValueError(f"{path} is no run of fedstat: its attributes hold no settings. Choose another path.")
-    return dict(json.loads(attrs["config"]))
+    try:
+        return dict(json.loads(attrs["config"]))
+    except (ValueError, TypeError):
+        raise journal.DamageError(
+            f"the run at {path} is damaged: its settings cannot be read. Remove it and run again."
+        ) from None
 
 
 def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[Damage]:
@@ -143,7 +148,10 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
         }
         if not bad:
             return []
-    return [_damage(root, key, text, fixed=files[key].staged == journal.FIRST) for key, text in bad.items()]
+    return [
+        _damage(root, key, text, fixed=files[key].staged == journal.FIRST or (root / key).is_dir())
+        for key, text in bad.items()
+    ]
 
 
 def _damage(root: Path, key: str, text: str, *, fixed: bool) -> Damage:

@@ -296,6 +296,8 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str) -> Writ
     path = Path(path)
     place.claim(path, command, resume=True)
     _require_same(path, config)
+    if not (path / journal.FOLDER / "log").exists():
+        raise ValueError(f"{path} has no journal, so that it can be read but not gone on with. Choose another path.")
     run = open_run(path, verify=False)
     whole = "ended" in run.attrs and not damage(path, checksums=True)
     if whole and not journal.left_over(path) and _STATE not in journal.read_log(path):

@@ -17,7 +17,7 @@ import numpy as np
 
 
 class Operation(NamedTuple):
-    """One change: create, write, rename, link, remove, mkdir, sync (of a file, with its content, or of a folder), or mark."""
+    """One change: create, write, rename, link, remove, mkdir, sync (of a file with its content, or a folder), mark."""
 
     kind: str
     path: str = ""
@@ -27,7 +27,7 @@ class Operation(NamedTuple):
 
 
 def watch(root: Path, notice: Any) -> None:
-    """Call ``notice(Operation)`` before every change of this process to files below a folder, for as long as it lives."""
+    """Call ``notice(Operation)`` before every change that this process makes below a folder, while it lives."""
     base = str(root.resolve())
 
     def named(path: Any, folder: Any = -1) -> str | None:
@@ -74,9 +74,7 @@ class _File(NamedTuple):
     dirty: bool = True
 
 
-def power_cut(
-    log: list[Operation], at: int, target: Path, rng: np.random.Generator, *, loose: bool
-) -> None:
+def power_cut(log: list[Operation], at: int, target: Path, rng: np.random.Generator, *, loose: bool) -> None:
     """Make in ``target`` what a disk may hold after a power cut before operation ``at``."""
     files: dict[int, _File] = {}
     names: dict[str, int | None] = {}  # to files by number, or None for a folder
@@ -91,7 +89,9 @@ def power_cut(
             files[names[op.path]] = _File(op.content, dirty=False)
         elif op.kind == "sync" and op.number:
             forced |= {
-                i for i, (p, _) in enumerate(pending) if op.path in {os.path.dirname(p.path), os.path.dirname(p.to or p.path)}
+                i
+                for i, (p, _) in enumerate(pending)
+                if op.path in {os.path.dirname(p.path), os.path.dirname(p.to or p.path)}
             }
         if op.kind == "create":
             pending.append((op, number))

@@ -1,4 +1,4 @@
-"""Small runs of every command that streams to a store, to be killed, cut off and damaged; and how to tell runs alike."""
+"""Small runs of the commands that stream to a store, to be killed, cut off and damaged; and how to tell runs alike."""
 
 from __future__ import annotations
 
