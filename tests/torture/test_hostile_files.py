@@ -12,7 +12,8 @@ import warnings
 from pathlib import Path
 
 import hostile_data
-import hostile_text  # noqa: F401  (fills the tables)
+import hostile_stores  # noqa: F401  (fills the tables)
+import hostile_text  # noqa: F401
 import hostile_weights
 import pytest
 from hostile_weights import HOSTILE, NORMAL
