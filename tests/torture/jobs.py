@@ -48,6 +48,13 @@ def replaced(out: Path) -> None:
 
 
 RESULT = xr.Dataset({"x": (("unit",), np.arange(6.0))}, {"unit": np.arange(6)})
+
+
+def large() -> xr.Dataset:
+    """A result of a megabyte, which does not compress."""
+    return xr.Dataset({"x": (("unit",), np.random.default_rng(0).random(125_000))})
+
+
 STREAMED: dict[str, Callable[[Path], None]] = {"sim": study, "fl": trained, "motivation": motivating}
 
 

@@ -1,0 +1,71 @@
+"""A disk that is full stops a run with an OSError; what was written before opens, and with room it goes on."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import jobs
+import pytest
+import xarray as xr
+
+from fedstat import store
+
+SIZES = [40, 120, 200, 260, 320]
+"""kB of the small disks; a run takes about 400."""
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A folder on a file system of its own, and how to size that in kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+
+    def mount(*options: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(["mount", "-t", "tmpfs", "-o", *options, str(folder)], capture_output=True)  # noqa: S607
+
+    if mount("size=40k", "tmpfs").returncode:
+        pytest.skip("mounting a small file system is not permitted here: a full disk cannot be had")
+    yield folder, lambda size: mount(f"remount,size={size}k")
+    subprocess.run(["umount", str(folder)], check=True)  # noqa: S607
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return {name: jobs.values(_done(job, folder / name)) for name, job in jobs.STREAMED.items()}
+
+
+def _done(job, path: Path) -> Path:
+    jobs.quietly(job, path)
+    return path
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", jobs.STREAMED)
+def test_a_run_on_a_full_disk_goes_on_when_there_is_room(name, size, disk, whole):
+    folder, resize = disk
+    resize(size)
+    path = folder / "run.zarr"
+    try:
+        jobs.quietly(jobs.STREAMED[name], path)
+    except OSError as error:
+        assert "No space left" in str(error)  # noqa: PT017
+        if path.exists():
+            store.open_run(path)
+        else:
+            assert not list(folder.iterdir())
+    resize(20_000)
+    assert not jobs.quietly(jobs.STREAMED[name], path)
+    jobs.require_same(path, whole[name])
+
+
+def test_a_result_that_does_not_fit_leaves_the_old_one(disk):
+    folder, resize = disk
+    resize(400)
+    attrs = store.provenance("large", {}, command="made up")
+    store.save(folder / "run.zarr", xr.DataTree.from_dict({"/a": jobs.RESULT}), attrs)
+    resize(150)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(folder / "run.zarr", xr.DataTree.from_dict({"/a": jobs.large()}), attrs, overwrite=True)
+    jobs.require_same(folder / "run.zarr", {f"/a/{name}": v.values for name, v in jobs.RESULT.variables.items()})
