@@ -21,7 +21,7 @@ SPECS = [
 ]  # fmt: skip
 
 
-def mask(spec, seed=0):
+def mask(spec, seed=0, share=0.5):
     """A random mask whose dims are 1 where the spec says so."""
     rng = np.random.default_rng([seed, SPECS.index(spec)])
     found = {}
@@ -30,7 +30,7 @@ def mask(spec, seed=0):
         given = [part for part in spec.split(",") if part]
         given = given[: len(given) - (3 - len(whole))] if given else []
         sizes = [1 if part == "1" else size for part, size in zip(given[::-1], whole[::-1], strict=False)]
-        found[name] = torch.from_numpy(np.asarray(rng.random(sizes[::-1]) < 0.5))
+        found[name] = torch.from_numpy(np.asarray(rng.random(sizes[::-1]) < share))
     return found
 
 
