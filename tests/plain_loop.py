@@ -61,7 +61,7 @@ def train_client(
 
 def run(
     job: engine.Job,
-    sizes: list[int],
+    sizes: list[int] | Callable[[], nn.Module],
     make_optimizer: Callable,
     *,
     rounds: int,
@@ -73,6 +73,7 @@ def run(
 ) -> tuple[list[dict[str, torch.Tensor]], np.ndarray]:
     """Train every client by itself and average entry by entry; returns client models and their test accuracies.
 
+    ``sizes`` are those of an MLP's layers, or make a client's module.
     ``shared(weights, round)`` gets the active clients' trained parameters, stacked, and returns the split, which
     broadcasts against (client, ...); ``before`` is the split before the first round, by default all is shared.
     ``finetune`` are the phases that turn a downloaded model into the one that is evaluated.
@@ -95,7 +96,7 @@ def run(
         return {name: torch.where(masks[c][name], server[name], own[c][name]) for name in server}
 
     def train(c: int, key: tuple[str, int], phases: tuple[dict, ...], memory: dict | None = None) -> nn.Module:
-        net = module(sizes)
+        net = sizes() if callable(sizes) else module(sizes)
         net.load_state_dict(download(c))
         x, y = samples(job.train, c)
         for position, phase in enumerate(phases):
