@@ -28,10 +28,10 @@ from fedstat.stats import factor
 Mask = dict[str, Tensor]
 """For every parameter a bool Tensor that broadcasts against (client, *shape): True where the entry is shared.
 
-By entry, (unit, column), by unit, (unit, 1), by column, (1, column) or (column,), or as a whole, (); with all clients'
-rows in front, by their numbers, active or not, where masks differ between clients. The server's copy of an entry moves
-to the mean of *all* active clients' values wherever *some* client shares the entry, and a client downloads it where it
-shares the entry itself.
+Such as (unit, 1) by unit, (1, column) by column, (unit, column) by entry, () for the parameter as a whole. Where masks
+differ between clients, rows of all clients stand in front, by number, whoever is active. The server's copy of an entry
+moves to the mean of *all* active clients' values wherever *some* client shares the entry, and a client downloads it
+where it shares the entry itself.
 """
 
 
