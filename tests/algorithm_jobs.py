@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import xarray as xr
 
 from fedstat.fl import engine, losses, nets, optim
 from fedstat.fl.algorithms import named
@@ -35,6 +36,18 @@ def rows(sizes, seed, *, classes=3, features=6):
     x = rng.normal(size=(sum(sizes), features))
     y = (x[:, 0] + rng.normal(size=len(x)) > 0) + (x[:, 1] > 0.5).astype(int) if classes > 2 else x[:, 0] > 0
     return Rows(torch.from_numpy(x).float(), torch.from_numpy(y.astype(int)), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def dataset(sizes, seed=0):
+    data, held = rows(sizes, seed), rows([5] * len(sizes), seed + 1)
+    client = np.concatenate([np.repeat(np.arange(len(sizes)), np.diff(d.start)) for d in (data, held)])
+    return xr.Dataset(
+        {
+            "x": (("sample", "feature"), torch.cat([data.x, held.x]).numpy()),
+            "y": ("sample", torch.cat([data.y, held.y]).numpy()),
+        },
+        {"client": ("sample", client), "split": ("sample", ["train"] * len(data.y) + ["test"] * len(held.y))},
+    )
 
 
 def job(algorithm, *, net=None, data=None, sizes=SAMPLES, **options):

@@ -24,12 +24,19 @@ def module(sizes: list[int]) -> nn.Sequential:
     return net
 
 
-def train_client(net, x, y, make_optimizer, *, epochs, batch_size, rng, penalty=None, trains=None) -> None:
-    """Plain local training: shuffled batches, mean loss, one optimiser over the parameters that train."""
+def train_client(
+    net, x, y, make_optimizer, *, epochs, batch_size, rng, penalty=None, trains=None, memory=None, held=None
+) -> None:
+    """Plain local training: shuffled batches, mean loss, one optimiser over the parameters that train.
+
+    ``memory``, a dict, keeps the optimiser's state from call to call; entries where ``held`` is True do not move.
+    """
     named = dict(net.named_parameters())
     for name, p in named.items():
         p.requires_grad_(trains is None or trains(name))
     optimizer = make_optimizer([p for p in named.values() if p.requires_grad])
+    if memory:
+        optimizer.load_state_dict(memory["optimizer"])
     anchor = {name: p.detach().clone() for name, p in named.items()}
     n, size = len(x), min(batch_size or len(x), len(x))
     shuffled = rng.permuted(np.tile(np.arange(n), (epochs, 1)), axis=1)
@@ -46,56 +53,77 @@ def train_client(net, x, y, make_optimizer, *, epochs, batch_size, rng, penalty=
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            for name, mask in (held or {}).items():
+                named[name].data[mask] = anchor[name][mask]
+    if memory is not None:
+        memory["optimizer"] = optimizer.state_dict()
 
 
 def run(
     job: engine.Job,
-    sizes: list[int],
+    sizes: list[int] | Callable[[], nn.Module],
     make_optimizer: Callable,
     *,
     rounds: int,
     shared: Callable[[dict[str, np.ndarray], int], dict[str, np.ndarray | bool]],
     phases: tuple[dict, ...] = ({},),
     finetune: tuple[dict, ...] = (),
+    before: dict[str, np.ndarray | bool] | None = None,
+    mix: np.ndarray | None = None,
 ) -> tuple[list[dict[str, torch.Tensor]], np.ndarray]:
     """Train every client by itself and average entry by entry; returns client models and their test accuracies.
 
-    ``shared(weights, round)`` gets the active clients' trained parameters, stacked, and returns the split;
+    ``sizes`` are those of an MLP's layers, or make a client's module.
+    ``shared(weights, round)`` gets the active clients' trained parameters, stacked, and returns the split, which
+    broadcasts against (client, ...); ``before`` is the split before the first round, by default all is shared.
     ``finetune`` are the phases that turn a downloaded model into the one that is evaluated.
+    ``mix`` (client, client) holds what a client averages the active clients with, rows that sum to 1 or not.
     """
     clients = range(job.clients)
     server = job.net.init(_random.generator(job.seed, "start"))
     own = [{name: p.clone() for name, p in server.items()} for _ in clients]
-    masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in server.items()}
+    memory: list[dict | None] = [{} if job.optimizer_state == "keep" else None for _ in clients]
+
+    def each(split: dict[str, np.ndarray | bool]) -> list[dict[str, torch.Tensor]]:
+        whole = {name: np.broadcast_to(m, (job.clients, *server[name].shape)) for name, m in split.items()}
+        return [{name: torch.tensor(m[c]) for name, m in whole.items()} for c in clients]
+
+    masks = each(dict.fromkeys(server, np.True_) if before is None else before)
 
     def download(c: int) -> dict[str, torch.Tensor]:
-        return {name: torch.where(masks[name], server[name], own[c][name]) for name in server}
+        if mix is not None:
+            return own[c]
+        return {name: torch.where(masks[c][name], server[name], own[c][name]) for name in server}
 
-    def train(c: int, key: tuple[str, int], phases: tuple[dict, ...]) -> nn.Module:
-        net = module(sizes)
+    def train(c: int, key: tuple[str, int], phases: tuple[dict, ...], memory: dict | None = None) -> nn.Module:
+        net = sizes() if callable(sizes) else module(sizes)
         net.load_state_dict(download(c))
         x, y = samples(job.train, c)
         for position, phase in enumerate(phases):
             rng = _random.generator(job.seed, *key, position, int(c))
-            options = {"epochs": job.local_epochs, **phase}
+            options = {"epochs": job.local_epochs, "memory": memory, **phase}
             train_client(net, x, y, make_optimizer, batch_size=job.batch_size, rng=rng, **options)
         return net
 
     for number in range(rounds):
         active = engine.active(job, number)
         for c in active:
-            net = train(c, ("batches", number), phases)
+            net = train(c, ("batches", number), phases, memory[c])
             own[c] = {name: p.detach().clone() for name, p in net.state_dict().items()}
         trained = {name: np.stack([own[c][name].numpy() for c in active]) for name in server}
-        new = {
-            name: torch.as_tensor(np.broadcast_to(m, server[name].shape).copy())
-            for name, m in shared(trained, number).items()
-        }
+        new = each(shared(trained, number))
         n = torch.tensor([float(job.train.sizes[c]) for c in active])
         for name in server:
             mean = sum(w * own[c][name] for w, c in zip(n / n.sum(), active, strict=True))
-            moved = torch.where(masks[name], server[name] + job.server_lr * (mean - server[name]), mean)
-            server[name] = torch.where(new[name], moved, server[name])
+            was, shared_by_some = (sum(m[c][name].int() for c in clients) > 0 for m in (masks, new))
+            moved = torch.where(was, server[name] + job.server_lr * (mean - server[name]), mean)
+            server[name] = torch.where(shared_by_some, moved, server[name])
+        if mix is not None:
+            for i in active:
+                weights = mix[i, active] / mix[i, active].sum()
+                for name, all_ in trained.items():
+                    mixed = torch.from_numpy(np.tensordot(weights, all_, 1)).float()
+                    own[i][name] = torch.where(new[i][name], mixed, own[i][name])
         masks = new
     models = [download(c) for c in clients]
     accuracy = []

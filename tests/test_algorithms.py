@@ -10,8 +10,7 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
-import xarray as xr
-from algorithm_jobs import FLAGS, SAMPLES, SIZES, assert_equal, job, make, models, rows, run
+from algorithm_jobs import FLAGS, SAMPLES, SIZES, assert_equal, dataset, job, make, models, rows, run
 
 from fedstat import _random
 from fedstat.fl import algorithms, engine, evaluate, nets, optim, train
@@ -185,23 +184,11 @@ def test_what_no_algorithm_shares_stays_local(name):
         assert parameter in j.net.unshared or torch.equal(mask, plain[parameter])
 
 
-def dataset():
-    data, held = rows(SAMPLES, 0), rows([5] * len(SAMPLES), 1)
-    client = np.concatenate([np.repeat(np.arange(len(SAMPLES)), np.diff(d.start)) for d in (data, held)])
-    return xr.Dataset(
-        {
-            "x": (("sample", "feature"), torch.cat([data.x, held.x]).numpy()),
-            "y": ("sample", torch.cat([data.y, held.y]).numpy()),
-        },
-        {"client": ("sample", client), "split": ("sample", ["train"] * len(data.y) + ["test"] * len(held.y))},
-    )
-
-
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
     options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "optimizer": optim.adam(0.01)}
     options["keep_weights"] = []
-    whole = train(dataset(), nets.mlp(SIZES), make(name), **options)
+    whole = train(dataset(SAMPLES), nets.mlp(SIZES), make(name), **options)
 
     def kill(_, count=[0]):  # noqa: B006
         count[0] += 1
@@ -210,8 +197,8 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
 
     out = tmp_path / "run.zarr"
     with pytest.raises(KeyboardInterrupt):
-        train(dataset(), nets.mlp(SIZES), make(name), out=out, progress=kill, **options)
-    again = train(dataset(), nets.mlp(SIZES), make(name), out=out, resume=True, **options)
+        train(dataset(SAMPLES), nets.mlp(SIZES), make(name), out=out, progress=kill, **options)
+    again = train(dataset(SAMPLES), nets.mlp(SIZES), make(name), out=out, resume=True, **options)
     for group in whole.groups:
         for variable, values in whole[group].data_vars.items():
             if variable != "seconds":

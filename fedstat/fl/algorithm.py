@@ -26,7 +26,13 @@ from fedstat.fl.nets import Net, Params, layer_of, layers
 from fedstat.stats import factor
 
 Mask = dict[str, Tensor]
-"""For every parameter a bool Tensor that broadcasts against (client, *shape): True where the entry is shared."""
+"""For every parameter a bool Tensor that broadcasts against (client, *shape): True where the entry is shared.
+
+Such as (unit, 1) by unit, (1, column) by column, (unit, column) by entry, () for the parameter as a whole. Where masks
+differ between clients, rows of all clients stand in front, by number, whoever is active. The server's copy of an entry
+moves to the mean of *all* active clients' values wherever *some* client shares the entry, and a client downloads it
+where it shares the entry itself.
+"""
 
 
 class Split(NamedTuple):
@@ -81,7 +87,8 @@ class Uploads(NamedTuple):
     before, after : callable () -> Params and Params (active, ...)
         Parameters as downloaded and as trained.
     split : Split
-        The split under which the clients downloaded.
+        The split under which the clients downloaded. Rows of its masks, if there are any, are all clients by number,
+        and so are those of the split that ``resplit`` returns.
     """
 
     net: Net
@@ -150,9 +157,10 @@ class Algorithm(NamedTuple):
         The loss of the wrapped network.
     keeps : callable (Net) -> sequence of str, optional
         Parameters of which ``resplit`` may ever make an entry personal, so that clients' own copies are kept; without
-        it all are. Where there is no ``resplit`` the entries that are personal at the start are kept.
+        it, or with ``mix``, all are. Where there is neither, the entries that are personal at the start are kept.
     uploads : callable (Net, Split) -> Mask, optional
-        Entries that a client sends after local training under the round's new split; without it the shared ones.
+        Entries that a client sends after local training under the round's new split; without it those that some client
+        shares.
     """
 
     name: str

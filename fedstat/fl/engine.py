@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -38,7 +39,13 @@ class Round(NamedTuple):
 
 
 def start(job: Job) -> State:
-    """State before the first round: one start for all clients."""
+    """State before the first round: one start for all clients.
+
+    Raises
+    ------
+    ValueError
+        If the method's split has no bool mask that broadcasts against (client, *shape) for every parameter.
+    """
     server = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
 
     def pretrain(epochs: int | None) -> Params:
@@ -49,7 +56,11 @@ def start(job: Job) -> State:
         return {name: p[np.argsort(order)] for name, p in trained.items()}
 
     split = job.algorithm.split(Start(job.net, job.train.sizes, job.seed, job.device, pretrain))
+    masks.require(job.net, split.shared, job.clients, job.algorithm.name)
+    if job.algorithm.uploads:
+        masks.require(job.net, job.algorithm.uploads(job.net, split), job.clients, f"{job.algorithm.name}, uploads")
     kept = _kept(job, split)
+    _require_kept(job, kept, split)
     params = {name: (server[name] if at is None else server[name][at]) for name, at in kept.items()}
     params = {name: p.expand(job.clients, *p.shape).clone() for name, p in params.items()}
     optimizer: Params = {}
@@ -61,16 +72,27 @@ def start(job: Job) -> State:
 def _kept(job: Job, split: Split) -> dict[str, Tensor | None]:
     """Units of each parameter of which clients' own copies have to be kept."""
     algorithm = job.algorithm
-    if algorithm.resplit or algorithm.mix:
+    if algorithm.mix:  # every client has a mixture of its own, of shared entries too
+        return dict.fromkeys(job.net.shapes)
+    if algorithm.resplit:
         return dict.fromkeys(algorithm.keeps(job.net) if algorithm.keeps else job.net.shapes)
     kept: dict[str, Tensor | None] = {}
     for name, mask in split.shared.items():
         shape = job.net.shapes[name]
         if bool(mask.all()):
             continue
-        by_unit = mask.ndim == len(shape) and mask.numel() == shape[0]
+        by_unit = mask.shape == (shape[0], *(1,) * (len(shape) - 1))
         kept[name] = torch.nonzero(~mask.flatten()).squeeze(1) if by_unit else None
     return kept
+
+
+def _require_kept(job: Job, kept: Collection[str], split: Split) -> None:
+    for name, mask in split.shared.items():
+        if name not in kept and not bool(mask.all()):
+            raise ValueError(
+                f"method {job.algorithm.name!r} makes entries of {name!r} personal, but its keeps(net) names only "
+                f"{list(kept)}. Name every parameter that may turn personal, or leave keeps out."
+            )
 
 
 def step(job: Job, state: State) -> State:
@@ -83,6 +105,8 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
 
     Raises
     ------
+    ValueError
+        If the new split is no mask of every parameter, or makes entries personal of which no copies are kept.
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
@@ -97,12 +121,17 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     uploads = Uploads(
         job.net, state.round, job.seed, clients, weights, lambda: personal(job, state, clients), after, state.split
     )
-    split = algorithm.resplit(uploads) if algorithm.resplit else state.split
+    split = state.split
+    if algorithm.resplit:
+        split = algorithm.resplit(uploads)
+        masks.require(job.net, split.shared, job.clients, algorithm.name)
+        _require_kept(job, state.kept, split)
     done = Round(clients, dict(after), loss)
     if algorithm.mix:
         mixture = algorithm.mix(uploads)
         for name, p in after.items():
-            after[name] = torch.where(split.shared[name], torch.tensordot(mixture, p, 1), p)
+            shared = masks.of_clients(split.shared[name], p.ndim - 1, clients)
+            after[name] = torch.where(shared, torch.tensordot(mixture, p, 1), p)
     server = {name: _server_step(job, state, split.shared[name], name, mean[name]) for name in mean}
     params = {name: after[name] if at is None else after[name][:, at] for name, at in state.kept.items()}
     if len(clients) < job.clients or (clients[1:] < clients[:-1]).any():
@@ -114,15 +143,11 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
 def _server_step(job: Job, state: State, shared: Tensor, name: str, mean: Tensor) -> Tensor:
     """W ← W + η_g (mean − W) where an entry stays shared, the mean where it turns shared, the old copy elsewhere.
 
-    A mask that differs between clients moves the server's copy wherever some client shares the entry.
+    Where masks differ between clients, an entry is shared if some client shares it; the mean is of all active clients.
     """
-    old, was = state.server[name], state.split.shared[name]
-    if shared.ndim > mean.ndim:
-        shared = shared.any(0)
-    if was.ndim > mean.ndim:
-        was = was.any(0)
+    old, was = state.server[name], masks.by_some(state.split.shared[name], mean.ndim)
     moved = torch.where(was, torch.lerp(old, mean, job.server_lr), mean)
-    return torch.where(shared, moved, old)
+    return torch.where(masks.by_some(shared, mean.ndim), moved, old)
 
 
 def _require_finite(mean: Params, after: Params, loss: Tensor, clients: np.ndarray, number: int) -> None:

@@ -92,8 +92,8 @@ def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dic
     seconds = time.perf_counter() - begun
     metrics = {"seconds": np.asarray(seconds)}
     if job.track:
-        up, down = traffic.traffic(job.algorithm, job.net, state.split, before)
-        metrics |= {"bytes_up": np.asarray(up * len(done.clients)), "bytes_down": np.asarray(down * len(done.clients))}
+        up, down = traffic.traffic(job.algorithm, job.net, state.split, before, done.clients)
+        metrics |= {"bytes_up": np.asarray(up), "bytes_down": np.asarray(down)}
         metrics["train_loss"] = np.full(job.clients, np.nan, np.float32)
         metrics["train_loss"][done.clients] = done.loss.cpu().numpy()
     if full:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedstat import _random
-from fedstat.fl import nets
+from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Algorithm, Phase, Split
 from fedstat.fl.batches import Rows
 from fedstat.fl.losses import Loss
@@ -132,7 +132,8 @@ def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Pa
         elif job.algorithm.mix:  # such a server sends every client its own mixture, which is in place already
             p.copy_(own)
         else:
-            torch.where(state.split.shared[name], state.server[name], own, out=p)
+            shared = masks.of_clients(state.split.shared[name], state.server[name].ndim, clients)
+            torch.where(shared, state.server[name], own, out=p)
     return into
 
 

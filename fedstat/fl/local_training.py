@@ -76,7 +76,7 @@ def train_chunk(
     kept : Params, optional
         Optimiser state to go on with; changed in place.
     frozen : Mask, optional
-        Entries that stay as they are.
+        Entries that stay as they are; without rows of clients.
     """
     state = kept or job.optimizer.init(params)
     total, batches_seen = torch.zeros(len(clients), device=job.device), np.zeros(len(clients))

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from fedstat import _random
+from fedstat.fl import masks
 from fedstat.fl.evaluate import scores
 from fedstat.fl.job import Job, State, by_size, each_chunk, personal
 from fedstat.fl.nets import Params
@@ -48,7 +49,8 @@ def masked_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
                 for name in split:
                     p = params[name]
                     sd = own or p.flatten(1).std(1, correction=0).view(-1, *(1,) * (p.ndim - 1))
-                    changed[name] = torch.where(state.split.shared[name] == wanted, noise[name] * sd, p)
+                    shared = masks.of_clients(state.split.shared[name], p.ndim - 1, chunk)
+                    changed[name] = torch.where(shared == wanted, noise[name] * sd, p)
                 found[i, draw, chunk] = scores(job, changed, job.test, chunk)[0]
 
     each_chunk(job, job.clients, work)

@@ -162,6 +162,67 @@ def require_layer(net: Net, layer: str | int) -> str:
 
 
 def shared_units(net: Net, mask: Mask, layer: str) -> torch.Tensor:
-    """Which units of a layer are shared: bool (unit,)."""
-    name = (incoming(net, layer) or [n for n in net.shapes if nets.layer_of(n) == layer])[0]
-    return mask[name].flatten().expand(net.shapes[name][0])
+    """Which units of a layer are shared: bool (unit,).
+
+    A unit is shared if all of its incoming weights are, for all clients; in a layer without weights its first parameter
+    decides.
+    """
+    names = incoming(net, layer) or [n for n in net.shapes if nets.layer_of(n) == layer][:1]
+    shared = torch.ones(nets.layers(net)[layer], dtype=torch.bool, device=device_of(mask))
+    for name in names:
+        rank = len(net.shapes[name])
+        own = by_all(mask[name], rank)
+        shared = shared & (own.reshape(len(own), -1).all(1) if own.ndim == rank else own.all())
+    return shared
+
+
+def of_clients(mask: torch.Tensor, rank: int, clients: np.ndarray) -> torch.Tensor:
+    """Rows of some clients in one parameter's mask; the mask as it is where it does not differ between clients.
+
+    Parameters
+    ----------
+    mask : bool Tensor
+        Broadcasts against (client, *shape), all clients.
+    rank : int
+        Length of ``shape``.
+    clients : int array (k,)
+
+    Returns
+    -------
+    bool Tensor
+        Broadcasts against (k, *shape).
+    """
+    return mask[clients] if mask.ndim > rank and len(mask) > 1 else mask
+
+
+def by_some(mask: torch.Tensor, rank: int) -> torch.Tensor:
+    """Which entries of a parameter with ``rank`` dims some client shares: broadcasts against its shape."""
+    return mask.any(0) if mask.ndim > rank else mask
+
+
+def by_all(mask: torch.Tensor, rank: int) -> torch.Tensor:
+    """Which entries of a parameter with ``rank`` dims all clients share: broadcasts against its shape."""
+    return mask.all(0) if mask.ndim > rank else mask
+
+
+def require(net: Net, mask: Mask, clients: int, method: str) -> None:
+    """Raise ValueError, naming method and parameter, unless there is a mask that fits for every parameter."""
+    if unknown := [name for name in mask if name not in net.shapes]:
+        raise ValueError(f"method {method!r} has masks of {unknown}, but the network's are {list(net.shapes)}")
+    for name, shape in net.shapes.items():
+        if name not in mask:
+            raise ValueError(
+                f"method {method!r} has no mask of {name!r}, of shape {shape}. A mask is needed for every parameter: "
+                "torch.tensor(True) shares one, torch.tensor(False) leaves it to the clients."
+            )
+        given, whole = mask[name], (clients, *shape)
+        if not isinstance(given, torch.Tensor) or given.dtype != torch.bool:
+            kind = f"{given.dtype} values" if isinstance(given, torch.Tensor) else type(given).__name__
+            raise ValueError(f"method {method!r}: the mask of {name!r} must be a bool Tensor, but got {kind}")
+        seen = tuple(given.shape)
+        fits = zip(seen[::-1], whole[::-1], strict=False)
+        if len(seen) > len(whole) or any(n not in (1, size) for n, size in fits):
+            raise ValueError(
+                f"method {method!r}: the mask of {name!r} must broadcast against (client, *shape) = {whole}, but has "
+                f"shape {seen}. One bool a unit is of shape {(shape[0], *(1,) * (len(shape) - 1))}."
+            )

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fedstat.fl import masks
 from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.batches import Rows, whole
 from fedstat.fl.evaluate import scores
@@ -33,7 +34,8 @@ def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.n
         entry is as it was at the start.
         ``finetuned``: that model after one round of the method's local training, FedAvg+ and FedProx+.
         ``local_train``: shared entries downloaded and held, personal ones trained for one round (FedFac §3.2; FedRep's
-        head and FedEM's mixture weights likewise).
+        head and FedEM's mixture weights likewise). A new client has no mask of its own: where masks differ between
+        clients, what all of them share is held.
         ``ensemble``: the mean of the class probabilities of all existing clients' models (FedFac §3.2; LG-FedAvg).
     """
     new = replace(job, train=train, test=test, validation=None, optimizer_state="reset")
@@ -41,10 +43,11 @@ def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.n
     clients = by_size(train, np.arange(len(train.start) - 1))
     found = {rule: np.full(len(clients), np.nan, np.float32) for rule in RULES}
     trained = job.algorithm.finetune or job.phases
+    held = {name: masks.by_all(mask, state.server[name].ndim) for name, mask in state.split.shared.items()}
     ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
         "global": ((), None),
         "finetuned": (trained, None),
-        "local_train": (job.phases, state.split.shared),
+        "local_train": (job.phases, held),
     }
 
     def work(span: slice) -> None:

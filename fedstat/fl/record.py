@@ -78,6 +78,11 @@ def layout(
         Layers whose split is recorded, with their numbers of units.
     also : mapping from name to description
         More metrics (round, client).
+
+    Notes
+    -----
+    ``split/<layer>/shared`` is True where all incoming weights of a unit are shared by all clients, which says nothing
+    of the single entries and clients of a finer mask.
     """
     coords = {**lead, "round": ("round", np.arange(1, n_rounds + 1))}
     clients, chunk = ("client", np.arange(n_clients)), dict.fromkeys(lead, 1)
