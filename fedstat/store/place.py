@@ -87,7 +87,7 @@ def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
             lock.release()
             raise
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
         raise
 
 
@@ -126,7 +126,7 @@ def replace(folder: Path, path: str | Path) -> None:
             old.rename(path)
         raise
     journal.sync(path.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
 
 
 def settle(path: str | Path) -> None:
@@ -138,27 +138,33 @@ def settle(path: str | Path) -> None:
     if not path.parent.is_dir():
         return
     for old in _beside(path, "replaced-[0-9a-f]{8}"):
-        if command_of(old) is None:
-            continue
         if os.path.lexists(path):
-            shutil.rmtree(old, ignore_errors=True)
-        else:
+            remove(old)
+        elif command_of(old) is not None:
             old.rename(path)
     for folder in _beside(path, "partial-[0-9a-z_]{8}"):
         if _left_over(folder):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """Remove a store or a draft, its journal last: what a killed process leaves of it is still known as ours."""
+    ours = folder / journal.FOLDER
+    for path in folder.iterdir():
+        if path != ours:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _beside(path: Path, ending: str) -> list[Path]:
+    """Folders beside ``path`` with its name and that ending, which are ours by what is in them."""
     named = re.compile(re.escape(path.name) + r"\." + ending)
-    return sorted(p for p in path.parent.iterdir() if named.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+    found = (p for p in path.parent.iterdir() if named.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+    return sorted(p for p in found if (p / journal.FOLDER).is_dir() or not any(p.iterdir()))
 
 
 def _left_over(folder: Path) -> bool:
     """Whether a draft is nobody's any more."""
-    inside = {p.name for p in folder.iterdir()}
-    if inside - {journal.FOLDER} and journal.FOLDER not in inside:
-        return False
     if not (folder / journal.FOLDER / "lock").exists():
         return time.time() - folder.stat().st_mtime > _YOUNG
     try:

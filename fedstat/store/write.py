@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -88,7 +87,7 @@ class Writer:
         if self._files is None:
             return
         if kind is not None and self._new:
-            shutil.rmtree(self.path, ignore_errors=True)
+            place.remove(self.path)
         self._files.close()
 
     @property
