@@ -172,4 +172,4 @@ def _clients(m: Moments) -> int:
 
 
 def _chunk(m: Moments, chunk: int | None) -> int:
-    return _check.integer("chunk", chunk or max(1, 2**23 // m.mean.shape[-1] ** 2))
+    return _check.integer("chunk", max(1, 2**23 // m.mean.shape[-1] ** 2) if chunk is None else chunk)

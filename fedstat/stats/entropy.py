@@ -107,7 +107,8 @@ def knn_entropy(
     Raises
     ------
     ValueError
-        If a value is not finite, there are no more than k samples, or ties are found and not provided for.
+        If a value is not finite, there are no more than k samples, ties are found and not provided for, or
+        ``resolution`` is given without "jitter".
 
     Notes
     -----
@@ -137,6 +138,10 @@ def knn_entropy(
     """
     xp = array_namespace(x)
     _check.choice("ties", ties, TIES)
+    if resolution is not None and ties != "jitter":
+        raise ValueError(
+            f'resolution has no effect with ties={ties!r}, but got {resolution!r}. Leave it out, or use ties="jitter".'
+        )
     points, batch = _points(xp, x, axis, feature_axis)
     k = _check.integer("k", k, low=1)
     if points.shape[1] <= k:
