@@ -6,6 +6,7 @@ import warnings
 from typing import Any, Literal
 
 import numpy as np
+from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from fedstat import _check
@@ -21,8 +22,9 @@ from fedstat.labelled.coerce import (
     values_of,
 )
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation, SplitResult, Tau
-from fedstat.stats import factor
-from fedstat.stats.moments import Moments, correlation, moments
+from fedstat.stats import eigen, factor
+from fedstat.stats.moments import Moments, balanced, correlation, moments
+from fedstat.stats.wide import require_memory
 
 Heywood = Literal["allow", "bound", "error"]
 _DEFAULTS: dict[str, Any] = {
@@ -120,11 +122,12 @@ def fa(
             f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
             "Use fedstat.layer_matrix(weights), or select one round or layer first."
         )
+    _require_memory(z, len(units), method, n_factors, start)
     if corr:
         r = correlation_matrix(z)
     else:
         n_obs = int(z.shape[0])
-        r = correlation(name_bad(moments(z), units))
+        r = correlation(name_bad(moments(balanced(z)[0]), units))
     return _analyse(r, units, n_obs, None, kappa, n_factors, method, rotation, options)
 
 
@@ -168,6 +171,9 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
     >>> split(np.concatenate([alike, own], axis=1), n_factors=1, tau=1 / 3).shared.tolist()
     [True, True, True, True, False, False]
     """
+    fitting = _DEFAULTS | _CHOICES | options
+    n_units = len(labels(weights, "unit", 1))
+    _require_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["start"])
     m, units, n_clients = sums(weights)
     return _split_correlation(correlation(m), units, int(m.n), n_clients, kappa, tau, options)
 
@@ -245,6 +251,13 @@ def _require_effect(method: str, n_factors: int | None, kappa: float, options: d
             f"kappa has no effect with a given n_factors, but got kappa={kappa!r} and n_factors={n_factors!r}. "
             "Leave one of them out."
         )
+
+
+def _require_memory(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
+    if is_torch_array(data) and data.device.type != "cpu":
+        return  # torch says itself what a device lacks
+    few_pairs = isinstance(n_factors, int) and eigen.pays(units, n_factors) and method != "minres"
+    require_memory(units, all_pairs=not few_pairs or (isinstance(start, str) and start == "smc"))
 
 
 def _analyse(

@@ -279,6 +279,7 @@ def _start(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) ->
         return ones * xp.clip(1 - 1 / inverse, min=0.0)
     if isinstance(start, str):
         _check.choice("start", start, ("pc", "smc"))
+    start = _check.numbers("start", start)
     h = xp.astype(xp.asarray(start, device=device_of(ones)), xp.float64)
     if h.shape != ones.shape or bool(xp.any(h < 0)):
         raise ValueError(
