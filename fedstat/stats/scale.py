@@ -27,7 +27,7 @@ def exponent(largest: Array) -> Array:
     Examples
     --------
     >>> import numpy as np
-    >>> exponent(np.array([1.0, 1e-70, 1e153, 5e-324, 1e308])).tolist()
+    >>> exponent(np.array([1.0, 1e70, 1e153, 5e-324, 1e308])).tolist()
     [0.0, 0.0, 500.0, -1000.0, 1000.0]
     """
     xp = array_namespace(largest)
