@@ -8,6 +8,9 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+from array_api_compat import is_torch_array
+
 
 def integer(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:
     """Return ``value`` as an int in [low, high], or raise ValueError naming the argument."""
@@ -49,3 +52,27 @@ def choice(name: str, value: Any, options: Collection[Any]) -> Any:
         hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(map(repr, options))}, but got {value!r}.{hint}")
     return value
+
+
+def numbers(name: str, values: Any) -> Any:
+    """Return an array or tensor of real numbers, of which none is masked, or raise ValueError naming the argument.
+
+    Anything but a tensor or what has labels (it has ``dims``) becomes a NumPy array. No value is read of what is lazy.
+    """
+    if np.ma.is_masked(values):
+        raise ValueError(
+            f"{name} must hold a number everywhere, but got a masked array with {np.ma.count_masked(values)} masked "
+            "values. Leave out the clients or units that have them, or replace them with .filled(...)."
+        )
+    if is_torch_array(values):
+        sparse = str(values.layout) != "torch.strided"
+        real_numbers = not (sparse or values.is_complex() or str(values.dtype) == "torch.bool")
+        hint = "Pass .to_dense()." if sparse else "Pass .real, .imag or .abs() of complex, .double() of bool values."
+        seen = f"{values.layout} {values.dtype}"
+    else:
+        values = values if hasattr(values, "dims") else np.asarray(values)
+        real_numbers, seen = values.dtype.kind in "fiu", f"dtype {values.dtype}"
+        hint = "Pass .real, .imag or abs() of complex, .astype(float) of other, .toarray() of sparse values."
+    if not real_numbers:
+        raise ValueError(f"{name} must hold real numbers in a dense array, but got {seen}. {hint}")
+    return values

@@ -168,3 +168,45 @@ def test_differences_that_vary_by_rounding_of_float32_alone_are_the_same():
     assert "the same difference in every pair" in found.notes[0]
     same = data.assign(accuracy=[*x[:2], *(x[:2] + 1e-9)])
     assert compare.paired(same, reference="a").table["p_value"].iloc[1] == 1
+
+
+@pytest.mark.parametrize("column", ["seed", "method", "heterogeneity"])
+@pytest.mark.parametrize("hole", [np.nan, None])
+def test_a_row_whose_block_or_method_is_unknown_is_refused(column, hole):
+    """Its value can be paired with no other, so every count that holds it is wrong."""
+    data = pd.concat([drawn(3, 4, i).assign(heterogeneity=h) for i, h in enumerate("xy")]).astype({column: object})
+    data.iloc[5, data.columns.get_loc(column)] = hole
+    first = ", ".join(f"{c} = {data[c].iloc[5]}" for c in ("method", "heterogeneity", "seed"))
+    with pytest.raises(ValueError, match=f"every row must say its {column!r}, but 1 of 24 rows does not.*{first}"):
+        compare.paired(data, reference="m0", block=["heterogeneity", "seed"])
+    with pytest.raises(ValueError, match=f"every row must say its {column!r}"):
+        compare.mixed(data)
+
+
+def test_values_that_are_no_finite_number_are_refused_but_nan_is_left_out():
+    data = drawn(2, 4).assign(heterogeneity="x")
+    for bad, seen in ((np.inf, "inf"), (-np.inf, "-inf")):
+        broken = data.assign(accuracy=data["accuracy"].where(data["seed"] != 2, bad))
+        for call in (lambda d: compare.paired(d, reference="m0"), compare.mixed):
+            with pytest.raises(ValueError, match=f"'accuracy' must be finite or NaN, but got {seen}.*seed = 2"):
+                call(broken)
+    with pytest.raises(ValueError, match="'accuracy' must hold numbers, but got dtype complex128"):
+        compare.paired(data.assign(accuracy=data["accuracy"] + 1j), reference="m0")
+    with pytest.raises(ValueError, match="'heterogeneity' must be finite"):
+        compare.mixed(data.assign(heterogeneity=[np.inf, 1.0] * 4))
+    with pytest.raises(ValueError, match="sign flip needs finite differences"):
+        compare.sign_flip(np.array([1.0, np.nan, 2.0]))
+
+
+def test_methods_of_one_name_are_one_method():
+    """Tables name methods as text, so that 1 and '1' are one."""
+    data = tidy({"a": [0.5, 0.7, 0.1], "1": [0.6, 0.8, 0.3]})
+    mixed_up = pd.concat([data, data[data["method"] == "1"].assign(method=1)])
+    with pytest.raises(ValueError, match="one value in a block, but got '1' twice at seed = 0"):
+        compare.paired(mixed_up, reference="a")
+
+
+def test_a_mixed_model_counts_no_run_twice():
+    data = pd.concat([drawn(2, 4, i).assign(heterogeneity=h) for i, h in enumerate("xy")])
+    with pytest.raises(ValueError, match="one value in a block, but got 'm0' twice at heterogeneity = x, seed = 0"):
+        compare.mixed(pd.concat([data, data]))

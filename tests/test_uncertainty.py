@@ -146,7 +146,7 @@ def test_stability_varies_one_choice_at_a_time() -> None:
         "method": 3, "start": 3, "max_iter": 2, "kappa": 1, "tau": 1,
     }  # fmt: skip
     for _, row in table[table["varied"] == "kappa"].iterrows():
-        other = fs.split(weights(), kappa=float(row["value"]), max_iter=50, method="pc")
+        other = fs.split(weights(), kappa=float(row["value"]), method="pc")
         assert row["n_factors"] == other.fit.n_factors
     assert ((table["adjusted_rand"] <= 1) & (table["same_state"] <= 1)).all()
     assert list(result.glance()) == ["method", "kappa", "start", "max_iter", "tau"]

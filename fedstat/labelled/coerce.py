@@ -12,7 +12,11 @@ import xarray as xr
 from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
-from fedstat.stats.moments import Moments, broken_units, correlation, moments
+from fedstat import _check
+from fedstat.stats.moments import Moments, balanced, broken_units, correlation, moments, rescaled
+from fedstat.stats.wide import require_memory, safe_blas
+
+_BLOCK = 2**26  # bytes read at once
 
 Weights = Any
 """(client, unit, weight...): NumPy array, torch tensor, or DataArray with dims ``client`` and ``unit``."""
@@ -40,6 +44,7 @@ def layer_matrix(weights: Weights) -> Any:
     """
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
+        _check.numbers("weights", weights)
         others = [d for d in weights.dims if d not in ("client", "unit")]
         return weights.stack(row=["client", *others]).transpose("row", "unit")
     flat = _flat(weights)
@@ -48,20 +53,40 @@ def layer_matrix(weights: Weights) -> Any:
 
 
 def sums(weights: Weights) -> tuple[Moments, NDArray[Any], int]:
-    """Moments over clients, labels of the units, number of clients; one client's block is in memory at a time."""
+    """Moments over clients, labels of the units, number of clients; a block of clients is in memory at a time.
+
+    The units' scales are powers of two of their own, as in :func:`fedstat.stats.moments.balanced`.
+    """
     units, total, n = labels(weights, "unit", 1), None, 0
-    for client, block in client_blocks(weights):
-        m = name_bad(moments(block), units, client)
-        total, n = m if total is None else total + m, n + 1
-    return cast(Moments, total), units, n
+    for one in _each(weights, units):
+        total, n = one if total is None else _joined(total, one), n + 1
+    return cast(_Scaled, total)[0], units, n
 
 
 def client_sums(weights: Weights) -> tuple[Moments, NDArray[Any]]:
-    """Moments of each client, stacked along a first dim client, and labels of the units."""
+    """Moments of each client, stacked along a first dim client, and labels of the units, scaled as in :func:`sums`."""
     units = labels(weights, "unit", 1)
-    each = [name_bad(moments(block), units, client) for client, block in client_blocks(weights)]
-    xp = array_namespace(each[0].cross)
-    return Moments(*(xp.stack(field) for field in zip(*each, strict=True))), units
+    require_memory(len(units), all_pairs=False, clients=len(labels(weights, "client", 0)))
+    each = list(_each(weights, units))
+    xp = array_namespace(each[0][1])
+    top = reduce(xp.maximum, (e for _, e in each))
+    aligned = [rescaled(m, e - top) for m, e in each]
+    return Moments(*(xp.stack(field) for field in zip(*aligned, strict=True))), units
+
+
+_Scaled = tuple[Moments, Any]
+"""Moments, and the exponents (unit,) of the powers of two that the units were divided by."""
+
+
+def _each(weights: Weights, units: NDArray[Any]) -> Iterator[_Scaled]:
+    for client, block in client_blocks(weights):
+        z, exponent = balanced(block)
+        yield name_bad(moments(z), units, client), exponent
+
+
+def _joined(a: _Scaled, b: _Scaled) -> _Scaled:
+    top = array_namespace(a[1]).maximum(a[1], b[1])
+    return rescaled(a[0], a[1] - top) + rescaled(b[0], b[1] - top), top
 
 
 def correlation_of(each: Moments) -> Any:
@@ -70,21 +95,31 @@ def correlation_of(each: Moments) -> Any:
 
 
 def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:
-    """Yield (label, (weight, unit)) client by client; a lazy DataArray is read one client at a time."""
+    """Yield (label, (weight, unit)) client by client; of a lazy DataArray every stored chunk is read once."""
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
+        _check.numbers("weights", weights)
         if 0 in weights.shape:
             raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
-        for label, i in zip(labels(weights, "client", 0), range(weights.sizes["client"]), strict=True):
-            one = weights.isel(client=i).transpose("unit", ...)
-            yield label, np.asarray(one.data).reshape(one.sizes["unit"], -1).T
+        names, step = labels(weights, "client", 0), _clients_at_once(weights)
+        for start in range(0, len(names), step):
+            block = weights.isel(client=slice(start, start + step)).load().transpose("client", "unit", ...).values
+            for name, one in zip(names[start : start + step], block, strict=True):
+                yield name, one.reshape(one.shape[0], -1).T
     else:
         for i, block in enumerate(_flat(weights)):
             yield i, block.T
 
 
+def _clients_at_once(weights: xr.DataArray) -> int:
+    """Clients of whole stored chunks, of 64 MB together, or of one chunk where it is larger."""
+    chunk = int(weights.encoding.get("preferred_chunks", {}).get("client", 1))
+    fit = _BLOCK // max(1, weights.nbytes // weights.sizes["client"])
+    return max(chunk, fit // chunk * chunk)
+
+
 def _flat(weights: Any) -> Any:
-    weights = weights if is_torch_array(weights) else np.asarray(weights)
+    weights = _check.numbers("weights", weights)
     if weights.ndim < 3 or 0 in weights.shape:
         raise ValueError(
             f"weights must be (client, unit, weight...) with at least one of each, but got shape {tuple(weights.shape)}"
@@ -95,11 +130,12 @@ def _flat(weights: Any) -> Any:
 
 def values_of(z: Any, *, last: str) -> Any:
     """Array or tensor behind ``z``, its dim ``last`` in the last place."""
+    z = _check.numbers("z", z)
     if isinstance(z, xr.DataArray):
         need_dims(z, last)
         z = z.transpose(..., last)
         return z.to_numpy()
-    return z if is_torch_array(z) else np.asarray(z)
+    return z
 
 
 def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
@@ -160,7 +196,8 @@ def correlation_matrix(r: Any) -> Any:
 def _smallest(r: NDArray[np.float64], slack: float) -> float:
     """Smallest eigenvalue, or -slack if a Cholesky factor shows in an eighth of the time that it is no smaller."""
     try:
-        np.linalg.cholesky(r + slack * np.eye(len(r)))
+        with safe_blas(len(r)):
+            np.linalg.cholesky(r + slack * np.eye(len(r)))
     except np.linalg.LinAlgError:
         return float(np.linalg.eigvalsh(r)[0])
     return -slack

@@ -6,6 +6,7 @@ from typing import Any
 
 import xarray as xr
 
+from fedstat import _check
 from fedstat.labelled.coerce import need_dims
 from fedstat.stats import entropy
 
@@ -56,6 +57,7 @@ def knn_entropy(x: Any, *, k: int = 3, dim: str = "client", feature_dim: str | N
         raise ValueError(f"a DataArray has dims, but got {taken[0]}. Use dim and feature_dim.")
     core = [dim] if feature_dim is None else [dim, feature_dim]
     need_dims(x, *core)
+    _check.numbers("x", x)
     axes: dict[str, Any] = {"axis": -1} if feature_dim is None else {"axis": -2, "feature_axis": -1}
     by_atom = ["atom"] if feature_dim is None else ["atom", feature_dim]
 

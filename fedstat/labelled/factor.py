@@ -6,6 +6,7 @@ import warnings
 from typing import Any, Literal
 
 import numpy as np
+from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from fedstat import _check
@@ -21,14 +22,17 @@ from fedstat.labelled.coerce import (
     values_of,
 )
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation, SplitResult, Tau
-from fedstat.stats import factor
-from fedstat.stats.moments import Moments, correlation, moments
+from fedstat.stats import eigen, factor
+from fedstat.stats.moments import Moments, balanced, correlation, moments
+from fedstat.stats.wide import require_memory
 
 Heywood = Literal["allow", "bound", "error"]
 _DEFAULTS: dict[str, Any] = {
     "start": "pc", "n_starts": 1, "seed": 0, "heywood": "allow", "max_iter": None, "tol": None,
 }  # fmt: skip
 _CHOICES: dict[str, Any] = {"n_factors": None, "method": "pa", "rotation": None}
+_OF_ITERATION = ("start", "n_starts", "heywood", "max_iter", "tol")
+_KAPPA = 0.85
 
 
 def fa(
@@ -87,7 +91,8 @@ def fa(
     ------
     ValueError
         If ``z`` is no matrix, holds NaN or infinite values (the units are named), is no correlation matrix although
-        ``corr``, or an argument is out of range.
+        ``corr``, or an argument is out of range or can have no effect: ``kappa`` with ``n_factors``, ``n_obs`` with raw
+        rows, and ``start``, ``n_starts``, ``heywood``, ``max_iter`` and ``tol`` with ``"pc"`` and ``"leverage"``.
 
     Warns
     -----
@@ -106,6 +111,10 @@ def fa(
       highest nu: 2 0.55, 0 0.50, 1 0.47, 3 0.00
       lowest nu:  3 0.00, 1 0.47, 0 0.50, 2 0.55
     """
+    options = {"start": start, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
+    _require_effect(method, n_factors, kappa, options)
+    if n_obs is not None and not corr:
+        raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Leave it out.")
     units = labels(z, "unit", -1)
     z = values_of(z, last="unit")
     if z.ndim != 2:
@@ -113,12 +122,12 @@ def fa(
             f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
             "Use fedstat.layer_matrix(weights), or select one round or layer first."
         )
+    _require_memory(z, len(units), method, n_factors, start)
     if corr:
         r = correlation_matrix(z)
     else:
         n_obs = int(z.shape[0])
-        r = correlation(name_bad(moments(z), units))
-    options = {"start": start, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
+        r = correlation(name_bad(moments(balanced(z)[0]), units))
     return _analyse(r, units, n_obs, None, kappa, n_factors, method, rotation, options)
 
 
@@ -162,6 +171,9 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
     >>> split(np.concatenate([alike, own], axis=1), n_factors=1, tau=1 / 3).shared.tolist()
     [True, True, True, True, False, False]
     """
+    fitting = _DEFAULTS | _CHOICES | options
+    n_units = len(labels(weights, "unit", 1))
+    _require_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["start"])
     m, units, n_clients = sums(weights)
     return _split_correlation(correlation(m), units, int(m.n), n_clients, kappa, tau, options)
 
@@ -182,6 +194,7 @@ def _split_correlation(
     choices = {k: options.get(k, v) for k, v in _CHOICES.items()}
     fitting = {k: options.get(k, v) for k, v in _DEFAULTS.items()}
     n_factors, method, rotation = choices.values()
+    _require_effect(method, n_factors, kappa, fitting)
     return _analyse(r, units, n_obs, n_clients, kappa, n_factors, method, rotation, fitting).split(tau=tau)
 
 
@@ -220,6 +233,31 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     kappa = 0.85 if fit.kappa is None else fit.kappa
     result = _analyse(r, units, n_obs, n_clients, kappa, n_factors, fit.method, fit.rotation, options)
     return result.split(tau=previous.tau) if isinstance(previous, SplitResult) else result
+
+
+def _require_effect(method: str, n_factors: int | None, kappa: float, options: dict[str, Any]) -> None:
+    """ValueError for an argument that was changed from its default and that nothing would read."""
+    _check.choice("method", method, factor.METHODS)
+    if method not in factor.ITERATE:
+        for name in _OF_ITERATION:
+            value, default = options[name], _DEFAULTS[name]
+            if value is not default and (not np.isscalar(value) or value != default):
+                raise ValueError(
+                    f"{name} has no effect with method={method!r}, which does not iterate, but got {value!r}. "
+                    "Leave it out, or use method='pa' or 'minres'."
+                )
+    if n_factors is not None and kappa != _KAPPA:
+        raise ValueError(
+            f"kappa has no effect with a given n_factors, but got kappa={kappa!r} and n_factors={n_factors!r}. "
+            "Leave one of them out."
+        )
+
+
+def _require_memory(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
+    if is_torch_array(data) and data.device.type != "cpu":
+        return  # torch says itself what a device lacks
+    few_pairs = isinstance(n_factors, int) and eigen.pays(units, n_factors) and method != "minres"
+    require_memory(units, all_pairs=not few_pairs or (isinstance(start, str) and start == "smc"))
 
 
 def _analyse(
@@ -279,7 +317,7 @@ def _analyse(
         warnings.warn(
             f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "
             f"factors for {live} units. Lower kappa or n_factors, raise max_iter, use "
-            "method='minres', or see fedstat.stats.split.iteration_stability for whether the split moves too.",
+            "method='minres', or see fedstat.stability for whether the split moves too.",
             ConvergenceWarning,
             stacklevel=3,
         )

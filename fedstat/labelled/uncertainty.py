@@ -19,6 +19,8 @@ from fedstat.stats import bootstrap as _bootstrap
 from fedstat.stats import factor, nfactors
 from fedstat.stats import split as _split
 
+_N_STARTS = 5
+
 
 def bootstrap(
     weights: Weights,
@@ -115,7 +117,7 @@ def stability(
     method: factor.Method = "pa",
     kappas: Sequence[float] = (0.5, 0.75, 0.85, 0.9, 0.95),
     taus: Sequence[Tau] = (0.25, 0.75),
-    n_starts: int = 5,
+    n_starts: int = _N_STARTS,
     seed: int = 0,
 ) -> StabilityResult:
     """Does the split depend on what the analyst chose: estimator, κ, start, iterations, τ?
@@ -139,7 +141,11 @@ def stability(
     """
     m, units = client_sums(weights)
     r = correlation_of(m)
-    n_starts = _check.integer("n_starts", n_starts, low=0) if method in ("pa", "minres") else 0
+    n_starts = _check.integer("n_starts", n_starts, low=0)
+    if _check.choice("method", method, factor.METHODS) not in factor.ITERATE:
+        if n_starts not in (0, _N_STARTS):
+            raise ValueError(f"n_starts has no effect with method={method!r}, which has no start, but got {n_starts}.")
+        n_starts = 0
     rng = generator(seed, "stability")
     variants: list[tuple[str, str, dict[str, Any]]] = [
         *(("method", name, {"method": name}) for name in factor.METHODS if name != method),

@@ -19,6 +19,7 @@ from fedstat import _check
 from fedstat._random import generator
 from fedstat.stats import factor, split
 from fedstat.stats.moments import Moments, correlation
+from fedstat.stats.wide import safe_blas
 
 Array = Any
 
@@ -66,7 +67,8 @@ def reweighted(m: Moments, counts: Array) -> Moments:
     mean = rows @ m.mean / n[:, None]
     between = xp.sqrt(rows)[..., None] * (m.mean - mean[:, None, :])
     within = xp.reshape(counts @ xp.reshape(m.cross, (k, d * d)), (-1, d, d))
-    return Moments(n, mean, within + xp.matrix_transpose(between) @ between)
+    with safe_blas(d):
+        return Moments(n, mean, within + xp.matrix_transpose(between) @ between)
 
 
 def bootstrap(
@@ -172,4 +174,4 @@ def _clients(m: Moments) -> int:
 
 
 def _chunk(m: Moments, chunk: int | None) -> int:
-    return _check.integer("chunk", chunk or max(1, 2**23 // m.mean.shape[-1] ** 2))
+    return _check.integer("chunk", max(1, 2**23 // m.mean.shape[-1] ** 2) if chunk is None else chunk)

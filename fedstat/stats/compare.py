@@ -22,6 +22,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import DescrStatsW
 
 from fedstat import _check
+from fedstat.stats import blocks
 
 SIGN_FLIP_BLOCKS = 16
 """Up to so many blocks all 2ⁿ changes of sign are tried."""
@@ -112,7 +113,8 @@ def paired(
     Raises
     ------
     ValueError
-        If a column or the reference is not there, or a method has two values in a block.
+        If a column or the reference is not there, a row does not say its method or block, a value is infinite, or a
+        method has two values in a block.
 
     Notes
     -----
@@ -137,10 +139,12 @@ def paired(
     [2.0, 0.25]
     """
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    blocks = [block] if isinstance(block, str) else list(block)
-    _has(data, value, method, *blocks)
-    _check.choice("reference", reference, list(dict.fromkeys(data[method].astype(str))))
-    wide = _wide(data, value, method, blocks)
+    within = [block] if isinstance(block, str) else list(block)
+    data = blocks.told(data, value, method, *within)
+    data[method] = data[method].astype(str)
+    _check.choice("reference", reference, list(dict.fromkeys(data[method])))
+    blocks.require_one_each(data, method, within)
+    wide = blocks.wide(data, value, method, within)
     rows, alone = [], []
     notes: list[str] = []
     for name in map(str, wide.columns):
@@ -181,6 +185,8 @@ def sign_flip(x: NDArray[np.float64]) -> float:
     >>> sign_flip(np.array([1.0, 2.0, 4.0, -0.5]))
     0.25
     """
+    if not np.isfinite(x).all():
+        raise ValueError("the sign flip needs finite differences, but got NaN or infinite ones. Leave them out.")
     if not 0 < len(x) <= SIGN_FLIP_BLOCKS:
         return math.nan
     signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(x))))
@@ -203,7 +209,7 @@ def mixed(
     Parameters
     ----------
     data : DataFrame
-        One row per method, heterogeneity and group; rows with NaN are left out.
+        One row per method, heterogeneity and group; rows whose value is NaN are left out.
     reference : str, optional
         Method that the others are compared with; the first one by default. Of a heterogeneity that is not a number
         the first level is the reference.
@@ -220,7 +226,8 @@ def mixed(
     Raises
     ------
     ValueError
-        If there is one group only, a combination of method and heterogeneity has no value, or no residual is left.
+        If there is one group only, a combination of method and heterogeneity has no value, no residual is left, or
+        as :func:`paired`.
 
     Notes
     -----
@@ -237,12 +244,12 @@ def mixed(
     ['(intercept)', 'method[b]', 'heterogeneity[skewed]', 'method[b]:heterogeneity[skewed]']
     """
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    _has(data, value, method, heterogeneity, group)
-    data = data[[value, method, heterogeneity, group]].dropna()
+    data = blocks.told(data, value, method, heterogeneity, group).dropna()
     groups = data[group].nunique()
     if groups < 2:
         raise ValueError(f"a random intercept needs at least 2 values of {group!r}, but got {groups}")
     design = _design(data, method, heterogeneity, reference)
+    blocks.require_one_each(data, method, [heterogeneity, group])
     df = len(data) - groups - (design.shape[1] - 1)
     if df < 1:
         raise ValueError(
@@ -327,28 +334,6 @@ def _design(data: pd.DataFrame, method: str, heterogeneity: str, reference: str 
             f"a method needs at least 2 values of a numeric {heterogeneity!r}"
         )
     return design
-
-
-def _wide(data: pd.DataFrame, value: str, method: str, block: list[str]) -> pd.DataFrame:
-    """Blocks by methods, both in order of appearance; NaN where there is no value."""
-    twice = data.duplicated([method, *block])
-    if twice.any():
-        first = data[twice].iloc[0]
-        where = ", ".join(f"{b} = {first[b]}" for b in block)
-        raise ValueError(
-            f"a method must have one value in a block, but got {first[method]!r} twice at {where}. "
-            "Name what else varies in block, or select."
-        )
-    by_method = data.assign(**{method: data[method].astype(str)}).set_index([*block, method])[value].astype(float)
-    wide = by_method.unstack()
-    order = by_method.reset_index(level=-1)
-    return wide.reindex(index=list(dict.fromkeys(order.index)), columns=list(dict.fromkeys(order[method])))
-
-
-def _has(data: pd.DataFrame, *columns: str) -> None:
-    for column in columns:
-        if column not in data.columns:
-            _check.choice("a column of data", column, [str(c) for c in data.columns])
 
 
 def _difference(d: NDArray[np.float64], level: float, rounding: float) -> dict[str, float]:

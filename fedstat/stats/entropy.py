@@ -13,6 +13,7 @@ from scipy.special import digamma, gammaln, zeta
 
 from fedstat import _check
 from fedstat._random import generator
+from fedstat.stats import scale
 
 Array = Any
 Ties = Literal["error", "atoms", "jitter"]
@@ -107,7 +108,8 @@ def knn_entropy(
     Raises
     ------
     ValueError
-        If a value is not finite, there are no more than k samples, or ties are found and not provided for.
+        If a value is not finite, there are no more than k samples, ties are found and not provided for, or
+        ``resolution`` is given without "jitter".
 
     Notes
     -----
@@ -135,8 +137,13 @@ def knn_entropy(
     >>> knn_entropy(x, ties="atoms").atom_mass[:, 0]
     array([0.  , 0.25, 0.  ])
     """
+    x = _check.numbers("x", x)
     xp = array_namespace(x)
     _check.choice("ties", ties, TIES)
+    if resolution is not None and ties != "jitter":
+        raise ValueError(
+            f'resolution has no effect with ties={ties!r}, but got {resolution!r}. Leave it out, or use ties="jitter".'
+        )
     points, batch = _points(xp, x, axis, feature_axis)
     k = _check.integer("k", k, low=1)
     if points.shape[1] <= k:
@@ -182,6 +189,13 @@ def _distances(xp: Any, points: Array, k: int) -> Array:
     """Distance of every point to its k-th nearest neighbour, (series, sample)."""
     if points.ndim == 2:
         return _distances_on_line(xp, points, k)
+    e = scale.exponent(scale.largest(points, (1, 2)))
+    if bool(xp.any(e != 0)):  # squares of coordinates would overflow or vanish
+        return _distances_in_space(xp, points * scale.power(-e)[:, None, None], k) * scale.power(e)[:, None]
+    return _distances_in_space(xp, points, k)
+
+
+def _distances_in_space(xp: Any, points: Array, k: int) -> Array:
     if _on_cpu(points):
         host = np.asarray(points)
         found = [cKDTree(p).query(p, k=[k + 1])[0][:, 0] for p in host]
@@ -237,6 +251,8 @@ def _estimate(xp: Any, distance: Array, k: int, d: int) -> tuple[Array, Array]:
     n = distance.shape[1]
     log_distance = xp.log(distance)
     mean = xp.mean(log_distance, axis=1)
+    if bool(xp.any(mean == math.inf)):
+        raise ValueError("distances between samples must be within float64, but got inf. Divide x; its log adds to Ĥ.")
     constant = float(digamma(n) - digamma(k) + d / 2 * math.log(math.pi) - gammaln(d / 2 + 1))
     variance = d**2 * xp.sum((log_distance - mean[:, None]) ** 2, axis=1) / (n - 1)
     log_density_variance = xp.clip(variance - float(zeta(2, k)), 0.0, None)  # ψ'(k) = ζ(2, k)

@@ -21,6 +21,7 @@ Array = Any
 Start = Literal["pc", "smc"] | Array
 Method = Literal["pa", "minres", "pc", "leverage"]
 METHODS: tuple[Method, ...] = ("pa", "minres", "pc", "leverage")
+ITERATE: tuple[Method, ...] = ("pa", "minres")
 
 # A communality is improper when it passes 1 by more than rounding.
 _IMPROPER = 1e-12
@@ -138,7 +139,7 @@ def fit(
     xp = array_namespace(r)
     _check.choice("method", method, METHODS)
     _check.choice("heywood", heywood, ("allow", "bound"))
-    max_iter = _check.integer("max_iter", max_iter or (1000 if method == "minres" else 50))
+    max_iter = _check.integer("max_iter", (1000 if method == "minres" else 50) if max_iter is None else max_iter)
     tol = _check.real("tol", (1e-6 if method == "minres" else 1e-3) if tol is None else tol, low=0)
     r = xp.astype(r, xp.float64)
     dead = xp.isnan(xp.linalg.diagonal(r))
@@ -150,10 +151,10 @@ def fit(
     ones = xp.astype(~dead, xp.float64)
     unit = eigen.with_diagonal(xp, r, ones)
     g, most = (None, 0) if n_factors is None else _given(xp, n_factors, live)
-    iterates = method in ("pa", "minres")
-    if iterates and not isinstance(start, str):  # vectors of R are not needed
+    iterates, given_start = method in ITERATE, not isinstance(start, str)
+    if iterates and given_start:  # vectors of R are not needed
         values, vectors = xp.flip(xp.linalg.eigvalsh(unit), axis=-1), unit
-    elif g is None or start == "smc" or not eigen.pays(r.shape[-1], most):
+    elif g is None or (not given_start and start == "smc") or not eigen.pays(r.shape[-1], most):
         values, vectors = eigen.full(xp, unit)
     else:
         values, vectors = eigen.leading(xp, unit, most, accuracy=_accuracy(tol))
@@ -278,6 +279,7 @@ def _start(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) ->
         return ones * xp.clip(1 - 1 / inverse, min=0.0)
     if isinstance(start, str):
         _check.choice("start", start, ("pc", "smc"))
+    start = _check.numbers("start", start)
     h = xp.astype(xp.asarray(start, device=device_of(ones)), xp.float64)
     if h.shape != ones.shape or bool(xp.any(h < 0)):
         raise ValueError(

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import chdtr, chdtrc, chndtr
 
+from fedstat.stats.wide import safe_blas
+
 Floats = NDArray[np.float64]
 _NAN = float("nan")
 
@@ -33,7 +35,8 @@ def complexity(loadings: Floats) -> Floats:
 def discrepancy(r: Floats, model: Floats) -> float:
     """Maximum-likelihood discrepancy tr(M⁻¹R) − log|M⁻¹R| − d; NaN if a matrix is not positive definite."""
     try:
-        low_r, low_m = np.linalg.cholesky(r), np.linalg.cholesky(model)
+        with safe_blas(len(r)):
+            low_r, low_m = np.linalg.cholesky(r), np.linalg.cholesky(model)
     except np.linalg.LinAlgError:
         return _NAN
     log_ratio = 2 * float(np.sum(np.log(np.diagonal(low_m))) - np.sum(np.log(np.diagonal(low_r))))

@@ -10,6 +10,7 @@ from sklearn.mixture import GaussianMixture
 
 from fedstat import _check
 from fedstat._random import generator
+from fedstat.stats import scale
 
 Array = NDArray[np.float64]
 _GRID = 512
@@ -93,7 +94,7 @@ def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
     >>> peaks(x, 2).position.round(0)
     array([0., 6.])
     """
-    x = _sample(x)
+    x, unit = _sample(x)
     n, draws = _check.integer("n", n), _check.integer("draws", draws, low=0)
     high = float(np.ptp(x))  # with a bandwidth of half the range the density has one peak
     low = high / _GRID
@@ -105,7 +106,7 @@ def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
     for _ in range(draws):
         drawn = rng.choice(x, len(x)) + high * rng.normal(size=len(x))
         more += len(_peaks(x.mean() + (drawn - x.mean()) * shrink, high)) > n
-    return Peaks(high, _peaks(x, high), (1 + more) / (1 + draws) if draws else float("nan"))
+    return Peaks(high * unit, _peaks(x, high) * unit, (1 + more) / (1 + draws) if draws else float("nan"))
 
 
 def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
@@ -144,7 +145,7 @@ def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
     >>> found.p_value, found.mean.round(0), bool(found.bic[1] < found.bic[0])
     (0.05, array([0., 6.]), True)
     """
-    x = _sample(x)
+    x, unit = _sample(x)
     draws = _check.integer("draws", draws)
     z = (x - x.mean()) / x.std()  # the ratio is free of place and scale, and EM's floor of variances is not
     one, two, ratio = _fits(z)
@@ -154,19 +155,21 @@ def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
     return Mixture(
         statistic=ratio,
         p_value=(1 + larger) / (1 + draws),
-        bic=np.array([one.bic(z[:, None]), two.bic(z[:, None])]) + 2 * len(x) * np.log(x.std()),
-        mean=x.mean() + x.std() * two.means_[order, 0],
-        sd=x.std() * np.sqrt(two.covariances_[order, 0, 0]),
+        bic=np.array([one.bic(z[:, None]), two.bic(z[:, None])]) + 2 * len(x) * (np.log(x.std()) + np.log(unit)),
+        mean=unit * (x.mean() + x.std() * two.means_[order, 0]),
+        sd=unit * x.std() * np.sqrt(two.covariances_[order, 0, 0]),
         weight=two.weights_[order],
     )
 
 
-def _sample(x: Any) -> Array:
-    x = np.asarray(x, dtype=np.float64)
-    if x.ndim != 1 or len(x) < 4 or not np.isfinite(x).all() or np.ptp(x) == 0:
+def _sample(x: Any) -> tuple[Array, float]:
+    """Sample divided by a power of two that keeps squares within float64, and that power: 1 for ordinary sizes."""
+    x = np.asarray(_check.numbers("x", x), dtype=np.float64)
+    if x.ndim != 1 or len(x) < 4 or not np.isfinite(x).all() or x.min() == x.max():
         what = f"shape {x.shape}" if x.ndim != 1 or len(x) < 4 else "NaN, infinite or all equal values"
         raise ValueError(f"x must be at least 4 finite numbers that are not all equal, but got {what}")
-    return x
+    e = scale.exponent(scale.largest(x, 0))
+    return x * scale.power(-e), float(scale.power(e))
 
 
 def _peaks(x: Array, bandwidth: float) -> Array:

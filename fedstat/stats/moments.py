@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from fedstat.stats import eigen
+from fedstat.stats import eigen, scale
+from fedstat.stats.wide import safe_blas
 
 Array = Any
 
@@ -51,7 +52,8 @@ def moments(z: Array) -> Moments:
     Parameters
     ----------
     z : array (..., row, unit)
-        Rows are (client, weight) pairs, in any order and any partition.
+        Rows are (client, weight) pairs, in any order and any partition. Their squares must be within float64, see
+        :func:`balanced`.
 
     Examples
     --------
@@ -67,7 +69,38 @@ def moments(z: Array) -> Moments:
     mean = xp.sum(z, axis=-2) / max(z.shape[-2], 1)
     mean = xp.where(xp.isfinite(mean), mean, xp.zeros_like(mean))  # what is not finite shows in cross
     z -= mean[..., None, :]
-    return Moments(n, mean, xp.matrix_transpose(z) @ z)
+    with safe_blas(z.shape[-1]):
+        return Moments(n, mean, xp.matrix_transpose(z) @ z)
+
+
+def balanced(z: Array) -> tuple[Array, Array]:
+    """Rows with every unit divided by a power of two that keeps its squares within float64; correlations do not change.
+
+    Parameters
+    ----------
+    z : array (row, unit)
+
+    Returns
+    -------
+    z : array (row, unit)
+        The same object if nothing is to be done.
+    exponent : array (unit,)
+        Of the power of two; 0 for ordinary sizes.
+    """
+    xp = array_namespace(z)
+    if z.dtype != xp.float64:  # squares of other types are within float64
+        return z, xp.zeros(z.shape[-1], dtype=xp.float64, device=device_of(z))
+    most = scale.largest(z, 0)
+    e = scale.exponent(most)
+    return z * scale.power(-e) if bool(xp.any((e != 0) & (most > 0))) else z, e
+
+
+def rescaled(m: Moments, exponent: Array) -> Moments:
+    """Moments of rows whose units are multiplied by 2 to the power of ``exponent`` (unit,)."""
+    if not bool(array_namespace(exponent).any(exponent != 0)):
+        return m
+    by = scale.power(exponent)
+    return Moments(m.n, m.mean * by, m.cross * by[:, None] * by)
 
 
 def broken_units(m: Moments) -> list[int]:

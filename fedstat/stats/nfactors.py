@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fedstat import _check
 from fedstat._random import generator
 from fedstat.stats.factor import count_factors
+from fedstat.stats.wide import safe_blas
 
 Floats = NDArray[np.float64]
 
@@ -73,7 +74,8 @@ def noise_correlation(rng: np.random.Generator, d: int, n_obs: int) -> Floats:
     a = np.tril(rng.standard_normal((d, d)), -1)
     np.fill_diagonal(a, np.sqrt(rng.chisquare(n_obs - 1 - np.arange(d))))
     a /= np.linalg.norm(a, axis=1, keepdims=True)
-    return np.asarray(a @ a.T)
+    with safe_blas(d):
+        return np.asarray(a @ a.T)
 
 
 def parallel_analysis(

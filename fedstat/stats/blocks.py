@@ -1,0 +1,56 @@
+"""Tables with one value per method and block: what must hold before they are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from fedstat import _check
+
+
+def told(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
+    """These columns, if every row says where it belongs and its value is a finite number or NaN."""
+    for column in (value, *labels):
+        if column not in data.columns:
+            _check.choice("a column of data", column, [str(c) for c in data.columns])
+    data = data[[value, *labels]].reset_index(drop=True)
+    for column in labels:
+        if (hole := data[column].isna()).any():
+            raise ValueError(
+                f"every row must say its {column!r}, but {hole.sum()} of {len(data)} rows does not, "
+                f"first that with {_where(data[hole], labels)}. Fill in or leave out such rows."
+            )
+    for column in data.columns:
+        if np.iscomplexobj(data[column]) and column == value:
+            raise ValueError(f"{column!r} must hold numbers, but got dtype {data[column].dtype}")
+        numeric = pd.api.types.is_numeric_dtype(data[column])
+        if numeric and (out := np.isinf(data[column].astype(float))).any():
+            raise ValueError(
+                f"{column!r} must be finite or NaN, but got {data.loc[out, column].iloc[0]} in the row with "
+                f"{_where(data[out], labels)}. A diverged run counts as NaN."
+            )
+    return data
+
+
+def require_one_each(data: pd.DataFrame, method: str, block: list[str]) -> None:
+    """Raise ValueError if a method has two values in a block, naming it and where."""
+    twice = data.duplicated([method, *block])
+    if twice.any():
+        raise ValueError(
+            f"a method must have one value in a block, but got {data.loc[twice, method].iloc[0]!r} twice at "
+            f"{_where(data[twice], block)}. Name what else varies in block, or select."
+        )
+
+
+def wide(data: pd.DataFrame, value: str, method: str, block: list[str]) -> pd.DataFrame:
+    """Blocks by methods, both in order of appearance; NaN where there is no value."""
+    by_method = data.set_index([*block, method])[value].astype(float)
+    table = by_method.unstack()
+    order = by_method.reset_index(level=-1)
+    return table.reindex(index=list(dict.fromkeys(order.index)), columns=list(dict.fromkeys(order[method])))
+
+
+def _where(rows: pd.DataFrame, labels: Sequence[str]) -> str:
+    return ", ".join(f"{label} = {rows[label].iloc[0]}" for label in labels)

@@ -1,0 +1,87 @@
+"""Weights in a store are read chunk by chunk, each once, and give the numbers of weights in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import xarray as xr
+from zarr.storage import MemoryStore
+
+import fedstat.labelled as fs
+from fedstat.labelled import coerce
+from fedstat.labelled.coerce import client_sums, sums
+
+CLIENTS = 23
+
+
+class Counting(MemoryStore):
+    """Store that counts how often each chunk is read."""
+
+    reads: ClassVar[Counter[str]] = Counter()  # of the class: zarr opens a copy of the store
+
+    async def get(self, key: str, *args: Any, **kwargs: Any) -> Any:
+        if "/c/" in key:
+            self.reads[key] += 1
+        return await super().get(key, *args, **kwargs)
+
+
+def stored(chunk: dict[str, int]) -> tuple[xr.DataArray, Counter[str]]:
+    """Weights at two checkpoints, lazily opened, and the reads of their chunks to come."""
+    w = np.random.default_rng(0).normal(size=(2, CLIENTS, 4, 6)).cumsum(axis=2)
+    data = xr.DataArray(w, dims=("checkpoint", "client", "unit", "weight"), name="w")
+    store = Counting()
+    sizes = tuple(chunk.get(str(d), n) for d, n in data.sizes.items())
+    data.to_dataset().to_zarr(store, encoding={"w": {"chunks": sizes}}, consolidated=False)
+    store.reads.clear()
+    lazy = xr.open_zarr(store, chunks=None, consolidated=False)["w"].isel(checkpoint=-1)
+    return lazy, store.reads
+
+
+@pytest.mark.parametrize("block", [1, 5 * 4 * 6 * 8, 2**26])
+@pytest.mark.parametrize(
+    "chunk", [{}, {"client": 1}, {"client": 5}, {"client": 7, "unit": 3}, {"client": 2, "checkpoint": 1, "weight": 4}]
+)
+def test_each_chunk_is_read_once(chunk: dict[str, int], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coerce, "_BLOCK", block)
+    lazy, reads = stored(chunk)
+    m, _, n = sums(lazy)
+    assert n == CLIENTS
+    assert reads
+    assert set(reads.values()) == {1}
+    reads.clear()
+    each, _ = client_sums(lazy)
+    assert set(reads.values()) == {1}
+    loaded = lazy.load()
+    np.testing.assert_array_equal(m.cross, sums(loaded)[0].cross)
+    np.testing.assert_array_equal(each.cross, client_sums(loaded)[0].cross)
+    np.testing.assert_array_equal(m.cross, sums(loaded.values)[0].cross)
+
+
+def test_no_more_is_in_memory_than_a_block_of_whole_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = 4 * 6 * 8
+    for chunk, block, expected in ((1, 5 * one, 5), (3, 5 * one, 3), (3, 7 * one, 6), (7, 5 * one, 7), (1, 1, 1)):
+        monkeypatch.setattr(coerce, "_BLOCK", block)
+        lazy, _ = stored({"client": chunk})
+        assert coerce._clients_at_once(lazy) == expected
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda w: fs.split(w, n_factors=2),
+        lambda w: fs.bootstrap(w, n_factors=2, replicates=2),
+        lambda w: fs.permutation_test(w, n_factors=2, replicates=2),
+        lambda w: fs.stability(w, n_starts=1),
+        lambda w: fs.fa(fs.layer_matrix(w), n_factors=2),
+        fs.knn_entropy,
+    ],
+    ids=["split", "bootstrap", "permutation_test", "stability", "layer_matrix", "knn_entropy"],
+)
+def test_every_verb_reads_each_chunk_once(verb: Any) -> None:
+    lazy, reads = stored({"client": 5})
+    verb(lazy)
+    assert reads
+    assert set(reads.values()) == {1}
