@@ -112,6 +112,8 @@ def power_cut(log: list[Operation], at: int, target: Path, rng: np.random.Genera
             where.mkdir(exist_ok=True)
         else:
             where.write_bytes(_remains(files[number], eventually.get(number, b""), rng))
+    for folder in target.rglob("*/"):  # it takes a while until the machine is up again
+        os.utime(folder, (0, 0))
 
 
 def _apply(names: dict[str, int | None], op: Operation, number: int | None) -> None:
