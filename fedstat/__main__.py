@@ -1,6 +1,10 @@
 """``python -m fedstat``: the commands there are."""
 
-from fedstat import __version__
+import argparse
+import sys
+from collections.abc import Sequence
+
+from fedstat import __version__, _cli
 
 COMMANDS = {
     "fedstat.sim": "simulation study on model (8): ways to split neurons, side by side",
@@ -10,8 +14,19 @@ COMMANDS = {
     "fedstat.ntk": "FedFac's theorems against training",
 }
 
-if __name__ == "__main__":
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the commands."""
+    cli = _cli.Parser(prog="python -m fedstat", description="Print the commands there are.")
+    return _cli.run(cli, _work, argv)
+
+
+def _work(_: argparse.Namespace) -> None:
     print(f"fedstat {__version__}\n")
     for name, purpose in COMMANDS.items():
         print(f"  python -m {name:<22} {purpose}")
     print("\nEach has --help. In Python: import fedstat; help(fedstat)")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -116,8 +116,12 @@ def test_a_run_that_diverges_does_not_keep_a_grid_from_the_others(grid_file, tmp
 
 
 def test_a_layer_that_a_net_lacks_is_named_with_its_run(grid_file, tmp_path):
-    run = replace(grid.cells(grid_file, scale="one")[1], layers=("fc9",))
-    with pytest.raises(ValueError, match=r"a, fedfac-dynamic, seed 0: .*fc9"):
+    grid_file.write_text(GRID.replace("tau = 0.25\n", 'layers = "fc9"\n'))
+    with pytest.raises(ValueError, match=r"data set 'a', method 'fedfac-dynamic': .*fc9"):
+        grid.cells(grid_file, scale="one")
+    grid_file.write_text(GRID)
+    run = replace(grid.cells(grid_file, scale="two")[1], participation=0.01)
+    with pytest.raises(ValueError, match=r"a, fedfac-dynamic, seed 0: participation selects no client"):
         list(grid.run_all([run], tmp_path))
 
 

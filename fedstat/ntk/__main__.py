@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
-from fedstat.ntk import (
-    ConvergenceResult,
-    GeneralizationResult,
-    TheoryWarning,
-    convergence,
-    datasets,
-    generalization,
-)
+from fedstat import _cli
+from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, datasets, generalization
 from fedstat.ntk.descent import METHODS
 from fedstat.store import provenance
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _cli.Parser:
     """Command line of ``python -m fedstat.ntk``."""
-    p = argparse.ArgumentParser(prog="python -m fedstat.ntk", description=__doc__)
+    p = _cli.Parser(prog="python -m fedstat.ntk", description=__doc__)
     p.add_argument(
         "--data", default="gaussian", help="gaussian, digits or a zarr store with x and y (default: gaussian)"
     )
@@ -51,26 +44,21 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--init-scale", type=float, default=0.1, help="alpha of theorem 2")
     p.add_argument("--device", help="cpu, cuda: compute with torch there (default: NumPy)")
     p.add_argument("--out", type=Path, help="write the result to this zarr store")
+    p.add_argument("--overwrite", action="store_true", help="replace what this command stored at --out before")
     p.add_argument("--quiet", action="store_true", help="no progress bar")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the check, print it and store it."""
-    args = parser().parse_args(argv)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", TheoryWarning)
-            result: ConvergenceResult | GeneralizationResult = _first(args) if args.theorem == 1 else _second(args)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(result.summary())
-    for note in dict.fromkeys(str(w.message) for w in caught):
-        print(f"note         {note}")
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
+    return _cli.run(parser(), _work, argv)
+
+
+def _work(args: argparse.Namespace) -> None:
+    result: ConvergenceResult | GeneralizationResult = _first(args) if args.theorem == 1 else _second(args)
     if args.out is not None:
         tree = result.to_datatree()
-        config = {k: v for k, v in vars(args).items() if k not in ("out", "quiet")}
+        config = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "quiet")}
         tree.attrs |= provenance(
             f"Theorem {args.theorem} on {result.data.attrs['title']}",
             config,
@@ -79,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         args.out.parent.mkdir(parents=True, exist_ok=True)
         tree.to_zarr(args.out, mode="w", consolidated=False)
-    return 0
+    print(result.summary())
 
 
 def _data(args: argparse.Namespace) -> xr.Dataset:
