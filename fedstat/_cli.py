@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import xarray as xr
 
-from fedstat import store
+from fedstat import _check, store
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit statuses of programs that SIGINT or SIGPIPE ends."""
@@ -100,6 +100,22 @@ def run(
             raise
         return _end(cli, 1, f"error: not enough memory: {error}. {kept(args)}")
     return 0
+
+
+def add_compute(cli: argparse.ArgumentParser) -> None:
+    """Give a command that trains the options on where and how; :func:`compute` reads them."""
+    add = cli.add_argument
+    add("--device", default="cpu", help="cpu or cuda (default cpu)")
+    add("--client-chunk", type=int, metavar="N", help="clients trained as one tensor (default: chosen from their size)")
+    add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
+
+
+def compute(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments ``device``, ``client_chunk`` and ``threads``, checked."""
+    for name in ("client_chunk", "threads"):
+        if getattr(args, name) is not None:
+            _check.integer(name, getattr(args, name))
+    return {name: getattr(args, name) for name in ("device", "client_chunk", "threads")}
 
 
 def fill_out(args: argparse.Namespace, name: str) -> None:

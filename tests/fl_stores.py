@@ -93,11 +93,12 @@ def write(
         g: Group(coords, {v: Variable(dims, str(np.asarray(x).dtype)) for v, (dims, x) in variables.items()})
         for g, (coords, variables) in groups.items()
     }
-    writer = store.create(path, layout, store.provenance("made up", c))
-    for name, x in values.items():
-        writer.write(name, (), np.asarray(x))
-    if finish:
-        writer.finish()
+    with store.create(path, layout, store.provenance("made up", c, command="fedstat.fl")) as writer:
+        for name, x in values.items():
+            writer.write(name, (), np.asarray(x))
+        writer.commit()
+        if finish:
+            writer.finish()
     return path
 
 

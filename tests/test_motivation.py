@@ -19,6 +19,7 @@ from fedstat import _random, data, motivation, plot, store
 from fedstat.motivation import relation, report
 from fedstat.motivation.__main__ import main
 from fedstat.stats import entropy
+from fedstat.store.journal import Journal
 
 SMALL = {"clients": 20, "hidden": 12, "local_epochs": 2, "common_samples": 50, "replicates": 6, "seed": 3}
 FLAGS = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
@@ -194,11 +195,12 @@ def test_command_line_stores_prints_draws_and_resumes(run, tmp_path, capsys, mon
 def test_a_case_that_is_done_is_not_done_again(tmp_path):
     out = tmp_path / "m.zarr"
     whole = motivation.study(**SMALL, out=out)["dispersion"].to_dataset().load()
-    writer = store.Writer(out)
-    writer.write("outputs/done", (1,), False)
-    writer.write("dispersion/entropy", (1,), np.nan)
-    writer.write("dispersion/entropy", (0, 0, 0), -99.0)
-    writer._root.attrs.pop("ended")
+    with store.Writer(out, Journal(out)) as writer:
+        writer.write("outputs/done", (1,), False)
+        writer.write("dispersion/entropy", (1,), np.nan)
+        writer.write("dispersion/entropy", (0, 0, 0), -99.0)
+        writer._root.attrs.pop("ended")
+        writer.commit()
     again = motivation.study(**SMALL, out=out, resume=True)["dispersion/entropy"]
     assert again.values[0, 0, 0] == -99
     np.testing.assert_array_equal(again[1], whole["entropy"][1])

@@ -9,7 +9,7 @@ import pytest
 import xarray as xr
 
 from fedstat import store
-from fedstat.store import Group, Variable
+from fedstat.store import Group, Variable, write
 
 LAYOUT = {
     "metrics": Group(
@@ -26,13 +26,14 @@ LAYOUT = {
 
 
 def create(path, **config):
-    return store.create(path, LAYOUT, store.provenance("A run", {"seed": 3, **config}))
+    return store.create(path, LAYOUT, store.provenance("A run", {"seed": 3, **config}, command="made up"))
 
 
 def test_what_is_written_is_read_and_the_rest_is_missing(tmp_path):
     writer = create(tmp_path / "run.zarr")
     writer.write("metrics/accuracy", (slice(1, 3),), np.full((2, 3), 0.5))
     writer.write("metrics/shared", (1,), True)
+    writer.commit()
     run = store.open_run(tmp_path / "run.zarr")
     expected = np.full((4, 3), np.nan)
     expected[1:3] = 0.5
@@ -65,21 +66,21 @@ def test_an_interrupted_layout_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store, "_lay_out", fail)
+    monkeypatch.setattr(write, "_lay_out", fail)
     with pytest.raises(KeyboardInterrupt):
         create(tmp_path / "run.zarr")
     assert not list(tmp_path.iterdir())
 
 
 def test_of_two_runs_started_at_once_one_is_refused_and_the_other_is_whole(tmp_path, monkeypatch):
-    lay_out = store._lay_out
+    lay_out = write._lay_out
 
     def slow(*parts):
         lay_out(*parts)
         monkeypatch.undo()
-        create(tmp_path / "run.zarr", lr=0.2)  # the other process is faster
+        create(tmp_path / "run.zarr", lr=0.2).finish()  # the other process is faster
 
-    monkeypatch.setattr(store, "_lay_out", slow)
+    monkeypatch.setattr(write, "_lay_out", slow)
     with pytest.raises(FileExistsError, match="by another process"):
         create(tmp_path / "run.zarr", lr=0.1)
     assert store.config_of(tmp_path / "run.zarr")["lr"] == 0.2
@@ -87,10 +88,12 @@ def test_of_two_runs_started_at_once_one_is_refused_and_the_other_is_whole(tmp_p
 
 
 def test_resuming_with_other_settings_names_them(tmp_path):
-    create(tmp_path / "run.zarr", lr=0.1)
-    assert not store.resume(tmp_path / "run.zarr", {"seed": 3, "lr": 0.1}).finished
+    with create(tmp_path / "run.zarr", lr=0.1):
+        pass
+    with store.resume(tmp_path / "run.zarr", {"seed": 3, "lr": 0.1}, command="made up") as writer:
+        assert not writer.finished
     with pytest.raises(ValueError, match=r"other settings \(lr: 0.1 there, 0.2 now\)"):
-        store.resume(tmp_path / "run.zarr", {"seed": 3, "lr": 0.2})
+        store.resume(tmp_path / "run.zarr", {"seed": 3, "lr": 0.2}, command="made up")
 
 
 def test_no_run_is_said_so(tmp_path):
@@ -101,5 +104,5 @@ def test_no_run_is_said_so(tmp_path):
 def test_a_damaged_run_is_named(tmp_path):
     create(tmp_path / "run.zarr").finish()
     (tmp_path / "run.zarr" / "metrics" / "zarr.json").write_text("{")
-    with pytest.raises(ValueError, match=r"run.zarr is damaged \(.*Remove it and run again"):
+    with pytest.raises(ValueError, match=r"run.zarr is damaged: metrics/zarr.json has 1 bytes in place of \d+"):
         store.open_run(tmp_path / "run.zarr")

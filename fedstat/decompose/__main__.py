@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import xarray as xr
 
-from fedstat import _cli
+from fedstat import _check, _cli, store
 from fedstat.decompose import read_weights, to_dataset
 from fedstat.labelled import bootstrap, split
 from fedstat.results import Absolute, BootstrapResult, SplitResult, Tau
 from fedstat.stats.factor import METHODS
+
+COMMAND = "fedstat.decompose"
 
 
 def parser() -> _cli.Parser:
@@ -67,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _work(options: argparse.Namespace) -> None:
     _cli.require_figure("--plot", options.plot)
     if options.out is not None:
-        _require_store(options.out, overwrite=options.overwrite)
+        _cli.claim(options, COMMAND)
+    _check.integer("seed", options.seed, low=0)
     results = decompose(options)
     if options.out is not None:
         save(options, results)
@@ -77,14 +77,8 @@ def _work(options: argparse.Namespace) -> None:
         print(f"{layer}: {result.summary() if options.summary else result!r}")
         if drawn is not None:
             print(drawn)
-
-
-def _require_store(out: Path, *, overwrite: bool) -> None:
-    if out.exists():
-        if not overwrite:
-            raise ValueError(f"{out} exists; pass --overwrite or another --out")
-        if not (out / "zarr.json").is_file():
-            raise ValueError(f"{out} is no zarr store, and --overwrite replaces nothing else; choose another --out")
+    if options.out is not None:
+        print(f"\nStored: fedstat.open_run({str(options.out)!r})")
 
 
 def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, BootstrapResult | None]]:
@@ -103,19 +97,11 @@ def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, Boots
 
 
 def save(options: argparse.Namespace, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:
-    """Write ``/split/<layer>``, with the configuration as root attributes, to a draft that takes the store's place."""
+    """Write ``/split/<layer>``, with the configuration among the root attributes."""
     config = {k: str(v) if isinstance(v, Path | Absolute) else v for k, v in vars(options).items()}
     tree = xr.DataTree.from_dict({f"/split/{layer}": to_dataset(*pair) for layer, pair in results.items()})
-    tree.attrs = {"title": "split of hidden units", "config": json.dumps(config), "fedstat": version("fedstat")}
-    out = options.out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside:
-        draft = Path(beside, "new")
-        tree.to_zarr(draft, mode="w", consolidated=False)
-        if out.exists():
-            out.rename(Path(beside, "old"))
-        draft.rename(out)
-    print(f"{options.out}: xarray.open_datatree({str(options.out)!r}, engine='zarr', consolidated=False)")
+    attrs = store.provenance("split of hidden units", config, command=COMMAND)
+    store.save(options.out, tree, attrs, overwrite=options.overwrite)
 
 
 def draw(path: Path, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:

@@ -18,6 +18,7 @@ from fedstat.fl import algorithms, nets
 from fedstat.fl.study import experiment, grid, report
 from fedstat.fl.study.experiment import Settings
 from fedstat.fl.study.tune import check, tune
+from fedstat.fl.train import COMMAND
 from fedstat.stats.factor import METHODS as ESTIMATORS
 
 HELP = {
@@ -75,9 +76,7 @@ def parser() -> _cli.Parser:
     add("--config", type=Path, metavar="FILE.toml", help="a grid of runs, such as simulations/fedfac.toml")
     add("--scale", metavar="NAME", help="table of --config under [scale]")
     add("--data-dir", type=Path, metavar="DIR", help="folder of the data sets' files (default $FEDSTAT_DATA)")
-    add("--device", default="cpu", help="cpu or cuda (default cpu)")
-    add("--client-chunk", type=int, metavar="N", help="clients trained as one tensor (default: chosen from their size)")
-    add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
+    _cli.add_compute(cli)
     add("--out", type=Path, metavar="PATH", help="store to write, or folder of a grid (default runs/fl-<time>.zarr)")
     add("--resume", action="store_true", help="go on with the run at --out, if there is one; grids always do")
     add("--tune", action="store_true", help="with --config: choose Λ, then τ, then κ on validation samples")
@@ -96,17 +95,19 @@ def _kept(args: argparse.Namespace) -> str:
 
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("data_dir", "device", "client_chunk", "threads")}
+    return {"data_dir": args.data_dir} | _cli.compute(args)
 
 
 def _one(args: argparse.Namespace) -> None:
     for option in ("scale", "tune", "repeat"):
         if getattr(args, option):
             raise ValueError(f"--{option} needs --config, the file of a grid")
+    where = _where(args)
     _cli.fill_out(args, "fl")
+    _cli.claim(args, COMMAND)
     settings = Settings(**given(args, Settings))
     with tqdm(total=settings.rounds, unit="round", disable=args.quiet or not sys.stderr.isatty()) as bar:
-        run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **_where(args))
+        run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **where)
     print(report.report(run))
     print(f"\nStored: fedstat.open_run({str(args.out)!r})")
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,34 +192,28 @@ def variable(name: str) -> str:
     return {"weight": "w", "bias": "b"}.get(kind, kind)
 
 
-def save_state(path: Path, state: State, run: str) -> None:
-    """Write the state beside the store of ``run``, whole or not at all."""
+def save_state(writer: Writer, state: State) -> None:
+    """Add the state to what the writer commits next: run and state belong together by round."""
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.split.fits.items()}
-    parts = [
-        run, state.round, state.params, state.kept, state.server, state.split.shared, fits, state.optimizer
-    ]  # fmt: skip
-    draft = path.with_name(path.name + ".partial")
-    try:
-        torch.save(parts, draft)
-    except RuntimeError as error:  # as torch says that the disk is full
-        draft.unlink(missing_ok=True)
-        raise OSError(f"the state to resume from could not be written ({error})") from error
-    draft.replace(path)
+    parts = [state.round, state.params, state.kept, state.server, state.split.shared, fits, state.optimizer]
+    with writer.write_state() as file:
+        try:
+            torch.save(parts, file)
+        except RuntimeError as error:  # as torch says that the disk is full
+            raise OSError(f"the state to resume from could not be written ({error})") from error
 
 
 def _tensor(part: Any) -> torch.Tensor:
     return part if isinstance(part, torch.Tensor) else torch.from_numpy(np.array(part, order="C"))
 
 
-def load_state(path: Path, job: Job, run: str) -> State | None:
-    """Read what :func:`save_state` wrote; None if it is not there, not whole, or of another run."""
-    try:
-        parts = torch.load(path, map_location=job.device, weights_only=True)
-    except (OSError, EOFError, RuntimeError, pickle.UnpicklingError):
+def load_state(writer: Writer, job: Job) -> State | None:
+    """Read what :func:`save_state` wrote; None if nothing was saved or what was has been damaged since."""
+    if writer.state is None or writer.damaged:
         return None
-    if parts[0] != run:
-        return None
-    _, number, params, kept, server, shared, fits, optimizer = parts
+    number, params, kept, server, shared, fits, optimizer = torch.load(
+        writer.state, map_location=job.device, weights_only=True
+    )
     numpy = job.device.type == "cpu"
     back = {layer: Fit(*(part.numpy() if numpy else part for part in parts)) for layer, parts in fits.items()}
     return State(number, params, kept, server, Split(shared, back), optimizer)

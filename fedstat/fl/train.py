@@ -27,8 +27,11 @@ from fedstat.fl.newcomers import RULES, newcomers
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
 from fedstat.store import Group, Writer
 
-_FLUSH_SECONDS = 1.0
+COMMAND = "fedstat.fl"
+_COMMIT_SECONDS = 1.0
 _SAVE_SECONDS = 20.0
+# Nor is more than this share of a run's time spent on saving its state.
+_SAVE_SHARE = 0.02
 
 
 def prepare(
@@ -294,18 +297,15 @@ def train(
         "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
     }
     if resume and Path(out).exists():
-        writer = store.resume(out, config)
+        writer = store.resume(out, config, command=COMMAND)
     else:
         title = f"{algorithm.name}, {rounds} rounds"
-        attrs = store.provenance(title, config, device=str(job.device))
+        attrs = store.provenance(title, config, command=COMMAND, device=str(job.device))
         writer = store.create(out, _groups(job, plan), attrs)
-    saved = Path(f"{out}.state")
-    if not writer.finished:
-        # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
-        with _tf32(precision == "tf32"), threadpool_limits(1, user_api="blas"):
-            state = record.load_state(saved, job, writer.run) or engine.start(job)
-            _run(job, state, plan, writer, saved)
-        saved.unlink(missing_ok=True)
+    # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
+    with writer, _tf32(precision == "tf32"), threadpool_limits(1, user_api="blas"):
+        if not writer.finished:
+            _run(job, record.load_state(writer, job) or engine.start(job), plan, writer)
     return store.open_run(out)
 
 
@@ -344,11 +344,19 @@ def _groups(job: Job, plan: _Plan) -> dict[str, Group]:
     return groups
 
 
-def _run(job: Job, state: State, plan: _Plan, writer: Writer, saved: Path) -> None:
-    """Train to the last round, writing finished rounds about once a second and a state to resume from."""
+def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
+    """Train to the last round, committing finished rounds about once a second, and at times a state to resume from."""
     buffer = record.Buffer(writer, list(nets.layers(job.net)))
-    flushed = saved_at = time.monotonic()
+    committed = saved = time.monotonic()
+    patience = _SAVE_SECONDS
     plan.progress(state.round)
+
+    def commit(*, with_state: bool) -> None:
+        buffer.flush()
+        if with_state:
+            record.save_state(writer, state)
+        writer.commit()
+
     try:
         while state.round < plan.rounds:
             due = (state.round + 1) % plan.evaluate_every == 0 or state.round + 1 == plan.rounds
@@ -358,18 +366,17 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer, saved: Path) -> No
                 record.write_weights(writer, job, new, plan.checkpoints.index(new.round), plan.layers)
             state = new  # only now: a run that stops before this does the round once more
             plan.progress(1)
-            if time.monotonic() - flushed > _FLUSH_SECONDS:
-                buffer.flush()
-                flushed = time.monotonic()
-            if time.monotonic() - saved_at > _SAVE_SECONDS:
-                buffer.flush()
-                record.save_state(saved, state, writer.run)
-                saved_at = time.monotonic()
+            now = time.monotonic()
+            if now - committed > _COMMIT_SECONDS:
+                commit(with_state=now - saved > patience)
+                committed = time.monotonic()
+                if now - saved > patience:
+                    saved, patience = committed, max(_SAVE_SECONDS, (committed - now) / _SAVE_SHARE)
         buffer.flush()
         _after(job, state, plan, writer)
     except BaseException:
-        buffer.flush()
-        record.save_state(saved, state, writer.run)
+        if state.round:
+            commit(with_state=True)
         raise
     writer.finish()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedstat import _cli, data
 from fedstat._settings import add_arguments, given
 from fedstat.motivation.report import report
-from fedstat.motivation.study import OUTPUTS, PARTITIONS, Settings, study
+from fedstat.motivation.study import COMMAND, OUTPUTS, PARTITIONS, Settings, study
 from fedstat.store import config_of
 
 HELP = {
@@ -42,9 +42,7 @@ def parser() -> _cli.Parser:
     add("--data-dir", type=Path, metavar="FOLDER", help="files of the data set (default $FEDSTAT_DATA, ~/fedstat_data)")
     add("--outputs", choices=OUTPUTS, default="own", help="outputs shown: over the client's own training samples, or "
         "over a common evaluation set; both are stored (default own)")  # fmt: skip
-    add("--device", default="cpu", help="cpu or cuda (default cpu)")
-    add("--client-chunk", type=int, metavar="N", help="clients trained as one tensor (default: chosen from their size)")
-    add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
+    _cli.add_compute(cli)
     add("--out", type=Path, metavar="PATH", help="store to write (default runs/motivation-<time>.zarr)")
     add("--resume", action="store_true", help="go on with the study at --out, if there is one, with its settings")
     add("--plot", type=Path, metavar="FILE.png", help="draw heat maps, entropies and communalities (png, pdf or svg)")
@@ -59,12 +57,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def _work(args: argparse.Namespace) -> None:
     _cli.require_figure("--plot", args.plot)
+    where = _cli.compute(args)
     _cli.fill_out(args, "motivation")
+    _cli.claim(args, COMMAND)
     chosen = config_of(args.out) if args.resume and args.out.exists() else {}
-    run = study(
-        data_dir=args.data_dir, out=args.out, resume=args.resume, device=args.device, client_chunk=args.client_chunk,
-        threads=args.threads, progress=not args.quiet and sys.stderr.isatty(), **chosen | given(args, Settings),
-    )  # fmt: skip
+    chosen |= given(args, Settings)
+    show = not args.quiet and sys.stderr.isatty()
+    run = study(data_dir=args.data_dir, out=args.out, resume=args.resume, progress=show, **where, **chosen)
     if args.plot is not None:
         from fedstat.plot.motivation import motivation_grid  # seaborn takes a second to import
 

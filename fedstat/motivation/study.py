@@ -30,6 +30,7 @@ SOURCE = (
 )
 PARTITIONS: dict[str, Callable[..., xr.Dataset]] = {"iid": data.partition.iid, "one-class": data.partition.one_class}
 OUTPUTS = ("own", "common")
+COMMAND = "fedstat.motivation"
 
 
 class Samples(NamedTuple):
@@ -181,28 +182,46 @@ def _study(
     threads: int | None,
     progress: bool,
 ) -> None:
-    config = asdict(settings)
+    config, images = asdict(settings), None
     if resume and out.exists():
-        writer = store.resume(out, config)
-        if writer.finished:
-            return
-    images = data.load(settings.data, data_dir)
-    images = data.to_float(images, mean=settings.mean, sd=settings.sd)
-    net = _net(settings, images)
-    if not (resume and out.exists()):
-        attrs = store.provenance("Motivating study", config, device=device, references=SOURCE)
-        writer = store.create(out, _layout(settings, net), attrs)
+        writer = store.resume(out, config, command=COMMAND)
+    else:
+        images = _images(settings, data_dir)
+        attrs = store.provenance("Motivating study", config, command=COMMAND, device=device, references=SOURCE)
+        writer = store.create(out, _layout(settings, _net(settings, images)), attrs)
+    with writer:
+        if not writer.finished:
+            images = _images(settings, data_dir) if images is None else images
+            _go_on(settings, images, writer, device, client_chunk, threads, progress)
+
+
+def _images(settings: Settings, data_dir: str | Path | None) -> xr.Dataset:
+    return data.to_float(data.load(settings.data, data_dir), mean=settings.mean, sd=settings.sd)
+
+
+def _go_on(
+    settings: Settings,
+    images: xr.Dataset,
+    writer: Writer,
+    device: str,
+    client_chunk: int | None,
+    threads: int | None,
+    progress: bool,
+) -> None:
+    """Make the cases that are not done, or damaged."""
     common = Samples(*(part.to(device) for part in _common(settings, images)))
     train = images.isel(sample=np.flatnonzero(images["split"].to_numpy() == "train"))
     done = writer.read("outputs/done")
     for i, case in enumerate(tqdm(settings.cases, unit="case", disable=not progress)):
-        if not done[i]:
+        if not done[i] or any(one.hits(case=i) for one in writer.damaged):
             fed = PARTITIONS[case](train, clients=settings.clients, seed=settings.seed)
-            job = _job(settings, net, batches.rows_of(fed, "train", common.x.device), client_chunk, threads)
+            rows = batches.rows_of(fed, "train", common.x.device)
+            job = _job(settings, _net(settings, images), rows, client_chunk, threads)
             start = engine.start(job)
             params = engine.personal(job, engine.step(job, start))
             _write_case(settings, writer, i, job, params, start.server, common)
             writer.write("outputs/done", (i,), True)
+            writer.commit()
     writer.finish()
 
 
@@ -303,8 +322,10 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
     by_unit = ("case", "outputs", "unit")
 
     def group(**variables: Variable) -> Group:
+        # A case stands in chunks of its own.
+        cut = {name: v._replace(chunk={"case": 1, **v.chunk}) for name, v in variables.items()}
         dims = dict.fromkeys(d for v in variables.values() for d in v.dims)
-        return Group(xr.Dataset(coords={d: (d, axes[d]) for d in dims}), variables)
+        return Group(xr.Dataset(coords={d: (d, axes[d]) for d in dims}), cut)
 
     groups = {
         "outputs": group(
@@ -339,7 +360,7 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
             xr.Dataset(coords=coords),
             {
                 "w": Variable(dims, "float32", {"case": 1, "client": 10}),
-                "b": Variable(dims[:3], "float32"),
+                "b": Variable(dims[:3], "float32", {"case": 1}),
                 "start_w": Variable(dims[2:], "float32"),
                 "start_b": Variable(dims[2:3], "float32"),
             },

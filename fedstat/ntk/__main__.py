@@ -10,10 +10,13 @@ from typing import Any
 
 import xarray as xr
 
-from fedstat import _cli
+from fedstat import _check, _cli
+from fedstat.fl.train import device_named
 from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, datasets, generalization
 from fedstat.ntk.descent import METHODS
-from fedstat.store import provenance
+from fedstat.store import provenance, save
+
+COMMAND = "fedstat.ntk"
 
 
 def parser() -> _cli.Parser:
@@ -55,18 +58,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> None:
+    if args.out is not None:
+        _cli.claim(args, COMMAND)
+    _check.real("kappa", args.kappa, low=0, open_low=True, high=1)
+    _check.real("constant", args.constant, low=0)
+    _check.real("delta", args.delta, low=0, open_low=True, high=1, open_high=True)
+    if args.device is not None:
+        device_named(args.device)
+    args.quiet = args.quiet or not sys.stderr.isatty()
     result: ConvergenceResult | GeneralizationResult = _first(args) if args.theorem == 1 else _second(args)
     if args.out is not None:
-        tree = result.to_datatree()
         config = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "quiet")}
-        tree.attrs |= provenance(
-            f"Theorem {args.theorem} on {result.data.attrs['title']}",
-            config,
-            device=args.device or "cpu",
-            references="FedFac §3.3",
-        )
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        tree.to_zarr(args.out, mode="w", consolidated=False)
+        title = f"Theorem {args.theorem} on {result.data.attrs['title']}"
+        device = args.device or "cpu"
+        attrs = provenance(title, config, command=COMMAND, device=device, references="FedFac §3.3")
+        save(args.out, result.to_datatree(), attrs, overwrite=args.overwrite)
     print(result.summary())
 
 

@@ -118,10 +118,22 @@ def read(
     path : path of a zarr store
     n, n_test, clients : int, optional
         Keep the first so many training samples, test samples and clients.
+
+    Raises
+    ------
+    ValueError
+        If there is no store, or one without such x and y.
     """
-    if not Path(path).exists():
+    if not str(path) or not Path(path).exists():
         raise ValueError(f"data must be 'gaussian', 'digits' or an existing zarr store, but got {str(path)!r}")
-    data = xr.open_zarr(path, consolidated=False)[["x", "y"]].isel(client=slice(clients)).load()
+    try:
+        whole = xr.open_zarr(path, consolidated=False)
+        data = whole[["x", "y"]].transpose("client", "sample", "feature").isel(client=slice(clients)).load()
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} must be a zarr store with x (client, sample, feature) and y (client, sample), but: "
+            f"{str(error).splitlines()[0]}"
+        ) from error
     split = data["split"].values if "split" in data.coords else np.repeat("train", data.sizes["sample"])
     rows = [np.flatnonzero(split == name)[:most] for name, most in (("train", n), ("test", n_test))]
     y = data["y"].isel(sample=np.concatenate(rows)).transpose("client", "sample").values.astype(float)

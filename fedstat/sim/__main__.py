@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fedstat import _check, _cli
 from fedstat._settings import add_arguments, given, read_toml, require_known, require_types
 from fedstat.sim.report import report
-from fedstat.sim.study import METHODS, Settings, study
+from fedstat.sim.study import COMMAND, METHODS, Settings, study
 from fedstat.stats.factor import METHODS as ESTIMATORS
 from fedstat.store import config_of
 
@@ -52,9 +51,7 @@ def parser() -> _cli.Parser:
     add = cli.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="settings from a file; the command line overrides them")
     add("--scale", metavar="NAME", help="table of --config whose settings override those outside of tables")
-    add("--device", default="cpu", help="cpu or cuda (default cpu)")
-    add("--client-chunk", type=int, metavar="N", help="clients trained as one tensor (default: chosen from their size)")
-    add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
+    _cli.add_compute(cli)
     add("--out", type=Path, metavar="PATH", help="store to write (default runs/sim-<time>.zarr)")
     add("--resume", action="store_true", help="go on with the study at --out, if there is one, with its settings")
     add("--plot", type=Path, metavar="FILE.png", help="draw accuracies, stability and split (png, pdf or svg)")
@@ -71,11 +68,11 @@ def _work(args: argparse.Namespace) -> None:
     if args.scale is not None and args.config is None:
         raise ValueError("--scale needs --config, the file that has the scale")
     _cli.require_figure("--plot", args.plot)
+    where = _cli.compute(args)
     _cli.fill_out(args, "sim")
-    run = study(
-        out=args.out, resume=args.resume, device=args.device, client_chunk=args.client_chunk, threads=args.threads,
-        progress=not args.quiet and sys.stderr.isatty(), **_settings(args),
-    )  # fmt: skip
+    _cli.claim(args, COMMAND)
+    show = not args.quiet and sys.stderr.isatty()
+    run = study(out=args.out, resume=args.resume, progress=show, **where, **_settings(args))
     if args.plot is not None:
         from fedstat.plot.sim import study_grid  # seaborn takes a second to import
 
@@ -86,12 +83,9 @@ def _work(args: argparse.Namespace) -> None:
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Settings of the file, overridden by those of the command line."""
-    names = [field.name for field in fields(Settings)]
     chosen: dict[str, Any] = {}
     if args.resume and args.out.exists():
         chosen = config_of(args.out)
-        if not set(chosen) <= set(names):
-            raise ValueError(f"{args.out} is no simulation study: it was made with settings {', '.join(chosen)}")
     elif args.resume:
         print(f"there is no study at {args.out} yet: starting one", file=sys.stderr)
     if args.config is not None:

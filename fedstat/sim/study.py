@@ -28,7 +28,8 @@ from fedstat.store import Group, Variable, Writer
 
 METHODS = ("true", "oracle", "static", "dynamic", "random", "random-redrawn", "fedavg", "local")
 LAYER = "fc1"
-_FLUSH_SECONDS = 0.5
+COMMAND = "fedstat.sim"
+_COMMIT_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -181,14 +182,25 @@ def study(
 def _study(settings: Settings, out: Path, resume: bool, progress: bool, where: dict[str, Any]) -> None:
     config = asdict(settings)
     if resume and out.exists():
-        writer = store.resume(out, config)
+        writer = store.resume(out, config, command=COMMAND)
     else:
-        attrs = store.provenance("Simulation study on model (8)", config, device=where["device"], references=SOURCE)
+        attrs = store.provenance(
+            "Simulation study on model (8)", config, command=COMMAND, device=where["device"], references=SOURCE
+        )
         writer = store.create(out, _layout(settings), attrs)
-    if writer.finished:
-        return
+    with writer:
+        if not writer.finished:
+            _go_on(settings, writer, progress, where)
+
+
+def _go_on(settings: Settings, writer: Writer, progress: bool, where: dict[str, Any]) -> None:
+    """Run the cells that are not done, or damaged."""
     done = writer.read("metrics/rounds_done")
     cells = list(_cells(settings))
+    for cell in cells:
+        at = dict(zip(("p", "alpha", "method", "replicate"), cell.where, strict=True))
+        if any(one.hits(**at) for one in writer.damaged):
+            done[cell.where] = 0
     # One BLAS thread, as in fl.train.
     with (
         threadpool_limits(1, user_api="blas"),
@@ -261,24 +273,26 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
 
 
 def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Writer, tick: Callable[[], Any]) -> None:
-    """One run to its last round; finished rounds reach the disk about twice a second, and at an interrupt."""
+    """One run to its last round; finished rounds are committed about twice a second, and at an interrupt."""
     state, buffer = engine.start(job), record.Buffer(writer, [LAYER], where)
-    flushed = time.monotonic()
+    committed = time.monotonic()
 
-    def flush() -> None:
+    def commit() -> None:
         buffer.flush()
         writer.write("metrics/rounds_done", where, state.round)
+        writer.commit()
 
     try:
         while state.round < rounds:
             state, metrics = evaluate.timed_step(job, state)
             buffer.add(job, state, metrics)
             tick()
-            if time.monotonic() - flushed > _FLUSH_SECONDS:
-                flush()
-                flushed = time.monotonic()
+            if time.monotonic() - committed > _COMMIT_SECONDS:
+                commit()
+                committed = time.monotonic()
     finally:
-        flush()
+        if state.round:
+            commit()
 
 
 def _layout(settings: Settings) -> dict[str, Group]:
@@ -288,20 +302,22 @@ def _layout(settings: Settings) -> dict[str, Group]:
     lead = {"p": p, "alpha": alpha, "method": ("method", np.array(settings.methods, object)), "replicate": replicate}
     groups = record.layout(lead, settings.rounds, settings.clients, {LAYER: settings.m})
     metrics = groups["metrics"]
-    groups["metrics"] = metrics._replace(variables={**metrics.variables, "rounds_done": Variable(tuple(lead), "int64")})
+    rounds_done = Variable(tuple(lead), "int64", dict.fromkeys(lead, 1))
+    groups["metrics"] = metrics._replace(variables={**metrics.variables, "rounds_done": rounds_done})
     shared = np.stack([settings.model(value, settings.alpha[0], 0).unit_shared for value in settings.p])
     coords = xr.Dataset(
         {"unit_shared": (("p", "unit"), shared)},
         {"p": p, "alpha": alpha, "replicate": replicate, "unit": np.arange(settings.m)},
     )
     dims = ("p", "alpha", "replicate")
+    one = dict.fromkeys(dims, 1)
     groups["truth"] = Group(
         coords,
         {
-            "majority_share": Variable(dims, "float64", attrs={"long_name": "mean share of a client's commoner label"}),
-            "communality": Variable((*dims, "unit"), "float64", attrs={"long_name": "communality of the true weights"}),
-            "n_factors": Variable(dims, "int64"),
-            "converged": Variable(dims, "bool"),
+            "majority_share": Variable(dims, "float64", one, {"long_name": "mean share of a client's commoner label"}),
+            "communality": Variable((*dims, "unit"), "float64", one, {"long_name": "communality of the true weights"}),
+            "n_factors": Variable(dims, "int64", one),
+            "converged": Variable(dims, "bool", one),
         },
     )
     return groups

@@ -65,7 +65,6 @@ OUT = """
 --out file.txt/x | --out file.txt/x cannot be written
 --out file.txt/x/y.zarr | file.txt is no folder
 --out foreign.zarr | --out foreign.zarr exists
---out /proc/x.zarr | /proc/x.zarr | 1
 """
 PLOT = """
 --plot x.xyz | --plot must end in .png, .pdf or .svg, but got x.xyz
@@ -189,6 +188,7 @@ RECOVERY = """
 """
 MOTIVATION = """
 --clients 7 | clients must be an integer >= 8
+--clients 9 --cases one-class | clients must be an integer from 10
 --data mnits | Did you mean 'mnist'
 --data ag-news --data-dir nowhere | AG News needs
 --data mnist --data-dir nowhere | MNIST needs
@@ -244,7 +244,6 @@ NTK = """
 --theorem 2 --delta 0 | delta
 --theorem 2 --delta 1 | delta
 --theorem 2 --init-scale 0 | init_scale
---theorem 2 --clients 2 3 --n 4 5 | 
 --data digits --clients 1000 | more than there are among 1797 digits
 --device cuda | CUDA
 --device gpu | device
@@ -464,7 +463,7 @@ TUNE_TOML = {
     TUNE + "tau = [0.5, 1.5]": "tau",
     TUNE + "kappa = ['x']": "kappa must be a number",
     TUNE + "layers = [['fc1'], ['fc9']]": "fc9",
-    TUNE + "rounds = [1, 2]": "a step of tuning must be one of",
+    TUNE + "rounds = [1, 2]": "no method of",
     "algorithm = 'fedavg'\n" + TUNE + "tau = [0.5]": "no method of",
     "validation = 0.2\n[tune.quick]\ntau = [0.5]": "",
 }
@@ -472,14 +471,14 @@ TABLES = """
 --runs nowhere | there is no run in nowhere
 --runs file.txt | there is no run in file.txt
 --runs folder | there is no run in folder
---runs runs --paper nowhere.toml | nowhere.toml cannot be read
---runs runs --paper latin.toml | latin.toml cannot be read
---runs runs --paper deep.toml | nested too deep
---runs runs --rule best | invalid choice: 'best'
---runs runs --select nothing=1 | the key of a selection must be one of
---runs runs --select seed=99 | no finished run is left
---runs runs --out file.txt/t | --out
---runs runs --out blocked | --out must be a file
+--runs grid --paper nowhere.toml | nowhere.toml cannot be read
+--runs grid --paper latin.toml | latin.toml cannot be read
+--runs grid --paper deep.toml | nested too deep
+--runs grid --rule best | invalid choice: 'best'
+--runs grid --select nothing=1 | the key of a selection must be one of
+--runs grid --select seed=99 | no finished run is left
+--runs grid --out file.txt/t | --out
+--runs grid --out blocked | --out must be a file
 --runs others | others
 --no-such | unrecognized arguments
 """
@@ -492,14 +491,14 @@ FIGURES = """
 """
 GRIDS = """
 --runs nowhere --out x.png | there is no run in nowhere
---runs others --out x.png | others
---runs runs | --out must be in an existing folder, but paper_figs is none
+--runs others --out x.png |
+--runs grid | --out must be in an existing folder, but paper_figs is none
 """
 
 LINES = [
     *_lines("fedstat", "stray | unrecognized arguments: stray"),
     *_lines("fedstat.sim", SIM + OUT + PLOT + USAGE + RESUMED + COMPUTE),
-    *_config("fedstat.sim", "--config", SIM_TOML, "--scale tiny"),
+    *_config("fedstat.sim", "--config", SIM_TOML),
     *_lines("fedstat.sim.recovery", RECOVERY + OUT + PLOT + USAGE),
     *_lines("fedstat.motivation", MOTIVATION + OUT + PLOT + USAGE + RESUMED + COMPUTE),
     *_lines("fedstat.ntk", NTK + OUT + USAGE),
@@ -510,20 +509,20 @@ LINES = [
     *_config("fedstat.fl", "--config", SCALE_TOML, "--scale quick"),
     *_config("fedstat.fl", "--config", TUNE_TOML, "--tune"),
     *(line for n in range(2, 9) for line in _lines(f"analysis/table{n}.py", TABLES)),
-    *_lines("analysis/decomposition.py", "--runs nowhere | there is no run\n--runs runs --methods fedavg | \n"
-            "--runs runs --replicates x | invalid int value\n--runs runs --out file.txt/t | --out"),
+    *_lines("analysis/decomposition.py", "--runs nowhere | there is no run\n"
+            "--runs grid --replicates x | invalid int value\n--runs grid --out file.txt/t | --out"),
     *_lines("analysis/sim_table.py", "nowhere.zarr t.csv | there is no run at nowhere.zarr\nsim.zarr | required: csv\n"
             "sim.zarr nowhere/t.csv | csv must be in an existing folder\nfile.txt t.csv | there is no run at file.txt\n"
             "fl.zarr t.csv | fl.zarr was made by fedstat.fl, but a store of fedstat.sim is needed\n"
-            "foreign.zarr t.csv | foreign.zarr was made by another program\nsim.zarr folder | csv must be a file"),
+            "foreign.zarr t.csv | the run at foreign.zarr\nsim.zarr folder | csv must be a file"),
     *(line for n in ("01", "02") for line in _lines(f"paper_figs/fig{n}.py", FIGURES +
-      "--runs nowhere --out x.png | there is no run at\n--data sim --runs swapped --out x.png | was made by fedstat.sim")),
+      "--runs nowhere --out x.png | there is no run at\n--data sim --runs swapped --out x.png | was made by")),
     *(line for n in ("06", "07") for line in _lines(f"paper_figs/fig{n}.py", FIGURES +
       "--runs nowhere --out x.png | there is no run at\n--scale swapped --runs swapped --out x.png | was made by")),
     *(line for n in ("08", "09", "10") for line in _lines(f"paper_figs/fig{n}.py", FIGURES + GRIDS)),
-    *_lines("paper_figs/fig09.py", "--runs runs --methods fedrep --out x.png | "),
-    *_lines("paper_figs/fig10.py", "--runs runs --client x --out x.png | invalid int value\n"
-            "--runs runs --out x.png | no run of FedFac in which"),
+    *_lines("paper_figs/fig09.py", "--runs grid --methods fedrep --out x.png | no finished run is left"),
+    *_lines("paper_figs/fig10.py", "--runs grid --client x --out x.png | invalid int value\n"
+            "--runs grid --out x.png | no run of FedFac in which"),
     *(line for name in ("convergence", "generalization") for line in _lines(f"paper_figs/theory_{name}.py", FIGURES +
       "--scale tiny --out x.png | invalid choice\n--runs file.txt --out x.png | file.txt")),
 ]  # fmt: skip

@@ -127,10 +127,11 @@ class Settings:
         _check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
         _check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
         _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
-        self.make_algorithm()
-        net = _make_net(self, *_like(self.data))
-        if "layers" in algorithms.settings_of(self.algorithm):
+        known, net = self.make_algorithm().settings, _make_net(self, *_like(self.data))
+        if "layers" in known:
             masks.resolve(net, self._layers())
+        for name in {"personal_layers", "global_layers"} & set(known):
+            masks.last_layers(net, name, known[name], all_too=name == "global_layers")
 
     @property
     def name(self) -> str:

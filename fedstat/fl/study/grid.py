@@ -87,7 +87,9 @@ def _chosen(
 ) -> list[Mapping[str, Any]]:
     """Methods that a data set is for."""
     names = [method.get("algorithm", settings.get("algorithm", Settings.algorithm)) for method in methods]
-    wanted = dataset.get("methods", names)
+    if "methods" not in dataset:
+        return list(methods)
+    wanted = dataset["methods"]
     if not isinstance(wanted, list) or not wanted:
         raise ValueError(f"methods of a data set in {where} must be a list of algorithms, but got {wanted!r}")
     for name in wanted:

@@ -13,9 +13,12 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fedstat import _cli
+from fedstat import _cli, store
+from fedstat.sim.generate import SOURCE
 from fedstat.sim.recovery import KAPPA, recovery, tidy
 from fedstat.stats.factor import METHODS
+
+COMMAND = "fedstat.sim.recovery"
 
 # Estimators whose mean AUCs are no further apart than this are said to agree.
 AGREE = 0.05
@@ -40,6 +43,7 @@ def parser() -> _cli.Parser:
     add("--replicates", type=int, default=4, metavar="R", help="draws of the weights")
     add("--seed", type=int, default=0, metavar="S", help="seed of the first draw")
     add("--out", type=Path, metavar="PATH.zarr", help="store the result")
+    add("--overwrite", action="store_true", help="replace what this command stored at --out before")
     add("--plot", type=Path, metavar="PATH.png", help="draw the AUC against kappa (png, pdf or svg)")
     add("--quiet", action="store_true", help="no progress bar")
     return cli
@@ -52,19 +56,21 @@ def main(argv: list[str] | None = None) -> int:
 
 def _work(args: argparse.Namespace) -> None:
     _cli.require_figure("--plot", args.plot)
-    if args.out is not None and args.out.exists():
-        raise FileExistsError(f"--out {args.out} exists: remove it or choose another name")
+    if args.out is not None:
+        _cli.claim(args, COMMAND)
     names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
     result = recovery(**{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty())
     if args.out is not None:
-        result.to_zarr(args.out, mode="w-", consolidated=False)
+        attrs = store.provenance("Recovery of the split from true weights", json.loads(result.attrs["config"]),
+                                 command=COMMAND, references=SOURCE)  # fmt: skip
+        store.save(args.out, xr.DataTree(result), result.attrs | attrs, overwrite=args.overwrite)
     if args.plot is not None:
         from fedstat.plot.sim import recovery_grid  # seaborn takes a second to import
 
         _cli.save_figure(recovery_grid(result), args.plot, dpi=150, bbox_inches="tight")
     print(report(result))
     if args.out is not None:
-        print(f"\nStored: xarray.open_zarr({str(args.out)!r}, consolidated=False)")
+        print(f"\nStored: fedstat.open_run({str(args.out)!r})")
 
 
 def report(result: xr.Dataset) -> str:

@@ -1,0 +1,30 @@
+"""Runs on disk: labelled arrays in one zarr store, journaled so that nothing is lost and no damage goes unseen."""
+
+from fedstat.store.journal import DamageError
+from fedstat.store.place import claim, command_of, replace, settle
+from fedstat.store.provenance import code, now, provenance, to_json
+from fedstat.store.read import Damage, config_of, damage, describe, open_run
+from fedstat.store.write import Group, Variable, Writer, create, resume, save
+
+__all__ = [
+    "Damage",
+    "DamageError",
+    "Group",
+    "Variable",
+    "Writer",
+    "claim",
+    "code",
+    "command_of",
+    "config_of",
+    "create",
+    "damage",
+    "describe",
+    "now",
+    "open_run",
+    "provenance",
+    "replace",
+    "resume",
+    "save",
+    "settle",
+    "to_json",
+]

@@ -1,0 +1,301 @@
+"""A folder that loses nothing: files are written beside their places, noted with checksums, and then put in place.
+
+The folder ``journal`` of a store holds the file ``log``, of one line a commit: the files of the commit, each with its
+size, its CRC-32 and the name under which it was staged. A commit (1) brings the staged files to the disk, (2) adds
+its line to the log and brings that to the disk, (3) renames the files to their places. Whatever cuts it off, what the
+log names is on the disk, at its place or still staged, and what the log does not name was never written.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from filelock import FileLock, Timeout
+
+FOLDER = "journal"
+FIRST = "0"
+"""What stands as staged name for the files that a store began with."""
+_BLOCK = 1 << 22
+# A log of more lines than this is written anew, with one line for all files.
+_LINES = 1000
+
+
+class Entry(NamedTuple):
+    """What the log says of one file: its size in bytes, its CRC-32, and the name under which it was staged."""
+
+    size: int
+    crc: int
+    staged: str
+
+
+class DamageError(ValueError):
+    """A store does not hold what was written to it."""
+
+
+class Journal:
+    """The files of a store, open for writing by this process alone.
+
+    Parameters
+    ----------
+    root : Path
+        The store; its folder ``journal`` exists.
+    durable : bool
+        Whether what is committed is brought to the disk, so that it outlives a power cut and not just the process.
+    lock : FileLock, optional
+        The store's lock, if this process has it already.
+
+    Raises
+    ------
+    BlockingIOError
+        If another process, or another part of this one, is writing to the store.
+    DamageError
+        If the log cannot be read.
+    """
+
+    def __init__(self, root: Path, *, durable: bool = True, lock: FileLock | None = None) -> None:
+        self.root, self.durable = root, durable
+        self._lock = lock or hold(root)
+        try:
+            self.files = read_log(root)
+            self._recover()
+        except BaseException:
+            self._lock.release()
+            raise
+        self._staged: dict[str, Entry] = {}
+        self._logged: set[str] = set()
+        self._names = map(str, itertools.count(1 + max((int(e.staged) for e in self.files.values()), default=0)))
+        self._lines = 0
+
+    def _recover(self) -> None:
+        """Put in place what a commit that was cut off had still staged, and remove what no commit names."""
+        for key, entry in self.files.items():
+            if self._draft(entry).is_file() and problem(self._draft(entry), entry) is None:
+                self._place(self._draft(entry), key)
+        named = {"log", "lock", "zarr.json", *(k.removeprefix(f"{FOLDER}/") for k in self.files)}
+        for path in (self.root / FOLDER).iterdir():
+            if path.name not in named:
+                path.unlink()
+
+    def _place(self, staged: Path, key: str) -> None:
+        target = self.root / key
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staged.replace(target)
+
+    def path(self, key: str) -> Path:
+        """Where the newest content of a file stands."""
+        if (entry := self._staged.get(key)) and (draft := self._draft(entry)).exists():
+            return draft
+        return self.root / key
+
+    def _draft(self, entry: Entry) -> Path:
+        return self.root / FOLDER / entry.staged
+
+    @contextmanager
+    def stage(self, key: str) -> Iterator[IO[bytes]]:
+        """File to write the new content of ``key`` to; it counts from the next commit on."""
+        name = next(self._names)
+        draft = self.root / FOLDER / name
+        try:
+            with draft.open("wb") as file:
+                checked = _Checked(file)
+                yield checked  # type: ignore[misc]
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        before, self._staged[key] = self._staged.get(key), Entry(checked.size, checked.crc, name)
+        if before and before.staged not in self._logged:
+            self._draft(before).unlink(missing_ok=True)
+
+    def commit(self) -> None:
+        """Make all that is staged count, at once.
+
+        A commit that is interrupted or fails can be done again: what is staged stays so until it is in its place.
+        """
+        staged = {key: entry for key, entry in self._staged.items() if self._draft(entry).exists()}
+        if staged:
+            for entry in staged.values():
+                self._sync(self._draft(entry))
+            self._sync(self.root / FOLDER)
+            self._logged.update(entry.staged for entry in staged.values())
+            self._log(staged)
+            self.files.update(staged)
+            for key, entry in staged.items():
+                self._place(self._draft(entry), key)
+        self._staged, self._logged = {}, set()
+        if self._lines > _LINES:
+            self._rewrite()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Remove files, so that they read as never written."""
+        keys = tuple(keys)
+        for key in keys:
+            self.files.pop(key, None)
+            (self.root / key).unlink(missing_ok=True)
+        self._log({}, keys)
+
+    def finish(self, *, without: tuple[str, ...] = ()) -> None:
+        """Commit, bring all names to the disk, and leave a log of one line; without files that only going on needs."""
+        self.commit()
+        for folder in {(self.root / key).parent for key in self.files}:
+            self._sync(folder)
+        for key in without:
+            self.files.pop(key, None)
+        self._rewrite()
+        for key in without:
+            (self.root / key).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let others write; what is not committed was never written."""
+        (self.root / FOLDER / "lock").unlink(missing_ok=True)
+        self._lock.release()
+
+    def _log(self, files: dict[str, Entry], without: tuple[str, ...] = ()) -> None:
+        log = self.root / FOLDER / "log"
+        size = log.stat().st_size if log.exists() else 0
+        try:
+            with log.open("ab") as file:
+                file.write(_line(files, without))
+            self._sync(log)
+        except BaseException:
+            os.truncate(log, size)  # or the next line would stand behind half a line
+            raise
+        self._lines += 1
+
+    def _rewrite(self) -> None:
+        draft = self.root / FOLDER / next(self._names)
+        draft.write_bytes(_line(self.files))
+        self._sync(draft)
+        draft.replace(self.root / FOLDER / "log")
+        self._sync(self.root / FOLDER)
+        self._lines = 1
+
+    def _sync(self, path: Path) -> None:
+        if self.durable:
+            sync(path)
+
+
+class _Checked:
+    """A file that counts and checks what is written to it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.size, self.crc = file, 0, 0
+
+    def write(self, data: Any) -> int:
+        block = memoryview(data).cast("B")
+        self._file.write(block)
+        self.size += len(block)
+        self.crc = zlib.crc32(block, self.crc)
+        return len(block)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def hold(root: Path) -> FileLock:
+    """Take the lock of a store, which no dead process holds.
+
+    Raises
+    ------
+    BlockingIOError
+        If somebody has it.
+    """
+    lock = FileLock(root / FOLDER / "lock", blocking=False, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(
+            f"{root} is being written by another process. Wait until that has ended, or stop it."
+        ) from None
+    return lock
+
+
+def start(root: Path, *, durable: bool = True) -> None:
+    """Note all files that a new store holds, and bring them to the disk."""
+    folder = root / FOLDER
+    files = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_file() and path != folder / "lock":
+            files[path.relative_to(root).as_posix()] = Entry(path.stat().st_size, crc(path), FIRST)
+    (folder / "log").write_bytes(_line(files))
+    if durable:
+        for path in [*root.rglob("*"), root]:
+            sync(path)
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    if path.is_dir() and os.name == "nt":  # Windows has no such call for folders
+        return
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_log(root: Path) -> dict[str, Entry]:
+    """Files of a store, by their path in it, as the log names them.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no log.
+    DamageError
+        If a line of it other than a cut-off last one cannot be read.
+    """
+    lines = (root / FOLDER / "log").read_bytes().split(b"\n")
+    files: dict[str, Entry] = {}
+    good = [_parse(line) for line in lines]
+    end = max((i for i, one in enumerate(good) if one is not None), default=-1)
+    if end < 0 or None in good[: end + 1]:
+        raise DamageError(f"{root} is damaged ({FOLDER}/log cannot be read)")
+    for one in good[: end + 1]:
+        assert one is not None  # noqa: S101
+        files.update({key: Entry(*entry) for key, entry in one["files"].items()})
+        for key in one["without"]:
+            files.pop(key, None)
+    return files
+
+
+def _line(files: dict[str, Entry], without: tuple[str, ...] = ()) -> bytes:
+    text = json.dumps({"files": files, "without": without}, separators=(",", ":")).encode()
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    check, _, text = line.partition(b" ")
+    if check != b"%08x" % zlib.crc32(text):
+        return None
+    found = json.loads(text)
+    return found if isinstance(found, dict) else None
+
+
+def crc(path: Path) -> int:
+    """CRC-32 of a file; not CRC-32C, which is the same for all chunks that end in their own."""
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found = zlib.crc32(block, found)
+    return found
+
+
+def problem(path: Path, entry: Entry, *, checksum: bool = True) -> str | None:
+    """What is wrong with a file, None if it is as the log says; its content is read only for the checksum."""
+    try:
+        size = path.stat().st_size
+        if size != entry.size:
+            return f"has {size} bytes in place of {entry.size}"
+        if checksum and crc(path) != entry.crc:
+            return "has another checksum than when it was written"
+    except (FileNotFoundError, NotADirectoryError):
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None

@@ -1,0 +1,168 @@
+"""Where a store may stand: the one rule for what exists already, and how a new store takes its place."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from fedstat.store import journal
+
+# A draft without a lock is not yet locked rather than left over if it is younger than this, in seconds.
+_YOUNG = 60
+
+
+def claim(path: str | Path, command: str, *, resume: bool = False, overwrite: bool = False) -> None:
+    """Refuse a path that a command must not write to; the one rule for every command that writes.
+
+    What exists is left alone unless the same command made it and it is asked to go on with it or to replace it.
+
+    Parameters
+    ----------
+    path : path
+        Store to write.
+    command : str
+        Who wants to, as ``"fedstat.sim"``.
+    resume, overwrite : bool
+        What may be done with a store of that command.
+
+    Raises
+    ------
+    FileExistsError
+        If something is there that is no store of that command, or that was not to be touched.
+    NotADirectoryError, PermissionError
+        If nothing can be written there.
+    """
+    path = Path(path)
+    settle(path)
+    if os.path.lexists(path):
+        if not (resume or overwrite):
+            raise FileExistsError(
+                f"{path} exists already. Resume or overwrite it, choose another path, or remove it first."
+            )
+        theirs = command_of(path)
+        if theirs != command:
+            made = (
+                "is no store of this version of fedstat"
+                if theirs is None
+                else f"was made by {theirs}, not by {command}"
+            )
+            raise FileExistsError(f"{path} {made}. Choose another path; it is left as it is.")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{path} cannot be written: {folder} is no folder. Choose another path.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} cannot be written: you may not write to {folder}. Choose another path.")
+
+
+def command_of(path: Path) -> str | None:
+    """Command that made a store, None if it cannot be told that one did."""
+    try:
+        return str(json.loads((path / "zarr.json").read_bytes())["attributes"]["command"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+@contextmanager
+def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
+    """Folder beside ``path`` to make a store in, and its lock; it goes if the store is not made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
+    try:
+        (folder / journal.FOLDER).mkdir()
+        lock = journal.hold(folder)
+        try:
+            folder.chmod(0o755)
+            yield folder, lock
+        except BaseException:
+            lock.release()
+            raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def put(folder: Path, path: Path) -> None:
+    """Give a finished draft its name.
+
+    Raises
+    ------
+    FileExistsError
+        If something stands there now.
+    """
+    try:
+        if os.path.lexists(path):  # a rename would replace an empty folder
+            raise OSError
+        folder.rename(path)
+    except OSError as error:
+        if os.path.lexists(path):
+            made = f"{path} was made by another process in the meantime. Choose another path."
+            raise FileExistsError(made) from error
+        raise
+    journal.sync(path.parent)
+
+
+def replace(folder: Path, path: str | Path) -> None:
+    """Put a finished store in the place of another; whatever cuts it off, one of the two stands there or will.
+
+    Between the two renames the old store has a name of its own, from which :func:`settle` brings it back.
+    """
+    path = Path(path).resolve()
+    old = path.with_name(f"{path.name}.replaced-{uuid.uuid4().hex[:8]}")
+    try:
+        path.rename(old)
+        folder.rename(path)
+    except BaseException:
+        if old.exists() and not path.exists():
+            old.rename(path)
+        raise
+    journal.sync(path.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def settle(path: str | Path) -> None:
+    """Clear up what killed processes left beside ``path``: a store half replaced comes back, drafts go.
+
+    Only folders with the names and the content that :func:`draft` and :func:`replace` give are touched.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        return
+    for old in _beside(path, "replaced-[0-9a-f]{8}"):
+        if command_of(old) is None:
+            continue
+        if os.path.lexists(path):
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            old.rename(path)
+    for folder in _beside(path, "partial-[0-9a-z_]{8}"):
+        if _left_over(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _beside(path: Path, ending: str) -> list[Path]:
+    named = re.compile(re.escape(path.name) + r"\." + ending)
+    return sorted(p for p in path.parent.iterdir() if named.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+
+
+def _left_over(folder: Path) -> bool:
+    """Whether a draft is nobody's any more."""
+    inside = {p.name for p in folder.iterdir()}
+    if inside - {journal.FOLDER} and journal.FOLDER not in inside:
+        return False
+    if not (folder / journal.FOLDER / "lock").exists():
+        return time.time() - folder.stat().st_mtime > _YOUNG
+    try:
+        journal.hold(folder).release()
+    except BlockingIOError:
+        return False
+    return True

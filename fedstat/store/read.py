@@ -1,0 +1,182 @@
+"""Runs that are read, and what of them is not as it was written."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xarray as xr
+import zarr
+
+from fedstat.store import journal, place
+
+_SHOWN = 5
+
+
+class Damage(NamedTuple):
+    """A file of a store that is not as it was written.
+
+    Attributes
+    ----------
+    file : str
+        Its path in the store.
+    problem : str
+    array : str
+        ``"group/variable"``; "" where the file belongs to no array.
+    region : mapping from dim to (first, last)
+        Indices of the array that the file holds, of dims that are cut into several files.
+    cell : str
+        The same in words, by the values of the coordinates.
+    fixed : bool
+        Whether it was laid out with the store, as coordinates are, so that no computing brings it back.
+    """
+
+    file: str
+    problem: str
+    array: str = ""
+    region: Mapping[str, tuple[int, int]] = {}
+    cell: str = ""
+    fixed: bool = True
+
+    def hits(self, **index: int) -> bool:
+        """Whether the cell with these indices has lost something; dims that are not cut lose all their cells."""
+        return all(low <= index[dim] <= high for dim, (low, high) in self.region.items() if dim in index)
+
+    def __str__(self) -> str:
+        return f"{self.array or self.file}{f' ({self.cell})' if self.cell else ''} {self.problem}"
+
+
+def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
+    """Open a run, finished or not; what is not computed yet is NaN.
+
+    Parameters
+    ----------
+    path : str or Path
+        A store that :func:`fedstat.fl.train`, :func:`fedstat.sim.study` or another fedstat command wrote.
+    verify : bool, optional
+        True compares every file with the checksum noted when it was written; by default only that none is missing or
+        cut off, which takes no time. Chunks are compared with their checksums whenever they are read. False opens what
+        can be opened.
+
+    Returns
+    -------
+    DataTree
+        Read lazily. ``run.attrs`` holds the settings and where the numbers come from.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no run at ``path``.
+    ValueError
+        If what is there is not what was written; the message names array and cell. Of ``verify=True``, too, if the run
+        was written without checksums.
+    """
+    path = Path(path)
+    if not path.exists():
+        place.settle(path)  # brings back a store that was being replaced when the process was killed
+    if not (path / "zarr.json").exists() and not (path / journal.FOLDER).exists():
+        raise FileNotFoundError(f"there is no run at {path}: a run is a folder with a file zarr.json in it")
+    if verify is not False and (found := damage(path, checksums=verify is True, require=verify is True)):
+        raise journal.DamageError(
+            f"the run at {path} is damaged: {describe(found)}. Resume it to compute again what can be, remove it and "
+            "run again, or read the rest with fedstat.open_run(path, verify=False)."
+        )
+    try:
+        tree = xr.open_datatree(path, engine="zarr", consolidated=False)
+    except Exception as error:
+        # What zarr and xarray raise on files that are cut off or changed is of many types.
+        raise journal.DamageError(
+            f"the run at {path} is damaged ({type(error).__name__}: {error}). Remove it and run again."
+        ) from error
+    return _without_journal(tree)
+
+
+def _without_journal(tree: xr.DataTree) -> xr.DataTree:
+    if journal.FOLDER in tree.data_vars:
+        tree.dataset = tree.to_dataset(inherit=False).drop_vars(journal.FOLDER)
+    return tree
+
+
+def config_of(path: str | Path) -> dict[str, Any]:
+    """Settings that a run was started with."""
+    attrs = open_run(path, verify=False).attrs
+    if "config" not in attrs:
+        raise ValueError(f"{path} is no run of fedstat: its attributes hold no settings. Choose another path.")
+    return dict(json.loads(attrs["config"]))
+
+
+def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[Damage]:
+    """Files of a store that are not as they were written.
+
+    Parameters
+    ----------
+    path : str or Path
+    checksums : bool
+        Whether contents are read and compared, or sizes alone.
+    require : bool
+        Whether a store that has no journal is an error; without it, it has no damage that can be seen.
+
+    Raises
+    ------
+    ValueError
+        If the journal is missing though required, or cannot be read.
+    """
+    root = Path(path)
+    if not (root / journal.FOLDER).exists():
+        if require:
+            raise ValueError(f"{path} was written without checksums: nothing can be said of its files")
+        return []
+    bad: dict[str, str] = {}
+    # A run that goes on may commit between the reading of its log and of its files: what differs is looked at again.
+    for _ in range(3):
+        try:
+            files = journal.read_log(root)
+        except FileNotFoundError:
+            raise journal.DamageError(f"the run at {path} is damaged: {journal.FOLDER}/log is missing") from None
+        look = {key: files[key] for key in bad or files if key in files}
+        bad = {
+            key: text
+            for key, entry in look.items()
+            if (text := journal.problem(root / key, entry, checksum=checksums))
+            and journal.problem(root / journal.FOLDER / entry.staged, entry, checksum=checksums)
+        }
+        if not bad:
+            return []
+    return [_damage(root, key, text, fixed=files[key].staged == journal.FIRST) for key, text in bad.items()]
+
+
+def _damage(root: Path, key: str, text: str, *, fixed: bool) -> Damage:
+    """Array and cell that a file holds."""
+    chunk_of = re.fullmatch("(.+)/c([./0-9]*)", key)
+    if chunk_of is None:
+        return Damage(key, text, fixed=fixed or key == "zarr.json")
+    folder, name = chunk_of.groups()
+    try:
+        layout = json.loads((root / folder / "zarr.json").read_bytes())
+        chunk = layout["chunk_grid"]["configuration"]["chunk_shape"]
+        at = [int(i) for i in re.split("[./]", name) if i]
+        spans = list(zip(layout["dimension_names"], at, chunk, layout["shape"], strict=True))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Damage(key, text, folder, fixed=fixed)
+    # Dims that are not cut are lost whole and need no mention.
+    region = {d: (i * n, min((i + 1) * n, size) - 1) for d, i, n, size in spans if n < size}
+    group = root / folder.rpartition("/")[0]
+    return Damage(key, text, folder, region, ", ".join(_words(group, d, *span) for d, span in region.items()), fixed)
+
+
+def _words(group: Path, dim: str, first: int, last: int) -> str:
+    try:
+        labels = zarr.open_array(group / dim, mode="r")
+        ends = dict.fromkeys(str(labels[i]) for i in (first, last))
+    except Exception:  # the coordinate is damaged, too
+        ends = dict.fromkeys(f"[{i}]" for i in (first, last))
+    return f"{dim} = {' to '.join(ends)}"
+
+
+def describe(found: Sequence[Damage]) -> str:
+    """The first few, and how many there are."""
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(map(str, found[:_SHOWN])) + more

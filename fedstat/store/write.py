@@ -1,0 +1,329 @@
+"""Labelled arrays written region by region while a run goes on, or a finished result in one go.
+
+Every array is laid out before the first round, so that what is not computed yet reads as NaN (or False, 0).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self
+
+import numpy as np
+import xarray as xr
+import zarr
+from zarr.abc.store import ByteRequest
+from zarr.codecs import Crc32cCodec, ZstdCodec
+from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.storage import LocalStore
+
+from fedstat.store import journal, place
+from fedstat.store.journal import Journal
+from fedstat.store.provenance import code, now, revision, to_json
+from fedstat.store.read import Damage, config_of, damage, describe, open_run
+
+_STATE = f"{journal.FOLDER}/state"
+_COMPRESSORS = (ZstdCodec(), Crc32cCodec())
+_CODED = {"compressors": _COMPRESSORS}
+
+
+class Variable(NamedTuple):
+    """Layout of one array.
+
+    Attributes
+    ----------
+    dims : tuple of str
+    dtype : str
+        float arrays start as NaN, others as 0 or False.
+    chunk : mapping from dim to int
+        Chunk sizes; dims that are not named are not cut.
+    attrs : mapping
+        ``long_name``, ``units`` and the like.
+    """
+
+    dims: tuple[str, ...]
+    dtype: str
+    chunk: Mapping[str, int] = {}
+    attrs: Mapping[str, Any] = {}
+
+
+class Group(NamedTuple):
+    """Layout of one group: its coordinates (which give the sizes) and its variables."""
+
+    coords: xr.Dataset
+    variables: Mapping[str, Variable]
+
+
+class Writer:
+    """A run store, open for writing: a context that lets others write when it ends.
+
+    Of a new run that ends by an exception before anything is committed, nothing is left.
+
+    Parameters
+    ----------
+    path : Path
+    files : Journal or None
+        None for a finished run, which is not written any more.
+    damaged : sequence of Damage
+        What was found damaged, and reads as not written now.
+    new : bool
+        Whether nothing but the layout is there.
+    """
+
+    def __init__(self, path: Path, files: Journal | None, *, damaged: Sequence[Damage] = (), new: bool = False) -> None:
+        self.path, self.damaged = path, damaged
+        self._files, self._new = files, new
+        self._root: Any = zarr.open_group(LocalStore(path) if files is None else _Journaled(files), mode="r+")
+        self._arrays: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._files is None:
+            return
+        if kind is not None and self._new:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._files.close()
+
+    @property
+    def journal(self) -> Journal:
+        """The files of the store."""
+        if self._files is None:
+            raise ValueError(f"{self.path} is complete: nothing can be added to it")
+        return self._files
+
+    def write(self, name: str, where: tuple[int | slice, ...], values: Any) -> None:
+        """Write a region of the array ``"group/variable"``; it counts from the next commit on."""
+        if name not in self._arrays:
+            # A chunk that is not on the disk was never written.
+            with zarr.config.set({"array.write_empty_chunks": True}):
+                self._arrays[name] = self._root[name]
+        self._arrays[name][where] = values
+
+    @contextmanager
+    def write_state(self) -> Iterator[IO[bytes]]:
+        """File for a state to resume from; it belongs to what is committed with it."""
+        with self.journal.stage(_STATE) as file:
+            yield file
+
+    @property
+    def state(self) -> Path | None:
+        """File of the state that was committed last."""
+        return self.journal.path(_STATE) if _STATE in self.journal.files else None
+
+    def commit(self) -> None:
+        """Bring what was written to the disk, all or nothing of it."""
+        self.journal.commit()
+        self._new = False
+
+    def read(self, name: str) -> np.ndarray:
+        """Read an array whole."""
+        return np.asarray(self._root[name])
+
+    def finish(self) -> None:
+        """Say in the run's attributes that it is complete, after all that was written is on the disk."""
+        self.commit()
+        self._root.attrs.update({"ended": now()})
+        self.journal.finish(without=(_STATE,))
+        self.journal.close()
+        self._files = None
+
+    def note_code(self) -> None:
+        """Add the code that goes on with an unfinished run to what the run says of the code that made it."""
+        attrs = dict(self._root.attrs)
+        if attrs.get("code") != code():
+            for name, now_ in (("code", code()), ("revision", revision())):
+                names = dict.fromkeys([*str(attrs.get(name, "")).split(", "), now_])
+                self._root.attrs.update({name: ", ".join(names)})
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return "ended" in self._root.attrs
+
+
+class _Journaled(LocalStore):
+    """zarr's store of local files, whose writes go through the journal."""
+
+    def __init__(self, files: Journal, *, read_only: bool = False) -> None:
+        super().__init__(files.root, read_only=read_only)
+        self._files = files
+
+    def with_read_only(self, read_only: bool = False) -> _Journaled:
+        return _Journaled(self._files, read_only=read_only)
+
+    def set_sync(self, key: str, value: Buffer) -> None:
+        with self._files.stage(key) as file:
+            file.write(value.as_buffer_like())
+
+    async def _set(self, key: str, value: Buffer, exclusive: bool = False) -> None:  # noqa: ARG002
+        await asyncio.to_thread(self.set_sync, key, value)
+
+    def get_sync(
+        self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        return super().get_sync(self._key(key), prototype=prototype, byte_range=byte_range)
+
+    async def get(
+        self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
+    ) -> Buffer | None:
+        return await super().get(self._key(key), prototype, byte_range)
+
+    def _key(self, key: str) -> str:
+        return self._files.path(key).relative_to(self._files.root).as_posix()
+
+
+def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, Any], *, durable: bool = True) -> Writer:
+    """Lay out a new run.
+
+    Parameters
+    ----------
+    path : str or Path
+        Must not exist.
+    groups : mapping from group name to Group
+        Names are paths such as ``"metrics"`` or ``"split/fc1"``.
+    attrs : mapping
+        Attributes of the run; see :func:`provenance`.
+    durable : bool
+        Whether what is committed outlives a power cut, not just the process.
+
+    Raises
+    ------
+    FileExistsError
+        If something is there already.
+    """
+    path = Path(path)
+    place.claim(path, attrs["command"])
+    with place.draft(path) as (folder, lock):
+        _lay_out(folder, groups, attrs)
+        journal.start(folder, durable=durable)
+        place.put(folder, path)
+    return Writer(path, Journal(path, durable=durable, lock=lock), new=True)
+
+
+def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, overwrite: bool = False) -> None:
+    """Write a finished result in one go; it takes its place whole.
+
+    Parameters
+    ----------
+    path : str or Path
+    result : DataTree
+    attrs : mapping
+        Attributes of the store; see :func:`provenance`.
+    overwrite : bool
+        Replace a store that the same command made; until the new one is whole the old one stands.
+
+    Raises
+    ------
+    FileExistsError
+        If something is there that is not to be replaced.
+    """
+    path = Path(path)
+    place.claim(path, attrs["command"], overwrite=overwrite)
+    with place.draft(path) as (folder, lock):
+        _journal_node(folder)
+        names = {node.path: list(node.to_dataset(inherit=node is result).variables) for node in result.subtree}
+        encoding: Any = {group: dict.fromkeys(variables, _CODED) for group, variables in names.items()}
+        result.to_zarr(folder, mode="a", consolidated=False, zarr_format=3, encoding=encoding, write_empty_chunks=True)
+        zarr.open_group(folder, mode="r+").attrs.update({**attrs, "ended": now()})
+        journal.start(folder)
+        if path.exists():
+            place.replace(folder, path)
+        else:
+            place.put(folder, path)
+        (path / journal.FOLDER / "lock").unlink(missing_ok=True)
+        lock.release()
+
+
+def _lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
+    _journal_node(folder).attrs.update(dict(attrs))
+    for name, group in groups.items():
+        coded: Any = dict.fromkeys(group.coords.variables, _CODED)
+        group.coords.to_zarr(folder, group=name, mode="a", consolidated=False, zarr_format=3, encoding=coded)
+        target = zarr.open_group(folder, path=name, mode="r+")
+        for variable, layout in group.variables.items():
+            shape = tuple(group.coords.sizes[d] for d in layout.dims)
+            floating = np.issubdtype(np.dtype(layout.dtype), np.floating)
+            target.create_array(
+                variable,
+                shape=shape,
+                chunks=tuple(layout.chunk.get(d, n) for d, n in zip(layout.dims, shape, strict=True)),
+                dtype=layout.dtype,
+                fill_value=np.nan if floating else 0,
+                dimension_names=layout.dims,
+                attributes=dict(layout.attrs),
+                # All chunks in one folder, which is there from the start.
+                chunk_key_encoding={"name": "default", "separator": "."},
+                compressors=_COMPRESSORS,
+            )
+
+
+def _journal_node(folder: Path) -> Any:
+    """Root group of a new store; its journal is an array to zarr, which looks for no members in it."""
+    root = zarr.open_group(folder, mode="a", zarr_format=3)
+    root.create_array(journal.FOLDER, shape=(), dtype="bool", attributes={"long_name": "files of this store"})
+    return root
+
+
+def resume(path: str | Path, config: Mapping[str, Any], *, command: str) -> Writer:
+    """Open a run to go on with it; what of it is damaged is named in a warning, and reads as not written.
+
+    Parameters
+    ----------
+    path : str or Path
+    config : mapping
+        Settings, which must be those that the run was started with.
+    command : str
+        As in :func:`provenance`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no run.
+    FileExistsError
+        If another command made it.
+    BlockingIOError
+        If another process is writing to it.
+    ValueError
+        If it was started with other settings, or is damaged where it cannot be computed again; the message says which.
+    """
+    path = Path(path)
+    place.claim(path, command, resume=True)
+    _require_same(path, config)
+    run = open_run(path, verify=False)
+    if "ended" in run.attrs and not damage(path, checksums=True):
+        return Writer(path, None)
+    files = Journal(path)
+    try:
+        found = damage(path, checksums=True)
+        if fixed := [one for one in found if one.fixed]:
+            raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. Remove it and run again.")
+        if found:
+            warnings.warn(f"the run at {path} is damaged: {describe(found)}. That is computed again.", stacklevel=2)
+            files.forget(one.file for one in found)
+        writer = Writer(path, files, damaged=found)
+        if found and writer.finished:
+            del writer._root.attrs["ended"]
+        writer.note_code()
+        writer.commit()
+    except BaseException:
+        files.close()
+        raise
+    return writer
+
+
+def _require_same(path: Path, config: Mapping[str, Any]) -> None:
+    theirs = config_of(path)
+    mine = json.loads(to_json(config))
+    differ = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
+    if differ:
+        shown = "; ".join(f"{k}: {theirs.get(k)!r} there, {mine.get(k)!r} now" for k in differ[:5])
+        raise ValueError(
+            f"{path} was started with other settings ({shown}). Resume with those, or choose another path."
+        )
