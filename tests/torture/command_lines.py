@@ -188,7 +188,7 @@ RECOVERY = """
 """
 MOTIVATION = """
 --clients 7 | clients must be an integer >= 8
---clients 9 --cases one-class | clients must be an integer from 10
+--clients 9 --cases one-class --out new.zarr | clients must be an integer from 10
 --data mnits | Did you mean 'mnist'
 --data ag-news --data-dir nowhere | AG News needs
 --data mnist --data-dir nowhere | MNIST needs

@@ -61,7 +61,7 @@ def _work(args: argparse.Namespace) -> None:
     names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
     result = recovery(**{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty())
     if args.out is not None:
-        attrs = store.provenance("Recovery of the split from true weights", json.loads(result.attrs["config"]),
+        attrs = store.provenance(result.attrs["title"], json.loads(result.attrs["config"]),
                                  command=COMMAND, references=SOURCE)  # fmt: skip
         store.save(args.out, xr.DataTree(result), result.attrs | attrs, overwrite=args.overwrite)
     if args.plot is not None:
