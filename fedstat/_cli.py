@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 def run(
     cli: Parser,
-    work: Callable[[argparse.Namespace], None],
+    work: Callable[[argparse.Namespace], int | None],
     argv: Sequence[str] | None = None,
     *,
     kept: Callable[[argparse.Namespace], str] = lambda _: "Nothing is written.",
@@ -56,7 +56,7 @@ def run(
     ----------
     cli : Parser
     work : callable (arguments)
-        Does what the command is for. Its warnings become lines on stderr.
+        Does what the command is for, and returns an exit status if that is not 0. Its warnings become lines on stderr.
     argv : sequence of str, optional
         Arguments, those of the process by default.
     kept : callable (arguments) -> str
@@ -80,7 +80,7 @@ def run(
             warnings.showwarning = _show
             try:
                 cli.parse_args(argv, args)
-                work(args)
+                status = work(args)
             finally:
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -99,7 +99,7 @@ def run(
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         return _end(cli, 1, f"error: not enough memory: {error}. {kept(args)}")
-    return 0
+    return status or 0
 
 
 def add_compute(cli: argparse.ArgumentParser) -> None:

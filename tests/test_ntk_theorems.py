@@ -217,6 +217,9 @@ def test_bad_arguments_are_refused(arguments, message):
         (np.ones(4), np.ones(4), None, r"but got shape \(4,\)"),
         (np.ones((0, 2)), np.ones(0), None, r"not empty"),
         (xr.DataArray(np.ones((2, 2)), dims=("row", "feature")), np.ones(2), None, r"x must have dims.*'row'"),
+        (np.ones((4, 2)) + 1j, np.ones(4), None, r"x must hold real numbers, but got complex128"),
+        (np.ones((4, 2)), np.array(["1"] * 4), None, r"y must hold real numbers, but got <U1"),
+        (xr.Dataset({"a": ("sample", np.ones(2))}), None, None, r"must hold x, but got \['a'\]"),
     ],
 )
 def test_bad_samples_are_refused(x, y, client, message):

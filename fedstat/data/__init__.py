@@ -55,7 +55,8 @@ def load(
     FileNotFoundError
         If a file is missing; says which, where it was looked for, and where the data set is had.
     ValueError
-        If a file is corrupt or truncated; says which and at which byte or line.
+        If a file is corrupt or truncated; says which and at which byte or line. If what a file declares or unzips to
+        would take more than 4 GiB; the environment variable FEDSTAT_MAX_BYTES sets another limit.
 
     Warns
     -----

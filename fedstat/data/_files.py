@@ -6,16 +6,20 @@ import gzip
 import os
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 import xarray as xr
 
+from fedstat import _guard
+
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
-_CHUNK = 1 << 16
+_CHUNK = 1 << 20
+_MOST_INFLATION = 1032  # the most bytes that one byte of deflate can stand for
 
 
 class Source(NamedTuple):
@@ -63,15 +67,51 @@ def damaged(path: Path, offset: int | str, what: str) -> ValueError:
     return ValueError(f"{path} is damaged at {offset if isinstance(offset, str) else f'byte {offset}'}: {what}")
 
 
-def read(path: Path) -> bytes:
-    """Bytes of a file, unzipped if it is gzip by its first bytes, whatever its name."""
-    raw = path.read_bytes()
-    if raw[:2] != b"\x1f\x8b":
-        return raw
+@contextmanager
+def reading(path: Path, advice: str = "Download it again.", stream: BinaryIO | None = None) -> Iterator[None]:
+    """Turn whatever a parser raises on malformed bytes into one ValueError naming the file and the stream's byte."""
     try:
-        return gzip.decompress(raw)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise damaged(path, _last_good(raw), f"{error}. Download it again.") from error
+        yield
+    except _guard.LimitError:
+        raise
+    except MemoryError as error:
+        raise ValueError(f"{path} takes more memory than this process can get. Free some, or read a part.") from error
+    except Exception as error:  # parsers raise many kinds on damaged bytes, and most are not documented
+        what = f"{_guard.reason(error)}. {advice}"
+        if stream is not None:
+            raise damaged(path, stream.tell(), what) from error
+        raise ValueError(f"{path} is damaged: {what}") from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Stream of a file's bytes, unzipped if it is gzip by its first bytes, whatever its name."""
+    with _guard.regular(path).open("rb") as stream:
+        if not zipped(path):
+            yield stream
+            return
+        try:
+            with gzip.GzipFile(fileobj=stream) as content:
+                yield cast(BinaryIO, content)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise damaged(path, _last_good(path.read_bytes()), f"{error}. Download it again.") from error
+
+
+def zipped(path: Path) -> bool:
+    """Whether a file is gzip."""
+    with _guard.regular(path).open("rb") as stream:
+        return stream.read(2) == b"\x1f\x8b"
+
+
+def read(path: Path) -> bytes:
+    """Bytes of a file, unzipped; those of a gzip file that may pass the limit are counted before any is kept."""
+    if zipped(path) and path.stat().st_size * _MOST_INFLATION > _guard.limit():
+        total = 0
+        with opened(path) as stream:
+            while more := len(stream.read(_CHUNK)):
+                total = _guard.size(path, total + more, "its unzipped content, counted so far,")
+    with opened(path) as stream:
+        return stream.read()
 
 
 def _last_good(raw: bytes) -> int:
@@ -85,7 +125,9 @@ def _last_good(raw: bytes) -> int:
 
 
 def check_rows(source: Source, split: str, rows: int) -> None:
-    """Warn where a split does not have the published number of rows."""
+    """Warn where a split does not have the published number of rows; raise ValueError where it has none."""
+    if rows == 0:
+        raise ValueError(f"{source.title}: the {split} split has no rows. Download its files again from {source.home}.")
     published = source.rows.get(split, rows)
     if rows != published:
         warnings.warn(

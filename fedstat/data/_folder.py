@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from fedstat import _guard
+from fedstat.data._files import reading
+
 _INDEX = "dataset.json"
+_AGAIN = "Make the folder again with save_folder."
 
 
 def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
@@ -28,8 +34,15 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     ------
     FileExistsError
         If it exists.
+    ValueError
+        If the name of a variable is no plain name of a file, or two have one name as text.
     """
     folder = Path(path)
+    names = [str(key) for key in data.variables]
+    for text in names:
+        _plain(text, "the data set")
+        if names.count(text) > 1:
+            raise ValueError(f"every variable needs a name of its own as text, but got {text!r} twice. Rename one.")
     folder.mkdir()
     index = {}
     for name, variable in data.variables.items():
@@ -56,6 +69,8 @@ def open_folder(path: str | os.PathLike[str]) -> xr.Dataset:
     ------
     FileNotFoundError
         If the folder or a file in it is missing.
+    ValueError
+        If a file is damaged, or lies outside of the folder; names it.
 
     Examples
     --------
@@ -68,13 +83,40 @@ def open_folder(path: str | os.PathLike[str]) -> xr.Dataset:
     folder = Path(path)
     if not (folder / _INDEX).exists():
         raise FileNotFoundError(f"{folder} must be a folder that save_folder made, but it has no {_INDEX}")
-    content = json.loads((folder / _INDEX).read_text())
-    data = xr.Dataset(attrs=content["attrs"])
-    for name, entry in content["variables"].items():
-        values = np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-        if entry["levels"] is not None:
-            values = np.array(entry["levels"], dtype=object)[values]
-        data[name] = (entry["dims"], values, entry["attrs"])
-        if entry["coord"]:
+    index = _guard.regular(folder / _INDEX)
+    with reading(index, _AGAIN):
+        content = _guard.parsed(index, index.read_bytes())
+        entries = {name: (tuple(e["dims"]), e["attrs"], e["levels"], e["coord"]) for name, e in _variables(content)}
+        data = xr.Dataset(attrs=content["attrs"])
+    for name, (dims, attrs, levels, coord) in entries.items():
+        _plain(name, index)
+        file = _guard.regular(_guard.inside(folder, f"{name}.npy", index))
+        with reading(file, _AGAIN):
+            values = np.load(file, mmap_mode="c", allow_pickle=False)
+            data[name] = (dims, values if levels is None else _named(values, levels, file), attrs)
+        if coord:
             data = data.set_coords(name)
     return data
+
+
+def _variables(content: Any) -> Iterable[tuple[str, dict[str, Any]]]:
+    for name, entry in content["variables"].items():
+        if missing := [key for key in ("dims", "attrs", "levels", "coord") if key not in entry]:
+            raise ValueError(f"variable {name!r:.100} has no {missing[0]}")
+        yield name, entry
+
+
+def _named(codes: np.ndarray, levels: list[str], file: Path) -> np.ndarray:
+    if codes.dtype.kind not in "iu" or codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(levels):
+        raise ValueError(f"its codes must be 0 to {len(levels) - 1}, but got {codes.dtype} outside of them")
+    _guard.size(file, 8 * codes.size, "the names it stands for")
+    return np.array(levels, dtype=object)[codes]
+
+
+def _plain(name: str, where: object) -> None:
+    """Raise ValueError if ``name`` is not the name of one file in the folder."""
+    if name != Path(name).name or name in ("", "..") or {"/", "\\", "\0"} & set(name):
+        raise ValueError(
+            f"{where} has a variable {name!r:.200}, which is no plain name: its file would lie outside of the folder. "
+            "Rename it."
+        )

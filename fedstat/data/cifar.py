@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
 
-from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, wanted
+from fedstat import _guard
+from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, reading, wanted
 
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SOURCES = {
@@ -26,6 +28,11 @@ _PLACES = {
     "cifar-100": ("cifar-100-python", "", "cifar-100/cifar-100-python"),
 }
 _IMAGE = (3, 32, 32)
+_VALUE = 1024  # bytes set aside for each reading of a pickle: a value and the reference to it
+_REFUSED = {
+    pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET,
+    pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.PERSID, pickle.BINPERSID, pickle.INST, pickle.OBJ,
+}  # fmt: skip
 
 
 def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
@@ -37,12 +44,21 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
         extra = {"coarse": np.concatenate([b[2] for b in batches])} if hundred else {}
         parts[part] = Part(np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]), extra)
     data = joined(parts, source, ("channel", "row", "column"))
-    meta = unpickle(find(root, _PLACES[name], files["meta"], source))
+    meta = find(root, _PLACES[name], files["meta"], source)
     data.x.attrs["scale"] = 255
-    data.y.attrs["names"] = [n.decode() for n in meta[b"fine_label_names" if hundred else b"label_names"]]
+    data.y.attrs["names"] = _names(meta, b"fine_label_names" if hundred else b"label_names")
     if hundred:
-        data.coarse.attrs["names"] = [n.decode() for n in meta[b"coarse_label_names"]]
+        data.coarse.attrs["names"] = _names(meta, b"coarse_label_names")
     return data
+
+
+def _names(meta: Path, key: bytes) -> list[str]:
+    content = unpickle(meta)
+    names = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(names, list) or any(type(n) is not bytes for n in names):
+        raise damaged(meta, 0, f"{key.decode()} must hold the names of the classes. Download it again.")
+    with reading(meta):
+        return [n.decode() for n in names]
 
 
 def _batch(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -52,7 +68,15 @@ def _batch(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray, np.ndarra
     missing = [k for k in (b"data", *keys) if not isinstance(content, dict) or k not in content]
     if missing:
         raise damaged(path, 0, f"a CIFAR batch is a dictionary with {missing[0].decode()!r}, but got none")
-    x, fine, coarse = (np.asarray(content[k]) for k in (b"data", *keys))
+    for key in keys:  # a list may hold itself many times over: as an array it would fill the memory
+        labels = content[key]
+        if not isinstance(labels, _Stored) and not (isinstance(labels, list) and {*map(type, labels)} <= {int}):
+            raise damaged(path, 0, f"labels must be integers, but got others in {key.decode()!r}")
+    if not isinstance(content[b"data"], _Stored):
+        raise damaged(path, 0, f"data must be an array of uint8, but got {type(content[b'data']).__name__}")
+    with reading(path):
+        fine, coarse = (np.asarray(v, None if isinstance(v, _Stored) else np.int64) for v in map(content.get, keys))
+        x = np.asarray(content[b"data"])
     if x.dtype != np.uint8 or x.shape != (len(fine), 3072) or len(fine) != len(coarse):
         raise damaged(
             path, 0, f"data must be uint8 of {len(fine)} rows of 3072 bytes, but got {x.dtype} of shape {x.shape}"
@@ -75,20 +99,66 @@ def unpickle(path: Path) -> Any:
     ValueError
         If the pickle is truncated or corrupt, or asks for any other class or function (which could run code).
     """
-    stream = io.BytesIO(read(path))
+    stream = _Counted(path, read(path))
     try:
         return _Unpickler(stream, encoding="bytes").load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise damaged(path, stream.tell(), f"{error or 'it ends too soon'}. Download it again.") from error
-    except (OverflowError, MemoryError, UnicodeDecodeError) as error:  # lengths and strings made of damaged bytes
-        raise damaged(path, stream.tell(), f"{error}. Download it again.") from error
+    except _guard.LimitError:
+        raise
+    except Exception as error:  # lengths, names and strings made of damaged bytes raise many kinds
+        what = _guard.reason(error) if str(error) else "it ends too soon"
+        raise damaged(path, stream.tell(), f"{what.removeprefix('UnpicklingError: ')}. Download it again.") from error
 
 
-class _Unpickler(pickle.Unpickler):
+class _Counted(io.BytesIO):
+    """Bytes of a pickle that are read a limited number of times: every value it makes takes a reading at least."""
+
+    def __init__(self, path: Path, content: bytes) -> None:
+        super().__init__(content)
+        self.path, self.left = path, _guard.limit() // _VALUE
+
+    def read(self, n: int | None = -1, /) -> bytes:
+        self.left -= 1
+        if self.left < 0:
+            _guard.size(self.path, _guard.limit() + _VALUE, "its pickle, counted so far,")
+        return super().read(n)
+
+
+class _Unpickler(pickle._Unpickler):
     """Knows how arrays and byte strings are written and nothing else; every constructor is a stand-in of its own.
 
-    NumPy's own are not used, for they take the state in the file on trust and damaged bytes can corrupt memory.
+    NumPy's own are not used, for they take the state in the file on trust and damaged bytes can corrupt memory. Nor is
+    the unpickler in C: a few bytes make it fill gigabytes (its table of references) or crash (a deeply nested key).
     """
+
+    stack: list[Any]
+    read: Callable[[int], bytes]
+    append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        op: load for op, load in pickle._Unpickler.dispatch.items() if bytes([op]) not in _REFUSED
+    }
+
+    def load_frame(self) -> None:
+        self.read(8)  # frames are hints; without them every reading is counted
+
+    def load_setitem(self) -> None:
+        key, value = self.stack[-2:]
+        del self.stack[-2:]
+        self.stack[-1][_name(key)] = value
+
+    def load_setitems(self) -> None:
+        items = self.pop_mark()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self.stack[-1][_name(key)] = value
+
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append({_name(key): value for key, value in zip(items[::2], items[1::2], strict=True)})
+
+    dispatch[pickle.FRAME[0]] = load_frame
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.DICT[0]] = load_dict
 
     def find_class(self, module: str, name: str) -> Any:
         known = {
@@ -96,8 +166,9 @@ class _Unpickler(pickle.Unpickler):
             ("numpy", "dtype"): _Kind,
             ("numpy.core.multiarray", "_reconstruct"): _Stored,
             ("numpy._core.multiarray", "_reconstruct"): _Stored,
-            ("_codecs", "encode"): _bytes,  # Python 3 writing the protocol of Python 2
-            ("__builtin__", "bytes"): bytes,
+            # Python 3 writing the protocol of Python 2; new functions, for a pickle can set attributes of what it gets
+            ("_codecs", "encode"): lambda text, encoding: _bytes(text, encoding),
+            ("__builtin__", "bytes"): lambda: b"",
         }
         if (module, name) not in known:
             raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which no data file needs")
@@ -129,6 +200,12 @@ class _Stored:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.array, dtype=dtype, copy=copy)
+
+
+def _name(key: object) -> bytes | str | int:
+    if not isinstance(key, bytes | str | int):
+        raise pickle.UnpicklingError(f"the pickle names an entry by a {type(key).__name__}, which no data file needs")
+    return key
 
 
 def _bytes(text: str, encoding: str) -> bytes:

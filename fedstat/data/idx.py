@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from fedstat.data._files import Source, Split, check_rows, damaged, dataset, find, read, wanted
+from fedstat import _guard
+from fedstat.data._files import Source, Split, check_rows, damaged, dataset, find, opened, wanted, zipped
 
 _EMNIST = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _DIGITS = tuple("0123456789")
@@ -71,12 +72,23 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
                 f"images and labels must be of the same samples, but got {end} images in {images[part]} "
                 f"and {label_end} labels in {labels[part]} (counted from the start of the first split)"
             )
+    if x.ndim != 3 or y.ndim != 1:
+        raise ValueError(
+            f"images must be (sample, row, column) and labels (sample,), but got {x.shape} in {images[part]} "
+            f"and {y.shape} in {labels[part]}. Are their names swapped?"
+        )
+    first = int(name == "emnist-letters")  # their labels start at 1
+    if y.size and not first <= y.min() <= y.max() < first + len(CLASSES[name]):
+        raise ValueError(
+            f"labels must be {first} to {first + len(CLASSES[name]) - 1}, but got {y.min()} to {y.max()} in "
+            f"{' and '.join(map(str, labels.values()))}. Download them again."
+        )
     sizes = np.diff([0, *ends])
     for part, size in zip(images, sizes, strict=True):
         check_rows(source, part, int(size))
     if stem:
         x = np.ascontiguousarray(x.swapaxes(1, 2))
-        y = y - (name == "emnist-letters")
+        y = y - first
     which = np.repeat(np.array(list(images), dtype=object), sizes)
     data = dataset(x[:, None], y, which, source, ("channel", "row", "column"))
     data.x.attrs["scale"] = 255
@@ -106,50 +118,46 @@ def read_idx(paths: list[Path]) -> tuple[np.ndarray, list[int]]:
     Raises
     ------
     ValueError
-        If a header is not idx of unsigned bytes, or a file is shorter or longer than its header says.
+        If a header is not idx of unsigned bytes, a file is shorter or longer than its header says, or it is larger
+        than the limit of what is read.
     """
-    whole = [read(p) if _zipped(p) else None for p in paths]
-    heads = [_header(p, w) for p, w in zip(paths, whole, strict=True)]
+    heads = [_shape(path) for path in paths]
     if len({h[1:] for h in heads}) > 1:
         raise ValueError(f"entries must have one shape, but got {[h[1:] for h in heads]} in {[str(p) for p in paths]}")
     ends = [int(e) for e in np.cumsum([h[0] for h in heads])]
     out = np.empty((ends[-1], *heads[0][1:]), dtype=np.uint8)
-    for path, content, shape, end in zip(paths, whole, heads, ends, strict=True):
-        part, start = out[end - shape[0] : end], 4 + 4 * len(shape)
-        if content is not None:
-            part[...] = np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-        else:
-            with path.open("rb") as stream:
-                stream.seek(start)
-                stream.readinto(part.data)
+    for path, shape, end in zip(paths, heads, ends, strict=True):
+        _fill(path, 4 + 4 * len(shape), out[end - shape[0] : end])
     return out, ends
 
 
-def _zipped(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return stream.read(2) == b"\x1f\x8b"
+def _fill(path: Path, start: int, part: np.ndarray) -> None:
+    with opened(path) as stream:
+        stream.read(start)
+        got = stream.readinto(part.data) if part.size else 0  # type: ignore[attr-defined]
+        if got != part.size or stream.read(1):
+            more = "more" if got == part.size else start + got
+            raise damaged(
+                path,
+                f"byte {start + got} of the unzipped bytes",
+                f"the header says {start + part.size} bytes, but got {more}",
+            )
 
 
-def _header(path: Path, content: bytes | None) -> tuple[int, ...]:
-    """Shape in the header, once it is checked against the length of the (unzipped) file."""
-    if content is None:
-        length = path.stat().st_size
-        with path.open("rb") as stream:
-            head = stream.read(20)
-    else:
-        length, head = len(content), content[:20]
+def _shape(path: Path) -> tuple[int, ...]:
+    """Shape in the header, once it is checked against the limit and the length of the file, if it is not zipped."""
+    with opened(path) as stream:
+        head = stream.read(20)
     if len(head) < 4 or head[:3] != b"\0\0\x08" or head[3] not in range(1, 5):
         raise damaged(
             path, 0, f"idx of unsigned bytes starts with 00 00 08 and the dimensions, but got {head[:4].hex(' ')}"
         )
     start = 4 + 4 * head[3]
-    if length < start:
-        raise damaged(path, length, f"it ends within its header of {start} bytes")
+    if len(head) < start:
+        raise damaged(path, len(head), f"it ends within its header of {start} bytes")
     shape = struct.unpack(f">{head[3]}I", head[4:start])
-    promised = start + math.prod(shape)
-    if length != promised:
-        unzipped = "" if content is None else " of the unzipped bytes"
-        raise damaged(
-            path, f"byte {min(length, promised)}{unzipped}", f"the header says {promised} bytes, but got {length}"
-        )
+    promised, length = start + math.prod(shape), path.stat().st_size
+    if not zipped(path) and length != promised:
+        raise damaged(path, min(length, promised), f"the header says {promised} bytes, but got {length}")
+    _guard.size(path, promised)
     return shape

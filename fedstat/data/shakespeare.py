@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from fedstat.data._files import Source, Split, damaged, dataset, find, read
+from fedstat import _guard
+from fedstat.data._files import Source, Split, damaged, dataset, find, read, reading
 from fedstat.data._text import LETTERS, WINDOW, codes
 
 SOURCES = {"shakespeare": Source("Shakespeare by role", "https://www.gutenberg.org/files/100/old/1994-01-100.zip", {})}
@@ -34,9 +35,15 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     if text.count("by William Shakespeare") < 2:
         raise damaged(path, 0, 'the plays start at the second "by William Shakespeare", but got fewer')
     speech = {role: flat for role, flat in roles(text).items() if len(flat) > WINDOW}
+    if not speech:
+        raise damaged(
+            path, 0, f"roles speak more than {WINDOW} characters in lines indented by two blanks, but none do"
+        )
     users = sorted(speech)
-    whole = codes("".join(speech[u] for u in users))
+    with reading(path):
+        whole = codes("".join(speech[u] for u in users))
     sizes = np.array([len(speech[u]) for u in users])
+    _guard.size(path, int((sizes - WINDOW).sum()) * WINDOW, f"its windows of {WINDOW} characters")
     starts = np.concatenate([np.arange(n - WINDOW) + end - n for n, end in zip(sizes, np.cumsum(sizes), strict=True)])
     x = np.lib.stride_tricks.sliding_window_view(whole, WINDOW)[starts]
     data = dataset(x, whole[starts + WINDOW], np.full(len(x), "train", dtype=object), SOURCES[name], ("character",))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import warnings
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 from PIL import Image
 
-from fedstat.data._files import Part, Source, Split, damaged, find, joined, wanted
+from fedstat import _guard
+from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, reading, wanted
 
 SOURCES = {"tiny-imagenet": Source("Tiny-ImageNet", "http://cs231n.stanford.edu", {"train": 100_000, "test": 10_000})}
 _SIDE = 64
@@ -21,7 +25,9 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """
     source = SOURCES[name]
     base = find(root, ("tiny-imagenet-200", "", "tiny-imagenet/tiny-imagenet-200"), ["wnids.txt"], source).parent
-    wnids = (base / "wnids.txt").read_text().split()
+    wnids = _text(base / "wnids.txt").split()
+    if again := [wnid for wnid, n in Counter(wnids).items() if n > 1]:
+        raise damaged(base / "wnids.txt", f"class {again[0]!r:.100}", "it stands there twice. Download it again.")
     label = {wnid: i for i, wnid in enumerate(sorted(wnids))}
     parts = {}
     for part in wanted(split):
@@ -33,31 +39,60 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     return data
 
 
+def _text(path: Path) -> str:
+    with reading(path):
+        return read(path).decode("utf-8")
+
+
 def _train(base: Path, label: dict[str, int], source: Source) -> list[tuple[Path, int]]:
-    folders = {wnid: find(base, (f"train/{wnid}",), ["images"], source) for wnid in label}
-    return [(f, label[wnid]) for wnid, images in folders.items() for f in sorted(images.iterdir())]
+    folders = {}
+    for wnid in label:
+        _guard.inside(base / "train", wnid, base / "wnids.txt")
+        folders[wnid] = find(base, (f"train/{wnid}",), ["images"], source)
+    return [(f, label[wnid]) for wnid, images in folders.items() for f in _images(images)]
+
+
+def _images(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.is_symlink():
+            _guard.inside(folder, entry.name, folder)
+        if not entry.is_file():
+            _guard.regular(Path(entry.path))
+    return [Path(entry.path) for entry in found]
 
 
 def _validation(base: Path, label: dict[str, int], source: Source) -> list[tuple[Path, int]]:
     table = find(base, ("val",), ["val_annotations.txt"], source)
     files = []
-    for number, line in enumerate(table.read_text().splitlines(), start=1):
+    for number, line in enumerate(_text(table).splitlines(), start=1):
         cells = line.split("\t")
         if len(cells) < 2 or cells[1] not in label:
             raise damaged(table, f"line {number}", f"expected file name and class of wnids.txt, but got {line[:60]!r}")
-        files.append((find(base, ("val/images",), [cells[0]], source), label[cells[1]]))
+        _guard.inside(base / "val" / "images", cells[0], f"{table} at line {number}")
+        files.append((_guard.regular(find(base, ("val/images",), [cells[0]], source)), label[cells[1]]))
     return files
 
 
 def _decode(files: list[Path]) -> np.ndarray:
     x = np.empty((len(files), 3, _SIDE, _SIDE), dtype=np.uint8)
-    for i, path in enumerate(files):
-        with path.open("rb") as stream:
-            try:
-                image = np.asarray(Image.open(stream).convert("RGB"))
-            except (OSError, SyntaxError, ValueError) as error:
-                raise damaged(path, stream.tell(), f"{error}. Download it again.") from error
-        if image.shape != (_SIDE, _SIDE, 3):
-            raise damaged(path, 0, f"an image must be {_SIDE} × {_SIDE}, but got {image.shape[0]} × {image.shape[1]}")
-        x[i] = image.transpose(2, 0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # no image of another size is decompressed
+        for i, path in enumerate(files):
+            x[i] = _image(path).transpose(2, 0, 1)
     return x
+
+
+def _image(path: Path) -> np.ndarray:
+    with path.open("rb") as stream:
+        try:
+            image = Image.open(stream, formats=("JPEG", "PNG"))  # of the others, some run programs
+            width, height = image.size
+            if width == height == _SIDE:
+                return np.asarray(image.convert("RGB"))
+        except Image.DecompressionBombError as error:
+            raise damaged(path, 0, f"an image must be {_SIDE} × {_SIDE}, but got more: {error}") from error
+        except Exception as error:  # what Pillow raises on damaged bytes is not documented
+            raise damaged(path, stream.tell(), f"{_guard.reason(error)}. Download it again.") from error
+    raise damaged(path, 0, f"an image must be {_SIDE} × {_SIDE}, but got {height} × {width}")

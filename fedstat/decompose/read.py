@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,8 @@ import numpy as np
 import torch
 import xarray as xr
 from numpy.typing import NDArray
+
+from fedstat import _guard
 
 State = Mapping[str, Any]
 Source = str | Path | State
@@ -49,9 +53,18 @@ def read_weights(
     ------
     ValueError
         If a file is not what its suffix says, a layer is missing (what there is, is listed), two weights would be one
-        layer, shapes differ between clients (both are named), a tensor is not dense, there are no sources, or a
-        single source or layer is given bare. Nothing in a file is executed: torch files are read with
+        layer, shapes differ between clients (both are named), a tensor is not dense, real and of some numbers, one
+        file is given twice, there are no sources, or a single source or layer is given bare; or if a file, its
+        unzipped content or the layers of a client would take more than 4 GiB (the environment variable
+        FEDSTAT_MAX_BYTES sets another limit). Nothing in a file is executed: torch files are read with
         ``weights_only``, NumPy files without pickle.
+    FileNotFoundError
+        If there is no such file.
+
+    Warns
+    -----
+    UserWarning
+        If a layer has so many units that their correlations would pass that limit.
 
     Examples
     --------
@@ -65,6 +78,7 @@ def read_weights(
     given = list(sources)
     if not given:
         raise ValueError("at least one file or state_dict must be given, one a client, but got none")
+    _no_file_twice(given)
     names = _names(given, clients)
     states = [_read(Path(s)) if isinstance(s, str | Path) else _state(s, "the state_dict") for s in given]
     wanted = _layers(states[0]) if layers is None else [(_stem(layer), layer) for layer in layers]
@@ -73,10 +87,23 @@ def read_weights(
     if bad := [stem for stem, n in Counter(stem for stem, _ in wanted).items() if n > 1 or stem in ("", ".", "..")]:
         keys = [key for stem, key in wanted if stem == bad[0]]
         raise ValueError(f"every weight needs a layer name of its own, but got {_few(map(repr, keys))}. Rename them.")
+    for source, name, state in zip(given, names, states, strict=True):
+        declared = sum(_bytes(state[key]) for key in (_key(state, *pair) for pair in wanted) if key is not None)
+        _guard.size(source if isinstance(source, str | Path) else name, declared, "the layers that are read")
     tree = xr.DataTree()
     for stem, layer in wanted:
         tree[stem] = xr.DataTree(_stack(states, names, stem, layer))
     return tree
+
+
+def _no_file_twice(given: list[Source]) -> None:
+    """Raise ValueError where two sources are one file, by whatever names and links."""
+    seen: dict[tuple[int, int], Path] = {}
+    for path in (_guard.regular(Path(s)) for s in given if isinstance(s, str | Path)):
+        status = path.stat()
+        first = seen.setdefault((status.st_dev, status.st_ino), path)
+        if first is not path:
+            raise ValueError(f"{first} and {path} are one file, but every client must have its own. Leave one out.")
 
 
 def _no_single(name: str, value: object, kinds: tuple[type, ...]) -> None:
@@ -88,21 +115,42 @@ def _no_single(name: str, value: object, kinds: tuple[type, ...]) -> None:
 def _stack(states: list[State], names: list[Any], stem: str, layer: str) -> xr.Dataset:
     arrays: list[NDArray[Any]] = []
     for name, state in zip(names, states, strict=True):
-        key = next((k for k in (layer, f"{stem}.weight", stem) if k in state), None)
+        key = _key(state, stem, layer)
         if key is None:
             raise ValueError(f"{name} has no layer {layer!r}, only {_few(s for s, _ in _layers(state))}")
         array = _array(state[key], f"layer {layer!r} of {name}")
         if array.ndim < 2:
             raise ValueError(f"layer {layer!r} of {name} must have dims (unit, weight...), but got shape {array.shape}")
+        if array.size == 0:
+            raise ValueError(f"layer {layer!r} of {name} is without numbers, of shape {array.shape}. Leave it out.")
         if arrays and array.shape != arrays[0].shape:
             raise ValueError(
                 f"layer {layer!r} must have one shape for all clients, but got {arrays[0].shape} in {names[0]} and "
                 f"{array.shape} in {name}. Split clients of one architecture together."
             )
         arrays.append(array)
+    units = len(arrays[0])
+    if units * units * 8 > _guard.limit():
+        warnings.warn(
+            f"layer {layer!r} has {units:,} units: their correlations alone take {units * units * 8 / 1e9:,.0f} GB "
+            "when it is split. Leave it out by layers=[...], or split a part of its units.",
+            UserWarning,
+            stacklevel=3,
+        )
     weight = ["weight", *(f"weight_{i}" for i in range(1, arrays[0].ndim - 1))]
     data = xr.DataArray(np.stack(arrays), dims=["client", "unit", *weight], coords={"client": names})
     return xr.Dataset({"w": data})
+
+
+def _key(state: State, stem: str, layer: str) -> str | None:
+    return next((k for k in (layer, f"{stem}.weight", stem) if k in state), None)
+
+
+def _bytes(value: Any) -> int:
+    """Bytes of the numbers that an array or tensor claims, of which an expanded one stores fewer."""
+    if isinstance(value, torch.Tensor) and value.is_nested:
+        return 0
+    return prod(getattr(value, "shape", ())) * getattr(value, "itemsize", 1)
 
 
 def _layers(state: State) -> list[tuple[str, str]]:
@@ -110,7 +158,7 @@ def _layers(state: State) -> list[tuple[str, str]]:
     return [
         (_stem(k), k)
         for k, v in state.items()
-        if getattr(v, "ndim", 0) >= 2 and not k.endswith("bias") and _is_float(v)
+        if getattr(v, "ndim", 0) >= 2 and not k.endswith("bias") and _is_weight(v)
     ]
 
 
@@ -120,7 +168,7 @@ def _stem(key: str) -> str:
 
 def _names(given: list[Source], clients: Sequence[Any] | None) -> list[Any]:
     if clients is not None:
-        if len(clients) != len(given) or len(set(clients)) != len(given):
+        if len(clients) != len(given) or len(set(map(str, clients))) != len(given):
             raise ValueError(f"clients must be {len(given)} distinct labels, but got {list(clients)!r}")
         return list(clients)
     stems = [Path(s).stem if isinstance(s, str | Path) else i for i, s in enumerate(given)]
@@ -130,8 +178,6 @@ def _names(given: list[Source], clients: Sequence[Any] | None) -> list[Any]:
 
 
 def _read(path: Path) -> State:
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file")
     suffix = path.suffix.lower()
     readers = {".pt": _torch, ".pth": _torch, ".safetensors": _safetensors, ".npz": _npz}
     if suffix not in readers:
@@ -141,28 +187,40 @@ def _read(path: Path) -> State:
 
 def _torch(path: Path) -> Any:
     try:
+        _guard.zipped(path)
         return torch.load(path, map_location="cpu", weights_only=True)
+    except _guard.LimitError:
+        raise
     except Exception as error:  # what a malformed file makes the parser raise is not documented
         raise ValueError(
-            f"{path} could not be read as plain tensors: {_reason(error)}. "
+            f"{path} could not be read as plain tensors: {_guard.reason(error)}. "
             "Save the state_dict alone: torch.save(model.state_dict(), path)."
         ) from error
 
 
 def _npz(path: Path) -> State:
     try:
-        data = np.load(path, allow_pickle=False)
-        if not isinstance(data, np.lib.npyio.NpzFile):
-            raise ValueError("it holds one array without a name. Save with np.savez(path, **state_dict)")
-        with data:
-            return {name: data[name] for name in data.files}
+        _guard.zipped(path)
+        with path.open("rb") as stream:
+            if stream.peek(6)[:6] == b"\x93NUMPY":
+                raise ValueError("it holds one array without a name. Save with np.savez(path, **state_dict)")
+            with np.load(stream, allow_pickle=False) as data:
+                _check_heads(path, data.zip)
+                return {name: data[name] for name in data.files}
+    except _guard.LimitError:
+        raise
     except Exception as error:
-        raise ValueError(f"{path} could not be read as plain arrays: {_reason(error)}") from error
+        raise ValueError(f"{path} could not be read as plain arrays: {_guard.reason(error)}") from error
 
 
-def _reason(error: Exception) -> str:
-    """First line of the message; the kind of error where there is none."""
-    return f"{type(error).__name__}: {error}".removesuffix(": ").removeprefix("ValueError: ").splitlines()[0]
+def _check_heads(path: Path, file: zipfile.ZipFile) -> None:
+    """Check the shapes that the arrays of an .npz file declare, for which NumPy takes memory before it reads."""
+    for member in (m for m in file.infolist() if m.filename.endswith(".npy")):
+        with file.open(member) as stream:
+            version = np.lib.format.read_magic(stream)
+            head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = head(stream)
+        _guard.size(path, prod(shape) * dtype.itemsize, f"{member.filename} of shape {shape}")
 
 
 def _safetensors(path: Path) -> State:
@@ -172,17 +230,28 @@ def _safetensors(path: Path) -> State:
     try:
         if size > len(raw) - 8:
             raise ValueError(f"a header of {size} bytes in a file of {len(raw)}")
-        header = json.loads(raw[8 : 8 + size])
+        header = _guard.parsed(path, raw[8 : 8 + size])
         if not isinstance(header, dict):
             raise ValueError(f"a header that is a {type(header).__name__}, not an object")
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         data = memoryview(raw)[8 + size :]
-        return {name: _tensor(data, entry) for name, entry in header.items() if name != "__metadata__"}
+        arrays = {name: _tensor(data, entry) for name, entry in entries.items()}
+        ends = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
+        if any(end != begin for (_, end), (begin, _) in pairwise([(0, 0), *ends, (len(data), len(data))])):
+            raise ValueError("tensors that overlap or leave a part of the file unused")
+        return arrays
+    except _guard.LimitError:
+        raise
     except Exception as error:
-        raise ValueError(f"{path} could not be read as safetensors: {_reason(error)}") from error
+        raise ValueError(f"{path} could not be read as safetensors: {_guard.reason(error)}. Save it again.") from error
 
 
 def _tensor(data: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:
+    if missing := [key for key in ("dtype", "shape", "data_offsets") if key not in entry]:
+        raise ValueError(f"a tensor without {missing[0]}")
     begin, end = entry["data_offsets"]
+    if bad := [n for n in (begin, end, *entry["shape"]) if type(n) is not int or n < 0]:
+        raise ValueError(f"shape and offsets must be whole numbers from 0, but got {bad[0]!r}")
     if entry["dtype"] not in _DTYPES:
         raise ValueError(f"dtype {entry['dtype']} is not among {', '.join(_DTYPES)}")
     dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"]
@@ -204,18 +273,30 @@ def _state(content: Any, where: str) -> State:
     raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
 
 
-def _is_float(value: Any) -> bool:
-    return value.is_floating_point() if isinstance(value, torch.Tensor) else np.asarray(value).dtype.kind == "f"
+def _is_weight(value: Any) -> bool:
+    """Whether an array or tensor holds no mere counts: what else of it cannot be read is an error, not passed over."""
+    if isinstance(value, torch.Tensor):
+        return value.is_floating_point() or value.is_complex() or value.is_quantized
+    return np.asarray(value).dtype.kind in "fc"
 
 
 def _array(value: Any, where: str) -> NDArray[Any]:
+    if not hasattr(value, "ndim"):
+        raise ValueError(f"{where} must be an array or a tensor, but got {type(value).__name__}")
     if not isinstance(value, torch.Tensor):
-        return np.asarray(value)
-    if value.layout != torch.strided or value.is_quantized:
+        array = np.asarray(value)
+        if array.dtype.kind not in "fiu":
+            raise ValueError(f"{where} must hold real numbers, but got {array.dtype}. Leave it out by layers=[...].")
+        return array
+    if value.is_nested or value.layout != torch.strided or value.is_quantized:
         raise ValueError(
-            f"{where} must be a dense tensor, but got {value.dtype}, {value.layout}. "
+            f"{where} must be a dense tensor, but got {value.dtype}, {value.layout}{', nested' * value.is_nested}. "
             "Save it with .to_dense() or .dequantize()."
         )
+    if value.is_meta:
+        raise ValueError(f'{where} holds no numbers, only a shape (device="meta"). Save the model once it has weights.')
+    if value.is_complex() or value.dtype == torch.bool:
+        raise ValueError(f"{where} must hold real numbers, but got {value.dtype}. Leave it out by layers=[...].")
     value = value.detach().cpu()
     known = (torch.float64, torch.float32, torch.float16)
     return (value.float() if value.is_floating_point() and value.dtype not in known else value).numpy()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import xarray as xr
 
-from fedstat import _check
+from fedstat import _check, _guard
 from fedstat._random import generator
 from fedstat.ntk.descent import network, predict
 
@@ -122,23 +123,45 @@ def read(
     Raises
     ------
     ValueError
-        If there is no store, or one without such x and y.
+        If there is no such store, x or y is missing or has other dims, it is damaged or larger than the limit of what
+        is read, or it holds no training samples.
     """
     if not str(path) or not Path(path).exists():
         raise ValueError(f"data must be 'gaussian', 'digits' or an existing zarr store, but got {str(path)!r}")
+    data = _opened(Path(path)).isel(client=slice(clients))
     try:
-        whole = xr.open_zarr(path, consolidated=False)
-        data = whole[["x", "y"]].transpose("client", "sample", "feature").isel(client=slice(clients)).load()
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{path} must be a zarr store with x (client, sample, feature) and y (client, sample), but: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+        data = data.load()
+    except Exception as error:  # what damaged chunks make zarr raise is not documented
+        raise ValueError(f"{path} is damaged: {_guard.reason(error)}. Write it again.") from error
     split = data["split"].values if "split" in data.coords else np.repeat("train", data.sizes["sample"])
     rows = [np.flatnonzero(split == name)[:most] for name, most in (("train", n), ("test", n_test))]
+    if not len(rows[0]):
+        raise ValueError(f'{path} must hold samples of split "train", but got {np.unique(split)[:8].tolist()}')
     y = data["y"].isel(sample=np.concatenate(rows)).transpose("client", "sample").values.astype(float)
     x = data["x"].isel(sample=np.concatenate(rows)).transpose("client", "sample", "feature").values.astype(float)
     return _dataset(x, 2 * y - 1 if set(np.unique(y)) <= {0.0, 1.0} else y, len(rows[0]), str(Path(path).name))
+
+
+def _opened(path: Path) -> xr.Dataset:
+    """Store whose x and y are numbers of the expected dims, and with all coordinates within the limit; not yet read."""
+    try:
+        data = xr.open_zarr(path, consolidated=False)
+    except Exception as error:  # zarr and xarray raise many kinds on what is no store
+        raise ValueError(f"{path} could not be read as a zarr store: {_guard.reason(error)}") from error
+    for name, dims in (("x", ("client", "sample", "feature")), ("y", ("client", "sample"))):
+        found = data.data_vars.get(name)
+        if found is None or set(found.dims) != set(dims):
+            seen = "none" if found is None else found.dims
+            raise ValueError(f"{path} must hold {name} of dims {dims}, but got {seen}")
+        if found.dtype.kind not in "biuf":
+            raise ValueError(f"{path} must hold numbers in {name}, but got {found.dtype}")
+    if "split" in data.coords and data["split"].dims != ("sample",):
+        raise ValueError(f"{path} must hold split of dims ('sample',), but got {data['split'].dims}")
+    data = data[["x", "y"]]
+    for name, values in data.variables.items():
+        for shape in (values.shape, values.encoding.get("chunks") or ()):
+            _guard.size(path, math.prod(shape) * values.dtype.itemsize, f"{name} of shape or chunks {shape}")
+    return data
 
 
 def _dataset(x: np.ndarray, y: np.ndarray, n: int, title: str) -> xr.Dataset:

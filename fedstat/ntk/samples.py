@@ -76,10 +76,12 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     Raises
     ------
     ValueError
-        If the shapes do not fit each other, there is no sample, a value is not finite, or a zero sample is to be
-        normalised.
+        If the shapes do not fit each other, there is no sample, a value is no real finite number, or a zero sample is
+        to be normalised.
     """
     if isinstance(x, xr.Dataset):
+        if "x" not in x:
+            raise ValueError(f"a Dataset of samples must hold x, but got {list(map(str, x.variables))}")
         y = x["y"] if y is None and "y" in x else y
         x = x["x"]
     names = None
@@ -92,12 +94,12 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
             raise ValueError(f"x must have dims {tuple(dims)}, but got {x.dims}. Rename or stack its dims.")
         x = x.transpose(*dims).values
         y = y.transpose(*dims[:-1]).values if isinstance(y, xr.DataArray) and set(y.dims) == set(dims[:-1]) else y
-    x = np.asarray(x, dtype=np.float64)
+    x = _real("x", x)
     if x.ndim not in (2, 3) or x.size == 0:
         raise ValueError(
             f"x must be (client, sample, feature) or (sample, feature) and not empty, but got shape {x.shape}"
         )
-    y = np.zeros(x.shape[:-1]) if y is None else np.asarray(y, dtype=np.float64)
+    y = np.zeros(x.shape[:-1]) if y is None else _real("y", y)
     if y.shape != x.shape[:-1]:
         raise ValueError(f"y must have one value per sample, shape {x.shape[:-1]}, but got {y.shape}")
     if x.ndim == 3:
@@ -117,6 +119,13 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     order = np.argsort(code, kind="stable")
     x = _unit(x) if normalize else x
     return Samples(x[order], y[order], code[order], tuple(labels.tolist()))
+
+
+def _real(name: str, values: Any) -> np.ndarray:
+    a = np.asarray(values)
+    if a.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must hold real numbers, but got {a.dtype}. Convert it first.")
+    return a.astype(np.float64, copy=False)
 
 
 def _finite(name: str, a: np.ndarray) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ class Journal:
         self.root, self.durable = root, durable
         self._lock = lock or hold(root)
         try:
-            self.files = read_log(root)
+            self.files, sound = _read(root)
             self._recover()
         except BaseException:
             self._lock.release()
@@ -72,15 +73,16 @@ class Journal:
         self._logged: set[str] = set()
         self._names = map(str, itertools.count(1 + max((int(e.staged) for e in self.files.values()), default=0)))
         self._lines = 0
+        if not sound:
+            self._rewrite()
 
     def _recover(self) -> None:
         """Put in place what a commit that was cut off had still staged, and remove what no commit names."""
         for key, entry in self.files.items():
             if self._draft(entry).is_file() and problem(self._draft(entry), entry) is None:
                 self._place(self._draft(entry), key)
-        named = {"log", "lock", "zarr.json", *(k.removeprefix(f"{FOLDER}/") for k in self.files)}
-        for path in (self.root / FOLDER).iterdir():
-            if path.name not in named:
+        for path in left_over(self.root):
+            if path.name != "lock":
                 path.unlink()
 
     def _place(self, staged: Path, key: str) -> None:
@@ -229,6 +231,12 @@ def start(root: Path, *, durable: bool = True) -> None:
             sync(path)
 
 
+def left_over(root: Path) -> list[Path]:
+    """Files in the journal that its log does not name: a lock, and what a killed process had staged."""
+    named = {root / FOLDER / "log", *(root / key for key in read_log(root))}
+    return [path for path in (root / FOLDER).iterdir() if path not in named]
+
+
 def sync(path: Path) -> None:
     """Bring a file, or the names in a folder, to the disk."""
     if path.is_dir() and os.name == "nt":  # Windows has no such call for folders
@@ -248,33 +256,52 @@ def read_log(root: Path) -> dict[str, Entry]:
     FileNotFoundError
         If there is no log.
     DamageError
-        If a line of it other than a cut-off last one cannot be read.
+        If a line of it cannot be read that is not the cut-off end of an interrupted commit.
     """
-    lines = (root / FOLDER / "log").read_bytes().split(b"\n")
+    return _read(root)[0]
+
+
+def _read(root: Path) -> tuple[dict[str, Entry], bool]:
+    """Files that the log names, and whether its last line is whole."""
+    try:
+        *lines, tail = (root / FOLDER / "log").read_bytes().split(b"\n")
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise DamageError(f"the run at {root} is damaged: {FOLDER}/log cannot be read ({error.strerror})") from None
+    if tail:
+        lines.append(tail)
+    found = [_parse(line) for line in lines]
+    if found and found[-1] is None and _torn(lines[-1], ended=not tail):
+        found.pop()
+    if None in found or not found:
+        raise DamageError(f"the run at {root} is damaged: line {found.index(None) + 1 if found else 1} of {FOLDER}/log")
     files: dict[str, Entry] = {}
-    good = [_parse(line) for line in lines]
-    end = max((i for i, one in enumerate(good) if one is not None), default=-1)
-    if end < 0 or None in good[: end + 1]:
-        raise DamageError(f"{root} is damaged ({FOLDER}/log cannot be read)")
-    for one in good[: end + 1]:
-        assert one is not None  # noqa: S101
-        files.update({key: Entry(*entry) for key, entry in one["files"].items()})
-        for key in one["without"]:
+    for one in found:
+        files.update({key: Entry(*entry) for key, entry in one["files"].items()})  # type: ignore[index]
+        for key in one["without"]:  # type: ignore[index]
             files.pop(key, None)
-    return files
+    return files, not tail and len(found) == len(lines)
 
 
 def _line(files: dict[str, Entry], without: tuple[str, ...] = ()) -> bytes:
     text = json.dumps({"files": files, "without": without}, separators=(",", ":")).encode()
-    return b"%08x %b\n" % (zlib.crc32(text), text)
+    return b"%08x %d %b\n" % (zlib.crc32(text), len(text), text)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
-    check, _, text = line.partition(b" ")
-    if check != b"%08x" % zlib.crc32(text):
+    check, _, rest = line.partition(b" ")
+    length, _, text = rest.partition(b" ")
+    if check != b"%08x" % zlib.crc32(text) or length != b"%d" % len(text):
         return None
     found = json.loads(text)
     return found if isinstance(found, dict) else None
+
+
+def _torn(line: bytes, *, ended: bool) -> bool:
+    """Whether a line may be what a power cut left of a commit, which never counted: cut off, or blocks of it zero."""
+    head = re.match(rb"[0-9a-f]{8} ([0-9]+) ", line)
+    return b"\0" in line or (not ended and (head is None or len(line) - head.end() < int(head[1])))
 
 
 def crc(path: Path) -> int:
@@ -289,6 +316,8 @@ def crc(path: Path) -> int:
 def problem(path: Path, entry: Entry, *, checksum: bool = True) -> str | None:
     """What is wrong with a file, None if it is as the log says; its content is read only for the checksum."""
     try:
+        if path.is_dir():
+            return "is a folder"
         size = path.stat().st_size
         if size != entry.size:
             return f"has {size} bytes in place of {entry.size}"

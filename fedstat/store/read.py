@@ -13,8 +13,6 @@ import zarr
 
 from fedstat.store import journal, place
 
-_SHOWN = 5
-
 
 class Damage(NamedTuple):
     """A file of a store that is not as it was written.
@@ -105,7 +103,12 @@ def config_of(path: str | Path) -> dict[str, Any]:
     attrs = open_run(path, verify=False).attrs
     if "config" not in attrs:
         raise ValueError(f"{path} is no run of fedstat: its attributes hold no settings. Choose another path.")
-    return dict(json.loads(attrs["config"]))
+    try:
+        return dict(json.loads(attrs["config"]))
+    except (ValueError, TypeError):
+        raise journal.DamageError(
+            f"the run at {path} is damaged: its settings cannot be read. Remove it and run again."
+        ) from None
 
 
 def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[Damage]:
@@ -145,7 +148,10 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
         }
         if not bad:
             return []
-    return [_damage(root, key, text, fixed=files[key].staged == journal.FIRST) for key, text in bad.items()]
+    return [
+        _damage(root, key, text, fixed=files[key].staged == journal.FIRST or (root / key).is_dir())
+        for key, text in bad.items()
+    ]
 
 
 def _damage(root: Path, key: str, text: str, *, fixed: bool) -> Damage:
@@ -176,7 +182,8 @@ def _words(group: Path, dim: str, first: int, last: int) -> str:
     return f"{dim} = {' to '.join(ends)}"
 
 
-def describe(found: Sequence[Damage]) -> str:
-    """The first few, and how many there are."""
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "; ".join(map(str, found[:_SHOWN])) + more
+def describe(found: Sequence[Damage], *, most: int | None = 5) -> str:
+    """The first few, and how many more there are; all without ``most``."""
+    shown = found[:most]
+    more = f" and {len(found) - len(shown)} more" if len(found) > len(shown) else ""
+    return "; ".join(map(str, shown)) + more

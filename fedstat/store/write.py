@@ -296,11 +296,18 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str) -> Writ
     path = Path(path)
     place.claim(path, command, resume=True)
     _require_same(path, config)
+    if not (path / journal.FOLDER / "log").exists():
+        raise ValueError(f"{path} has no journal, so that it can be read but not gone on with. Choose another path.")
     run = open_run(path, verify=False)
-    if "ended" in run.attrs and not damage(path, checksums=True):
+    whole = "ended" in run.attrs and not damage(path, checksums=True)
+    if whole and not journal.left_over(path) and _STATE not in journal.read_log(path):
         return Writer(path, None)
     files = Journal(path)
     try:
+        if whole:  # but for the last steps of finishing it
+            files.finish(without=(_STATE,))
+            files.close()
+            return Writer(path, None)
         found = damage(path, checksums=True)
         if fixed := [one for one in found if one.fixed]:
             raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. Remove it and run again.")

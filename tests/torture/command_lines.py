@@ -10,17 +10,7 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
-DEEP = "x = " + "[" * 20_000 + "]" * 20_000
-
-TOML: dict[str, str | bytes] = {
-    "deep.toml": DEEP,
-    "latin.toml": "label = 'é'".encode("latin-1"),
-    "bytes.toml": bytes(range(256)),
-    "broken.toml": "p = [0.5",
-    "twice.toml": "p = 0.5\np = 0.4",
-    "empty.toml": "",
-    "sim.toml": "clients = 4\n[tiny]\nrounds = 1\n",
-}
+from wrong_files import GRID_TOML, SCALE_TOML, SIM_TOML, TOML, TUNE_TOML
 
 
 class Line(NamedTuple):
@@ -146,24 +136,6 @@ SIM = """
 --out sim.zarr | --out sim.zarr exists
 --out sim.zarr --resume --clients 9 | was started with other settings
 """
-SIM_TOML = {
-    "clients = '3'": "clients in --config",
-    "clients = 3.5": "must be an integer, but got 3.5",
-    "clients = true": "must be an integer, but got True",
-    "clients = [3, 4]": "must be an integer, but got [3, 4]",
-    "p = '0.5'": "p in --config",
-    "p = [0.5, true]": "must be a number or a list of such",
-    "p = [[0.5]]": "must be a number or a list of such",
-    "methods = 3": "methods in --config",
-    "means = 3": "means in --config",
-    "estimator = ['pa']": "estimator in --config",
-    "tau = '0.5'": "tau in --config",
-    "lr = nan": "lr must be a finite number",
-    "clinets = 3": "Did you mean 'clients'",
-    "[tiny]\nclinets = 3": "Did you mean 'clients'",
-    "[tiny]\nclients = 'x'": "must be an integer, but got 'x'",
-    "[[tiny]]\nclients = 3": "must be one of",
-}
 RECOVERY = """
 --p 1 | p
 --p 0 | p
@@ -206,7 +178,7 @@ MOTIVATION = """
 --kappa 2 | kappa must be
 --replicates 1 | replicates must be an integer >= 2
 --outputs all | invalid choice: 'all'
---clients 100000 | clients
+--clients 100000 --out new.zarr | clients
 --out sim.zarr --resume | was made by fedstat.sim, not by fedstat.motivation
 --out motivation.zarr | --out motivation.zarr exists
 --out motivation.zarr --resume --hidden 9 | was started with other settings
@@ -253,13 +225,13 @@ NTK = """
 """
 DECOMPOSE = """
  | the following arguments are required: FILE
-a.npz nowhere.npz | nowhere.npz is not a file
-a.npz folder | folder is not a file
+a.npz nowhere.npz | there is no file nowhere.npz
+a.npz folder | folder must be a file
 a.npz file.txt | file.txt must end in .pt
 a.npz bad.npz | bad.npz could not be read
 a.npz bad.pt | bad.pt could not be read
 a.npz bad.safetensors | bad.safetensors could not be read
-a.npz fl.zarr | fl.zarr is not a file
+a.npz fl.zarr | fl.zarr must be a file
 a.npz b.npz --layer fc7 | has no layer 'fc7'
 a.npz b.npz --layer | expected at least one argument
 a.npz b.npz --kappa 1.5 | kappa must be
@@ -321,7 +293,6 @@ FL = """
 --net cnn | at least 16
 --width 0 | width must be
 --width inf | width must be
---norm layer | invalid choice: 'layer'
 --norm batch | norm
 --net-options hidden=x | hidden must be an integer
 --net-options hidden=0 | hidden must be
@@ -382,91 +353,6 @@ FL = """
 --out sim.zarr --resume | was made by fedstat.sim, not by fedstat.fl
 --out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.fl
 """
-METHOD, DATASET = '[[method]]\nalgorithm = "fedavg"\n', '[[dataset]]\ndata = "digits"\n'
-GRID_TOML = {
-    "scale = 3": "scale in",
-    "scale = []": "scale in",
-    "dataset = 'mnist'": "dataset in",
-    "[dataset]\ndata = 'mnist'": "each headed by [[dataset]]",
-    "dataset = ['mnist']": "each headed by [[dataset]]",
-    "method = 1": "method in",
-    "method = 'fedavg'": "method in",
-    "[method]\nalgorithm = 'fedavg'": "each headed by [[method]]",
-    "method = []": "holds no run",
-    "dataset = []": "holds no run",
-    "seeds = []": "seeds in",
-    "seeds = 3": "seeds in",
-    "seeds = [true]": "seeds in",
-    "seeds = ['a']": "seeds in",
-    "seeds = [0.5]": "seeds in",
-    "seeds = [-1]": "seed must be an integer >= 0",
-    "seeds = [0, 0]": "twice",
-    METHOD * 2: "twice",
-    DATASET * 2: "twice",
-    METHOD + "[[dataset]]\nmethods = ['fedprox']": "methods of a data set in",
-    METHOD + "[[dataset]]\nmethods = []": "methods of a data set in",
-    METHOD + "[[dataset]]\nmethods = 'fedavg'": "methods of a data set in",
-    METHOD + "[[dataset]]\nmethods = [['fedavg']]": "methods of a data set in",
-    "algorithm = ['fedavg']": "algorithm must be one of",
-    "algorithm = 3": "algorithm must be one of",
-    "[[method]]\nalgorithm = {name = 'fedavg'}": "algorithm must be one of",
-    "data = 3": "data must be a string, but got 3",
-    "net = ['mlp']": "net must be a string",
-    "partition = 0.1": "partition must be a string",
-    "partition = ['iid']": "partition must be a string",
-    "rounds = true": "rounds must be an integer, but got True",
-    "rounds = '3'": "rounds must be an integer, but got '3'",
-    "rounds = 2.0": "rounds must be an integer, but got 2.0",
-    "rounds = [3]": "rounds must be an integer, but got (3,)",
-    "lr = '1e-3'": "lr must be a number, but got '1e-3'",
-    "lr = false": "lr must be a number, but got False",
-    "lr = [0.1]": "lr must be a number",
-    "samples = 'all'": "samples must be an integer",
-    "tau = true": "tau must be a string",
-    "tau = [0.5]": "tau must be a string",
-    "kappa = 'high'": "kappa must be a number",
-    "layers = true": "layers must be a string or a list of such",
-    "layers = [1.5]": "layers must be a string or a list of such",
-    "layers = {a = 1}": "layers must be a string or a list of such",
-    "layers = []": "layers must name at least one layer",
-    "layers = ['fc9']": "but got 'fc9'",
-    "options = 3.5": "options must be a string",
-    "label = 3": "label must be a string",
-    "optimizer = 'lbfgs'": "optimizer must be one of 'sgd', 'adam'",
-    "precision = 16": "precision must be one of",
-    "norm = 'layer'": "norm must be one of",
-    "variant = 'mine'": "variant must be one of",
-    "estimator = 'ml'": "estimator must be one of",
-    "rounds = 2024-01-01": "rounds must be an integer",
-    "clinets = 3": "Did you mean 'clients'",
-    "[other]\nclients = 3": "other",
-    METHOD + "kappa = 0.5": "fedavg takes no settings, but got 'kappa'",
-    METHOD + "[[method]]\nalgorithm = 'fedper'\noptions = ['personal_layers=x']": "personal_layers",
-    DATASET + "[[dataset]]\ndata = 'mnist'\n": "MNIST needs",
-}
-SCALE_TOML = {
-    "[scale]\nquick = 3": "quick in",
-    "[scale.quick]\nrounds = 'x'": "rounds must be an integer",
-    "[scale.other]\nrounds = 1": "scale must be one of 'other'",
-    "[scale.quick]\nseeds = 3": "seeds in",
-    "[scale.quick]\n[[dataset]]\nquick = 3": "quick in",
-}
-TUNE = "validation = 0.2\n[tune]\n"
-TUNE_TOML = {
-    "tune = 3": "tune in",
-    "[[tune]]\ntau = [0.5]": "tune in",
-    "[tune]\ntau = [0.5]": "tuning needs validation samples",
-    TUNE + "tau = 0.5": "tau has 0.5",
-    TUNE + "tau = 'inf'": "tau has 'inf'",
-    TUNE + "tau = []": "tau has []",
-    TUNE + "tau = [0.5, '0.5']": "twice",
-    TUNE + "tau = [0.5, 1.5]": "tau",
-    TUNE + "kappa = ['x']": "kappa must be a number",
-    TUNE + "layers = [['fc1'], ['fc9']]": "fc9",
-    TUNE + "rounds = [1, 2]": "no method of",
-    "algorithm = 'fedavg'\n" + TUNE + "tau = [0.5]": "no method of",
-    "validation = 0.2\n[tune.quick]\ntau = [0.5]": "",
-}
 TABLES = """
 --runs nowhere | there is no run in nowhere
 --runs file.txt | there is no run in file.txt
@@ -496,7 +382,9 @@ GRIDS = """
 """
 
 LINES = [
-    *_lines("fedstat", "stray | unrecognized arguments: stray"),
+    *_lines("fedstat", "stray | invalid choice: 'stray'\nverify | required: RUN\n"
+            "verify nowhere | there is no run at nowhere\nverify file.txt | there is no run at file.txt\n"
+            "verify folder | there is no run at folder"),
     *_lines("fedstat.sim", SIM + OUT + PLOT + USAGE + RESUMED + COMPUTE),
     *_config("fedstat.sim", "--config", SIM_TOML),
     *_lines("fedstat.sim.recovery", RECOVERY + OUT + PLOT + USAGE),

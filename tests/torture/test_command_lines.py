@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from command_lines import LINES, TOML
+from command_lines import LINES
 from fl_runs import SMALL
+from wrong_files import TOML
 
 from fedstat import motivation, sim
 from fedstat.fl.study import experiment

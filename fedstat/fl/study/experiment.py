@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Precision
 from fedstat.fl.nets import Net
+from fedstat.fl.study import words
 from fedstat.fl.train import train
 from fedstat.stats import factor
 from fedstat.stats import split as splitting
@@ -108,7 +109,7 @@ class Settings:
         for name in ("layers", "options", "net_options"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, _strings(name, value))
+                object.__setattr__(self, name, words.strings(name, value))
         if isinstance(self.tau, Real) and not isinstance(self.tau, bool):
             object.__setattr__(self, "tau", str(self.tau))
         require_types(vars(self), Settings)
@@ -152,7 +153,7 @@ class Settings:
             "mu": self.mu,
         }
         if self.tau is not None:
-            tau = _tau(self.tau)
+            tau = words.tau(self.tau)
             if "share" in takes and "tau" not in takes:
                 if isinstance(tau, str):
                     raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
@@ -160,52 +161,11 @@ class Settings:
                 chosen["share"] = min(1.0, max(0.0, 1 - tau))
             else:
                 chosen["tau"] = tau
-        options = _options("options", self.options)
+        options = words.options("options", self.options)
         if twice := {"estimator" if k == "method" else k for k in options if chosen.get(k) is not None}:
             raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(self.options)}")
         chosen |= options
         return algorithms.named(self.algorithm, **{k: v for k, v in chosen.items() if v is not None})
-
-
-def _strings(name: str, value: Any) -> tuple[str, ...]:
-    """One string or number, or a list of such, as strings: ``[1, "fc2"]`` to ("1", "fc2")."""
-    given = value if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in given):
-        raise ValueError(f"{name} must be a string or a list of such, but got {value!r}")
-    return tuple(map(str, given))
-
-
-def _tau(text: str) -> float | str:
-    if text == "mean":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"tau must be a number, inf, -inf or mean, but got {text!r}") from None
-
-
-def _options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
-    """``("components=2",)`` to {"components": 2}."""
-    found = {}
-    for option in given:
-        key, equals, value = option.partition("=")
-        if not equals:
-            raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r}")
-        if key in found:
-            raise ValueError(f"{name} must name each setting once, but got {key!r} twice")
-        found[key] = _value(value)
-    return found
-
-
-def _value(text: str) -> Any:
-    if "," in text:
-        return tuple(map(_value, text.split(",")))
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def takes(settings: str, algorithm: str) -> bool:
@@ -415,7 +375,7 @@ def _make_net(settings: Settings, sample: tuple[int, ...], outputs: int, vocabul
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
             f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}."
         )
-    options: dict[str, Any] = {"width": settings.width} | _options("net_options", settings.net_options)
+    options: dict[str, Any] = {"width": settings.width} | words.options("net_options", settings.net_options)
     if settings.norm is not None:
         options["norm"] = settings.norm
     if text:

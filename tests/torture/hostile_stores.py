@@ -1,0 +1,163 @@
+"""Folders of save_folder and zarr stores that are damaged, careless or made to do harm."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from hostile_data import Code, Read
+from hostile_weights import LIMIT, hostile, normal, npy_head
+
+from fedstat.data import open_folder, save_folder
+from fedstat.ntk import datasets
+
+
+def kept(at: Path, change: Callable[[Path], None]) -> Read:
+    data = xr.Dataset({"x": ("sample", np.arange(3.0))}, {"split": ("sample", np.array(["a", "b", "a"], object))})
+    save_folder(data, at / "kept")
+    change(at / "kept")
+    return lambda: open_folder(at / "kept")
+
+
+def renamed(folder: Path, name: str) -> None:
+    index = folder / "dataset.json"
+    index.write_text(index.read_text().replace('"x"', f'"{name}"'))
+
+
+@hostile("'../../outside'")
+def kept_variable_that_leaves_the_folder(at: Path) -> Read:
+    np.save(at.parent / "outside.npy", np.ones(3))
+    return kept(at, lambda folder: renamed(folder, "../../outside"))
+
+
+@hostile("outside2'")
+def kept_variable_of_an_absolute_path(at: Path) -> Read:
+    np.save(at.parent / "outside2.npy", np.ones(3))
+    return kept(at, lambda folder: renamed(folder, str(at.parent / "outside2")))
+
+
+@hostile("'x.npy'")
+def kept_variable_that_is_a_link_to_the_outside(at: Path) -> Read:
+    np.save(at.parent / "outside3.npy", np.ones(3))
+
+    def link(folder: Path) -> None:
+        (folder / "x.npy").unlink()
+        (folder / "x.npy").symlink_to(at.parent / "outside3.npy")
+
+    return kept(at, link)
+
+
+@hostile("'../x'")
+def variable_to_keep_outside_the_folder(at: Path) -> Read:
+    return lambda: save_folder(xr.Dataset({"../x": ("sample", np.ones(2))}), at / "kept")
+
+
+@hostile("x.npy")
+def kept_array_of_absurd_shape(at: Path) -> Read:
+    return kept(at, lambda folder: folder.joinpath("x.npy").write_bytes(npy_head("(1000000000000,)") + bytes(24)))
+
+
+@hostile("x.npy")
+def kept_array_that_is_a_pickle(at: Path) -> Read:
+    return kept(at, lambda folder: np.save(folder / "x.npy", np.array([Code()] * 3), allow_pickle=True))
+
+
+@hostile("split.npy")
+def kept_codes_beyond_their_names(at: Path) -> Read:
+    return kept(at, lambda folder: np.save(folder / "split.npy", np.array([0, 1, -1])))
+
+
+@hostile("dims")
+def kept_variable_without_dims(at: Path) -> Read:
+    return kept(at, lambda folder: (folder / "dataset.json").write_text('{"variables": {"x": {}}, "attrs": {}}'))
+
+
+@hostile("'x'")
+def kept_array_of_other_length(at: Path) -> Read:
+    return kept(at, lambda folder: np.save(folder / "x.npy", np.ones(5)))
+
+
+@hostile("dataset.json")
+def kept_index_nested_deeply(at: Path) -> Read:
+    return kept(at, lambda folder: (folder / "dataset.json").write_text("[" * 1_000_000))
+
+
+@hostile("is no regular file")
+def kept_array_that_is_a_pipe(at: Path) -> Read:
+    def pipe(folder: Path) -> None:
+        (folder / "x.npy").unlink()
+        os.mkfifo(folder / "x.npy")
+
+    return kept(at, pipe)
+
+
+def store(at: Path, **options: Any) -> Read:
+    x = options.pop("x", (("client", "sample", "feature"), np.ones((2, 3, 4))))
+    y = options.pop("y", (("client", "sample"), np.ones((2, 3))))
+    xr.Dataset({"x": x, "y": y}, **options).to_zarr(at / "a.zarr", consolidated=False)
+    return lambda: datasets.read(at / "a.zarr")
+
+
+def reshaped(at: Path, what: str, old: str, new: str) -> Read:
+    read = store(at)
+    path = at / "a.zarr" / what / "zarr.json"
+    text = "".join(path.read_text().split())
+    assert old in text
+    path.write_text(text.replace(old, new))
+    return read
+
+
+@hostile(LIMIT)
+def zarr_of_absurd_shape(at: Path) -> Read:
+    return reshaped(at, "x", '"shape":[2,3,4]', '"shape":[2,3,4000000000000]')
+
+
+@hostile(LIMIT)
+def zarr_of_absurd_chunks(at: Path) -> Read:
+    return reshaped(at, "x", '"chunk_shape":[2,3,4]', '"chunk_shape":[20000000,3,4]')
+
+
+@hostile("x.y")
+def zarr_without_labels(at: Path) -> Read:
+    xr.Dataset({"x": (("client", "sample", "feature"), np.ones((2, 3, 4)))}).to_zarr(at / "x.y", consolidated=False)
+    return lambda: datasets.read(at / "x.y")
+
+
+@hostile("must hold numbers")
+def zarr_of_words(at: Path) -> Read:
+    return store(at, y=(("client", "sample"), np.array([["a", "b", "c"]] * 2, dtype=object)))
+
+
+@hostile("dims")
+def zarr_of_other_dims(at: Path) -> Read:
+    return store(at, x=(("client", "sample", "a", "b"), np.ones((2, 3, 4, 1))))
+
+
+@hostile("train")
+def zarr_without_training_samples(at: Path) -> Read:
+    return store(at, coords={"split": ("sample", np.array(["a"] * 3, dtype=object))})
+
+
+@hostile("zarr store")
+def file_for_a_zarr(at: Path) -> Read:
+    (at / "a.zarr").write_text("x")
+    return lambda: datasets.read(at / "a.zarr")
+
+
+@hostile("a.zarr")
+def zarr_whose_metadata_are_damaged(at: Path) -> Read:
+    return reshaped(at, "x", '"shape":[2,3,4]', '"shape":[2,3,')
+
+
+@normal
+def kept_folder(at: Path) -> Read:
+    return kept(at, lambda _: None)
+
+
+@normal
+def zarr(at: Path) -> Read:
+    return store(at)

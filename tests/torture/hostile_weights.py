@@ -1,0 +1,374 @@
+"""Files of weights that are damaged, careless or made to do harm; each function writes one and returns its reading."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedstat.decompose import read_weights
+
+Case = Callable[[Path], Callable[[], object]]
+HOSTILE: dict[str, tuple[Case, str, str]] = {}  # by name: how it is made, the error's type, a part of its message
+NORMAL: dict[str, Case] = {}
+LIMIT = "FEDSTAT_MAX_BYTES"
+_BLOCK = 1 << 26
+
+
+def hostile(word: str, kind: str = "") -> Callable[[Case], Case]:
+    def add(make: Case) -> Case:
+        HOSTILE[make.__name__] = (make, kind or ("LimitError" if word == LIMIT else "ValueError"), word)
+        return make
+
+    return add
+
+
+def normal(make: Case) -> Case:
+    NORMAL[make.__name__] = make
+    return make
+
+
+@cache
+def zeros() -> bytes:
+    """64 MiB of zeros deflated, which may be repeated: a bomb is made as fast as it is written."""
+    squeeze = zlib.compressobj(9, wbits=-15)
+    return squeeze.compress(bytes(_BLOCK)) + squeeze.flush(zlib.Z_FULL_FLUSH)
+
+
+def zip_bomb(path: Path, member: str, head: bytes, blocks: int) -> Path:
+    """Zip file whose only member is ``head`` and ``blocks`` times 64 MiB of zeros; its checksum is not filled in."""
+    squeeze = zlib.compressobj(9, wbits=-15)
+    body = squeeze.compress(head) + squeeze.flush(zlib.Z_FULL_FLUSH) + zeros() * blocks + b"\x03\x00"
+    size, name = len(head) + blocks * _BLOCK, member.encode()
+    big = size >= 1 << 32
+    wide = struct.pack("<HHQ", 1, 8, size) if big else b""
+    fields = (45, 0, 8, 0, 33, 0, len(body), 0xFFFFFFFF if big else size, len(name))
+    entry = struct.pack("<4s6H3I5H2I", b"PK\1\2", 45, *fields, len(wide), 0, 0, 0, 0, 0) + name + wide
+    local = struct.pack("<4s5H3I2H", b"PK\3\4", *fields[:6], *fields[6:], 0) + name
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, len(entry), len(local) + len(body), 0)
+    path.write_bytes(local + body + entry + end)
+    return path
+
+
+def npy_head(shape: str, descr: str = "<f8") -> bytes:
+    head = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head.encode()
+
+
+def saved(at: Path, content: object, name: str = "a.pt", **options: bool) -> Callable[[], object]:
+    torch.save(content, at / name, **options)
+    return lambda: read_weights([at / name])
+
+
+def safe(at: Path, header: object, data: bytes = b"") -> Callable[[], object]:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    (at / "a.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return lambda: read_weights([at / "a.safetensors"])
+
+
+def entry(shape: list[object], begin: int, end: int) -> dict[str, object]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
+
+
+def arrays(at: Path, **content: object) -> Callable[[], object]:
+    np.savez(at / "a.npz", **content)
+    return lambda: read_weights([at / "a.npz"])
+
+
+@hostile(LIMIT)
+def pt_of_an_expanded_number(at: Path) -> Callable[[], object]:
+    return saved(at, {"fc1.weight": torch.zeros(1).expand(1_000_000, 1_000_000)})
+
+
+@hostile(LIMIT)
+def pt_of_many_expanded_layers(at: Path) -> Callable[[], object]:
+    return saved(at, {f"fc{i}.weight": torch.zeros(1).expand(5_000, 5_000) for i in range(40)})
+
+
+@hostile("holds no numbers")
+def pt_of_meta_tensors(at: Path) -> Callable[[], object]:
+    return saved(at, {"fc1.weight": torch.zeros(4, 3, device="meta")})
+
+
+@hostile(LIMIT)
+def pt_that_is_a_zip_bomb(at: Path) -> Callable[[], object]:
+    path = zip_bomb(at / "a.pt", "a/data/0", b"", 100)
+    return lambda: read_weights([path])
+
+
+def rewritten(at: Path, change: Callable[[str, bytes], bytes]) -> Callable[[], object]:
+    torch.save({"fc1.weight": torch.ones(64, 64)}, at / "b.pt")
+    with zipfile.ZipFile(at / "b.pt") as old, zipfile.ZipFile(at / "a.pt", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, change(name, old.read(name)))
+    return lambda: read_weights([at / "a.pt"])
+
+
+@hostile("could not be read as plain tensors")
+def pt_whose_numbers_are_missing(at: Path) -> Callable[[], object]:
+    return rewritten(at, lambda name, b: b[:8] if name.endswith("data/0") else b)
+
+
+@hostile("could not be read as plain tensors")
+def pt_whose_pickle_is_damaged(at: Path) -> Callable[[], object]:
+    return rewritten(at, lambda name, b: b"\x80\x02r\xff\xff\xff\x7f" if name.endswith("data.pkl") else b)
+
+
+@hostile("could not be read as plain tensors")
+def pt_cut_short(at: Path) -> Callable[[], object]:
+    read = saved(at, {"fc1.weight": torch.zeros(40, 30)})
+    (at / "a.pt").write_bytes((at / "a.pt").read_bytes()[:-700])
+    return read
+
+
+@hostile("could not be read as plain tensors")
+def old_pt_of_absurd_size(at: Path) -> Callable[[], object]:
+    read = saved(at, {"fc1.weight": torch.ones(4, 3)}, _use_new_zipfile_serialization=False)
+    raw = (at / "a.pt").read_bytes()
+    where = raw.rindex(struct.pack("<q", 12))
+    (at / "a.pt").write_bytes(raw[:where] + struct.pack("<q", 1 << 40) + raw[where + 8 :])
+    return read
+
+
+@hostile("but got")
+def pt_of_an_empty_dict(at: Path) -> Callable[[], object]:
+    return saved(at, {})
+
+
+@hostile("but got")
+def pt_of_lists(at: Path) -> Callable[[], object]:
+    return saved(at, {"fc1.weight": [[1.0, 2.0]]})
+
+
+@hostile("must be an array or a tensor, but got list")
+def pt_of_a_list_among_tensors(at: Path) -> Callable[[], object]:
+    saved(at, {"fc1.weight": [[1.0, 2.0]], "fc2.weight": torch.ones(2, 2)})
+    return lambda: read_weights([at / "a.pt"], layers=["fc1"])
+
+
+@hostile("complex64")
+def pt_of_complex_numbers(at: Path) -> Callable[[], object]:
+    return saved(at, {"fc1.weight": torch.ones(4, 3, dtype=torch.complex64), "fc2.weight": torch.ones(2, 2)})
+
+
+@hostile("dequantize")
+def state_of_a_quantised_tensor(_: Path) -> Callable[[], object]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # quantised tensors are deprecated
+        weight = torch.quantize_per_tensor(torch.ones(4, 3), 0.1, 0, torch.qint8)
+    return lambda: read_weights([{"fc1.weight": weight, "fc2.weight": torch.ones(2, 2)}])
+
+
+@hostile("must be a dense tensor")
+def state_of_a_nested_tensor(_: Path) -> Callable[[], object]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype
+        weight = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)])
+    return lambda: read_weights([{"fc1.weight": weight}])
+
+
+@hostile("must be a dense tensor")
+def pt_of_a_sparse_tensor(at: Path) -> Callable[[], object]:
+    return saved(at, {"fc1.weight": torch.ones(4, 3).to_sparse()})
+
+
+@hostile("without numbers")
+def pt_of_no_units(at: Path) -> Callable[[], object]:
+    return saved(at, {"fc1.weight": torch.ones(0, 3)})
+
+
+@hostile("60,000 units", "UserWarning")
+def npz_of_a_layer_too_wide_for_its_correlations(at: Path) -> Callable[[], object]:
+    return arrays(at, w=np.ones((60_000, 2)))
+
+
+@hostile(LIMIT)
+def npz_bomb(at: Path) -> Callable[[], object]:
+    path = zip_bomb(at / "a.npz", "w.npy", npy_head("(32768, 25600)"), 100)
+    return lambda: read_weights([path])
+
+
+@hostile(LIMIT)
+def npz_of_absurd_shape(at: Path) -> Callable[[], object]:
+    with zipfile.ZipFile(at / "a.npz", "w") as file:
+        file.writestr("w.npy", npy_head("(4000000, 4000000)"))
+    return lambda: read_weights([at / "a.npz"])
+
+
+@hostile("could not be read as plain arrays")
+def npz_of_negative_shape(at: Path) -> Callable[[], object]:
+    with zipfile.ZipFile(at / "a.npz", "w") as file:
+        file.writestr("w.npy", npy_head("(-4, -4)") + bytes(128))
+    return lambda: read_weights([at / "a.npz"])
+
+
+@hostile("could not be read as plain arrays")
+def npz_of_objects(at: Path) -> Callable[[], object]:
+    return arrays(at, w=np.array([[1, None]], dtype=object))
+
+
+@hostile("could not be read as plain arrays")
+def npz_cut_short(at: Path) -> Callable[[], object]:
+    read = arrays(at, w=np.ones((4, 3)))
+    (at / "a.npz").write_bytes((at / "a.npz").read_bytes()[:-40])
+    return read
+
+
+@hostile("could not be read as plain arrays")
+def npz_with_a_flipped_byte(at: Path) -> Callable[[], object]:
+    read = arrays(at, w=np.ones((40, 30)))
+    raw = bytearray((at / "a.npz").read_bytes())
+    raw[2000] ^= 1
+    (at / "a.npz").write_bytes(raw)
+    return read
+
+
+@hostile("complex128")
+def npz_of_complex_numbers(at: Path) -> Callable[[], object]:
+    return arrays(at, w=np.ones((4, 3), dtype=complex))
+
+
+@hostile("<U1")
+def npz_of_words(at: Path) -> Callable[[], object]:
+    np.savez(at / "a.npz", w=np.array([["a", "b"]]))
+    return lambda: read_weights([at / "a.npz"], layers=["w"])
+
+
+@hostile("a header of 1152921504606846976 bytes")
+def safetensors_of_absurd_header(at: Path) -> Callable[[], object]:
+    (at / "a.safetensors").write_bytes((1 << 60).to_bytes(8, "little") + b"{}")
+    return lambda: read_weights([at / "a.safetensors"])
+
+
+@hostile("do not hold")
+def safetensors_of_absurd_shape(at: Path) -> Callable[[], object]:
+    return safe(at, {"w": entry([1 << 40, 1 << 40], 0, 16)}, bytes(16))
+
+
+@hostile("whole numbers")
+def safetensors_of_broken_shape(at: Path) -> Callable[[], object]:
+    return safe(at, {"w": entry([0.5, 8], 0, 16)}, bytes(16))
+
+
+@hostile("whole numbers")
+def safetensors_of_negative_shape(at: Path) -> Callable[[], object]:
+    return safe(at, {"w": entry([-1, -4], 0, 16)}, bytes(16))
+
+
+@hostile("overlap")
+def safetensors_that_overlap(at: Path) -> Callable[[], object]:
+    return safe(at, {f"w{i}": entry([1 << 10, 1 << 10], 0, 1 << 22) for i in range(500)}, bytes(1 << 22))
+
+
+@hostile("overlap")
+def safetensors_with_a_hole(at: Path) -> Callable[[], object]:
+    return safe(at, {"a": entry([1, 2], 0, 8), "b": entry([1, 2], 16, 24)}, bytes(24))
+
+
+@hostile("'w' twice")
+def safetensors_of_one_name_twice(at: Path) -> Callable[[], object]:
+    one = json.dumps(entry([1, 2], 0, 8))
+    return safe(at, f'{{"w": {one}, "w": {one}}}'.encode(), bytes(8))
+
+
+@hostile("data_offsets")
+def safetensors_without_offsets(at: Path) -> Callable[[], object]:
+    return safe(at, {"w": {"dtype": "F32", "shape": [1, 2]}}, bytes(8))
+
+
+@hostile("could not be read as safetensors")
+def safetensors_nested_deeply(at: Path) -> Callable[[], object]:
+    return safe(at, b"[" * 1_000_000)
+
+
+@hostile(LIMIT)
+def safetensors_of_a_header_of_empty_lists(at: Path) -> Callable[[], object]:
+    return safe(at, b'{"w": [' + b"[]," * 20_000_000 + b"[]]}")
+
+
+@hostile(LIMIT)
+def safetensors_of_a_terabyte_of_holes(at: Path) -> Callable[[], object]:
+    read = safe(at, {"w": entry([1, 2], 0, 8)}, bytes(8))
+    os.truncate(at / "a.safetensors", 1 << 40)
+    return read
+
+
+@hostile("is a folder")
+def folder_for_a_file(at: Path) -> Callable[[], object]:
+    (at / "a.pt").mkdir()
+    return lambda: read_weights([at / "a.pt"])
+
+
+@hostile("is no regular file")
+def pipe_for_a_file(at: Path) -> Callable[[], object]:
+    os.mkfifo(at / "a.pt")
+    return lambda: read_weights([at / "a.pt"])
+
+
+@hostile("is no regular file")
+def link_to_an_endless_device(at: Path) -> Callable[[], object]:
+    (at / "a.npz").symlink_to("/dev/zero")
+    return lambda: read_weights([at / "a.npz"])
+
+
+@hostile("no file", "FileNotFoundError")
+def link_to_nothing(at: Path) -> Callable[[], object]:
+    (at / "a.npz").symlink_to(at / "gone")
+    return lambda: read_weights([at / "a.npz"])
+
+
+def twice(at: Path, again: Path) -> Callable[[], object]:
+    np.savez(at / "a.npz", w=np.ones((4, 3)))
+    return lambda: read_weights([at / "a.npz", again])
+
+
+@hostile("one file")
+def file_given_twice(at: Path) -> Callable[[], object]:
+    return twice(at, at / "a.npz")
+
+
+@hostile("one file")
+def file_given_in_two_spellings(at: Path) -> Callable[[], object]:
+    return twice(at, at / ".." / at.name / "a.npz")
+
+
+@hostile("one file")
+def file_given_through_a_link(at: Path) -> Callable[[], object]:
+    (at / "b.npz").symlink_to(at / "a.npz")
+    return twice(at, at / "b.npz")
+
+
+@hostile("distinct labels")
+def clients_of_one_name(_: Path) -> Callable[[], object]:
+    state = {"w": np.ones((4, 3))}
+    return lambda: read_weights([state, dict(state)], clients=["a", "a"])
+
+
+@normal
+def pt(at: Path) -> Callable[[], object]:
+    return saved(at, {"state_dict": {"fc1.weight": torch.ones(40, 30), "tied": torch.ones(1).expand(3, 3)}})
+
+
+@normal
+def old_pt(at: Path) -> Callable[[], object]:
+    return saved(at, {"fc1.weight": torch.ones(40, 30)}, "a.pth", _use_new_zipfile_serialization=False)
+
+
+@normal
+def npz(at: Path) -> Callable[[], object]:
+    np.savez_compressed(at / "a.npz", w=np.zeros((4_000, 300)))
+    return lambda: read_weights([at / "a.npz"])
+
+
+@normal
+def safetensors(at: Path) -> Callable[[], object]:
+    return safe(at, {"b": entry([2], 8, 16), "w": entry([1, 2], 0, 8), "__metadata__": {"a": "b"}}, bytes(16))

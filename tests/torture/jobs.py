@@ -1,0 +1,106 @@
+"""Small runs of the commands that stream to a store, to be killed, cut off and damaged; and how to tell runs alike."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from fedstat import motivation, sim, store
+from fedstat.fl import algorithms, nets, train
+from fedstat.store import Writer
+from fedstat.store.journal import Journal
+
+SIZES = {"clients": 3, "d": 4, "m": 6, "n_train": 12, "n_test": 6, "local_epochs": 1, "batch_size": 6}
+ROUNDS = 5
+TIMES = ("seconds", "started", "ended")
+
+
+def study(out: Path) -> None:
+    """A simulation study of four runs."""
+    sim.study(**SIZES, methods=["true", "dynamic"], rounds=3, replicates=2, out=out, resume=True, threads=1)
+
+
+def trained(out: Path) -> None:
+    """One run of the trainer, with a split that moves, checkpoints and masked parts."""
+    data = sim.generate(clients=4, d=5, m=8, n_train=12, n_test=6, seed=1)
+    train(
+        data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"], kappa=0.7), rounds=ROUNDS, batch_size=6, lr=0.05,
+        participation=0.75, optimizer="adam", optimizer_state="keep", checkpoints=(2,), masking=2, threads=1,
+        out=out, resume=True,
+    )  # fmt: skip
+
+
+def motivating(out: Path) -> None:
+    """The motivating study, of two cases."""
+    motivation.study(clients=10, hidden=6, local_epochs=1, replicates=2, out=out, resume=True, threads=1)
+
+
+def replaced(out: Path) -> None:
+    """A result that takes the place of another."""
+    attrs = store.provenance("second", {"number": 2}, command="made up")
+    store.save(out, xr.DataTree.from_dict({"/a": RESULT + 1}), attrs, overwrite=True)
+
+
+RESULT = xr.Dataset({"x": (("unit",), np.arange(6.0))}, {"unit": np.arange(6)})
+STREAMED: dict[str, Callable[[Path], None]] = {"sim": study, "fl": trained, "motivation": motivating}
+
+
+def at_every_turn() -> None:
+    """Commit, and save the state, after every round: in these runs time must not decide."""
+    sys.modules["fedstat.sim.study"].__dict__["_COMMIT_SECONDS"] = -1.0
+    sys.modules["fedstat.fl.train"].__dict__.update(_COMMIT_SECONDS=-1.0, _SAVE_SECONDS=-1.0, _SAVE_SHARE=1e9)
+
+
+def quietly(job: Callable[[Path], None], out: Path) -> list[str]:
+    """Do the job; the warnings of damage that it gave."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        job(out)
+    return [str(one.message) for one in caught if "damaged" in str(one.message)]
+
+
+def values(path: Path) -> dict[str, np.ndarray]:
+    """All that a store holds but times."""
+    run = store.open_run(path, verify=True).load()
+    found = {f"{node.path}/{name}": v.values for node in run.subtree for name, v in node.variables.items()}
+    return {name: v for name, v in found.items() if name.rpartition("/")[2] not in TIMES}
+
+
+def require_same(path: Path, expected: dict[str, np.ndarray]) -> None:
+    """The store is complete and holds what an undisturbed run's does, and beside it stands nothing."""
+    assert "ended" in store.open_run(path).attrs
+    found = values(path)
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_array_equal(found[name], x, err_msg=name)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert sorted(p.name for p in (path / "journal").iterdir()) == ["log", "zarr.json"]
+
+
+def held(writer: Writer) -> int:
+    """Rounds, or cases, that a store holds."""
+    for name in ("metrics/rounds_done", "outputs/done"):
+        if name in writer._root:
+            return int(writer.read(name).sum())
+    return int(np.isfinite(writer.read("metrics/seconds")).sum())
+
+
+def recovered(path: Path) -> int:
+    """Rounds, or cases, of which a killed run's store has kept the numbers; 0 where there is no store."""
+    store.settle(path)
+    if not path.exists():
+        return 0
+    with Writer(path, Journal(path)) as writer:
+        return held(writer)
+
+
+def environment() -> dict[str, str]:
+    """Of a child process that runs these jobs."""
+    here = Path(__file__).resolve().parent
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(here), str(here.parents[1])])}

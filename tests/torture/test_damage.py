@@ -1,0 +1,182 @@
+"""Whatever is damaged in a store is named, and goes on to the numbers of an undisturbed run or is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import jobs
+import pytest
+import xarray as xr
+
+from fedstat import store
+from fedstat.__main__ import main
+from fedstat.fl import engine
+
+# Of every store: one file of each role.
+ROLES = {
+    "sim": {
+        "root": "zarr.json", "group": "metrics/zarr.json", "layout": "metrics/accuracy/zarr.json",
+        "coordinate": "metrics/method/c/0", "chunk": "metrics/accuracy/c.0.0.1.0.0.0",
+        "count": "metrics/rounds_done/c.0.0.0.1", "truth": "truth/communality/c.0.0.1.0", "log": "journal/log",
+    },
+    "fl": {
+        "root": "zarr.json", "layout": "weights/fc1/w/zarr.json", "coordinate": "metrics/n_train/c/0",
+        "chunk": "metrics/loss/c.0.0", "weights": "weights/fc1/w/c.1.0.0.0", "at the end": "masking/accuracy/c.0.0.0",
+        "log": "journal/log", "journal": "journal/zarr.json",
+    },
+    "motivation": {"chunk": "dispersion/entropy/c.1.0.0", "start": "weights/fc1/start_w/c.0.0",
+        "done": "outputs/done/c.0"},
+    "result": {"root": "zarr.json", "chunk": "a/x/c/0", "coordinate": "a/unit/c/0", "log": "journal/log"},
+    "unfinished": {
+        "root": "zarr.json", "layout": "metrics/loss/zarr.json", "chunk": "metrics/accuracy/c.0.0",
+        "state": "journal/state", "log": "journal/log",
+    },
+}  # fmt: skip
+
+
+def flipped(place: float) -> Callable[[Path], None]:
+    def flip(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        content[int(place * (len(content) - 1))] ^= 1
+        path.write_bytes(content)
+
+    return flip
+
+
+def as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def swapped(path: Path) -> None:
+    """A file that is sound, but another one's, or the file's own with a byte too many."""
+    own = path.read_bytes()
+    others = (p.read_bytes() for p in sorted(path.parent.iterdir()) if p.is_file())
+    path.write_bytes(next((other for other in others if other != own), own + b"}"))
+
+
+WAYS: dict[str, Callable[[Path], None]] = {
+    "deleted": Path.unlink,
+    "emptied": lambda path: path.write_bytes(b"") and None,
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]) and None,
+    "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)) and None,
+    "first bit": flipped(0.0),
+    "inner bit": flipped(0.6),
+    "last bit": flipped(1.0),
+    "a folder": as_folder,
+    "swapped": swapped,
+}
+CASES = [(kind, role, way) for kind, roles in ROLES.items() for role in roles for way in WAYS]
+FEW = CASES[:: len(CASES) // 30]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """Undamaged stores by kind, and what they hold."""
+    folder = tmp_path_factory.mktemp("sound")
+    for kind, job in jobs.STREAMED.items():
+        jobs.quietly(job, folder / kind)
+    attrs = store.provenance("first", {}, command="made up")
+    store.save(folder / "result", xr.DataTree.from_dict({"/a": jobs.RESULT}), attrs)
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(3, patch)
+        with pytest.raises(KeyboardInterrupt):
+            jobs.trained(folder / "unfinished")
+    return folder, {kind: jobs.values(folder / kind) for kind in ("sim", "fl", "motivation")}
+
+
+def stop_after(rounds: int, patch: pytest.MonkeyPatch) -> None:
+    round_of = engine.round_of
+
+    def until(job, state):
+        if state.round == rounds:
+            raise KeyboardInterrupt
+        return round_of(job, state)
+
+    patch.setattr(engine, "round_of", until)
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "way"),
+    [pytest.param(*case, marks=() if case in FEW else pytest.mark.slow) for case in CASES],
+)
+def test_damage_is_named_and_mended_or_refused(kind, role, way, sound, tmp_path, capsys):
+    folder, expected = sound
+    path, file = tmp_path / "run.zarr", ROLES[kind][role]
+    shutil.copytree(folder / kind, path)
+    before = (path / file).read_bytes()
+    WAYS[way](path / file)
+    assert not (path / file).is_file() or (path / file).read_bytes() != before
+
+    with pytest.raises(ValueError, match=r"damaged|cannot be read|written without checksums") as caught:
+        store.open_run(path, verify=True)
+    array = file.rpartition("/c")[0]
+    assert role in ("log", "journal") or file in str(caught.value) or array in str(caught.value)
+    assert main(["verify", str(path)]) == 1
+    assert str(path) in capsys.readouterr().out
+
+    if kind == "result":
+        return
+    refused = ""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            jobs.STREAMED["fl" if kind == "unfinished" else kind](path)
+        except (ValueError, FileExistsError, FileNotFoundError) as error:
+            refused = str(error)
+    if refused:
+        assert str(path) in refused
+        assert role in ("root", "group", "layout", "coordinate", "log", "journal") or way == "a folder"
+        return
+    assert any("is damaged" in str(one.message) for one in told)
+    jobs.require_same(path, expected["fl" if kind == "unfinished" else kind])
+
+
+def test_of_a_damaged_study_only_the_damaged_cells_are_made_again(sound, tmp_path, monkeypatch):
+    folder, expected = sound
+    path = tmp_path / "run.zarr"
+    shutil.copytree(folder / "sim", path)
+    (path / ROLES["sim"]["chunk"]).unlink()
+    made = []
+    module = sys.modules["fedstat.sim.study"]
+    monkeypatch.setattr(module, "_run", lambda *a, do=module._run: made.append(a[2]) or do(*a))
+    (told,) = jobs.quietly(jobs.study, path)
+    assert "damaged: metrics/accuracy (method = dynamic, replicate = 0) is missing. That is computed again" in told
+    assert made == [(0, 0, 1, 0)]
+    jobs.require_same(path, expected["sim"])
+
+
+def test_a_run_without_a_journal_opens_but_cannot_be_verified_or_resumed(sound, tmp_path):
+    folder, _ = sound
+    path = tmp_path / "run.zarr"
+    shutil.copytree(folder / "fl", path)
+    shutil.rmtree(path / "journal")
+    assert "metrics" in store.open_run(path).children
+    with pytest.raises(ValueError, match="written without checksums"):
+        store.open_run(path, verify=True)
+    with pytest.raises(ValueError, match="no journal"):
+        jobs.trained(path)
+
+
+def test_what_is_read_of_a_flipped_chunk_is_an_error_without_verifying(sound, tmp_path):
+    folder, _ = sound
+    path = tmp_path / "run.zarr"
+    shutil.copytree(folder / "fl", path)
+    flipped(0.6)(path / "weights/fc1/w/c.1.0.0.0")
+    run = store.open_run(path)
+    with pytest.raises(ValueError, match="checksum"):
+        run["weights/fc1/w"].load()
+
+
+def test_other_files_in_a_store_are_no_damage(sound, tmp_path):
+    folder, _ = sound
+    path = tmp_path / "run.zarr"
+    shutil.copytree(folder / "fl", path)
+    (path / "metrics" / "notes.txt").write_text(json.dumps("mine"))
+    assert not store.damage(path, checksums=True)
+    assert (path / "metrics" / "notes.txt").exists()
