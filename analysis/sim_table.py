@@ -6,20 +6,28 @@ python analysis/sim_table.py runs/vary_p-quick.zarr table.csv
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import fedstat
+from fedstat import _cli
 
 
-def main() -> None:
-    cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("run", type=Path, help="store that python -m fedstat.sim wrote")
     cli.add_argument("csv", type=Path, help="table to write")
-    args = cli.parse_args()
-    table = fedstat.sim.summary(fedstat.open_run(args.run))
-    table.to_csv(args.csv, index=False, float_format="%.6g")
+    return _cli.run(cli, work, argv)
+
+
+def work(args: argparse.Namespace) -> None:
+    _cli.require_file("csv", args.csv)
+    table = fedstat.sim.summary(_cli.open_store(args.run, "fedstat.sim"))
+    with _cli.whole(args.csv) as draft:
+        table.to_csv(draft, index=False, float_format="%.6g")
     print(table.round(4).to_string(index=False))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

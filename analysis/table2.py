@@ -5,7 +5,9 @@ python analysis/table2.py --runs runs/fedfac-quick --out runs/tables/table2
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
+from collections.abc import Sequence
 
 from fedstat.fl.study import show, tables
 from fedstat.fl.study.summary import Grid
@@ -22,5 +24,9 @@ def accuracy(grid: Grid, paper: tables.Paper, args: Namespace) -> show.Table:
     return table._replace(notes=(*table.notes, TUNED))
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    return show.command(__doc__, {"": accuracy, "-mixed": tables.interaction}, argv=argv)
+
+
 if __name__ == "__main__":
-    print(show.command(__doc__, {"": accuracy, "-mixed": tables.interaction}))
+    sys.exit(main())

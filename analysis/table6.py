@@ -5,9 +5,16 @@ python analysis/table6.py --runs runs/tune-quick --out runs/tables/table6
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from functools import partial
 
 from fedstat.fl.study import ablations, show
 
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return show.command(__doc__, {"": partial(ablations.tuning, name="table6")}, runs="runs/tune-quick", argv=argv)
+
+
 if __name__ == "__main__":
-    print(show.command(__doc__, {"": partial(ablations.tuning, name="table6")}, runs="runs/tune-quick"))
+    sys.exit(main())

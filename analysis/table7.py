@@ -5,7 +5,15 @@ python analysis/table7.py --runs runs/fedfac-quick --out runs/tables/table7
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+
 from fedstat.fl.study import show, tables
 
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return show.command(__doc__, {"": tables.time}, argv=argv)
+
+
 if __name__ == "__main__":
-    print(show.command(__doc__, {"": tables.time}))
+    sys.exit(main())

@@ -9,6 +9,13 @@ Which hidden units of a federated network carry knowledge that all clients share
 (10,)
 """
 
+import sys
+
+if sys.argv[:1] == ["-m"] and any("fedstat" in argument for argument in sys.orig_argv):  # python -m fedstat... loads
+    from fedstat import _interrupt
+
+    sys.excepthook = _interrupt.excepthook
+
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstat import __version__, store
+from fedstat import __version__, _cli, store
 
 COMMANDS = {
     "fedstat.sim": "simulation study on model (8): ways to split neurons, side by side",
@@ -20,10 +20,10 @@ COMMANDS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _cli.Parser:
     """Arguments of the command."""
     listed = "\n".join(f"  python -m {name:<22} {purpose}" for name, purpose in COMMANDS.items())
-    cli = argparse.ArgumentParser(
+    cli = _cli.Parser(
         prog="python -m fedstat",
         description=f"fedstat {__version__}\n\n{listed}\n\nEach has --help. In Python: import fedstat; help(fedstat)",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -36,14 +36,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 1 if a run is damaged (argparse leaves with 2 on bad arguments)."""
-    cli = parser()
-    args = cli.parse_args(argv)
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`; 1 if a run is damaged."""
+    return _cli.run(parser(), _work, argv)
+
+
+def _work(args: argparse.Namespace) -> int:
     if args.command is None:
-        print(cli.description)
+        print(parser().description)
         return 0
     sound = True
-    for path in (store_ for run in args.runs for store_ in _stores(cli, run)):
+    for path in (store_ for run in args.runs for store_ in _stores(run)):
         try:
             found = store.damage(path, checksums=True, require=True)
             said = f"damaged: {store.describe(found, most=None)}" if found else "as it was written"
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if sound else 1
 
 
-def _stores(cli: argparse.ArgumentParser, path: Path) -> list[Path]:
+def _stores(path: Path) -> list[Path]:
     """The store at a path, or the stores in the folder there."""
 
     def is_store(one: Path) -> bool:
@@ -62,7 +64,9 @@ def _stores(cli: argparse.ArgumentParser, path: Path) -> list[Path]:
 
     found = [path] if is_store(path) else sorted(filter(is_store, path.iterdir() if path.is_dir() else []))
     if not found:
-        cli.error(f"there is no run at {path}, and none in it: a run is a folder with a file zarr.json in it")
+        raise FileNotFoundError(
+            f"there is no run at {path}, and none in it: a run is a folder with a file zarr.json in it"
+        )
     return found
 
 

@@ -6,13 +6,18 @@ import argparse
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedstat import _check
 
 _METAVAR = {float: "X", int: "N", str: "NAME"}
+_NOUNS = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
+_UNIONS = (Union, UnionType)  # Literal[...] | None is of the first, int | None of the second
+_hints = cache(get_type_hints)
 
 
 def add_arguments(
@@ -29,7 +34,7 @@ def add_arguments(
     choices : mapping from field to sequence
         Fields with a fixed set of values.
     """
-    hints = get_type_hints(settings)
+    hints = _hints(settings)
     for field in fields(settings):
         kind, many = _kind(hints[field.name])
         values = field.default if isinstance(field.default, tuple) else (field.default,)
@@ -44,13 +49,9 @@ def add_arguments(
         )
 
 
-def _default(values: tuple[Any, ...]) -> str:
-    return "" if values in ((None,), ()) else f" (default {' '.join(map(str, values))})"
-
-
 def _kind(hint: Any) -> tuple[type, bool]:
     """Type of one value of a field, and whether it takes several: ``tuple[float, ...] | None`` to (float, True)."""
-    if isinstance(hint, UnionType):
+    if get_origin(hint) in _UNIONS:
         hint = next(part for part in get_args(hint) if part is not NoneType)
     many = get_origin(hint) is tuple
     kind = get_args(hint)[0] if many else hint
@@ -64,11 +65,63 @@ def given(args: argparse.Namespace, settings: type) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Contents of a file of settings, or ValueError naming the file."""
+    """Contents of a TOML file, or ValueError naming the file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"--config {path} cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # among them what is no UTF-8, and no TOML
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} cannot be read: its values are nested too deep") from None
+
+
+def table(found: Mapping[str, Any], key: str, where: object) -> dict[str, Any]:
+    """Table of that name in what a file holds, {} if there is none; ValueError if it is no table."""
+    value = found.get(key, {})
+    if not isinstance(value, dict):
+        raise ValueError(f"{key} in {where} must be a table, [{key}], but got {value!r}")
+    return value
+
+
+def tables(found: Mapping[str, Any], key: str, where: object) -> list[dict[str, Any]]:
+    """Tables of that name in what a file holds, one empty if there are none; ValueError if they are no tables."""
+    value = found.get(key, [{}])
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ValueError(f"{key} in {where} must be tables, each headed by [[{key}]], but got {value!r}")
+    return value
+
+
+def require_types(found: Mapping[str, Any], settings: type, where: str = "") -> None:
+    """ValueError if a value is not of the type that its field of the settings has; ``where`` ends the name."""
+    for key, value in found.items():
+        hint = _hints(settings)[key]
+        if not _fits(hint, value):
+            raise ValueError(f"{key}{where} must be {_described(hint)}, but got {value!r}")
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    if get_origin(hint) in _UNIONS:
+        return any(_fits(part, value) for part in get_args(hint))
+    if get_origin(hint) is tuple:
+        each = get_args(hint)[0]
+        return all(_fits(each, v) for v in value) if isinstance(value, list | tuple) else _fits(each, value)
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    if hint is NoneType:
+        return value is None
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _described(hint: Any) -> str:
+    if get_origin(hint) in _UNIONS:
+        return " or ".join(_described(part) for part in get_args(hint) if part is not NoneType)
+    if get_origin(hint) is tuple:
+        noun = _described(get_args(hint)[0])
+        return f"{noun} or a list of such"
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    return _NOUNS[hint]
 
 
 def require_known(found: Mapping[str, Any], settings: type, where: str) -> None:

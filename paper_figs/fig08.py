@@ -6,25 +6,29 @@ Reads a grid of runs, as `python -m fedstat.fl --config simulations/fedfac.toml`
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
 import fedstat
-from fedstat import plot
+from fedstat import _cli, plot
 from fedstat.fl.study import show, summary
 
 
-def main() -> None:
-    cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("--runs", type=Path, default=Path("runs/fedfac-quick"), help="folder of the grid's stores")
     cli.add_argument("--out", type=Path, help="figure to write (default paper_figs/fig08-<folder>.png)")
-    args = cli.parse_args()
-    try:
-        grid = show.select(summary.collect(args.runs), ())
-    except (FileNotFoundError, ValueError) as error:
-        cli.error(str(error))
+    return _cli.run(cli, work, argv)
+
+
+def work(args: argparse.Namespace) -> None:
+    out = args.out or Path("paper_figs") / f"fig08-{args.runs.name}.png"
+    _cli.require_figure("--out", out)
+    grid = show.select(summary.collect(args.runs), ())
     labels = show.labels(grid)
     clients = pd.concat(
         summary.clients(fedstat.open_run(r["path"])).assign(label=r["label"], method=r["method"])
@@ -42,10 +46,8 @@ def main() -> None:
         plot.clients(clients[clients["label"] == label], ax=ax).set_title(label)
     note = "clients of all seeds; accuracy: mean over the last 10 rounds; white: mean over clients"
     figure.supxlabel("\n".join([note, *show.caption(grid)]), fontsize="x-small", color="0.4")
-    out = args.out or Path("paper_figs") / f"fig08-{args.runs.name}.png"
-    figure.savefig(out, dpi=110)
-    print(out)
+    _cli.save_figure(figure, out, dpi=110)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,31 +6,35 @@ Reads a grid of runs, as `python -m fedstat.fl --config simulations/fedfac.toml`
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 
 import fedstat
-from fedstat import plot
+from fedstat import _cli, plot
 from fedstat.fl.study import show, summary
 
 
-def main() -> None:
-    cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("--runs", type=Path, default=Path("runs/fedfac-quick"), help="folder of the grid's stores")
     cli.add_argument(
         "--methods", nargs="+", default=["fedavg", "fedfac-dynamic"], help="default: fedavg fedfac-dynamic"
     )
     cli.add_argument("--out", type=Path, help="figure to write (default paper_figs/fig09-<folder>.png)")
-    args = cli.parse_args()
-    try:
-        grid = summary.collect(args.runs)
-        grid = show.select(grid._replace(table=grid.table[grid.table["method"].isin(args.methods)]), ())
-    except (FileNotFoundError, ValueError) as error:
-        cli.error(str(error))
+    return _cli.run(cli, work, argv)
+
+
+def work(args: argparse.Namespace) -> None:
+    out = args.out or Path("paper_figs") / f"fig09-{args.runs.name}.png"
+    _cli.require_figure("--out", out)
+    grid = summary.collect(args.runs)
+    grid = show.select(grid._replace(table=grid.table[grid.table["method"].isin(args.methods)]), ())
     if absent := set(args.methods) - set(grid.table["method"]):
-        cli.error(f"not run: {', '.join(sorted(absent))}")
+        raise ValueError(f"not run: {', '.join(sorted(absent))}")
     labels = show.labels(grid)
     curves = pd.concat(
         summary.curve(fedstat.open_run(r["path"])).assign(label=r["label"], method=r["method"], seed=r["seed"])
@@ -47,10 +51,8 @@ def main() -> None:
         plot.loss_curves(curves[curves["label"] == label], ax=ax).set_title(label)
     note = "mean loss of the active clients' batches, weighted by their samples; bands: one standard error over seeds"
     figure.supxlabel("\n".join([note, *show.caption(grid)]), fontsize="x-small", color="0.4")
-    out = args.out or Path("paper_figs") / f"fig09-{args.runs.name}.png"
-    figure.savefig(out, dpi=110)
-    print(out)
+    _cli.save_figure(figure, out, dpi=110)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ import torch
 import xarray as xr
 
 import fedstat
-from fedstat import plot
+from fedstat import _cli, plot
 from fedstat.fl import nets
 from fedstat.fl.study import experiment, features, show, summary
 
 
-def main() -> None:
-    cli = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> int:
+    cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("--runs", type=Path, nargs="+", default=[Path("runs/fedfac-quick")], help="folders of stores")
     cli.add_argument("--data-dir", type=Path, help="folder of the data sets' files (default $FEDSTAT_DATA)")
     cli.add_argument("--label", help="setting (default: the first one with a split convolution)")
@@ -31,15 +32,14 @@ def main() -> None:
     cli.add_argument("--client", type=int, default=0, help="whose model (default 0)")
     cli.add_argument("--image", type=int, default=0, help="number among the client's test images (default 0)")
     cli.add_argument("--out", type=Path, help="figure to write (default paper_figs/fig10-<folder>.png)")
-    args = cli.parse_args()
-    try:
-        fedfac, fedavg, layer = pair(args)
-        figure = draw(fedfac, fedavg, layer, args)
-    except (FileNotFoundError, ValueError) as error:
-        cli.error(str(error))
+    return _cli.run(cli, work, argv)
+
+
+def work(args: argparse.Namespace) -> None:
     out = args.out or Path("paper_figs") / f"fig10-{args.runs[0].name}.png"
-    figure.savefig(out, dpi=130)
-    print(out)
+    _cli.require_figure("--out", out)
+    fedfac, fedavg, layer = pair(args)
+    _cli.save_figure(draw(fedfac, fedavg, layer, args), out, dpi=130)
 
 
 def pair(args: argparse.Namespace) -> tuple[xr.DataTree, xr.DataTree, str]:
@@ -101,4 +101,4 @@ def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Na
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

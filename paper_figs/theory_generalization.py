@@ -6,11 +6,13 @@ Usage: python paper_figs/theory_generalization.py --scale quick
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import xarray as xr
 from matplotlib.figure import Figure
 
+from fedstat import _cli
 from fedstat.ntk import GeneralizationResult
 from fedstat.ntk.__main__ import main as check
 from fedstat.plot import ntk as plot
@@ -31,29 +33,31 @@ TITLES = {"clients": "digits, 600 samples cut into C clients", "n": "digits, 4 c
 def store(x: str, scale: str, folder: Path) -> Path:
     """Path of the panel's run, made first if absent."""
     path = folder / f"theory_generalization_{x}_{scale}.zarr"
-    if not path.exists() and check([*PANELS[x], *SCALES[scale], "--out", str(path)]):
-        raise SystemExit(f"no store at {path}, and the run that makes it failed")
+    if not path.exists() and (status := check([*PANELS[x], *SCALES[scale], "--out", str(path)])):
+        raise SystemExit(status)
     return path
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     """Read (or make) the stores and save the figure."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = _cli.Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--scale", choices=SCALES, default="quick")
     parser.add_argument("--runs", type=Path, default=HERE.parent / "runs", help="folder of the stores")
     parser.add_argument("--out", type=Path, help="figure to write")
-    args = parser.parse_args()
+    return _cli.run(parser, work, argv)
+
+
+def work(args: argparse.Namespace) -> None:
+    out = args.out or HERE / f"theory_generalization-{args.scale}.png"
+    _cli.require_figure("--out", out)
     figure = Figure(figsize=(10, 4), layout="constrained")
     for x, ax in zip(PANELS, figure.subplots(1, len(PANELS)), strict=True):
-        tree = xr.open_datatree(store(x, args.scale, args.runs), engine="zarr", consolidated=False)
+        tree = _cli.open_store(store(x, args.scale, args.runs), "fedstat.ntk")
         result = GeneralizationResult.from_datatree(tree)
         plot.generalization(result, x=x, ax=ax).set_title(TITLES[x])
         print(result.summary(), end="\n\n")
-    out = args.out or HERE / f"theory_generalization-{args.scale}.png"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150)
-    print(f"saved {out}")
+    _cli.save_figure(figure, out, dpi=150)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

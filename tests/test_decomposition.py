@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,8 +98,7 @@ def test_the_script_answers_in_four_tables(tmp_path, monkeypatch, capsys):
         assert path.exists()
     monkeypatch.chdir(ROOT)
     arguments = ["--runs", runs, "--replicates", 5, "--out", tmp_path / "t"]
-    monkeypatch.setattr(sys, "argv", ["decomposition", *map(str, arguments)])
-    runpy.run_path("analysis/decomposition.py", run_name="__main__")
+    assert runpy.run_path("analysis/decomposition.py")["main"]([*map(str, arguments)]) == 0
     text = capsys.readouterr().out
     for said in ("better than a random one?", "Does the split settle?", "How sure is", "Do the estimators agree?"):
         assert said in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -47,8 +46,7 @@ def digits(tmp_path_factory):
 
 def figure(name, *arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-    runpy.run_path(f"paper_figs/{name}.py", run_name="__main__")
+    assert runpy.run_path(f"paper_figs/{name}.py")["main"]([*map(str, arguments)]) == 0
 
 
 @pytest.mark.parametrize("name", ["fig08", "fig09"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import runpy
 import shutil
-import sys
 import tomllib
 from pathlib import Path
 
@@ -50,8 +49,7 @@ def tuned(tmp_path_factory):
 
 def script(name, *arguments, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-    runpy.run_path(f"analysis/{name}.py", run_name="__main__")
+    assert runpy.run_path(f"analysis/{name}.py")["main"]([*map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 

@@ -83,6 +83,28 @@ def test_no_run_of_a_grid_is_made_twice_unless_other_code_made_it(grid_file, tmp
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_repetition_that_was_cut_off_goes_on_beside_the_run_whose_place_it_takes(grid_file, tmp_path, monkeypatch):
+    (run,) = grid.cells(grid_file, scale="two")[1:2]
+    ((_, path, _),) = grid.run_all([run], tmp_path / "runs")
+    first = store.open_run(path).attrs["run"]
+    monkeypatch.setattr(store, "code", lambda: "other")
+    round_of = engine.round_of
+
+    def stop(job, state):
+        if state.round == 2:
+            raise KeyboardInterrupt
+        return round_of(job, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "round_of", stop)
+        with pytest.raises(KeyboardInterrupt):
+            list(grid.run_all([run], tmp_path / "runs", repeat=True))
+    assert store.open_run(path).attrs["run"] == first
+    assert [made for *_, made in grid.run_all([run], tmp_path / "runs", repeat=True)] == [True]
+    assert store.open_run(path).attrs["run"] != first
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == [path.name]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
@@ -116,8 +138,12 @@ def test_a_run_that_diverges_does_not_keep_a_grid_from_the_others(grid_file, tmp
 
 
 def test_a_layer_that_a_net_lacks_is_named_with_its_run(grid_file, tmp_path):
-    run = replace(grid.cells(grid_file, scale="one")[1], layers=("fc9",))
-    with pytest.raises(ValueError, match=r"a, fedfac-dynamic, seed 0: .*fc9"):
+    grid_file.write_text(GRID.replace("tau = 0.25\n", 'layers = "fc9"\n'))
+    with pytest.raises(ValueError, match=r"data set 'a', method 'fedfac-dynamic': .*fc9"):
+        grid.cells(grid_file, scale="one")
+    grid_file.write_text(GRID)
+    run = replace(grid.cells(grid_file, scale="two")[1], participation=0.01)
+    with pytest.raises(ValueError, match=r"a, fedfac-dynamic, seed 0: participation selects no client"):
         list(grid.run_all([run], tmp_path))
 
 

@@ -214,7 +214,7 @@ def test_a_case_that_is_done_is_not_done_again(tmp_path):
         (["--data", "ag-news", "--data-dir", "nowhere"], "AG News needs"),
         (["--data", "mnist", "--data-dir", "nowhere"], "MNIST needs"),
         (["--resume"], "--resume needs --out"),
-        (["--plot", "x.doc"], "--plot must be"),
+        (["--plot", "x.doc"], "--plot must end in"),
         (["--threads", "0"], "threads must be"),
     ],
 )

@@ -47,7 +47,7 @@ def test_stores_are_read_with_labels_0_and_1_as_signs(capsys, tmp_path):
     assert set(np.unique(back.y)) == {-1.0, 1.0}
     assert back["split"].values.tolist() == ["train"] * 4 + ["test"] * 3
     assert main([*FAST, "--data", str(tmp_path / "c.zarr"), "--n", "4", "--clients", "2"]) == 0
-    assert "note         Assumption 1 does not hold: 8 sample(s) are longer than 1" in capsys.readouterr().out
+    assert "warning: Assumption 1 does not hold: 8 sample(s) are longer than 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -59,5 +59,7 @@ def test_stores_are_read_with_labels_0_and_1_as_signs(capsys, tmp_path):
     ],
 )
 def test_mistakes_end_with_advice(arguments, message, capsys):
-    assert main([*FAST, *arguments]) == 2
+    with pytest.raises(SystemExit) as left:
+        main([*FAST, *arguments])
+    assert left.value.code == 2
     assert message in capsys.readouterr().err

@@ -199,7 +199,7 @@ BAD = {
     "resume": (["--resume"], "--resume needs --out"),
     "scale": (["--scale", "quick"], "--scale needs --config"),
     "config": (["--config", "nowhere.toml"], "nowhere.toml cannot be read"),
-    "plot": (["--plot", "figure.doc"], "--plot must be a .png, .pdf or .svg file"),
+    "plot": (["--plot", "figure.doc"], "--plot must end in .png, .pdf or .svg"),
 }
 
 
@@ -218,14 +218,16 @@ def test_an_existing_store_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "run.zarr").mkdir()
     with pytest.raises(SystemExit):
         main(["--out", str(tmp_path / "run.zarr")])
-    assert "add --resume to go on with it, remove it, or choose another path" in capsys.readouterr().err
+    assert "exists already. Resume or overwrite it, choose another path" in capsys.readouterr().err
 
 
-def test_a_diverging_study_says_so_and_keeps_what_it_has(tmp_path, capsys):
+def test_a_study_that_diverges_at_once_says_so_and_leaves_nothing(tmp_path, capsys):
     out = tmp_path / "run.zarr"
     assert main([*FLAGS, "--lr", "1e30", "--out", str(out), "--quiet"]) == 1
-    assert "training diverged in round" in capsys.readouterr().err
-    assert store.open_run(out)["metrics/rounds_done"].sum() == 0
+    said = capsys.readouterr().err
+    assert "training diverged in round 1" in said
+    assert "Nothing is written." in said
+    assert not out.exists()
 
 
 def test_thread_count_is_left_as_it_was():

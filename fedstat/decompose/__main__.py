@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
-import tempfile
-import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
-import matplotlib as mpl
 import xarray as xr
 
+from fedstat import _check, _cli, store
 from fedstat.decompose import read_weights, to_dataset
 from fedstat.labelled import bootstrap, split
 from fedstat.results import Absolute, BootstrapResult, SplitResult, Tau
 from fedstat.stats.factor import METHODS
 
+COMMAND = "fedstat.decompose"
 
-def parser() -> argparse.ArgumentParser:
+
+def parser() -> _cli.Parser:
     """Options of the command."""
-    p = argparse.ArgumentParser(
+    p = _cli.Parser(
         prog="python -m fedstat.decompose",
         description="Split the units of a layer into shared and client-specific ones by factor analysis.",
     )
@@ -62,90 +59,64 @@ def tau(text: str) -> Tau:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 2 for bad arguments or input."""
-    options = parser().parse_args(argv)
-    try:
-        check_targets(options.out, options.plot, overwrite=options.overwrite)
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
-            results = decompose(options)
-        if options.out is not None:
-            save(options, results)
-        if options.plot is not None:
-            draw(options.plot, results)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
+    return _cli.run(parser(), _work, argv)
 
 
-def check_targets(out: Path | None, plot: Path | None, *, overwrite: bool) -> None:
-    """Raise ValueError, before any work, if the store or the figure could not be written."""
-    if out is not None and out.exists():
-        if not overwrite:
-            raise ValueError(f"{out} exists; pass --overwrite or another --out")
-        if not (out / "zarr.json").is_file():
-            raise ValueError(f"{out} is no zarr store, and --overwrite replaces nothing else; choose another --out")
-    if plot is not None and plot.is_dir():
-        raise ValueError(f"--plot must be a file, but {plot} is a folder")
-    for option, path in (("--out", out), ("--plot", plot)):
-        if path is None:
-            continue
-        folder = next(p for p in path.resolve().parents if p.exists())
-        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-            raise ValueError(f"{option} {path} cannot be written: {folder} is no folder that you may write to")
+def _work(options: argparse.Namespace) -> None:
+    _cli.require_figure("--plot", options.plot)
+    if options.out is not None:
+        _cli.claim(options, COMMAND)
+    _check.integer("seed", options.seed, low=0)
+    results = decompose(options)
+    if options.out is not None:
+        save(options, results)
+    if options.plot is not None:
+        draw(options.plot, results)
+    for layer, (result, drawn) in results.items():
+        print(f"{layer}: {result.summary() if options.summary else result!r}")
+        if drawn is not None:
+            print(drawn)
+    if options.out is not None:
+        print(f"\nStored: fedstat.open_run({str(options.out)!r})")
 
 
 def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, BootstrapResult | None]]:
-    """Read, split and print layer by layer."""
+    """Read and split layer by layer."""
     tree = read_weights(options.files, layers=options.layer)
     results: dict[str, tuple[SplitResult, BootstrapResult | None]] = {}
     for layer, node in tree.children.items():
         names = ("kappa", "tau", "n_factors", "method", "start", "max_iter")
         chosen = {name: getattr(options, name) for name in names}
         result = split(node["w"], n_starts=options.n_starts, seed=options.seed, **chosen)
-        print(f"{layer}: {result.summary() if options.summary else result!r}")
         drawn = None
         if options.bootstrap:
             drawn = bootstrap(node["w"], replicates=options.bootstrap, seed=options.seed, **chosen)
-            print(drawn)
         results[layer] = (result, drawn)
     return results
 
 
 def save(options: argparse.Namespace, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:
-    """Write ``/split/<layer>``, with the configuration as root attributes, to a draft that takes the store's place."""
+    """Write ``/split/<layer>``, with the configuration among the root attributes."""
     config = {k: str(v) if isinstance(v, Path | Absolute) else v for k, v in vars(options).items()}
     tree = xr.DataTree.from_dict({f"/split/{layer}": to_dataset(*pair) for layer, pair in results.items()})
-    tree.attrs = {"title": "split of hidden units", "config": json.dumps(config), "fedstat": version("fedstat")}
-    out = options.out.resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside:
-        draft = Path(beside, "new")
-        tree.to_zarr(draft, mode="w", consolidated=False)
-        if out.exists():
-            out.rename(Path(beside, "old"))
-        draft.rename(out)
-    print(f"{options.out}: xarray.open_datatree({str(options.out)!r}, engine='zarr', consolidated=False)")
+    attrs = store.provenance("split of hidden units", config, command=COMMAND)
+    store.save(options.out, tree, attrs, overwrite=options.overwrite)
 
 
 def draw(path: Path, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:
     """Draw histogram and scree of every layer into one file."""
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     from fedstat.plot.factor import communality, scree
 
-    figure, axes = plt.subplots(len(results), 2, figsize=(9, 3.2 * len(results)), squeeze=False)
+    figure = Figure(figsize=(9, 3.2 * len(results)))
+    axes = figure.subplots(len(results), 2, squeeze=False)
     for row, (layer, (result, drawn)) in zip(axes, results.items(), strict=True):
         communality(drawn or result, ax=row[0]).set_title(f"{layer}: communality")
         scree(result.fit, ax=row[1]).set_title(f"{layer}: eigenvalues")
     figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    print(path)
+    _cli.save_figure(figure, path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import warnings
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from fedstat import _cli, store
 from fedstat import data as datasets
-from fedstat import store
 from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, nets
 from fedstat.fl.study import experiment, grid, report
 from fedstat.fl.study.experiment import Settings
-from fedstat.fl.study.tune import tune
+from fedstat.fl.study.tune import check, tune
+from fedstat.fl.train import COMMAND
 from fedstat.stats.factor import METHODS as ESTIMATORS
 
 HELP = {
@@ -64,23 +63,20 @@ CHOICES = {
 }  # fmt: skip
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _cli.Parser:
     """Arguments of the command; those of a run are the fields of :class:`fedstat.fl.study.experiment.Settings`."""
-    cli = argparse.ArgumentParser(
+    cli = _cli.Parser(
         prog="python -m fedstat.fl",
         description="Train a federated network on a data set of which the files are at hand, or, with --config, all "
         "runs of a grid; print accuracy over clients, what was sent, and the split.",
         usage="python -m fedstat.fl [--data NAME] [--algorithm NAME] [other options, listed by --help]",
-        allow_abbrev=False,
     )
     add_arguments(cli, Settings, HELP, CHOICES)
     add = cli.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="a grid of runs, such as simulations/fedfac.toml")
     add("--scale", metavar="NAME", help="table of --config under [scale]")
     add("--data-dir", type=Path, metavar="DIR", help="folder of the data sets' files (default $FEDSTAT_DATA)")
-    add("--device", default="cpu", help="cpu or cuda (default cpu)")
-    add("--client-chunk", type=int, metavar="N", help="clients trained as one tensor (default: chosen from their size)")
-    add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
+    _cli.add_compute(cli)
     add("--out", type=Path, metavar="PATH", help="store to write, or folder of a grid (default runs/fl-<time>.zarr)")
     add("--resume", action="store_true", help="go on with the run at --out, if there is one; grids always do")
     add("--tune", action="store_true", help="with --config: choose Λ, then τ, then κ on validation samples")
@@ -90,98 +86,75 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 when done, 130 when interrupted (argparse leaves with 2 on bad arguments)."""
-    cli = parser()
-    args = cli.parse_args(argv)
-    warnings.showwarning = _plain_warning
-    out = args.out or _default_out(args)
-    try:
-        return _grid(cli, args, out) if args.config else _one(cli, args, out)
-    except (ValueError, FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        cli.error(str(error))
-    except OSError as error:
-        print(f"writing {out} failed: {error}. What was written before opens; make room and go on.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        again = "the same command" + ("" if args.config else f" with --out {out} --resume") + " goes on"
-        done = f"what is done is in {out}: {again}" if out.exists() else "nothing is written yet"
-        print(f"\ninterrupted; {done}", file=sys.stderr)
-        return 130
-    except FloatingPointError as error:
-        print(f"{error} The rounds before are in {out}.", file=sys.stderr)
-        return 1
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
+    return _cli.run(parser(), lambda args: _grid(args) if args.config else _one(args), argv, kept=_kept)
 
 
-def _default_out(args: argparse.Namespace) -> Path:
-    if args.config:
-        return Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
-    return Path("runs") / f"fl-{datetime.now().astimezone():%Y%m%d-%H%M%S}.zarr"
+def _kept(args: argparse.Namespace) -> str:
+    return f"Runs that are done are in {args.out}: the same command goes on." if args.config else _cli.resumable(args)
 
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(args, name) for name in ("data_dir", "device", "client_chunk", "threads")}
+    return {"data_dir": args.data_dir} | _cli.compute(args)
 
 
-def _one(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> int:
+def _one(args: argparse.Namespace) -> None:
     for option in ("scale", "tune", "repeat"):
         if getattr(args, option):
-            cli.error(f"--{option} needs --config, the file of a grid")
-    if args.resume and args.out is None:
-        cli.error("--resume needs --out, the run to go on with")
-    if out.exists() and not args.resume:
-        cli.error(f"--out {out} exists: add --resume to go on with it, remove it, or choose another path")
+            raise ValueError(f"--{option} needs --config, the file of a grid")
+    where = _where(args)
+    _cli.fill_out(args, "fl")
+    _cli.claim(args, COMMAND)
     settings = Settings(**given(args, Settings))
     with tqdm(total=settings.rounds, unit="round", disable=args.quiet or not sys.stderr.isatty()) as bar:
-        run = experiment.run(settings, out=out, resume=args.resume, progress=bar.update, **_where(args))
+        run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **where)
     print(report.report(run))
-    print(f"\nStored: fedstat.open_run({str(out)!r})")
-    return 0
+    print(f"\nStored: fedstat.open_run({str(args.out)!r})")
 
 
-def _grid(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> int:
+def _grid(args: argparse.Namespace) -> None:
     if fixed := sorted(given(args, Settings)):
-        cli.error(f"--{fixed[0].replace('_', '-')} belongs into {args.config}: a grid takes its settings from the file")
+        option = fixed[0].replace("_", "-")
+        raise ValueError(f"--{option} belongs into {args.config}: a grid takes its settings from the file")
+    args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
     runs = grid.cells(args.config, scale=args.scale)
-    show = not args.quiet and sys.stderr.isatty()
+    bars = None if args.quiet or not sys.stderr.isatty() else _bars
     if args.tune:
-        return _tune(args, runs, out, _bars if show else None)
+        _tune(args, runs, bars)
+        return
     begun, made = time.monotonic(), 0
     for number, (settings, path, new) in enumerate(
-        grid.run_all(runs, out, repeat=args.repeat, progress=_bars if show else None, **_where(args)), 1
+        grid.run_all(runs, args.out, repeat=args.repeat, progress=bars, **_where(args)), 1
     ):
         made += new
         if new and not args.quiet:
             spent = time.monotonic() - begun
             print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {settings.algorithm}, "
                   f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
-    print(f"{len(runs)} runs in {out}, {made} of them made now")
-    return 0
+    print(f"{len(runs)} runs in {args.out}, {made} of them made now")
 
 
-def _tune(args: argparse.Namespace, runs: list[Settings], out: Path, bars: Any) -> int:
+def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:
     candidates = grid.candidates(args.config, scale=args.scale)
     fitting = [one for one in runs if all(experiment.takes(step, one.algorithm) for step in candidates)]
     if not fitting:
         raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, say")
+    for one in fitting:
+        check(one, candidates)
     for label, method in dict.fromkeys((one.name, one.algorithm) for one in fitting):
         here = [one for one in fitting if (one.name, one.algorithm) == (label, method)]
         seeds = list(dict.fromkeys(one.seed for one in here))
-        for step in tune(here[0], candidates, out, seeds=seeds, progress=bars, **_where(args)):
+        for step in tune(here[0], candidates, args.out, seeds=seeds, progress=bars, **_where(args)):
             heading = f"{label}, {method}: {step.name}, seeds {', '.join(map(str, seeds))}"
             print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
     print(
         "validation: mean validation accuracy, by which is chosen, and its standard error over seeds; accuracy: on test"
     )
-    return 0
 
 
 def _bars(settings: Settings, number: int, of: int) -> Callable[[int], object]:
     label = f"{number + 1}/{of} {settings.name} {settings.algorithm}"
     return tqdm(total=settings.rounds, unit="round", desc=label, leave=False).update
-
-
-def _plain_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
-from fedstat.ntk import (
-    ConvergenceResult,
-    GeneralizationResult,
-    TheoryWarning,
-    convergence,
-    datasets,
-    generalization,
-)
+from fedstat import _check, _cli
+from fedstat.fl.train import device_named
+from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, datasets, generalization
 from fedstat.ntk.descent import METHODS
 from fedstat.store import provenance, save
 
+COMMAND = "fedstat.ntk"
 
-def parser() -> argparse.ArgumentParser:
+
+def parser() -> _cli.Parser:
     """Command line of ``python -m fedstat.ntk``."""
-    p = argparse.ArgumentParser(prog="python -m fedstat.ntk", description=__doc__)
+    p = _cli.Parser(prog="python -m fedstat.ntk", description=__doc__)
     p.add_argument(
         "--data", default="gaussian", help="gaussian, digits or a zarr store with x and y (default: gaussian)"
     )
@@ -51,35 +47,33 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--init-scale", type=float, default=0.1, help="alpha of theorem 2")
     p.add_argument("--device", help="cpu, cuda: compute with torch there (default: NumPy)")
     p.add_argument("--out", type=Path, help="write the result to this zarr store")
+    p.add_argument("--overwrite", action="store_true", help="replace what this command stored at --out before")
     p.add_argument("--quiet", action="store_true", help="no progress bar")
     return p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the check, print it and store it."""
-    args = parser().parse_args(argv)
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", TheoryWarning)
-            result: ConvergenceResult | GeneralizationResult = _first(args) if args.theorem == 1 else _second(args)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(result.summary())
-    for note in dict.fromkeys(str(w.message) for w in caught):
-        print(f"note         {note}")
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
+    return _cli.run(parser(), _work, argv)
+
+
+def _work(args: argparse.Namespace) -> None:
     if args.out is not None:
-        tree = result.to_datatree()
-        config = {k: v for k, v in vars(args).items() if k not in ("out", "quiet")}
-        attrs = provenance(
-            f"Theorem {args.theorem} on {result.data.attrs['title']}",
-            config,
-            command="fedstat.ntk",
-            device=args.device or "cpu",
-            references="FedFac §3.3",
-        )
-        save(args.out, tree, attrs)
-    return 0
+        _cli.claim(args, COMMAND)
+    _check.real("kappa", args.kappa, low=0, open_low=True, high=1)
+    _check.real("constant", args.constant, low=0)
+    _check.real("delta", args.delta, low=0, open_low=True, high=1, open_high=True)
+    if args.device is not None:
+        device_named(args.device)
+    args.quiet = args.quiet or not sys.stderr.isatty()
+    result: ConvergenceResult | GeneralizationResult = _first(args) if args.theorem == 1 else _second(args)
+    if args.out is not None:
+        config = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "quiet")}
+        title = f"Theorem {args.theorem} on {result.data.attrs['title']}"
+        device = args.device or "cpu"
+        attrs = provenance(title, config, command=COMMAND, device=device, references="FedFac §3.3")
+        save(args.out, result.to_datatree(), attrs, overwrite=args.overwrite)
+    print(result.summary())
 
 
 def _data(args: argparse.Namespace) -> xr.Dataset:

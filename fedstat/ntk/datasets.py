@@ -126,7 +126,7 @@ def read(
         If there is no such store, x or y is missing or has other dims, it is damaged or larger than the limit of what
         is read, or it holds no training samples.
     """
-    if not Path(path).exists():
+    if not str(path) or not Path(path).exists():
         raise ValueError(f"data must be 'gaussian', 'digits' or an existing zarr store, but got {str(path)!r}")
     data = _opened(Path(path)).isel(client=slice(clients))
     try:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
-from dataclasses import fields
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedstat import _check
-from fedstat._settings import add_arguments, given, read_toml, require_known
+from fedstat import _check, _cli
+from fedstat._settings import add_arguments, given, read_toml, require_known, require_types
 from fedstat.sim.report import report
-from fedstat.sim.study import METHODS, Settings, study
+from fedstat.sim.study import COMMAND, METHODS, Settings, study
 from fedstat.stats.factor import METHODS as ESTIMATORS
 from fedstat.store import config_of
 
@@ -42,22 +39,19 @@ HELP = {
 CHOICES = {"means": ("independent", "shared"), "estimator": ESTIMATORS, "methods": METHODS}
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _cli.Parser:
     """Arguments of the command; those of the study are the fields of :class:`fedstat.sim.Settings`."""
-    cli = argparse.ArgumentParser(
+    cli = _cli.Parser(
         prog="python -m fedstat.sim",
         description="Simulation study on model (8) of FedFac: how well each way of splitting neurons into shared and "
         "personal ones works. The defaults are of the paper's size and take about two minutes on two cores; "
         "--replicates 10 --rounds 100 is the full setting.",
-        allow_abbrev=False,
     )
     add_arguments(cli, Settings, HELP, CHOICES)
     add = cli.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="settings from a file; the command line overrides them")
     add("--scale", metavar="NAME", help="table of --config whose settings override those outside of tables")
-    add("--device", default="cpu", help="cpu or cuda (default cpu)")
-    add("--client-chunk", type=int, metavar="N", help="clients trained as one tensor (default: chosen from their size)")
-    add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
+    _cli.add_compute(cli)
     add("--out", type=Path, metavar="PATH", help="store to write (default runs/sim-<time>.zarr)")
     add("--resume", action="store_true", help="go on with the study at --out, if there is one, with its settings")
     add("--plot", type=Path, metavar="FILE.png", help="draw accuracies, stability and split (png, pdf or svg)")
@@ -66,73 +60,44 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 when done, 130 when interrupted (argparse leaves with 2 on bad arguments)."""
-    cli = parser()
-    args = cli.parse_args(argv)
-    out = args.out or Path("runs") / f"sim-{datetime.now().astimezone():%Y%m%d-%H%M%S}.zarr"
-    _check_paths(cli, args, out)
-    try:
-        chosen = _settings(args)
-        with warnings.catch_warnings():
-            warnings.showwarning = _plain_warning
-            run = study(
-                out=out, resume=args.resume, device=args.device, client_chunk=args.client_chunk, threads=args.threads,
-                progress=not args.quiet and sys.stderr.isatty(), **chosen,
-            )  # fmt: skip
-    except (ValueError, FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        cli.error(str(error))
-    except OSError as error:
-        print(f"writing {out} failed: {error}. What was written before opens; make room and --resume.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"\ninterrupted; the finished part is in {out}: give --out {out} --resume to go on", file=sys.stderr)
-        return 130
-    except FloatingPointError as error:
-        print(f"{error} The rounds before are in {out}.", file=sys.stderr)
-        return 1
-    print(report(run))
-    print(f"\nStored: fedstat.open_run({str(out)!r})")
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
+    return _cli.run(parser(), _work, argv, kept=_cli.resumable)
+
+
+def _work(args: argparse.Namespace) -> None:
+    if args.scale is not None and args.config is None:
+        raise ValueError("--scale needs --config, the file that has the scale")
+    _cli.require_figure("--plot", args.plot)
+    where = _cli.compute(args)
+    _cli.fill_out(args, "sim")
+    _cli.claim(args, COMMAND)
+    show = not args.quiet and sys.stderr.isatty()
+    run = study(out=args.out, resume=args.resume, progress=show, **where, **_settings(args))
     if args.plot is not None:
         from fedstat.plot.sim import study_grid  # seaborn takes a second to import
 
-        study_grid(run).savefig(args.plot, dpi=150, bbox_inches="tight")
-        print(f"Drawn: {args.plot}")
-    return 0
+        _cli.save_figure(study_grid(run), args.plot, dpi=150, bbox_inches="tight")
+    print(report(run))
+    print(f"\nStored: fedstat.open_run({str(args.out)!r})")
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     """Settings of the file, overridden by those of the command line."""
-    names = [field.name for field in fields(Settings)]
     chosen: dict[str, Any] = {}
     if args.resume and args.out.exists():
         chosen = config_of(args.out)
-        if not set(chosen) <= set(names):
-            raise ValueError(f"{args.out} is no simulation study: it was made with settings {', '.join(chosen)}")
     elif args.resume:
         print(f"there is no study at {args.out} yet: starting one", file=sys.stderr)
     if args.config is not None:
-        read = read_toml(args.config)
+        read, where = read_toml(args.config), f"--config {args.config}"
         scales = {name: read.pop(name) for name, value in list(read.items()) if isinstance(value, dict)}
-        if args.scale is not None:
-            read |= scales[_check.choice("--scale", args.scale, scales)]
-        require_known(read, Settings, f"--config {args.config}")
+        for part in (read, *scales.values()):
+            require_known(part, Settings, where)
+            require_types(part, Settings, f" in {where}")
         chosen |= read
+        if args.scale is not None:
+            chosen |= scales[_check.choice("--scale", args.scale, scales)]
     return chosen | given(args, Settings)
-
-
-def _check_paths(cli: argparse.ArgumentParser, args: argparse.Namespace, out: Path) -> None:
-    if args.resume and args.out is None:
-        cli.error("--resume needs --out, the study to go on with")
-    if args.scale is not None and args.config is None:
-        cli.error("--scale needs --config, the file that has the scale")
-    if not args.resume and out.exists():
-        cli.error(f"--out {out} exists: add --resume to go on with it, remove it, or choose another path")
-    if args.plot is not None and (args.plot.suffix not in (".png", ".pdf", ".svg") or not args.plot.parent.is_dir()):
-        cli.error(f"--plot must be a .png, .pdf or .svg file in an existing folder, but got {args.plot}")
-
-
-def _plain_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"warning: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

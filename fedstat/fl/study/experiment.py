@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,17 +15,22 @@ import xarray as xr
 
 from fedstat import _check
 from fedstat import data as datasets
+from fedstat._settings import require_types
 from fedstat.data import partition
-from fedstat.fl import algorithms, nets
+from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Precision
 from fedstat.fl.nets import Net
+from fedstat.fl.study import words
 from fedstat.fl.train import train
 from fedstat.stats import factor
 from fedstat.stats import split as splitting
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural")
 """Ways to deal the samples: S classes a client, concentration A of the Dirichlet distribution."""
+
+TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
+"""Data sets of texts; the others are images."""
 
 
 @dataclass(frozen=True)
@@ -100,38 +106,54 @@ class Settings:
 
     def __post_init__(self) -> None:
         # What can be said before the data are read; the rest is checked where it is used.
-        _check.choice("data", self.data, list(datasets.SOURCES))
-        _partition_of(self.partition)
-        _check.choice("net", self.net, list(nets.NETS))
         for name in ("layers", "options", "net_options"):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, tuple(map(str, [value] if isinstance(value, str | int) else value)))
-        if self.tau is not None:
+                object.__setattr__(self, name, words.strings(name, value))
+        if isinstance(self.tau, Real) and not isinstance(self.tau, bool):
             object.__setattr__(self, "tau", str(self.tau))
+        require_types(vars(self), Settings)
+        _check.choice("data", self.data, list(datasets.SOURCES))
+        _partition_of(self.partition)
+        _check.choice("net", self.net, list(nets.NETS))
+        for name in ("clients", "min_size", "rounds", "local_epochs", "evaluate_every"):
+            _check.integer(name, getattr(self, name))
+        for name in ("batch_size", "seed", "masking"):
+            _check.integer(name, getattr(self, name), low=0)
         if self.samples is not None:
             _check.integer("samples", self.samples)
-        _check.integer("batch_size", self.batch_size, low=0)
+        for name in ("width", "lr", "server_lr"):
+            _check.real(name, getattr(self, name), low=0, open_low=True)
+        _check.real("participation", self.participation, low=0, open_low=True, high=1)
+        _check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
+        _check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
         _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
-        self.make_algorithm()
+        known, net = self.make_algorithm().settings, _make_net(self, *_like(self.data))
+        if "layers" in known:
+            masks.resolve(net, self._layers())
+        for name in {"personal_layers", "global_layers"} & set(known):
+            masks.last_layers(net, name, known[name], all_too=name == "global_layers")
 
     @property
     def name(self) -> str:
         """Label, or data set and partition."""
         return self.label or f"{self.data}, {self.partition}"
 
+    def _layers(self) -> list[int | str] | None:
+        return None if self.layers is None else [int(n) if n.isdecimal() else n for n in self.layers]
+
     def make_algorithm(self) -> Algorithm:
         """The algorithm, with the settings that it was given."""
         takes = algorithms.settings_of(self.algorithm)
         chosen: dict[str, Any] = {
-            "layers": None if self.layers is None else [int(n) if n.isdigit() else n for n in self.layers],
+            "layers": self._layers(),
             "kappa": self.kappa,
             "method": self.estimator,
             "variant": self.variant,
             "mu": self.mu,
         }
         if self.tau is not None:
-            tau = _tau(self.tau)
+            tau = words.tau(self.tau)
             if "share" in takes and "tau" not in takes:
                 if isinstance(tau, str):
                     raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
@@ -139,44 +161,11 @@ class Settings:
                 chosen["share"] = min(1.0, max(0.0, 1 - tau))
             else:
                 chosen["tau"] = tau
-        options = _options("options", self.options)
+        options = words.options("options", self.options)
         if twice := {"estimator" if k == "method" else k for k in options if chosen.get(k) is not None}:
             raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(self.options)}")
         chosen |= options
         return algorithms.named(self.algorithm, **{k: v for k, v in chosen.items() if v is not None})
-
-
-def _tau(text: str) -> float | str:
-    if text == "mean":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"tau must be a number, inf, -inf or mean, but got {text!r}") from None
-
-
-def _options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
-    """``("components=2",)`` to {"components": 2}."""
-    found = {}
-    for option in given:
-        key, equals, value = option.partition("=")
-        if not equals:
-            raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r}")
-        if key in found:
-            raise ValueError(f"{name} must name each setting once, but got {key!r} twice")
-        found[key] = _value(value)
-    return found
-
-
-def _value(text: str) -> Any:
-    if "," in text:
-        return tuple(map(_value, text.split(",")))
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def takes(settings: str, algorithm: str) -> bool:
@@ -251,10 +240,11 @@ def about(settings: Settings) -> dict[str, Any]:
 
 def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[xr.Dataset, xr.Dataset | None]:
     """Clients that train, and those that are new (None if there are none)."""
-    neutral = Settings()
     fields = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "seed")
     # Runs that differ in the method alone share their data.
-    key = replace(neutral, **{name: getattr(settings, name) for name in fields})
+    key = Settings(
+        net="lstm" if settings.data in TEXTS else "mlp", **{name: getattr(settings, name) for name in fields}
+    )
     return _federated(key, None if data_dir is None else str(data_dir))
 
 
@@ -279,6 +269,12 @@ def _federated(settings: Settings, data_dir: str | None) -> tuple[xr.Dataset, xr
     if not settings.new_share:
         return fed, None
     return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
+
+
+def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
+    """Read the data sets of some runs, the first one's last and kept; raises as :func:`fedstat.data.load`."""
+    for name in reversed(list(dict.fromkeys(one.data for one in runs))):
+        _loaded(name, None if data_dir is None else str(data_dir))
 
 
 # Reading the files takes longer than dealing the samples anew for another seed.
@@ -321,9 +317,10 @@ def _partition_of(text: str) -> tuple[str, float]:
         value = float(number)
     except ValueError:
         raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r}") from None
+    _check.real("the number in partition", value, low=0, open_low=True)
     if kind == "pathological":
-        _check.integer("the classes of a client in partition", int(value) if value == int(value) else value)
-    return kind, _check.real("the number in partition", value, low=0, open_low=True)
+        _check.integer("the classes of a client in partition", int(value) if value.is_integer() else value)
+    return kind, value
 
 
 def _published_split(fed: xr.Dataset, settings: Settings) -> xr.Dataset:
@@ -357,18 +354,30 @@ def _standardised(fed: xr.Dataset) -> xr.Dataset:
 def network(settings: Settings, fed: xr.Dataset) -> Net:
     """The network for a data set's samples and classes."""
     text = fed.x.dtype.kind in "iu"
+    names = fed.y.attrs.get("names")
+    # Of characters, the classes are those of the text; of words, the loader lists them.
+    vocabulary = len(fed.x.attrs.get("vocabulary", names)) if text else None
+    outputs = len(names) if names is not None else int(fed.y.max()) + 1
+    return _make_net(settings, tuple(fed.x.shape[1:]), outputs, vocabulary)
+
+
+def _like(data: str) -> tuple[tuple[int, ...], int, int | None]:
+    """Sample, classes and vocabulary such as a data set has, to try networks with before it is read."""
+    side = 8 if data == "digits" else 28
+    return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
+
+
+def _make_net(settings: Settings, sample: tuple[int, ...], outputs: int, vocabulary: int | None) -> Net:
+    text = vocabulary is not None
     if settings.net != "mlp" and nets.takes_text(settings.net) != text:
         fitting = [name for name in nets.NETS if nets.takes_text(name) == text]
         raise ValueError(
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
             f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}."
         )
-    names = fed.y.attrs.get("names")
-    options: dict[str, Any] = {"width": settings.width} | _options("net_options", settings.net_options)
+    options: dict[str, Any] = {"width": settings.width} | words.options("net_options", settings.net_options)
     if settings.norm is not None:
         options["norm"] = settings.norm
     if text:
-        # Of characters, the classes are those of the text; of words, the loader lists them.
-        options["vocabulary"] = len(fed.x.attrs.get("vocabulary", names))
-    outputs = len(names) if names is not None else int(fed.y.max()) + 1
-    return nets.named(settings.net, tuple(fed.x.shape[1:]), outputs, **options)
+        options["vocabulary"] = vocabulary
+    return nets.named(settings.net, sample, outputs, **options)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedstat import _check, store
-from fedstat._settings import read_toml, require_known
+from fedstat._settings import read_toml, require_known, table, tables
+from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.study import experiment
 from fedstat.fl.study.experiment import Settings
 
@@ -40,38 +42,59 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     Raises
     ------
     ValueError
-        If the file cannot be read or sets what is no setting.
+        If the file cannot be read, sets what is no setting, holds no run, or one twice.
     """
     path = Path(path)
     read = read_toml(path)
-    scales = read.pop("scale", {})
-    read.pop("tune", None)
-    sets, methods = read.pop("dataset", [{}]), read.pop("method", [{}])
-    own = scales[_check.choice("scale", scale, scales)] if scale is not None else {}
-    common = read | own
+    scales, sets, methods = table(read, "scale", path), tables(read, "dataset", path), tables(read, "method", path)
+    own = table(scales, _check.choice("scale", scale, list(scales)), f"{path}, [scale]") if scale is not None else {}
+    common = {k: v for k, v in read.items() if k not in ("scale", "tune", "dataset", "method")} | own
     seeds = common.pop("seeds", [common.get("seed", 0)])
-    if not isinstance(seeds, list) or not seeds or not all(isinstance(seed, int) for seed in seeds):
+    if not isinstance(seeds, list) or not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):
         raise ValueError(f"seeds in {path} must be a list of integers, such as [0, 1, 2], but got {seeds!r}")
     found = []
     for seed in seeds:
         for dataset in sets:
             named = {k: v for k, v in dataset.items() if k not in scales and k != "methods"}
-            settings = common | named | own | dataset.get(scale, {}) | {"seed": seed}
+            scaled = {} if scale is None else table(dataset, scale, f"{path}, [[dataset]]")
+            settings = common | named | own | scaled | {"seed": seed}
             settings.pop("seeds", None)
-            for method in methods:
-                if method.get("algorithm") not in dataset.get("methods", [method.get("algorithm")]):
-                    continue
-                found.append(_cell(settings, method, str(path)))
+            found += [_cell(settings, method, str(path)) for method in _chosen(methods, dataset, settings, path)]
+    if not found:
+        raise ValueError(f"{path} holds no run: no [[dataset]] or no [[method]]")
+    require_distinct(found, str(path))
     return found
 
 
 def candidates(path: str | Path, *, scale: str | None = None) -> dict[str, list[Any]]:
     """What :func:`fedstat.fl.study.tune.tune` is to try: the table ``[tune]`` of a grid's file, or ``[tune.SCALE]``."""
-    found = read_toml(Path(path)).get("tune")
+    found = table(read_toml(Path(path)), "tune", path)
     if not found:
         raise ValueError(f"--tune needs a table [tune] of candidates, but there is none in {path}")
-    own = found.get(scale) if isinstance(found.get(scale), dict) else {}
-    return {k: v for k, v in {**found, **(own or {})}.items() if not isinstance(v, dict)}
+    own = {} if scale is None else table(found, scale, f"{path}, [tune]")
+    return {k: v for k, v in {**found, **own}.items() if not isinstance(v, dict)}
+
+
+def require_distinct(runs: Sequence[Settings], where: str) -> None:
+    """ValueError, naming it, if a run is there twice."""
+    twice = [one for one, number in Counter(runs).items() if number > 1]
+    if twice:
+        raise ValueError(f"{where} holds the run {_which(twice[0])} twice. Let its tables differ in a setting.")
+
+
+def _chosen(
+    methods: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any], settings: Mapping[str, Any], where: Path
+) -> list[Mapping[str, Any]]:
+    """Methods that a data set is for."""
+    names = [method.get("algorithm", settings.get("algorithm", Settings.algorithm)) for method in methods]
+    if "methods" not in dataset:
+        return list(methods)
+    wanted = dataset["methods"]
+    if not isinstance(wanted, list) or not wanted:
+        raise ValueError(f"methods of a data set in {where} must be a list of algorithms, but got {wanted!r}")
+    for name in wanted:
+        _check.choice(f"methods of a data set in {where}", name, names)
+    return [method for method, name in zip(methods, names, strict=True) if name in wanted]
 
 
 def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
@@ -79,10 +102,11 @@ def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) ->
     where = f"{where}, data set {settings.get('label', settings.get('data', Settings.data))!r}, method {algorithm!r}"
     require_known({**settings, **method}, Settings, where)
     try:
+        _check.choice("algorithm", algorithm, list(ALGORITHMS))
         used = {k: v for k, v in settings.items() if k not in _OF_METHODS or experiment.takes(k, algorithm)}
         chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
         return Settings(**chosen)
-    except (TypeError, ValueError) as error:
+    except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
 
@@ -103,7 +127,7 @@ def run_all(
         A run's store is named by its settings. A finished one with the same settings and the same code is not made
         again; an unfinished one goes on, and where other code began it, its store names both.
     repeat : bool
-        Make again what was finished by other code; otherwise it stays.
+        Make again what was finished by other code, beside it, to take its place once finished; otherwise it stays.
     progress : callable (settings, number, of), optional
         Gives what :func:`fedstat.fl.study.experiment.run` calls after every round.
     **where
@@ -117,32 +141,52 @@ def run_all(
     Raises
     ------
     ValueError
-        If a run cannot be made as its settings ask; the message names it.
+        If a run cannot be made as its settings ask, or is there twice; the message names it.
+    NotADirectoryError
+        If ``folder`` is a file, or one run.
+    FileNotFoundError
+        Before the first run, if the files of a data set are missing.
     FloatingPointError
         After all other runs, if some diverged; the message names them.
     """
-    diverged = []
-    for number, settings in enumerate(runs):
-        path = Path(folder) / f"{name_of(settings)}.zarr"
-        if path.exists() and _finished(path):
-            if not repeat or store.open_run(path).attrs["code"] == store.code():
-                yield settings, path, False
-                continue
-            old = path.with_suffix(".old")
-            path.rename(old)  # stays until the new run is whole
-        tick = progress(settings, number, len(runs)) if progress else None
-        which = f"{settings.name}, {settings.algorithm}, seed {settings.seed}"
-        try:
-            experiment.run(settings, out=path, resume=True, progress=tick, **where)
-        except ValueError as error:
-            raise ValueError(f"{which}: {error}") from error
-        except FloatingPointError as error:
-            diverged.append(f"{which} ({path.name}): {error}")
+    folder, diverged = Path(folder), []
+    require_distinct(runs, "the grid")
+    if folder.exists() and (not folder.is_dir() or (folder / "zarr.json").exists()):
+        raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or one run. Choose another.")
+    paths = [folder / f"{name_of(settings)}.zarr" for settings in runs]
+    absent = [settings for settings, path in zip(runs, paths, strict=True) if not path.exists()]
+    experiment.read_data(absent, where.get("data_dir"))
+    for number, (settings, path) in enumerate(zip(runs, paths, strict=True)):
+        again = path.exists() and _finished(path)
+        if again and (not repeat or store.open_run(path).attrs["code"] == store.code()):
+            yield settings, path, False
             continue
-        shutil.rmtree(path.with_suffix(".old"), ignore_errors=True)
+        out = _draft(path) if again else path
+        tick = progress(settings, number, len(runs)) if progress else None
+        try:
+            experiment.run(settings, out=out, resume=True, progress=tick, **where)
+        except (ValueError, BlockingIOError) as error:
+            raise type(error)(f"{_which(settings)}: {error}") from error
+        except FloatingPointError as error:
+            diverged.append(f"{_which(settings)} ({path.name}): {error}")
+            continue
+        if again:
+            store.replace(out, path)
         yield settings, path, True
     if diverged:
         raise FloatingPointError("\n".join(diverged))
+
+
+def _draft(path: Path) -> Path:
+    """Where a run is made again, beside the one whose place it takes; it goes on only with the code that began it."""
+    draft = path.with_suffix(".repeat")
+    if draft.exists() and store.open_run(draft).attrs["code"] != store.code():
+        shutil.rmtree(draft)
+    return draft
+
+
+def _which(settings: Settings) -> str:
+    return f"{settings.name}, {settings.algorithm}, seed {settings.seed}"
 
 
 def name_of(settings: Settings) -> str:

@@ -6,14 +6,14 @@ import argparse
 import math
 import re
 import textwrap
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedstat import _check
+from fedstat import _check, _cli
+from fedstat._settings import read_toml
 from fedstat.fl.study import summary
 from fedstat.fl.study.summary import Grid
 
@@ -59,15 +59,25 @@ class Table(NamedTuple):
 
     def write(self, name: Path) -> None:
         """Write ``name.csv``, all numbers, and ``name.md``, what is shown."""
+        require_writable(name)
         name.parent.mkdir(parents=True, exist_ok=True)
-        self.values.to_csv(f"{name}.csv", index=False, float_format="%.6g")
-        Path(f"{name}.md").write_text(self.markdown(), encoding="utf-8")
+        with _cli.whole(Path(f"{name}.csv")) as csv, _cli.whole(Path(f"{name}.md")) as markdown:
+            self.values.to_csv(csv, index=False, float_format="%.6g")
+            markdown.write_text(self.markdown(), encoding="utf-8")
 
     def markdown(self) -> str:
         """Table as Markdown."""
         parts = [f"## {self.title}"]
         parts += [f"### {heading}\n\n{_pipes(block)}" for heading, block in self.blocks.items()]
         return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes)]) + "\n"
+
+
+def require_writable(name: Path) -> None:
+    """ValueError, before any work, if a table of that name could not be written; its folder may be absent."""
+    for file in (Path(f"{name}.csv"), Path(f"{name}.md")):
+        if not file.parent.exists():
+            file = next(parent for parent in file.absolute().parents if parent.parent.exists())
+        _cli.require_file("--out", file)
 
 
 Build = Callable[[Grid, dict[str, Any], argparse.Namespace], Table]
@@ -79,8 +89,8 @@ def command(
     *,
     runs: str = "runs/fedfac-quick",
     argv: Sequence[str] | None = None,
-) -> str:
-    """Command line of tables: reads a grid, builds them, writes them if asked, and returns their text.
+) -> int:
+    """Command line of tables: reads a grid, builds them, writes them if asked, prints them, and returns its status.
 
     Parameters
     ----------
@@ -93,7 +103,7 @@ def command(
     argv : sequence of str, optional
         Arguments, those of the process by default.
     """
-    cli = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    cli = _cli.Parser(description=(description or "").partition("\n")[0])
     cli.add_argument("--runs", type=Path, default=Path(runs), help=f"folder of the grid's stores (default {runs})")
     cli.add_argument("--out", type=Path, help="name without ending: writes NAME.csv and NAME.md")
     cli.add_argument("--paper", type=Path, default=Path("analysis/paper_fedfac.toml"), help="the paper's values")
@@ -102,23 +112,25 @@ def command(
     cli.add_argument(
         "--select", action="append", default=[], metavar="KEY=VALUE", help="only runs with this, such as tau=0.5"
     )
-    args = cli.parse_args(argv)
+    return _cli.run(cli, lambda args: _work(args, builds), argv)
+
+
+def _work(args: argparse.Namespace, builds: Mapping[str, Build]) -> None:
+    for suffix in builds if args.out is not None else ():
+        require_writable(Path(f"{args.out}{suffix}"))
+    paper = read_toml(args.paper)
+    grid = select(summary.collect(args.runs), args.select)
     made, missing = {}, []
-    try:
-        grid = select(summary.collect(args.runs), args.select)
-        paper = tomllib.loads(args.paper.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError) as error:
-        cli.error(str(error))
     for suffix, build in builds.items():
         try:
             made[suffix] = build(grid, paper, args)
         except ValueError as error:
             missing.append(f"not made: {error}")
     if not made:
-        cli.error("; ".join(missing))
+        raise ValueError("; ".join(missing))
     for suffix, table in made.items() if args.out is not None else ():
         table.write(Path(f"{args.out}{suffix}"))
-    return "\n\n\n".join([*(table.text() for table in made.values()), *missing])
+    print("\n\n\n".join([*(table.text() for table in made.values()), *missing]))  # noqa: T201
 
 
 def select(grid: Grid, conditions: Iterable[str]) -> Grid:

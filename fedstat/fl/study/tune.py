@@ -41,6 +41,22 @@ class Step(NamedTuple):
     settings: Settings
 
 
+def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
+    """Raise what :func:`tune` raises, before any run."""
+    if not settings.validation:
+        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1 or so.")
+    if not candidates:
+        raise ValueError(f"tuning needs candidates for one of {', '.join(STEPS)}, but got none")
+    for name, values in candidates.items():
+        _check.choice("a step of tuning", name, STEPS)
+        if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+            raise ValueError(f"every step of tuning needs a list of candidates, but {name} has {values!r}")
+        if not experiment.takes(name, settings.algorithm):
+            raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
+        tried = [replace(settings, **{name: value}) for value in values]
+        grid.require_distinct(tried, f"tuning of {name}")
+
+
 def tune(
     settings: Settings,
     candidates: Mapping[str, Sequence[Any]],
@@ -73,7 +89,7 @@ def tune(
     Raises
     ------
     ValueError
-        If there are no validation samples, an unknown step, or a step without candidates.
+        If there are no validation samples, an unknown step, a step without candidates, or one twice.
 
     Examples
     --------
@@ -84,14 +100,7 @@ def tune(
     >>> steps[0].table["value"].tolist(), steps[0].settings.tau in ("0.25", "0.75")
     (['0.25', '0.75'], True)
     """
-    if not settings.validation:
-        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1 or so.")
-    for name, values in candidates.items():
-        _check.choice("a step of tuning", name, STEPS)
-        if not len(values):
-            raise ValueError(f"every step of tuning needs candidates, but {name} has none")
-        if not experiment.takes(name, settings.algorithm):
-            raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
+    check(settings, candidates)
     steps = [step for step in STEPS if step in candidates]
     for name in steps:
         tried = [replace(settings, **{name: value}) for value in candidates[name]]

@@ -13,21 +13,24 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from fedstat import _cli, store
+from fedstat.sim.generate import SOURCE
 from fedstat.sim.recovery import KAPPA, recovery, tidy
 from fedstat.stats.factor import METHODS
+
+COMMAND = "fedstat.sim.recovery"
 
 # Estimators whose mean AUCs are no further apart than this are said to agree.
 AGREE = 0.05
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> _cli.Parser:
     """Arguments of the command."""
-    cli = argparse.ArgumentParser(
+    cli = _cli.Parser(
         prog="python -m fedstat.sim.recovery",
         description="Recovery of shared and personal neurons of model (8) from the true weights, as a function of "
         "kappa: area under the ROC curve (AUC) of the communality, by estimator.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
     )
     add = cli.add_argument
     add("--p", type=float, nargs="+", default=[0.2, 0.5, 0.8], metavar="P", help="shared shares of neurons")
@@ -40,39 +43,34 @@ def parser() -> argparse.ArgumentParser:
     add("--replicates", type=int, default=4, metavar="R", help="draws of the weights")
     add("--seed", type=int, default=0, metavar="S", help="seed of the first draw")
     add("--out", type=Path, metavar="PATH.zarr", help="store the result")
+    add("--overwrite", action="store_true", help="replace what this command stored at --out before")
     add("--plot", type=Path, metavar="PATH.png", help="draw the AUC against kappa (png, pdf or svg)")
     add("--quiet", action="store_true", help="no progress bar")
     return cli
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; 0 when done, 130 when interrupted (argparse leaves with 2 on bad arguments)."""
-    cli = parser()
-    args = cli.parse_args(argv)
-    if args.out is not None and args.out.exists():
-        cli.error(f"--out {args.out} exists: remove it or choose another name")
-    if args.plot is not None and (args.plot.suffix not in (".png", ".pdf", ".svg") or not args.plot.parent.is_dir()):
-        cli.error(f"--plot must be a .png, .pdf or .svg file in an existing folder, but got {args.plot}")
-    names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
-    try:
-        result = recovery(
-            **{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty()
-        )
-    except ValueError as error:
-        cli.error(str(error))
-    except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
-        return 130
-    print(report(result))
+    """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
+    return _cli.run(parser(), _work, argv)
+
+
+def _work(args: argparse.Namespace) -> None:
+    _cli.require_figure("--plot", args.plot)
     if args.out is not None:
-        result.to_zarr(args.out, mode="w-", consolidated=False)
-        print(f"\nStored: xarray.open_zarr({str(args.out)!r}, consolidated=False)")
+        _cli.claim(args, COMMAND)
+    names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
+    result = recovery(**{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty())
+    if args.out is not None:
+        attrs = store.provenance(result.attrs["title"], json.loads(result.attrs["config"]),
+                                 command=COMMAND, references=SOURCE)  # fmt: skip
+        store.save(args.out, xr.DataTree(result), result.attrs | attrs, overwrite=args.overwrite)
     if args.plot is not None:
         from fedstat.plot.sim import recovery_grid  # seaborn takes a second to import
 
-        recovery_grid(result).savefig(args.plot, dpi=150, bbox_inches="tight")
-        print(f"Drawn: {args.plot}")
-    return 0
+        _cli.save_figure(recovery_grid(result), args.plot, dpi=150, bbox_inches="tight")
+    print(report(result))
+    if args.out is not None:
+        print(f"\nStored: fedstat.open_run({str(args.out)!r})")
 
 
 def report(result: xr.Dataset) -> str:

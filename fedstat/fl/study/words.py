@@ -1,0 +1,49 @@
+"""Settings as words of a command line or a file, read as the values they mean."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any
+
+
+def strings(name: str, given: Any) -> tuple[str, ...]:
+    """One string or number, or a list of such, as strings: ``[1, "fc2"]`` to ("1", "fc2")."""
+    several = given if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in several):
+        raise ValueError(f"{name} must be a string or a list of such, but got {given!r}")
+    return tuple(map(str, several))
+
+
+def tau(text: str) -> float | str:
+    """``"0.5"`` to 0.5, ``"mean"`` to itself."""
+    if text == "mean":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"tau must be a number, inf, -inf or mean, but got {text!r}") from None
+
+
+def options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
+    """``("components=2",)`` to {"components": 2}."""
+    found = {}
+    for option in given:
+        key, equals, text = option.partition("=")
+        if not equals:
+            raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r}")
+        if key in found:
+            raise ValueError(f"{name} must name each setting once, but got {key!r} twice")
+        found[key] = value(text)
+    return found
+
+
+def value(text: str) -> Any:
+    """``"3"`` to 3, ``"true"`` to True, ``"64,32"`` to (64, 32); other words stay."""
+    if "," in text:
+        return tuple(map(value, text.split(",")))
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)

@@ -1,0 +1,416 @@
+"""Wrong command lines: for every command, its arguments, a part of what it must say, and its exit status.
+
+They are given in the folder that ``test_command_lines.workplace`` makes: a store of every command (``fl.zarr``, ...),
+weights (``a.npz``, ``b.npz``), ``file.txt``, ``folder`` with a file in it, ``foreign.zarr`` that fedstat did not
+write, ``photo.png`` that it did not draw, ``full`` on which nothing can be written, and the files of ``TOML``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+from wrong_files import GRID_TOML, SCALE_TOML, SIM_TOML, TOML, TUNE_TOML
+
+
+class Line(NamedTuple):
+    """One wrong command line."""
+
+    command: str
+    argv: list[str]
+    says: str
+    status: int = 2
+
+    @property
+    def name(self) -> str:
+        """Of the test."""
+        return f"{self.command.rpartition('/')[2]} {shlex.join(self.argv)}"[:90]
+
+
+def _lines(command: str, rows: str) -> list[Line]:
+    """Rows such as ``--p 2 | p must be``."""
+    found = []
+    for row in filter(str.strip, rows.splitlines()):
+        argv, _, rest = row.partition(" | ")
+        says, _, status = rest.partition(" | ")
+        found.append(Line(command, shlex.split(argv), says.strip(), int(status or 2)))
+    return found
+
+
+def _config(command: str, option: str, rows: dict[str, str], more: str = "") -> list[Line]:
+    """A file for every content."""
+    found = []
+    for content, says in rows.items():
+        name = f"{command.rpartition('.')[2]}{len(TOML)}.toml"
+        TOML[name] = content
+        found.append(Line(command, [option, name, *shlex.split(more)], says))
+    return found
+
+
+# Paths that no command may write to, nor take for a figure.
+OUT = """
+--out folder | --out folder exists
+--out . | exists
+--out file.txt | --out file.txt exists
+--out file.txt/x | --out file.txt/x cannot be written
+--out file.txt/x/y.zarr | file.txt is no folder
+--out foreign.zarr | --out foreign.zarr exists
+"""
+PLOT = """
+--plot x.xyz | --plot must end in .png, .pdf or .svg, but got x.xyz
+--plot x | --plot must end in .png, .pdf or .svg
+--plot nowhere/x.png | --plot must be in an existing folder
+--plot file.txt/x.png | --plot must be in an existing folder
+--plot photo.png | is no figure that fedstat drew
+--plot folder.png | --plot must be a file, but folder.png is a folder
+"""
+USAGE = """
+--no-such-option 1 | unrecognized arguments
+--seed | expected one argument
+--seed x | invalid int value: 'x'
+--seed 1.5 | invalid int value
+--seed -1 | seed must be an integer >= 0, but got -1
+stray | unrecognized arguments: stray
+"""
+RESUMED = """
+--resume | --resume needs --out
+--out folder --resume | --out folder
+--out file.txt --resume | --out file.txt
+--out foreign.zarr --resume | --out foreign.zarr
+--out ntk.zarr --resume | was made by fedstat.ntk, not by
+"""
+COMPUTE = """
+--threads 0 | threads must be an integer >= 1, but got 0
+--threads -3 | threads must be an integer >= 1
+--threads two | invalid int value: 'two'
+--client-chunk 0 | client_chunk must be an integer >= 1
+--device gpu | device must be such as 'cpu' or 'cuda:0', but got 'gpu'
+--device meta | device must be the CPU or a CUDA device
+--device '' | device must be
+--device cuda | PyTorch sees no CUDA device
+--device cuda:99 | PyTorch sees no CUDA device
+"""
+
+SIM = """
+--p 1.5 | p must be a finite number in [0, 1], but got 1.5
+--p -0.1 | p must be a finite number
+--p nan | p must be a finite number
+--p inf | p must be a finite number
+--p 0.5 0.5 | p must hold at least one value and none twice
+--p half | invalid float value: 'half'
+--p | expected at least one argument
+--alpha 2 | alpha must be a finite number
+--methods best | invalid choice: 'best'
+--methods true true | methods must hold at least one value and none twice
+--clients 0 | clients must be an integer >=
+--clients 1e3 | invalid int value: '1e3'
+--d 0 | d must be an integer
+--m -1 | m must be an integer
+--n-train 0 | n_train must be an integer >= 1
+--n-test 0 | n_test must be an integer >= 1
+--sigma -1 | sigma must be a finite number
+--sigma nan | sigma must be a finite number
+--means other | invalid choice: 'other'
+--rounds 0 | rounds must be an integer >= 1, but got 0
+--local-epochs 0 | local_epochs must be an integer
+--batch-size -1 | batch_size must be an integer >= 0
+--lr 0 | lr must be a finite number in (0
+--lr 1e400 | lr must be a finite number
+--participation 0 | participation must be
+--participation 1.1 | participation must be
+--kappa 0 | kappa must be a finite number in (0, 1], but got 0.0
+--tau 1.2 | tau must be
+--tau nan | tau must be
+--estimator ml | invalid choice: 'ml'
+--replicates 0 | replicates must be an integer
+--scale tiny | --scale needs --config
+--config nowhere.toml | nowhere.toml cannot be read
+--config folder | folder cannot be read
+--config deep.toml | nested too deep
+--config latin.toml | latin.toml cannot be read
+--config bytes.toml | bytes.toml cannot be read
+--config broken.toml | broken.toml cannot be read
+--config twice.toml | twice.toml cannot be read
+--config sim.toml --scale huge | --scale must be one of 'tiny', but got 'huge'
+--out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.sim
+--out sim.zarr | --out sim.zarr exists
+--out sim.zarr --resume --clients 9 | was started with other settings
+"""
+RECOVERY = """
+--p 1 | p
+--p 0 | p
+--p 2 | p must be
+--p nan | p must be
+--p 0.5 0.5 | p
+--p x | invalid float value
+--alpha 3 | alpha must be
+--kappa 0 | kappa must be
+--kappa 1.5 | kappa must be
+--kappa inf | kappa must be
+--estimators nope | estimators must be one of
+--estimators pa pa | estimators
+--clients 0 | clients must be
+--d 0 | d must be
+--m 1 | m
+--replicates 0 | replicates must be an integer >= 1
+--replicates x | invalid int value
+--out recovery.zarr | --out recovery.zarr exists
+--out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.sim.recovery
+--out folder --overwrite | --out folder
+"""
+MOTIVATION = """
+--clients 7 | clients must be an integer >= 8
+--clients 9 --cases one-class --out new.zarr | clients must be an integer from 10
+--data mnits | Did you mean 'mnist'
+--data ag-news --data-dir nowhere | AG News needs
+--data mnist --data-dir nowhere | MNIST needs
+--data mnist --data-dir file.txt | MNIST needs
+--cases one | invalid choice: 'one'
+--cases iid iid | cases
+--hidden 0 | hidden must be an integer
+--local-epochs 0 | local_epochs must be
+--batch-size 0 | batch_size must be
+--lr 0 | lr must be
+--mean inf | mean must be
+--sd 0 | sd must be
+--common-samples 0 | common_samples must be
+--k 0 | k must be
+--kappa 2 | kappa must be
+--replicates 1 | replicates must be an integer >= 2
+--outputs all | invalid choice: 'all'
+--clients 100000 --out new.zarr | clients
+--out sim.zarr --resume | was made by fedstat.sim, not by fedstat.motivation
+--out motivation.zarr | --out motivation.zarr exists
+--out motivation.zarr --resume --hidden 9 | was started with other settings
+"""
+NTK = """
+--data nowhere.zarr | an existing zarr store, but got 'nowhere.zarr'
+--data file.txt | file.txt
+--data folder | folder
+--data sim.zarr | sim.zarr
+--data fl.zarr | fl.zarr
+--data ntk.zarr | ntk.zarr
+--data foreign.zarr | foreign.zarr
+--data '' | data must be
+--partition two | invalid choice: 'two'
+--theorem 3 | invalid choice: 3
+--clients 0 | clients must be an integer >= 1
+--clients 2 3 | theorem 1 takes one --clients
+--n 0 | n must be an integer >= 1
+--n 2 3 | theorem 1 takes one --clients and one --n
+--n-test -1 | n_test must be an integer >= 0
+--d 0 | d must be an integer >= 1
+--widths 0 | width
+--widths | expected at least one argument
+--methods none | invalid choice: 'none'
+--rounds 0 | rounds must be
+--local-steps 0 | local_steps must be
+--lr fast | lr must be 'stable', 'theorem' or a number, but got 'fast'
+--lr 0 | lr
+--lr nan | lr
+--server-lr 0 | server_lr
+--reduction max | invalid choice: 'max'
+--replicates 0 | replicates must be
+--kappa 0 --methods dynamic | kappa must be
+--theorem 2 --constant nan | constant
+--theorem 2 --delta 0 | delta
+--theorem 2 --delta 1 | delta
+--theorem 2 --init-scale 0 | init_scale
+--data digits --clients 1000 | more than there are among 1797 digits
+--device cuda | CUDA
+--device gpu | device
+--out ntk.zarr | --out ntk.zarr exists
+--out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.ntk
+--out folder --overwrite | --out folder
+"""
+DECOMPOSE = """
+ | the following arguments are required: FILE
+a.npz nowhere.npz | there is no file nowhere.npz
+a.npz folder | folder must be a file
+a.npz file.txt | file.txt must end in .pt
+a.npz bad.npz | bad.npz could not be read
+a.npz bad.pt | bad.pt could not be read
+a.npz bad.safetensors | bad.safetensors could not be read
+a.npz fl.zarr | fl.zarr must be a file
+a.npz b.npz --layer fc7 | has no layer 'fc7'
+a.npz b.npz --layer | expected at least one argument
+a.npz b.npz --kappa 1.5 | kappa must be
+a.npz b.npz --kappa x | invalid float value
+a.npz b.npz --n-factors 0 | n_factors
+a.npz b.npz --n-factors 1000 | n_factors
+a.npz b.npz --tau 2 | must be a quantile in (0, 1), inf, -inf or abs:X, but got '2'
+a.npz b.npz --tau abs:nan | abs
+a.npz b.npz --tau abs: | abs
+a.npz b.npz --tau nan | --tau
+a.npz b.npz --tau x | --tau
+a.npz b.npz --method ml | invalid choice: 'ml'
+a.npz b.npz --start none | invalid choice
+a.npz b.npz --n-starts 0 | n_starts
+a.npz b.npz --bootstrap -1 | replicates
+a.npz b.npz --seed -1 | seed
+a.npz b.npz --seed x | invalid int value
+a.npz b.npz --no-such | unrecognized arguments
+a.npz b.npz --over | unrecognized arguments: --over
+a.npz b.npz --out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.decompose
+a.npz b.npz --out split.zarr | --out split.zarr exists
+a.npz b.npz --out folder --overwrite | --out folder
+"""
+FL = """
+--data mnits | Did you mean 'mnist'
+--data mnist --data-dir nowhere | MNIST needs
+--data mnist --data-dir file.txt | MNIST needs
+--partition dirichlet | partition must be one of
+--partition dirichlet:x | partition must end in a number
+--partition dirichlet: | partition must
+--partition dirichlet:0 | the number in partition must be
+--partition dirichlet:-1 | the number in partition must be
+--partition dirichlet:nan | the number in partition must be
+--partition dirichlet:1e400 | the number in partition must be
+--partition pathological:inf | the number in partition must be
+--partition pathological:-inf | the number in partition must be
+--partition pathological:nan | the number in partition must be
+--partition pathological:1e400 | the number in partition must be
+--partition pathological:1.5 | must be an integer
+--partition pathological:0 | the number in partition must be
+--partition pathological:-2 | the number in partition must be
+--partition pathological:99999999999 | classes_per_client must be
+--partition iid:3 | partition must be one of
+--partition natural | needs samples that belong to users
+--partition '' | partition must be one of
+--clients 0 | clients must be an integer >= 1
+--clients 100000 | clients
+--clients -5 | clients must be an integer >= 1
+--samples 0 | samples must be an integer >= 1
+--min-size 0 | min_size must be an integer >= 1
+--test 0 | test must be
+--test 1 | test must be
+--test nan | test must be
+--validation 0.9 | validation must be
+--validation -0.1 | validation must be
+--new-share 1 | new_share must be
+--net resnet9 | Did you mean 'resnet
+--net lstm | net 'lstm' takes texts, but digits holds images
+--net cnn | at least 16
+--width 0 | width must be
+--width inf | width must be
+--norm batch | norm
+--net-options hidden=x | hidden must be an integer
+--net-options hidden=0 | hidden must be
+--net-options depth=3 | an option of mlp must be one of
+--net-options hidden | net_options must look like NAME=VALUE
+--net-options hidden=1 hidden=2 | once, but got 'hidden' twice
+--algorithm fedfak-dynamic | Did you mean 'fedfac-dynamic'
+--algorithm fedsplit | fedsplit needs shared
+--algorithm fedavg --kappa 0.5 | fedavg takes no settings, but got 'kappa'
+--layers fc9 | layers to split must be among ['fc1', 'fc2'], but got 'fc9'
+--layers 0 | layers to split must be among
+--layers 99 | layers to split must be among
+--layers ² | layers to split must be among
+--layers '' | layers to split must be among
+--kappa 1.5 | kappa must be
+--kappa nan | kappa must be
+--tau 1.5 | tau
+--tau half | tau must be a number, inf, -inf or mean, but got 'half'
+--tau nan | tau
+--estimator ml | invalid choice
+--variant mine | invalid choice
+--algorithm fedprox --mu -1 | mu
+--options components | options must look like NAME=VALUE
+--algorithm fedem --options components=0 | components
+--algorithm fedem --options components=x | components
+--algorithm fedper --options personal_layers=9 | personal_layers
+--algorithm fedprox --options nu=1 | fedprox takes mu, but got 'nu'
+--rounds 0 | rounds must be an integer >= 1
+--participation 0 | participation must be
+--participation 1.5 | participation must be
+--clients 8 --participation 0.01 | participation selects no client
+--local-epochs 0 | local_epochs must be
+--batch-size -1 | batch_size must be
+--optimizer lbfgs | invalid choice
+--lr 0 | lr must be
+--lr -1 | lr must be
+--server-lr 0 | server_lr must be
+--evaluate-every 0 | evaluate_every must be
+--masking -1 | masking must be
+--precision float16 | invalid choice
+--precision tf32 --clients 8 | needs a CUDA device
+--scale quick | --scale needs --config
+--tune | --tune needs --config
+--repeat | --repeat needs --config
+--config nowhere.toml | nowhere.toml cannot be read
+--config folder | folder cannot be read
+--config deep.toml | nested too deep
+--config latin.toml | latin.toml cannot be read
+--config bytes.toml | bytes.toml cannot be read
+--config broken.toml | broken.toml cannot be read
+--config empty.toml --kappa 0.5 | --kappa belongs into empty.toml
+--config empty.toml --scale quick | scale must be one of
+--config empty.toml --tune | needs a table [tune]
+--config empty.toml --out file.txt | file.txt must be a folder of runs
+--config empty.toml --out fl.zarr | fl.zarr must be a folder of runs
+--out fl.zarr | --out fl.zarr exists
+--out fl.zarr --resume --seed 9 | was started with other settings
+--out sim.zarr --resume | was made by fedstat.sim, not by fedstat.fl
+--out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.fl
+"""
+TABLES = """
+--runs nowhere | there is no run in nowhere
+--runs file.txt | there is no run in file.txt
+--runs folder | there is no run in folder
+--runs grid --paper nowhere.toml | nowhere.toml cannot be read
+--runs grid --paper latin.toml | latin.toml cannot be read
+--runs grid --paper deep.toml | nested too deep
+--runs grid --rule best | invalid choice: 'best'
+--runs grid --select nothing=1 | the key of a selection must be one of
+--runs grid --select seed=99 | no finished run is left
+--runs grid --out file.txt/t | --out
+--runs grid --out blocked | --out must be a file
+--runs others | others
+--no-such | unrecognized arguments
+"""
+FIGURES = """
+--out x.xyz | --out must end in .png, .pdf or .svg
+--out nowhere/x.png | --out must be in an existing folder
+--out photo.png | is no figure that fedstat drew
+--out folder.png | --out must be a file, but folder.png is a folder
+--no-such | unrecognized arguments
+"""
+GRIDS = """
+--runs nowhere --out x.png | there is no run in nowhere
+--runs others --out x.png |
+--runs grid | --out must be in an existing folder, but paper_figs is none
+"""
+
+LINES = [
+    *_lines("fedstat", "stray | invalid choice: 'stray'\nverify | required: RUN\n"
+            "verify nowhere | there is no run at nowhere\nverify file.txt | there is no run at file.txt\n"
+            "verify folder | there is no run at folder"),
+    *_lines("fedstat.sim", SIM + OUT + PLOT + USAGE + RESUMED + COMPUTE),
+    *_config("fedstat.sim", "--config", SIM_TOML),
+    *_lines("fedstat.sim.recovery", RECOVERY + OUT + PLOT + USAGE),
+    *_lines("fedstat.motivation", MOTIVATION + OUT + PLOT + USAGE + RESUMED + COMPUTE),
+    *_lines("fedstat.ntk", NTK + OUT + USAGE),
+    *_lines("fedstat.decompose", DECOMPOSE),
+    *(line._replace(argv=["a.npz", "b.npz", *line.argv]) for line in _lines("fedstat.decompose", OUT + PLOT)),
+    *_lines("fedstat.fl", FL + OUT + USAGE + RESUMED + COMPUTE),
+    *_config("fedstat.fl", "--config", GRID_TOML, "--data-dir nowhere"),
+    *_config("fedstat.fl", "--config", SCALE_TOML, "--scale quick"),
+    *_config("fedstat.fl", "--config", TUNE_TOML, "--tune"),
+    *(line for n in range(2, 9) for line in _lines(f"analysis/table{n}.py", TABLES)),
+    *_lines("analysis/decomposition.py", "--runs nowhere | there is no run\n"
+            "--runs grid --replicates x | invalid int value\n--runs grid --out file.txt/t | --out"),
+    *_lines("analysis/sim_table.py", "nowhere.zarr t.csv | there is no run at nowhere.zarr\nsim.zarr | required: csv\n"
+            "sim.zarr nowhere/t.csv | csv must be in an existing folder\nfile.txt t.csv | there is no run at file.txt\n"
+            "fl.zarr t.csv | fl.zarr was made by fedstat.fl, but a store of fedstat.sim is needed\n"
+            "foreign.zarr t.csv | the run at foreign.zarr\nsim.zarr folder | csv must be a file"),
+    *(line for n in ("01", "02") for line in _lines(f"paper_figs/fig{n}.py", FIGURES +
+      "--runs nowhere --out x.png | there is no run at\n--data sim --runs swapped --out x.png | was made by")),
+    *(line for n in ("06", "07") for line in _lines(f"paper_figs/fig{n}.py", FIGURES +
+      "--runs nowhere --out x.png | there is no run at\n--scale swapped --runs swapped --out x.png | was made by")),
+    *(line for n in ("08", "09", "10") for line in _lines(f"paper_figs/fig{n}.py", FIGURES + GRIDS)),
+    *_lines("paper_figs/fig09.py", "--runs grid --methods fedrep --out x.png | no finished run is left"),
+    *_lines("paper_figs/fig10.py", "--runs grid --client x --out x.png | invalid int value\n"
+            "--runs grid --out x.png | no run of FedFac in which"),
+    *(line for name in ("convergence", "generalization") for line in _lines(f"paper_figs/theory_{name}.py", FIGURES +
+      "--scale tiny --out x.png | invalid choice\n--runs file.txt --out x.png | file.txt")),
+]  # fmt: skip
