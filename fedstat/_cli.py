@@ -144,9 +144,10 @@ def open_store(path: Path, command: str) -> xr.DataTree:
 
 def claim(args: argparse.Namespace, command: str) -> None:
     """Raise ValueError, before any work, if the command must not or cannot write to ``--out``."""
-    how = {name: getattr(args, name, False) for name in ("resume", "overwrite")}
+    how: dict[str, Any] = {name: getattr(args, name) for name in ("resume", "overwrite") if hasattr(args, name)}
+    hint = f"Add {' or '.join(f'--{name}' for name in how)}"
     try:
-        store.claim(args.out, command, **how)
+        store.claim(args.out, command, hint=hint, **how)
     except (OSError, ValueError) as error:
         raise ValueError(f"--out {error}") from error
 

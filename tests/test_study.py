@@ -218,7 +218,7 @@ def test_an_existing_store_is_not_overwritten(tmp_path, capsys):
     (tmp_path / "run.zarr").mkdir()
     with pytest.raises(SystemExit):
         main(["--out", str(tmp_path / "run.zarr")])
-    assert "exists already. Resume or overwrite it, choose another path" in capsys.readouterr().err
+    assert "exists already. Add --resume, choose another path" in capsys.readouterr().err
 
 
 def test_a_study_that_diverges_at_once_says_so_and_leaves_nothing(tmp_path, capsys):

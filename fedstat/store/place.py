@@ -21,7 +21,9 @@ from fedstat.store import journal
 _YOUNG = 60
 
 
-def claim(path: str | Path, command: str, *, resume: bool = False, overwrite: bool = False) -> None:
+def claim(
+    path: str | Path, command: str, *, resume: bool = False, overwrite: bool = False, hint: str = "Pass resume=True"
+) -> None:
     """Refuse a path that a command must not write to; the one rule for every command that writes.
 
     What exists is left alone unless the same command made it and it is asked to go on with it or to replace it.
@@ -34,6 +36,8 @@ def claim(path: str | Path, command: str, *, resume: bool = False, overwrite: bo
         Who wants to, as ``"fedstat.sim"``.
     resume, overwrite : bool
         What may be done with a store of that command.
+    hint : str
+        How to say so, for the message.
 
     Raises
     ------
@@ -45,18 +49,14 @@ def claim(path: str | Path, command: str, *, resume: bool = False, overwrite: bo
     path = Path(path)
     settle(path)
     if os.path.lexists(path):
-        if not (resume or overwrite):
-            raise FileExistsError(
-                f"{path} exists already. Resume or overwrite it, choose another path, or remove it first."
-            )
         theirs = command_of(path)
         if theirs != command:
-            made = (
-                "is no store of this version of fedstat"
-                if theirs is None
-                else f"was made by {theirs}, not by {command}"
-            )
-            raise FileExistsError(f"{path} {made}. Choose another path; it is left as it is.")
+            what = "is no store of this version of fedstat"
+            if theirs is not None:
+                what = f"was made by {theirs}, not by {command}"
+            raise FileExistsError(f"{path} exists already and {what}. Choose another path; it is left as it is.")
+        if not (resume or overwrite):
+            raise FileExistsError(f"{path} exists already. {hint}, choose another path, or remove it first.")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
         raise NotADirectoryError(f"{path} cannot be written: {folder} is no folder. Choose another path.")

@@ -224,7 +224,7 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
         If something is there that is not to be replaced.
     """
     path = Path(path)
-    place.claim(path, attrs["command"], overwrite=overwrite)
+    place.claim(path, attrs["command"], overwrite=overwrite, hint="Pass overwrite=True")
     with place.draft(path) as (folder, lock):
         _journal_node(folder)
         names = {node.path: list(node.to_dataset(inherit=node is result).variables) for node in result.subtree}

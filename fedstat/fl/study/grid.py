@@ -197,4 +197,5 @@ def name_of(settings: Settings) -> str:
 
 
 def _finished(path: Path) -> bool:
-    return "ended" in store.open_run(path).attrs
+    """Whether a run is complete and as it was written; a damaged one is to be resumed, which mends it."""
+    return "ended" in store.open_run(path, verify=False).attrs and not store.damage(path, checksums=True)
