@@ -81,7 +81,6 @@ RESUMED = """
 """
 COMPUTE = """
 --threads 0 | threads must be an integer >= 1, but got 0
---threads -3 | threads must be an integer >= 1
 --threads two | invalid int value: 'two'
 --client-chunk 0 | client_chunk must be an integer >= 1
 --device gpu | device must be such as 'cpu' or 'cuda:0', but got 'gpu'
@@ -95,7 +94,6 @@ SIM = """
 --p 1.5 | p must be a finite number in [0, 1], but got 1.5
 --p -0.1 | p must be a finite number
 --p nan | p must be a finite number
---p inf | p must be a finite number
 --p 0.5 0.5 | p must hold at least one value and none twice
 --p half | invalid float value: 'half'
 --p | expected at least one argument
@@ -104,12 +102,10 @@ SIM = """
 --methods true true | methods must hold at least one value and none twice
 --clients 0 | clients must be an integer >=
 --clients 1e3 | invalid int value: '1e3'
---d 0 | d must be an integer
 --m -1 | m must be an integer
 --n-train 0 | n_train must be an integer >= 1
 --n-test 0 | n_test must be an integer >= 1
 --sigma -1 | sigma must be a finite number
---sigma nan | sigma must be a finite number
 --means other | invalid choice: 'other'
 --rounds 0 | rounds must be an integer >= 1, but got 0
 --local-epochs 0 | local_epochs must be an integer
@@ -117,7 +113,6 @@ SIM = """
 --lr 0 | lr must be a finite number in (0
 --lr 1e400 | lr must be a finite number
 --participation 0 | participation must be
---participation 1.1 | participation must be
 --kappa 0 | kappa must be a finite number in (0, 1], but got 0.0
 --tau 1.2 | tau must be
 --tau nan | tau must be
@@ -146,7 +141,6 @@ RECOVERY = """
 --alpha 3 | alpha must be
 --kappa 0 | kappa must be
 --kappa 1.5 | kappa must be
---kappa inf | kappa must be
 --estimators nope | estimators must be one of
 --estimators pa pa | estimators
 --clients 0 | clients must be
@@ -263,9 +257,7 @@ FL = """
 --partition dirichlet:x | partition must end in a number
 --partition dirichlet: | partition must
 --partition dirichlet:0 | the number in partition must be
---partition dirichlet:-1 | the number in partition must be
 --partition dirichlet:nan | the number in partition must be
---partition dirichlet:1e400 | the number in partition must be
 --partition pathological:inf | the number in partition must be
 --partition pathological:-inf | the number in partition must be
 --partition pathological:nan | the number in partition must be
@@ -279,20 +271,16 @@ FL = """
 --partition '' | partition must be one of
 --clients 0 | clients must be an integer >= 1
 --clients 100000 | clients
---clients -5 | clients must be an integer >= 1
 --samples 0 | samples must be an integer >= 1
 --min-size 0 | min_size must be an integer >= 1
 --test 0 | test must be
 --test 1 | test must be
---test nan | test must be
 --validation 0.9 | validation must be
---validation -0.1 | validation must be
 --new-share 1 | new_share must be
 --net resnet9 | Did you mean 'resnet
 --net lstm | net 'lstm' takes texts, but digits holds images
 --net cnn | at least 16
 --width 0 | width must be
---width inf | width must be
 --norm batch | norm
 --net-options hidden=x | hidden must be an integer
 --net-options hidden=0 | hidden must be
@@ -304,11 +292,9 @@ FL = """
 --algorithm fedavg --kappa 0.5 | fedavg takes no settings, but got 'kappa'
 --layers fc9 | layers to split must be among ['fc1', 'fc2'], but got 'fc9'
 --layers 0 | layers to split must be among
---layers 99 | layers to split must be among
 --layers ² | layers to split must be among
 --layers '' | layers to split must be among
 --kappa 1.5 | kappa must be
---kappa nan | kappa must be
 --tau 1.5 | tau
 --tau half | tau must be a number, inf, -inf or mean, but got 'half'
 --tau nan | tau
@@ -317,7 +303,6 @@ FL = """
 --algorithm fedprox --mu -1 | mu
 --options components | options must look like NAME=VALUE
 --algorithm fedem --options components=0 | components
---algorithm fedem --options components=x | components
 --algorithm fedper --options personal_layers=9 | personal_layers
 --algorithm fedprox --options nu=1 | fedprox takes mu, but got 'nu'
 --rounds 0 | rounds must be an integer >= 1
@@ -328,10 +313,7 @@ FL = """
 --batch-size -1 | batch_size must be
 --optimizer lbfgs | invalid choice
 --lr 0 | lr must be
---lr -1 | lr must be
---server-lr 0 | server_lr must be
 --evaluate-every 0 | evaluate_every must be
---masking -1 | masking must be
 --precision float16 | invalid choice
 --precision tf32 --clients 8 | needs a CUDA device
 --scale quick | --scale needs --config
@@ -377,7 +359,6 @@ FIGURES = """
 """
 GRIDS = """
 --runs nowhere --out x.png | there is no run in nowhere
---runs others --out x.png |
 --runs grid | --out must be in an existing folder, but paper_figs is none
 """
 
@@ -408,7 +389,9 @@ LINES = [
     *(line for n in ("06", "07") for line in _lines(f"paper_figs/fig{n}.py", FIGURES +
       "--runs nowhere --out x.png | there is no run at\n--scale swapped --runs swapped --out x.png | was made by")),
     *(line for n in ("08", "09", "10") for line in _lines(f"paper_figs/fig{n}.py", FIGURES + GRIDS)),
-    *_lines("paper_figs/fig09.py", "--runs grid --methods fedrep --out x.png | no finished run is left"),
+    *_lines("paper_figs/fig08.py", "--runs others --out x.png | others/sim.zarr"),
+    *_lines("paper_figs/fig09.py", "--runs others --out x.png | others/sim.zarr\n"
+            "--runs grid --methods fedrep --out x.png | no finished run is left"),
     *_lines("paper_figs/fig10.py", "--runs grid --client x --out x.png | invalid int value\n"
             "--runs grid --out x.png | no run of FedFac in which"),
     *(line for name in ("convergence", "generalization") for line in _lines(f"paper_figs/theory_{name}.py", FIGURES +

@@ -80,8 +80,9 @@ def everything_in(folder):
     return found
 
 
-def test_there_are_more_than_two_hundred_and_none_twice():
+def test_there_are_more_than_two_hundred_none_twice_and_each_must_say_something():
     assert len({(line.command, *line.argv) for line in LINES}) == len(LINES) > 200
+    assert all(line.says for line in LINES)
 
 
 @pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
