@@ -12,7 +12,7 @@ READY := $(VENV)/.ready-$(EXTRAS)
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow check lint bench figures figures-motivation figures-real tables clean
+.PHONY: sim test test-slow torture check lint bench figures figures-motivation figures-real tables clean
 .PRECIOUS: runs/%.zarr
 
 $(READY): pyproject.toml constraints.txt
@@ -30,6 +30,9 @@ test: $(READY)  ## the tests, doctests among them
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow
+
+torture: $(READY)  ## kills, power cuts, damage, full disks, hostile files, wrong command lines: minutes
+	$(BIN)/python -m pytest tests/torture -m 'slow or not slow'
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -105,6 +105,17 @@ def test_a_repetition_that_was_cut_off_goes_on_beside_the_run_whose_place_it_tak
     assert [p.name for p in (tmp_path / "runs").iterdir()] == [path.name]
 
 
+def test_a_damaged_run_of_a_grid_is_made_again(grid_file, tmp_path):
+    (run,) = grid.cells(grid_file, scale="one")[:1]
+    ((_, path, _),) = grid.run_all([run], tmp_path / "runs")
+    before = store.open_run(path)["metrics/accuracy"].values
+    chunk = path / "metrics" / "accuracy" / "c.0.0"
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    with pytest.warns(UserWarning, match="accuracy has another checksum than when it was written"):
+        assert [made for *_, made in grid.run_all([run], tmp_path / "runs")] == [True]
+    np.testing.assert_array_equal(store.open_run(path, verify=True)["metrics/accuracy"], before)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

@@ -106,3 +106,104 @@ def test_a_damaged_run_is_named(tmp_path):
     (tmp_path / "run.zarr" / "metrics" / "zarr.json").write_text("{")
     with pytest.raises(ValueError, match=r"run.zarr is damaged: metrics/zarr.json has 1 bytes in place of \d+"):
         store.open_run(tmp_path / "run.zarr")
+
+
+def test_of_a_killed_process_is_cleared_what_is_ours_and_nothing_else(tmp_path):
+    """Drafts, half replaced stores and staged files; not a draft in the making, nor what only has such a name."""
+    attrs = store.provenance("A run", {}, command="made up")
+    for name in ("run.zarr", "run.zarr.partial-abcdefgh", "run.zarr.replaced-01234567"):
+        store.create(tmp_path / name, LAYOUT, attrs).finish()
+    (tmp_path / "run.zarr" / "journal" / "7").write_bytes(b"staged")
+    mine = [
+        tmp_path / "run.zarr.partial-mybackup",
+        tmp_path / "run.zarr.replaced-0123456789",
+        tmp_path / "run.zarr.old",
+    ]
+    for path in mine:
+        path.mkdir()
+        (path / "precious").write_text("data")
+    (tmp_path / "run.zarr.partial-abcdefgh" / "journal" / "lock").touch()
+    (tmp_path / "run.zarr.partial-atworkzz" / "journal").mkdir(parents=True)
+    with store.resume(tmp_path / "run.zarr", {}, command="made up") as writer:
+        assert writer.finished
+    kept = [*mine, tmp_path / "run.zarr.partial-atworkzz", tmp_path / "run.zarr"]
+    assert sorted(tmp_path.iterdir()) == sorted(kept)
+    assert not (tmp_path / "run.zarr" / "journal" / "7").exists()
+
+
+def test_a_store_that_was_being_replaced_comes_back(tmp_path):
+    with create(tmp_path / "run.zarr") as writer:
+        writer.finish()
+    (tmp_path / "run.zarr").rename(tmp_path / "run.zarr.replaced-01234567")
+    assert store.open_run(tmp_path / "run.zarr").attrs["title"] == "A run"
+    assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
+
+
+def test_a_store_has_one_writer_at_a_time(tmp_path):
+    with create(tmp_path / "run.zarr") as writer:
+        with pytest.raises(BlockingIOError, match=r"is being written by another process\. Wait until that has ended"):
+            store.resume(tmp_path / "run.zarr", {"seed": 3}, command="made up")
+        writer.commit()
+    with store.resume(tmp_path / "run.zarr", {"seed": 3}, command="made up"):
+        pass
+
+
+def test_a_run_that_fails_before_anything_is_committed_leaves_nothing(tmp_path):
+    def fail():
+        with create(tmp_path / "run.zarr") as writer:
+            writer.write("metrics/accuracy", (0,), 1.0)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_commit_that_failed_half_way_can_be_done_again(tmp_path, monkeypatch):
+    with create(tmp_path / "run.zarr") as writer:
+        for name, value in (("metrics/accuracy", 0.5), ("metrics/shared", True)):
+            writer.write(name, (slice(0, 2),), value)
+        place, placed = writer.journal._place, []
+
+        def fail_at_the_second(draft, key):
+            if placed:
+                raise OSError("interrupted")
+            placed.append(key)
+            place(draft, key)
+
+        monkeypatch.setattr(writer.journal, "_place", fail_at_the_second)
+        with pytest.raises(OSError, match="interrupted"):
+            writer.commit()
+        monkeypatch.undo()
+        writer.write("metrics/accuracy", (2,), 0.25)
+        writer.finish()
+    run = store.open_run(tmp_path / "run.zarr", verify=True)
+    assert run["metrics/accuracy"].values[:, 0].tolist()[:3] == [0.5, 0.5, 0.25]
+    assert run["metrics/shared"].values.tolist() == [True, True, False, False]
+
+
+def test_a_long_log_is_written_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(store.journal, "_LINES", 5)
+    with create(tmp_path / "run.zarr") as writer:
+        for i in range(20):
+            writer.write("metrics/accuracy", (i % 4,), float(i))
+            writer.commit()
+        assert len((tmp_path / "run.zarr" / "journal" / "log").read_bytes().splitlines()) <= 6
+    assert not store.damage(tmp_path / "run.zarr", checksums=True)
+
+
+def test_a_commit_between_the_log_and_the_files_is_no_damage(tmp_path, monkeypatch):
+    with create(tmp_path / "run.zarr") as writer:
+        writer.write("metrics/accuracy", (0,), 1.0)
+        writer.commit()
+        read_log = store.journal.read_log
+
+        def and_then_commit(root):
+            found = read_log(root)
+            monkeypatch.undo()
+            writer.write("metrics/accuracy", (1,), np.arange(3.0))
+            writer.commit()
+            return found
+
+        monkeypatch.setattr(store.journal, "read_log", and_then_commit)
+        assert not store.damage(tmp_path / "run.zarr", checksums=True)

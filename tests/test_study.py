@@ -125,10 +125,14 @@ def wait_for_rounds(path, at_least):
 LONG = [*FLAGS, "--rounds", "40", "--methods", "true", "dynamic", "random-redrawn", "--p", "0.2", "0.5", "--quiet"]
 
 
-def test_a_killed_study_resumes_to_the_numbers_of_an_uninterrupted_one(tmp_path):
+def test_a_killed_study_resumes_to_the_numbers_of_an_uninterrupted_one(tmp_path, capsys):
     killed, whole = tmp_path / "killed.zarr", tmp_path / "whole.zarr"
     first = command(*LONG, "--out", str(killed))
     wait_for_rounds(killed, 50)
+    with pytest.raises(SystemExit):
+        main(["--out", str(killed), "--resume", "--quiet"])
+    assert f"{killed} is being written by another process" in capsys.readouterr().err
+    assert first.poll() is None, "the first goes on"
     first.send_signal(signal.SIGKILL)
     first.communicate()
     done = store.open_run(killed)["metrics/rounds_done"].values

@@ -258,6 +258,12 @@ def test_bad_data_are_named():
         train(lonely, NET, algorithms.fedavg(), rounds=1)
 
 
+def test_new_clients_of_another_width_are_named_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"new clients must have samples of shape \(6,\), .* but got \(5,\)"):
+        train(dense(), NET, algorithms.fedavg(), rounds=1, new=dense(d=5), out=tmp_path / "run.zarr")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_cuda_agrees_with_cpu_to_rounding(name):

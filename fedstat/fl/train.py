@@ -280,6 +280,9 @@ def train(
     )
     for rows in plan.new or ():
         _require_classes(rows, list(net.shapes.values())[-1][0], "new clients'")
+        if rows.x.shape[1:] != job.train.x.shape[1:]:
+            theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
+            raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
     config = {
         **(about or {}),
         "algorithm": algorithm.name,
