@@ -1,7 +1,7 @@
 """Runs on disk: labelled arrays in one zarr store, journaled so that nothing is lost and no damage goes unseen."""
 
 from fedstat.store.journal import DamageError
-from fedstat.store.place import claim, command_of, replace, settle
+from fedstat.store.place import attributes, claim, command_of, remove, replace, settle
 from fedstat.store.provenance import code, now, provenance, to_json
 from fedstat.store.read import Damage, config_of, damage, describe, open_run
 from fedstat.store.write import Group, Variable, Writer, create, resume, save
@@ -12,6 +12,7 @@ __all__ = [
     "Group",
     "Variable",
     "Writer",
+    "attributes",
     "claim",
     "code",
     "command_of",
@@ -22,6 +23,7 @@ __all__ = [
     "now",
     "open_run",
     "provenance",
+    "remove",
     "replace",
     "resume",
     "save",

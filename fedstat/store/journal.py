@@ -62,19 +62,19 @@ class Journal:
 
     def __init__(self, root: Path, *, durable: bool = True, lock: FileLock | None = None) -> None:
         self.root, self.durable = root, durable
-        self._lock = lock or hold(root)
+        self._staged: dict[str, Entry] = {}
+        self._logged: set[str] = set()
+        self._lines = 0
+        self._lock = hold(root) if lock is None else lock
         try:
             self.files, sound = _read(root)
+            self._names = map(str, itertools.count(1 + max((int(e.staged) for e in self.files.values()), default=0)))
             self._recover()
+            if not sound:
+                self._rewrite()
         except BaseException:
             self._lock.release()
             raise
-        self._staged: dict[str, Entry] = {}
-        self._logged: set[str] = set()
-        self._names = map(str, itertools.count(1 + max((int(e.staged) for e in self.files.values()), default=0)))
-        self._lines = 0
-        if not sound:
-            self._rewrite()
 
     def _recover(self) -> None:
         """Put in place what a commit that was cut off had still staged, and remove what no commit names."""
@@ -239,9 +239,7 @@ def left_over(root: Path) -> list[Path]:
 
 def sync(path: Path) -> None:
     """Bring a file, or the names in a folder, to the disk."""
-    if path.is_dir() and os.name == "nt":  # Windows has no such call for folders
-        return
-    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -12,11 +12,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
 from fedstat.store import journal
 
+AGAIN = "Remove it and run again."
 # A draft without a lock is not yet locked rather than left over if it is younger than this, in seconds.
 _YOUNG = 60
 
@@ -67,9 +69,29 @@ def claim(
 def command_of(path: Path) -> str | None:
     """Command that made a store, None if it cannot be told that one did."""
     try:
-        return str(json.loads((path / "zarr.json").read_bytes())["attributes"]["command"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return str(attributes(path)["command"])
+    except (OSError, ValueError, KeyError):
         return None
+
+
+def attributes(path: Path) -> dict[str, Any]:
+    """Attributes of a store.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no store.
+    DamageError
+        If they cannot be read.
+    """
+    try:
+        return dict(json.loads((path / "zarr.json").read_bytes()).get("attributes", {}))
+    except (FileNotFoundError, NotADirectoryError):
+        if (path / journal.FOLDER).is_dir():
+            raise journal.DamageError(f"the run at {path} is damaged: zarr.json is missing. {AGAIN}") from None
+        raise FileNotFoundError(f"there is no run at {path}: a run is a folder with a file zarr.json in it") from None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        raise journal.DamageError(f"the run at {path} is damaged: zarr.json cannot be read. {AGAIN}") from None
 
 
 @contextmanager
@@ -87,7 +109,8 @@ def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
             lock.release()
             raise
     except BaseException:
-        remove(folder)
+        if folder.exists():
+            remove(folder)
         raise
 
 

@@ -75,8 +75,7 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     path = Path(path)
     if not path.exists():
         place.settle(path)  # brings back a store that was being replaced when the process was killed
-    if not (path / "zarr.json").exists() and not (path / journal.FOLDER).exists():
-        raise FileNotFoundError(f"there is no run at {path}: a run is a folder with a file zarr.json in it")
+    place.attributes(path)
     if verify is not False and (found := damage(path, checksums=verify is True, require=verify is True)):
         raise journal.DamageError(
             f"the run at {path} is damaged: {describe(found)}. Resume it to compute again what can be, remove it and "
@@ -87,7 +86,7 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     except Exception as error:
         # What zarr and xarray raise on files that are cut off or changed is of many types.
         raise journal.DamageError(
-            f"the run at {path} is damaged ({type(error).__name__}: {error}). Remove it and run again."
+            f"the run at {path} is damaged ({type(error).__name__}: {error}). {place.AGAIN}"
         ) from error
     return _without_journal(tree)
 
@@ -100,15 +99,14 @@ def _without_journal(tree: xr.DataTree) -> xr.DataTree:
 
 def config_of(path: str | Path) -> dict[str, Any]:
     """Settings that a run was started with."""
-    attrs = open_run(path, verify=False).attrs
+    attrs = place.attributes(Path(path))
     if "config" not in attrs:
         raise ValueError(f"{path} is no run of fedstat: its attributes hold no settings. Choose another path.")
     try:
         return dict(json.loads(attrs["config"]))
     except (ValueError, TypeError):
-        raise journal.DamageError(
-            f"the run at {path} is damaged: its settings cannot be read. Remove it and run again."
-        ) from None
+        what = f"the run at {path} is damaged: its settings cannot be read. {place.AGAIN}"
+        raise journal.DamageError(what) from None
 
 
 def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[Damage]:

@@ -24,7 +24,7 @@ from zarr.storage import LocalStore
 from fedstat.store import journal, place
 from fedstat.store.journal import Journal
 from fedstat.store.provenance import code, now, revision, to_json
-from fedstat.store.read import Damage, config_of, damage, describe, open_run
+from fedstat.store.read import Damage, config_of, damage, describe
 
 _STATE = f"{journal.FOLDER}/state"
 _COMPRESSORS = (ZstdCodec(), Crc32cCodec())
@@ -294,27 +294,28 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str) -> Writ
     """
     path = Path(path)
     place.claim(path, command, resume=True)
-    _require_same(path, config)
+    ended = "ended" in place.attributes(path)
     if not (path / journal.FOLDER / "log").exists():
         raise ValueError(f"{path} has no journal, so that it can be read but not gone on with. Choose another path.")
-    run = open_run(path, verify=False)
-    whole = "ended" in run.attrs and not damage(path, checksums=True)
-    if whole and not journal.left_over(path) and _STATE not in journal.read_log(path):
+    tidy = not journal.left_over(path) and _STATE not in journal.read_log(path)
+    if ended and tidy and not damage(path, checksums=True):
+        _require_same(path, config)
         return Writer(path, None)
     files = Journal(path)
     try:
-        if whole:  # but for the last steps of finishing it
+        found = damage(path, checksums=True)
+        if fixed := [one for one in found if one.fixed]:
+            raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {place.AGAIN}")
+        _require_same(path, config)
+        if ended and not found:  # but for the last steps of finishing it
             files.finish(without=(_STATE,))
             files.close()
             return Writer(path, None)
-        found = damage(path, checksums=True)
-        if fixed := [one for one in found if one.fixed]:
-            raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. Remove it and run again.")
         if found:
             warnings.warn(f"the run at {path} is damaged: {describe(found)}. That is computed again.", stacklevel=2)
             files.forget(one.file for one in found)
         writer = Writer(path, files, damaged=found)
-        if found and writer.finished:
+        if ended:
             del writer._root.attrs["ended"]
         writer.note_code()
         writer.commit()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -158,7 +157,7 @@ def run_all(
     experiment.read_data(absent, where.get("data_dir"))
     for number, (settings, path) in enumerate(zip(runs, paths, strict=True)):
         again = path.exists() and _finished(path)
-        if again and (not repeat or store.open_run(path).attrs["code"] == store.code()):
+        if again and (not repeat or store.attributes(path)["code"] == store.code()):
             yield settings, path, False
             continue
         out = _draft(path) if again else path
@@ -180,8 +179,8 @@ def run_all(
 def _draft(path: Path) -> Path:
     """Where a run is made again, beside the one whose place it takes; it goes on only with the code that began it."""
     draft = path.with_suffix(".repeat")
-    if draft.exists() and store.open_run(draft).attrs["code"] != store.code():
-        shutil.rmtree(draft)
+    if draft.exists() and store.attributes(draft)["code"] != store.code():
+        store.remove(draft)
     return draft
 
 
@@ -198,4 +197,4 @@ def name_of(settings: Settings) -> str:
 
 def _finished(path: Path) -> bool:
     """Whether a run is complete and as it was written; a damaged one is to be resumed, which mends it."""
-    return "ended" in store.open_run(path, verify=False).attrs and not store.damage(path, checksums=True)
+    return "ended" in store.attributes(path) and not store.damage(path, checksums=True)
