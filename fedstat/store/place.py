@@ -101,6 +101,7 @@ def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
     folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
     try:
         (folder / journal.FOLDER).mkdir()
+        journal.sync(folder)  # so that it is known as ours before anything else can be in it
         lock = journal.hold(folder)
         try:
             folder.chmod(0o755)

@@ -86,7 +86,8 @@ def require_same(path: Path, expected: dict[str, np.ndarray]) -> None:
     assert found.keys() == expected.keys()
     for name, x in expected.items():
         np.testing.assert_array_equal(found[name], x, err_msg=name)
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    left = [p.relative_to(path.parent).as_posix() for p in path.parent.rglob("*") if not p.is_relative_to(path)]
+    assert not left, left
     assert sorted(p.name for p in (path / "journal").iterdir()) == ["log", "zarr.json"]
 
 
