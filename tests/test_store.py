@@ -139,6 +139,28 @@ def test_a_store_that_was_being_replaced_comes_back(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
 
 
+def test_what_replaces_a_store_through_a_link_stands_where_the_link_leads(tmp_path):
+    attrs = store.provenance("A run", {}, command="made up")
+    (tmp_path / "far").mkdir()
+    (tmp_path / "run.zarr").symlink_to(tmp_path / "far" / "run.zarr")
+    for number in (1, 2):
+        result = xr.DataTree(xr.Dataset({"x": number}))
+        store.save(
+            tmp_path / "far" / "run.zarr" if number == 1 else tmp_path / "run.zarr", result, attrs, overwrite=True
+        )
+    assert (tmp_path / "run.zarr").is_symlink()
+    assert store.open_run(tmp_path / "far" / "run.zarr", verify=True)["x"] == 2
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_old_store_is_kept_while_something_else_stands_in_its_place(tmp_path):
+    create(tmp_path / "run.zarr").finish()
+    (tmp_path / "run.zarr").rename(tmp_path / "run.zarr.replaced-01234567")
+    (tmp_path / "run.zarr").mkdir()
+    store.settle(tmp_path / "run.zarr")
+    assert (tmp_path / "run.zarr.replaced-01234567" / "zarr.json").exists()
+
+
 def test_a_store_has_one_writer_at_a_time(tmp_path):
     with create(tmp_path / "run.zarr") as writer:
         with pytest.raises(BlockingIOError, match=r"is being written by another process\. Wait until that has ended"):

@@ -162,9 +162,9 @@ def settle(path: str | Path) -> None:
     if not path.parent.is_dir():
         return
     for old in _beside(path, "replaced-[0-9a-f]{8}"):
-        if os.path.lexists(path):
+        if command_of(path) is not None:
             remove(old)
-        elif command_of(old) is not None:
+        elif not os.path.lexists(path) and command_of(old) is not None:
             old.rename(path)
     for folder in _beside(path, "partial-[0-9a-z_]{8}"):
         if _left_over(folder):
@@ -175,8 +175,10 @@ def remove(folder: Path) -> None:
     """Remove a store or a draft, its journal last: what a killed process leaves of it is still known as ours."""
     ours = folder / journal.FOLDER
     for path in folder.iterdir():
-        if path != ours:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+        elif path != ours:
+            shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -223,7 +223,7 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
     FileExistsError
         If something is there that is not to be replaced.
     """
-    path = Path(path)
+    path = Path(path).resolve()
     place.claim(path, attrs["command"], overwrite=overwrite, hint="Pass overwrite=True")
     with place.draft(path) as (folder, lock):
         _journal_node(folder)
