@@ -13,7 +13,7 @@ from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.stats.moments import Moments, balanced, broken_units, correlation, moments, rescaled
+from fedstat.stats.moments import Moments, broken_units, correlation, rescaled, scaled_moments
 from fedstat.stats.wide import require_memory, safe_blas
 
 _BLOCK = 2**26  # bytes read at once
@@ -55,7 +55,7 @@ def layer_matrix(weights: Weights) -> Any:
 def sums(weights: Weights) -> tuple[Moments, NDArray[Any], int]:
     """Moments over clients, labels of the units, number of clients; a block of clients is in memory at a time.
 
-    The units' scales are powers of two of their own, as in :func:`fedstat.stats.moments.balanced`.
+    The units' scales are powers of two of their own, as in :func:`fedstat.stats.moments.scaled_moments`.
     """
     units, total, n = labels(weights, "unit", 1), None, 0
     for one in _each(weights, units):
@@ -80,8 +80,8 @@ _Scaled = tuple[Moments, Any]
 
 def _each(weights: Weights, units: NDArray[Any]) -> Iterator[_Scaled]:
     for client, block in client_blocks(weights):
-        z, exponent = balanced(block)
-        yield name_bad(moments(z), units, client), exponent
+        found, exponent = scaled_moments(block)
+        yield name_bad(found, units, client), exponent
 
 
 def _joined(a: _Scaled, b: _Scaled) -> _Scaled:

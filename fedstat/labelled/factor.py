@@ -23,7 +23,7 @@ from fedstat.labelled.coerce import (
 )
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation, SplitResult, Tau
 from fedstat.stats import eigen, factor
-from fedstat.stats.moments import Moments, balanced, correlation, moments
+from fedstat.stats.moments import Moments, correlation, scaled_moments
 from fedstat.stats.wide import require_memory
 
 Heywood = Literal["allow", "bound", "error"]
@@ -127,7 +127,7 @@ def fa(
         r = correlation_matrix(z)
     else:
         n_obs = int(z.shape[0])
-        r = correlation(name_bad(moments(balanced(z)[0]), units))
+        r = correlation(name_bad(scaled_moments(z)[0], units))
     return _analyse(r, units, n_obs, None, kappa, n_factors, method, rotation, options)
 
 

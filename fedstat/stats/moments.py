@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
@@ -18,6 +19,8 @@ Array = Any
 
 # A unit whose variance is below this share of its mean square is constant up to the rounding of float64 means.
 _DEAD = 1e-26
+# Below this sum of squares some of them may have vanished.
+_LEAST = 1e-200
 
 
 class Moments(NamedTuple):
@@ -53,7 +56,7 @@ def moments(z: Array) -> Moments:
     ----------
     z : array (..., row, unit)
         Rows are (client, weight) pairs, in any order and any partition. Their squares must be within float64, see
-        :func:`balanced`.
+        :func:`scaled_moments`.
 
     Examples
     --------
@@ -73,8 +76,8 @@ def moments(z: Array) -> Moments:
         return Moments(n, mean, xp.matrix_transpose(z) @ z)
 
 
-def balanced(z: Array) -> tuple[Array, Array]:
-    """Rows with every unit divided by a power of two that keeps its squares within float64; correlations do not change.
+def scaled_moments(z: Array) -> tuple[Moments, Array]:
+    """Moments of rows of any size, with units divided by powers of two where their squares leave float64.
 
     Parameters
     ----------
@@ -82,17 +85,18 @@ def balanced(z: Array) -> tuple[Array, Array]:
 
     Returns
     -------
-    z : array (row, unit)
-        The same object if nothing is to be done.
+    moments : Moments
     exponent : array (unit,)
-        Of the power of two; 0 for ordinary sizes.
+        Of the powers of two, which change no correlation; 0 where all sizes are ordinary.
     """
     xp = array_namespace(z)
-    if z.dtype != xp.float64:  # squares of other types are within float64
-        return z, xp.zeros(z.shape[-1], dtype=xp.float64, device=device_of(z))
-    most = scale.largest(z, 0)
-    e = scale.exponent(most)
-    return z * scale.power(-e) if bool(xp.any((e != 0) & (most > 0))) else z, e
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = moments(z)
+    size = xp.linalg.diagonal(found.cross)
+    if z.dtype != xp.float64 or bool(xp.all((size > _LEAST) & xp.isfinite(size))):
+        return found, xp.zeros(z.shape[-1], dtype=xp.float64, device=device_of(z))
+    e = scale.exponent(scale.largest(z, 0))
+    return moments(z * scale.power(-e)), e
 
 
 def rescaled(m: Moments, exponent: Array) -> Moments:
