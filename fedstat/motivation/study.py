@@ -187,6 +187,7 @@ def _study(
         writer = store.resume(out, config, command=COMMAND)
     else:
         images = _images(settings, data_dir)
+        _require_dealt(settings, images)
         attrs = store.provenance("Motivating study", config, command=COMMAND, device=device, references=SOURCE)
         writer = store.create(out, _layout(settings, _net(settings, images)), attrs)
     with writer:
@@ -197,6 +198,18 @@ def _study(
 
 def _images(settings: Settings, data_dir: str | Path | None) -> xr.Dataset:
     return data.to_float(data.load(settings.data, data_dir), mean=settings.mean, sd=settings.sd)
+
+
+def _require_dealt(settings: Settings, images: xr.Dataset) -> None:
+    """Deal the labels alone in all cases, so that what cannot be dealt is said before the first is trained."""
+    labels = _training(images)
+    labels = labels.drop_vars("x").assign(x=("sample", np.zeros(labels.sizes["sample"], np.uint8)))
+    for case in settings.cases:
+        PARTITIONS[case](labels, clients=settings.clients, seed=settings.seed)
+
+
+def _training(images: xr.Dataset) -> xr.Dataset:
+    return images.isel(sample=np.flatnonzero(images["split"].to_numpy() == "train"))
 
 
 def _go_on(
@@ -210,7 +223,7 @@ def _go_on(
 ) -> None:
     """Make the cases that are not done, or damaged."""
     common = Samples(*(part.to(device) for part in _common(settings, images)))
-    train = images.isel(sample=np.flatnonzero(images["split"].to_numpy() == "train"))
+    train = _training(images)
     done = writer.read("outputs/done")
     for i, case in enumerate(tqdm(settings.cases, unit="case", disable=not progress)):
         if not done[i] or any(one.hits(case=i) for one in writer.damaged):

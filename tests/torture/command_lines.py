@@ -173,6 +173,7 @@ MOTIVATION = """
 --replicates 1 | replicates must be an integer >= 2
 --outputs all | invalid choice: 'all'
 --clients 100000 --out new.zarr | clients
+--clients 9 --out new.zarr | clients must be an integer from 10 to 1797
 --out sim.zarr --resume | was made by fedstat.sim, not by fedstat.motivation
 --out motivation.zarr | --out motivation.zarr exists
 --out motivation.zarr --resume --hidden 9 | was started with other settings
