@@ -219,10 +219,13 @@ def test_bad_arguments_leave_with_2_and_name_what_was_wrong(case, tmp_path, monk
 
 
 def test_an_existing_store_is_not_overwritten(tmp_path, capsys):
-    (tmp_path / "run.zarr").mkdir()
-    with pytest.raises(SystemExit):
-        main(["--out", str(tmp_path / "run.zarr")])
-    assert "exists already. Add --resume, choose another path" in capsys.readouterr().err
+    sim.study(**SMALL | {"rounds": 1, "replicates": 1, "methods": ["true"]}, out=tmp_path / "run.zarr")
+    (tmp_path / "folder").mkdir()
+    for name, says in (("run.zarr", "Add --resume, choose another path"), ("folder", "it is left as it is")):
+        with pytest.raises(SystemExit):
+            main(["--out", str(tmp_path / name)])
+        assert f"{name} exists already" in (said := capsys.readouterr().err)
+        assert says in said
 
 
 def test_a_study_that_diverges_at_once_says_so_and_leaves_nothing(tmp_path, capsys):

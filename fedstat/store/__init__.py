@@ -3,7 +3,7 @@
 from fedstat.store.journal import DamageError
 from fedstat.store.place import attributes, claim, command_of, remove, replace, settle
 from fedstat.store.provenance import code, now, provenance, to_json
-from fedstat.store.read import Damage, config_of, damage, describe, open_run
+from fedstat.store.read import Damage, config_of, damage, describe, open_run, require_sound
 from fedstat.store.write import Group, Variable, Writer, create, resume, save
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "provenance",
     "remove",
     "replace",
+    "require_sound",
     "resume",
     "save",
     "settle",

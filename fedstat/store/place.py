@@ -21,6 +21,7 @@ from fedstat.store import journal
 AGAIN = "Remove it and run again."
 # A draft without a lock is not yet locked rather than left over if it is younger than this, in seconds.
 _YOUNG = 60
+_TRIES, _PAUSE = 5, 0.05
 
 
 def claim(
@@ -110,8 +111,7 @@ def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
             lock.release()
             raise
     except BaseException:
-        if folder.exists():
-            remove(folder)
+        discard(folder)
         raise
 
 
@@ -180,6 +180,14 @@ def remove(folder: Path) -> None:
         elif path != ours:
             shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def discard(folder: Path) -> None:
+    """Remove a store whose writing failed, until it stays away: zarr's threads may not have noticed yet."""
+    for _ in range(_TRIES):
+        if folder.exists():
+            remove(folder)
+        time.sleep(_PAUSE)
 
 
 def _beside(path: Path, ending: str) -> list[Path]:

@@ -76,11 +76,8 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     if not path.exists():
         place.settle(path)  # brings back a store that was being replaced when the process was killed
     place.attributes(path)
-    if verify is not False and (found := damage(path, checksums=verify is True, require=verify is True)):
-        raise journal.DamageError(
-            f"the run at {path} is damaged: {describe(found)}. Resume it to compute again what can be, remove it and "
-            "run again, or read the rest with fedstat.open_run(path, verify=False)."
-        )
+    if verify is not False:
+        require_sound(path, checksums=verify is True, require=verify is True)
     try:
         tree = xr.open_datatree(path, engine="zarr", consolidated=False)
     except Exception as error:
@@ -89,6 +86,15 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
             f"the run at {path} is damaged ({type(error).__name__}: {error}). {place.AGAIN}"
         ) from error
     return _without_journal(tree)
+
+
+def require_sound(path: Path, *, checksums: bool, require: bool = False) -> None:
+    """Raise DamageError, naming arrays and cells, if a store is damaged; arguments as of :func:`damage`."""
+    if found := damage(path, checksums=checksums, require=require):
+        raise journal.DamageError(
+            f"the run at {path} is damaged: {describe(found)}. Resume it to compute again what can be, remove it and "
+            "run again, or read the rest with fedstat.open_run(path, verify=False)."
+        )
 
 
 def _without_journal(tree: xr.DataTree) -> xr.DataTree:

@@ -87,7 +87,7 @@ class Writer:
         if self._files is None:
             return
         if kind is not None and self._new:
-            place.remove(self.path)
+            place.discard(self.path)
         self._files.close()
 
     @property

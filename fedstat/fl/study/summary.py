@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedstat.fl import nets
 from fedstat.stats.split import adjusted_rand, same_state
-from fedstat.store import open_run
+from fedstat.store import open_run, require_sound
 
 WINDOW = 10
 """Consecutive rounds over which accuracies are averaged (FedFac §5.2)."""
@@ -145,10 +145,9 @@ def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
             continue
         try:
             rows.append(row(run) | {"path": str(path)})
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-        except RuntimeError as error:  # as a chunk that is cut off is told
-            raise ValueError(f"the run at {path} is damaged ({error}). Remove it and run again.") from error
+        except (ValueError, RuntimeError) as error:
+            require_sound(path, checksums=True)  # which zarr says in words of its own
+            raise ValueError(f"{path}: {error}") from error
         configs.append(_config(run))
     table = pd.DataFrame(rows)
     labels = [r["label"] for r in rows]
