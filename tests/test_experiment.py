@@ -145,7 +145,7 @@ def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
     assert "  0/200" in personal
     assert "layer   " not in head
     assert "nothing was masked" in head
-    assert "mean of the last 3 rounds" in usual
+    assert "last evaluated round" in usual
 
 
 def test_the_command_trains_reports_and_resumes(tmp_path, capsys):

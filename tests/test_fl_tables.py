@@ -6,6 +6,7 @@ import functools
 import runpy
 import shutil
 import tomllib
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,32 @@ def test_the_rule_and_the_reference_can_be_chosen(runs, run_table):
     assert values.query("label != 'all settings'")["n_values"].eq(1).all()
     assert values.query("label == 'all settings'")["n_values"].eq(2).all()
     assert "no standard error" in text
+
+
+def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_ten(tmp_path, run_table):
+    folder = grid(tmp_path / "grid", methods=METHODS, rounds=6)
+    text, values, markdown = run_table("table2", folder)
+    rows = COLLECT(folder).table.query("label == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")["final"]
+    line = values.query("label == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
+    assert_allclose(line["p_value"], stats.ttest_rel(rows["fedavg"], rows["fedfac-dynamic"]).pvalue, rtol=1e-4)
+    assert np.isnan(line["best10"])
+    assert "final: the last evaluated round" in text
+    assert "fewer than 10 rounds" in text
+    assert "CIFAR-10, π = 0.1: 6 rounds" in " ".join(text.split())
+    assert "| method | final | " in markdown
+    for rule in ("best10", "last10"):
+        with pytest.raises(
+            ValueError, match=f"{rule} averages 10 rounds, but there are fewer: .*: 6 rounds.*Use final"
+        ):
+            tables.accuracy(COLLECT(folder), PAPER, Namespace(rule=rule, reference=None))
+    text, _, _ = run_table("table8", folder, "b")
+    assert "final: the last evaluated round random:" in " ".join(text.split())
+
+
+def test_of_ten_rounds_those_that_count_are_counted(tmp_path, run_table):
+    folder = grid(tmp_path / "grid", methods=("fedavg", "fedfac-dynamic"), rounds=25, evaluate_every=5)
+    text, _, _ = run_table("table2", folder)
+    assert "consecutive rounds (of which 2 were evaluated)" in " ".join(text.split())
 
 
 def test_a_mean_over_settings_has_no_standard_error(runs, run_table):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.fl.study import show, summary
+from fedstat.fl.study import rules, show, summary
 from fedstat.fl.study.show import METHODS, Table, interval, labels, number, plus_minus, published
 from fedstat.fl.study.summary import Grid
 from fedstat.fl.study.tables import (
@@ -71,7 +71,7 @@ def tuning(grid: Grid, paper: Paper, _: Namespace, *, name: str, method: str = "
     blocks |= _references(grid, paper, name, symbol)
     said = (
         f"chosen (*): best mean validation accuracy; test: of the round chosen on validation data; {SE}",
-        "best10: best mean over 10 consecutive rounds of the test data",
+        f"best10: {rules.words('best10', runs)}",
         "difference: test, from the chosen, paired over seeds, 95 % for all rows of a block together (Bonferroni)",
     )  # fmt: skip
     title = f"Table {name[-1]}. Tuning {symbol} on validation data, {METHODS.get(method, method)}"
@@ -165,17 +165,19 @@ def random_split(grid: Grid, paper: Paper, args: Namespace) -> Table:
     if "random" not in set(rows["method"]):
         raise ValueError("no run has a random split, so there is nothing to compare with: run the algorithm 'random'")
     grid = grid._replace(table=rows)
-    values, notes = compared(rows, grid, args.rule, "random")
-    values, notes = with_pooled(values, notes, rows, args.rule, "random")
+    rule = rules.choose(rows, args.rule)
+    values, notes = compared(rows, grid, rule, "random")
+    values, notes = with_pooled(values, notes, rows, rule, "random")
     values["paper"] = [published(paper, "table8", r["label"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(label): pd.DataFrame(
-            line(r, args.rule, "random") | {"pairs": str(r["n"]), "paper": number(r["paper"])}
+            line(r, rule, "random") | {"pairs": str(r["n"]), "paper": number(r["paper"])}
             for r in part.to_dict("records")
         )
         for label, part in values.groupby("label", sort=False)
     }
     said = (
+        f"{rule}: {rules.words(rule, rows)}",
         f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}",
         *together(grid, "random"), POOLED,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.fl.study import show, summary
+from fedstat.fl.study import rules, show, summary
 from fedstat.fl.study.show import METHODS, Table, interval, labels, number, ordered, plus_minus, published
 from fedstat.fl.study.summary import Grid
 from fedstat.stats import compare
@@ -29,13 +29,13 @@ POOLED = "all settings: means without ±, for settings differ; pairs are setting
 
 def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
     """Table 2: test accuracy of all methods, with the other rules beside the one that is compared."""
-    rule, reference = args.rule, args.reference or "fedfac-dynamic"
+    rule, reference = rules.choose(grid.table, args.rule), args.reference or "fedfac-dynamic"
     values, notes = compared(grid.table, grid, rule, reference)
     values, notes = with_pooled(values, notes, grid.table, rule, reference)
-    others = grid.table.groupby(["label", "method"])[[*summary.RULES, "optimism", "before"]].mean()
+    others = grid.table.groupby(["label", "method"])[[*rules.RULES, "optimism", "before"]].mean()
     values = values.join(others, on=["label", "method"])
     values["paper"] = [published(paper, "table2", r["label"]).get(r["method"]) for r in values.to_dict("records")]
-    beside = [name for name in summary.RULES if name != rule]
+    beside = [name for name in rules.RULES if name != rule]
     blocks = {
         str(label): pd.DataFrame(
             line(r, rule, reference) | {name: number(r[name]) for name in (*beside, "optimism", "before", "paper")}
@@ -44,8 +44,8 @@ def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
         for label, rows in values.groupby("label", sort=False)
     }
     said = [
-        f"{rule}: {_RULES[rule]}; {SE}", *together(grid, reference), POOLED,
-        *(f"{name}: {_RULES[name]}" for name in beside),
+        f"{rule}: {rules.words(rule, grid.table)}; {SE}", *together(grid, reference), POOLED,
+        *(f"{name}: {rules.words(name, grid.table)}" for name in beside),
         "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
         "before: active clients' models as they leave local training, last 10 rounds",
     ]  # fmt: skip
@@ -58,6 +58,7 @@ def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
 def interaction(grid: Grid, _: Paper, args: Namespace) -> Table:
     """Mixed model accuracy ~ method * heterogeneity + (1 | seed), for each data set with two or more settings."""
     blocks, values, notes = {}, [], []
+    rule = rules.choose(grid.table, args.rule)
     datasets = {label: str(grid.configs[label]["data"]) for label in labels(grid)}
     for name in dict.fromkeys(datasets.values()):
         rows = grid.table[grid.table["label"].map(datasets) == name]
@@ -67,7 +68,7 @@ def interaction(grid: Grid, _: Paper, args: Namespace) -> Table:
             continue
         try:
             fit = compare.mixed(
-                rows, reference=args.reference or "fedavg", value=args.rule, heterogeneity="label", group="seed"
+                rows, reference=args.reference or "fedavg", value=rule, heterogeneity="label", group="seed"
             )
         except ValueError as error:
             notes.append(f"{name}: no mixed model: {error}")
@@ -82,9 +83,10 @@ def interaction(grid: Grid, _: Paper, args: Namespace) -> Table:
             }
         )
         notes += [f"{name}: {fit.note}"] if fit.note else []
+    notes.append(f"{rule}: {rules.words(rule, grid.table)}")
     notes.append("t tests with N − seeds − (terms − 1) degrees of freedom; p not adjusted")
     table = pd.concat(values) if values else pd.DataFrame()
-    title = f"Mixed model {args.rule} ~ method * setting + (1 | seed)"
+    title = f"Mixed model {rule} ~ method * setting + (1 | seed)"
     return Table(title, table, blocks, (*notes, *show.origin(grid)))
 
 
@@ -281,11 +283,3 @@ def _not_run(grid: Grid, paper: Paper, name: str) -> list[str]:
 def source(grid: Grid, paper: Paper) -> list[str]:
     """Where the paper's values and the runs come from."""
     return [f"paper: reference values at the paper's own scale, {paper.get('source', '')}", *show.origin(grid)]
-
-
-_RULES = {
-    "best10": "best mean over 10 consecutive rounds (those that were evaluated), chosen on the test data that it "
-    "reports (as the paper's Table 2)",
-    "last10": "mean over the last 10 rounds (those that were evaluated)",
-    "validated": "the round with the best accuracy on validation data",
-}
