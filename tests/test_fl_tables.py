@@ -124,6 +124,27 @@ def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_
     assert "final: the last evaluated round random:" in " ".join(text.split())
 
 
+def test_intervals_of_all_methods_rest_on_the_residuals_of_all(runs, run_table):
+    text, values, _ = run_table("table2", runs, "", "--select", "label=CIFAR-10, π = 0.1")
+    here = values.set_index("method")
+    row = here.loc["fedavg"]
+    shown = show.interval(row["pooled_difference"], row["pooled_low"], row["pooled_high"])
+    assert f"{shown}  {tables.p_text(row['pooled_p'])}" in text
+    assert row["pooled_df"] == 3 * 2
+    assert "with one residual variance of all within seeds" in " ".join(text.split())
+    ratios = run_table("table7", runs)[1].query("method == 'random'")
+    assert_allclose(ratios["ratio_high"], np.exp(ratios["pooled_high"]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "table7"])
+def test_where_seeds_are_too_few_for_a_claim_tables_say_so_in_place_of_an_interval(name, runs, run_table):
+    text, _, _ = run_table(name, runs, "", "--select", "seed=1", "--reference", "fedavg")
+    rows = [line for line in text.partition("all settings")[0].splitlines() if line.startswith(("FedPer", "random "))]
+    assert rows
+    assert all("(too few seeds)" in line and "[" not in line for line in rows)
+    assert "too few blocks for any claim" in " ".join(text.split())
+
+
 def test_of_ten_rounds_those_that_count_are_counted(tmp_path, run_table):
     folder = grid(tmp_path / "grid", methods=("fedavg", "fedfac-dynamic"), rounds=25, evaluate_every=5)
     text, _, _ = run_table("table2", folder)

@@ -16,9 +16,9 @@ from threadpoolctl import threadpool_limits
 from fedstat.fl import nets
 from fedstat.fl.study import rules, show, summary
 from fedstat.fl.study.rules import WINDOW
-from fedstat.fl.study.show import METHODS, Table, caption, interval, number, plus_minus
+from fedstat.fl.study.show import METHODS, Table, caption, number, plus_minus
 from fedstat.fl.study.summary import Grid
-from fedstat.fl.study.tables import against_zero
+from fedstat.fl.study.tables import against_zero, claim
 from fedstat.labelled import bootstrap, fa, permutation_test
 from fedstat.labelled.coerce import client_sums, correlation_of
 from fedstat.results import ConvergenceWarning
@@ -226,7 +226,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
                 "τ": show.setting(r["tau"]),
                 "estimator": r["estimator"] or "pa",
                 "pairs": r["n"],
-                "difference [95 %]": interval(r["difference"], r["conf_low"], r["conf_high"]),
+                "difference [95 %]": claim(r["difference"], r["conf_low"], r["conf_high"], r["n"] - 1),
                 "p (Holm)": number(r["p_holm"]),
                 "p (signs)": number(r["p_sign_flip"], 3),
             }
