@@ -217,6 +217,14 @@ def test_the_command_splits_prints_stores_and_draws(files: list[Path], tmp_path:
     assert (data["p_shared"][:6] > 0.9).all()
 
 
+def test_a_summary_is_text_of_many_lines(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*map(str, files), "--layer", "fc1", "--n-factors", "1", "--summary"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("fc1: Split of ")
+    assert "\\n" not in text
+    assert "\nSS loadings" in text
+
+
 @pytest.mark.parametrize(("tau", "shared"), [("inf", 0), ("-inf", 10), ("abs:0.5", 6)])
 def test_limits_and_absolute_thresholds_go_through_the_store(
     files: list[Path], tmp_path: Path, tau: str, shared: int
@@ -302,4 +310,4 @@ def test_non_convergence_is_a_line_on_stderr(tmp_path: Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     assert captured.out.startswith("w: Split of 30 units")
     assert "NOT converged in 50 steps" in captured.out
-    assert captured.err.startswith("warning: pa was still moving")
+    assert captured.err.startswith("warning: w: pa was still moving")
