@@ -42,17 +42,23 @@ def test_all_units_dead_is_an_error() -> None:
 
 
 def test_fewer_rows_than_units_gives_a_singular_matrix_and_finite_communalities() -> None:
-    w = np.random.default_rng(0).normal(size=(1, 30, 12))
+    w = np.random.default_rng(0).normal(size=(2, 30, 6))
     result = fs.split(w, kappa=0.5, method="pa").fit
     assert np.linalg.matrix_rank(result.correlation) == 11
     assert np.isfinite(result.communality).all()
     assert (result.eigenvalues[11:] < 1e-10).all()
 
 
-def test_one_client_is_allowed_and_one_row_is_not() -> None:
-    assert fs.split(weights(clients=1), n_factors=2).fit.n_obs == 30
+def test_one_client_is_split_with_a_word_and_one_row_is_not() -> None:
+    alone = weights(clients=1)
+    with pytest.warns(UserWarning, match="of one client, so that agreement between clients cannot enter"):
+        result = fs.split(alone, n_factors=2)
+    assert result.fit.n_obs == 30
+    for again in (lambda: fs.update(result, alone), lambda: fs.stability(alone, kappa=0.5, n_starts=0)):
+        with pytest.warns(UserWarning, match="of one client"):
+            again()
     with pytest.raises(ValueError, match=r"at least 2 rows .* but got 1"):
-        fs.split(np.ones((1, 4, 1)))
+        fs.fa(np.ones((1, 4)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -128,9 +134,8 @@ def test_as_many_factors_as_units_is_said_to_tell_nothing() -> None:
     [
         (np.repeat(np.random.default_rng(0).normal(size=(7, 1, 15)), 8, axis=1), 0.7, "1 for 8"),
         (np.random.default_rng(0).normal(size=(2, 30, 5)), 1.0, "9 for 30"),
-        (np.random.default_rng(0).normal(size=(1, 8, 3)), 0.9, "2 for 8"),
     ],
-    ids=["identical units", "fewer rows than units", "one client"],
+    ids=["identical units", "fewer rows than units"],
 )
 def test_as_many_factors_as_the_rank_is_said_to_tell_nothing(w: np.ndarray, kappa: float, rank: str) -> None:
     with pytest.warns(UserWarning, match=f"as the correlations have rank, {rank} live units"):
