@@ -301,6 +301,7 @@ def train(
     else:
         title = f"{algorithm.name}, {rounds} rounds"
         attrs = store.provenance(title, config, command=COMMAND, device=str(job.device))
+        attrs["about"] = store.to_json(about or {})  # as given: in config what was found, such as clients, replaces it
         writer = store.create(out, _groups(job, plan), attrs)
     # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
     with writer, _tf32(precision == "tf32"), threadpool_limits(1, user_api="blas"):

@@ -29,7 +29,7 @@ def report(run: xr.DataTree) -> str:
     n = metrics["n_train"].to_numpy()
     who = (
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
-        f"({n.min()} to {n.max()} training samples), {config['participation']:.4g} of the clients active in a round"
+        f"({n.min()} to {n.max()} training samples), {_share(config['participation'])} active in a round"
     )
     first = ", but for its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
@@ -46,6 +46,10 @@ def report(run: xr.DataTree) -> str:
     if "masking" in run.children:
         parts.append(_masking(run))
     return "\n\n".join(parts)
+
+
+def _share(participation: float) -> str:
+    return "all clients" if participation == 1 else f"{100 * participation:.4g} % of the clients"
 
 
 def _accuracies(row: dict[str, float]) -> str:
