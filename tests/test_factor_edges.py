@@ -13,6 +13,7 @@ from layers import R8, weights
 
 import fedstat.labelled as fs
 from fedstat.results import ConvergenceWarning
+from fedstat.sim import generate
 from fedstat.stats import factor
 from fedstat.stats.moments import correlation, moments
 
@@ -261,3 +262,11 @@ def test_tidy_has_one_row_a_unit_with_its_label_and_group() -> None:
     np.testing.assert_allclose((table[["factor_1", "factor_2"]] ** 2).sum(axis=1), table["h2"], atol=1e-12)
     assert (table["group"] == "shared").sum() == 6
     assert ((table["margin"] >= 0) == (table["group"] == "shared")).all()
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5])
+def test_the_way_out_that_the_warning_names_first_leads_out(p: float) -> None:
+    w = generate(clients=100, d=100, m=50 if p == 0.5 else 200, p=p, n_train=2, n_test=2)["w"]
+    with pytest.warns(ConvergenceWarning, match=r"Raise max_iter \(1000 mostly does\)"):
+        fs.split(w)
+    assert fs.split(w, max_iter=1000).fit.converged

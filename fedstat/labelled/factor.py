@@ -97,7 +97,9 @@ def fa(
     Warns
     -----
     ConvergenceWarning
-        If the cap was reached first. Usual for ``"pa"`` at κ >= 0.85, where communalities run to 1 and past it.
+        If the cap was reached first, as is usual for ``"pa"``: of 20 hidden layers trained on MNIST and CIFAR-10
+        (20 clients, 10 rounds) 1 converged within 50 steps at κ = 0.85, 5 at 0.75 and 15 at 0.5; within 1000 steps
+        19, 19 and 20 did. So no κ is a cure, and the default is the paper's; a higher ``max_iter`` mostly is.
 
     Examples
     --------
@@ -331,7 +333,7 @@ def _analyse(
     if not result.converged:
         warnings.warn(
             f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "
-            f"factors for {live} units. Lower kappa or n_factors, raise max_iter, use "
+            f"factors for {live} units. Raise max_iter (1000 mostly does), lower kappa or n_factors, use "
             "method='minres', or see fedstat.stability for whether the split moves too.",
             ConvergenceWarning,
             stacklevel=3,
