@@ -174,11 +174,11 @@ def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
 def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
     found = COLLECT(runs)
     assert found.table["code"].nunique() == 1
-    assert not any("versions of the trainer" in note for note in show.origin(found))
+    assert not any("versions of the code" in note for note in show.origin(found))
     label = found.table["label"].iloc[0]
     mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
     notes = show.origin(found._replace(table=mixed))
-    assert f"runs of one setting were made by several versions of the trainer: {label} by 3" in notes
+    assert f"runs of one setting were made by several versions of the code: {label} by 3" in notes
     assert "evaluated every 5" in show.scale({"rounds": 20, "evaluate_every": 5})
     assert "evaluated" not in show.scale({"rounds": 20, "evaluate_every": 1})
 

@@ -127,16 +127,19 @@ def _grid(args: argparse.Namespace) -> None:
     if args.tune:
         _tune(args, runs, bars)
         return
-    begun, made = time.monotonic(), 0
+    begun, made, others = time.monotonic(), 0, 0
     for number, (settings, path, new) in enumerate(
         grid.run_all(runs, args.out, repeat=args.repeat, progress=bars, **_where(args)), 1
     ):
         made += new
+        others += not (new or grid.by_this_code(settings, path))
         if new and not args.quiet:
             spent = time.monotonic() - begun
             print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {settings.algorithm}, "
                   f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
     print(f"{len(runs)} runs in {args.out}, {made} of them made now")
+    if others:
+        print(f"{others} stay as other code (of fedstat or of an algorithm) finished them: --repeat makes them again")
 
 
 def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:

@@ -238,10 +238,13 @@ def origin(grid: Grid) -> list[str]:
         notes.append(f"{label}: {scale(grid.configs[label])}; seeds {', '.join(map(str, seeds))}")
     # A run that other code went on with names both.
     made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
-    versions = made.explode("code").groupby("label")["code"].nunique()
+    made = made.explode("code")
+    of_package = made.assign(code=made["code"].str.partition("+")[0]).groupby("label")["code"].nunique()
+    of_method = made.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # with a user's own code
+    versions = of_package.where(of_package >= of_method, of_method)
     if (versions > 1).any():
         mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
-        notes.append(f"runs of one setting were made by several versions of the trainer: {mixed}")
+        notes.append(f"runs of one setting were made by several versions of the code: {mixed}")
     if few := rules.few(grid.table):
         notes.append(
             f"fewer than {rules.WINDOW} rounds, so that all that averages the last {rules.WINDOW} is of the last one, "
