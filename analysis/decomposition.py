@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("--runs", type=Path, default=Path("runs/fedfac-quick"), help="folder of the grid's stores")
     cli.add_argument("--out", type=Path, help="name without ending: writes NAME-1.csv, NAME-1.md, ...")
-    cli.add_argument("--rule", choices=summary.RULES, default="best10", help="accuracy to compare (default best10)")
+    show.add_rule(cli)
     cli.add_argument("--replicates", type=int, default=50, help="bootstrap samples and shuffles (default 50)")
     cli.add_argument("--methods", nargs="+", default=decomposition.ANALYSED, help="whose weights are analysed")
     return _cli.run(cli, work, argv)

@@ -44,7 +44,9 @@ def work(args: argparse.Namespace) -> None:
         ax.remove()
     for ax, label in zip(axes.flat, labels, strict=False):
         plot.clients(clients[clients["label"] == label], ax=ax).set_title(label)
-    note = "clients of all seeds; accuracy: mean over the last 10 rounds; white: mean over clients"
+    note = (
+        "clients of all seeds; accuracy: mean over the last 10 rounds (if there are as many); white: mean over clients"
+    )
     figure.supxlabel("\n".join([note, *show.caption(grid)]), fontsize="x-small", color="0.4")
     _cli.save_figure(figure, out, dpi=110)
 

@@ -112,7 +112,7 @@ def test_one_seed_gives_a_difference_and_no_standard_error():
     found = compare.paired(drawn(2, 1), reference="m0")
     assert np.isfinite(found.table.loc[1, "difference"])
     assert found.table.loc[1, ["std_error", "p_value", "conf_low", "p_holm", "all_high"]].isna().all()
-    assert found.notes == ("one pair only, so no standard error: m1",)
+    assert found.notes[0] == "one pair only, so no standard error: m1"
 
 
 def test_equal_methods_do_not_differ_and_a_constant_difference_is_not_tested():

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,6 +189,41 @@ def test_missing_layers_and_other_shapes_name_the_client() -> None:
         read_weights([good, good], clients=["a", "a"])
 
 
+@pytest.mark.parametrize("key", ["fc1.kernel", "params/fc1/kernel", "kernel"])
+def test_a_kernel_whose_units_come_last_is_refused_and_not_transposed(key: str) -> None:
+    rng = np.random.default_rng(0)
+    states: list[dict[str, Any]] = [{key: rng.normal(size=(9, 4))} for _ in range(3)]
+    for layers in (None, [key]):
+        with pytest.raises(ValueError, match=r"units come last, but fedstat takes units first.*np\.moveaxis"):
+            read_weights(states, layers=layers)
+    way_out = key[: -len("kernel")] + "weight"
+    for state in states:
+        state[way_out] = np.moveaxis(state.pop(key), -1, 0)
+    (node,) = read_weights(states).children.values()
+    assert dict(node["w"].sizes) == {"client": 3, "unit": 4, "weight": 9}
+
+
+@pytest.mark.parametrize(("make", "gates"), [(nn.LSTM, 4), (nn.GRU, 3)])
+def test_rows_of_the_gates_of_one_hidden_unit_belong_to_that_unit(make: Any, gates: int) -> None:
+    states = [make(5, 20, num_layers=2, bidirectional=True).state_dict() for _ in range(3)]
+    tree = read_weights(states)
+    for name in ("weight_ih_l0", "weight_hh_l1", "weight_ih_l1_reverse"):
+        w = tree[name]["w"]
+        assert w.dims == ("client", "unit", "gate", "weight")
+        assert w.shape[1:3] == (20, gates)
+        rows = states[1][name].numpy()
+        for unit in (0, 7):
+            np.testing.assert_array_equal(w[1, unit, 1], rows[20 + unit])
+
+
+def test_a_plain_recurrent_layer_has_one_row_a_unit_and_a_lone_one_is_said_to_be_unclear() -> None:
+    states = [nn.RNN(5, 20).state_dict() for _ in range(3)]
+    assert read_weights(states)["weight_ih_l0"]["w"].shape == (3, 20, 5)
+    lone = [{"weight_ih_l0": torch.randn(80, 5)} for _ in range(3)]
+    with pytest.warns(UserWarning, match="80 rows, those of the gates"):
+        assert read_weights(lone)["weight_ih_l0"]["w"].shape == (3, 80, 5)
+
+
 def test_file_names_that_repeat_keep_their_folders(tmp_path: Path) -> None:
     for c in "ab":
         (tmp_path / c).mkdir()
@@ -215,6 +251,14 @@ def test_the_command_splits_prints_stores_and_draws(files: list[Path], tmp_path:
     assert data.sizes == {"unit": 10, "factor": 1, "component": 10}
     assert json.loads(tree.attrs["config"])["tau"] == 0.4
     assert (data["p_shared"][:6] > 0.9).all()
+
+
+def test_a_summary_is_text_of_many_lines(files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*map(str, files), "--layer", "fc1", "--n-factors", "1", "--summary"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("fc1: Split of ")
+    assert "\\n" not in text
+    assert "\nSS loadings" in text
 
 
 @pytest.mark.parametrize(("tau", "shared"), [("inf", 0), ("-inf", 10), ("abs:0.5", 6)])
@@ -302,4 +346,4 @@ def test_non_convergence_is_a_line_on_stderr(tmp_path: Path, capsys: pytest.Capt
     captured = capsys.readouterr()
     assert captured.out.startswith("w: Split of 30 units")
     assert "NOT converged in 50 steps" in captured.out
-    assert captured.err.startswith("warning: pa was still moving")
+    assert captured.err.startswith("warning: w: pa was still moving")

@@ -129,6 +129,17 @@ def fedprox(mu):
     return Algorithm("prox", algorithms.fedavg().split, phases=(Phase(penalty=penalty),))
 
 
+@pytest.mark.parametrize("trains", ["fc1", "fc"])
+def test_a_penalty_for_a_parameter_that_there_is_not_is_named(trains):
+    def penalty(params, anchor):
+        return {"fc1.wieght": params["fc1.weight"] - anchor["fc1.weight"]}
+
+    phase = Phase(penalty=penalty, trains=lambda name: name.startswith(trains))
+    j = job(Algorithm("mine", algorithms.fedavg().split, phases=(phase,)))
+    with pytest.raises(ValueError, match=r"penalty returns.*'fc1.wieght'\. Did you mean 'fc1.weight'"):
+        engine.step(j, engine.start(j))
+
+
 def test_a_penalty_equals_the_plain_loop():
     j = job(fedprox(0.7))
     loss = {"penalty": lambda now, anchor: sum(0.35 * (now[n] - anchor[n]).square().sum() for n in now)}

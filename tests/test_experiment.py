@@ -145,7 +145,7 @@ def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
     assert "  0/200" in personal
     assert "layer   " not in head
     assert "nothing was masked" in head
-    assert "mean of the last 3 rounds" in usual
+    assert "last evaluated round" in usual
 
 
 def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
@@ -156,8 +156,15 @@ def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
     said = capsys.readouterr().out
     for text in ("fedfac-dynamic, 3 rounds, 6 clients", "MB up", "fc1 ", "did not train: global", "personal, N(0, 1)"):
         assert text in said
+    assert "50 % of the clients active in a round" in said
     assert command(*args, "--resume") == 0
     assert capsys.readouterr().out == said
+    assert command("--out", out, "--resume") == 0, "the settings are those of the run"
+    assert capsys.readouterr().out == said
+    assert command("--out", out, "--resume", "--tau", 0.5, "--clients", 8) == 0
+    with pytest.raises(SystemExit):
+        command("--out", out, "--resume", "--tau", 0.75)
+    assert "was started with other settings" in capsys.readouterr().err
     run = store.open_run(out)
     assert isinstance(run, xr.DataTree)
     assert run["new/accuracy"].dims == ("rule", "client")

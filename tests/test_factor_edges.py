@@ -13,6 +13,7 @@ from layers import R8, weights
 
 import fedstat.labelled as fs
 from fedstat.results import ConvergenceWarning
+from fedstat.sim import generate
 from fedstat.stats import factor
 from fedstat.stats.moments import correlation, moments
 
@@ -42,17 +43,23 @@ def test_all_units_dead_is_an_error() -> None:
 
 
 def test_fewer_rows_than_units_gives_a_singular_matrix_and_finite_communalities() -> None:
-    w = np.random.default_rng(0).normal(size=(1, 30, 12))
+    w = np.random.default_rng(0).normal(size=(2, 30, 6))
     result = fs.split(w, kappa=0.5, method="pa").fit
     assert np.linalg.matrix_rank(result.correlation) == 11
     assert np.isfinite(result.communality).all()
     assert (result.eigenvalues[11:] < 1e-10).all()
 
 
-def test_one_client_is_allowed_and_one_row_is_not() -> None:
-    assert fs.split(weights(clients=1), n_factors=2).fit.n_obs == 30
+def test_one_client_is_split_with_a_word_and_one_row_is_not() -> None:
+    alone = weights(clients=1)
+    with pytest.warns(UserWarning, match="of one client, so that agreement between clients cannot enter"):
+        result = fs.split(alone, n_factors=2)
+    assert result.fit.n_obs == 30
+    for again in (lambda: fs.update(result, alone), lambda: fs.stability(alone, kappa=0.5, n_starts=0)):
+        with pytest.warns(UserWarning, match="of one client"):
+            again()
     with pytest.raises(ValueError, match=r"at least 2 rows .* but got 1"):
-        fs.split(np.ones((1, 4, 1)))
+        fs.fa(np.ones((1, 4)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -128,9 +135,8 @@ def test_as_many_factors_as_units_is_said_to_tell_nothing() -> None:
     [
         (np.repeat(np.random.default_rng(0).normal(size=(7, 1, 15)), 8, axis=1), 0.7, "1 for 8"),
         (np.random.default_rng(0).normal(size=(2, 30, 5)), 1.0, "9 for 30"),
-        (np.random.default_rng(0).normal(size=(1, 8, 3)), 0.9, "2 for 8"),
     ],
-    ids=["identical units", "fewer rows than units", "one client"],
+    ids=["identical units", "fewer rows than units"],
 )
 def test_as_many_factors_as_the_rank_is_said_to_tell_nothing(w: np.ndarray, kappa: float, rank: str) -> None:
     with pytest.warns(UserWarning, match=f"as the correlations have rank, {rank} live units"):
@@ -256,3 +262,11 @@ def test_tidy_has_one_row_a_unit_with_its_label_and_group() -> None:
     np.testing.assert_allclose((table[["factor_1", "factor_2"]] ** 2).sum(axis=1), table["h2"], atol=1e-12)
     assert (table["group"] == "shared").sum() == 6
     assert ((table["margin"] >= 0) == (table["group"] == "shared")).all()
+
+
+@pytest.mark.parametrize("p", [0.25, 0.5])
+def test_the_way_out_that_the_warning_names_first_leads_out(p: float) -> None:
+    w = generate(clients=100, d=100, m=50 if p == 0.5 else 200, p=p, n_train=2, n_test=2)["w"]
+    with pytest.warns(ConvergenceWarning, match=r"Raise max_iter \(1000 mostly does\)"):
+        fs.split(w)
+    assert fs.split(w, max_iter=1000).fit.converged

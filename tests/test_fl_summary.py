@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, nets, train
-from fedstat.fl.study import summary
+from fedstat.fl.study import report, rules, summary
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +79,33 @@ def test_rounds_that_were_not_evaluated_do_not_count(tmp_path):
 def test_a_window_of_few_evaluations_is_not_picked():
     mean = np.full(30, 0.5)
     mean[:9], mean[9] = np.nan, 0.9
-    assert summary.best_window(mean)[0] == pytest.approx((0.9 + 8 * 0.5) / 9)  # nine of ten are enough, one is not
-    assert np.isnan(summary.best_window(np.full(3, np.nan))[0])
+    assert rules.best_window(mean)[0] == pytest.approx((0.9 + 8 * 0.5) / 9)  # nine of ten are enough, one is not
+    assert np.isnan(rules.best_window(np.full(3, np.nan))[0])
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 9])
+def test_a_run_of_fewer_than_ten_rounds_is_judged_by_its_last_and_has_no_mean_of_ten(tmp_path, rounds):
+    """The mean over all of its rounds holds the first ones, in which nothing is learned yet."""
+    run = fedstat.open_run(write(tmp_path / "a.zarr", rounds=rounds))
+    found = summary.row(run)
+    assert np.isnan([found["best10"], found["last10"], found["optimism"]]).all()
+    last = run["metrics/accuracy"].to_numpy()[-1]
+    assert_allclose(found["final"], np.average(last, weights=run["metrics/n_test"]))
+    assert_allclose(found["unweighted"], last.mean())
+    before, n = run["metrics/accuracy_before"].to_numpy()[-1], run["metrics/n_test"].to_numpy()
+    there = np.isfinite(before)
+    assert_allclose(found["before"], np.average(before[there], weights=n[there]))
+    text = report.report(run)
+    assert f"{found['final']:.4f}   last evaluated round" in text
+    assert "over clients, last round: mean" in text
+    assert "rounds (" not in text.partition("sent:")[0].partition("test accuracy")[2]
+    assert report.line(run).startswith(f"accuracy {found['final']:.4f} (last round)")
+
+
+def test_the_report_says_how_many_of_ten_rounds_were_evaluated(tmp_path):
+    sparse = fedstat.open_run(write(tmp_path / "a.zarr", evaluate_every=5, rounds=25))
+    assert "mean of the last 10 rounds (over 2 that were evaluated)" in report.report(sparse)
+    assert "evaluated)" not in report.report(fedstat.open_run(write(tmp_path / "b.zarr")))
 
 
 def test_without_validation_data_the_validated_accuracy_is_unknown(tmp_path):
@@ -96,7 +121,7 @@ def test_a_run_of_the_trainer_is_read(tmp_path):
     found = summary.collect([tmp_path / "a.zarr"]).table.iloc[0]
     assert (found["method"], found["layers"], found["kappa"], found["tau"]) == ("fedfac-dynamic", "fc1", 0.7, 0.5)
     assert found["rounds"] == 3
-    assert 0 <= found["best10"] <= 1
+    assert 0 <= found["final"] <= 1
 
 
 def test_a_grid_is_one_row_a_run_and_unfinished_runs_are_named(tmp_path):

@@ -6,6 +6,7 @@ import functools
 import runpy
 import shutil
 import tomllib
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from scipy import stats
 from fedstat.fl.masking import PARTS
 from fedstat.fl.study import ablations, show, summary, tables
 from fedstat.fl.study.experiment import Settings
+from fedstat.fl.study.grid import cells, name_of
 from fedstat.fl.study.tune import tune
 from fedstat.store import open_run
 
@@ -77,7 +79,7 @@ def test_table_2_compares_within_seeds_beside_the_papers_values(runs, run_table)
     assert_allclose(line["optimism"], rows["optimism"]["fedavg"].mean(), rtol=1e-5)
     assert "FedFac with Λ = conv1, κ = 0.85, τ = 0.5, estimator = pa: CIFAR-10, π = 0.1;" in text
     for said in (
-        "were not tuned",
+        "whether any setting was tuned is not known here",
         "not run: FedProx",
         "seeds 0, 1, 2",
         "24 rounds",
@@ -88,6 +90,17 @@ def test_table_2_compares_within_seeds_beside_the_papers_values(runs, run_table)
         assert said in text
     assert "| FedAvg | " in markdown
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_settings_are_called_tuned_where_the_runs_are_those_of_the_tuned_file(runs, run_table, tmp_path):
+    text, _, _ = run_table("table2", runs)
+    assert "were tuned" not in text
+    shutil.copytree(runs / "dirichlet-0.1-fedavg-0.zarr", tmp_path / "all" / "mine.zarr")
+    first = cells(ROOT / "simulations" / "fedfac.toml", scale="quick")[0]
+    shutil.copytree(runs / "dirichlet-0.1-fedper-0.zarr", tmp_path / "all" / f"{name_of(first)}.zarr")
+    both, _, _ = run_table("table2", tmp_path / "all")
+    assert "κ and τ were tuned on validation samples of CIFAR-10" in " ".join(both.split())
+    assert "not known here" in both
 
 
 def test_the_mixed_model_comes_with_table_2(runs, run_table):
@@ -103,6 +116,53 @@ def test_the_rule_and_the_reference_can_be_chosen(runs, run_table):
     assert "no standard error" in text
 
 
+def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_ten(tmp_path, run_table):
+    folder = grid(tmp_path / "grid", methods=METHODS, rounds=6)
+    text, values, markdown = run_table("table2", folder)
+    rows = COLLECT(folder).table.query("label == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")["final"]
+    line = values.query("label == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
+    assert_allclose(line["p_value"], stats.ttest_rel(rows["fedavg"], rows["fedfac-dynamic"]).pvalue, rtol=1e-4)
+    assert np.isnan(line["best10"])
+    assert "final: the last evaluated round" in text
+    assert "fewer than 10 rounds" in text
+    assert "CIFAR-10, π = 0.1: 6 rounds" in " ".join(text.split())
+    assert "| method | final | " in markdown
+    for rule in ("best10", "last10"):
+        with pytest.raises(
+            ValueError, match=f"{rule} averages 10 rounds, but there are fewer: .*: 6 rounds.*Use final"
+        ):
+            tables.accuracy(COLLECT(folder), PAPER, Namespace(rule=rule, reference=None))
+    text, _, _ = run_table("table8", folder, "b")
+    assert "final: the last evaluated round random:" in " ".join(text.split())
+
+
+def test_intervals_of_all_methods_rest_on_the_residuals_of_all(runs, run_table):
+    text, values, _ = run_table("table2", runs, "", "--select", "label=CIFAR-10, π = 0.1")
+    here = values.set_index("method")
+    row = here.loc["fedavg"]
+    shown = show.interval(row["pooled_difference"], row["pooled_low"], row["pooled_high"])
+    assert f"{shown}  {tables.p_text(row['pooled_p'])}" in text
+    assert row["pooled_df"] == 3 * 2
+    assert "with one residual variance of all within seeds" in " ".join(text.split())
+    ratios = run_table("table7", runs)[1].query("method == 'random'")
+    assert_allclose(ratios["ratio_high"], np.exp(ratios["pooled_high"]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "table7"])
+def test_where_seeds_are_too_few_for_a_claim_tables_say_so_in_place_of_an_interval(name, runs, run_table):
+    text, _, _ = run_table(name, runs, "", "--select", "seed=1", "--reference", "fedavg")
+    rows = [line for line in text.partition("all settings")[0].splitlines() if line.startswith(("FedPer", "random "))]
+    assert rows
+    assert all("(too few seeds)" in line and "[" not in line for line in rows)
+    assert "too few blocks for any claim" in " ".join(text.split())
+
+
+def test_of_ten_rounds_those_that_count_are_counted(tmp_path, run_table):
+    folder = grid(tmp_path / "grid", methods=("fedavg", "fedfac-dynamic"), rounds=25, evaluate_every=5)
+    text, _, _ = run_table("table2", folder)
+    assert "consecutive rounds (of which 2 were evaluated)" in " ".join(text.split())
+
+
 def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
     _, values, markdown = run_table("table2", runs)
     pooled = values.query("label == 'all settings'")
@@ -114,11 +174,11 @@ def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
 def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
     found = COLLECT(runs)
     assert found.table["code"].nunique() == 1
-    assert not any("versions of the trainer" in note for note in show.origin(found))
+    assert not any("versions of the code" in note for note in show.origin(found))
     label = found.table["label"].iloc[0]
     mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
     notes = show.origin(found._replace(table=mixed))
-    assert f"runs of one setting were made by several versions of the trainer: {label} by 3" in notes
+    assert f"runs of one setting were made by several versions of the code: {label} by 3" in notes
     assert "evaluated every 5" in show.scale({"rounds": 20, "evaluate_every": 5})
     assert "evaluated" not in show.scale({"rounds": 20, "evaluate_every": 1})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from fl_runs import command
 
 from fedstat import store
 from fedstat.fl import engine
+from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.study import grid, summary
 from fedstat.fl.study.tune import tune
 
@@ -77,17 +79,63 @@ def test_no_run_of_a_grid_is_made_twice_unless_other_code_made_it(grid_file, tmp
     folder = tmp_path / "runs"
     assert [made for *_, made in grid.run_all(runs, folder)] == [True, True]
     assert [made for *_, made in grid.run_all(runs, folder)] == [False, False]
-    monkeypatch.setattr(store, "code", lambda: "other")
+    monkeypatch.setattr(store, "code", lambda *_: "other")
     assert [made for *_, made in grid.run_all(runs, folder)] == [False, False]
     assert [made for *_, made in grid.run_all(runs, folder, repeat=True)] == [True, True]
     assert len(list(folder.iterdir())) == 2
+
+
+MINE = """
+from fedstat.fl.algorithm import Algorithm, Phase
+from fedstat.fl.algorithms import fedavg
+
+def mine():
+    def penalty(params, anchor):
+        return {name: FACTOR * (p - anchor[name]) for name, p in params.items()}
+    return Algorithm("mine", fedavg().split, phases=(Phase(penalty=penalty),))
+"""
+
+
+def mine(file: Path, factor: float):
+    """A user's algorithm, in a file or, without one, as in a notebook."""
+    text, name = MINE.replace("FACTOR", str(factor)), "<cell>"
+    if file.parent.is_dir():
+        file.write_text(text)
+        name = str(file)
+    exec(compile(text, name, "exec"), found := {"__name__": "mine"})  # noqa: S102
+    return found["mine"]
+
+
+@pytest.mark.parametrize("where", ["in a file", "in a notebook"])
+def test_a_changed_algorithm_of_a_users_own_is_other_code(where, grid_file, tmp_path, monkeypatch, capsys):
+    file = (tmp_path if where == "in a file" else tmp_path / "none") / "mine.py"
+    monkeypatch.setitem(ALGORITHMS, "mine", mine(file, 0.1))
+    text = grid_file.read_text().replace('algorithm = "fedavg"', 'algorithm = "mine"').replace('["fedavg"]', '["mine"]')
+    grid_file.write_text(text)
+    (run,) = [one for one in grid.cells(grid_file, scale="one") if one.algorithm == "mine"][:1]
+    folder = tmp_path / "runs"
+    ((_, path, _),) = grid.run_all([run], folder)
+    assert store.open_run(path).attrs["code"].startswith(f"{store.code()}+")
+    assert [made for *_, made in grid.run_all([run], folder, repeat=True)] == [False]
+    command("--config", grid_file, "--scale", "one", "--out", folder)
+    assert "other code" not in capsys.readouterr().out
+    monkeypatch.setitem(ALGORITHMS, "mine", mine(file, 0.2))
+    command("--config", grid_file, "--scale", "one", "--out", folder)
+    assert "4 stay as other code" in capsys.readouterr().out
+    assert [made for *_, made in grid.run_all([run], folder, repeat=True)] == [True]
+
+
+def test_algorithms_of_the_package_have_the_packages_code_alone():
+    settings = {"fedsplit": {"shared": {"fc1": [True, False]}}}
+    for name, make in ALGORITHMS.items():
+        assert store.code(make(**settings.get(name, {}))) == store.code(), name
 
 
 def test_a_repetition_that_was_cut_off_goes_on_beside_the_run_whose_place_it_takes(grid_file, tmp_path, monkeypatch):
     (run,) = grid.cells(grid_file, scale="two")[1:2]
     ((_, path, _),) = grid.run_all([run], tmp_path / "runs")
     first = store.open_run(path).attrs["run"]
-    monkeypatch.setattr(store, "code", lambda: "other")
+    monkeypatch.setattr(store, "code", lambda *_: "other")
     round_of = engine.round_of
 
     def stop(job, state):

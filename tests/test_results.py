@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,7 @@ def test_results_leave_as_dict_latex_and_html() -> None:
         assert plain["tidy"]["h2"] == split.communality.tolist()
         assert plain["glance"]["n_factors"] == 5
         assert result.to_latex().startswith(r"\begin{tabular}")
+        assert not re.search(r"(?<!\\)[_%]", result.to_latex()), "LaTeX stops at a bare underscore"
         assert result._repr_html_().count("<table") == 1
 
 

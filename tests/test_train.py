@@ -132,7 +132,7 @@ def test_a_run_that_other_code_goes_on_with_names_both(tmp_path, monkeypatch):
     out = tmp_path / "run.zarr"
     interrupted(out, monkeypatch, lr=0.1)
     first = store.code()
-    monkeypatch.setattr(write, "code", lambda: "other")
+    monkeypatch.setattr(write, "code", lambda *_: "other")
     run = train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, lr=0.1)
     assert run.attrs["code"] == f"{first}, other"
     again = train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, lr=0.1)

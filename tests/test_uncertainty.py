@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose
+from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 import fedstat.labelled as fs
@@ -126,7 +128,23 @@ def test_the_permutation_test_finds_units_with_an_identity_and_only_those() -> N
     table = found.tidy()
     assert (table["p_value"][:6] < 0.05).all()
     assert (table["p_value"][6:] > 0.05).all()
-    assert "p 0.02" in repr(found)
+    assert_allclose(table["p_adjusted"], stats.false_discovery_control(table["p_value"]))
+    said = repr(found)
+    assert "p 0.02, two-sided" in said
+    assert "at 5% labels mean something across clients: units differ by more than shuffled ones" in said
+    assert "6 of 10 units have more explained than shuffled ones (one-sided, false discovery rate 5%)" in said
+
+
+def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() -> None:
+    few = fs.permutation_test(weights(), n_factors=2, method="pc", replicates=19)
+    assert few.verdict() == "too few shuffles for a verdict: p cannot fall below 0.1"
+    own = np.random.default_rng(0).normal(size=(8, 6, 30))
+    found = fs.permutation_test(own, n_factors=1, replicates=99)
+    assert "at 5% nothing shows that a unit's label means something" in repr(found)
+    own[:, 0] = 0
+    table = fs.permutation_test(own, n_factors=1, method="pc", replicates=39).tidy()
+    assert table[["p_value", "p_adjusted"]].isna().all(axis=1).tolist() == [True] + [False] * 5
+    assert (table["p_adjusted"][1:] >= table["p_value"][1:]).all()
 
 
 def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
@@ -150,7 +168,9 @@ def test_stability_varies_one_choice_at_a_time() -> None:
         assert row["n_factors"] == other.fit.n_factors
     assert ((table["adjusted_rand"] <= 1) & (table["same_state"] <= 1)).all()
     assert list(result.glance()) == ["method", "kappa", "start", "max_iter", "tau"]
-    assert "Stability of" in repr(result)
+    said = repr(result)
+    for part in ("Stability of the reference: Split of 10 units", "tau 0.5", "Factor analysis (pa)", "(kappa 0.5)"):
+        assert part in said
 
 
 def test_adjusted_rand_equals_scikit_learn() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import xarray as xr
@@ -74,7 +76,7 @@ def _work(options: argparse.Namespace) -> None:
     if options.plot is not None:
         draw(options.plot, results)
     for layer, (result, drawn) in results.items():
-        print(f"{layer}: {result.summary() if options.summary else result!r}")
+        print(f"{layer}: {result.summary() if options.summary else repr(result)}")
         if drawn is not None:
             print(drawn)
     if options.out is not None:
@@ -88,12 +90,22 @@ def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, Boots
     for layer, node in tree.children.items():
         names = ("kappa", "tau", "n_factors", "method", "start", "max_iter")
         chosen = {name: getattr(options, name) for name in names}
-        result = split(node["w"], n_starts=options.n_starts, seed=options.seed, **chosen)
-        drawn = None
-        if options.bootstrap:
-            drawn = bootstrap(node["w"], replicates=options.bootstrap, seed=options.seed, **chosen)
+        with _named(layer):
+            result = split(node["w"], n_starts=options.n_starts, seed=options.seed, **chosen)
+            drawn = None
+            if options.bootstrap:
+                drawn = bootstrap(node["w"], replicates=options.bootstrap, seed=options.seed, **chosen)
         results[layer] = (result, drawn)
     return results
+
+
+@contextmanager
+def _named(layer: str) -> Iterator[None]:
+    """Warnings say of which layer they are."""
+    with warnings.catch_warnings(record=True) as said:
+        yield
+    for one in said:
+        warnings.warn(f"{layer}: {one.message}", one.category, stacklevel=3)
 
 
 def save(options: argparse.Namespace, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:

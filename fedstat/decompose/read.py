@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 import zipfile
 from collections import Counter
@@ -47,17 +48,18 @@ def read_weights(
     -------
     xarray.DataTree
         One child a layer, with ``w`` (client, unit, weight...): dims weight, weight_1, weight_2 in the layer's
-        own order. ``fedstat.split(tree["fc1"]["w"])`` takes it.
+        own order. ``fedstat.split(tree["fc1"]["w"])`` takes it. torch's LSTM and GRU keep the rows of their gates
+        one gate after the other: those of one hidden unit are put together, as (client, unit, gate, weight).
 
     Raises
     ------
     ValueError
         If a file is not what its suffix says, a layer is missing (what there is, is listed), two weights would be one
-        layer, shapes differ between clients (both are named), a tensor is not dense, real and of some numbers, one
-        file is given twice, there are no sources, or a single source or layer is given bare; or if a file, its
-        unzipped content or the layers of a client would take more than 4 GiB (the environment variable
-        FEDSTAT_MAX_BYTES sets another limit). Nothing in a file is executed: torch files are read with
-        ``weights_only``, NumPy files without pickle.
+        layer, a weight is a kernel of Flax or Keras, whose units come last, shapes differ between clients (both are
+        named), a tensor is not dense, real and of some numbers, one file is given twice, there are no sources, or a
+        single source or layer is given bare; or if a file, its unzipped content or the layers of a client would take
+        more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another limit). Nothing in a file is executed:
+        torch files are read with ``weights_only``, NumPy files without pickle.
     FileNotFoundError
         If there is no such file.
 
@@ -116,9 +118,16 @@ def _stack(states: list[State], names: list[Any], stem: str, layer: str) -> xr.D
     arrays: list[NDArray[Any]] = []
     for name, state in zip(names, states, strict=True):
         key = _key(state, stem, layer)
+        if key is not None and re.search(r"(^|[./])kernel$", key):
+            raise ValueError(
+                f"{key!r} of {name} is named as the kernels of Flax and Keras are, whose units come last, but fedstat "
+                "takes units first, as torch has them. Move them and rename: "
+                f"state[{key[:-6] + 'weight'!r}] = np.moveaxis(state.pop({key!r}), -1, 0); rename alone if they come "
+                "first."
+            )
         if key is None:
             raise ValueError(f"{name} has no layer {layer!r}, only {_few(s for s, _ in _layers(state))}")
-        array = _array(state[key], f"layer {layer!r} of {name}")
+        array = _by_unit(_array(state[key], f"layer {layer!r} of {name}"), key, state)
         if array.ndim < 2:
             raise ValueError(f"layer {layer!r} of {name} must have dims (unit, weight...), but got shape {array.shape}")
         if array.size == 0:
@@ -138,8 +147,35 @@ def _stack(states: list[State], names: list[Any], stem: str, layer: str) -> xr.D
             stacklevel=3,
         )
     weight = ["weight", *(f"weight_{i}" for i in range(1, arrays[0].ndim - 1))]
+    if arrays[0].ndim == 3 and _RECURRENT.search(_key(states[0], stem, layer) or ""):
+        weight = ["gate", "weight"]
     data = xr.DataArray(np.stack(arrays), dims=["client", "unit", *weight], coords={"client": names})
     return xr.Dataset({"w": data})
+
+
+_RECURRENT = re.compile(r"weight_(ih|hh)(_l\d+)?(_reverse)?$")
+_GATES = (3, 4)
+"""Of a GRU, an LSTM."""
+
+
+def _by_unit(array: NDArray[Any], key: str, state: State) -> NDArray[Any]:
+    """Rows (gate and unit, weight) of a recurrent layer as (unit, gate, weight); other arrays as they are."""
+    found = _RECURRENT.search(key)
+    if found is None or array.ndim != 2:
+        return array
+    inner: Any = state.get(key[: found.start(1)] + "hh" + key[found.end(1) :])
+    hidden = inner.shape[1] if getattr(inner, "ndim", 0) == 2 else 0
+    gates, rest = divmod(len(array), hidden) if hidden else (0, 0)
+    if gates in _GATES and not rest:
+        return array.reshape(gates, -1, array.shape[1]).swapaxes(0, 1)
+    if (gates, rest) != (1, 0):  # a plain recurrent layer has one row a unit
+        warnings.warn(
+            f"{key!r} has {len(array)} rows, those of the gates of a recurrent layer one after the other: each row is "
+            "taken for a unit, as the number of hidden units is not known.",
+            UserWarning,
+            stacklevel=4,
+        )
+    return array
 
 
 def _key(state: State, stem: str, layer: str) -> str | None:

@@ -78,7 +78,11 @@ def parser() -> _cli.Parser:
     add("--data-dir", type=Path, metavar="DIR", help="folder of the data sets' files (default $FEDSTAT_DATA)")
     _cli.add_compute(cli)
     add("--out", type=Path, metavar="PATH", help="store to write, or folder of a grid (default runs/fl-<time>.zarr)")
-    add("--resume", action="store_true", help="go on with the run at --out, if there is one; grids always do")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on with the run at --out, if there is one, with its settings; grids always do",
+    )
     add("--tune", action="store_true", help="with --config: choose Λ, then τ, then κ on validation samples")
     add("--repeat", action="store_true", help="with --config: make runs again that other code has finished")
     add("--quiet", action="store_true", help="no progress bar")
@@ -105,7 +109,8 @@ def _one(args: argparse.Namespace) -> None:
     where = _where(args)
     _cli.fill_out(args, "fl")
     _cli.claim(args, COMMAND)
-    settings = Settings(**given(args, Settings))
+    begun = experiment.settings_of(args.out) if args.resume and args.out.exists() else {}
+    settings = Settings(**{**begun, **given(args, Settings)})
     with tqdm(total=settings.rounds, unit="round", disable=args.quiet or not sys.stderr.isatty()) as bar:
         run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **where)
     print(report.report(run))
@@ -122,16 +127,19 @@ def _grid(args: argparse.Namespace) -> None:
     if args.tune:
         _tune(args, runs, bars)
         return
-    begun, made = time.monotonic(), 0
+    begun, made, others = time.monotonic(), 0, 0
     for number, (settings, path, new) in enumerate(
         grid.run_all(runs, args.out, repeat=args.repeat, progress=bars, **_where(args)), 1
     ):
         made += new
+        others += not (new or grid.by_this_code(settings, path))
         if new and not args.quiet:
             spent = time.monotonic() - begun
             print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {settings.algorithm}, "
                   f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
     print(f"{len(runs)} runs in {args.out}, {made} of them made now")
+    if others:
+        print(f"{others} stay as other code (of fedstat or of an algorithm) finished them: --repeat makes them again")
 
 
 def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstat import _check
 from fedstat.fl import batches
 from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.job import Job, State, each_chunk, personal
@@ -113,6 +114,8 @@ def train_chunk(
                     for name, added in phase.penalty(now, before).items():
                         if name in into:
                             into[name].add_(added)
+                        elif name not in now:
+                            _check.choice("a parameter that a phase's penalty returns a gradient for", name, list(now))
                 job.optimizer.step(now, into, optimizer)
             for name, (mask, fixed) in held.items():
                 torch.where(mask, fixed[:k], now[name], out=now[name])

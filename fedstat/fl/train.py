@@ -300,10 +300,11 @@ def train(
         "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
     }
     if resume and Path(out).exists():
-        writer = store.resume(out, config, command=COMMAND)
+        writer = store.resume(out, config, command=COMMAND, own=algorithm)
     else:
         title = f"{algorithm.name}, {rounds} rounds"
-        attrs = store.provenance(title, config, command=COMMAND, device=str(job.device))
+        attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=algorithm)
+        attrs["about"] = store.to_json(about or {})  # as given: in config what was found, such as clients, replaces it
         writer = store.create(out, _groups(job, plan), attrs)
     # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
     with writer, _tf32(precision == "tf32"), threadpool_limits(1, user_api="blas"):

@@ -97,7 +97,9 @@ def fa(
     Warns
     -----
     ConvergenceWarning
-        If the cap was reached first. Usual for ``"pa"`` at κ >= 0.85, where communalities run to 1 and past it.
+        If the cap was reached first, as is usual for ``"pa"``: of 20 hidden layers trained on MNIST and CIFAR-10
+        (20 clients, 10 rounds) 1 converged within 50 steps at κ = 0.85, 5 at 0.75 and 15 at 0.5; within 1000 steps
+        19, 19 and 20 did. So no κ is a cure, and the default is the paper's; a higher ``max_iter`` mostly is.
 
     Examples
     --------
@@ -161,6 +163,8 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
     -----
     ConvergenceWarning
         As :func:`fa`.
+    UserWarning
+        If there is one client only.
 
     Examples
     --------
@@ -175,6 +179,7 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
     n_units = len(labels(weights, "unit", 1))
     _require_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["start"])
     m, units, n_clients = sums(weights)
+    say_if_alone(n_clients)
     return _split_correlation(correlation(m), units, int(m.n), n_clients, kappa, tau, options)
 
 
@@ -225,6 +230,7 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     """
     fit = previous.fit if isinstance(previous, SplitResult) else previous
     m, units, n_clients = sums(weights)
+    say_if_alone(n_clients)
     if len(units) != len(fit.units):
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
     options = {**fit.options, "start": fit.communality, "n_starts": 1}
@@ -233,6 +239,17 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     kappa = 0.85 if fit.kappa is None else fit.kappa
     result = _analyse(r, units, n_obs, n_clients, kappa, n_factors, fit.method, fit.rotation, options)
     return result.split(tau=previous.tau) if isinstance(previous, SplitResult) else result
+
+
+def say_if_alone(n_clients: int) -> None:
+    """Warn that one client alone cannot agree with another."""
+    if n_clients == 1:
+        warnings.warn(
+            "the weights are of one client, so that agreement between clients cannot enter: the split says which units "
+            "of that client go together. Give the weights of several clients.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _require_effect(method: str, n_factors: int | None, kappa: float, options: dict[str, Any]) -> None:
@@ -316,7 +333,7 @@ def _analyse(
     if not result.converged:
         warnings.warn(
             f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "
-            f"factors for {live} units. Lower kappa or n_factors, raise max_iter, use "
+            f"factors for {live} units. Raise max_iter (1000 mostly does), lower kappa or n_factors, use "
             "method='minres', or see fedstat.stability for whether the split moves too.",
             ConvergenceWarning,
             stacklevel=3,

@@ -12,7 +12,7 @@ import pandas as pd
 from fedstat import _check
 from fedstat._random import generator
 from fedstat.labelled.coerce import Weights, client_sums, correlation_of, numpy_of
-from fedstat.labelled.factor import fa, split_sums
+from fedstat.labelled.factor import fa, say_if_alone, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
 from fedstat.stats import bootstrap as _bootstrap
@@ -140,6 +140,7 @@ def stability(
         Non-convergence is a column of its table, not a warning for each variant.
     """
     m, units = client_sums(weights)
+    say_if_alone(len(m.n))
     r = correlation_of(m)
     n_starts = _check.integer("n_starts", n_starts, low=0)
     if _check.choice("method", method, factor.METHODS) not in factor.ITERATE:

@@ -33,8 +33,8 @@ class Result(ABC):
         }
 
     def to_latex(self, *, digits: int = 3) -> str:
-        """Return the tidy table as a LaTeX tabular."""
-        return self.tidy().to_latex(index=False, float_format=f"%.{digits}f")
+        """Return the tidy table as a LaTeX tabular, special characters escaped."""
+        return self.tidy().to_latex(index=False, escape=True, float_format=f"%.{digits}f")
 
     def _repr_html_(self) -> str:
         head = self.tidy().head(10).round(3).to_html(index=False, border=0)

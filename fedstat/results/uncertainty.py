@@ -14,6 +14,7 @@ from fedstat.results.factor import SplitResult
 from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]
+_LEVEL = 0.05
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,6 +96,10 @@ class BootstrapResult(Result):
 class PermutationResult(Result):
     """Test that units carry no identity across clients, as :func:`fedstat.permutation_test` returns it.
 
+    The test of all units together is two-sided. Those of single units are one-sided: a small p-value says that factors
+    explain more of the unit than of shuffled ones; ``p_adjusted`` holds the false discovery rate over all units
+    (Benjamini and Hochberg).
+
     Attributes
     ----------
     split : SplitResult
@@ -119,27 +124,46 @@ class PermutationResult(Result):
         return min(1.0, 2 * (1 + float(min(above, below))) / (1 + len(null)))
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit: term, estimate (ν), p_value (upper tail of all shuffled ν), group."""
+        """One row a unit: term, estimate (ν), p_value (one-sided: upper tail of all shuffled ν), p_adjusted, group."""
+        from statsmodels.stats.multitest import multipletests  # half a second to import
+
         null = np.sort(self.communality[~np.isnan(self.communality)])
         at_least = len(null) - np.searchsorted(null, self.split.communality)
         p = np.where(self.split.fit.dead, np.nan, (1 + at_least) / (1 + len(null)))
-        return pd.DataFrame(
-            {"term": self.split.fit.units, "estimate": self.split.communality, "p_value": p, "group": self.split.group}
-        )
+        adjusted, live = p.copy(), np.isfinite(p)
+        adjusted[live] = multipletests(p[live], method="fdr_bh")[1]
+        columns = {"estimate": self.split.communality, "p_value": p, "p_adjusted": adjusted, "group": self.split.group}
+        return pd.DataFrame({"term": self.split.fit.units} | columns)
 
     def glance(self) -> pd.DataFrame:
-        """One row: statistic, its mean under the null hypothesis, p_value, replicates."""
+        """One row: statistic, its mean under the null hypothesis, p_value, replicates, n_units (p_adjusted <= 0.05)."""
         null = float(np.nanstd(self.communality, axis=1).mean())
         row = {"statistic": self.statistic, "null_mean": null, "p_value": self.p_value}
-        return pd.DataFrame([row | {"replicates": len(self.communality)}])
+        found = int((self.tidy()["p_adjusted"] <= _LEVEL).sum())
+        return pd.DataFrame([row | {"replicates": len(self.communality), "n_units": found}])
+
+    def verdict(self) -> str:
+        """What the test says at 5 %, in a sentence."""
+        least = 2 / (1 + len(self.communality))
+        if least > _LEVEL:
+            return f"too few shuffles for a verdict: p cannot fall below {least:.2g}"
+        if self.p_value > _LEVEL:
+            return f"at {_LEVEL:.0%} nothing shows that a unit's label means something across clients"
+        null = float(np.nanstd(self.communality, axis=1).mean())
+        how = "more" if self.statistic > null else "less"
+        return f"at {_LEVEL:.0%} labels mean something across clients: units differ by {how} than shuffled ones"
 
     def __repr__(self) -> str:
         x = self.glance().iloc[0]
+        p = f"p {x['p_value']:.3g}, two-sided"
+        more = f"have more explained than shuffled ones (one-sided, false discovery rate {_LEVEL:.0%})"
         return "\n".join(
             [
                 f"Permutation test, {x['replicates']:.0f} shuffles of the units within clients",
                 "  null hypothesis: a unit's label means nothing across clients",
-                f"  spread of nu over units {x['statistic']:.3f}, {x['null_mean']:.3f} expected; p {x['p_value']:.3g}",
+                f"  spread of nu over units {x['statistic']:.3f}, {x['null_mean']:.3f} expected; {p}",
+                f"  {self.verdict()}",
+                f"  {x['n_units']:.0f} of {len(self.split.shared)} units {more}",
             ]
         )
 
@@ -168,8 +192,10 @@ class StabilityResult(Result):
         return self.table.groupby("varied", sort=False)["adjusted_rand"].min().to_frame().T.reset_index(drop=True)
 
     def __repr__(self) -> str:
-        head = f"Stability of: {repr(self.reference).splitlines()[0]}"
-        return "\n".join([line(head), self.table.to_string(index=False, float_format="%.2f")])
+        first, *rest = repr(self.reference).splitlines()
+        settings = [text for text in rest if text.startswith(("  tau ", "Factor analysis", "  converged", "  NOT "))]
+        head = [f"Stability of the reference: {first}", *settings, "Compared with it:"]
+        return "\n".join([*map(line, head), self.table.to_string(index=False, float_format="%.2f")])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -22,7 +22,7 @@ from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.weightstats import DescrStatsW
 
 from fedstat import _check
-from fedstat.stats import blocks
+from fedstat.stats import blocks, pooled
 
 SIGN_FLIP_BLOCKS = 16
 """Up to so many blocks all 2ⁿ changes of sign are tried."""
@@ -38,7 +38,9 @@ class Comparison(NamedTuple):
         its own values; ``n`` blocks that it shares with the reference; ``difference``, mean of value − reference within
         blocks, with ``std_error``, ``statistic`` (t), ``df``, ``p_value``, ``conf_low`` and ``conf_high``; ``p_holm``,
         adjusted over all methods of the table; ``all_low`` and ``all_high``, intervals that hold for all methods
-        together; ``p_sign_flip``. NaN for the reference itself, and where a single block leaves no standard error.
+        together; ``p_sign_flip``; and, with one residual variance of all methods, the columns of
+        :class:`fedstat.stats.pooled.Pooled`. NaN for the reference itself, and where a single block leaves no standard
+        error.
     reference : str
     level : float
         Of the intervals.
@@ -121,10 +123,11 @@ def paired(
     Tests and intervals are those of the paired t test. ``p_holm`` is Holm's step-down adjustment [1]_. ``all_low`` and
     ``all_high`` are Bonferroni's t intervals, at level 1 − (1 − level)/m for m comparisons: they hold together, and
     being as wide as Holm's first step they never leave out 0 where Holm does not reject; Holm may reject where they
-    hold 0. ``p_sign_flip`` is exact under the one assumption that differences are symmetric about 0 [2]_: the share of
-    the 2ⁿ changes of sign whose mean is at least as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks.
-    Beyond 16 blocks it is NaN. Differences that vary by less than the rounding of float32, in which accuracies are
-    stored, count as the same.
+    hold 0. With few blocks each method's own variance is hardly known; ``pooled_low``, ``pooled_high`` and ``pooled_p``
+    estimate one for all (Dunnett, see :func:`fedstat.stats.pooled.many_to_one`). ``p_sign_flip`` is exact under the one
+    assumption that differences are symmetric about 0 [2]_: the share of the 2ⁿ changes of sign whose mean is at least
+    as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks. Beyond 16 blocks it is NaN. Differences that vary
+    by less than the rounding of float32, in which accuracies are stored, count as the same.
 
     References
     ----------
@@ -168,7 +171,11 @@ def paired(
         notes.append(f"one pair only, so no standard error: {', '.join(alone)}")
     table = pd.DataFrame(rows).reindex(columns=_COLUMNS)
     table["n"] = table["n"].fillna(0).astype(int)
-    return Comparison(_adjusted(table, level), reference, level, tuple(notes))
+    rounding = _ROUNDING * float(np.nanmax(np.abs(wide.to_numpy(dtype=np.float64)), initial=0.0))
+    together = pooled.many_to_one(wide, reference, level=level, rounding=rounding)
+    notes += [together.note] if together.note else []
+    table = _adjusted(table, level).merge(together.table, on="method", how="left")
+    return Comparison(table, reference, level, tuple(notes))
 
 
 _COLUMNS = [

@@ -127,8 +127,8 @@ def fit(
     Returns
     -------
     Fit
-        Non-convergence is reported in ``converged``, never repaired. With κ >= 0.85 the plain iteration is often
-        still moving after thousands of steps (communalities run to 1 and past it): ask
+        Non-convergence is reported in ``converged``, never repaired. With κ >= 0.85 the plain iteration often takes
+        hundreds of steps, sometimes thousands (communalities run to 1 and past it): ask
         :func:`fedstat.stats.split.iteration_stability` whether the split moves too.
 
     Raises

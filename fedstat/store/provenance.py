@@ -7,12 +7,14 @@ import json
 import platform
 import shutil
 import subprocess
+import sysconfig
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,13 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def provenance(
-    title: str, config: Mapping[str, Any], *, command: str, device: str = "cpu", references: str = ""
+    title: str,
+    config: Mapping[str, Any],
+    *,
+    command: str,
+    device: str = "cpu",
+    references: str = "",
+    own: Sequence[object] = (),
 ) -> dict[str, Any]:
     """Attributes of a store that say where it comes from.
 
@@ -36,6 +44,8 @@ def provenance(
     command : str
         What makes such stores, as ``"fedstat.sim"``; no other command goes on with it or replaces it.
     device, references : str
+    own : sequence
+        What of the numbers' making may be a user's, see :func:`code`.
     """
     return {
         "title": title,
@@ -47,7 +57,7 @@ def provenance(
         "device": device,
         "versions": json.dumps({"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES}),
         "revision": revision(),
-        "code": code(),
+        "code": code(*own),
         "started": now(),
         "run": uuid.uuid4().hex,
     }
@@ -63,9 +73,71 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def code(*own: object) -> str:
+    """Fingerprint of the sources that numbers come from.
+
+    Parameters
+    ----------
+    *own
+        Functions, or tuples and mappings of such as an Algorithm is, that may be a user's.
+
+    Returns
+    -------
+    str
+        Digest of the package but for figures and command lines. Where ``own`` leads to functions from elsewhere, also
+        through closures, "+" and a digest of the files that define them follow, or of their compiled code where there
+        is no file, as in a notebook. What such a file imports is not followed.
+    """
+    found: dict[str, bytes] = {}
+    for function in _functions(own, set()):
+        path = Path(function.__code__.co_filename)
+        if path.is_file() and not _noted(path):
+            found[str(path)] = path.read_bytes()
+        elif not path.is_file():
+            found[f"{function.__module__}.{function.__qualname__}"] = _compiled(function.__code__)
+    if not found:
+        return _of_package()
+    return f"{_of_package()}+{hashlib.sha256(b''.join(sorted(found.values()))).hexdigest()[:16]}"
+
+
+def _noted(path: Path) -> bool:
+    """Whether a file is of this package, of Python, or of a package whose version is noted anyway."""
+    places = [_PACKAGE, *(Path(sysconfig.get_path("purelib")) / name for name in PACKAGES)]
+    python = Path(sysconfig.get_path("stdlib")) in path.parents and "site-packages" not in path.parts
+    return python or any(place in path.resolve().parents or place in path.parents for place in places)
+
+
+def _functions(thing: object, seen: set[int]) -> Iterator[FunctionType]:
+    """Python functions that a function, a partial, a method, a tuple or a mapping leads to, each once."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    parts: list[object] = []
+    if isinstance(thing, FunctionType):
+        yield thing
+        parts = [cell.cell_contents for cell in thing.__closure__ or () if cell != CellType()]
+    elif isinstance(thing, partial):
+        parts = [thing.func, *thing.args, *thing.keywords.values()]
+    elif isinstance(thing, MethodType):
+        parts = [thing.__func__]
+    elif isinstance(thing, tuple | list):
+        parts = list(thing)
+    elif isinstance(thing, Mapping):
+        parts = list(thing.values())
+    elif callable(thing):
+        parts = [vars(type(thing)).get("__call__")]
+    for part in parts:
+        yield from _functions(part, seen)
+
+
+def _compiled(code_: CodeType) -> bytes:
+    """What a function does, without the place where it stands."""
+    consts = [_compiled(c) if isinstance(c, CodeType) else repr(c).encode() for c in code_.co_consts]
+    return b"\0".join([code_.co_code, repr((code_.co_names, code_.co_varnames)).encode(), *consts])
+
+
 @cache
-def code() -> str:
-    """Fingerprint of the sources that numbers come from: all of the package but figures and command lines."""
+def _of_package() -> str:
     found = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         if path.name not in _ELSE and "plot" not in path.parts:

@@ -133,11 +133,11 @@ class Writer:
         self.journal.close()
         self._files = None
 
-    def note_code(self) -> None:
+    def note_code(self, *own: object) -> None:
         """Add the code that goes on with an unfinished run to what the run says of the code that made it."""
-        attrs = dict(self._root.attrs)
-        if attrs.get("code") != code():
-            for name, now_ in (("code", code()), ("revision", revision())):
+        attrs, present = dict(self._root.attrs), code(*own)
+        if attrs.get("code") != present:
+            for name, now_ in (("code", present), ("revision", revision())):
                 names = dict.fromkeys([*str(attrs.get(name, "")).split(", "), now_])
                 self._root.attrs.update({name: ", ".join(names)})
 
@@ -270,7 +270,7 @@ def _journal_node(folder: Path) -> Any:
     return root
 
 
-def resume(path: str | Path, config: Mapping[str, Any], *, command: str) -> Writer:
+def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Sequence[object] = ()) -> Writer:
     """Open a run to go on with it; what of it is damaged is named in a warning, and reads as not written.
 
     Parameters
@@ -278,7 +278,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str) -> Writ
     path : str or Path
     config : mapping
         Settings, which must be those that the run was started with.
-    command : str
+    command, own
         As in :func:`provenance`.
 
     Raises
@@ -317,7 +317,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str) -> Writ
         writer = Writer(path, files, damaged=found)
         if ended:
             del writer._root.attrs["ended"]
-        writer.note_code()
+        writer.note_code(*own)
         writer.commit()
     except BaseException:
         files.close()

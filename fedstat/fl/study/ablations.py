@@ -8,15 +8,18 @@ from typing import Any
 
 import pandas as pd
 
-from fedstat.fl.study import show, summary
-from fedstat.fl.study.show import METHODS, Table, interval, labels, number, plus_minus, published
+from fedstat.fl.study import rules, show, summary
+from fedstat.fl.study.show import METHODS, Table, labels, number, plus_minus, published
 from fedstat.fl.study.summary import Grid
 from fedstat.fl.study.tables import (
     POOLED,
     SE,
+    TOGETHER,
     Paper,
     against_zero,
+    claim,
     compared,
+    from_all,
     line,
     p_text,
     source,
@@ -71,8 +74,8 @@ def tuning(grid: Grid, paper: Paper, _: Namespace, *, name: str, method: str = "
     blocks |= _references(grid, paper, name, symbol)
     said = (
         f"chosen (*): best mean validation accuracy; test: of the round chosen on validation data; {SE}",
-        "best10: best mean over 10 consecutive rounds of the test data",
-        "difference: test, from the chosen, paired over seeds, 95 % for all rows of a block together (Bonferroni)",
+        f"best10: {rules.words('best10', runs)}",
+        f"difference: test, from the chosen, within seeds; {TOGETHER}",
     )  # fmt: skip
     title = f"Table {name[-1]}. Tuning {symbol} on validation data, {METHODS.get(method, method)}"
     return Table(title, pd.concat(values, ignore_index=True), blocks, (*said, *notes, *source(grid, paper)))
@@ -118,7 +121,7 @@ def masking(grid: Grid, paper: Paper, _: Namespace) -> Table:
             "split": r["heading"],
             "personal": f"{r['personal_units']:g}",
             "shared": f"{r['shared_units']:g}",
-            "difference [95 %]": interval(r["difference"], r["all_low"], r["all_high"]),
+            "difference [95 %]": claim(r["difference"], r["all_low"], r["all_high"], r["n"] - 1),
             "p": p_text(r["p_holm"]),
         }
         for r in between.to_dict("records")
@@ -128,8 +131,8 @@ def masking(grid: Grid, paper: Paper, _: Namespace) -> Table:
             "masked: that part of the split layers replaced by normal values, of the layer's own standard deviation or "
             f"N(0, 1) as in the published code, mean over draws; units: how many are replaced; {SE}"
         ),
-        "difference: from none, paired over seeds, 95 % for all rows of a block together (Bonferroni); p: Holm",
-        "the last block is adjusted over its own rows",
+        f"difference: from none, within seeds; {TOGETHER}",
+        "the last block: paired over seeds, 95 % for all its rows together (Bonferroni); p: Holm over its own rows",
         (
             "the paper (§5.5) takes τ = 50 %, so that both parts are equally large, and masks when local models are "
             "updated; here units are masked once, after training; a larger part is also harder to do without"
@@ -165,17 +168,19 @@ def random_split(grid: Grid, paper: Paper, args: Namespace) -> Table:
     if "random" not in set(rows["method"]):
         raise ValueError("no run has a random split, so there is nothing to compare with: run the algorithm 'random'")
     grid = grid._replace(table=rows)
-    values, notes = compared(rows, grid, args.rule, "random")
-    values, notes = with_pooled(values, notes, rows, args.rule, "random")
+    rule = rules.choose(rows, args.rule)
+    values, notes = compared(rows, grid, rule, "random")
+    values, notes = with_pooled(values, notes, rows, rule, "random")
     values["paper"] = [published(paper, "table8", r["label"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(label): pd.DataFrame(
-            line(r, args.rule, "random") | {"pairs": str(r["n"]), "paper": number(r["paper"])}
+            line(r, rule, "random") | {"pairs": str(r["n"]), "paper": number(r["paper"])}
             for r in part.to_dict("records")
         )
         for label, part in values.groupby("label", sort=False)
     }
     said = (
+        f"{rule}: {rules.words(rule, rows)}",
         f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}",
         *together(grid, "random"), POOLED,
     )  # fmt: skip
@@ -219,7 +224,7 @@ def _tuning_block(table: pd.DataFrame, varied: str, symbol: str) -> pd.DataFrame
             symbol: f"{r[varied]}{' *' if r['chosen'] else ''}",
             "validation": plus_minus(r["validation_mean"], r["validation_sem"]),
             "test": plus_minus(r["mean"], r["std_error_mean"]),
-            "difference [95 %]": "chosen" if r["chosen"] else interval(r["difference"], r["all_low"], r["all_high"]),
+            "difference [95 %]": "chosen" if r["chosen"] else from_all(r),
             "best10": number(r["best10_mean"]),
             "paper": number(r["paper"]),
         }

@@ -14,10 +14,11 @@ import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat.fl import nets
-from fedstat.fl.study import show, summary
-from fedstat.fl.study.show import METHODS, Table, caption, interval, number, plus_minus
-from fedstat.fl.study.summary import WINDOW, Grid
-from fedstat.fl.study.tables import against_zero
+from fedstat.fl.study import rules, show, summary
+from fedstat.fl.study.rules import WINDOW
+from fedstat.fl.study.show import METHODS, Table, caption, number, plus_minus
+from fedstat.fl.study.summary import Grid
+from fedstat.fl.study.tables import against_zero, claim
 from fedstat.labelled import bootstrap, fa, permutation_test
 from fedstat.labelled.coerce import client_sums, correlation_of
 from fedstat.results import ConvergenceWarning
@@ -128,7 +129,7 @@ def certainty(
     }
 
 
-def against_random(grid: Grid, *, value: str = "best10") -> pd.DataFrame:
+def against_random(grid: Grid, *, value: str | None = None) -> pd.DataFrame:
     """FedFac less a random split of as many units, within settings and seeds, by Λ, κ, τ and estimator.
 
     So too a random split that is drawn anew in every round: what a split loses that does not stay.
@@ -139,7 +140,7 @@ def against_random(grid: Grid, *, value: str = "best10") -> pd.DataFrame:
         ``label``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
         :func:`fedstat.stats.compare.paired`; Holm's adjustment runs over all rows.
     """
-    table = show.in_order(grid)
+    table, value = show.in_order(grid), rules.choose(grid.table, value)
     chance = table[table["method"] == "random"].set_index(["label", "layers", "tau", "seed"])[value]
     others = table[_by_analysis(table) | (table["method"] == "random-redrawn")]
     there = others.set_index(chance.index.names).index.isin(chance.index)
@@ -159,7 +160,7 @@ def _by_analysis(table: pd.DataFrame) -> pd.Series[bool]:
 def study(
     grid: Grid,
     *,
-    value: str = "best10",
+    value: str | None = None,
     methods: Sequence[str] = ANALYSED,
     replicates: int = 50,
     seed: int = 0,
@@ -170,8 +171,8 @@ def study(
     Parameters
     ----------
     grid : Grid
-    value : str
-        Accuracy that is compared: ``best10``, ``last10`` or ``validated``.
+    value : str, optional
+        Accuracy that is compared, see :func:`fedstat.fl.study.rules.choose`.
     methods : sequence of str
         Runs whose weights and splits are analysed.
     replicates : int
@@ -186,6 +187,7 @@ def study(
         Accuracy against random splits; states over rounds; certainty; agreement of estimators. A part of which nothing
         was run is left out.
     """
+    value = rules.choose(grid.table, value)
     better = against_random(grid, value=value)
     runs = show.in_order(grid)
     runs = runs[runs["method"].isin(methods)]
@@ -201,7 +203,7 @@ def study(
                 sure.append(at | {"layer": layer} | certainty(w, **own, replicates=replicates, seed=seed))
             agree.append(variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
     notes = caption(grid, 10_000)
-    tables = [_better(better, value, notes)]
+    tables = [_better(better, value, (f"{value}: {rules.words(value, grid.table)}", *notes))]
     if any(map(len, settled)):
         tables.append(_settled(pd.concat(settled), keys, notes))
     if sure:
@@ -224,7 +226,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
                 "τ": show.setting(r["tau"]),
                 "estimator": r["estimator"] or "pa",
                 "pairs": r["n"],
-                "difference [95 %]": interval(r["difference"], r["conf_low"], r["conf_high"]),
+                "difference [95 %]": claim(r["difference"], r["conf_low"], r["conf_high"], r["n"] - 1),
                 "p (Holm)": number(r["p_holm"]),
                 "p (signs)": number(r["p_sign_flip"], 3),
             }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from numbers import Real
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from fedstat import _check
+from fedstat import _check, store
 from fedstat import data as datasets
 from fedstat._settings import require_types
 from fedstat.data import partition
@@ -236,6 +237,12 @@ def run(
 def about(settings: Settings) -> dict[str, Any]:
     """All settings, as they are noted in a run's store."""
     return asdict(settings) | {"label": settings.name}
+
+
+def settings_of(path: str | Path) -> dict[str, Any]:
+    """Settings that the run at ``path`` was made with; those of older runs are not kept, and {}."""
+    noted = json.loads(store.attributes(Path(path)).get("about", "{}"))
+    return {field.name: noted[field.name] for field in fields(Settings) if field.name in noted}
 
 
 def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[xr.Dataset, xr.Dataset | None]:

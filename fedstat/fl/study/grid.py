@@ -157,10 +157,10 @@ def run_all(
     experiment.read_data(absent, where.get("data_dir"))
     for number, (settings, path) in enumerate(zip(runs, paths, strict=True)):
         again = path.exists() and _finished(path)
-        if again and (not repeat or store.attributes(path)["code"] == store.code()):
+        if again and (not repeat or by_this_code(settings, path)):
             yield settings, path, False
             continue
-        out = _draft(path) if again else path
+        out = _draft(settings, path) if again else path
         tick = progress(settings, number, len(runs)) if progress else None
         try:
             experiment.run(settings, out=out, resume=True, progress=tick, **where)
@@ -176,10 +176,15 @@ def run_all(
         raise FloatingPointError("\n".join(diverged))
 
 
-def _draft(path: Path) -> Path:
+def by_this_code(settings: Settings, path: Path) -> bool:
+    """Whether a run was made by the code that would make it now: fedstat's, and that of a user's algorithm."""
+    return bool(store.attributes(path)["code"] == store.code(settings.make_algorithm()))
+
+
+def _draft(settings: Settings, path: Path) -> Path:
     """Where a run is made again, beside the one whose place it takes; it goes on only with the code that began it."""
     draft = path.with_suffix(".repeat")
-    if draft.exists() and store.attributes(draft)["code"] != store.code():
+    if draft.exists() and not by_this_code(settings, draft):
         store.remove(draft)
     return draft
 

@@ -11,14 +11,16 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fedstat.fl.study import summary
+from fedstat.fl.study import rules, summary
 from fedstat.fl.study.show import number, plus_minus
 
 
 def line(run: xr.DataTree) -> str:
     """A run in half a line."""
     row = summary.row(run)
-    return f"accuracy {row['last10']:.4f} (best {row['best10']:.4f}), {row['seconds']:.2f} s a round"
+    what = f"best {row['best10']:.4f}" if math.isfinite(row["best10"]) else "last round"
+    accuracy = row["last10"] if math.isfinite(row["last10"]) else row["final"]
+    return f"accuracy {accuracy:.4f} ({what}), {row['seconds']:.2f} s a round"
 
 
 def report(run: xr.DataTree) -> str:
@@ -27,17 +29,17 @@ def report(run: xr.DataTree) -> str:
     n = metrics["n_train"].to_numpy()
     who = (
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
-        f"({n.min()} to {n.max()} training samples), {config['participation']:.4g} of the clients active in a round"
+        f"({n.min()} to {n.max()} training samples), {_share(config['participation'])} active in a round"
     )
     first = ", but for its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
         f"sent: {row['bytes_up'] / 1e6:.1f} MB up, {row['bytes_down'] / 1e6:.1f} MB down, over all rounds and clients"
         f"{first}\ntime: {row['seconds']:.2f} s a round (median, without evaluation{first})"
     )
-    last = min(summary.WINDOW, int(row["rounds"]))
-    parts = [who, _accuracies(row, last), cost]
+    parts = [who, _accuracies(row), cost]
     if len(states := summary.states(run)):
-        head = f"layer          shared   factors   kept their state (last {last} rounds)   converged"
+        kept = min(rules.WINDOW, int(row["rounds"]))
+        head = f"layer          shared   factors   kept their state (last {kept} rounds)   converged"
         parts.append("\n".join([head, *map(_split, states.to_dict("records"))]))
     if "new" in run.children:
         parts.append(_new(run))
@@ -46,16 +48,23 @@ def report(run: xr.DataTree) -> str:
     return "\n\n".join(parts)
 
 
-def _accuracies(row: dict[str, float], last: int) -> str:
+def _share(participation: float) -> str:
+    return "all clients" if participation == 1 else f"{100 * participation:.4g} % of the clients"
+
+
+def _accuracies(row: dict[str, float]) -> str:
+    last = "last 10 rounds" if rules.span(int(row["rounds"])) > 1 else "last round"
+    means = f" (over {row['evaluated']} that were evaluated)" if row["evaluated"] < rules.WINDOW else ""
     what = {
-        "last10": f"mean of the last {last} rounds",
-        "best10": f"best mean of {last} consecutive rounds (chosen on test data, so optimistic)",
+        "last10": f"mean of the last 10 rounds{means}",
+        "final": "last evaluated round",
+        "best10": f"best mean of 10 consecutive rounds{means}, chosen on test data, so optimistic",
         "validated": "round chosen on validation data",
-        "before": "active clients, as they leave local training",
+        "before": f"active clients, as they leave local training, {last}",
     }
     lines = [f"  {row[name]:.4f}   {text}" for name, text in what.items() if not math.isnan(row[name])]
     over = (
-        f"  over clients, last {last} rounds: mean {row['unweighted']:.4f}, standard deviation {row['spread']:.4f}, "
+        f"  over clients, {last}: mean {row['unweighted']:.4f}, standard deviation {row['spread']:.4f}, "
         f"10 % quantile {row['q10']:.4f}"
     )
     return "\n".join(["test accuracy of the clients' models, weighted by their test samples", *lines, over])

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedstat import _check, _cli
 from fedstat._settings import read_toml
-from fedstat.fl.study import summary
+from fedstat.fl.study import rules, summary
 from fedstat.fl.study.summary import Grid
 
 WIDTH = 100
@@ -107,12 +107,19 @@ def command(
     cli.add_argument("--runs", type=Path, default=Path(runs), help=f"folder of the grid's stores (default {runs})")
     cli.add_argument("--out", type=Path, help="name without ending: writes NAME.csv and NAME.md")
     cli.add_argument("--paper", type=Path, default=Path("analysis/paper_fedfac.toml"), help="the paper's values")
-    cli.add_argument("--rule", choices=summary.RULES, default="best10", help="rounds to judge by (default best10)")
+    add_rule(cli)
     cli.add_argument("--reference", help="method that the others are compared with")
     cli.add_argument(
         "--select", action="append", default=[], metavar="KEY=VALUE", help="only runs with this, such as tau=0.5"
     )
     return _cli.run(cli, lambda args: _work(args, builds), argv)
+
+
+def add_rule(cli: argparse.ArgumentParser) -> None:
+    """Give a command that compares accuracies the option on which rounds count; :func:`rules.choose` reads it."""
+    cli.add_argument(
+        "--rule", choices=rules.RULES, help="rounds to judge by (default best10; final if a run has fewer than 10)"
+    )
 
 
 def _work(args: argparse.Namespace, builds: Mapping[str, Build]) -> None:
@@ -231,10 +238,18 @@ def origin(grid: Grid) -> list[str]:
         notes.append(f"{label}: {scale(grid.configs[label])}; seeds {', '.join(map(str, seeds))}")
     # A run that other code went on with names both.
     made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
-    versions = made.explode("code").groupby("label")["code"].nunique()
+    made = made.explode("code")
+    of_package = made.assign(code=made["code"].str.partition("+")[0]).groupby("label")["code"].nunique()
+    of_method = made.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # with a user's own code
+    versions = of_package.where(of_package >= of_method, of_method)
     if (versions > 1).any():
         mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
-        notes.append(f"runs of one setting were made by several versions of the trainer: {mixed}")
+        notes.append(f"runs of one setting were made by several versions of the code: {mixed}")
+    if few := rules.few(grid.table):
+        notes.append(
+            f"fewer than {rules.WINDOW} rounds, so that all that averages the last {rules.WINDOW} is of the last one, "
+            f"and best10, last10 and optimism are left out: {few}"
+        )
     commits = sorted({r for names in made["revision"] for r in names if r})
     notes.append(f"commit {', '.join(commits)}" if commits else "commit not known")
     if grid.unfinished:

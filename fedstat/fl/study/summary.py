@@ -14,14 +14,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from fedstat.fl import nets
+from fedstat.fl.study.rules import WINDOW, best_window, span
 from fedstat.stats.split import adjusted_rand, same_state
 from fedstat.store import open_run, require_sound
-
-WINDOW = 10
-"""Consecutive rounds over which accuracies are averaged (FedFac §5.2)."""
-
-RULES = ("best10", "last10", "validated")
-"""Ways to pick the rounds that a run is judged by."""
 
 SCALE = (
     "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
@@ -63,12 +58,14 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         ``label``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
         ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Of the test accuracy, weighted by the
         clients' test samples: ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of
-        these; ``last10``, the mean over the last 10; ``validated``, that of the round with the best validation
-        accuracy, ``validated_round``, and that accuracy, ``validation``; ``optimism``, best10 less the test accuracy of
-        the 10 rounds that are best on validation data. Over the last 10 rounds: ``before``, weighted accuracy of the
-        active clients' models as they leave local training; ``unweighted`` mean over clients, their ``spread``
-        (standard deviation) and ``q10`` (10 % quantile). ``bytes_up``, ``bytes_down``: sums over all rounds;
-        ``seconds``: median over rounds. NaN for what the run does not hold.
+        these; ``last10``, the mean over the last 10, of which ``evaluated`` were; ``final``, that of the last evaluated
+        round; ``validated``, that of the round with the best validation accuracy, ``validated_round``, and that
+        accuracy, ``validation``; ``optimism``, best10 less the test accuracy of the 10 rounds that are best on
+        validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active clients' models as they
+        leave local training; ``unweighted`` mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 %
+        quantile). ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what
+        the run does not hold; a run of fewer than 10 rounds has no best10, last10 and optimism, and for the rest its
+        last round stands in for the last 10.
 
     Raises
     ------
@@ -86,13 +83,17 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     best, best_round = best_window(mean)
     size = "n_validation" if "n_validation" in metrics else "n_train"
     validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
-    found = {"best10": best, "best10_round": best_round, "last10": _nanmean(mean[-WINDOW:])}
+    ends = np.flatnonzero(np.isfinite(mean))
+    found = {"best10": best, "best10_round": best_round, "evaluated": int(np.isfinite(mean[-WINDOW:]).sum())}
+    found["last10"] = _nanmean(mean[-WINDOW:]) if len(mean) >= WINDOW else math.nan
+    found["final"] = mean[ends[-1]] if len(ends) else math.nan
     found |= dict.fromkeys(("validated", "validated_round", "validation", "optimism"), math.nan)
     if np.isfinite(validation + mean).any():
         at = int(np.nanargmax(np.where(np.isfinite(mean), validation, np.nan)))
         found |= {"validated": mean[at], "validated_round": at + 1, "validation": validation[at]}
         _, last = best_window(np.where(np.isfinite(mean), validation, np.nan))
-        found["optimism"] = best - _nanmean(mean[max(0, int(last) - WINDOW) : int(last)])
+        if math.isfinite(last):
+            found["optimism"] = best - _nanmean(mean[int(last) - WINDOW : int(last)])
     own = clients(run)["accuracy"].dropna()
     return {
         "label": config.get("label") or config.get("data") or "run",
@@ -106,7 +107,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         "revision": run.attrs.get("revision", ""),
         "code": run.attrs.get("code", ""),
         **found,
-        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-WINDOW:]),
+        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-span(len(test)) :]),
         "unweighted": own.mean(),
         "spread": own.std(),
         "q10": own.quantile(0.1),
@@ -189,13 +190,20 @@ def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None
 def clients(run: xr.DataTree) -> pd.DataFrame:
     """Accuracy of every client, mean over the evaluated ones of the last 10 rounds, and its numbers of samples.
 
+    Of a run with fewer rounds it is that of the last round.
+
     Returns
     -------
     DataFrame
         ``client``, ``accuracy``, ``n_train``, ``n_test``.
     """
     metrics = _metrics(run)
-    last = metrics["accuracy"].isel(round=slice(-WINDOW, None)).astype(float).mean("round", skipna=True)
+    last = (
+        metrics["accuracy"]
+        .isel(round=slice(-span(metrics.sizes["round"]), None))
+        .astype(float)
+        .mean("round", skipna=True)
+    )
     sizes = {name: _sizes(metrics, name) for name in ("n_train", "n_test")}
     return pd.DataFrame({"client": metrics["client"].values, "accuracy": last.values, **sizes})
 
@@ -307,28 +315,6 @@ def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArra
     total = (there * weight).sum(axis=-1)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(there, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
-
-
-def best_window(mean: NDArray[np.float64], window: int = WINDOW) -> tuple[float, float]:
-    """Best mean over consecutive rounds, and the last of these rounds (from 1); NaN if nothing was evaluated.
-
-    Windows in which fewer rounds were evaluated than in others are left out, but for a difference of one, which comes
-    from evaluating every few rounds. A run shorter than a window is one window.
-
-    Examples
-    --------
-    >>> best_window(np.array([0.1, 0.5, 0.9, 0.1]), window=2)
-    (0.7, 3.0)
-    """
-    window = min(window, len(mean))
-    windows = np.lib.stride_tricks.sliding_window_view(mean, window)
-    n = np.isfinite(windows).sum(axis=1)
-    if not n.any():
-        return math.nan, math.nan
-    enough = n >= max(1, n.max() - 1)
-    means = np.where(enough, np.nansum(windows, axis=1) / np.maximum(n, 1), -np.inf)
-    at = int(means.argmax())
-    return float(means[at]), float(at + window)
 
 
 def _config(run: xr.DataTree) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedstat.fl.study import show, summary
+from fedstat.fl.study import rules, show, summary
 from fedstat.fl.study.show import METHODS, Table, interval, labels, number, ordered, plus_minus, published
 from fedstat.fl.study.summary import Grid
-from fedstat.stats import compare
+from fedstat.stats import compare, pooled
 from fedstat.store import open_run
 
 Paper = Mapping[str, Any]
@@ -24,18 +24,19 @@ NEW_RULES = {
 """How new clients predict by a method's own proposal (FedFac §5.2); the others, FedFac first, are shown both ways."""
 
 SE = "±: standard error over seeds"
+TOGETHER = "[95 %] and p: for all rows of a block together (Dunnett), with one residual variance of all within seeds"
 POOLED = "all settings: means without ±, for settings differ; pairs are settings and seeds, taken as independent"
 
 
 def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
     """Table 2: test accuracy of all methods, with the other rules beside the one that is compared."""
-    rule, reference = args.rule, args.reference or "fedfac-dynamic"
+    rule, reference = rules.choose(grid.table, args.rule), args.reference or "fedfac-dynamic"
     values, notes = compared(grid.table, grid, rule, reference)
     values, notes = with_pooled(values, notes, grid.table, rule, reference)
-    others = grid.table.groupby(["label", "method"])[[*summary.RULES, "optimism", "before"]].mean()
+    others = grid.table.groupby(["label", "method"])[[*rules.RULES, "optimism", "before"]].mean()
     values = values.join(others, on=["label", "method"])
     values["paper"] = [published(paper, "table2", r["label"]).get(r["method"]) for r in values.to_dict("records")]
-    beside = [name for name in summary.RULES if name != rule]
+    beside = [name for name in rules.RULES if name not in (rule, "final")]  # which is in the CSV
     blocks = {
         str(label): pd.DataFrame(
             line(r, rule, reference) | {name: number(r[name]) for name in (*beside, "optimism", "before", "paper")}
@@ -44,8 +45,8 @@ def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
         for label, rows in values.groupby("label", sort=False)
     }
     said = [
-        f"{rule}: {_RULES[rule]}; {SE}", *together(grid, reference), POOLED,
-        *(f"{name}: {_RULES[name]}" for name in beside),
+        f"{rule}: {rules.words(rule, grid.table)}; {SE}", *together(grid, reference), POOLED,
+        *(f"{name}: {rules.words(name, grid.table)}" for name in beside),
         "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
         "before: active clients' models as they leave local training, last 10 rounds",
     ]  # fmt: skip
@@ -58,6 +59,7 @@ def accuracy(grid: Grid, paper: Paper, args: Namespace) -> Table:
 def interaction(grid: Grid, _: Paper, args: Namespace) -> Table:
     """Mixed model accuracy ~ method * heterogeneity + (1 | seed), for each data set with two or more settings."""
     blocks, values, notes = {}, [], []
+    rule = rules.choose(grid.table, args.rule)
     datasets = {label: str(grid.configs[label]["data"]) for label in labels(grid)}
     for name in dict.fromkeys(datasets.values()):
         rows = grid.table[grid.table["label"].map(datasets) == name]
@@ -67,7 +69,7 @@ def interaction(grid: Grid, _: Paper, args: Namespace) -> Table:
             continue
         try:
             fit = compare.mixed(
-                rows, reference=args.reference or "fedavg", value=args.rule, heterogeneity="label", group="seed"
+                rows, reference=args.reference or "fedavg", value=rule, heterogeneity="label", group="seed"
             )
         except ValueError as error:
             notes.append(f"{name}: no mixed model: {error}")
@@ -82,9 +84,10 @@ def interaction(grid: Grid, _: Paper, args: Namespace) -> Table:
             }
         )
         notes += [f"{name}: {fit.note}"] if fit.note else []
+    notes.append(f"{rule}: {rules.words(rule, grid.table)}")
     notes.append("t tests with N − seeds − (terms − 1) degrees of freedom; p not adjusted")
     table = pd.concat(values) if values else pd.DataFrame()
-    title = f"Mixed model {args.rule} ~ method * setting + (1 | seed)"
+    title = f"Mixed model {rule} ~ method * setting + (1 | seed)"
     return Table(title, table, blocks, (*notes, *show.origin(grid)))
 
 
@@ -124,7 +127,7 @@ def time(grid: Grid, paper: Paper, args: Namespace) -> Table:
     reference = args.reference or "fedavg"
     values, notes = compared(grid.table.assign(log=np.log(grid.table["seconds"])), grid, "log", reference)
     values["ratio"], values["ratio_low"], values["ratio_high"] = (
-        np.exp(values[name]) for name in ("difference", "all_low", "all_high")
+        np.exp(values[name]) for name in ("pooled_difference", "pooled_low", "pooled_high")
     )
     values["seconds"] = np.exp(values["mean"])
     values["paper"] = [published(paper, "table7", r["label"]).get(r["method"]) for r in values.to_dict("records")]
@@ -134,7 +137,7 @@ def time(grid: Grid, paper: Paper, args: Namespace) -> Table:
                 "method": METHODS.get(r["method"], r["method"]),
                 "seconds": number(r["seconds"], 3),
                 "ratio [95 %]": "1" if r["method"] == reference else _ratio(r),
-                "p": p_text(r["p_holm"]),
+                "p": p_text(r["pooled_p"]),
                 "paper": number(r["paper"]),
             }
             for r in rows.to_dict("records")
@@ -145,7 +148,7 @@ def time(grid: Grid, paper: Paper, args: Namespace) -> Table:
     said = (
         "seconds: median of a run's rounds with all that belongs to them but evaluation, geometric mean over seeds",
         "FedFac static trains and analyses once before round 1, which is in no round and not counted",
-        f"ratio: to {name} of the same seed, 95 % for all rows of a block together (Bonferroni); p: Holm",
+        f"ratio: to {name} of the same seed; {TOGETHER}",
         "runs that shared a busy machine make these ratios noisy",
     )
     return Table(f"Table 7. Time relative to {name}", values, blocks, (*said, *notes, *source(grid, paper)))
@@ -157,8 +160,8 @@ def together(grid: Grid, reference: str) -> list[str]:
     n = int(grid.table.groupby("label")["seed"].nunique().max())
     compared_with = METHODS.get(name, name) + (f", {way}" if way else "")
     return [
-        f"difference: from {compared_with}, paired over seeds; p: paired t tests, Holm",
-        "[95 %]: for all rows of a block together (Bonferroni)",
+        f"difference: from {compared_with}, within seeds; {TOGETHER}",
+        "in the CSV: paired t tests of each method on its own, p_holm adjusted, all_low and all_high Bonferroni's",
         *([f"the exact sign-flip p (in the CSV) cannot fall below {2.0 ** (1 - n):g} with {n} seeds"] if n > 1 else []),
     ]
 
@@ -183,7 +186,9 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
     found = compare.paired(
         pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"]
     ).table.iloc[1:]
-    return found.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
+    # Zero does not vary, so that it has no variance in common with the differences.
+    others = [c for c in found.columns if c.startswith("pooled")]
+    return found.drop(columns=["mean", "std_error_mean", "n_values", *others]).rename(columns={"method": name})
 
 
 def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
@@ -238,14 +243,32 @@ def line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]
     return {
         "method": METHODS.get(method, method) + (f", {way}" if way else ""),
         heading: plus_minus(row["mean"], row["std_error_mean"]),
-        "difference [95 %]": "reference"
-        if row["method"] == reference
-        else interval(row["difference"], row["all_low"], row["all_high"]),
-        "p": p_text(row["p_holm"]),
+        "difference [95 %]": "reference" if row["method"] == reference else from_all(row),
+        "p": p_text(row["pooled_p"]),
     }
 
 
+def from_all(row: Mapping[Any, Any]) -> str:
+    """Difference of a comparison with the interval that holds for all of its table."""
+    return claim(row["pooled_difference"], row["pooled_low"], row["pooled_high"], row["pooled_df"])
+
+
+def claim(difference: float, low: float, high: float, df: float) -> str:
+    """Difference with its interval, or in place of that the word that so few seeds allow none.
+
+    Examples
+    --------
+    >>> claim(0.01, -0.02, 0.04, 6), claim(0.01, -6.1, 6.2, 1)
+    ('+0.0100 [-0.0200, +0.0400]', '+0.0100 (too few seeds)')
+    """
+    if np.isfinite(difference) and df < pooled.LEAST_DF:
+        return f"{interval(difference, np.nan, np.nan)} (too few seeds)"
+    return interval(difference, low, high)
+
+
 def _ratio(r: Mapping[Any, Any]) -> str:
+    if np.isfinite(r["ratio"]) and r["pooled_df"] < pooled.LEAST_DF:
+        return f"{number(r['ratio'], 3)} (too few seeds)"
     around = f" [{r['ratio_low']:.3f}, {r['ratio_high']:.3f}]" if np.isfinite(r["ratio_low"]) else ""
     return number(r["ratio"], 3) + around
 
@@ -281,11 +304,3 @@ def _not_run(grid: Grid, paper: Paper, name: str) -> list[str]:
 def source(grid: Grid, paper: Paper) -> list[str]:
     """Where the paper's values and the runs come from."""
     return [f"paper: reference values at the paper's own scale, {paper.get('source', '')}", *show.origin(grid)]
-
-
-_RULES = {
-    "best10": "best mean over 10 consecutive rounds (those that were evaluated), chosen on the test data that it "
-    "reports (as the paper's Table 2)",
-    "last10": "mean over the last 10 rounds (those that were evaluated)",
-    "validated": "the round with the best accuracy on validation data",
-}
