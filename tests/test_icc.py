@@ -247,7 +247,7 @@ def test_offsets_of_clients_cost_the_consistency_no_digits() -> None:
     np.testing.assert_allclose(fs.icc(moved).of_type("ICC3"), fs.icc(w).of_type("ICC3"), rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("cached", [1, 20, 60, 1 << 17])
+@pytest.mark.parametrize("cached", [1, 20, 60, 1 << 20])
 def test_sums_do_not_depend_on_blocks_or_on_who_is_summed_first(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     w = weights() + 10.0
     whole = arrays.sums(w)

@@ -36,7 +36,7 @@ def test_the_sample_itself_is_the_replicate_that_draws_every_client_once() -> No
     np.testing.assert_allclose(found[0], fs.icc(w).coefficients.icc, rtol=1e-10)
 
 
-@pytest.mark.parametrize("cached", [1, 200, 1 << 17])
+@pytest.mark.parametrize("cached", [1, 200, 1 << 20])
 def test_replicates_are_means_over_pairs_of_different_clients(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(icc, "_CACHED", cached)
     w = weights()

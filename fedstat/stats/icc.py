@@ -26,9 +26,9 @@ TYPES: tuple[Type, ...] = ("ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k")
 # A sum of squares below this share of all squares is rounding of float64 means.
 _ZERO = 1e-26
 # Numbers in one block of temporaries: on the CPU little enough for its cache, elsewhere to fit beside the data.
-_CACHED, _BLOCK = 1 << 17, 1 << 24
+_CACHED, _BLOCK = 1 << 20, 1 << 24
 _ALL = slice(None)
-# A client whose offset is so much more than its residual has the offset taken out before squares are summed.
+# Where squares are so much more than the residual, what clients have in common is taken out before they are summed.
 _LOSES = 1e3
 
 
@@ -243,30 +243,36 @@ def block(w: Array, start: Array | None = None, clients: slice = _ALL, units: sl
 
 
 def _two_way(e: Array, x: Array) -> tuple[TwoWay, Array]:
-    """Sums of a block, which is used up, and the clients' means (client, unit) of its units, not divided."""
+    """Sums of a block, which may be used up, and the clients' means (client, unit) of its units, not divided."""
     xp = array_namespace(x)
     k, _, n = x.shape
-    shift = _over_clients(x)
-    x -= shift  # exact, so that a common offset costs no digits
-    rest = _over_clients(x)
-    each = x @ _ones(x, n) / n
-    squares, offsets = xp.vecdot(x, x), n * each**2
-    residual = squares - offsets
-    if bool(xp.any(offsets > _LOSES * residual)):
+    low, shift, rest, each = 0.0, 0.0, _over_clients(x), _over_weights(x)
+    over = xp.mean(rest, axis=-1)
+    squares = xp.sum(xp.vecdot(x, x), axis=0)
+    residual = squares - k * xp.vecdot(rest, rest) - n * xp.sum(each**2, axis=0) + n * k * over**2
+    if bool(xp.any(squares > _LOSES * residual)):
+        low, shift = over, rest
+        x -= shift  # exact, so that nothing that clients have in common costs digits
+        each = _over_weights(x)
         x -= each[..., None]
-        residual = xp.vecdot(x, x)
-    low, over = xp.mean(shift, axis=-1), xp.mean(rest, axis=-1)
-    profile = (shift - low[:, None]) + (rest - over[:, None])
+        residual = xp.sum(xp.vecdot(x, x), axis=0)
+        rest = _over_clients(x) + xp.mean(each, axis=0)[:, None]
+        over = xp.mean(rest, axis=-1)
+        shift = shift - low[:, None]
     clients = xp.sum((each - over) ** 2, axis=0)
-    k = xp.asarray(float(k), dtype=xp.float64, device=device_of(x))
-    found = TwoWay(k, e, low + over, profile, clients, xp.sum(residual, axis=0))
-    return found, (low + each) * scale.power(e)
+    profile = shift + (rest - over[:, None])
+    of_k = xp.asarray(float(k), dtype=xp.float64, device=device_of(x))
+    return TwoWay(of_k, e, low + over, profile, clients, residual), (low + each) * scale.power(e)
 
 
 def _over_clients(x: Array) -> Array:
     xp = array_namespace(x)
     k, d, n = x.shape
     return xp.reshape(_ones(x, k) @ xp.reshape(x, (k, d * n)), (d, n)) / k
+
+
+def _over_weights(x: Array) -> Array:
+    return x @ _ones(x, x.shape[-1]) / x.shape[-1]
 
 
 def _ones(x: Array, n: int) -> Array:
