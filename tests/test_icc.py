@@ -14,6 +14,7 @@ import xarray as xr
 from statsmodels.regression.mixed_linear_model import MixedLM
 
 import fedstat.labelled as fs
+from fedstat.labelled.icc import icc_sums
 from fedstat.sim.generate import Model8, truth
 from fedstat.stats import icc as arrays
 from fedstat.stats import split
@@ -266,10 +267,27 @@ def test_tensors_give_the_numbers_of_arrays(dtype: torch.dtype) -> None:
     pd.testing.assert_frame_equal(a.layer, b.layer, rtol=1e-9)
 
 
+def test_tensors_that_are_trained_are_taken_as_they_are() -> None:
+    w, start = torch.asarray(weights()), torch.zeros(5, 20, dtype=torch.float64)
+    expected = fs.icc(w, start=start, replicates=5).tidy()
+    found = fs.icc(w.requires_grad_(), start=start.requires_grad_(), replicates=5)
+    assert found.tidy().equals(expected)
+
+
 def test_sums_stay_tensors_until_the_tests() -> None:
     s = arrays.sums(torch.asarray(weights()))
     assert all(isinstance(x, torch.Tensor) for part in s for x in part)
     assert isinstance(arrays.mean_squares(s).weights, torch.Tensor)
+
+
+def test_a_server_that_adds_up_the_sums_of_clients_gets_the_same_table() -> None:
+    w = weights()
+    total = arrays.sums(w[:1])
+    for one in w[1:]:
+        total = total + arrays.sums(one[None])
+    found = icc_sums(total, np.arange(5))
+    pd.testing.assert_frame_equal(found.tidy(), fs.icc(w).tidy(), rtol=1e-10)
+    pd.testing.assert_frame_equal(found.layer, fs.icc(w).layer, rtol=1e-10)
 
 
 def test_tables_have_the_columns_of_the_documentation() -> None:

@@ -96,10 +96,10 @@ def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(wei
     segments = np.array(ax.collections[0].get_segments())
     np.testing.assert_allclose(segments[:, :, 0], table[["conf_low", "conf_high"]])
     np.testing.assert_allclose(np.asarray(ax.collections[1].get_offsets())[:, 0], table["icc"])
-    assert ax.get_title() == "1 undefined units left out"
+    assert ax.get_title() == "undefined units left out: 1"
     plt.close("all")
     ax = forest(fs.icc(named, replicates=10), units=5, type="ICC3")
-    assert ax.get_title() == "3 highest and 2 lowest of 23 units; 1 undefined units left out"
+    assert ax.get_title() == "3 highest and 2 lowest of 23 units; undefined units left out: 1"
     assert len(ax.get_yticklabels()) == 6
     assert ax.get_xlabel() == "ICC3, 95 % interval"
     with pytest.raises(ValueError, match="Did you mean 'ICC"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -73,7 +74,10 @@ def icc(
     -----
     F tests (of a coefficient of 0) and intervals take targets as independent and normal. The weights of a unit are
     neither, and thousands of them make any agreement significant: read the coefficient before the p value. The
-    bootstrap takes clients as independent instead, and nothing else.
+    bootstrap takes the weights as given and clients as independent. Measured share of its 95 % intervals of ICC2 that
+    hold the truth, 5 to 30 clients: 0.90 to 0.95 (above 0.98 at an ICC of 0, where it is cautious); where clients
+    differ much in their noise (log-normal, σ = 0.5), 0.66 to 0.83 with 5 and 0.86 to 0.88 with 30 clients. F intervals
+    hold it in 0.55 to 0.81 and 0.87 to 0.89 there.
 
     References
     ----------
@@ -100,22 +104,26 @@ def icc(
     if replicates and isinstance(weights, xr.DataArray):
         _require_memory(weights)
     for clients, w in group_blocks(weights, whole=replicates > 0):
+        w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
         origin = _origin(start, weights, w)
         found = _icc.sums(w, origin)
         _require_finite(found, w, units, clients)
         total = found if total is None else total + found
-        if replicates and len(clients) > 1:
+        if replicates and len(clients) > 1:  # one client is refused below
             drawn = icc_bootstrap.bootstrap(w, origin, replicates=replicates, seed=seed)
-    of_units, of_layer = (_on_host(f(cast(_icc.Sums, total))) for f in (_icc.mean_squares, _icc.layer_mean_squares))
+    result = icc_sums(cast(_icc.Sums, total), units, level=level)
+    return replace(result, of_change=start is not None, replicates=drawn[0], layer_replicates=drawn[1])
+
+
+def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:
+    """As :func:`icc`, from sums over clients (:func:`fedstat.stats.icc.sums`), which a server can add up."""
+    of_units, of_layer = _on_host(_icc.mean_squares(total)), _on_host(_icc.layer_mean_squares(total))
     return IccResult(
         coefficients=_icc.coefficients(of_units, level=level),
         layer_coefficients=_icc.coefficients(of_layer, level=level),
         mean_squares=of_units,
         units=units,
         level=level,
-        of_change=start is not None,
-        replicates=drawn[0],
-        layer_replicates=drawn[1],
     )
 
 
@@ -129,6 +137,7 @@ def _origin(start: Any, weights: Weights, w: Any) -> Any:
     if start is None:
         return None
     start = _check.numbers("start", start)
+    start = start.detach() if is_torch_array(start) else start
     shape = tuple(np.shape(weights))[1:]
     if isinstance(weights, xr.DataArray):
         one = weights.isel(client=0, drop=True).transpose("unit", ...)

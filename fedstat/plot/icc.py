@@ -35,7 +35,7 @@ def forest(result: IccResult, *, type: Type = HEADLINE, units: int = 40, ax: Axe
     _check.integer("units", units)
     table, layer = (t[t["type"] == type] for t in (result.tidy(), result.layer))
     drawn = table[np.isfinite(table["icc"])].sort_values("icc", ascending=False, kind="stable")
-    note = [] if len(drawn) == len(table) else [f"{len(table) - len(drawn)} undefined units left out"]
+    note = [] if len(drawn) == len(table) else [f"undefined units left out: {len(table) - len(drawn)}"]
     if len(drawn) > units:
         note.insert(0, f"{units - units // 2} highest and {units // 2} lowest of {len(drawn)} units")
         ends = np.r_[0 : units - units // 2, len(drawn) - units // 2 : len(drawn)]

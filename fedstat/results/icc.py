@@ -47,7 +47,7 @@ class IccResult(Result):
     mean_squares: MeanSquares
     units: NDArray[Any]
     level: float
-    of_change: bool
+    of_change: bool = False
     replicates: Floats | None = None
     layer_replicates: Floats | None = None
 
@@ -179,7 +179,7 @@ class IccResult(Result):
         x, icc = self.glance().iloc[0], self.agreement
         of = "changes from the start" if self.of_change else "weights"
         order = np.argsort(-icc, kind="stable")[: int((~np.isnan(icc)).sum())]
-        named = [f"{self.units[j]} {icc[j]:.2f}" for j in order]
+        named = [f"{self.units[j]} {round(icc[j], 2) + 0.0:.2f}" for j in order]  # no negative zero
         layer = [number(float(x[f"layer_{name}"]), 2) for name in ("icc", "low", "high")]
         found = f"median {number(float(x['icc_median']), 2)}, {self._above_0} above 0 at a false discovery rate of"
         lines = [

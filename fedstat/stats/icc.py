@@ -28,6 +28,8 @@ _ZERO = 1e-26
 # Numbers in one block of temporaries: on the CPU little enough for its cache, elsewhere to fit beside the data.
 _CACHED, _BLOCK = 1 << 20, 1 << 24
 _ALL = slice(None)
+# Sums of squares between this and its reciprocal are far from the ends of float64.
+_ORDINARY = 2.0**500
 # Where squares are so much more than the residual, what clients have in common is taken out before they are summed.
 _LOSES = 1e3
 
@@ -235,10 +237,14 @@ def block(w: Array, start: Array | None = None, clients: slice = _ALL, units: sl
     if start is not None:
         x -= start[units][None]
     e = xp.zeros(x.shape[1], dtype=xp.float64, device=device_of(x))
-    if w.dtype == xp.float64 or (start is not None and start.dtype == xp.float64):
-        e = scale.exponent(scale.largest(x, (0, 2)))  # squares of other types are within float64
-        if bool(xp.any(e != 0)):
-            x *= scale.power(-e)[:, None]
+    if w.dtype != xp.float64 and (start is None or start.dtype != xp.float64):
+        return e, x  # squares of other types are within float64
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = xp.sum(xp.vecdot(x, x), axis=0)
+    if bool(xp.all((squares > 1 / _ORDINARY) & (squares < _ORDINARY))):
+        return e, x
+    e = scale.exponent(scale.largest(x, (0, 2)))
+    x *= scale.power(-e)[:, None]
     return e, x
 
 
@@ -252,7 +258,7 @@ def _two_way(e: Array, x: Array) -> tuple[TwoWay, Array]:
     residual = squares - k * xp.vecdot(rest, rest) - n * xp.sum(each**2, axis=0) + n * k * over**2
     if bool(xp.any(squares > _LOSES * residual)):
         low, shift = over, rest
-        x -= shift  # exact, so that nothing that clients have in common costs digits
+        x -= shift  # what clients have in common costs no digits of how they differ
         each = _over_weights(x)
         x -= each[..., None]
         residual = xp.sum(xp.vecdot(x, x), axis=0)

@@ -124,6 +124,6 @@ def _resampled(p: _Pairs, counts: Array, n: int) -> NDArray[np.float64]:
     b = k * mean(p.cross) / (n - 1) + e
     squares = ((n - 1) * b, (k - 1) * j, (n - 1) * (k - 1) * e)
     ms = mean_squares_of(*squares, p.offset[:, None], p.exponent, k, n)
-    b, j, e = (np.asarray(x.cpu() if is_torch_array(x) else x).T for x in ms[:3])
+    b, j, e = (np.asarray(x.detach().cpu() if is_torch_array(x) else x).T for x in ms[:3])
     with np.errstate(divide="ignore", invalid="ignore"):
         return six(b, j, e, n, k)
