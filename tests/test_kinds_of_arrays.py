@@ -26,6 +26,8 @@ VERBS: dict[str, tuple[Any, np.ndarray]] = {
     "bootstrap": (lambda w: fs.bootstrap(w, replicates=2), W),
     "permutation_test": (lambda w: fs.permutation_test(w, replicates=2), W),
     "stability": (lambda w: fs.stability(w, n_starts=0), W),
+    "icc": (fs.icc, W),
+    "icc start": (lambda s: fs.icc(W, start=s), W[0]),
     "knn_entropy": (fs.knn_entropy, Z),
     "entropy.knn_entropy": (entropy.knn_entropy, Z),
     "peaks": (lambda x: modes.peaks(x, 1), Z[:, 0]),
@@ -67,7 +69,7 @@ def test_sparse_matrices_are_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", [complex, bool, object])
-@pytest.mark.parametrize("verb", [fs.split, fs.layer_matrix, fs.bootstrap, fs.knn_entropy])
+@pytest.mark.parametrize("verb", [fs.split, fs.layer_matrix, fs.bootstrap, fs.icc, fs.knn_entropy])
 def test_labelled_arrays_of_other_dtypes_are_refused(verb: Any, dtype: type) -> None:
     with pytest.raises(ValueError, match="must hold real numbers in a dense array, but got dtype"):
         verb(xr.DataArray(W.astype(dtype), dims=("client", "unit", "weight")))

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 from zarr.storage import MemoryStore
@@ -77,11 +78,24 @@ def test_no_more_is_in_memory_than_a_block_of_whole_chunks(monkeypatch: pytest.M
         lambda w: fs.stability(w, n_starts=1),
         lambda w: fs.fa(fs.layer_matrix(w), n_factors=2),
         fs.knn_entropy,
+        fs.icc,
+        lambda w: fs.icc(w, replicates=2),
     ],
-    ids=["split", "bootstrap", "permutation_test", "stability", "layer_matrix", "knn_entropy"],
+    ids=["split", "bootstrap", "permutation_test", "stability", "layer_matrix", "knn_entropy", "icc", "icc bootstrap"],
 )
 def test_every_verb_reads_each_chunk_once(verb: Any) -> None:
     lazy, reads = stored({"client": 5})
     verb(lazy)
     assert reads
     assert set(reads.values()) == {1}
+
+
+@pytest.mark.parametrize("block", [1, 5 * 4 * 6 * 8])
+def test_agreement_of_stored_weights_is_that_of_weights_in_memory(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coerce, "_BLOCK", block)
+    lazy, reads = stored({"client": 5})
+    start = np.ones((4, 6))
+    found = fs.icc(lazy, start=start)
+    assert set(reads.values()) == {1}
+    assert not lazy.variable._in_memory
+    pd.testing.assert_frame_equal(found.tidy(), fs.icc(lazy.values, start=start).tidy(), rtol=1e-10)

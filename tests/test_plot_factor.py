@@ -8,9 +8,11 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import xarray as xr
 
 import fedstat.labelled as fs
 from fedstat.plot import factor as plot
+from fedstat.plot import forest
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +83,24 @@ def test_stability_over_rounds_is_the_share_of_units_that_keep_their_state() -> 
     assert ax.lines[1].get_ydata()[-1] == 1
     with pytest.raises(ValueError, match="at least 2 rounds"):
         plot.rounds(shared[:1])
+
+
+def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(weights: np.ndarray) -> None:
+    weights[:, 3] = 0
+    named = xr.DataArray(weights, dims=("client", "unit", "weight"), coords={"unit": [f"u{j}" for j in range(24)]})
+    result = fs.icc(named)
+    ax = forest(result)
+    table = result.tidy().query("type == 'ICC2'").dropna(subset="icc").sort_values("icc", ascending=False)
+    names = [t.get_text() for t in ax.get_yticklabels()]
+    assert names == [*table["unit"], "layer"]
+    segments = np.array(ax.collections[0].get_segments())
+    np.testing.assert_allclose(segments[:, :, 0], table[["conf_low", "conf_high"]])
+    np.testing.assert_allclose(np.asarray(ax.collections[1].get_offsets())[:, 0], table["icc"])
+    assert ax.get_title() == "undefined units left out: 1"
+    plt.close("all")
+    ax = forest(fs.icc(named, replicates=10), units=5, type="ICC3")
+    assert ax.get_title() == "3 highest and 2 lowest of 23 units; undefined units left out: 1"
+    assert len(ax.get_yticklabels()) == 6
+    assert ax.get_xlabel() == "ICC3, 95 % interval"
+    with pytest.raises(ValueError, match="Did you mean 'ICC"):
+        forest(result, type="ICC4")  # type: ignore[arg-type]

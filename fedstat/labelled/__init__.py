@@ -3,11 +3,13 @@
 from fedstat.labelled.coerce import layer_matrix
 from fedstat.labelled.entropy import knn_entropy
 from fedstat.labelled.factor import fa, split, update
+from fedstat.labelled.icc import icc
 from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, stability
 
 __all__ = [
     "bootstrap",
     "fa",
+    "icc",
     "knn_entropy",
     "layer_matrix",
     "n_factors",

@@ -96,19 +96,25 @@ def correlation_of(each: Moments) -> Any:
 
 def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:
     """Yield (label, (weight, unit)) client by client; of a lazy DataArray every stored chunk is read once."""
+    for names, block in group_blocks(weights):
+        for name, one in zip(names, block, strict=True):
+            yield name, one.T
+
+
+def group_blocks(weights: Weights, *, whole: bool = False) -> Iterator[tuple[NDArray[Any], Any]]:
+    """Yield (labels, (client, unit, weight)) for groups of clients; for all at once if in memory, or if ``whole``."""
+    names = labels(weights, "client", 0)
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         _check.numbers("weights", weights)
         if 0 in weights.shape:
             raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
-        names, step = labels(weights, "client", 0), _clients_at_once(weights)
+        step = len(names) if whole or weights.variable._in_memory else _clients_at_once(weights)
         for start in range(0, len(names), step):
             block = weights.isel(client=slice(start, start + step)).load().transpose("client", "unit", ...).values
-            for name, one in zip(names[start : start + step], block, strict=True):
-                yield name, one.reshape(one.shape[0], -1).T
+            yield names[start : start + step], block.reshape(*block.shape[:2], -1)
     else:
-        for i, block in enumerate(_flat(weights)):
-            yield i, block.T
+        yield names, _flat(weights)
 
 
 def _clients_at_once(weights: xr.DataArray) -> int:
@@ -159,12 +165,17 @@ def need_dims(values: xr.DataArray, *dims: str) -> None:
 def name_bad(m: Moments, units: NDArray[Any], client: Any = None) -> Moments:
     """Return the moments, or raise ValueError naming the client and units that are not finite."""
     if bad := broken_units(m):
-        whose = "the weights" if client is None else f"the weights of client {client!s}"
-        raise ValueError(
-            f"{whose} hold NaN or infinite values, first in unit(s) {few(units[bad])}. "
-            "A diverged client is the usual cause: leave it out or lower its learning rate."
-        )
+        raise bad_weights(units[bad], client)
     return m
+
+
+def bad_weights(units: NDArray[Any], client: Any = None) -> ValueError:
+    """Error for weights of these units that are NaN or infinite."""
+    whose = "the weights" if client is None else f"the weights of client {client!s}"
+    return ValueError(
+        f"{whose} hold NaN or infinite values, first in unit(s) {few(units)}. "
+        "A diverged client is the usual cause: leave it out or lower its learning rate."
+    )
 
 
 def correlation_matrix(r: Any) -> Any:

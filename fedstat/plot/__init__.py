@@ -3,6 +3,7 @@
 from fedstat.plot.data import partition
 from fedstat.plot.factor import communality, loadings, rounds, scree
 from fedstat.plot.fl import clients, feature_grid, loss_curves
+from fedstat.plot.icc import forest
 from fedstat.plot.motivation import entropies, fig1, heatmap, motivation_grid, motivation_origin, relation
 from fedstat.plot.ntk import convergence, freezing, generalization
 from fedstat.plot.sim import accuracy, origin, recovery, recovery_grid, stability, study_dataset, study_grid
@@ -15,6 +16,7 @@ __all__ = [
     "entropies",
     "feature_grid",
     "fig1",
+    "forest",
     "freezing",
     "generalization",
     "heatmap",

@@ -1,6 +1,7 @@
 """Results that print themselves, turn into tables and never change."""
 
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation, SplitResult
+from fedstat.results.icc import IccResult
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
 from fedstat.stats.split import Absolute, Tau
 
@@ -9,6 +10,7 @@ __all__ = [
     "BootstrapResult",
     "ConvergenceWarning",
     "FactorResult",
+    "IccResult",
     "NFactorsResult",
     "PermutationResult",
     "Rotation",

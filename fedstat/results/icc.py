@@ -1,0 +1,218 @@
+"""Agreement of clients on a layer's units, reported in psych's vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedstat import _check
+from fedstat.results.base import Result, line, listing, number
+from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
+
+Floats = NDArray[np.float64]
+HEADLINE: Type = "ICC2"
+"""Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` says why."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class IccResult(Result):
+    """Intraclass correlations of a layer's units over clients, as :func:`fedstat.icc` returns them.
+
+    Attributes
+    ----------
+    coefficients : Coefficients
+        Arrays (unit, type), types ICC1, ICC2, ICC3, ICC1k, ICC2k, ICC3k; NaN for a dead unit.
+    layer_coefficients : Coefficients
+        Arrays (type,): all weights of all units as targets.
+    mean_squares : MeanSquares
+        Arrays (unit,): the analysis of variance behind them.
+    units : array (unit,)
+        Labels of the units.
+    level : float
+        Of the intervals.
+    of_change : bool
+        Whether the weights were taken less a common start.
+    replicates : array (replicate, unit, type) or None
+        Coefficients of resampled clients; NaN where a replicate drew one client alone.
+    layer_replicates : array (replicate, type) or None
+    """
+
+    coefficients: Coefficients
+    layer_coefficients: Coefficients
+    mean_squares: MeanSquares
+    units: NDArray[Any]
+    level: float
+    of_change: bool = False
+    replicates: Floats | None = None
+    layer_replicates: Floats | None = None
+
+    @property
+    def n_clients(self) -> int:
+        """Raters."""
+        return self.mean_squares.n_clients
+
+    @property
+    def n_weights(self) -> int:
+        """Targets: weights of a unit."""
+        return self.mean_squares.n_weights
+
+    @property
+    def agreement(self) -> Floats:
+        """ICC2 of each unit, the coefficient that says whether clients agree; array (unit,)."""
+        return self.of_type(HEADLINE)
+
+    @property
+    def dead(self) -> NDArray[np.bool_]:
+        """Units that have one value throughout, on which nobody can agree or differ; bool array (unit,)."""
+        ms = self.mean_squares
+        return np.asarray((ms.weights == 0) & (ms.clients == 0) & (ms.residual == 0))
+
+    @cached_property
+    def p_fdr(self) -> Floats:
+        """P values adjusted over units, type by type, for the false discovery rate; array (unit, type)."""
+        return fdr(self.coefficients.p_value)
+
+    @property
+    def layer(self) -> pd.DataFrame:
+        """The layer as a whole, one row a type; the columns of :meth:`tidy` that are not about units."""
+        return _table(self.layer_coefficients, self.layer_replicates, self.level)
+
+    def of_type(self, type: Type) -> Floats:  # noqa: A002  (the word of psych)
+        """One coefficient of each unit, array (unit,)."""
+        return self.coefficients.icc[:, TYPES.index(_check.choice("type", type, TYPES))]
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a unit and type: unit, type, icc, statistic (F), df1, df2, p_value, conf_low, conf_high, p_fdr.
+
+        With replicates also std_error, boot_low and boot_high: standard deviation and percentiles of the coefficient
+        over resampled clients. Forms with k have no std_error where a replicate is minus infinity.
+        """
+        table = _table(self.coefficients, self.replicates, self.level)
+        table.insert(0, "unit", np.repeat(self.units, len(TYPES)))
+        table.insert(list(table.columns).index("conf_high") + 1, "p_fdr", self.p_fdr.ravel())
+        return table
+
+    def glance(self) -> pd.DataFrame:
+        """One row: sizes, ICC2 over units (median, least, most), units above 0, dead ones; ICC2 of the layer."""
+        icc, t = self.agreement, TYPES.index(HEADLINE)
+        known = icc[~np.isnan(icc)]
+        least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
+        row = {
+            "d": len(self.units),
+            "n_clients": self.n_clients,
+            "n_weights": self.n_weights,
+            "of_change": self.of_change,
+            "type": HEADLINE,
+            "icc_median": float(median),
+            "icc_min": float(least),
+            "icc_max": float(most),
+            "n_above_0": self._above_0,
+            "n_undefined": int(np.isnan(icc).sum()),
+            "n_dead": int(self.dead.sum()),
+            "layer_icc": float(self.layer_coefficients.icc[t]),
+            "layer_low": float(self.layer_coefficients.conf_low[t]),
+            "layer_high": float(self.layer_coefficients.conf_high[t]),
+            "level": self.level,
+            "replicates": 0 if self.replicates is None else len(self.replicates),
+        }
+        return pd.DataFrame([row])
+
+    def augment(self) -> pd.DataFrame:
+        """One row a unit: its ICC2 with interval, and where the variance of its weights lies.
+
+        Returns
+        -------
+        DataFrame (unit)
+            unit, icc, conf_low, conf_high, p_fdr; mean squares ms_weights, ms_clients and ms_residual; the components
+            of variance that they estimate by the method of moments, var_weights (common to all clients), var_clients
+            (offsets of whole clients) and var_residual, of which the first two may be negative; dead.
+        """
+        c, ms, t = self.coefficients, self.mean_squares, TYPES.index(HEADLINE)
+        by = (2 * ms.exponent).astype(int)
+        squares = {"weights": ms.weights, "clients": ms.clients, "residual": ms.residual}
+        components = {
+            "weights": (ms.weights - ms.residual) / ms.n_clients,
+            "clients": (ms.clients - ms.residual) / ms.n_weights,
+            "residual": ms.residual,
+        }
+        columns = {"icc": c.icc, "conf_low": c.conf_low, "conf_high": c.conf_high, "p_fdr": self.p_fdr}
+        return pd.DataFrame(
+            {"unit": self.units}
+            | {name: values[:, t] for name, values in columns.items()}
+            | {f"ms_{name}": np.ldexp(values, by) for name, values in squares.items()}
+            | {f"var_{name}": np.ldexp(values, by) for name, values in components.items()}
+            | {"dead": self.dead}
+        )
+
+    def summary(self, *, rows: int = 12) -> str:
+        """Report in the words of R's psych: the six coefficients of the layer, then the units.
+
+        Parameters
+        ----------
+        rows : int
+            Units (by falling ICC2) to print.
+        """
+        n = len(self.units) * self.n_weights
+        cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)} by {HEADLINE})"
+        units = self.augment().sort_values("icc", ascending=False).head(rows).drop(columns="dead")
+        return "\n".join(
+            [
+                repr(self), "",
+                f"Layer: targets are its {n} weights, raters {self.n_clients} clients",
+                self.layer.to_string(index=False, float_format="%.3g"), "",
+                f"Units{cut}",
+                units.to_string(index=False, float_format="%.3g"),
+            ]
+        )  # fmt: skip
+
+    @property
+    def _above_0(self) -> int:
+        """Units whose ICC2 is above 0 at a false discovery rate of 1 − level."""
+        return int((self.p_fdr[:, TYPES.index(HEADLINE)] <= 1 - self.level + 1e-12).sum())
+
+    def __repr__(self) -> str:
+        x, icc = self.glance().iloc[0], self.agreement
+        of = "changes from the start" if self.of_change else "weights"
+        order = np.argsort(-icc, kind="stable")[: int((~np.isnan(icc)).sum())]
+        named = [f"{self.units[j]} {round(icc[j], 2) + 0.0:.2f}" for j in order]  # no negative zero
+        layer = [number(float(x[f"layer_{name}"]), 2) for name in ("icc", "low", "high")]
+        found = f"median {number(float(x['icc_median']), 2)}, {self._above_0} above 0 at a false discovery rate of"
+        lines = [
+            f"Agreement of {self.n_clients} clients on the {of} of {len(icc)} units, {self.n_weights} weights a unit",
+            f"  layer: {HEADLINE} {layer[0]}, {100 * self.level:g} % from {layer[1]} to {layer[2]}",
+            f"  units: {HEADLINE} {found} {1 - self.level:.2g}, {x['n_dead']} dead",
+            listing("  highest:", named[:8]),
+            listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
+        ]
+        if self.dead.any():
+            lines.append(listing("  dead:", (str(u) for u in self.units[self.dead])))
+        if (unclear := np.isnan(icc) & ~self.dead).any():
+            lines.append(listing("  undefined (no variance but between clients):", map(str, self.units[unclear])))
+        return "\n".join(map(line, lines))
+
+
+def _table(c: Coefficients, replicates: Floats | None, level: float) -> pd.DataFrame:
+    shape = c.icc.shape
+    columns: dict[str, Any] = {"type": np.broadcast_to(np.array(TYPES, dtype=object), shape)}
+    columns |= {name: np.broadcast_to(value, shape) for name, value in c._asdict().items()}
+    if replicates is not None:
+        columns |= _percentiles(replicates, level)
+    return pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
+
+
+def _percentiles(replicates: Floats, level: float) -> dict[str, Floats]:
+    """Standard deviation and percentiles over the replicates that have a pair of clients."""
+    drawn = replicates[~np.isnan(replicates).all(axis=tuple(range(1, replicates.ndim)))]
+    empty = np.isnan(drawn).any(axis=0)  # nothing varies: NaN throughout
+    filled = np.where(empty, 0, drawn)
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(filled, tails, axis=0, method="inverted_cdf")  # a replicate may be minus infinity
+    with np.errstate(invalid="ignore"):
+        spread = filled.std(axis=0, ddof=1)
+    named = {"std_error": spread, "boot_low": low, "boot_high": high}
+    return {name: np.where(empty, np.nan, value) for name, value in named.items()}

@@ -1,0 +1,354 @@
+"""Do clients agree on a unit's weights? Intraclass correlations from sums over clients.
+
+Targets are a unit's weights, raters are the clients: a two-way layout with one value a cell, complete by construction.
+NumPy arrays or torch tensors; sums in float64. The F distributions are SciPy's, on the host.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace
+from array_api_compat import device as device_of
+from numpy.typing import NDArray
+from scipy import special
+from statsmodels.stats.multitest import multipletests
+
+from fedstat.stats import scale
+
+Array = Any
+Type = Literal["ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k"]
+TYPES: tuple[Type, ...] = ("ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k")
+
+# A sum of squares below this share of all squares is rounding of float64 means.
+_ZERO = 1e-26
+# Numbers in one block of temporaries: on the CPU little enough for its cache, elsewhere to fit beside the data.
+_CACHED, _BLOCK = 1 << 20, 1 << 24
+_ALL = slice(None)
+# Sums of squares between this and its reciprocal are far from the ends of float64.
+_ORDINARY = 2.0**500
+# Where squares are so much more than the residual, what clients have in common is taken out before they are summed.
+_LOSES = 1e3
+
+
+class TwoWay(NamedTuple):
+    """Sums of a layout clients x weights; ``+`` joins disjoint sets of clients without loss of digits.
+
+    They hold what Σ_c w and Σ_c w² hold, taken about means and joined pairwise (Chan, Golub and LeVeque 1983, The
+    American Statistician 37, 242-247).
+
+    Attributes
+    ----------
+    n : array ()
+        Clients.
+    exponent : array (unit,)
+        All else is in units of 2 to this power, its square for squares.
+    mean : array (unit,)
+        Over clients and weights.
+    profile : array (unit, weight)
+        Mean over clients, less ``mean``.
+    clients : array (unit,)
+        Σ_c (client's mean over weights − mean)².
+    residual : array (unit,)
+        Σ_c Σ_i (what neither the client's mean nor the profile explains)².
+    """
+
+    n: Array
+    exponent: Array
+    mean: Array
+    profile: Array
+    clients: Array
+    residual: Array
+
+    def __add__(self, other: TwoWay) -> TwoWay:  # type: ignore[override]
+        xp = array_namespace(self.mean)
+        top = xp.maximum(self.exponent, other.exponent)
+        a, b = _rescaled(self, top), _rescaled(other, top)
+        n = a.n + b.n
+        share, pair = b.n / n, a.n * b.n / n
+        shift, turn = b.mean - a.mean, b.profile - a.profile
+        return TwoWay(
+            n,
+            top,
+            a.mean + share * shift,
+            a.profile + share * turn,
+            a.clients + b.clients + pair * shift**2,
+            a.residual + b.residual + pair * xp.vecdot(turn, turn),
+        )
+
+
+class Sums(NamedTuple):
+    """What determines the intraclass correlations of a layer and of each of its units; ``+`` joins clients.
+
+    Attributes
+    ----------
+    units : TwoWay
+        Weights of every unit.
+    layer : TwoWay
+        Means of the units, as if they were the weights of one unit.
+    """
+
+    units: TwoWay
+    layer: TwoWay
+
+    def __add__(self, other: Sums) -> Sums:  # type: ignore[override]
+        return Sums(self.units + other.units, self.layer + other.layer)
+
+
+class MeanSquares(NamedTuple):
+    """Two-way analysis of variance without replicates, in units of ``2 ** exponent`` (squared).
+
+    Attributes
+    ----------
+    weights, clients, residual : array (...,)
+        MSB (between targets), MSJ (between raters) and MSE.
+    n_weights, n_clients : int
+        Targets and raters.
+    exponent : array (...,)
+    """
+
+    weights: Array
+    clients: Array
+    residual: Array
+    n_weights: int
+    n_clients: int
+    exponent: Array
+
+
+class Coefficients(NamedTuple):
+    """Intraclass correlations, the last dim by :data:`TYPES`: arrays (..., type), the degrees of freedom (type,)."""
+
+    icc: NDArray[np.float64]
+    statistic: NDArray[np.float64]
+    df1: NDArray[np.float64]
+    df2: NDArray[np.float64]
+    p_value: NDArray[np.float64]
+    conf_low: NDArray[np.float64]
+    conf_high: NDArray[np.float64]
+
+
+def sums(w: Array, start: Array | None = None) -> Sums:
+    """Sums over a block of clients.
+
+    Parameters
+    ----------
+    w : array (client, unit, weight)
+        Any real type.
+    start : array (unit, weight), optional
+        Subtracted from every client's weights.
+
+    Examples
+    --------
+    >>> w = np.random.default_rng(0).normal(size=(10, 3, 20))
+    >>> both, whole = sums(w[:4]) + sums(w[4:]), sums(w)
+    >>> np.allclose(both.units.residual, whole.units.residual)
+    True
+    """
+    xp = array_namespace(w)
+    k, d, n = w.shape
+    clients = min(k, max(1, at_once(w) // n))
+    parts, means = [], []
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite shows in the sums
+        for units in slices(d, max(1, at_once(w) // (n * clients))):
+            found = [_two_way(*block(w, start, c, units)) for c in slices(k, clients)]
+            parts.append(reduce(add, (t for t, _ in found)))
+            means.append(xp.concat([each for _, each in found]))
+        whole = TwoWay(parts[0].n, *(xp.concat(field) for field in list(zip(*parts, strict=True))[1:]))
+        return Sums(whole, _two_way(*block(xp.concat(means, axis=1)[:, None, :]))[0])
+
+
+def mean_squares(s: Sums) -> MeanSquares:
+    """Mean squares of every unit; arrays (unit,)."""
+    t = s.units
+    xp = array_namespace(t.mean)
+    k, n = int(t.n), t.profile.shape[-1]
+    return mean_squares_of(k * xp.vecdot(t.profile, t.profile), n * t.clients, t.residual, t.mean**2, t.exponent, k, n)
+
+
+def layer_mean_squares(s: Sums) -> MeanSquares:
+    """Mean squares of the layer, its targets the weights of all units, those of dead ones too; arrays ()."""
+    t, m = s.units, s.layer
+    xp = array_namespace(t.mean)
+    k, (d, n) = int(t.n), t.profile.shape
+    top = xp.max(xp.concat([t.exponent, m.exponent]))
+    t, m = _rescaled(t, top), _rescaled(m, top)
+    within = k * xp.sum(xp.vecdot(t.profile, t.profile))
+    between = k * xp.vecdot(m.profile, m.profile)[0]
+    residual = xp.sum(t.residual) + n * m.residual[0]
+    return mean_squares_of(within + n * between, n * d * m.clients[0], residual, m.mean[0] ** 2, top, k, n * d)
+
+
+def coefficients(ms: MeanSquares, *, level: float = 0.95) -> Coefficients:
+    """The six coefficients of Shrout and Fleiss with F tests of zero and intervals, as R's ``psych::ICC`` has them.
+
+    Parameters
+    ----------
+    ms : MeanSquares
+        On the host.
+    level : float in (0, 1)
+        Of the two-sided intervals.
+
+    Returns
+    -------
+    Coefficients
+        NaN where nothing varies. Where clients are equal, 1 with F = ∞ and an interval of no length. The forms with k
+        are minus infinity where the variance of a mean over clients is estimated as 0 or less.
+
+    References
+    ----------
+    Shrout, Fleiss (1979). Intraclass correlations: uses in assessing rater reliability. Psychol. Bull. 86, 420-428.
+    McGraw, Wong (1996). Forming inferences about some intraclass correlation coefficients. Psychol. Methods 1, 30-46.
+    """
+    b, j, e = (np.asarray(x, dtype=np.float64) for x in ms[:3])
+    n, k = ms.n_weights, ms.n_clients
+    with np.errstate(divide="ignore", invalid="ignore"):
+        b, j, e = (x / (b + j + e) for x in (b, j, e))  # squares of them are to come
+        w = (j + (n - 1) * e) / n
+        df1, df2 = float(n - 1), np.array([n * (k - 1), (n - 1) * (k - 1), (n - 1) * (k - 1)], dtype=float)
+        statistic = np.stack([b / w, b / e, b / e], axis=-1)
+        icc = six(b, j, e, n, k)
+        low, high = _limits(statistic, df1, df2, 0.5 + level / 2)
+        single = [_of_ratio(low, k), _of_ratio(high, k)]
+        for bound, value in zip(single, _limits_agreement(b, j, e, icc[..., 1], n, k, 0.5 + level / 2), strict=True):
+            bound[..., 1] = value
+        limits = [np.concatenate([bound, _stepped_up(bound, k)], axis=-1) for bound in single]
+        statistic, df2 = np.concatenate([statistic, statistic], axis=-1), np.tile(df2, 2)
+        p_value = special.fdtrc(df1, df2, statistic)
+    return Coefficients(icc, statistic, np.full(6, df1), df2, p_value, *limits)
+
+
+def fdr(p_value: NDArray[np.float64]) -> NDArray[np.float64]:
+    """P values (unit, type) adjusted over units to control the false discovery rate (Benjamini and Hochberg 1995)."""
+    out = np.full(p_value.shape, np.nan)
+    for t in range(p_value.shape[1]):
+        tested = ~np.isnan(p_value[:, t])
+        if tested.any():
+            out[tested, t] = multipletests(p_value[tested, t], method="fdr_bh")[1]
+    return out
+
+
+def block(w: Array, start: Array | None = None, clients: slice = _ALL, units: slice = _ALL) -> tuple[Array, Array]:
+    """Exponents (unit,) and a copy of some weights (client, unit, weight), less the start, in units of their powers."""
+    xp = array_namespace(w)
+    x = xp.astype(w[clients, units], xp.float64, copy=True)
+    if start is not None:
+        x -= start[units][None]
+    e = xp.zeros(x.shape[1], dtype=xp.float64, device=device_of(x))
+    if w.dtype != xp.float64 and (start is None or start.dtype != xp.float64):
+        return e, x  # squares of other types are within float64
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = xp.sum(xp.vecdot(x, x), axis=0)
+    if bool(xp.all((squares > 1 / _ORDINARY) & (squares < _ORDINARY))):
+        return e, x
+    e = scale.exponent(scale.largest(x, (0, 2)))
+    x *= scale.power(-e)[:, None]
+    return e, x
+
+
+def _two_way(e: Array, x: Array) -> tuple[TwoWay, Array]:
+    """Sums of a block, which may be used up, and the clients' means (client, unit) of its units, not divided."""
+    xp = array_namespace(x)
+    k, _, n = x.shape
+    low, shift, rest, each = 0.0, 0.0, _over_clients(x), _over_weights(x)
+    over = xp.mean(rest, axis=-1)
+    squares = xp.sum(xp.vecdot(x, x), axis=0)
+    residual = squares - k * xp.vecdot(rest, rest) - n * xp.sum(each**2, axis=0) + n * k * over**2
+    if bool(xp.any(squares > _LOSES * residual)):
+        low, shift = over, rest
+        x -= shift  # what clients have in common costs no digits of how they differ
+        each = _over_weights(x)
+        x -= each[..., None]
+        residual = xp.sum(xp.vecdot(x, x), axis=0)
+        rest = _over_clients(x) + xp.mean(each, axis=0)[:, None]
+        over = xp.mean(rest, axis=-1)
+        shift = shift - low[:, None]
+    clients = xp.sum((each - over) ** 2, axis=0)
+    profile = shift + (rest - over[:, None])
+    of_k = xp.asarray(float(k), dtype=xp.float64, device=device_of(x))
+    return TwoWay(of_k, e, low + over, profile, clients, residual), (low + each) * scale.power(e)
+
+
+def _over_clients(x: Array) -> Array:
+    xp = array_namespace(x)
+    k, d, n = x.shape
+    return xp.reshape(_ones(x, k) @ xp.reshape(x, (k, d * n)), (d, n)) / k
+
+
+def _over_weights(x: Array) -> Array:
+    return x @ _ones(x, x.shape[-1]) / x.shape[-1]
+
+
+def _ones(x: Array, n: int) -> Array:
+    return array_namespace(x).ones(n, dtype=x.dtype, device=device_of(x))
+
+
+def mean_squares_of(b: Array, j: Array, e: Array, offset: Array, exponent: Array, k: int, n: int) -> MeanSquares:
+    """From sums of squares; those that are rounding beside all squares, the mean's too, are 0."""
+    if k < 2:
+        raise ValueError(f"agreement between clients needs at least 2 clients, but got {k}")
+    if n < 2:
+        raise ValueError(
+            f"an intraclass correlation needs at least 2 weights in a unit, but got {n}. "
+            "Biases are one number a unit: put them beside the weights, or leave them out."
+        )
+    xp = array_namespace(b)
+    rounding = _ZERO * (xp.abs(b) + j + e + k * n * offset)
+    b, j, e = (xp.where(xp.abs(x) <= rounding, xp.zeros_like(x), x) for x in (b, j, e))
+    return MeanSquares(b / (n - 1), j / (k - 1), e / ((n - 1) * (k - 1)), n, k, exponent)
+
+
+def six(b: Any, j: Any, e: Any, n: int, k: int) -> NDArray[np.float64]:
+    """Coefficients (..., type) from mean squares."""
+    w = (j + (n - 1) * e) / n
+    agreement = (b - e) / (b + (k - 1) * e + k * (j - e) / n)
+    single = np.stack([(b - w) / (b + (k - 1) * w), agreement, (b - e) / (b + (k - 1) * e)], axis=-1)
+    return np.concatenate([single, _stepped_up(single, k)], axis=-1)
+
+
+def _stepped_up(single: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    """Coefficients of means over k clients (Spearman-Brown); minus infinity from -1 / (k - 1) down."""
+    below = 1 + (k - 1) * single
+    return np.where(below <= 0, -np.inf, k * single / below)
+
+
+def _of_ratio(f: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+    return np.where(np.isinf(f), 1.0, (f - 1) / (f + k - 1))
+
+
+def _limits(f: Any, df1: Any, df2: Any, q: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Interval of a ratio of mean squares."""
+    return f / special.fdtri(df1, df2, q), f * special.fdtri(df2, df1, q)
+
+
+def _limits_agreement(b: Any, j: Any, e: Any, icc: Any, n: int, k: int, q: float) -> tuple[Any, Any]:
+    """Interval of ICC2 by Satterthwaite's degrees of freedom (McGraw and Wong 1996, table 7)."""
+    rest = n * (1 + (k - 1) * icc) - k * icc
+    above = (n - 1) * (k - 1) * (k * icc * j + rest * e) ** 2
+    below = (n - 1) * (k * icc * j) ** 2 + (rest * e) ** 2
+    df = np.where(below == 0, 1.0, above / below)  # equal clients: any
+    f1, f2 = special.fdtri(n - 1, df, q), special.fdtri(df, n - 1, q)
+    error = k * j + (k * n - k - n) * e
+    return n * (b - f1 * e) / (f1 * error + n * b), n * (f2 * b - e) / (error + n * f2 * b)
+
+
+def _rescaled(t: TwoWay, top: Array) -> TwoWay:
+    xp = array_namespace(t.mean)
+    if not bool(xp.any(t.exponent != top)):
+        return t
+    by = scale.power(t.exponent - top)
+    return TwoWay(
+        t.n, xp.maximum(t.exponent, top), by * t.mean, by[:, None] * t.profile, by**2 * t.clients, by**2 * t.residual
+    )
+
+
+def slices(total: int, step: int) -> list[slice]:
+    """Cut a range into steps."""
+    return [slice(i, min(i + step, total)) for i in range(0, total, step)]
+
+
+def at_once(w: Array) -> int:
+    """Numbers in one block of temporaries."""
+    return _CACHED if "cpu" in str(device_of(w)) else _BLOCK

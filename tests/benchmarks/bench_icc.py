@@ -1,0 +1,113 @@
+"""Speed of agreement against one pass over the weights, and against analyses of variance unit by unit; one thread.
+
+Every benchmark checks that both sides give the same answer; the ratio is printed, never judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from statsmodels.formula.api import ols
+from statsmodels.stats.anova import anova_lm
+from threadpoolctl import threadpool_limits
+
+import fedstat
+
+CLIENTS, UNITS, WEIGHTS = 100, 2048, 2048
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    with threadpool_limits(1):
+        yield
+
+
+@pytest.fixture(scope="module")
+def weights() -> np.ndarray:
+    """Layer of 1.6 GiB, float32."""
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((CLIENTS, UNITS, WEIGHTS), dtype=np.float32)
+    w[:, ::2] += 3 * rng.standard_normal((UNITS // 2, WEIGHTS), dtype=np.float32)
+    return w
+
+
+def plain_pass(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return w.sum(axis=0), (w**2).sum(axis=0)
+
+
+def streamed_pass(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Without a second copy of the weights, in float64."""
+    total, squares = np.zeros(w.shape[1:]), np.zeros(w.shape[1:])
+    for one in w:
+        total += one
+        squares += one * one
+    return total, squares
+
+
+def by_numpy(w: np.ndarray) -> float:
+    """ICC2 of one unit (client, weight), as it is written in textbooks."""
+    k, n = w.shape
+    grand = w.mean()
+    msb = k * ((w.mean(0) - grand) ** 2).sum() / (n - 1)
+    msj = n * ((w.mean(1) - grand) ** 2).sum() / (k - 1)
+    mse = ((w - w.mean(0) - w.mean(1)[:, None] + grand) ** 2).sum() / ((n - 1) * (k - 1))
+    return (msb - mse) / (msb + (k - 1) * mse + k * (msj - mse) / n)
+
+
+def by_statsmodels(w: np.ndarray) -> float:
+    k, n = w.shape
+    data = pd.DataFrame({"y": w.ravel(), "target": np.tile(np.arange(n), k), "rater": np.repeat(np.arange(k), n)})
+    table = anova_lm(ols("y ~ C(target) + C(rater)", data).fit())
+    msb, msj, mse = table["mean_sq"]
+    return (msb - mse) / (msb + (k - 1) * mse + k * (msj - mse) / n)
+
+
+@pytest.mark.parametrize("peer", [plain_pass, streamed_pass])
+def test_bench_icc_against_one_pass_over_the_weights(compare: Any, weights: np.ndarray, peer: Callable) -> None:
+    found = fedstat.icc(weights)
+    total, squares = (x.astype(np.float64) for x in peer(weights))
+    within = (squares - total**2 / CLIENTS).sum(axis=1)
+    ms = found.mean_squares
+    ours = ms.clients * (CLIENTS - 1) + ms.residual * (CLIENTS - 1) * (WEIGHTS - 1)
+    np.testing.assert_allclose(ours, within, rtol=1e-4)
+    name = f"icc, {CLIENTS} clients x {UNITS} units x {WEIGHTS} weights"
+    compare(name, lambda: fedstat.icc(weights), lambda: peer(weights), f"NumPy {peer.__name__}", rounds=3)
+
+
+def test_bench_icc_of_a_small_layer_against_numpy_unit_by_unit(compare: Any) -> None:
+    w = np.random.default_rng(0).normal(size=(100, 200, 100))
+    np.testing.assert_allclose(fedstat.icc(w).agreement, [by_numpy(w[:, j]) for j in range(200)], atol=1e-12)
+    compare(
+        "icc, 100 clients x 200 units x 100 weights", lambda: fedstat.icc(w),
+        lambda: [by_numpy(w[:, j]) for j in range(200)], "NumPy unit by unit",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(10, 64, 25), (100, 200, 100)])
+def test_bench_icc_against_statsmodels_unit_by_unit(benchmark: Any, shape: tuple[int, int, int]) -> None:
+    w = np.random.default_rng(0).normal(size=shape)
+    found = benchmark.pedantic(lambda: fedstat.icc(w), rounds=5, warmup_rounds=1)
+    some = range(min(shape[1], 4))
+    began = perf_counter()
+    theirs = [by_statsmodels(w[:, j]) for j in some]
+    a_unit = (perf_counter() - began) / len(some)
+    np.testing.assert_allclose(found.agreement[: len(some)], theirs, atol=1e-9)
+    ours = benchmark.stats.stats.min
+    print(f"\nicc {shape}: {ours:.4g} s; statsmodels anova {a_unit * shape[1]:.4g} s (from {len(some)} units); "
+          f"ratio {a_unit * shape[1] / ours:.3g}")  # fmt: skip
+
+
+def test_bench_bootstrap_against_repeated_analyses(benchmark: Any) -> None:
+    w = np.random.default_rng(0).normal(size=(100, 200, 784))
+    benchmark.pedantic(lambda: fedstat.icc(w, replicates=200), rounds=1, warmup_rounds=1)
+    began = perf_counter()
+    for _ in range(3):
+        fedstat.icc(w)
+    theirs = (perf_counter() - began) / 3 * 200
+    ours = benchmark.stats.stats.min
+    print(f"\nbootstrap of icc, 200 replicates: {ours:.4g} s; analyses again {theirs:.4g} s; ratio {theirs / ours:.3g}")
