@@ -106,6 +106,19 @@ class State(NamedTuple):
     optimizer: Params
 
 
+def device_named(name: str) -> torch.device:
+    """Device of that name, or ValueError if it is unknown or absent."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device must be such as 'cpu' or 'cuda:0', but got {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be the CPU or a CUDA device, but got {name!r}")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but PyTorch sees no CUDA device. Use device='cpu'.")
+    return device
+
+
 def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Params | None = None) -> Params:
     """Clients' models as they would predict with them now: parameters (client, ...).
 

@@ -20,7 +20,7 @@ from fedstat.fl import batches, engine, losses, masks, nets, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.evaluate import timed_step
-from fedstat.fl.job import Job, Precision, State
+from fedstat.fl.job import Job, Precision, State, device_named
 from fedstat.fl.masking import masked_accuracy
 from fedstat.fl.nets import Net
 from fedstat.fl.newcomers import RULES, newcomers
@@ -392,16 +392,3 @@ def _after(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
         writer.write("new/accuracy", (), np.stack([found[rule] for rule in RULES]))
     if plan.masking:
         writer.write("masking/accuracy", (), masked_accuracy(job, state, draws=plan.masking))
-
-
-def device_named(name: str) -> torch.device:
-    """Device of that name, or ValueError if it is unknown or absent."""
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device must be such as 'cpu' or 'cuda:0', but got {name!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be the CPU or a CUDA device, but got {name!r}")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for, but PyTorch sees no CUDA device. Use device='cpu'.")
-    return device

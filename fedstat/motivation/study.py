@@ -19,8 +19,8 @@ from fedstat import _check, data, store
 from fedstat._random import generator
 from fedstat.fl import algorithms, batches, engine, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import device_named
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.train import device_named
 from fedstat.motivation import relation
 from fedstat.store import Group, Variable, Writer
 

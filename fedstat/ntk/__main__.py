@@ -11,7 +11,7 @@ from typing import Any
 import xarray as xr
 
 from fedstat import _check, _cli
-from fedstat.fl.train import device_named
+from fedstat.fl.job import device_named
 from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, datasets, generalization
 from fedstat.ntk.descent import METHODS
 from fedstat.store import provenance, save

@@ -19,8 +19,8 @@ from tqdm import tqdm
 from fedstat import _check, store
 from fedstat.fl import algorithms, engine, evaluate, nets, record
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Job
-from fedstat.fl.train import device_named, prepare
+from fedstat.fl.job import Job, device_named
+from fedstat.fl.train import prepare
 from fedstat.sim.generate import SOURCE, Means, Model8, generate
 from fedstat.sim.recovery import correlation
 from fedstat.stats import factor, split
