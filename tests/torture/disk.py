@@ -112,7 +112,12 @@ def power_cut(log: list[Operation], at: int, target: Path, rng: np.random.Genera
             where.mkdir(exist_ok=True)
         else:
             where.write_bytes(_remains(files[number], eventually.get(number, b""), rng))
-    for folder in target.rglob("*/"):  # it takes a while until the machine is up again
+    age(target)
+
+
+def age(target: Path) -> None:
+    """Make folders old: it takes a while until a machine is up again, or somebody looks."""
+    for folder in target.rglob("*/"):
         os.utime(folder, (0, 0))
 
 
