@@ -47,8 +47,6 @@ class Journal:
     ----------
     root : Path
         The store; its folder ``journal`` exists.
-    durable : bool
-        Whether what is committed is brought to the disk, so that it outlives a power cut and not just the process.
     lock : FileLock, optional
         The store's lock, if this process has it already.
 
@@ -60,8 +58,8 @@ class Journal:
         If the log cannot be read.
     """
 
-    def __init__(self, root: Path, *, durable: bool = True, lock: FileLock | None = None) -> None:
-        self.root, self.durable = root, durable
+    def __init__(self, root: Path, *, lock: FileLock | None = None) -> None:
+        self.root = root
         self._staged: dict[str, Entry] = {}
         self._logged: set[str] = set()
         self._lines = 0
@@ -123,8 +121,8 @@ class Journal:
         staged = {key: entry for key, entry in self._staged.items() if self._draft(entry).exists()}
         if staged:
             for entry in staged.values():
-                self._sync(self._draft(entry))
-            self._sync(self.root / FOLDER)
+                sync(self._draft(entry))
+            sync(self.root / FOLDER)
             self._logged.update(entry.staged for entry in staged.values())
             self._log(staged)
             self.files.update(staged)
@@ -146,7 +144,7 @@ class Journal:
         """Commit, bring all names to the disk, and leave a log of one line; without files that only going on needs."""
         self.commit()
         for folder in {(self.root / key).parent for key in self.files}:
-            self._sync(folder)
+            sync(folder)
         for key in without:
             self.files.pop(key, None)
         self._rewrite()
@@ -164,7 +162,7 @@ class Journal:
         try:
             with log.open("ab") as file:
                 file.write(_line(files, without))
-            self._sync(log)
+            sync(log)
         except BaseException:
             os.truncate(log, size)  # or the next line would stand behind half a line
             raise
@@ -173,14 +171,10 @@ class Journal:
     def _rewrite(self) -> None:
         draft = self.root / FOLDER / next(self._names)
         draft.write_bytes(_line(self.files))
-        self._sync(draft)
+        sync(draft)
         draft.replace(self.root / FOLDER / "log")
-        self._sync(self.root / FOLDER)
+        sync(self.root / FOLDER)
         self._lines = 1
-
-    def _sync(self, path: Path) -> None:
-        if self.durable:
-            sync(path)
 
 
 class _Checked:
@@ -218,7 +212,7 @@ def hold(root: Path) -> FileLock:
     return lock
 
 
-def start(root: Path, *, durable: bool = True) -> None:
+def start(root: Path) -> None:
     """Note all files that a new store holds, and bring them to the disk."""
     folder = root / FOLDER
     files = {}
@@ -226,9 +220,8 @@ def start(root: Path, *, durable: bool = True) -> None:
         if path.is_file() and path != folder / "lock":
             files[path.relative_to(root).as_posix()] = Entry(path.stat().st_size, crc(path), FIRST)
     (folder / "log").write_bytes(_line(files))
-    if durable:
-        for path in [*root.rglob("*"), root]:
-            sync(path)
+    for path in [*root.rglob("*"), root]:
+        sync(path)
 
 
 def left_over(root: Path) -> list[Path]:

@@ -178,7 +178,7 @@ class _Journaled(LocalStore):
         return self._files.path(key).relative_to(self._files.root).as_posix()
 
 
-def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, Any], *, durable: bool = True) -> Writer:
+def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> Writer:
     """Lay out a new run.
 
     Parameters
@@ -189,8 +189,6 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
         Names are paths such as ``"metrics"`` or ``"split/fc1"``.
     attrs : mapping
         Attributes of the run; see :func:`provenance`.
-    durable : bool
-        Whether what is committed outlives a power cut, not just the process.
 
     Raises
     ------
@@ -201,9 +199,9 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
     place.claim(path, attrs["command"])
     with place.draft(path) as (folder, lock):
         _lay_out(folder, groups, attrs)
-        journal.start(folder, durable=durable)
+        journal.start(folder)
         place.put(folder, path)
-    return Writer(path, Journal(path, durable=durable, lock=lock), new=True)
+    return Writer(path, Journal(path, lock=lock), new=True)
 
 
 def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, overwrite: bool = False) -> None:
