@@ -1,0 +1,316 @@
+"""How much of what clients differ by is their own, and how much is noise of the sample? Variance components.
+
+Every client is trained R >= 2 times from one download on disjoint parts of its data (replicates). For client c,
+replicate r and weight i of a unit
+
+    w_cri = m_i + x_c' γ_i + b_ci + e_cri,    Var b_ci = σ_b² (the client's own),    Var e_cri = σ_cr² (noise),
+
+with an optional covariate x_c of clients. NumPy arrays or torch tensors; sums in float64, a block of weights at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace, is_torch_array, to_device
+from array_api_compat import device as device_of
+from numpy.typing import NDArray
+from scipy import special
+
+from fedstat import _check
+from fedstat.stats.icc import at_once, slices
+
+Array = Any
+Floats = NDArray[np.float64]
+
+# A client whose leverage is this near 1 is fitted by itself; a covariate that varies by less of its size is constant.
+_ALONE, _CONSTANT = 1e-9, 1e-10
+
+
+class Parts(NamedTuple):
+    """Sums of squares of clients x replicates; ``+`` joins more weights of the same units, :meth:`pooled` the units.
+
+    Attributes
+    ----------
+    between : array (client, unit)
+        Σ_i (client's mean over replicates − its fit on (1, covariate))².
+    within : array (client, unit)
+        Σ_i Σ_r (w_cri − client's mean)² / (R − 1).
+    design : array (client, p), NumPy
+        Orthonormal basis of (1, covariate): p is 1, or 2 with a covariate.
+    n_weights : int
+        Of a unit.
+    n_replicates : int
+        R.
+    """
+
+    between: Array
+    within: Array
+    design: Floats
+    n_weights: int
+    n_replicates: int
+
+    @property
+    def leverage(self) -> Floats:
+        """Of each client in the fit, array (client,)."""
+        return np.asarray((self.design**2).sum(axis=1))
+
+    def __add__(self, other: Parts) -> Parts:  # type: ignore[override]
+        a, b = (tuple(p.between.shape) for p in (self, other))
+        if a != b or self.n_replicates != other.n_replicates or not np.array_equal(self.design, other.design):
+            raise ValueError(
+                "parts add if they have the same clients, units, replicates and covariate, but got (client, unit) "
+                f"{a} with {self.n_replicates} replicates, and {b} with {other.n_replicates}. "
+                "Parameters with other units add to a layer: a.pooled() + b.pooled()."
+            )
+        between, within = self.between + other.between, self.within + other.within
+        return Parts(between, within, self.design, self.n_weights + other.n_weights, self.n_replicates)
+
+    def pooled(self) -> Parts:
+        """All units as one: the parts of a layer, with arrays (client, 1)."""
+        xp = array_namespace(self.between)
+        between, within = (xp.sum(a, axis=1, keepdims=True) for a in (self.between, self.within))
+        return Parts(between, within, self.design, self.n_weights * self.between.shape[1], self.n_replicates)
+
+
+class Components(NamedTuple):
+    """Estimates for every unit, arrays (unit,) on the host; NaN for a unit that is the same in all models.
+
+    Attributes
+    ----------
+    between : array
+        σ_b², variance of a weight between clients beyond noise. Unbiased, hence negative at times.
+    within : array
+        σ_e², noise of one replicate: mean over clients, weighted by 1 − leverage (equal without a covariate).
+    personal : array
+        σ_b² / (σ_b² + σ_e²/R): share of the differences between clients, each trained on all its data, that is the
+        client's own. Below 1; negative where σ_b² is.
+    personal_replicate : array
+        σ_b² / (σ_b² + σ_e²): the same for models trained on one replicate's data; where ``between`` is from −σ_e²
+        down it means nothing and is minus infinity.
+    conf_low, conf_high : array
+        Interval of ``personal``.
+    statistic, p_value : array
+        One-sided t test of σ_b² = 0 against σ_b² > 0.
+    df : int
+        Clients less columns of the fit.
+    level : float
+        Of the intervals.
+    """
+
+    between: Floats
+    within: Floats
+    personal: Floats
+    personal_replicate: Floats
+    conf_low: Floats
+    conf_high: Floats
+    statistic: Floats
+    p_value: Floats
+    df: int
+    level: float
+
+
+def parts(w: Array, covariate: Any = None) -> Parts:
+    """Sums of squares between clients and within them.
+
+    Parameters
+    ----------
+    w : array (client, replicate, unit, weight)
+        Any real type; at least 2 replicates, and 2 clients more than the fit has columns.
+    covariate : array (client,), optional
+        What is to be taken out of the differences between clients, as the number of training samples: a client with
+        more of them makes more steps from the common start, which is no knowledge of its own.
+
+    Raises
+    ------
+    ValueError
+        If there are too few clients or replicates, weights are NaN or infinite (named by client and unit), or the
+        covariate is constant, not finite, of the wrong length, or sets one client apart from all others.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> own = rng.normal(size=(20, 1, 3, 50))
+    >>> found = parts(own + rng.normal(size=(20, 2, 3, 50)))  # σ_b² = σ_e² = 1: 2 / 3
+    >>> components(found.pooled()).personal.round(2)
+    array([0.66])
+    """
+    w = w.detach() if is_torch_array(w) else np.asarray(w)
+    if w.ndim != 4 or 0 in w.shape:
+        raise ValueError(f"w must be (client, replicate, unit, weight), but got shape {tuple(w.shape)}")
+    n_clients, n_replicates, n_units, n_weights = w.shape
+    if n_replicates < 2:
+        raise ValueError(
+            f"noise shows between replicates of a client, at least 2, but got {n_replicates}. "
+            "Train every client on disjoint parts of its data, from the same download."
+        )
+    basis = design(n_clients, covariate)
+    xp, device = array_namespace(w), device_of(w)
+    q = to_device(xp.asarray(basis), device)
+    between, within = (xp.zeros((n_clients, n_units), dtype=xp.float64, device=device) for _ in range(2))
+    fit = max(1, at_once(w) // (n_clients * n_replicates))
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is named below
+        for units in slices(n_units, max(1, fit // n_weights)):
+            for some in slices(n_weights, fit):
+                b, v = _squares(xp.astype(w[:, :, units, some], xp.float64), q)
+                between[:, units] += b
+                within[:, units] += v
+    found = Parts(between, within, basis, n_weights, n_replicates)
+    _require_finite(found, w)
+    return found
+
+
+def design(n_clients: int, covariate: Any = None) -> Floats:
+    """Orthonormal basis (client, p) of (1, covariate)."""
+    columns = [np.ones(n_clients)]
+    if covariate is not None:
+        x = covariate.detach().cpu().numpy() if is_torch_array(covariate) else covariate
+        x = np.asarray(_check.numbers("covariate", x), dtype=np.float64)
+        if x.shape != (n_clients,):
+            raise ValueError(f"covariate must hold one number a client, shape ({n_clients},), but got {x.shape}")
+        if not np.isfinite(x).all():
+            bad = np.flatnonzero(~np.isfinite(x)).tolist()
+            raise ValueError(f"covariate must be finite, but got NaN or infinite values for client(s) {bad}")
+        if np.ptp(x) <= _CONSTANT * np.abs(x).max():
+            raise ValueError(f"covariate must differ between clients, but all have {x[0]:g}. Leave it out.")
+        x = x / np.abs(x).max()
+        columns.append(x - x.mean())
+    if n_clients < (least := len(columns) + 2):
+        raise ValueError(
+            f"variance between clients{' with a covariate' if covariate is not None else ''} needs at least {least} "
+            f"clients, but got {n_clients}"
+        )
+    q = np.stack([c / np.linalg.norm(c) for c in columns], axis=1)
+    if (alone := (q**2).sum(axis=1) > 1 - _ALONE).any():
+        raise ValueError(
+            f"covariate sets client {int(np.flatnonzero(alone)[0])} apart from all others, which are equal in it: "
+            "the fit goes through that client and leaves nothing of it. Leave the client or the covariate out."
+        )
+    return q
+
+
+def components(p: Parts, *, level: float = 0.95) -> Components:
+    """Variance components by the method of moments, with intervals and tests that take clients as the sample.
+
+    Parameters
+    ----------
+    p : Parts
+        Of units, or of a layer (:meth:`Parts.pooled`).
+    level : float in (0, 1)
+        Of the two-sided intervals of ``personal``.
+
+    Returns
+    -------
+    Components
+
+    Raises
+    ------
+    ValueError
+        If replicates are equal bit by bit in all clients while clients differ: there is no noise to compare with.
+
+    Notes
+    -----
+    With clients' leverages h_c, n weights and R replicates,
+
+        σ_b² = [Σ_c between_c − Σ_c (1 − h_c) within_c / R] / (n Σ_c (1 − h_c)),
+
+    which is unbiased however unequal the noise of clients and replicates is [1]_. F is the ratio of the two sums,
+    personal = 1 − 1/F. If noise falls as 1 / samples, as it does for half the data, personal is the reliability of a
+    half, r, stepped up by Spearman and Brown [2]_, R r / (1 + (R − 1) r).
+
+    Weights of a unit are not independent, so that their number gives no degrees of freedom. Intervals and test come
+    from leaving out one client at a time (jackknife) on the scale of log F, with t of C − p degrees of freedom; an
+    interval holds 0 if the two-sided test of that level does not reject. The scale was chosen by simulation: 10 to 40
+    clients of equal and of unequal sizes (to 1 : 7), with and without a covariate, 1, 3 or 30 effectively independent
+    weights a unit. There the 95 % intervals held the truth in 0.92 to 0.998, and the test at 0.05 rejected in 0.036 to
+    0.063. The delta method on the same scale held it in 0.85 to 0.996, and the jackknife of ``personal`` itself in 0.89
+    to 0.997, nearly all of its misses on one side. Where a fifth of the clients has all that is personal, 10 clients
+    are too few: 0.87 to 0.89; 20 and 40 gave 0.94 to 0.96.
+
+    References
+    ----------
+    .. [1] Searle, Casella, McCulloch (1992). Variance Components. Wiley.
+    .. [2] Spearman (1910), Brown (1910). British Journal of Psychology 3, 271-295 and 296-322.
+    .. [3] Miller (1974). The jackknife: a review. Biometrika 61, 1-15.
+    """
+    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    between, within = (_on_host(a) for a in (p.between, p.within))
+    noise, h, r = within / p.n_replicates, p.leverage[:, None], p.n_replicates
+    n_clients, k = p.design.shape
+    df = n_clients - k
+    _require_noise(between, noise)
+    ours, theirs = between / (1 - h), _spread(p.design) @ noise / (1 - h)  # what sums lose without the client
+    b, v = between.sum(axis=0), ((1 - h) * noise).sum(axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left = np.log(np.maximum(b - ours, 0)) - np.log(np.maximum(v - theirs, 0))
+        std_error = np.sqrt((n_clients - 1) / n_clients * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
+        log_f = np.log(b / v)
+        std_error = np.where(np.isnan(std_error) & np.isfinite(log_f), np.inf, std_error)  # one has all noise
+        statistic = log_f / std_error
+        half = special.stdtrit(df, 0.5 + level / 2) * std_error
+        personal, low, high = (-np.expm1(-x) for x in (log_f, log_f - half, log_f + half))
+        sigma_b, sigma_e = (b - v) / (p.n_weights * df), r * v / (p.n_weights * df)
+        replicate = np.where(sigma_b + sigma_e > 0, sigma_b / (sigma_b + sigma_e), -np.inf)
+        replicate = np.where(np.isnan(personal), np.nan, replicate)
+    p_value = special.stdtr(df, -statistic)
+    return Components(sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, df, level)
+
+
+def _squares(x: Array, q: Array) -> tuple[Array, Array]:
+    """Sums over weights (client, unit) of a block (client, replicate, unit, weight)."""
+    xp = array_namespace(x)
+    c, r, d, n = x.shape
+    first = x[:, :1]
+    x = x - first  # equal replicates differ by exactly 0
+    shift = xp.mean(x, axis=1)
+    x = x - shift[:, None]
+    within = xp.sum(xp.sum(x * x, axis=-1), axis=1) / (r - 1)
+    mean = first[:, 0] - first[:1, 0] + shift  # nor does what clients have in common cost digits
+    flat = xp.reshape(mean, (c, d * n))
+    rest = flat - q @ (xp.matrix_transpose(q) @ flat)
+    return xp.sum(xp.reshape(rest * rest, (c, d, n)), axis=-1), within
+
+
+def _spread(q: Floats) -> Floats:
+    """Squares (client, client) of what is left of one client's noise at another after the fit."""
+    return np.asarray((np.eye(len(q)) - q @ q.T) ** 2)
+
+
+def _on_host(a: Array) -> Floats:
+    return np.asarray(a.detach().cpu().numpy() if is_torch_array(a) else a, dtype=np.float64)
+
+
+def _require_finite(p: Parts, w: Array) -> None:
+    between, within = _on_host(p.between), _on_host(p.within)
+    bad = ~np.isfinite(between).all(axis=0) | ~np.isfinite(within).all(axis=0)
+    if not bad.any():
+        return
+    unit = int(np.flatnonzero(bad)[0])
+    xp = array_namespace(w)
+    clients = [c for c in range(w.shape[0]) if not bool(xp.all(xp.isfinite(w[c, :, unit])))]
+    if not clients:
+        raise ValueError(f"the weights of unit {unit} are so large that their squares overflow. Rescale them.")
+    raise BadWeightsError(unit, clients[0])
+
+
+class BadWeightsError(ValueError):
+    """Weights that are NaN or infinite; ``unit`` and ``client`` are positions."""
+
+    def __init__(self, unit: int, client: int) -> None:
+        super().__init__(
+            f"the weights of client {client} hold NaN or infinite values, first in unit {unit}. "
+            "A diverged client is the usual cause: leave it out or lower its learning rate."
+        )
+        self.unit, self.client = unit, client
+
+
+def _require_noise(between: Floats, noise: Floats) -> None:
+    silent = (noise == 0).all(axis=0) & (between > 0).any(axis=0)
+    if silent.any():
+        units = np.flatnonzero(silent)
+        raise ValueError(
+            f"replicates are equal bit by bit in all clients, in {len(units)} of {len(silent)} unit(s), first unit "
+            f"{units[0]}: the noise is exactly 0, so nothing can be compared with it. Replicates must be trained on "
+            "different data; units that were not trained are to be left out."
+        )
