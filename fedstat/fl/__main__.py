@@ -36,7 +36,8 @@ HELP = {
     "norm": "normalisation of the network's layers",
     "net_options": "more arguments of the network, as hidden=32 or hidden=64,32",
     # fedsplit takes a split that a command line cannot name.
-    "algorithm": f"algorithm: {', '.join(name for name in algorithms.ALGORITHMS if name != 'fedsplit')}",
+    "algorithm": f"algorithm: {', '.join(name for name in algorithms.ALGORITHMS if name != 'fedsplit')}; "
+    "any of these with + (fine-tuned) or -shrunken",
     "layers": "Λ, layers to split, by name or number from 1 (default: the last hidden layer)",
     "kappa": "κ, share of the eigenvalues' sum that decides the number of factors (default 0.85)",
     "tau": "τ, quantile of the communalities from which units are shared, inf, mean or, as --tau=-inf, "
@@ -55,11 +56,13 @@ HELP = {
     "seed": "seed of partition, start, participation and batches",
     "evaluate_every": "rounds between evaluations",
     "masking": "draws of random values that replace shared or personal units at the end, 0 for none",
+    "probe": "halves: train active clients on either half of their samples too, to tell what is their own from noise",
+    "readouts": "other methods by which to predict after the last round, as fedavg+ or 'fedavg-shrunken by=layer'",
     "precision": "of products in training",
 }
 CHOICES = {
     "norm": ("group", "batch"), "estimator": ESTIMATORS, "variant": ("paper", "code"), "optimizer": ("sgd", "adam"),
-    "precision": ("float32", "tf32", "bfloat16"),
+    "precision": ("float32", "tf32", "bfloat16"), "probe": ("halves",),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ in which phase and what is added to its loss; everything else is the engine's. H
 - masks that move (dynamic FedFac, FedCAC, random-redrawn): ``resplit``;
 - penalties (FedProx, pFedMe's inner problem): ``Phase.penalty``;
 - phases (FedRep's head then body, FedDecomp's τ then σ): several ``Phase``;
-- fine-tuned models (FedAvg+, FedProx+): ``finetune``;
+- fine-tuned models (FedAvg+, FedProx+): ``finetune``; how far, or by which fine-tuning, chosen from data: ``choice``;
 - two models, K components or reparametrised layers (Ditto, FedEM, FedDecomp, Factorized-FL, pFedPara): ``wrap``
   turns the network into one with more parameters, which masks and phases then tell apart by name;
 - similarity-weighted servers (FedAMP, FedFomo, Clustered-FL, Factorized-FL): ``mix``.
@@ -16,7 +16,7 @@ in which phase and what is added to its loss; everything else is the engine's. H
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -112,6 +112,8 @@ class Phase(NamedTuple):
         Which parameters move.
     layers : callable (Net) -> sequence of str, optional
         Layers to which that is limited, where they depend on the network: FedRep's head.
+    lr : float
+        Factor of the run's local learning rate.
     penalty : callable (params, anchor) -> Params, optional
         Gradient of what is added to a client's loss; ``anchor`` are its parameters as downloaded.
     weigh : callable (net, params, x, y, live) -> Tensor (client, sample, ...), optional
@@ -125,12 +127,43 @@ class Phase(NamedTuple):
     penalty: Callable[[Params, Params], Params] | None = None
     weigh: Callable[[Net, Params, Tensor, Tensor, Tensor], Tensor] | None = None
     layers: Callable[[Net], Sequence[str]] | None = None
+    lr: float = 1.0
 
     def moves(self, net: Net) -> list[str]:
         """Parameters that move in this phase."""
         among = layers(net) if self.layers is None else self.layers(net)
         names = (name for name in net.shapes if name not in net.buffers and layer_of(name) in among)
         return [name for name in names if self.trains(name)]
+
+
+HeldOut = Literal["validation", "halves"]
+
+
+class Choice(NamedTuple):
+    """What is chosen, from data that the models were not trained on, before clients predict.
+
+    The candidates are W + B (W' − W), where W is what a client has downloaded and W' its fine-tuned copy, for every
+    fine-tuning and every B.
+
+    Attributes
+    ----------
+    steps : tuple of float
+        Values of B: 0 is the downloaded model, 1 the fine-tuned one.
+    finetunings : tuple of tuple of Phase
+        Instead of the algorithm's one ``finetune``.
+    by : {"pooled", "client", "layer"}
+        The candidate with the least loss over all samples that the round's active clients hold for it, for all
+        clients; each client's own; or, without candidates, B of every layer from the share of clients' differences
+        that is their own (:func:`fedstat.stats.components.components`), of the round's active clients.
+    held_out : {"validation", "halves"} or None
+        Samples for it: the validation samples; or each half of a client's training samples, for a model fine-tuned on
+        the other half (two-fold cross-fitting). None: validation samples where there are any, halves otherwise.
+    """
+
+    steps: tuple[float, ...] = (1.0,)
+    finetunings: tuple[tuple[Phase, ...], ...] = ()
+    by: Literal["pooled", "client", "layer"] = "pooled"
+    held_out: HeldOut | None = None
 
 
 class Algorithm(NamedTuple):
@@ -153,6 +186,8 @@ class Algorithm(NamedTuple):
         every client gets the mean weighted by sample numbers.
     finetune : tuple of Phase
         Local training that turns what a client has downloaded into the model it predicts with; forgotten after.
+    choice : Choice, optional
+        How far clients follow their fine-tuning, or which of several.
     loss : callable (Loss) -> Loss, optional
         The loss of the wrapped network.
     keeps : callable (Net) -> sequence of str, optional
@@ -174,3 +209,4 @@ class Algorithm(NamedTuple):
     loss: Callable[[Loss], Loss] | None = None
     keeps: Callable[[Net], Sequence[str]] | None = None
     uploads: Callable[[Net, Split], Mask] | None = None
+    choice: Choice | None = None

@@ -3,69 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
-import torch
 
-from fedstat.fl import engine, traffic
-from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job, State, by_size, each_chunk, personal
+from fedstat.fl import choice, engine, halves, traffic
+from fedstat.fl.job import Job, State, by_size, personal
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
-
-_BLOCK = 256  # samples of a client that are evaluated at a time
+from fedstat.fl.scores import measured
 
 
 def evaluate(job: Job, state: State) -> dict[str, np.ndarray]:
     """Accuracy and mean loss of every client's personal model, inactive clients caught up: (client,).
 
-    On the test samples, and accuracy on the validation samples (``validation_accuracy``), where there are any. Methods
-    that fine-tune do so first.
+    On the test samples, and on the validation samples (``validation_accuracy``, ``validation_loss``), where there are
+    any. Methods that fine-tune do so first; those that choose say what: ``choice/step``, ``choice/finetuning``, see
+    :class:`fedstat.fl.choice.Chosen`.
     """
+    if job.algorithm.choice is not None:
+        found, chosen = choice.evaluate(job, state)
+        return found | {f"choice/{name}": getattr(chosen, name) for name in choice.dims(job)}
     clients = by_size(job.train, np.arange(job.clients))
 
     def models(span: slice) -> Params:
-        chunk = clients[span]
-        params = personal(job, state, chunk)
+        params = personal(job, state, clients[span])
         if job.algorithm.finetune:
-            train_chunk(job, params, chunk, job.algorithm.finetune, key=("finetune", state.round))
+            train_chunk(job, params, clients[span], job.algorithm.finetune, key=("finetune", state.round))
         return params
 
-    return _scores(job, clients, models)
-
-
-def _scores(job: Job, clients: np.ndarray, models: Callable[[slice], Params]) -> dict[str, np.ndarray]:
-    """Scores of the models of some clients, who stand in the order given; NaN for all others."""
-    found = {name: np.full(job.clients, np.nan, np.float32) for name in ("accuracy", "loss")}
-    if job.validation is not None:
-        found["validation_accuracy"] = found["accuracy"].copy()
-
-    def work(span: slice) -> None:
-        chunk, params = clients[span], models(span)
-        found["accuracy"][chunk], found["loss"][chunk] = scores(job, params, job.test, chunk)
-        if job.validation is not None:
-            found["validation_accuracy"][chunk] = scores(job, params, job.validation, chunk)[0]
-
-    each_chunk(job, len(clients), work)
-    return found
-
-
-def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy and mean loss (client,) of stacked models on the samples of the clients of ``data``."""
-    sizes = torch.from_numpy(data.sizes[clients])
-    right, total = torch.zeros(len(clients)), torch.zeros(len(clients))
-    first = torch.from_numpy(data.start[clients])
-    for low in range(0, int(sizes.max()), _BLOCK):
-        at = torch.arange(low, min(low + _BLOCK, int(sizes.max())))
-        real = (at < sizes[:, None]).to(job.device)
-        rows = (first[:, None] + torch.minimum(at, sizes[:, None] - 1)).to(job.device)
-        with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
-            out = job.net.apply(params, data.x[rows]).float()
-            y = data.y[rows]
-            right += ((job.loss.predict(out) == y) & real).sum(1).cpu()
-            total += (job.loss.value(out, y) * real).sum(1).cpu()
-    return (right / sizes).numpy(), (total / sizes).numpy()
+    return measured(job, clients, models)
 
 
 def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dict[str, np.ndarray]]:
@@ -85,12 +51,16 @@ def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dic
         ``seconds``, wall time of the round without its evaluation; if ``full``, those of :func:`evaluate`; and if the
         job tracks them, ``bytes_up`` and ``bytes_down``, over the active clients (:func:`fedstat.fl.traffic.traffic`),
         and, NaN for inactive clients, ``train_loss`` (client,), mean over the batches of the round, and,
-        if ``full``, ``accuracy_before`` (client,): test accuracy of the models as they leave local training.
+        if ``full``, ``accuracy_before`` (client,): test accuracy of the models as they leave local training. If
+        ``full`` and the job asks for it, ``probe/between`` and ``probe/within`` (client, layer), NaN for clients that
+        are not active or have one sample: sums of squares of models trained on halves, see
+        :func:`fedstat.fl.halves.parts`.
     """
+    probed = _probe(job, state) if full and job.probe else {}
     begun, before = time.perf_counter(), state.split
     state, done = engine.round_of(job, state)
     seconds = time.perf_counter() - begun
-    metrics = {"seconds": np.asarray(seconds)}
+    metrics = {"seconds": np.asarray(seconds), **probed}
     if job.track:
         up, down = traffic.traffic(job.algorithm, job.net, state.split, before, done.clients)
         metrics |= {"bytes_up": np.asarray(up), "bytes_down": np.asarray(down)}
@@ -99,6 +69,17 @@ def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dic
     if full:
         metrics |= evaluate(job, state)
     if full and job.track:
-        left = _scores(job, done.clients, lambda span: {name: p[span] for name, p in done.after.items()})
+        left = measured(job, done.clients, lambda span: {name: p[span] for name, p in done.after.items()})
         metrics["accuracy_before"] = left["accuracy"]
     return state, metrics
+
+
+def _probe(job: Job, state: State) -> dict[str, np.ndarray]:
+    """Sums of squares of the active clients' models trained on halves of their samples, before the round."""
+    clients = np.sort(halves.divisible(job, state.round))
+    parts = halves.parts(job, state, clients, job.phases)
+    found = {f"probe/{name}": np.full((job.clients, len(parts)), np.nan) for name in ("between", "within")}
+    for i, part in enumerate(parts.values()):
+        found["probe/between"][clients, i] = part.between[:, 0].cpu()
+        found["probe/within"][clients, i] = part.within[:, 0].cpu()
+    return found

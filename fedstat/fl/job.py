@@ -23,6 +23,7 @@ from fedstat.fl.nets import Net, Params
 from fedstat.fl.optim import Optimizer
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+Probe = Literal["halves"]
 
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
 _CHUNK_BYTES = 3.5e6
@@ -34,8 +35,9 @@ _GPU_SHARE = 0.5
 class Job:
     """Everything that decides a run; see :func:`fedstat.fl.train` for what the settings mean.
 
-    ``track`` says whether the losses of batches and the accuracy before aggregation are measured too; ``limits`` holds
-    the chunk size that a CUDA device was found to have memory for.
+    ``track`` says whether the losses of batches and the accuracy before aggregation are measured too, ``probe`` whether
+    active clients are trained on halves of their samples (:mod:`fedstat.fl.halves`) before every evaluation; ``limits``
+    holds the chunk size that a CUDA device was found to have memory for.
     """
 
     train: Rows
@@ -55,6 +57,7 @@ class Job:
     validation: Rows | None = None
     precision: Precision = "float32"
     track: bool = False
+    probe: Probe | None = None
     limits: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property

@@ -14,6 +14,7 @@ from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.job import Job, State, each_chunk, personal
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Gradient, Params
+from fedstat.fl.optim import Optimizer
 
 
 def local_training(
@@ -89,7 +90,8 @@ def train_chunk(
         if not trained or epochs == 0:
             continue
         anchor = {name: p.clone() for name, p in params.items()} if phase.penalty else {}
-        lr = None if phase.penalty else job.optimizer.plain_lr
+        rule = _scaled(job.optimizer, phase.lr)
+        lr = None if phase.penalty else rule.plain_lr
         grads = {name: torch.zeros_like(params[name]) for name in trained} if lr is None else {}
         plan = batches.plan(
             job.train, clients, epochs=epochs, batch_size=job.batch_size, seed=job.seed, key=(*key, position)
@@ -116,10 +118,21 @@ def train_chunk(
                             into[name].add_(added)
                         elif name not in now:
                             _check.choice("a parameter that a phase's penalty returns a gradient for", name, list(now))
-                job.optimizer.step(now, into, optimizer)
+                rule.step(now, into, optimizer)
             for name, (mask, fixed) in held.items():
                 torch.where(mask, fixed[:k], now[name], out=now[name])
     return total / torch.from_numpy(np.maximum(batches_seen, 1)).to(total)
+
+
+def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
+    if factor == 1:
+        return optimizer
+    if optimizer.scaled is None:
+        raise ValueError(
+            f"a phase of the method trains at {factor:g} times the learning rate, but the optimizer {optimizer.name!r} "
+            "has no 'scaled'. Give it one, or use optim.sgd or optim.adam."
+        )
+    return optimizer.scaled(factor)
 
 
 def _gradient(

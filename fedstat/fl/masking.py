@@ -7,9 +7,9 @@ import torch
 
 from fedstat import _random
 from fedstat.fl import masks
-from fedstat.fl.evaluate import scores
 from fedstat.fl.job import Job, State, by_size, each_chunk, personal
 from fedstat.fl.nets import Params
+from fedstat.fl.scores import scores
 
 PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 

@@ -10,9 +10,9 @@ import torch
 from fedstat.fl import masks
 from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.batches import Rows, whole
-from fedstat.fl.evaluate import scores
 from fedstat.fl.job import Job, State, by_size, each_chunk, personal
 from fedstat.fl.local_training import train_chunk
+from fedstat.fl.scores import scores
 
 RULES = ("global", "finetuned", "local_train", "ensemble")
 

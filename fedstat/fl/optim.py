@@ -25,12 +25,15 @@ class Optimizer(NamedTuple):
         Learning rate if the step is just params −= lr·grads, which a network can do while it differentiates.
     name : str
         Settings, for the record of a run.
+    scaled : callable (factor) -> Optimizer, optional
+        The same with that multiple of the learning rate.
     """
 
     init: Callable[[Params], Params]
     step: Callable[[Params, Params, Params], None]
     plain_lr: float | None = None
     name: str = "given"
+    scaled: Callable[[float], Optimizer] | None = None
 
 
 def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
@@ -52,7 +55,11 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optim
             p.sub_(grad, alpha=lr)
 
     name = f"sgd(lr={lr}, momentum={momentum}, weight_decay={weight_decay})"
-    return Optimizer(init, step, None if momentum or weight_decay else lr, name)
+
+    def scaled(factor: float) -> Optimizer:
+        return sgd(factor * lr, momentum=momentum, weight_decay=weight_decay)
+
+    return Optimizer(init, step, None if momentum or weight_decay else lr, name, scaled)
 
 
 def adam(
@@ -84,7 +91,11 @@ def adam(
             weight_decay=weight_decay, eps=eps, maximize=False,
         )  # fmt: skip
 
-    return Optimizer(init, step, name=f"adam(lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay})")
+    def scaled(factor: float) -> Optimizer:
+        return adam(factor * lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    name = f"adam(lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay})"
+    return Optimizer(init, step, name=name, scaled=scaled)
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from fedstat.fl import masks, nets
+from fedstat.fl import choice, halves, masks, nets
 from fedstat.fl.algorithm import Split
 from fedstat.fl.job import Job, State, personal
 from fedstat.fl.masking import PARTS
@@ -36,7 +36,7 @@ class Buffer:
 
     def add(self, job: Job, state: State, metrics: dict[str, Any]) -> None:
         """Take in the round that has just ended."""
-        values = {f"metrics/{name}": value for name, value in metrics.items()}
+        values = {name if "/" in name else f"metrics/{name}": value for name, value in metrics.items()}
         for layer in self._layers:
             values[f"split/{layer}/shared"] = masks.shared_units(job.net, state.split.shared, layer).cpu().numpy()
             if (fit := state.split.fits.get(layer)) is not None:
@@ -122,7 +122,7 @@ def run_layout(job: Job, rounds: int, checkpoints: Sequence[int], layers: Sequen
         "train_loss": "mean training loss of an active client's batches",
     }
     if job.validation is not None:
-        also["validation_accuracy"] = "validation accuracy"
+        also |= {"validation_accuracy": "validation accuracy", "validation_loss": "mean validation loss"}
     groups = layout({}, rounds, job.clients, nets.layers(job.net), also)
     metrics = groups["metrics"]
     ways = {"up": "sent to the server, by all clients", "down": "sent to clients, to all of them"}
@@ -132,7 +132,50 @@ def run_layout(job: Job, rounds: int, checkpoints: Sequence[int], layers: Sequen
     }
     of_clients = {f"n_{name}": ("client", rows.sizes) for name, rows in job.splits.items()}
     groups["metrics"] = Group(metrics.coords.assign_coords(of_clients), {**metrics.variables, **sent})
+    groups |= _measures_layout(job, metrics.coords["round"])
     return groups | _weights_layout(job, checkpoints, layers)
+
+
+def _measures_layout(job: Job, rounds: xr.DataArray) -> dict[str, Group]:
+    """Groups ``choice`` and ``probe`` of a run that has them."""
+    every = {
+        "round": rounds,
+        "client": ("client", np.arange(job.clients)),
+        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
+    }
+    groups = {}
+    if dims := choice.dims(job):
+        texts = {"step": "B of W + B (W' − W)", "finetuning": "which of the fine-tunings"}
+        variables = {
+            name: Variable(("round", *of), "float32", attrs={"long_name": texts[name]}) for name, of in dims.items()
+        }
+        own = {dim: every[dim] for dim in {"round", *(dim for of in dims.values() for dim in of)}}
+        groups["choice"] = Group(xr.Dataset(coords=own), variables)
+    if job.probe:
+        texts = {
+            "between": "sum of squares of the means of two models, trained on halves, about their fit over clients",
+            "within": "sum of squares between the two models",
+        }
+        whole = ("round", "client", "layer")
+        variables = {name: Variable(whole, "float64", attrs={"long_name": text}) for name, text in texts.items()}
+        counts = {"n_train": ("client", job.train.sizes), "n_weights": ("layer", halves.n_weights(job.net))}
+        groups["probe"] = Group(xr.Dataset(coords=every | counts), variables)
+    return groups
+
+
+def readouts_layout(names: Sequence[str], job: Job) -> Group:
+    """Group ``readouts``: scores of other models made of the last round's."""
+    coords = {
+        "readout": ("readout", np.array(names, object)),
+        "client": ("client", np.arange(job.clients)),
+        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
+    }
+    variables = {
+        "accuracy": Variable(("readout", "client"), "float32", attrs={"long_name": "test accuracy"}),
+        "loss": Variable(("readout", "client"), "float32", attrs={"long_name": "mean test loss"}),
+        "step": Variable(("readout", "client", "layer"), "float32", attrs={"long_name": "B of W + B (W' − W)"}),
+    }
+    return Group(xr.Dataset(coords=coords), variables)
 
 
 def new_layout(n_train: np.ndarray, n_test: np.ndarray) -> Group:

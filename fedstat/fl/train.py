@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,15 +16,16 @@ import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import batches, engine, losses, masks, nets, record
+from fedstat.fl import batches, choice, engine, masks, nets, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
-from fedstat.fl.evaluate import timed_step
-from fedstat.fl.job import Job, Precision, State, device_named
+from fedstat.fl.evaluate import evaluate, timed_step
+from fedstat.fl.job import Job, Precision, Probe, State
 from fedstat.fl.masking import masked_accuracy
 from fedstat.fl.nets import Net
 from fedstat.fl.newcomers import RULES, newcomers
-from fedstat.fl.optim import OPTIMIZERS, Optimizer
+from fedstat.fl.optim import Optimizer
+from fedstat.fl.prepare import prepare, require_classes
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
@@ -32,98 +33,6 @@ _COMMIT_SECONDS = 1.0
 _SAVE_SECONDS = 20.0
 # Nor is more than this share of a run's time spent on saving its state.
 _SAVE_SHARE = 0.02
-
-
-def prepare(
-    data: xr.Dataset,
-    net: Net,
-    algorithm: Algorithm,
-    *,
-    participation: float,
-    local_epochs: int,
-    batch_size: int | None,
-    optimizer: str | Optimizer,
-    lr: float,
-    server_lr: float,
-    optimizer_state: Literal["reset", "keep"],
-    seed: int,
-    device: str,
-    client_chunk: int | None,
-    threads: int | None,
-    precision: Precision = "float32",
-    track: bool = False,
-) -> Job:
-    """Check the settings of a run and bring the data to the device; arguments as in :func:`train`."""
-    if not isinstance(data, xr.Dataset):
-        raise ValueError(f"data must be an xarray.Dataset with variables x and y, but got {type(data).__name__}")
-    if not isinstance(net, Net):
-        raise ValueError(
-            f"net must be a network of fedstat.fl.nets, but got {type(net).__name__}. "
-            "Take a torch module with nets.from_module(module, sample)."
-        )
-    if not isinstance(algorithm, Algorithm):
-        raise ValueError(
-            f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
-        )
-    if isinstance(optimizer, str):
-        optimizer = OPTIMIZERS[_check.choice("optimizer", optimizer, OPTIMIZERS)](lr)
-    if client_chunk is not None:
-        _check.integer("client_chunk", client_chunk)
-    at = device_named(device)
-    train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
-    splits = data["split"].to_numpy() if "split" in data.coords else ()
-    validation = batches.rows_of(data, "validation", at) if "validation" in splits else None
-    if len(train_rows.start) != len(test_rows.start):
-        raise ValueError(
-            f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
-            f"and {len(test_rows.start) - 1} test samples"
-        )
-    try:
-        net.apply({n: torch.zeros(1, *s, device=at) for n, s in net.shapes.items()}, train_rows.x[:1].unsqueeze(0))
-    except RuntimeError as error:
-        shape = tuple(train_rows.x.shape[1:])
-        raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
-    outputs = list(net.shapes.values())[-1][0]
-    for name, rows in {"train": train_rows, "test": test_rows, "validation": validation}.items():
-        if rows is not None:
-            _require_classes(rows, outputs, name)
-    _check.real("participation", participation, low=0, open_low=True, high=1)
-    n_clients = len(train_rows.start) - 1
-    if round(participation * n_clients) < 1:
-        raise ValueError(
-            f"participation selects no client: {participation} of {n_clients}. Use at least {1 / n_clients:.2g}."
-        )
-    if _check.choice("precision", precision, ("float32", "tf32", "bfloat16")) == "tf32" and at.type != "cuda":
-        raise ValueError(f"precision='tf32' needs a CUDA device, but got device {device!r}. Use 'float32'.")
-    loss = losses.for_outputs(outputs)
-    return Job(
-        train_rows,
-        test_rows,
-        algorithm.wrap(net) if algorithm.wrap else net,
-        algorithm,
-        algorithm.loss(loss) if algorithm.loss else loss,
-        optimizer,
-        participation=participation,
-        local_epochs=_check.integer("local_epochs", local_epochs),
-        batch_size=None if batch_size is None else _check.integer("batch_size", batch_size),
-        server_lr=_check.real("server_lr", server_lr, low=0, open_low=True),
-        optimizer_state=_check.choice("optimizer_state", optimizer_state, ("reset", "keep")),
-        seed=_check.integer("seed", seed, low=0),
-        client_chunk=client_chunk,
-        threads=os.cpu_count() or 1 if threads is None else _check.integer("threads", threads),
-        validation=validation,
-        precision=precision,
-        track=track,
-    )
-
-
-def _require_classes(rows: Rows, outputs: int, name: str) -> None:
-    low, top, classes = int(rows.y.min()), int(rows.y.max()), max(outputs, 2)
-    if low < 0 or top >= classes:
-        raise ValueError(
-            f"y must lie in 0, ..., {classes - 1} for {outputs} output(s), but the {name} samples have {low} to {top}. "
-            "Number the classes from 0, or give the network more outputs."
-        )
 
 
 def train(
@@ -151,6 +60,8 @@ def train(
     evaluate_every: int = 1,
     new: xr.Dataset | None = None,
     masking: int = 0,
+    probe: Probe | None = None,
+    readouts: Mapping[str, Callable[[Algorithm], Algorithm]] | None = None,
     progress: Callable[[int], object] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> xr.DataTree:
@@ -203,6 +114,12 @@ def train(
         Clients that do not train, with splits "train" and "test", evaluated after the last round.
     masking : int, default 0
         Draws of random values that replace, after the last round, the shared or the personal units' parameters.
+    probe : {"halves"}, optional
+        Before every round that is evaluated, train the active clients on either half of their samples, too: how much
+        of what clients differ by is their own, beyond noise (:func:`fedstat.fl.profile`).
+    readouts : mapping from str to callable (Algorithm) -> Algorithm, optional
+        Other ways to predict from the models after the last round, such as ``{"fedavg+": algorithms.finetuned}``: the
+        scores that the run of that algorithm would have had.
     progress : callable (int), optional
         Called with 1 after every round.
     about : mapping, optional
@@ -212,12 +129,16 @@ def train(
     -------
     DataTree
         ``/metrics`` (round, client): accuracy, loss on the test samples, of every client's personal model after
-        aggregation, validation_accuracy, NaN in rounds without evaluation; accuracy_before, train_loss of the active
-        clients, see :func:`fedstat.fl.evaluate.timed_step`; bytes_up, bytes_down, seconds (round);
+        aggregation, validation_accuracy, validation_loss, NaN in rounds without evaluation; accuracy_before,
+        train_loss of the active clients, see :func:`fedstat.fl.evaluate.timed_step`; bytes_up, bytes_down, seconds
+        (round);
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
         ``/split/<layer>``: shared, communality (round, unit), n_factors, n_iter, converged (round);
         ``/new``: accuracy (rule, client), see :func:`fedstat.fl.newcomers.newcomers`;
-        ``/masking``: accuracy (part, draw, client), see :func:`fedstat.fl.masking.masked_accuracy`.
+        ``/masking``: accuracy (part, draw, client), see :func:`fedstat.fl.masking.masked_accuracy`;
+        ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.choice.Chosen`;
+        ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.halves.parts`;
+        ``/readouts``: accuracy, loss (readout, client), step (readout, client, layer).
 
     Raises
     ------
@@ -265,10 +186,11 @@ def train(
             options: dict[str, Any] = {
                 "rounds": rounds, "checkpoints": checkpoints, "keep_weights": keep_weights, "new": new,
                 "evaluate_every": evaluate_every, "masking": masking, "progress": progress, "about": about,
+                "probe": probe, "readouts": readouts,
                 **settings, **where,
             }  # fmt: skip
             return train(data, net, algorithm, out=path, **options).load()
-    job = prepare(data, net, algorithm, **settings, **where, track=True)
+    job = prepare(data, net, algorithm, **settings, **where, track=True, probe=probe)
     plan = _Plan(
         rounds,
         sorted({*checkpoints, rounds}),
@@ -276,10 +198,13 @@ def train(
         evaluate_every,
         None if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test")),
         masking,
+        {name: replace(job, algorithm=make(algorithm)) for name, make in (readouts or {}).items()},
         progress or (lambda _: None),
     )
+    for one in plan.readouts.values():
+        choice.require(one)
     for rows in plan.new or ():
-        _require_classes(rows, list(net.shapes.values())[-1][0], "new clients'")
+        require_classes(rows, list(net.shapes.values())[-1][0], "new clients'")
         if rows.x.shape[1:] != job.train.x.shape[1:]:
             theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
             raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
@@ -295,6 +220,8 @@ def train(
         "keep_weights": plan.layers,
         "evaluate_every": evaluate_every,
         "masking": masking,
+        **({"probe": probe} if probe else {}),
+        **({"readouts": {n: dict(j.algorithm.settings) for n, j in plan.readouts.items()}} if plan.readouts else {}),
         "precision": precision,
         **settings,
         "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
@@ -336,6 +263,7 @@ class _Plan(NamedTuple):
     evaluate_every: int
     new: tuple[Rows, ...] | None
     masking: int
+    readouts: dict[str, Job]
     progress: Callable[[int], object]
 
 
@@ -345,6 +273,8 @@ def _groups(job: Job, plan: _Plan) -> dict[str, Group]:
         groups["new"] = record.new_layout(plan.new[0].sizes, plan.new[1].sizes)
     if plan.masking:
         groups["masking"] = record.masking_layout(plan.masking, job.clients)
+    if plan.readouts:
+        groups["readouts"] = record.readouts_layout([*plan.readouts], job)
     return groups
 
 
@@ -392,3 +322,10 @@ def _after(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
         writer.write("new/accuracy", (), np.stack([found[rule] for rule in RULES]))
     if plan.masking:
         writer.write("masking/accuracy", (), masked_accuracy(job, state, draws=plan.masking))
+    for i, one in enumerate(plan.readouts.values()):
+        scores = evaluate(one, state)
+        step = np.asarray(scores.get("choice/step", 1.0 if one.algorithm.finetune else 0.0))
+        step = step[:, None] if choice.dims(one).get("step") == ("client",) else step
+        writer.write("readouts/step", (i,), np.broadcast_to(step, (job.clients, len(nets.layers(job.net)))))
+        for name in ("accuracy", "loss"):
+            writer.write(f"readouts/{name}", (i,), scores[name])

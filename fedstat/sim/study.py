@@ -20,7 +20,7 @@ from fedstat import _check, store
 from fedstat.fl import algorithms, engine, evaluate, nets, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Job, device_named
-from fedstat.fl.train import prepare
+from fedstat.fl.prepare import prepare
 from fedstat.sim.generate import SOURCE, Means, Model8, generate
 from fedstat.sim.recovery import correlation
 from fedstat.stats import factor, split

@@ -10,6 +10,7 @@ with an optional covariate x_c of clients. NumPy arrays or torch tensors; sums i
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,7 +191,7 @@ def design(n_clients: int, covariate: Any = None) -> Floats:
     return q
 
 
-def components(p: Parts, *, level: float = 0.95) -> Components:
+def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Components:
     """Variance components by the method of moments, with intervals and tests that take clients as the sample.
 
     Parameters
@@ -199,6 +200,8 @@ def components(p: Parts, *, level: float = 0.95) -> Components:
         Of units, or of a layer (:meth:`Parts.pooled`).
     level : float in (0, 1)
         Of the two-sided intervals of ``personal``.
+    cluster : int array (client,), optional
+        Numbers of the clients, where rows of ``p`` are of one client in several rounds: they are left out together.
 
     Returns
     -------
@@ -241,20 +244,24 @@ def components(p: Parts, *, level: float = 0.95) -> Components:
     df = n_clients - k
     _require_noise(between, noise)
     ours, theirs = between / (1 - h), _spread(p.design) @ noise / (1 - h)  # what sums lose without the client
+    if cluster is not None:
+        rows = np.unique(cluster, return_inverse=True)[1]
+        ours, theirs = (np.stack([x[rows == c].sum(axis=0) for c in range(rows.max() + 1)]) for x in (ours, theirs))
+    n, free = len(ours), len(ours) - math.ceil(k * len(ours) / n_clients)
     b, v = between.sum(axis=0), ((1 - h) * noise).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.log(np.maximum(b - ours, 0)) - np.log(np.maximum(v - theirs, 0))
-        std_error = np.sqrt((n_clients - 1) / n_clients * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
+        std_error = np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
         log_f = np.log(b / v)
         std_error = np.where(np.isnan(std_error) & np.isfinite(log_f), np.inf, std_error)  # one has all noise
         statistic = log_f / std_error
-        half = special.stdtrit(df, 0.5 + level / 2) * std_error
+        half = special.stdtrit(free, 0.5 + level / 2) * std_error
         personal, low, high = (-np.expm1(-x) for x in (log_f, log_f - half, log_f + half))
         sigma_b, sigma_e = (b - v) / (p.n_weights * df), r * v / (p.n_weights * df)
         replicate = np.where(sigma_b + sigma_e > 0, sigma_b / (sigma_b + sigma_e), -np.inf)
         replicate = np.where(np.isnan(personal), np.nan, replicate)
-    p_value = special.stdtr(df, -statistic)
-    return Components(sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, df, level)
+    p_value = special.stdtr(free, -statistic)
+    return Components(sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, free, level)
 
 
 def _squares(x: Array, q: Array) -> tuple[Array, Array]:

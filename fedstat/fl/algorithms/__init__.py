@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
-from inspect import signature
+from inspect import Parameter, Signature, signature
 from typing import Any
 
 from fedstat import _check
@@ -20,13 +20,32 @@ from fedstat.fl.algorithms.fedsplit import fedsplit, random_split
 from fedstat.fl.algorithms.finetuned import fedavg_plus, fedprox_plus, finetuned
 from fedstat.fl.algorithms.lg_fedavg import lg_fedavg
 from fedstat.fl.algorithms.local import local
+from fedstat.fl.algorithms.shrunken import shrunken
 
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+Constructor = Callable[..., Algorithm]
+
+
+def _wrapped(make: Constructor, wrap: Constructor) -> Constructor:
+    """A constructor that takes the settings of both."""
+    own = signature(make).parameters
+    more = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in list(signature(wrap).parameters.values())[1:]]
+
+    def made(**settings: Any) -> Algorithm:
+        inner = {name: settings.pop(name) for name in own if name in settings}
+        return wrap(make(**inner), **settings)
+
+    mine = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own.values() if p.name not in getattr(make, "keywords", {})]
+    made.__signature__ = Signature(mine + more)  # type: ignore[attr-defined]
+    return made
+
+
+ALGORITHMS: dict[str, Constructor] = {
     "local": local,
     "fedavg": fedavg,
     "fedprox": fedprox,
-    "fedavg+": fedavg_plus,
-    "fedprox+": fedprox_plus,
+    "fedavg+": _wrapped(fedavg, finetuned),
+    "fedprox+": _wrapped(fedprox, finetuned),
+    "fedavg-shrunken": _wrapped(fedavg, shrunken),
     "fedper": fedper,
     "lg-fedavg": lg_fedavg,
     "fedrep": fedrep,
@@ -39,6 +58,17 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 }
 """Constructors by the names that runs, grids and tables use; what a partial binds is no setting of its method."""
 
+WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken}
+"""What the end of a name makes of any other method: "fedper+", "random-shrunken"."""
+
+
+def constructor(name: str) -> Constructor:
+    """What makes the algorithm of that name, which stands in the table or is wrapped; ValueError if there is none."""
+    for end, wrap in WRAPPERS.items():
+        if name not in ALGORITHMS and name.endswith(end) and (base := name.removesuffix(end)) in ALGORITHMS:
+            return _wrapped(ALGORITHMS[base], wrap)
+    return ALGORITHMS[_check.choice("algorithm", name, ALGORITHMS)]
+
 
 def settings_of(name: str) -> list[str]:
     """Names of the settings that an algorithm of the table takes.
@@ -46,9 +76,9 @@ def settings_of(name: str) -> list[str]:
     Examples
     --------
     >>> settings_of("fedprox+")
-    ['mu', 'epochs']
+    ['mu', 'epochs', 'rate', 'by', 'held_out']
     """
-    make = ALGORITHMS[_check.choice("algorithm", name, ALGORITHMS)]
+    make = constructor(name)
     return [setting for setting in signature(make).parameters if setting not in getattr(make, "keywords", {})]
 
 
@@ -58,7 +88,7 @@ def named(name: str, **settings: Any) -> Algorithm:
     Parameters
     ----------
     name : str
-        A key of ``ALGORITHMS``.
+        A key of ``ALGORITHMS``, also with an end of ``WRAPPERS``.
     **settings
         Arguments of its constructor.
 
@@ -78,13 +108,15 @@ def named(name: str, **settings: Any) -> Algorithm:
             near = get_close_matches(setting, takes, n=1, cutoff=0.4)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{name} takes {', '.join(takes) or 'no settings'}, but got {setting!r}.{hint}")
-    if name == "fedsplit" and "shared" not in settings:
+    if name.startswith("fedsplit") and "shared" not in settings:
         raise ValueError("fedsplit needs shared, a mapping from layer to bool per unit, but got none")
-    return ALGORITHMS[name](**settings)
+    return constructor(name)(**settings)
 
 
 __all__ = [
     "ALGORITHMS",
+    "WRAPPERS",
+    "constructor",
     "fedavg",
     "fedavg_plus",
     "fedem",
@@ -100,4 +132,5 @@ __all__ = [
     "named",
     "random_split",
     "settings_of",
+    "shrunken",
 ]

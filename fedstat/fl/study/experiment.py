@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ from fedstat._settings import require_types
 from fedstat.data import partition
 from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Precision
+from fedstat.fl.job import Precision, Probe
 from fedstat.fl.nets import Net
 from fedstat.fl.study import words
 from fedstat.fl.train import train
@@ -68,8 +68,12 @@ class Settings:
         Of the algorithms that take them; random splits share 1 − τ of the units.
     options : tuple of str
         More settings of the algorithm, as "components=2".
-    rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, masking, precision
+    rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, masking, probe,
+    precision
         See :func:`fedstat.fl.train`; ``batch_size`` 0 takes all samples. The seed is that of the partition, too.
+    readouts : tuple of str
+        Other methods by which to predict after the last round: the algorithm's name with an end of
+        ``fedstat.fl.algorithms.WRAPPERS``, and settings of that, as "fedavg-shrunken by=layer".
     """
 
     label: str | None = None
@@ -103,11 +107,13 @@ class Settings:
     seed: int = 0
     evaluate_every: int = 1
     masking: int = 0
+    probe: Probe | None = None
+    readouts: tuple[str, ...] = ()
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         # What can be said before the data are read; the rest is checked where it is used.
-        for name in ("layers", "options", "net_options"):
+        for name in ("layers", "options", "net_options", "readouts"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, words.strings(name, value))
@@ -129,6 +135,8 @@ class Settings:
         _check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
         _check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
         _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
+        for make in self.make_readouts().values():
+            make(self.make_algorithm())
         known, net = self.make_algorithm().settings, _make_net(self, *_like(self.data))
         if "layers" in known:
             masks.resolve(net, self._layers())
@@ -167,6 +175,18 @@ class Settings:
             raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(self.options)}")
         chosen |= options
         return algorithms.named(self.algorithm, **{k: v for k, v in chosen.items() if v is not None})
+
+    def make_readouts(self) -> dict[str, Callable[[Algorithm], Algorithm]]:
+        """The readouts, each to be made of the algorithm."""
+        made: dict[str, Callable[[Algorithm], Algorithm]] = {}
+        for text in self.readouts:
+            name, *options = text.split() or [""]
+            end = name.removeprefix(self.algorithm)
+            if not name.startswith(self.algorithm) or end not in algorithms.WRAPPERS:
+                ways = ", ".join(self.algorithm + end for end in algorithms.WRAPPERS)
+                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r}")
+            made[text] = partial(algorithms.WRAPPERS[end], **words.options("readouts", tuple(options)))
+        return made
 
 
 def takes(settings: str, algorithm: str) -> bool:
@@ -229,6 +249,8 @@ def run(
         evaluate_every=settings.evaluate_every,
         new=new,
         masking=settings.masking,
+        probe=settings.probe,
+        readouts=settings.make_readouts(),
         progress=progress,
         about=about(settings),
     )

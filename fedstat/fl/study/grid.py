@@ -11,7 +11,7 @@ from typing import Any
 
 from fedstat import _check, store
 from fedstat._settings import read_toml, require_known, table, tables
-from fedstat.fl.algorithms import ALGORITHMS
+from fedstat.fl.algorithms import constructor
 from fedstat.fl.study import experiment
 from fedstat.fl.study.experiment import Settings
 
@@ -101,7 +101,7 @@ def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) ->
     where = f"{where}, data set {settings.get('label', settings.get('data', Settings.data))!r}, method {algorithm!r}"
     require_known({**settings, **method}, Settings, where)
     try:
-        _check.choice("algorithm", algorithm, list(ALGORITHMS))
+        constructor(algorithm)
         used = {k: v for k, v in settings.items() if k not in _OF_METHODS or experiment.takes(k, algorithm)}
         chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
         return Settings(**chosen)

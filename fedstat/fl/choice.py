@@ -1,0 +1,166 @@
+"""Models that clients predict with, chosen among candidates: how far, or by which fine-tuning, from the download."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fedstat.fl import halves, nets
+from fedstat.fl.algorithm import Choice, Phase
+from fedstat.fl.job import Job, State, active, by_size, personal
+from fedstat.fl.local_training import train_chunk
+from fedstat.fl.nets import Params
+from fedstat.fl.scores import measured, table
+from fedstat.stats import components
+
+
+class Chosen(NamedTuple):
+    """What was chosen.
+
+    Attributes
+    ----------
+    finetuning : int array (), or (client,) where every client chooses
+        Which of the fine-tunings.
+    step : array (), (client,) likewise, or (layer,) where it is chosen by layer
+        B of W + B (W' − W).
+    """
+
+    finetuning: np.ndarray
+    step: np.ndarray
+
+
+def require(job: Job) -> None:
+    """ValueError unless the data allow the choice that the job's algorithm asks for."""
+    choice = job.algorithm.choice
+    if choice is None:
+        return
+    if choice.held_out == "validation" and job.validation is None:
+        raise ValueError(
+            f"{job.algorithm.name} chooses on validation samples, but the data have none. Give some (validation=0.1), "
+            "or choose on halves of the training samples (held_out='halves')."
+        )
+    if choice.by == "layer" or not _on_validation(job):
+        halves.require(job, job.algorithm.name)
+        if choice.by == "client" and (lone := np.flatnonzero(job.train.sizes < 2)).size:
+            raise ValueError(
+                f"{job.algorithm.name} divides each client's training samples, but client(s) {lone[:5].tolist()} have "
+                "one. Choose for all clients together (by='pooled'), or on validation samples."
+            )
+
+
+def dims(job: Job) -> dict[str, tuple[str, ...]]:
+    """What the job's algorithm chooses, of the fields of :class:`Chosen`, with their dims."""
+    if (choice := job.algorithm.choice) is None:
+        return {}
+    by = {"pooled": (), "client": ("client",), "layer": ("layer",)}[choice.by]
+    among = {"finetuning": len(choice.finetunings), "step": 2 if choice.by == "layer" else len(choice.steps)}
+    return {name: by for name, n in among.items() if n > 1}
+
+
+def evaluate(job: Job, state: State) -> tuple[dict[str, np.ndarray], Chosen]:
+    """Scores (client,) of the chosen models of all clients, see :func:`fedstat.fl.scores.measured`; and the choice.
+
+    Who takes part in the choice is trained once: scores are taken of every candidate. With a pooled choice these are
+    the clients that were active in the round before; all others train the chosen candidate.
+    """
+    choice, everyone = _of(job), np.arange(job.clients)
+    if choice.by == "layer":
+        step = _steps_by_layer(job, state)
+        chosen = Chosen(np.asarray(0), step)
+        return _alone(job, state, everyone, 0, dict(zip(nets.layers(job.net), step.tolist(), strict=True))), chosen
+    pooled = choice.by == "pooled"
+    voters = _last_active(job, state) if pooled else everyone
+    found = _together(job, state, voters)
+    held = _held(job, state, voters, found)
+    best = np.argmin(held[voters].sum(0) if pooled else held, axis=-1)  # of equal ones the first
+    chosen = Chosen(best // len(choice.steps), np.asarray(choice.steps)[best % len(choice.steps)])
+    at = np.broadcast_to(best, everyone.shape)
+    scores = {name: values[everyone, at] for name, values in found.items()}
+    if len(rest := np.setdiff1d(everyone, voters)):
+        others = _alone(job, state, rest, int(chosen.finetuning), float(chosen.step))
+        for name, values in others.items():
+            scores[name][rest] = values[rest]
+    return scores, chosen
+
+
+def _of(job: Job) -> Choice:
+    assert job.algorithm.choice is not None  # noqa: S101
+    return job.algorithm.choice
+
+
+def _on_validation(job: Job) -> bool:
+    return job.validation is not None and _of(job).held_out != "halves"
+
+
+def _last_active(job: Job, state: State) -> np.ndarray:
+    return active(job, max(state.round - 1, 0))
+
+
+def _finetunings(job: Job) -> tuple[tuple[Phase, ...], ...]:
+    return _of(job).finetunings or (job.algorithm.finetune,)
+
+
+def _together(job: Job, state: State, voters: np.ndarray) -> dict[str, np.ndarray]:
+    """Scores (client, candidate) of every candidate of some clients."""
+    clients, steps = by_size(job.train, voters), _of(job).steps
+
+    def candidates(span: slice) -> Iterator[Params]:
+        start = personal(job, state, clients[span])
+        for phases in _finetunings(job):
+            trained = _trained(job, state, clients[span], start, phases)
+            for step in steps:
+                yield _between(start, trained, step)
+
+    return table(job, clients, candidates, len(_finetunings(job)) * len(steps))
+
+
+def _alone(
+    job: Job, state: State, some: np.ndarray, finetuning: int, step: float | dict[str, float]
+) -> dict[str, np.ndarray]:
+    """Scores (client,) of one candidate of some clients."""
+    clients, phases = by_size(job.train, some), _finetunings(job)[finetuning]
+
+    def models(span: slice) -> Params:
+        start = personal(job, state, clients[span])
+        return start if step == 0 else _between(start, _trained(job, state, clients[span], start, phases), step)
+
+    return measured(job, clients, models)
+
+
+def _trained(job: Job, state: State, clients: np.ndarray, start: Params, phases: tuple[Phase, ...]) -> Params:
+    trained = {name: p.clone() for name, p in start.items()}
+    train_chunk(job, trained, clients, phases, key=("finetune", state.round))
+    return trained
+
+
+def _between(start: Params, trained: Params, step: float | dict[str, float]) -> Params:
+    """W + B (W' − W): exactly W at 0 and W' at 1."""
+    steps = {name: step[nets.layer_of(name)] if isinstance(step, dict) else step for name in start}
+    return {name: torch.lerp(p, trained[name], steps[name]) for name, p in start.items()}
+
+
+def _held(job: Job, state: State, voters: np.ndarray, found: dict[str, np.ndarray]) -> np.ndarray:
+    """Losses (client, candidate) summed over samples that the models were not trained on."""
+    if _on_validation(job):
+        assert job.validation is not None  # noqa: S101
+        return found["validation_loss"].astype(float) * job.validation.sizes[:, None]
+    voters = voters[job.train.sizes[voters] >= 2]
+    first, second = halves.halves(job.train, voters, seed=job.seed, number=state.round)
+    held = np.zeros_like(found["loss"], float)
+    for own, other in ((first, second), (second, first)):
+        crossed = replace(job, train=own, test=other, validation=None)
+        held[voters] += (_together(crossed, state, voters)["loss"] * other.sizes[:, None])[voters]
+    return held
+
+
+def _steps_by_layer(job: Job, state: State) -> np.ndarray:
+    """B (layer,): the share of the differences between clients' fine-tuned models that is their own, within [0, 1]."""
+    clients = halves.divisible(job, max(state.round - 1, 0))
+    parts = halves.parts(job, state, clients, job.algorithm.finetune, changes=True)
+    share = {layer: float(components.components(part).personal[0]) for layer, part in parts.items()}
+    # A layer that no client changes, or that has nothing to train, may as well be followed all the way.
+    return np.nan_to_num(np.clip([share.get(layer, 1.0) for layer in nets.layers(job.net)], 0, 1), nan=1.0)

@@ -1,0 +1,56 @@
+"""How good given models are: accuracy and loss of stacked parameters on clients' samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+
+from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job, each_chunk
+from fedstat.fl.nets import Params
+
+_BLOCK = 256  # samples of a client that are evaluated at a time
+_SCORES = ("accuracy", "loss")
+
+
+def measured(job: Job, clients: np.ndarray, models: Callable[[slice], Params]) -> dict[str, np.ndarray]:
+    """Scores of one model of each of some clients, who stand in the order given: (client,), NaN for all others.
+
+    Accuracy and loss on the test samples; and, if there are validation samples, ``validation_accuracy`` and
+    ``validation_loss``.
+    """
+    return {name: values[:, 0] for name, values in table(job, clients, lambda span: (models(span),), 1).items()}
+
+
+def table(job: Job, clients: np.ndarray, models: Callable[[slice], Iterable[Params]], n: int) -> dict[str, np.ndarray]:
+    """Scores as :func:`measured`, of n models of each client: (client, n)."""
+    splits = {"": job.test} | ({} if job.validation is None else {"validation_": job.validation})
+    found = {f"{split}{name}": np.full((job.clients, n), np.nan, np.float32) for split in splits for name in _SCORES}
+
+    def work(span: slice) -> None:
+        for i, params in enumerate(models(span)):
+            for split, rows in splits.items():
+                for name, values in zip(_SCORES, scores(job, params, rows, clients[span]), strict=True):
+                    found[split + name][clients[span], i] = values
+
+    each_chunk(job, len(clients), work)
+    return found
+
+
+def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Accuracy and mean loss (client,) of stacked models on the samples of the clients of ``data``."""
+    sizes = torch.from_numpy(data.sizes[clients])
+    right, total = torch.zeros(len(clients)), torch.zeros(len(clients))
+    first = torch.from_numpy(data.start[clients])
+    for low in range(0, int(sizes.max()), _BLOCK):
+        at = torch.arange(low, min(low + _BLOCK, int(sizes.max())))
+        real = (at < sizes[:, None]).to(job.device)
+        rows = (first[:, None] + torch.minimum(at, sizes[:, None] - 1)).to(job.device)
+        with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
+            out = job.net.apply(params, data.x[rows]).float()
+            y = data.y[rows]
+            right += ((job.loss.predict(out) == y) & real).sum(1).cpu()
+            total += (job.loss.value(out, y) * real).sum(1).cpu()
+    return (right / sizes).numpy(), (total / sizes).numpy()

@@ -1,0 +1,79 @@
+"""How personal each layer was, from what ``probe="halves"`` left in a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from scipy.linalg import block_diag
+
+from fedstat import _check
+from fedstat.fl.halves import covariate
+from fedstat.stats import components
+
+
+def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95) -> pd.DataFrame:
+    """Share of the differences between clients that is their own, beyond noise, by layer.
+
+    Active clients were trained on either half of their samples from one download; what differs between clients in both
+    halves is their own (:func:`fedstat.stats.components.components`).
+
+    Parameters
+    ----------
+    run : DataTree
+        Of ``fedstat.fl.train(..., probe="halves")``.
+    window : int, optional
+        Take the rounds that were probed among the last so many together; by default each by itself.
+    level : float
+        Of the intervals.
+
+    Returns
+    -------
+    DataFrame
+        A row for every layer, in the order of the network, and every probed round, or one for all: ``layer``, ``round``
+        (the last), ``clients``, ``between`` (σ_b², of a weight), ``within`` (σ_e², noise of a half), ``personal``
+        (σ_b² / (σ_b² + σ_e²/2): for models trained on all samples), ``conf_low``, ``conf_high``, ``p_value`` (of no
+        difference beyond noise). Clients probed in several rounds of a window count once for intervals and p values.
+
+    Raises
+    ------
+    ValueError
+        If the run was not probed.
+
+    Examples
+    --------
+    >>> from fedstat.fl import Settings, run
+    >>> done = run(Settings(clients=10, rounds=2, participation=1, probe="halves", algorithm="fedavg"))
+    >>> list(profile(done, window=1).layer)
+    ['fc1', 'fc2']
+    """
+    if "probe" not in run.children:
+        raise ValueError("the run has no group 'probe'. Train it with probe='halves' (--probe halves).")
+    probe = run["probe"].to_dataset()
+    seen = np.isfinite(probe["between"]).any("layer").transpose("round", "client").to_numpy()
+    rounds = np.flatnonzero(seen.any(1))
+    if window is not None:
+        rounds = rounds[rounds >= probe.sizes["round"] - _check.integer("window", window)]
+    if not len(rounds):
+        raise ValueError("no round of the window was probed: rounds are probed where they are evaluated")
+    groups = [rounds] if window is not None else [np.array([r]) for r in rounds]
+    return pd.concat([_rows(probe, group, seen, level) for group in groups], ignore_index=True)
+
+
+def _rows(probe: xr.Dataset, rounds: np.ndarray, seen: np.ndarray, level: float) -> pd.DataFrame:
+    """Rows of all layers, over some rounds together."""
+    clients = [np.flatnonzero(seen[r]) for r in rounds]
+    sizes = probe["n_train"].to_numpy()
+    basis = block_diag(*(components.design(len(c), covariate(sizes[c])) for c in clients))
+    between, within = (
+        np.concatenate([probe[name].values[r][c] for r, c in zip(rounds, clients, strict=True)])
+        for name in ("between", "within")
+    )
+    who, found = np.concatenate(clients), []
+    for i, layer in enumerate(probe["layer"].values):
+        one = components.Parts(between[:, i : i + 1], within[:, i : i + 1], basis, int(probe["n_weights"][i]), 2)
+        x = components.components(one, level=level, cluster=who)
+        row = {"layer": layer, "round": int(probe["round"][rounds[-1]]), "clients": len(np.unique(who))}
+        names = ("between", "within", "personal", "conf_low", "conf_high", "p_value")
+        found.append(row | {name: float(getattr(x, name)[0]) for name in names})
+    return pd.DataFrame(found)
