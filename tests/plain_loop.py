@@ -193,3 +193,48 @@ def samples(data: Rows, client: int) -> tuple[torch.Tensor, torch.Tensor]:
     """One client's x and y."""
     rows = slice(data.start[client], data.start[client + 1])
     return data.x[rows], data.y[rows]
+
+
+def run_shrunken(
+    job: engine.Job, sizes: list[int], make_optimizer: Callable, *, rounds: int, grid: list[float], by: str = "pooled"
+) -> tuple[list[dict[str, torch.Tensor]], np.ndarray, np.ndarray]:
+    """FedAvg's models, the accuracies of W + B (W' − W), and B of each client.
+
+    B is chosen on the validation samples, or, if the job has none, across two halves of the training samples.
+    """
+    models, _ = run(job, sizes, make_optimizer, rounds=rounds, shared=lambda w, _: dict.fromkeys(w, np.True_))
+
+    def finetuned(c: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+        net, rng = module(sizes), _random.generator(job.seed, "finetune", rounds, 0, int(c))
+        net.load_state_dict(models[c])
+        train_client(net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size, rng=rng)
+        return {name: p.detach() for name, p in net.named_parameters()}
+
+    def between(c: int, trained: dict[str, torch.Tensor], step: float, x: torch.Tensor) -> torch.Tensor:
+        net = module(sizes)
+        net.load_state_dict({name: p + step * (trained[name] - p) for name, p in models[c].items()})
+        return net(x).detach()
+
+    def loss(c: int, step: float) -> float:
+        x, y = samples(job.train, c)
+        if job.validation is not None:
+            folds = [((x, y), samples(job.validation, c))]
+        else:
+            order = _random.generator(job.seed, "halves", rounds, int(c)).permutation(len(x))
+            first, second = order[: (len(x) + 1) // 2], order[(len(x) + 1) // 2 :]
+            folds = [((x[a], y[a]), (x[b], y[b])) for a, b in ((first, second), (second, first))]
+        out = [(between(c, finetuned(c, *own), step, held[0]), held[1]) for own, held in folds]
+        return sum(nn.functional.cross_entropy(guess, y, reduction="sum").item() for guess, y in out)
+
+    voters = [c for c in engine.active(job, rounds - 1) if job.validation is not None or job.train.sizes[c] > 1]
+    if by == "pooled":
+        pooled = [sum(loss(c, step) for c in voters) for step in grid]
+        steps = np.full(job.clients, grid[int(np.argmin(pooled))])
+    else:
+        steps = np.array([grid[int(np.argmin([loss(c, step) for step in grid]))] for c in range(job.clients)])
+    accuracy = []
+    for c, step in enumerate(steps):
+        x, y = samples(job.test, c)
+        out = between(c, finetuned(c, *samples(job.train, c)), step, x)
+        accuracy.append((out.argmax(1) == y).float().mean().item())
+    return models, np.array(accuracy), steps

@@ -86,6 +86,8 @@ def plain(name, j, optimizer, rounds):
     }
     if name == "fedem":
         return plain_loop.run_fedem(j, SIZES, optimizer, rounds=rounds, components=3)
+    if name == "fedavg-shrunken":
+        return plain_loop.run_shrunken(j, SIZES, optimizer, rounds=rounds, grid=[0, 0.2, 0.4, 0.6, 0.8, 1])[:2]
     return plain_loop.run(j, SIZES, optimizer, rounds=rounds, **ways[name]())
 
 

@@ -11,8 +11,9 @@ from fl_runs import SMALL, job, logits, rows_of
 
 from fedstat.fl import algorithms, engine, masking, newcomers, optim
 from fedstat.fl import evaluate as evaluation
-from fedstat.fl.evaluate import evaluate, scores, timed_step
+from fedstat.fl.evaluate import evaluate, timed_step
 from fedstat.fl.job import chunks, each_chunk
+from fedstat.fl.scores import scores
 from fedstat.fl.study import experiment
 
 

@@ -44,7 +44,7 @@ def require(job: Job) -> None:
             "or choose on halves of the training samples (held_out='halves')."
         )
     if choice.by == "layer" or not _on_validation(job):
-        halves.require(job, job.algorithm.name)
+        halves.require(job, job.algorithm.name, halves.fewest(job) if choice.by == "layer" else 1)
         if choice.by == "client" and (lone := np.flatnonzero(job.train.sizes < 2)).size:
             raise ValueError(
                 f"{job.algorithm.name} divides each client's training samples, but client(s) {lone[:5].tolist()} have "

@@ -55,9 +55,9 @@ def fewest(job: Job) -> int:
     return 4 if len(np.unique(job.train.sizes)) > 1 else 3
 
 
-def require(job: Job, what: str) -> None:
-    """ValueError unless every round has clients enough whose samples can be divided."""
-    single, least = int((job.train.sizes < 2).sum()), fewest(job)
+def require(job: Job, what: str, least: int) -> None:
+    """ValueError unless every round has as many active clients whose samples can be divided."""
+    single = int((job.train.sizes < 2).sum())
     k = round(job.participation * job.clients)
     if k - single < least:
         lone = f", of which {single} of the {job.clients} clients have one training sample" if single else ""

@@ -103,7 +103,7 @@ def prepare(
         probe=probe,
     )
     if probe:
-        halves.require(job, f"probe={probe!r}")
+        halves.require(job, f"probe={probe!r}", halves.fewest(job))
     choice.require(job)
     return job
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import partial
 from inspect import Parameter, Signature, signature
@@ -65,7 +65,8 @@ WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken}
 def constructor(name: str) -> Constructor:
     """What makes the algorithm of that name, which stands in the table or is wrapped; ValueError if there is none."""
     for end, wrap in WRAPPERS.items():
-        if name not in ALGORITHMS and name.endswith(end) and (base := name.removesuffix(end)) in ALGORITHMS:
+        base = name.removesuffix(end)
+        if name not in ALGORITHMS and base != name and base in ALGORITHMS and not base.endswith((*WRAPPERS,)):
             return _wrapped(ALGORITHMS[base], wrap)
     return ALGORITHMS[_check.choice("algorithm", name, ALGORITHMS)]
 
@@ -102,15 +103,20 @@ def named(name: str, **settings: Any) -> Algorithm:
     >>> named("fedper", personal_layers=2).settings
     {'personal_layers': 2}
     """
+    require_settings(name, settings)
+    if name.startswith("fedsplit") and "shared" not in settings:
+        raise ValueError("fedsplit needs shared, a mapping from layer to bool per unit, but got none")
+    return constructor(name)(**settings)
+
+
+def require_settings(name: str, settings: Iterable[str]) -> None:
+    """ValueError unless the algorithm of that name takes settings of these names."""
     takes = settings_of(name)
     for setting in settings:
         if setting not in takes:
             near = get_close_matches(setting, takes, n=1, cutoff=0.4)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(f"{name} takes {', '.join(takes) or 'no settings'}, but got {setting!r}.{hint}")
-    if name.startswith("fedsplit") and "shared" not in settings:
-        raise ValueError("fedsplit needs shared, a mapping from layer to bool per unit, but got none")
-    return constructor(name)(**settings)
 
 
 __all__ = [

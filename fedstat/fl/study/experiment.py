@@ -185,7 +185,9 @@ class Settings:
             if not name.startswith(self.algorithm) or end not in algorithms.WRAPPERS:
                 ways = ", ".join(self.algorithm + end for end in algorithms.WRAPPERS)
                 raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r}")
-            made[text] = partial(algorithms.WRAPPERS[end], **words.options("readouts", tuple(options)))
+            chosen = words.options("readouts", tuple(options))
+            algorithms.require_settings(name, chosen)
+            made[text] = partial(algorithms.WRAPPERS[end], **chosen)
         return made
 
 

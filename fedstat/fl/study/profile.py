@@ -50,8 +50,8 @@ def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95)
     if "probe" not in run.children:
         raise ValueError("the run has no group 'probe'. Train it with probe='halves' (--probe halves).")
     probe = run["probe"].to_dataset()
-    seen = np.isfinite(probe["between"]).any("layer").transpose("round", "client").to_numpy()
-    rounds = np.flatnonzero(seen.any(1))
+    seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).all(axis=2)
+    rounds = np.flatnonzero(np.any(seen, axis=1))
     if window is not None:
         rounds = rounds[rounds >= probe.sizes["round"] - _check.integer("window", window)]
     if not len(rounds):
