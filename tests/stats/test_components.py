@@ -170,7 +170,7 @@ def test_intervals_and_tests_over_many_runs(clients: int, rank: int, unequal: bo
         covered, rejected = hold(20_000, clients, rank, share, unequal=unequal, covariate=covariate)
         print(f"{clients:3d} clients, rank {rank:2d}, unequal {unequal:d}, covariate {covariate:d}, share {share:.1f}: "
               f"{covered:.3f} {rejected:.3f}")  # fmt: skip
-        assert covered > 0.915
+        assert covered > 0.92
         if share == 0:
             assert 0.03 < rejected < 0.07
 
