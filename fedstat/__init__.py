@@ -31,9 +31,11 @@ from fedstat.labelled import (
     split,
     stability,
     update,
+    variance_components,
 )
 from fedstat.results import (
     BootstrapResult,
+    ComponentsResult,
     ConvergenceWarning,
     FactorResult,
     IccResult,
@@ -41,6 +43,7 @@ from fedstat.results import (
     PermutationResult,
     SplitResult,
     StabilityResult,
+    personal_from,
 )
 from fedstat.stats.split import Absolute
 from fedstat.store import open_run
@@ -53,6 +56,7 @@ __version__ = version("fedstat")
 __all__ = [
     "Absolute",
     "BootstrapResult",
+    "ComponentsResult",
     "ConvergenceWarning",
     "FactorResult",
     "IccResult",
@@ -73,12 +77,14 @@ __all__ = [
     "ntk",
     "open_run",
     "permutation_test",
+    "personal_from",
     "plot",
     "read_weights",
     "sim",
     "split",
     "stability",
     "update",
+    "variance_components",
 ]
 
 # Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[Any, np.ndarray]] = {
     "stability": (lambda w: fs.stability(w, n_starts=0), W),
     "icc": (fs.icc, W),
     "icc start": (lambda s: fs.icc(W, start=s), W[0]),
+    "variance_components": (fs.variance_components, np.stack([W, W[::-1]], axis=1)),
     "knn_entropy": (fs.knn_entropy, Z),
     "entropy.knn_entropy": (entropy.knn_entropy, Z),
     "peaks": (lambda x: modes.peaks(x, 1), Z[:, 0]),

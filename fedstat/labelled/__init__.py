@@ -1,6 +1,7 @@
 """The verbs users call: arrays, torch tensors or xarray objects in, result objects out."""
 
 from fedstat.labelled.coerce import layer_matrix
+from fedstat.labelled.components import variance_components
 from fedstat.labelled.entropy import knn_entropy
 from fedstat.labelled.factor import fa, split, update
 from fedstat.labelled.icc import icc
@@ -17,4 +18,5 @@ __all__ = [
     "split",
     "stability",
     "update",
+    "variance_components",
 ]

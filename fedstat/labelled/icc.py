@@ -99,6 +99,7 @@ def icc(
     """
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     _check.integer("replicates", replicates, low=0)
+    _refuse_replicates(weights)
     units, total = labels(weights, "unit", 1), None
     drawn: tuple[Any, Any] = (None, None)
     if replicates and isinstance(weights, xr.DataArray):
@@ -113,6 +114,14 @@ def icc(
             drawn = icc_bootstrap.bootstrap(w, origin, replicates=replicates, seed=seed)
     result = icc_sums(cast(_icc.Sums, total), units, level=level)
     return replace(result, of_change=start is not None, replicates=drawn[0], layer_replicates=drawn[1])
+
+
+def _refuse_replicates(weights: Weights) -> None:
+    if isinstance(weights, xr.DataArray) and "replicate" in weights.dims:
+        raise ValueError(
+            "icc takes one model a client, but the weights have a dim replicate. How much clients differ beyond the "
+            "noise between a client's replicates is fedstat.variance_components; else select one replicate or average."
+        )
 
 
 def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:

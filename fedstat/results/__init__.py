@@ -1,5 +1,6 @@
 """Results that print themselves, turn into tables and never change."""
 
+from fedstat.results.components import ComponentsResult, personal_from
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation, SplitResult
 from fedstat.results.icc import IccResult
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
@@ -8,6 +9,7 @@ from fedstat.stats.split import Absolute, Tau
 __all__ = [
     "Absolute",
     "BootstrapResult",
+    "ComponentsResult",
     "ConvergenceWarning",
     "FactorResult",
     "IccResult",
@@ -17,4 +19,5 @@ __all__ = [
     "SplitResult",
     "StabilityResult",
     "Tau",
+    "personal_from",
 ]

@@ -12,7 +12,9 @@ import pandas as pd
 import xarray as xr
 
 from fedstat.fl.study import rules, summary
+from fedstat.fl.study.profile import profile
 from fedstat.fl.study.show import number, plus_minus
+from fedstat.results.components import personal_from
 
 
 def line(run: xr.DataTree) -> str:
@@ -41,6 +43,12 @@ def report(run: xr.DataTree) -> str:
         kept = min(rules.WINDOW, int(row["rounds"]))
         head = f"layer          shared   factors   kept their state (last {kept} rounds)   converged"
         parts.append("\n".join([head, *map(_split, states.to_dict("records"))]))
+    if "choice" in run.children:
+        parts.append(_choice(run))
+    if "probe" in run.children:
+        parts.append(_probe(run, int(row["rounds"])))
+    if "readouts" in run.children:
+        parts.append(_readouts(run))
     if "new" in run.children:
         parts.append(_new(run))
     if "masking" in run.children:
@@ -89,3 +97,49 @@ def _masking(run: xr.DataTree) -> str:
     draws = pd.DataFrame(masked.transpose("draw", "part").values, columns=masked["part"].values)
     lines = [f"  {part:20} {plus_minus(m, e)}" for part, m, e in zip(draws, draws.mean(), draws.sem(), strict=True)]
     return "\n".join([f"accuracy with random values in place of units ({len(draws)} draws)", *lines])
+
+
+def _choice(run: xr.DataTree) -> str:
+    """What was chosen in the last evaluated round."""
+    chosen = run["choice"].to_dataset().dropna("round", how="all").isel(round=-1)
+    lines = []
+    if "step" in chosen:
+        step = chosen["step"]
+        if step.dims == ("layer",):
+            text = "by layer: " + ", ".join(f"{x['layer'].item()} {x.item():.2f}" for x in step)
+        elif step.dims == ("client",):
+            text = f"by client: mean {step.mean().item():.2f}, quartiles " + " and ".join(
+                f"{step.quantile(q).item():.2f}" for q in (0.25, 0.75)
+            )
+        else:
+            text = f"for all clients: {step.item():.2f}"
+        lines.append(f"B of W + B (W' − W), W' fine-tuned, chosen {text} (0: as downloaded, 1: as fine-tuned)")
+    if "finetuning" in chosen:
+        config = json.loads(run.attrs["config"])["algorithm_settings"]
+        several = [
+            f"{name} {config[name]}" for name in ("finetune_epochs", "rate") if isinstance(config.get(name), list)
+        ]
+        numbers, counts = np.unique(chosen["finetuning"], return_counts=True)
+        which = ", ".join(f"number {int(n) + 1} ({c} clients)" if chosen["finetuning"].ndim else f"number {int(n) + 1}"
+                          for n, c in zip(numbers, counts, strict=True))  # fmt: skip
+        lines.append(f"fine-tuning chosen among {' × '.join(several) or 'those of the method'}: {which}")
+    return "\n".join(lines)
+
+
+def _probe(run: xr.DataTree, rounds: int) -> str:
+    """How personal each layer is, over the last rounds."""
+    table = profile(run, window=rules.WINDOW)
+    kept = min(rules.WINDOW, rounds)
+    head = f"layer          share of clients' differences that is their own, beyond noise [95 %] (last {kept} rounds)     p"
+    lines = [
+        f"{x.layer:12}   {x.personal:.2f} [{x.conf_low:.2f}, {x.conf_high:.2f}]   {x.p_value:.2g}"
+        for x in table.itertuples()
+    ]
+    return "\n".join([head, *lines, personal_from(table)])
+
+
+def _readouts(run: xr.DataTree) -> str:
+    weight = run["metrics/n_test"]
+    accuracy = run["readouts/accuracy"].weighted(weight).mean("client")
+    lines = [f"  {x.item():.4f}   {x['readout'].item()}" for x in accuracy]
+    return "\n".join(["accuracy after the last round, predicted otherwise, weighted by test samples", *lines])

@@ -1,0 +1,307 @@
+"""What of clients' differences is their own, and from which layer on: results of replicated training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedstat.results.base import Result, line, listing, number
+from fedstat.stats.components import Components
+from fedstat.stats.icc import fdr
+
+Floats = NDArray[np.float64]
+Verdict = Literal["own", "shared", "undecided", "no difference shown beyond noise", "undefined"]
+COLUMNS = ("layer", "personal", "conf_low", "conf_high", "p_value")
+"""What :func:`personal_from` reads of a table of layers."""
+
+
+def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, *, level: float = 0.95) -> Verdict:
+    """Whose weights are nearer to a client's true ones, its own or the mean over clients, in a word.
+
+    A client's own weights, trained on all its data, miss its true ones by the noise, σ_e²/R; the mean over clients
+    misses them by σ_b² (1 − 1/C) + σ_e²/(R C). Own is nearer, in expected squared error, if and only if σ_b² > σ_e²/R,
+    that is personal > 1/2. Best is neither, but own weights shrunk towards the mean by the factor ``personal`` [1]_
+    [2]_.
+
+    Returns
+    -------
+    str
+        "no difference shown beyond noise" where the test at 1 − ``level`` does not reject, which does not say that
+        there is none; else "own" if the interval lies above 1/2, "shared" if below it, "undecided" if it holds 1/2;
+        "undefined" for weights that are the same in all models.
+
+    References
+    ----------
+    .. [1] Robinson (1991). That BLUP is a good thing: the estimation of random effects. Statistical Science 6, 15-32.
+    .. [2] Efron, Morris (1973). Stein's estimation rule and its competitors: an empirical Bayes approach. JASA 68.
+
+    Examples
+    --------
+    >>> verdict(0.7, 0.6, 0.8, 1e-4), verdict(0.2, 0.1, 0.3, 1e-3), verdict(0.4, -0.9, 0.8, 0.2)
+    ('own', 'shared', 'no difference shown beyond noise')
+    """
+    if np.isnan([personal, conf_low, conf_high, p_value]).any():
+        return "undefined"
+    if p_value > 1 - level:
+        return "no difference shown beyond noise"
+    if conf_low > 0.5:
+        return "own"
+    return "shared" if conf_high < 0.5 else "undecided"
+
+
+def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, level: float = 0.95) -> str:
+    """From which layer on is a client's own model nearer to its true weights than the mean over clients is?
+
+    Parameters
+    ----------
+    results : DataFrame, or mapping of layer to ComponentsResult
+        One row a layer, in order of depth, with columns layer, personal, conf_low, conf_high and p_value.
+    level : float in (0, 1)
+        Of the intervals in a table; results know theirs.
+
+    Returns
+    -------
+    str
+        The first layer from which on all are "own" (:func:`verdict`), with shares and intervals; or that there is none,
+        and which layer stands against it.
+
+    Raises
+    ------
+    ValueError
+        If there is no layer, a column is missing, or results have different levels.
+
+    Notes
+    -----
+    Layers are tested from the last backwards, in an order fixed in advance, up to the first that is not "own". So the
+    intervals need no correction for the number of layers: the chance to name too early a layer is no higher than that
+    of one interval to lie too high (Westfall and Krishen 2001, J. Statistical Planning and Inference 99, 25-40).
+
+    Examples
+    --------
+    >>> layers = pd.DataFrame({"layer": ["conv1", "fc1", "fc2"], "personal": [0.1, 0.7, 0.8],
+    ...                        "conf_low": [0.0, 0.6, 0.7], "conf_high": [0.2, 0.8, 0.9], "p_value": [0.04, 0, 0]})
+    >>> print(personal_from(layers))
+    Personalising pays from layer fc1 on: personal share fc1 0.70 [0.60, 0.80], fc2 0.80 [0.70, 0.90];
+    before it, conv1 0.10 [0.00, 0.20] is shared.
+    By squared error of the weights: own beats the mean over clients where the share is above 1/2.
+    """
+    if not isinstance(results, pd.DataFrame):
+        if len(levels := {r.level for r in results.values()}) > 1:
+            raise ValueError(f"layers must have intervals of one level, but got {sorted(levels)}")
+        level = next(iter(levels), level)
+        rows = [r.layer.assign(layer=name) for name, r in results.items()]
+        results = pd.concat(rows) if rows else pd.DataFrame(columns=list(COLUMNS))
+    if missing := [c for c in COLUMNS if c not in results.columns]:
+        raise ValueError(f"the table of layers must have columns {', '.join(COLUMNS)}, but lacks {', '.join(missing)}")
+    if results.empty:
+        raise ValueError("the table of layers must have at least one row, but is empty")
+    names = [str(x) for x in results["layer"]]
+    values = results[list(COLUMNS[1:])].to_numpy(dtype=float)
+    verdicts = [verdict(*row, level=level) for row in values]
+    shares = [f"{name} {v[0]:.2f} [{v[1]:.2f}, {v[2]:.2f}]" for name, v in zip(names, values, strict=True)]
+    first = len(names)
+    while first and verdicts[first - 1] == "own":
+        first -= 1
+    why = "By squared error of the weights: own beats the mean over clients where the share is above 1/2."
+    against = "" if not first else f"{shares[first - 1]} is {verdicts[first - 1]}"
+    if verdicts[max(first - 1, 0)] == "no difference shown beyond noise":
+        against = f"{shares[first - 1]} shows no difference beyond noise"
+    if first == len(names):
+        return f"From no layer on is it shown that personalising pays: the last, {against}.\n{why}"
+    head = f"Personalising pays from layer {names[first]} on: personal share {', '.join(shares[first:])}"
+    return "\n".join([head + (f";\nbefore it, {against}." if first else ", in all layers."), why])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ComponentsResult(Result):
+    """Variance of a layer's weights between clients and of noise, as :func:`fedstat.variance_components` returns it.
+
+    Attributes
+    ----------
+    components : Components
+        Arrays (unit,), NaN for a dead unit: the same in all models.
+    layer_components : Components
+        Arrays (1,): all weights of all units as those of one unit.
+    units : array (unit,)
+        Labels.
+    n_clients, n_replicates, n_weights : int
+        Weights are those of a unit.
+    method : {"moments", "reml"}
+    adjusted : bool
+        Whether a covariate of clients was taken out.
+    """
+
+    components: Components
+    layer_components: Components
+    units: NDArray[Any]
+    n_clients: int
+    n_replicates: int
+    n_weights: int
+    method: str
+    adjusted: bool = False
+
+    @property
+    def level(self) -> float:
+        """Of the intervals."""
+        return self.components.level
+
+    @property
+    def personal(self) -> Floats:
+        """Share of the differences between clients that is their own, array (unit,)."""
+        return self.components.personal
+
+    @property
+    def dead(self) -> NDArray[np.bool_]:
+        """Units that are the same in all models, array (unit,)."""
+        return np.isnan(self.components.p_value)
+
+    @cached_property
+    def p_adjusted(self) -> Floats:
+        """P values adjusted over units to control the false discovery rate (Benjamini and Hochberg), array (unit,)."""
+        return fdr(self.components.p_value[:, None])[:, 0]
+
+    @property
+    def layer(self) -> pd.DataFrame:
+        """One row for the layer: the columns of :meth:`tidy`, without unit and p_adjusted."""
+        return _table(self.layer_components)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the layer, as :func:`verdict` says it."""
+        return _verdicts(self.layer_components)[0]
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a unit.
+
+        Returns
+        -------
+        DataFrame (unit)
+            unit; between and within, variances of a weight between clients and of the noise of one replicate;
+            personal, with conf_low and conf_high; p_value of the one-sided test of no variance between clients;
+            p_adjusted, over units.
+        """
+        table = _table(self.components)
+        table.insert(0, "unit", self.units)
+        return table.assign(p_adjusted=self.p_adjusted)
+
+    def glance(self) -> pd.DataFrame:
+        """One row: sizes; the layer's components and verdict; personal over units (median, least, most) and counts."""
+        layer, known = self.layer.iloc[0], self.personal[~self.dead]
+        least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
+        row = {
+            "d": len(self.units),
+            "n_clients": self.n_clients,
+            "n_replicates": self.n_replicates,
+            "n_weights": self.n_weights,
+            "method": self.method,
+            "adjusted": self.adjusted,
+            "layer_between": float(layer["between"]),
+            "layer_within": float(layer["within"]),
+            "layer_personal": float(layer["personal"]),
+            "layer_low": float(layer["conf_low"]),
+            "layer_high": float(layer["conf_high"]),
+            "layer_p_value": float(layer["p_value"]),
+            "verdict": self.verdict,
+            "personal_median": float(median),
+            "personal_min": float(least),
+            "personal_max": float(most),
+            "n_beyond_noise": self._beyond_noise,
+            "n_own": int((self.components.conf_low > 0.5).sum()),
+            "n_shared": int((self.components.conf_high < 0.5).sum()),
+            "n_dead": int(self.dead.sum()),
+            "df": self.components.df,
+            "level": self.level,
+        }
+        return pd.DataFrame([row])
+
+    def augment(self) -> pd.DataFrame:
+        """:meth:`tidy` with what follows from it for each unit.
+
+        Returns
+        -------
+        DataFrame (unit)
+            Besides: personal_replicate, the share for models trained on one replicate's data; shrink, the factor that
+            brings a client's own difference from the mean nearest to the true one (personal, cut to 0 to 1); statistic
+            (t, of the test); verdict, unit by unit, without regard to how many there are; dead.
+        """
+        c = self.components
+        return self.tidy().assign(
+            personal_replicate=c.personal_replicate,
+            shrink=np.clip(c.personal, 0, 1),
+            statistic=c.statistic,
+            verdict=_verdicts(c),
+            dead=self.dead,
+        )
+
+    def summary(self, *, rows: int = 12) -> str:
+        """Report: the layer in words, then the units.
+
+        Parameters
+        ----------
+        rows : int
+            Units (by falling personal share) to print.
+        """
+        cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)})"
+        units = self.tidy().sort_values("personal", ascending=False, kind="stable").head(rows)
+        return "\n".join(
+            [
+                repr(self), "",
+                "Layer",
+                self.layer.to_string(index=False, float_format="%.3g"), "",
+                f"Units by personal share{cut}",
+                units.to_string(index=False, float_format="%.3g"),
+            ]
+        )  # fmt: skip
+
+    @property
+    def _beyond_noise(self) -> int:
+        """Units whose test rejects at a false discovery rate of 1 − level."""
+        return int((self.p_adjusted <= 1 - self.level + 1e-12).sum())
+
+    def __repr__(self) -> str:
+        x, known = self.glance().iloc[0], self.personal
+        order = np.argsort(-known, kind="stable")[: int((~np.isnan(known)).sum())]
+        named = [f"{self.units[j]} {round(known[j], 2) + 0.0:.2f}" for j in order]  # no negative zero
+        share, low, high = (number(float(x[f"layer_{name}"]), 2) for name in ("personal", "low", "high"))
+        halves = "halves" if self.n_replicates == 2 else f"{self.n_replicates} parts"
+        by = "restricted maximum likelihood" if self.method == "reml" else "method of moments"
+        how = by + (", a covariate taken out" if self.adjusted else "")
+        size = f"{self.n_clients} clients on {len(known)} units, {self.n_weights} weights a unit"
+        beyond = f"{x['n_beyond_noise']} beyond noise at a false discovery rate of {1 - self.level:.2g}"
+        median = number(float(x["personal_median"]), 2)
+        lines = [
+            f"Differences of {size}, each client trained on {halves} of its data",
+            f"  layer: personal share {share}, {100 * self.level:g} % from {low} to {high}; {how}",
+            f"         {_MEANING[self.verdict]}",
+            f"  units: personal share median {median}, {beyond}, {x['n_dead']} dead",
+            listing("  highest:", named[:8]),
+            listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
+        ]
+        if self.dead.any():
+            lines.append(listing("  dead:", (str(u) for u in self.units[self.dead])))
+        return "\n".join(map(line, lines))
+
+
+_MEANING: dict[Verdict, str] = {
+    "own": "own: a client's own weights are nearer to its true ones than the mean over clients",
+    "shared": "shared: the mean over clients is nearer to a client's true weights than its own are",
+    "undecided": "undecided whether a client's own weights or their mean over clients are nearer to its true ones",
+    "no difference shown beyond noise": "no difference shown beyond noise",
+    "undefined": "undefined: no weight differs between models",
+}
+
+
+def _table(c: Components) -> pd.DataFrame:
+    names = ("between", "within", "personal", "conf_low", "conf_high", "p_value")
+    return pd.DataFrame({name: getattr(c, name) for name in names})
+
+
+def _verdicts(c: Components) -> list[Verdict]:
+    rows = zip(c.personal, c.conf_low, c.conf_high, c.p_value, strict=True)
+    return [verdict(*row, level=c.level) for row in rows]

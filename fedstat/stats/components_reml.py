@@ -1,0 +1,256 @@
+"""Variance components of clients x replicates by restricted maximum likelihood, noise known to fall as 1 / samples.
+
+The model is that of :mod:`fedstat.stats.components` with normal e_cri of variance ω / size_cr. Weights with their own
+fixed effects are replicates of one likelihood, so that the clients' Gram matrix and the sums within them say all.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import array_namespace, to_device
+from array_api_compat import device as device_of
+from scipy import special
+
+from fedstat import _check
+from fedstat.stats import components as moments
+from fedstat.stats.components import Array, Components, Floats
+from fedstat.stats.icc import slices
+
+_GOLDEN = (np.sqrt(5) - 1) / 2
+# Steps that narrow the bracket to 1e-9 of the scale; points that find it, should the likelihood have several maxima.
+_STEPS, _GRID = 44, 41
+_NUMBERS = 1 << 22  # in one block of temporaries
+_LEAST = 1e-12  # share of noise in the differences between clients
+
+
+class Gram(NamedTuple):
+    """What the likelihood needs; ``+`` joins more weights, :meth:`pooled` the units. Arrays on the host.
+
+    Attributes
+    ----------
+    means : array (unit, client, client)
+        Inner products of clients' means, weighted by sizes, less their plain fit on (1, covariate).
+    within : array (client, unit)
+        Σ_i Σ_r size_cr (w_cri − client's weighted mean)².
+    design : array (client, p)
+        As in :class:`fedstat.stats.components.Parts`.
+    n_weights : int
+        Of a unit.
+    sizes : array (client, replicate)
+        Divided by their harmonic mean.
+    """
+
+    means: Floats
+    within: Floats
+    design: Floats
+    n_weights: int
+    sizes: Floats
+
+    def __add__(self, other: Gram) -> Gram:  # type: ignore[override]
+        same = np.array_equal(self.sizes, other.sizes) and np.array_equal(self.design, other.design)
+        if self.means.shape != other.means.shape or not same:
+            raise ValueError(
+                "sums add if they have the same clients, units, sizes and covariate, but got (unit, client, client) "
+                f"{self.means.shape} and {other.means.shape}"
+            )
+        n_weights = self.n_weights + other.n_weights
+        return Gram(self.means + other.means, self.within + other.within, self.design, n_weights, self.sizes)
+
+    def pooled(self) -> Gram:
+        """All units as one."""
+        means, within = self.means.sum(axis=0, keepdims=True), self.within.sum(axis=1, keepdims=True)
+        return Gram(means, within, self.design, self.n_weights * len(self.means), self.sizes)
+
+
+def gram(w: Array, sizes: Any = None, covariate: Any = None) -> Gram:
+    """Sums of the likelihood.
+
+    Parameters
+    ----------
+    w : array (client, replicate, unit, weight)
+        As in :func:`fedstat.stats.components.parts`, which makes the checks.
+    sizes : array (client,) or (client, replicate), optional
+        Training samples, of a client or of each of its replicates; equal if not given.
+    covariate : array (client,), optional
+    """
+    w, basis = moments.checked(w, covariate)
+    c, r, d, n = w.shape
+    s = _sizes(sizes, c, r)
+    xp, device = array_namespace(w), device_of(w)
+    size, q = (to_device(xp.asarray(a), device) for a in (s, basis))
+    means = xp.zeros((d, c, c), dtype=xp.float64, device=device)
+    within = xp.zeros((c, d), dtype=xp.float64, device=device)
+    for units, some in moments.blocks(w):
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is named below
+            g, v = _products(xp.astype(w[:, :, units, some], xp.float64), size, q)
+        means[units] += g
+        within[:, units] += v
+    means, within = moments.on_host(means), moments.on_host(within)
+    moments.require_finite(_diagonal(means), within, w)
+    return Gram(means, within, basis, n, s)
+
+
+def reml(w: Array, sizes: Any = None, *, covariate: Any = None, level: float = 0.95) -> Components:
+    """Estimates of every unit: :func:`components` of :func:`gram`.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> w = rng.normal(size=(20, 1, 1, 50)) + rng.normal(size=(20, 2, 1, 50))
+    >>> reml(w).personal.round(6) == moments.components(moments.parts(w)).personal.round(6)
+    array([ True])
+    """
+    return components(gram(w, sizes, covariate), level=level)
+
+
+def components(g: Gram, *, level: float = 0.95) -> Components:
+    """Restricted maximum likelihood (Patterson and Thompson 1971), intervals and test by leaving out clients.
+
+    Returns
+    -------
+    Components
+        ``between`` is 0 or more; ``within`` is the noise of a replicate of average noise, ω · mean 1 / size_cr.
+        Intervals and test do not rely on the likelihood, for which weights would be independent: they are those of
+        :func:`fedstat.stats.components.components`, with the likelihood's estimate of log (σ_b² + noise) / noise, in
+        which σ_b² may fall below 0 as far as all variances stay positive; bounds below 0 are 0, as the estimate is.
+
+    Notes
+    -----
+    Simulated as there, sizes known and noise as 1 / size, 1000 runs a case: 95 % intervals held the truth in 0.93 to
+    0.995, and in 0.87 with 10 clients of unequal sizes and one weight; the test at 0.05 rejected in 0.017 to 0.058.
+    With sizes to 1 : 7 the root mean squared error of ``personal`` was 0.5 to 0.96 times that of moments cut at 0.
+
+    References
+    ----------
+    Patterson, Thompson (1971). Recovery of inter-block information when block sizes are unequal. Biometrika 58.
+    """
+    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    moments.require_noise(_diagonal(g.means), g.within)
+    c, k = g.design.shape
+    df, inverse = c - k, 1 / g.sizes.sum(axis=1)
+    whole = inverse.mean()
+    same = (g.within == 0).all(axis=0)
+    found = np.full((4, g.within.shape[1]), np.nan)
+    for units in slices(len(same), max(1, _NUMBERS // ((c + 1) * c * k))):
+        live = np.arange(len(same))[units][~same[units]]
+        found[:, live] = _estimates(g, live, inverse)
+    ratio, noise, theta, std_error = found
+    noise[same] = 0.0
+    between = np.where(same, 0.0, ratio * noise)
+    statistic = theta / std_error
+    half = special.stdtrit(df, 0.5 + level / 2) * std_error
+    return Components(
+        between=between,
+        within=noise,
+        personal=ratio / (ratio + whole),
+        personal_replicate=ratio / (ratio + 1),
+        conf_low=np.maximum(-np.expm1(half - theta), 0),
+        conf_high=np.maximum(-np.expm1(-half - theta), 0),
+        statistic=statistic,
+        p_value=special.stdtr(df, -statistic),
+        df=df,
+        level=level,
+    )
+
+
+def _estimates(g: Gram, units: Any, inverse: Floats) -> Floats:
+    """λ = σ_b² / ω >= 0, ω, log (1 + λ / mean inverse size) with λ unbounded, its standard error; array (4, unit)."""
+    c = len(inverse)
+    whole = inverse.mean()
+    data = (g.means[units], g.within[:, units].T, g.design, g.n_weights, g.sizes.shape[1])
+    everyone, without = np.ones((1, c)), 1 - np.eye(c)
+    best = _maximise(data, inverse, np.concatenate([everyone, without]))
+    ratio = np.maximum(best[:, 0], 0)
+    if (lower := best[:, 0] < 0).any():  # the best at or above 0, which need not be 0 itself
+        some = (data[0][lower], data[1][lower], *data[2:])
+        ratio[lower] = _maximise(some, inverse, everyone, bounded=True)[:, 0]
+    noise = _criterion(ratio[:, None], data, inverse, everyone)[1][:, 0]
+    theta = np.log1p(best / whole)
+    left = theta[:, 1:]
+    std_error = np.sqrt((c - 1) / c * ((left - left.mean(axis=1, keepdims=True)) ** 2).sum(axis=1))
+    return np.stack([ratio, noise, theta[:, 0], std_error])
+
+
+def _maximise(data: Any, inverse: Floats, keep: Floats, *, bounded: bool = False) -> Floats:
+    """λ (unit, set of clients) of the highest likelihood: a grid, then the golden section about its best point."""
+    whole = inverse.mean()
+    least = 0.0 if bounded else -(1 - 1e-6) * inverse.min()
+    start = 1 / (1 + least / whole)  # of 1 / (1 + λ / whole), from there down to 0
+
+    def at(t: Floats) -> Floats:
+        return _criterion(whole * (1 / t - 1), data, inverse, keep)[0]
+
+    shape = (len(data[0]), len(keep))
+    grid = np.geomspace(_LEAST, start, _GRID)
+    values = np.stack([at(np.full(shape, t)) for t in grid])
+    best = values.argmin(axis=0)
+    low, high = np.log(grid[np.maximum(best - 1, 0)]), np.log(grid[np.minimum(best + 1, _GRID - 1)])
+    a, b = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    fa, fb = at(np.exp(a)), at(np.exp(b))
+    for _ in range(_STEPS):
+        left = fa < fb
+        low, high = np.where(left, low, a), np.where(left, b, high)
+        new = np.where(left, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
+        value = at(np.exp(new))
+        a, b, fa, fb = (
+            np.where(left, new, b), np.where(left, a, new), np.where(left, value, fb), np.where(left, fa, value)
+        )  # fmt: skip
+    t = np.exp((low + high) / 2)
+    ends = np.full(shape, start)
+    return whole * (1 / np.where(at(ends) <= at(t), ends, t) - 1)
+
+
+def _criterion(ratio: Floats, data: Any, inverse: Floats, keep: Floats) -> tuple[Floats, Floats]:
+    """-2 log restricted likelihood / weights, up to a constant, and ω; arrays (unit, set of clients).
+
+    ``data`` are the Gram matrices (unit, client, client), sums within (unit, client), the design, the weights of a
+    unit and the replicates.
+    """
+    means, within, q, n, r = data
+    variance = ratio[..., None] + inverse
+    v = keep / variance
+    vq = v[..., None] * q
+    a = np.swapaxes(vq, -1, -2) @ q
+    b = np.swapaxes(vq, -1, -2) @ (means[:, None] @ vq)
+    rest = (v * np.diagonal(means, axis1=1, axis2=2)[:, None]).sum(-1) - np.trace(np.linalg.solve(a, b), 0, -2, -1)
+    df = r * keep.sum(axis=1) - q.shape[1]
+    total = (within @ keep.T + rest) / (n * df)
+    return df * np.log(total) + (keep * np.log(variance)).sum(-1) + np.linalg.slogdet(a)[1], total
+
+
+def _products(x: Array, size: Array, q: Array) -> tuple[Array, Array]:
+    """Gram matrices (unit, client, client) and sums within (client, unit) of a block."""
+    xp = array_namespace(x)
+    share = (size / xp.sum(size, axis=1, keepdims=True))[:, :, None, None]
+    first = x[:, 0]
+    x = x - first[:, None]  # equal replicates differ by exactly 0
+    shift = xp.sum(share * x, axis=1)
+    x = x - shift[:, None]
+    within = xp.sum(xp.sum(x * x, axis=-1) * size[:, :, None], axis=1)
+    mean = first - first[:1] + shift
+    flat = xp.reshape(mean, (mean.shape[0], -1))
+    rest = xp.permute_dims(xp.reshape(flat - q @ (xp.matrix_transpose(q) @ flat), mean.shape), (1, 0, 2))
+    return rest @ xp.matrix_transpose(rest), within
+
+
+def _diagonal(means: Floats) -> Floats:
+    """Squares (client, unit)."""
+    return np.asarray(np.diagonal(means, axis1=1, axis2=2).T)
+
+
+def _sizes(sizes: Any, clients: int, replicates: int) -> Floats:
+    if sizes is None:
+        return np.ones((clients, replicates))
+    s = np.asarray(_check.numbers("sizes", moments.on_host(sizes)), dtype=np.float64)
+    if s.shape == (clients,):
+        s = np.repeat(s[:, None] / replicates, replicates, axis=1)
+    if s.shape != (clients, replicates):
+        raise ValueError(
+            f"sizes must be (client,) or (client, replicate), ({clients},) or ({clients}, {replicates}), "
+            f"but got {s.shape}"
+        )
+    if not (np.isfinite(s).all() and (s > 0).all()):
+        raise ValueError(f"sizes must be finite and above 0, but got {s[~(np.isfinite(s) & (s > 0))][0]:g}")
+    return np.asarray(s * np.mean(1 / s))

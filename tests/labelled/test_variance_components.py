@@ -1,0 +1,124 @@
+"""The verb: kinds and orders of input, labels, lazy weights, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import xarray as xr
+
+import fedstat
+from fedstat.labelled import components as verb
+from fedstat.stats import components as arrays
+from fedstat.stats import components_reml
+
+METHODS = ("moments", "reml")
+SIZES = np.random.default_rng(3).integers(20, 200, 9)
+
+
+def weights(seed: int = 0) -> xr.DataArray:
+    """9 clients, 2 replicates, 6 units of 4 x 5 weights; unit c is dead, units e and f are clients' own."""
+    rng = np.random.default_rng(seed)
+    own = rng.normal(size=(9, 1, 6, 4, 5)) * np.array([0, 0.3, 0, 1, 3, 3])[:, None, None]
+    w = own + rng.normal(size=(9, 2, 6, 4, 5))
+    w[:, :, 2] = 0.5
+    labels = {"client": [f"k{c}" for c in range(9)], "unit": list("abcdef")}
+    return xr.DataArray(w, dims=("client", "replicate", "unit", "row", "column"), coords=labels)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_units_and_layer_are_those_of_the_array_functions(method: Any) -> None:
+    w = weights()
+    found = fedstat.variance_components(w, method=method, level=0.9)
+    flat = w.values.reshape(9, 2, 6, 20)
+    if method == "reml":
+        units, layer = components_reml.reml(flat, level=0.9), components_reml.reml(flat.reshape(9, 2, 1, -1), level=0.9)
+    else:
+        units, layer = (arrays.components(p, level=0.9) for p in (arrays.parts(flat), arrays.parts(flat).pooled()))
+    for ours, theirs in ((found.components, units), (found.layer_components, layer)):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert found.units.tolist() == list("abcdef")
+    assert (found.n_clients, found.n_replicates, found.n_weights, found.method) == (9, 2, 20, method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_order_of_dims_and_kind_of_array_do_not_matter(method: Any) -> None:
+    w = weights()
+    expected = fedstat.variance_components(w, covariate=SIZES, method=method).tidy()
+    turned = w.transpose("column", "unit", "client", "row", "replicate")
+    pd.testing.assert_frame_equal(fedstat.variance_components(turned, covariate=SIZES, method=method).tidy(), expected)
+    for plain in (w.values, torch.tensor(w.values)):
+        found = fedstat.variance_components(plain, covariate=SIZES, method=method).tidy()
+        pd.testing.assert_frame_equal(found.drop(columns="unit"), expected.drop(columns="unit"), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_lazy_weights_are_read_unit_by_unit(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = weights()
+    w.rename("w").drop_vars(["client", "unit"]).to_dataset().to_zarr(tmp_path / "w.zarr", consolidated=False)
+    lazy = xr.open_zarr(tmp_path / "w.zarr", chunks=None, consolidated=False)["w"]
+    monkeypatch.setattr(verb, "_BLOCK", 2 * w.nbytes // 6)
+    found = fedstat.variance_components(lazy, method=method)
+    expected = fedstat.variance_components(w.values, method=method)
+    pd.testing.assert_frame_equal(found.tidy(), expected.tidy(), rtol=1e-5)
+    pd.testing.assert_frame_equal(found.layer, expected.layer, rtol=1e-5)
+
+
+def test_covariate_and_sizes_with_labels_are_those_of_their_clients() -> None:
+    w = weights()
+    samples = xr.DataArray(SIZES, dims="client", coords={"client": w["client"]})
+    by_label = fedstat.variance_components(w, covariate=samples, sizes=samples, method="reml")
+    assert by_label.adjusted
+    plain = fedstat.variance_components(w, covariate=SIZES, sizes=SIZES, method="reml")
+    pd.testing.assert_frame_equal(by_label.tidy(), plain.tidy())
+    halves = xr.DataArray(np.stack([SIZES, SIZES]) / 2, dims=("replicate", "client"))
+    by_half = fedstat.variance_components(w, covariate=SIZES, sizes=halves, method="reml")
+    pd.testing.assert_frame_equal(by_half.tidy(), plain.tidy())
+    for name in ("covariate", "sizes"):
+        with pytest.raises(ValueError, match=f"{name} must have the labels of the weights"):
+            fedstat.variance_components(w, method="reml", **{name: samples[::-1]})
+
+
+def test_a_covariate_that_drives_the_weights_is_no_share_of_clients() -> None:
+    w = weights()[:, :, :2]
+    driven = w + 0.05 * xr.DataArray(SIZES, dims="client")
+    assert fedstat.variance_components(driven).layer["personal"][0] > 0.9
+    found = fedstat.variance_components(driven, covariate=SIZES)
+    pd.testing.assert_frame_equal(found.tidy(), fedstat.variance_components(w, covariate=SIZES).tidy(), rtol=1e-6)
+
+
+def test_icc_points_to_the_verb_for_replicates() -> None:
+    with pytest.raises(ValueError, match=r"weights have a dim replicate.*fedstat\.variance_components"):
+        fedstat.icc(weights())
+    assert fedstat.icc(weights().isel(replicate=0)).n_clients == 9
+
+
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    (weights()[0], {}, r"must have dim\(s\) \['client'\]"),
+    (weights()[:, 0], {}, r"must have dim\(s\) \['replicate'\]"),
+    (weights()[:1], {}, "at least 3 clients, but got 1"),
+    (weights()[:, :1], {}, "at least 2, but got 1"),
+    (weights()[:, :, :0], {}, "at least one of each dim"),
+    (weights().values[..., 0, 0], {}, r"Biases are one weight a unit: w\[\.\.\., None\]"),
+    (weights(), {"method": "moment"}, "Did you mean 'moments'"),
+    (weights(), {"level": 1}, "level must be"),
+    (weights(), {"sizes": SIZES}, 'sizes belong to method="reml"'),
+    (weights(), {"covariate": SIZES[1:]}, "covariate must hold one number a client"),
+    (weights().where(weights()["unit"] != "e"), {}, "weights of client k0 hold NaN or infinite values, first .* e"),
+    (weights().where((weights()["client"] != "k7") | (weights()["unit"] != "b")), {}, "client k7 .* b"),
+    (weights().isel(replicate=[0, 0]), {}, r"equal bit by bit in all clients in 5 unit\(s\), first in unit a"),
+]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("w", "how", "message"), BAD, ids=[m[:25] for *_, m in BAD])
+def test_what_is_refused_is_named(w: Any, how: dict[str, Any], message: str, method: Any) -> None:
+    if "sizes" in how and method == "reml":
+        return
+    with pytest.raises(ValueError, match=message):
+        fedstat.variance_components(w, **{"method": method} | how)

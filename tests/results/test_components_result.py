@@ -1,0 +1,140 @@
+"""The result of variance components: tables, words, verdicts, the layer from which on personalising pays, figure."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from statsmodels.stats.multitest import multipletests
+
+import fedstat
+from fedstat.results import ComponentsResult, personal_from
+from fedstat.results.components import verdict
+
+
+def result(
+    scale: tuple[float, ...] = (0, 0.3, 1, 3, 3, 0), *, dead: bool = True, clients: int = 12
+) -> ComponentsResult:
+    rng = np.random.default_rng(0)
+    own = rng.normal(size=(clients, 1, len(scale), 30)) * np.array(scale)[:, None]
+    w = own + rng.normal(size=(clients, 2, len(scale), 30))
+    if dead:
+        w[:, :, -1] = 0
+    return fedstat.variance_components(w)
+
+
+def test_tables_hold_one_row_a_unit_and_p_values_adjusted_over_live_units() -> None:
+    found = result()
+    tidy = found.tidy()
+    assert list(tidy) == [
+        "unit", "between", "within", "personal", "conf_low", "conf_high", "p_value", "p_adjusted"
+    ]  # fmt: skip
+    np.testing.assert_allclose(tidy["p_adjusted"][:5], multipletests(tidy["p_value"][:5], method="fdr_bh")[1])
+    assert tidy.iloc[5, 3:].isna().all()
+    live = tidy[:5]
+    assert ((live["conf_low"] < live["personal"]) & (live["personal"] < live["conf_high"])).all()
+    augmented = found.augment()
+    assert augmented["shrink"][:5].between(0, 1).all()
+    assert augmented["verdict"].tolist()[3:] == ["own", "own", "undefined"]
+    assert augmented["dead"].tolist() == [False] * 5 + [True]
+
+
+def test_glance_and_words_say_what_the_tables_hold() -> None:
+    found = result()
+    row = found.glance().iloc[0]
+    assert row["layer_personal"] == found.layer["personal"][0]
+    assert row["n_own"] == (found.tidy()["conf_low"] > 0.5).sum()
+    assert row["n_beyond_noise"] == (found.tidy()["p_adjusted"] <= 0.05).sum()
+    assert (row["n_dead"], row["df"], row["verdict"]) == (1, 11, "own")
+    text = repr(found)
+    assert f"personal share {row['layer_personal']:.2f}, 95 % from {row['layer_low']:.2f} to" in text
+    assert "own: a client's own weights are nearer to its true ones than the mean over clients" in text
+    assert "1 dead" in text
+    assert "\n  dead: 5" in text
+    assert max(map(len, found.summary().splitlines())) <= 110
+    assert "the 3 highest of 6" in found.summary(rows=3)
+    assert "<pre>Differences of 12 clients" in found._repr_html_()
+    assert json.dumps(found.to_dict())
+
+
+@pytest.mark.parametrize(
+    ("scale", "expected"),
+    [(0.0, "no difference shown beyond noise"), (0.45, "shared"), (0.72, "undecided"), (2, "own")],
+)
+def test_verdict_of_a_layer(scale: float, expected: str) -> None:
+    """Shares 0, 0.29, 0.51 and 0.89."""
+    found = result((scale,) * 4, dead=False)
+    assert found.verdict == expected
+    assert expected in repr(found)
+
+
+def test_verdict_of_equal_models_is_undefined() -> None:
+    found = fedstat.variance_components(np.ones((4, 2, 3, 5)))
+    assert found.verdict == "undefined"
+    assert "personal share -, 95 % from - to -" in repr(found)
+    assert verdict(0.7, 0.6, 0.8, 0.08, level=0.9) == "own"
+
+
+def layers(*rows: tuple[float, float, float, float]) -> pd.DataFrame:
+    table = pd.DataFrame(rows, columns=["personal", "conf_low", "conf_high", "p_value"])
+    return table.assign(layer=[f"l{i}" for i in range(len(rows))], other="kept out")
+
+
+OWN, SHARED, OPEN, NONE = (0.8, 0.7, 0.9, 0.0), (0.2, 0.1, 0.3, 0.01), (0.6, 0.3, 0.8, 0.01), (0.1, -2, 0.6, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ((SHARED, OWN, OWN), "Personalising pays from layer l1 on: personal share l1 0.80 [0.70, 0.90], l2 0.80"),
+        ((SHARED, OWN, OWN), "before it, l0 0.20 [0.10, 0.30] is shared."),
+        (
+            (OWN, OPEN, OWN),
+            "from layer l2 on: personal share l2 0.80 [0.70, 0.90];\nbefore it, l1 0.60 [0.30, 0.80] is u",
+        ),
+        ((OWN, OWN), "from layer l0 on: personal share l0 0.80 [0.70, 0.90], l1 0.80 [0.70, 0.90], in all layers."),
+        (
+            (OWN, SHARED),
+            "From no layer on is it shown that personalising pays: the last, l1 0.20 [0.10, 0.30] is shared",
+        ),
+        ((OWN, NONE), "the last, l1 0.10 [-2.00, 0.60] shows no difference beyond noise."),
+        ((NONE, OWN), "before it, l0 0.10 [-2.00, 0.60] shows no difference beyond noise."),
+        ((OWN,), "from layer l0 on"),
+    ],
+)
+def test_personalising_pays_from_the_first_layer_after_which_all_are_own(
+    rows: tuple[tuple[float, float, float, float], ...], words: str
+) -> None:
+    assert words in personal_from(layers(*rows))
+
+
+def test_results_of_layers_are_read_in_their_order_and_at_their_level() -> None:
+    of = {"conv1": result((0.3, 0.3), dead=False), "fc1": result((2, 2), dead=False), "fc2": result((3, 3), dead=False)}
+    assert personal_from(of).startswith("Personalising pays from layer fc1 on: personal share fc1 0.")
+    backwards = dict(reversed(of.items()))
+    assert personal_from(backwards).startswith("From no layer on is it shown that personalising pays: the last, conv1")
+
+
+def test_tables_of_layers_that_say_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="but lacks conf_low, p_value"):
+        personal_from(layers(OWN).drop(columns=["conf_low", "p_value"]))
+    for empty in ({}, layers()):
+        with pytest.raises(ValueError, match="at least one row, but is empty"):
+            personal_from(empty)
+
+
+def test_forest_draws_shares_with_a_line_at_one_half() -> None:
+    found = result()
+    axes = fedstat.plot.forest(found, ax=plt.figure().add_subplot())
+    assert axes.get_xlabel() == "personal share, 95 % interval"
+    assert axes.get_title() == "undefined units left out: 1"
+    order = np.argsort(-found.personal)[:5]
+    assert [t.get_text() for t in axes.get_yticklabels()] == [*map(str, order), "layer"]
+    np.testing.assert_allclose(axes.collections[1].get_offsets()[:, 0], found.personal[order])
+    assert [line.get_xdata()[0] for line in axes.lines] == [0, 0.5]
+    segments = axes.collections[0].get_segments()
+    assert min(s[0, 0] for s in segments) >= -1
+    plt.close("all")
