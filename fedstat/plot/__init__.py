@@ -7,6 +7,7 @@ from fedstat.plot.icc import forest
 from fedstat.plot.motivation import entropies, fig1, heatmap, motivation_grid, motivation_origin, relation
 from fedstat.plot.ntk import convergence, freezing, generalization
 from fedstat.plot.sim import accuracy, origin, recovery, recovery_grid, stability, study_dataset, study_grid
+from fedstat.plot.spectrum import kappa_window, spectrum, spectrum_grid
 
 __all__ = [
     "accuracy",
@@ -20,6 +21,7 @@ __all__ = [
     "freezing",
     "generalization",
     "heatmap",
+    "kappa_window",
     "loadings",
     "loss_curves",
     "motivation_grid",
@@ -31,6 +33,8 @@ __all__ = [
     "relation",
     "rounds",
     "scree",
+    "spectrum",
+    "spectrum_grid",
     "stability",
     "study_dataset",
     "study_grid",

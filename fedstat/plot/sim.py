@@ -21,11 +21,14 @@ from fedstat.sim import report
 
 SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+_AGREEMENT = "icc"
 _REFERENCE: dict[str, Any] = {"color": "0.6", "linewidth": 0.8, "zorder": 0}
 
 
 def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """AUC of ν for the true label against κ, one line per estimator, bars of one standard error.
+    """AUC for the true label against κ, one line per estimator of ν, bars of one standard error.
+
+    Agreement between clients (``"icc"``), which has no κ, is a horizontal line with a band of one standard error.
 
     Parameters
     ----------
@@ -44,19 +47,24 @@ def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ValueError
         If more than one p or alpha is left.
     """
-    setting, data = _setting(result, "p", "alpha"), _long(result["auc"])
-    ax = ax or plt.gca()
-    names = list(result["estimator"].values)
+    setting, ax = one_setting(result, "p", "alpha"), ax or plt.gca()
+    of_nu = result["auc"].sel(estimator=result["estimator"] != _AGREEMENT)
+    names, data = list(of_nu["estimator"].values), _long(of_nu)
     ax.axhline(0.5, **_REFERENCE)
-    sns.lineplot(
-        data, x="kappa", y="auc", hue="estimator", style="estimator", hue_order=names, style_order=names, ax=ax,
-        palette=_palette(len(names)), markers=_markers(len(names)), errorbar="se", err_style="bars", markersize=5,
-        err_kws={"capsize": 2, "elinewidth": 1},
-    )  # fmt: skip
-    ax.set(
-        xlabel=SYMBOL["kappa"], ylabel=r"AUC of $\nu$ for “shared”", title=setting, xlim=(0, 1.02), ylim=(-0.03, 1.03)
-    )
-    ax.legend(title=r"estimator of $\nu$", frameon=False)
+    if names:
+        sns.lineplot(
+            data, x="kappa", y="auc", hue="estimator", style="estimator", hue_order=names, style_order=names, ax=ax,
+            palette=_palette(len(names)), markers=_markers(len(names)), errorbar="se", err_style="bars", markersize=5,
+            err_kws={"capsize": 2, "elinewidth": 1},
+        )  # fmt: skip
+    if _AGREEMENT in result["estimator"].values:
+        auc = result["auc"].sel(estimator=_AGREEMENT).isel(kappa=0)
+        mean, n = float(auc.mean()), auc.size
+        se = float(auc.std(ddof=1)) / n**0.5 if n > 1 else 0.0
+        ax.axhspan(mean - se, mean + se, color="0.85", linewidth=0, zorder=0)
+        ax.axhline(mean, color="0.1", linestyle=(0, (7, 2, 1, 2)), linewidth=1.2, zorder=1, label=r"icc (no $\kappa$)")
+    ax.set(xlabel=SYMBOL["kappa"], ylabel="AUC for “shared”", title=setting, xlim=(0, 1.02), ylim=(-0.03, 1.03))
+    ax.legend(title="estimator", frameon=False)
     return ax
 
 
@@ -82,7 +90,7 @@ def recovery_grid(result: xr.Dataset) -> Figure:
             recovery(result.isel(alpha=[i], p=[j]), ax=axes[i, j]).label_outer()
             axes[i, j].get_legend().remove()
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, title=r"estimator of $\nu$", frameon=False, loc="outside right center")
+    figure.legend(handles, labels, title="estimator", frameon=False, loc="outside right center")
     return figure
 
 
@@ -109,7 +117,7 @@ def accuracy(result: xr.Dataset, *, relative_to: str | None = None, ax: Axes | N
         If both p and alpha vary, or ``relative_to`` is not among the methods.
     """
     x, fixed = ("alpha", "p") if result.sizes.get("alpha", 1) > 1 else ("p", "alpha")
-    setting = _setting(result, fixed)
+    setting = one_setting(result, fixed)
     names, values, label = list(result["method"].values), result["accuracy"], "test accuracy"
     if relative_to is not None:
         _check.choice("relative_to", relative_to, names)
@@ -209,7 +217,7 @@ def stability(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(
         xlabel="round",
         ylabel="share of neurons that keep their state",
-        title=f"dynamic FedFac, {_setting(result, *fixed)}".rstrip(", "),
+        title=f"dynamic FedFac, {one_setting(result, *fixed)}".rstrip(", "),
     )
     if varying:
         ax.legend(frameon=False, loc="lower right")
@@ -229,7 +237,8 @@ def _markers(n: int) -> list[str]:
     return [_MARKERS[i % len(_MARKERS)] for i in range(n)]
 
 
-def _setting(result: xr.Dataset, *names: str) -> str:
+def one_setting(result: xr.Dataset, *names: str) -> str:
+    """Return "p = ..., α = ..." for a title; ValueError if there is more than one of either."""
     for name in names:
         if result.sizes.get(name, 1) > 1:
             raise ValueError(

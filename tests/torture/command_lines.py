@@ -151,6 +151,10 @@ RECOVERY = """
 --out recovery.zarr | --out recovery.zarr exists
 --out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.sim.recovery
 --out folder --overwrite | --out folder
+--spectrum x.xyz | --spectrum must end in .png, .pdf or .svg, but got x.xyz
+--spectrum photo.png | is no figure that fedstat drew
+--spectrum new.png --plot new.png | --plot and --spectrum must be two files
+--clients 1 | needs at least 2 clients and 2 covariates
 """
 MOTIVATION = """
 --clients 7 | clients must be an integer >= 8

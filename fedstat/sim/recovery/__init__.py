@@ -1,4 +1,4 @@
-"""How well a communality tells shared from personal neurons, as a function of κ (FedFac §4.1, on model (8))."""
+"""How well shared and personal neurons are told apart, as a function of κ (FedFac §4.1, on model (8))."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
-from sklearn.metrics import adjusted_rand_score
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import _check
-from fedstat.sim.generate import SOURCE, Means, Model8, package_version, truth
-from fedstat.stats import factor, moments, split
+from fedstat.sim.generate import SOURCE, Means, Model8, package_version
+from fedstat.sim.recovery import draw
+from fedstat.sim.recovery.draw import correlation
+from fedstat.sim.recovery.spectrum import spectrum
 from fedstat.store import to_json
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+__all__ = ["DEFAULT", "KAPPA", "correlation", "recovery", "spectrum", "tidy"]
 
 KAPPA = (*(k / 100 for k in range(5, 100, 5)), 0.99)
+DEFAULT = ("pa", "pc", "leverage", draw.ICC)
 DIMS = ("p", "alpha", "kappa", "estimator", "replicate")
 
 
@@ -30,7 +31,7 @@ def recovery(
     p: float | Sequence[float] = (0.2, 0.5, 0.8),
     alpha: float | Sequence[float] = 0.4,
     kappa: float | Sequence[float] = KAPPA,
-    estimators: str | Sequence[str] = ("pa", "pc", "leverage"),
+    estimators: str | Sequence[str] = DEFAULT,
     clients: int = 100,
     d: int = 100,
     m: int = 200,
@@ -41,10 +42,12 @@ def recovery(
     tol: float = 1e-3,
     progress: bool = False,
 ) -> xr.Dataset:
-    """Recovery of the true split from the true weights of model (8), over κ, p, α and estimators of ν.
+    """Recovery of the true split from the true weights of model (8), over κ, p, α and estimators.
 
     The factor analysis sees what no training has blurred: the weights W_c of all clients, as in the paper's oracle
-    decomposition (FedFac §4.3.1). What is lost here is lost to the choice of κ and of the estimator alone.
+    decomposition (FedFac §4.3.1). What is lost here is lost to the choice of κ and of the estimator alone. Beside the
+    estimators of ν stands the agreement between clients, which has no κ. It must find the split here: true weights of a
+    shared neuron are the same for every client, so that their agreement is 1, and that of personal ones is not.
 
     Parameters
     ----------
@@ -53,7 +56,8 @@ def recovery(
     kappa : float or sequence of float
         Eigenvalue-ratio thresholds, 0 < kappa <= 1.
     estimators : sequence of str
-        Estimators of ν, of :func:`fedstat.stats.factor.fit`.
+        Estimators of ν, of :func:`fedstat.stats.factor.fit`, and ``"icc"``: agreement between clients, ICC2 of
+        :func:`fedstat.icc`, which needs no κ. It is repeated along kappa to stand beside the others.
     clients, d, m, means
         As in :func:`fedstat.sim.generate`.
     replicates : int
@@ -67,16 +71,18 @@ def recovery(
     Returns
     -------
     xarray.Dataset
-        Dims p, alpha, kappa, estimator, replicate. ``auc``: chance that a shared neuron has a higher ν than a
-        personal one. ``ari``: adjusted Rand index of the split whose τ gives the true number of shared neurons; it
-        knows the two groups but not which is the shared one, so an inverted split of equal halves scores 1.
-        ``heywood``: share of neurons with ν > 1. ``converged``, ``n_iter`` (eigendecompositions). ``n_factors``
-        (p, alpha, kappa, replicate).
+        Dims p, alpha, kappa, estimator, replicate. ``auc``: chance that a shared neuron has a higher ν (``"icc"``: a
+        higher ICC2) than a personal one. ``ari``: adjusted Rand index of the split whose τ gives the true number of
+        shared neurons; it knows the two groups but not which is the shared one, so an inverted split of equal halves
+        scores 1. ``heywood``: share of neurons with ν > 1. ``converged``, ``n_iter`` (eigendecompositions): ``"icc"``
+        needs none, has always converged, and its heywood is 0. ``n_factors`` (p, alpha, kappa, replicate), which
+        concerns the estimators of ν.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, or p leaves neurons of one kind only.
+        If an argument is out of range, p leaves neurons of one kind only, or ``"icc"`` is asked of fewer than 2 clients
+        or covariates.
 
     Notes
     -----
@@ -92,16 +98,16 @@ def recovery(
     0    0.2        pa  0.00        1.0
     1    0.2        pc  0.00        1.0
     2    0.2  leverage  0.50        1.0
-    3    0.6        pa  0.86        4.0
-    4    0.6        pc  0.94        4.0
-    5    0.6  leverage  0.90        4.0
+    3    0.2       icc  1.00        1.0
+    4    0.6        pa  0.86        4.0
+    5    0.6        pc  0.94        4.0
+    6    0.6  leverage  0.90        4.0
+    7    0.6       icc  1.00        4.0
     """
-    grids: dict[str, Any] = {name: _numbers(name, x) for name, x in (("p", p), ("alpha", alpha), ("kappa", kappa))}
-    for k in grids["kappa"]:
-        _check.real("kappa", k, low=0, open_low=True, high=1)
+    grids: dict[str, Any] = draw.grids(p=p, alpha=alpha, kappa=kappa)
     grids["estimator"] = [estimators] if isinstance(estimators, str) else list(estimators)
-    for name in _distinct("estimators", grids["estimator"]):
-        _check.choice("estimators", name, factor.METHODS)
+    for name in draw.distinct("estimators", grids["estimator"]):
+        _check.choice("estimators", name, draw.ESTIMATORS)
     grids["replicate"] = list(range(_check.integer("replicates", replicates)))
     _check.integer("max_iter", max_iter, low=2)
     _check.real("tol", tol, low=0)
@@ -112,19 +118,21 @@ def recovery(
         for r in grids["replicate"]
     }
     for model in models.values():
-        _check_both_kinds(model)
+        draw.require_both_kinds(model)
+        if draw.ICC in grids["estimator"]:
+            draw.require_agreement(model)
 
     out: dict[str, NDArray[Any]] = {
-        name: np.empty([len(grids[dim]) for dim in DIMS], dtype) for name, dtype in _VARIABLES.items()
+        name: np.empty([len(grids[dim]) for dim in DIMS], dtype) for name, dtype in draw.VARIABLES.items()
     }
     n_factors = np.empty([len(grids[dim]) for dim in DIMS if dim != "estimator"], np.int64)
     # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose twentyfold by them.
     with threadpool_limits(1, user_api="blas"):
         for (i, j, r), model in tqdm(models.items(), disable=not progress, unit="draw"):
-            draw = _one_draw(model, grids["kappa"], grids["estimator"], max_iter=max_iter, tol=tol)
-            n_factors[i, j, :, r] = draw.pop("n_factors")
-            for name, scores in draw.items():
-                out[name][i, j, ..., r] = scores
+            found = draw.scores(model, grids["kappa"], grids["estimator"], max_iter=max_iter, tol=tol)
+            n_factors[i, j, :, r] = found.pop("n_factors")
+            for name, values in found.items():
+                out[name][i, j, ..., r] = values
 
     settings = {name: value for name, value in grids.items() if name != "replicate"}
     settings |= {"clients": clients, "d": d, "m": m, "replicates": replicates, "means": means, "seed": seed}
@@ -142,16 +150,6 @@ def recovery(
             "version": package_version(),
         },
     )
-
-
-def correlation(model: Model8) -> Floats:
-    """Correlations (unit, unit) of the true weights, summed client by client without stacking them."""
-    clients = truth(model)
-    total = moments.moments(next(clients).w.T)
-    for client in clients:
-        total = total + moments.moments(client.w.T)
-    r: Floats = moments.correlation(total)
-    return r
 
 
 def tidy(result: xr.Dataset) -> pd.DataFrame:
@@ -175,71 +173,3 @@ def tidy(result: xr.Dataset) -> pd.DataFrame:
         mean[f"{name}_se"] = values.std("replicate", ddof=1) / np.sqrt(n) if n > 1 else xr.full_like(mean[name], np.nan)
     columns = ["auc", "auc_se", "ari", "ari_se", "heywood", "converged", "n_iter", "n_factors"]
     return mean.to_dataframe(dim_order=[dim for dim in DIMS if dim != "replicate"])[columns].reset_index()
-
-
-_VARIABLES: dict[str, type] = {"auc": float, "ari": float, "heywood": float, "converged": bool, "n_iter": int}
-
-
-def _one_draw(
-    model: Model8, kappa: list[float], estimators: list[str], *, max_iter: int, tol: float
-) -> dict[str, NDArray[Any]]:
-    """Scores (kappa, estimator) of one draw of the weights, and n_factors (kappa,)."""
-    r = correlation(model)
-    values, vectors = (x[..., ::-1] for x in np.linalg.eigh(r))
-    counts = np.array([factor.count_factors(values, kappa=k) for k in kappa])
-    by_estimator = []
-    for name in estimators:
-        nu, converged, n_iter = _communality(r, name, (values, vectors), counts, max_iter=max_iter, tol=tol)
-        by_estimator.append({**_scores(nu, model.unit_shared), "converged": converged, "n_iter": n_iter})
-    scores = {name: np.stack([each[name] for each in by_estimator], axis=-1) for name in _VARIABLES}
-    return {**scores, "n_factors": counts}
-
-
-def _communality(
-    r: Floats, estimator: str, eigen: tuple[Floats, Floats], counts: Integers, *, max_iter: int, tol: float
-) -> tuple[Floats, NDArray[np.bool_], Integers]:
-    """ν (count, unit), converged and n_iter (count,) of one estimator for every number of factors."""
-    values, vectors = eigen
-    if estimator in ("pc", "leverage"):
-        weight, last = (np.clip(values, 0, None), 0) if estimator == "pc" else (np.ones_like(values), 1)
-        of_count = np.cumsum(vectors**2 * weight, axis=-1).T
-        nu = np.concatenate([np.zeros((1, len(r))), of_count])[counts - last]
-        return nu, np.ones(len(counts), bool), np.ones(len(counts), np.int64)
-    distinct, back = np.unique(counts, return_inverse=True)
-    fits = [factor.fit(r, n_factors=int(g), method=estimator, max_iter=max_iter, tol=tol) for g in distinct]  # type: ignore[arg-type]
-    nu, converged, n_iter = (np.array([getattr(fit, name) for fit in fits])[back] for name in _FIELDS)
-    return nu, converged, n_iter
-
-
-_FIELDS = ("communality", "converged", "n_iter")
-
-
-def _scores(nu: Floats, truth: NDArray[np.bool_]) -> dict[str, Any]:
-    """Scores (count,) of ν (count, unit) against the truth (unit,)."""
-    nu = np.round(nu, 12)  # what differs by rounding alone is a tie: with all factors ν = 1 for every neuron
-    found = split.shared(nu, tau=float(1 - truth.mean()))
-    return {
-        "auc": split.auc(nu, truth),
-        "ari": [adjusted_rand_score(truth, labels) for labels in found],
-        "heywood": (nu > 1 + 1e-12).mean(axis=-1),
-    }
-
-
-def _numbers(name: str, values: float | Sequence[float]) -> list[float]:
-    numbers = [values] if np.ndim(values) == 0 else list(values)  # type: ignore[arg-type]
-    return _distinct(name, [_check.real(name, x) for x in numbers])
-
-
-def _distinct(name: str, values: list[Any]) -> list[Any]:
-    if not values or len(set(values)) < len(values):
-        raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r}")
-    return values
-
-
-def _check_both_kinds(model: Model8) -> None:
-    n_shared = int(model.unit_shared.sum())
-    if n_shared in (0, model.m):
-        raise ValueError(
-            f"p must leave shared and personal neurons, but got p = {model.p:g} with m = {model.m}: "
-            f"{n_shared} shared. Recovery has a meaning only when there are two groups to tell apart."
-        )

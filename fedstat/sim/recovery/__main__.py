@@ -15,8 +15,7 @@ import xarray as xr
 
 from fedstat import _cli, store
 from fedstat.sim.generate import SOURCE
-from fedstat.sim.recovery import KAPPA, recovery, tidy
-from fedstat.stats.factor import METHODS
+from fedstat.sim.recovery import DEFAULT, KAPPA, draw, recovery, spectrum, tidy
 
 COMMAND = "fedstat.sim.recovery"
 
@@ -29,14 +28,15 @@ def parser() -> _cli.Parser:
     cli = _cli.Parser(
         prog="python -m fedstat.sim.recovery",
         description="Recovery of shared and personal neurons of model (8) from the true weights, as a function of "
-        "kappa: area under the ROC curve (AUC) of the communality, by estimator.",
+        "kappa: area under the ROC curve (AUC) of the communality, by estimator, and of the clients' agreement.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = cli.add_argument
     add("--p", type=float, nargs="+", default=[0.2, 0.5, 0.8], metavar="P", help="shared shares of neurons")
     add("--alpha", type=float, nargs="+", default=[0.4], metavar="A", help="shared shares of covariates")
     add("--kappa", type=float, nargs="+", default=list(KAPPA), metavar="K", help="eigenvalue-ratio thresholds")
-    add("--estimators", nargs="+", default=["pa", "pc", "leverage"], metavar="E", help=f"of {', '.join(METHODS)}")
+    add("--estimators", nargs="+", default=list(DEFAULT), metavar="E",
+        help=f"of {', '.join(draw.ESTIMATORS)}; icc is agreement between clients and needs no kappa")  # fmt: skip
     add("--clients", type=int, default=100, metavar="C", help="clients")
     add("--d", type=int, default=100, metavar="D", help="covariates")
     add("--m", type=int, default=200, metavar="M", help="hidden neurons")
@@ -45,6 +45,9 @@ def parser() -> _cli.Parser:
     add("--out", type=Path, metavar="PATH.zarr", help="store the result")
     add("--overwrite", action="store_true", help="replace what this command stored at --out before")
     add("--plot", type=Path, metavar="PATH.png", help="draw the AUC against kappa (png, pdf or svg)")
+    add("--spectrum", type=Path, metavar="PATH.png",
+        help="draw which neurons the eigenvectors of R belong to, where kappa cuts and what that does to the "
+        "communalities, in the first draw (png, pdf or svg)")  # fmt: skip
     add("--quiet", action="store_true", help="no progress bar")
     return cli
 
@@ -56,6 +59,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _work(args: argparse.Namespace) -> None:
     _cli.require_figure("--plot", args.plot)
+    _cli.require_figure("--spectrum", args.spectrum)
+    if args.plot is not None and args.plot == args.spectrum:
+        raise ValueError(f"--plot and --spectrum must be two files, but both are {args.plot}")
     if args.out is not None:
         _cli.claim(args, COMMAND)
     names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
@@ -68,6 +74,11 @@ def _work(args: argparse.Namespace) -> None:
         from fedstat.plot.sim import recovery_grid  # seaborn takes a second to import
 
         _cli.save_figure(recovery_grid(result), args.plot, dpi=150, bbox_inches="tight")
+    if args.spectrum is not None:
+        from fedstat.plot.spectrum import spectrum_grid
+
+        of_first = spectrum(**{name: getattr(args, name) for name in ("p", "alpha", "clients", "d", "m", "seed")})
+        _cli.save_figure(spectrum_grid(of_first), args.spectrum, dpi=150, bbox_inches="tight")
     print(report(result))
     if args.out is not None:
         print(f"\nStored: fedstat.open_run({str(args.out)!r})")
@@ -76,10 +87,14 @@ def _work(args: argparse.Namespace) -> None:
 def report(result: xr.Dataset) -> str:
     """Tables of AUC by κ and estimator, one for every p and α, and sentences on where they invert and agree."""
     config, rows = json.loads(result.attrs["config"]), tidy(result)
-    n = result.sizes["replicate"]
+    n, agreement = result.sizes["replicate"], draw.ICC in result["estimator"].values
     over = f"mean ± standard error over {n} draws" if n > 1 else "one draw, so no standard error"
+    icc = (
+        "icc: of the clients' agreement on a neuron's weights (ICC2), which has no kappa; it must be 1 here,\n"
+        "for the true weights of a shared neuron are the same for every client\n"
+    )
     head = (
-        f"AUC of the communality for 'is shared', true weights of model (8)\n"
+        f"AUC of the communality for 'is shared', true weights of model (8)\n{icc if agreement else ''}"
         f"C = {config['clients']} clients, d = {config['d']}, m = {config['m']}; {over}; G: mean number of factors"
     )
     parts = [head]
@@ -94,7 +109,8 @@ def report(result: xr.Dataset) -> str:
 
 def _table(block: pd.DataFrame) -> str:
     names = list(dict.fromkeys(block["estimator"]))
-    lines = ["kappa      G" + "".join(f"{name:>16}" for name in names)]
+    heads = ["icc (no kappa)" if name == draw.ICC else name for name in names]
+    lines = ["kappa      G" + "".join(f"{name:>16}" for name in heads)]
     for kappa, row in block.groupby("kappa", sort=False):
         cells = [_cell(*x) for x in zip(row["auc"], row["auc_se"], row["converged"], strict=True)]
         lines.append(f"{kappa:5.2f}  {row['n_factors'].iloc[0]:5.1f}" + "".join(f"{cell:>16}" for cell in cells))
@@ -109,11 +125,13 @@ def _cell(auc: float, se: float, converged: float) -> str:
 def _findings(block: pd.DataFrame) -> str:
     auc = block.pivot(index="kappa", columns="estimator", values="auc")[list(dict.fromkeys(block["estimator"]))]
     inverted = [f"{name} at kappa {', '.join(runs(auc[name] < 0.5))}" for name in auc if (auc[name] < 0.5).any()]
+    all_of = "All communalities" if draw.ICC in auc else "All"
     sentences = ["Inverted (AUC < 0.5): " + ("; ".join(inverted) if inverted else "none") + "."]
-    if auc.shape[1] > 1:
-        close = auc.max(axis=1) - auc.min(axis=1) <= AGREE
-        where = [f"kappa {run} (AUC {_span(auc.loc[list(ks)])})" for run, ks in runs(close).items()]
-        sentences.append(f"All within {AGREE} of each other: {', '.join(where) if where else 'at no kappa'}.")
+    nu = auc.drop(columns=draw.ICC, errors="ignore")
+    if nu.shape[1] > 1:
+        close = nu.max(axis=1) - nu.min(axis=1) <= AGREE
+        where = [f"kappa {run} (AUC {_span(nu.loc[list(ks)])})" for run, ks in runs(close).items()]
+        sentences.append(f"{all_of} within {AGREE} of each other: {', '.join(where) if where else 'at no kappa'}.")
     return "\n".join(textwrap.fill(s, 98, subsequent_indent="  ", break_on_hyphens=False) for s in sentences)
 
 
