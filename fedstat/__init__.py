@@ -33,6 +33,7 @@ from fedstat.labelled import (
     update,
 )
 from fedstat.results import (
+    AgreementWarning,
     BootstrapResult,
     ConvergenceWarning,
     FactorResult,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 __version__ = version("fedstat")
 __all__ = [
     "Absolute",
+    "AgreementWarning",
     "BootstrapResult",
     "ConvergenceWarning",
     "FactorResult",

@@ -61,7 +61,7 @@ def variants(weights: xr.DataArray, *, kappas: Sequence[float] = KAPPAS, taus: S
         ``n_factors``; ``converged``; ``heywood``, the number of communalities above 1. Non-convergence, and as many
         factors as units (every communality is 1 then, and tells nothing), are columns and no warnings.
     """
-    m, _ = client_sums(weights)
+    m, *_ = client_sums(weights)
     r = correlation_of(m)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
