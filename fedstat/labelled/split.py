@@ -58,8 +58,9 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
         As :func:`fa`.
     AgreementWarning
         If clients agree less on the shared units than on the personal ones: of a shared and a personal unit the shared
-        one has the higher ICC in fewer than a third of the pairs, two-sided p < .05 by Mann and Whitney. Of splits by ν
-        of layers in which nothing is shared, @RATES@.
+        one has the higher ICC in fewer than a third of the pairs, two-sided p < .01 by Mann and Whitney. Of
+        simulated layers of 16 to 64 units that were all each client's own, or all equally alike, at most 1 in 100 raised
+        it (κ = 0.3 and 0.75, 200 or 400 layers of each kind).
     UserWarning
         If there is one client only.
 
@@ -203,10 +204,10 @@ def say_if_alone(n_clients: int) -> None:
 def say_if_contradicted(result: SplitResult) -> None:
     """Warn where the labels of a split and agreement between clients contradict each other."""
     if result.contradicted:
-        shared, personal = (result.median_icc(group) for group in ("shared", "personal"))
+        shared, personal = (f"{round(result.median_icc(g), 2) + 0.0:.2f}" for g in ("shared", "personal"))
         warnings.warn(
-            f"clients agree less on the shared units (median ICC2 {shared:.2f}) than on the personal ones "
-            f"({personal:.2f}): here shared means explained by the other units, and not alike over clients. "
+            f"clients agree less on the shared units (median ICC2 {shared}) than on the personal ones "
+            f"({personal}): here shared means explained by the other units, and not alike over clients. "
             "Use method='icc' to share units on which clients agree, or another kappa, on which the labels depend.",
             AgreementWarning,
             stacklevel=3,

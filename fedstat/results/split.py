@@ -124,9 +124,8 @@ class SplitResult(Result):
         lines = [head, f"  tau {self.tau}: {name} >= {self.threshold:.4g} is shared"]
         if np.isfinite(self.threshold):
             lines.append(listing("  nearest to the threshold:", close))
-        median = {name: number(self.median_icc(name), 2) for name in ("shared", "personal")}
-        if set(median.values()) != {"-"}:
-            end = "; LESS on the shared ones" if self.contradicted else ""
-            found = ", ".join(f"{value} on {name} units" for name, value in median.items())
-            lines.append(f"  do clients agree? median ICC2 {found}{end}")
+        median = {name: number(round(self.median_icc(name), 2) + 0.0, 2) for name in ("shared", "personal")}
+        if known := [f"{value} on {name} units" for name, value in median.items() if value != "-"]:
+            end = "; LESS on the shared" if self.contradicted else ""
+            lines.append(f"  do clients agree? median ICC2 {', '.join(known)}{end}")
         return "\n".join(map(line, [*lines, *repr(self.fit).splitlines()]))

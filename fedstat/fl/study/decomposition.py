@@ -199,7 +199,8 @@ def study(
         own = {name: value for name, value in own.items() if show.setting(value) != "–"}
         settled.append(summary.states(run).assign(**at))
         for layer, w in hidden_weights(run).items():
-            if not isinstance(record["tau"], str):  # "mean" is no quantile, which alone is taken anew in a sample
+            # "mean" is no quantile, which alone is taken anew in a sample; agreement is no factor analysis.
+            if not isinstance(record["tau"], str) and record["estimator"] != "icc":
                 sure.append(at | {"layer": layer} | certainty(w, **own, replicates=replicates, seed=seed))
             agree.append(variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
     notes = caption(grid, 10_000)
