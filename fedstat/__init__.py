@@ -34,6 +34,7 @@ from fedstat.labelled import (
     variance_components,
 )
 from fedstat.results import (
+    AgreementWarning,
     BootstrapResult,
     ComponentsResult,
     ConvergenceWarning,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 __version__ = version("fedstat")
 __all__ = [
     "Absolute",
+    "AgreementWarning",
     "BootstrapResult",
     "ComponentsResult",
     "ConvergenceWarning",

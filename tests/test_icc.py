@@ -334,6 +334,7 @@ def test_agreement_finds_the_shared_units_of_model_8_at_every_p(p: float) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.AgreementWarning")
 @pytest.mark.parametrize("kappa", [0.3, 0.99])
 def test_communality_fails_on_model_8_where_agreement_does_not(kappa: float) -> None:
     model = Model8()

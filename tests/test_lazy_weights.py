@@ -48,12 +48,12 @@ def stored(chunk: dict[str, int]) -> tuple[xr.DataArray, Counter[str]]:
 def test_each_chunk_is_read_once(chunk: dict[str, int], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coerce, "_BLOCK", block)
     lazy, reads = stored(chunk)
-    m, _, n = sums(lazy)
+    m, _, n, _ = sums(lazy)
     assert n == CLIENTS
     assert reads
     assert set(reads.values()) == {1}
     reads.clear()
-    each, _ = client_sums(lazy)
+    each, *_ = client_sums(lazy)
     assert set(reads.values()) == {1}
     loaded = lazy.load()
     np.testing.assert_array_equal(m.cross, sums(loaded)[0].cross)

@@ -16,7 +16,7 @@ from fedstat import _check, _cli, store
 from fedstat.decompose import read_weights, to_dataset
 from fedstat.labelled import bootstrap, split
 from fedstat.results import Absolute, BootstrapResult, SplitResult, Tau
-from fedstat.stats.factor import METHODS
+from fedstat.stats.split import METHODS
 
 COMMAND = "fedstat.decompose"
 
@@ -25,7 +25,8 @@ def parser() -> _cli.Parser:
     """Options of the command."""
     p = _cli.Parser(
         prog="python -m fedstat.decompose",
-        description="Split the units of a layer into shared and client-specific ones by factor analysis.",
+        description="Split the units of a layer into shared and client-specific ones: by factor analysis, or by "
+        "agreement between clients.",
     )
     p.add_argument("files", nargs="+", metavar="FILE", help="one state_dict a client: .pt, .pth, .safetensors or .npz")
     p.add_argument("--layer", nargs="+", metavar="NAME", help="layers to split, such as fc1 (default: all)")
@@ -35,9 +36,15 @@ def parser() -> _cli.Parser:
         "--tau",
         type=tau,
         default=0.5,
-        help="quantile of the communality; inf, --tau=-inf or abs:X (a value)",
+        help="quantile of the communality or ICC; inf, --tau=-inf or abs:X (a value)",
     )
-    p.add_argument("--method", choices=METHODS, default="pa", help="estimator of the communality")
+    p.add_argument(
+        "--method",
+        choices=METHODS,
+        default="pa",
+        help="estimator of the communality, by which shared means: "
+        "explained by the other units; or icc, by which it means: clients agree",
+    )
     p.add_argument("--start", choices=("pc", "smc"), default="pc", help="communalities to iterate from")
     p.add_argument("--max-iter", type=int, help="cap on the eigendecompositions")
     p.add_argument("--n-starts", type=int, default=1, help="starts to try; distinct solutions are counted")
@@ -117,16 +124,19 @@ def save(options: argparse.Namespace, results: dict[str, tuple[SplitResult, Boot
 
 
 def draw(path: Path, results: dict[str, tuple[SplitResult, BootstrapResult | None]]) -> None:
-    """Draw histogram and scree of every layer into one file."""
+    """Draw the histogram, and the scree if there is one, of every layer into one file."""
     from matplotlib.figure import Figure
 
     from fedstat.plot.factor import communality, scree
 
     figure = Figure(figsize=(9, 3.2 * len(results)))
-    axes = figure.subplots(len(results), 2, squeeze=False)
+    columns = 1 if all(result.fit.method == "icc" for result, _ in results.values()) else 2
+    axes = figure.subplots(len(results), columns, squeeze=False)
     for row, (layer, (result, drawn)) in zip(axes, results.items(), strict=True):
-        communality(drawn or result, ax=row[0]).set_title(f"{layer}: communality")
-        scree(result.fit, ax=row[1]).set_title(f"{layer}: eigenvalues")
+        drawn_of = "agreement" if result.fit.method == "icc" else "communality"
+        communality(drawn or result, ax=row[0]).set_title(f"{layer}: {drawn_of}")
+        if result.fit.method != "icc":
+            scree(result.factors, ax=row[1]).set_title(f"{layer}: eigenvalues")
     figure.tight_layout()
     _cli.save_figure(figure, path, dpi=150)
 

@@ -10,7 +10,7 @@ from fedstat.results import BootstrapResult, SplitResult
 
 
 def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> xr.Dataset:
-    """Communalities, groups and loadings of a split over the dims unit and factor.
+    """Communalities, agreement between clients, groups and loadings of a split over the dims unit and factor.
 
     Parameters
     ----------
@@ -21,7 +21,8 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
     Returns
     -------
     xarray.Dataset
-        Attributes hold tau, kappa, method and the row of ``split.glance()`` as JSON.
+        ``icc`` holds ICC2 where there are clients. A split by agreement has no loadings, eigenvalues and Heywood cases,
+        and its communality is NaN. Attributes hold tau, kappa, method and the row of ``split.glance()`` as JSON.
     """
     data = xr.Dataset(
         {
@@ -29,9 +30,6 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
             "shared": ("unit", split.shared),
             "group": ("unit", split.group.astype(object)),
             "margin": ("unit", split.margin),
-            "heywood": ("unit", split.fit.heywood),
-            "loadings": (("unit", "factor"), split.fit.loadings),
-            "eigenvalues": ("component", split.fit.eigenvalues),
         },
         coords={"unit": split.fit.units},
         attrs={
@@ -41,6 +39,12 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
             "glance": json.dumps(split.to_dict()["glance"]),
         },
     )
+    if split.icc is not None:
+        data["icc"] = ("unit", split.icc, {"long_name": "agreement between clients, ICC2"})
+    if split.fit.method != "icc":
+        data["heywood"] = ("unit", split.factors.heywood)
+        data["loadings"] = (("unit", "factor"), split.factors.loadings)
+        data["eigenvalues"] = ("component", split.factors.eigenvalues)
     if bootstrap is not None:
         table = bootstrap.tidy()
         for name in ("std_error", "conf_low", "conf_high", "p_shared"):

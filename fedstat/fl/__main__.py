@@ -19,7 +19,7 @@ from fedstat.fl.study import experiment, grid, report
 from fedstat.fl.study.experiment import Settings
 from fedstat.fl.study.tune import check, tune
 from fedstat.fl.train import COMMAND
-from fedstat.stats.factor import METHODS as ESTIMATORS
+from fedstat.stats.split import METHODS as ESTIMATORS
 
 HELP = {
     "label": "name of the setting in tables",
@@ -40,9 +40,10 @@ HELP = {
     "any of these with + (fine-tuned) or -shrunken",
     "layers": "Λ, layers to split, by name or number from 1 (default: the last hidden layer)",
     "kappa": "κ, share of the eigenvalues' sum that decides the number of factors (default 0.85)",
-    "tau": "τ, quantile of the communalities from which units are shared, inf, mean or, as --tau=-inf, "
+    "tau": "τ, quantile of communality or ICC from which units are shared, inf, mean or, as --tau=-inf, "
     "-inf (default 0.5)",
-    "estimator": "estimator of the communality (default pa)",
+    "estimator": "what FedFac splits by: an estimator of the communality (shared: explained by the other units), or "
+    "icc (shared: clients agree) (default pa)",
     "variant": "the paper's text or the published code, where they differ (default paper)",
     "mu": "μ of FedProx (default 0.01)",
     "options": "more settings of the algorithm, as components=2",

@@ -36,17 +36,20 @@ where it shares the entry itself.
 
 
 class Split(NamedTuple):
-    """Which entries are shared, and the factor analyses that decided it.
+    """Which entries are shared, and the factor analyses, or the agreement between clients, that decided it.
 
     Attributes
     ----------
     shared : Mask
     fits : mapping from layer to factor.Fit
         Empty where no factor analysis was made.
+    icc : mapping from layer to array (unit,)
+        ICC2 over clients; empty where agreement decided nothing.
     """
 
     shared: Mask
     fits: Mapping[str, factor.Fit] = {}
+    icc: Mapping[str, np.ndarray] = {}
 
 
 class Start(NamedTuple):

@@ -1,4 +1,8 @@
-"""Which entries are shared, as one boolean tensor per parameter."""
+"""Which entries are shared, that is averaged over clients and the same for all, as one boolean tensor per parameter.
+
+Which units these are is for an algorithm to say: FedFac shares those that the other units explain, or, by
+``method="icc"``, those on which clients agree.
+"""
 
 from __future__ import annotations
 

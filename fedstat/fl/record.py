@@ -42,6 +42,8 @@ class Buffer:
             if (fit := state.split.fits.get(layer)) is not None:
                 for name in ("communality", "n_factors", "n_iter", "converged"):
                     values[f"split/{layer}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
+            if (alike := state.split.icc.get(layer)) is not None:
+                values[f"split/{layer}/icc"] = alike
         for name, value in values.items():
             self._rows.setdefault(name, []).append((state.round - 1, value))
 
@@ -107,6 +109,7 @@ def layout(
             {
                 "shared": variable(("unit",), "bool", "unit is shared"),
                 "communality": variable(("unit",), "float64", "communality ν, NaN without factor analysis"),
+                "icc": variable(("unit",), "float64", "agreement of clients ICC2, NaN where it decided nothing"),
                 "n_factors": variable((), "int64", "number of factors, 0 without factor analysis"),
                 "n_iter": variable((), "int64", "eigendecompositions"),
                 "converged": variable((), "bool", "communalities stood still"),
@@ -243,7 +246,8 @@ def variable(name: str) -> str:
 def save_state(writer: Writer, state: State) -> None:
     """Add the state to what the writer commits next: run and state belong together by round."""
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.split.fits.items()}
-    parts = [state.round, state.params, state.kept, state.server, state.split.shared, fits, state.optimizer]
+    alike = {layer: torch.from_numpy(values) for layer, values in state.split.icc.items()}
+    parts = [state.round, state.params, state.kept, state.server, state.split.shared, fits, state.optimizer, alike]
     with writer.write_state() as file:
         try:
             torch.save(parts, file)
@@ -259,9 +263,11 @@ def load_state(writer: Writer, job: Job) -> State | None:
     """Read what :func:`save_state` wrote; None if nothing was saved or what was has been damaged since."""
     if writer.state is None or writer.damaged:
         return None
-    number, params, kept, server, shared, fits, optimizer = torch.load(
+    number, params, kept, server, shared, fits, optimizer, *rest = torch.load(
         writer.state, map_location=job.device, weights_only=True
     )
     numpy = job.device.type == "cpu"
     back = {layer: Fit(*(part.numpy() if numpy else part for part in parts)) for layer, parts in fits.items()}
-    return State(number, params, kept, server, Split(shared, back), optimizer)
+    alike = rest[0] if rest else {}  # runs begun before there was a split by agreement
+    icc = {layer: values.cpu().numpy() for layer, values in alike.items()}
+    return State(number, params, kept, server, Split(shared, back, icc), optimizer)

@@ -133,7 +133,7 @@ def train(
         train_loss of the active clients, see :func:`fedstat.fl.evaluate.timed_step`; bytes_up, bytes_down, seconds
         (round);
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
-        ``/split/<layer>``: shared, communality (round, unit), n_factors, n_iter, converged (round);
+        ``/split/<layer>``: shared, communality, icc (round, unit), n_factors, n_iter, converged (round);
         ``/new``: accuracy (rule, client), see :func:`fedstat.fl.newcomers.newcomers`;
         ``/masking``: accuracy (part, draw, client), see :func:`fedstat.fl.masking.masked_accuracy`;
         ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.choice.Chosen`;

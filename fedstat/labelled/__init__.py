@@ -3,8 +3,9 @@
 from fedstat.labelled.coerce import layer_matrix
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.entropy import knn_entropy
-from fedstat.labelled.factor import fa, split, update
+from fedstat.labelled.factor import fa
 from fedstat.labelled.icc import icc
+from fedstat.labelled.split import split, update
 from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, stability
 
 __all__ = [

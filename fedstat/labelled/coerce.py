@@ -13,6 +13,7 @@ from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
 from fedstat import _check
+from fedstat.stats import icc as _icc
 from fedstat.stats.moments import Moments, broken_units, correlation, rescaled, scaled_moments
 from fedstat.stats.wide import require_memory, safe_blas
 
@@ -52,36 +53,55 @@ def layer_matrix(weights: Weights) -> Any:
     return swapped.reshape(-1, flat.shape[1])
 
 
-def sums(weights: Weights) -> tuple[Moments, NDArray[Any], int]:
-    """Moments over clients, labels of the units, number of clients; a block of clients is in memory at a time.
+def sums(weights: Weights) -> tuple[Moments, NDArray[Any], int, NDArray[np.float64]]:
+    """Moments over clients, labels of the units, number of clients, agreement.
 
-    The units' scales are powers of two of their own, as in :func:`fedstat.stats.moments.scaled_moments`.
+    A block of clients is in memory at a time. The units' scales are powers of two of their own, as in
+    :func:`fedstat.stats.moments.scaled_moments`. Agreement is ICC2 (unit,), NaN where there is one client or one weight
+    a unit.
     """
-    units, total, n = labels(weights, "unit", 1), None, 0
-    for one in _each(weights, units):
-        total, n = one if total is None else _joined(total, one), n + 1
-    return cast(_Scaled, total)[0], units, n
+    units, total, alike, n = labels(weights, "unit", 1), None, None, 0
+    for names, block in group_blocks(weights):
+        for name, one in zip(names, block, strict=True):
+            found = _moments(one, units, name)
+            total = found if total is None else _joined(total, found)
+        alike, n = _with(alike, block), n + len(names)
+    return cast(_Scaled, total)[0], units, n, _agreement(alike)
 
 
-def client_sums(weights: Weights) -> tuple[Moments, NDArray[Any]]:
-    """Moments of each client, stacked along a first dim client, and labels of the units, scaled as in :func:`sums`."""
-    units = labels(weights, "unit", 1)
+def client_sums(weights: Weights) -> tuple[Moments, NDArray[Any], NDArray[np.float64]]:
+    """Moments of each client, stacked along a first dim client, labels of the units, and agreement, as :func:`sums`."""
+    units, alike = labels(weights, "unit", 1), None
     require_memory(len(units), all_pairs=False, clients=len(labels(weights, "client", 0)))
-    each = list(_each(weights, units))
+    each: list[_Scaled] = []
+    for names, block in group_blocks(weights):
+        each += [_moments(one, units, name) for name, one in zip(names, block, strict=True)]
+        alike = _with(alike, block)
     xp = array_namespace(each[0][1])
     top = reduce(xp.maximum, (e for _, e in each))
     aligned = [rescaled(m, e - top) for m, e in each]
-    return Moments(*(xp.stack(field) for field in zip(*aligned, strict=True))), units
+    return Moments(*(xp.stack(field) for field in zip(*aligned, strict=True))), units, _agreement(alike)
 
 
 _Scaled = tuple[Moments, Any]
 """Moments, and the exponents (unit,) of the powers of two that the units were divided by."""
 
 
-def _each(weights: Weights, units: NDArray[Any]) -> Iterator[_Scaled]:
-    for client, block in client_blocks(weights):
-        found, exponent = scaled_moments(block)
-        yield name_bad(found, units, client), exponent
+def _moments(w: Any, units: NDArray[Any], client: Any) -> _Scaled:
+    """Moments of one client's weights (unit, weight)."""
+    found, exponent = scaled_moments(w.T)
+    return name_bad(found, units, client), exponent
+
+
+def _with(total: _icc.Sums | None, block: Any) -> _icc.Sums:
+    found = _icc.sums(block.detach() if is_torch_array(block) else block)
+    return found if total is None else total + found
+
+
+def _agreement(total: _icc.Sums | None) -> NDArray[np.float64]:
+    t = cast(_icc.Sums, total).units
+    few = int(t.n) < 2 or t.profile.shape[-1] < 2
+    return np.full(len(t.profile), np.nan) if few else _icc.agreement(cast(_icc.Sums, total))
 
 
 def _joined(a: _Scaled, b: _Scaled) -> _Scaled:
@@ -92,13 +112,6 @@ def _joined(a: _Scaled, b: _Scaled) -> _Scaled:
 def correlation_of(each: Moments) -> Any:
     """Correlation matrix of moments stacked along the client dim."""
     return correlation(reduce(add, (Moments(*one) for one in zip(*each, strict=True))))
-
-
-def client_blocks(weights: Weights) -> Iterator[tuple[Any, Any]]:
-    """Yield (label, (weight, unit)) client by client; of a lazy DataArray every stored chunk is read once."""
-    for names, block in group_blocks(weights):
-        for name, one in zip(names, block, strict=True):
-            yield name, one.T
 
 
 def group_blocks(weights: Weights, *, whole: bool = False) -> Iterator[tuple[NDArray[Any], Any]]:

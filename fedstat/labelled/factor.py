@@ -1,4 +1,4 @@
-"""Factor analysis and split of a layer: the verbs ``fa``, ``split`` and ``update``."""
+"""Factor analysis of a layer: the verb ``fa``."""
 
 from __future__ import annotations
 
@@ -10,29 +10,19 @@ from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.labelled.coerce import (
-    Weights,
-    correlation_matrix,
-    correlation_of,
-    few,
-    labels,
-    name_bad,
-    numpy_of,
-    sums,
-    values_of,
-)
-from fedstat.results import ConvergenceWarning, FactorResult, Rotation, SplitResult, Tau
+from fedstat.labelled.coerce import correlation_matrix, few, labels, name_bad, numpy_of, values_of
+from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.stats import eigen, factor
-from fedstat.stats.moments import Moments, correlation, scaled_moments
+from fedstat.stats.moments import correlation, scaled_moments
 from fedstat.stats.wide import require_memory
 
 Heywood = Literal["allow", "bound", "error"]
-_DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "start": "pc", "n_starts": 1, "seed": 0, "heywood": "allow", "max_iter": None, "tol": None,
 }  # fmt: skip
-_CHOICES: dict[str, Any] = {"n_factors": None, "method": "pa", "rotation": None}
+CHOICES: dict[str, Any] = {"n_factors": None, "method": "pa", "rotation": None}
 _OF_ITERATION = ("start", "n_starts", "heywood", "max_iter", "tol")
-_KAPPA = 0.85
+KAPPA = 0.85
 
 
 def fa(
@@ -114,7 +104,7 @@ def fa(
       lowest nu:  3 0.00, 1 0.47, 0 0.50, 2 0.55
     """
     options = {"start": start, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
-    _require_effect(method, n_factors, kappa, options)
+    require_effect(method, n_factors, kappa, options)
     if n_obs is not None and not corr:
         raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Leave it out.")
     units = labels(z, "unit", -1)
@@ -124,160 +114,52 @@ def fa(
             f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
             "Use fedstat.layer_matrix(weights), or select one round or layer first."
         )
-    _require_memory(z, len(units), method, n_factors, start)
+    require_room(z, len(units), method, n_factors, start)
     if corr:
         r = correlation_matrix(z)
     else:
         n_obs = int(z.shape[0])
         r = correlation(name_bad(scaled_moments(z)[0], units))
-    return _analyse(r, units, n_obs, None, kappa, n_factors, method, rotation, options)
+    return analyse(r, units, n_obs, None, kappa, n_factors, method, rotation, options)
 
 
-def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: Any) -> SplitResult:
-    """Split a layer's units into shared and client-specific ones (FedFac §4.1).
-
-    The correlation matrix is summed client by client: the stacked matrix is never built.
-
-    Parameters
-    ----------
-    weights : array, tensor or DataArray (client, unit, weight...)
-        As in :func:`layer_matrix`.
-    kappa : float in (0, 1]
-        The number of factors is the smallest whose eigenvalues hold this share of their sum.
-    tau : float in (0, 1), inf, -inf or Absolute
-        Quantile of the communalities at which units begin to be shared; ``Absolute(x)`` for a value; ``inf``: the
-        whole layer is personal (FedPer, LG-FedAvg); ``-inf``: the whole layer is shared (FedAvg).
-    **options
-        n_factors, method, rotation, start, n_starts, seed, heywood, max_iter and tol of :func:`fa`.
-
-    Returns
-    -------
-    SplitResult
-
-    Raises
-    ------
-    ValueError
-        As :func:`fa`; NaN or infinite weights are named by client and unit.
-
-    Warns
-    -----
-    ConvergenceWarning
-        As :func:`fa`.
-    UserWarning
-        If there is one client only.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))  # 4 units follow one pattern
-    >>> own = rng.normal(size=(10, 2, 20))  # 2 units are each client's own
-    >>> split(np.concatenate([alike, own], axis=1), n_factors=1, tau=1 / 3).shared.tolist()
-    [True, True, True, True, False, False]
-    """
-    fitting = _DEFAULTS | _CHOICES | options
-    n_units = len(labels(weights, "unit", 1))
-    _require_memory(weights, n_units, fitting["method"], fitting["n_factors"], fitting["start"])
-    m, units, n_clients = sums(weights)
-    say_if_alone(n_clients)
-    return _split_correlation(correlation(m), units, int(m.n), n_clients, kappa, tau, options)
+def changed(value: Any, default: Any) -> bool:
+    """Whether an argument is not its default."""
+    return value is not default and (not np.isscalar(value) or value != default)
 
 
-def split_sums(
-    each: Moments, units: NDArray[Any], *, kappa: float = 0.85, tau: Tau = 0.5, **options: Any
-) -> SplitResult:
-    """As :func:`split`, from the moments of each client stacked along the client dim."""
-    r, n_obs = correlation_of(each), int(each.n.sum())
-    return _split_correlation(r, units, n_obs, len(each.n), kappa, tau, options)
-
-
-def _split_correlation(
-    r: Any, units: NDArray[Any], n_obs: int, n_clients: int, kappa: float, tau: Tau, options: dict[str, Any]
-) -> SplitResult:
-    if unknown := set(options) - set(_CHOICES) - set(_DEFAULTS):
-        raise TypeError(f"got unexpected arguments {sorted(unknown)}; fedstat.fa names the possible ones")
-    choices = {k: options.get(k, v) for k, v in _CHOICES.items()}
-    fitting = {k: options.get(k, v) for k, v in _DEFAULTS.items()}
-    n_factors, method, rotation = choices.values()
-    _require_effect(method, n_factors, kappa, fitting)
-    return _analyse(r, units, n_obs, n_clients, kappa, n_factors, method, rotation, fitting).split(tau=tau)
-
-
-def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
-    """Repeat an analysis on the next round's weights, starting from the last communalities.
-
-    Parameters
-    ----------
-    previous : FactorResult or SplitResult
-        Its arguments are used again.
-    weights : array, tensor or DataArray (client, unit, weight...)
-
-    Returns
-    -------
-    FactorResult or SplitResult
-        Of the kind of ``previous``. Where there is one solution it is the one of a fresh start, in fewer steps; in
-        the Heywood regime (κ >= 0.85) it may be another, nearer to the last one.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> first = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 6, 20))
-    >>> before = split(first, n_factors=1)
-    >>> after = update(before, first + 0.01 * rng.normal(size=first.shape))
-    >>> after.fit.n_iter < before.fit.n_iter
-    True
-    """
-    fit = previous.fit if isinstance(previous, SplitResult) else previous
-    m, units, n_clients = sums(weights)
-    say_if_alone(n_clients)
-    if len(units) != len(fit.units):
-        raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
-    options = {**fit.options, "start": fit.communality, "n_starts": 1}
-    n_factors = fit.n_factors if fit.kappa is None else None
-    r, n_obs = correlation(m), int(m.n)
-    kappa = 0.85 if fit.kappa is None else fit.kappa
-    result = _analyse(r, units, n_obs, n_clients, kappa, n_factors, fit.method, fit.rotation, options)
-    return result.split(tau=previous.tau) if isinstance(previous, SplitResult) else result
-
-
-def say_if_alone(n_clients: int) -> None:
-    """Warn that one client alone cannot agree with another."""
-    if n_clients == 1:
-        warnings.warn(
-            "the weights are of one client, so that agreement between clients cannot enter: the split says which units "
-            "of that client go together. Give the weights of several clients.",
-            UserWarning,
-            stacklevel=3,
-        )
-
-
-def _require_effect(method: str, n_factors: int | None, kappa: float, options: dict[str, Any]) -> None:
+def require_effect(method: str, n_factors: int | None, kappa: float, options: dict[str, Any]) -> None:
     """ValueError for an argument that was changed from its default and that nothing would read."""
+    if method == "icc":
+        raise ValueError(
+            "agreement is no factor analysis, but got method='icc'. Use fedstat.split(weights, method='icc') to split "
+            "by it, or fedstat.icc(weights) for the correlations themselves."
+        )
     _check.choice("method", method, factor.METHODS)
     if method not in factor.ITERATE:
         for name in _OF_ITERATION:
-            value, default = options[name], _DEFAULTS[name]
-            if value is not default and (not np.isscalar(value) or value != default):
+            value = options[name]
+            if changed(value, DEFAULTS[name]):
                 raise ValueError(
                     f"{name} has no effect with method={method!r}, which does not iterate, but got {value!r}. "
                     "Leave it out, or use method='pa' or 'minres'."
                 )
-    if n_factors is not None and kappa != _KAPPA:
+    if n_factors is not None and kappa != KAPPA:
         raise ValueError(
             f"kappa has no effect with a given n_factors, but got kappa={kappa!r} and n_factors={n_factors!r}. "
             "Leave one of them out."
         )
 
 
-def _require_memory(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
+def require_room(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
+    """ValueError if the machine cannot hold what the analysis of so many units takes."""
     if is_torch_array(data) and data.device.type != "cpu":
         return  # torch says itself what a device lacks
     few_pairs = isinstance(n_factors, int) and eigen.pays(units, n_factors) and method != "minres"
     require_memory(units, all_pairs=not few_pairs or (isinstance(start, str) and start == "smc"))
 
 
-def _analyse(
+def analyse(
     r: Any,
     units: NDArray[Any],
     n_obs: int | None,
@@ -288,6 +170,7 @@ def _analyse(
     rotation: Any,
     options: dict[str, Any],
 ) -> FactorResult:
+    """Factor analysis of a correlation matrix, with the warnings that it deserves."""
     heywood = _check.choice("heywood", options["heywood"], ("allow", "bound", "error"))
     n_starts = _check.integer("n_starts", options["n_starts"])
     arguments = {k: options[k] for k in ("start", "max_iter", "tol")}

@@ -12,7 +12,8 @@ import pandas as pd
 from fedstat import _check
 from fedstat._random import generator
 from fedstat.labelled.coerce import Weights, client_sums, correlation_of, numpy_of
-from fedstat.labelled.factor import fa, say_if_alone, split_sums
+from fedstat.labelled.factor import fa
+from fedstat.labelled.split import say_if_alone, say_if_contradicted, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
 from fedstat.stats import bootstrap as _bootstrap
@@ -69,8 +70,9 @@ def bootstrap(
     """
     _known("bootstrap", ("tau", "replicates", "level", "seed", "kappa"), options)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    m, units = client_sums(weights)
-    at_hand = split_sums(m, units, tau=tau, kappa=kappa, **options)
+    m, units, agreement = client_sums(weights)
+    at_hand = split_sums(m, units, agreement, tau=tau, kappa=kappa, **options)
+    say_if_contradicted(at_hand)
     drawn = _bootstrap.bootstrap(m, replicates=replicates, tau=tau, seed=seed, kappa=kappa, **options)
     fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
     return BootstrapResult(split=at_hand, level=level, **fields)
@@ -103,8 +105,8 @@ def permutation_test(
     True
     """
     _known("permutation_test", ("replicates", "seed", "kappa"), options)
-    m, units = client_sums(weights)
-    at_hand = split_sums(m, units, tau=0.5, kappa=kappa, **options)
+    m, units, agreement = client_sums(weights)
+    at_hand = split_sums(m, units, agreement, tau=0.5, kappa=kappa, **options)
     drawn = _bootstrap.permutation(m, replicates=replicates, seed=seed, kappa=kappa, **options)
     return PermutationResult(at_hand, numpy_of(drawn.communality))
 
@@ -139,7 +141,8 @@ def stability(
     StabilityResult
         Non-convergence is a column of its table, not a warning for each variant.
     """
-    m, units = client_sums(weights)
+    _refuse_agreement("stability", method)
+    m, units, agreement = client_sums(weights)
     say_if_alone(len(m.n))
     r = correlation_of(m)
     n_starts = _check.integer("n_starts", n_starts, low=0)
@@ -157,11 +160,12 @@ def stability(
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        reference = split_sums(m, units, tau=tau, kappa=kappa, method=method)
+        reference = split_sums(m, units, agreement, tau=tau, kappa=kappa, method=method)
         rows = []
         for varied, value, changes in variants:
             fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
             rows.append(_row(varied, value, reference, fit.split(tau=tau)))
+    say_if_contradicted(reference)
     rows += [_row("tau", str(t), reference, reference.fit.split(tau=t)) for t in taus if t != tau]
     return StabilityResult(reference, pd.DataFrame(rows))
 
@@ -223,6 +227,15 @@ def _known(verb: str, own: tuple[str, ...], options: dict[str, Any]) -> None:
     fitting = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
     if unknown := sorted(set(options) - set(fitting)):
         raise TypeError(f"{verb} takes {', '.join(own + fitting)} after the weights, but got {', '.join(unknown)}")
+    _refuse_agreement(verb, options.get("method"))
+
+
+def _refuse_agreement(verb: str, method: object) -> None:
+    if method == "icc":
+        raise ValueError(
+            f"{verb} repeats factor analyses, of which agreement is none, but got method='icc'. "
+            "fedstat.icc(weights, replicates=B) resamples clients for agreement; split its result by .split(tau=...)."
+        )
 
 
 def _row(varied: str, value: str, reference: SplitResult, other: SplitResult) -> dict[str, Any]:
@@ -231,7 +244,7 @@ def _row(varied: str, value: str, reference: SplitResult, other: SplitResult) ->
         "value": value,
         "adjusted_rand": float(_split.adjusted_rand(reference.shared, other.shared)),
         "same_state": float(_split.same_state(reference.shared, other.shared)),
-        "n_factors": other.fit.n_factors,
-        "converged": other.fit.converged,
-        "n_heywood": int(other.fit.heywood.sum()),
+        "n_factors": other.factors.n_factors,
+        "converged": other.factors.converged,
+        "n_heywood": int(other.factors.heywood.sum()),
     }

@@ -56,6 +56,8 @@ def scree(result: FactorResult | NFactorsResult, *, ax: Axes | None = None, most
 def communality(result: SplitResult | BootstrapResult, *, ax: Axes | None = None, bins: int = 30) -> Axes:
     """Histogram of the communalities with the threshold τ; with a bootstrap, its interval per unit above.
 
+    Of a split by agreement it is the histogram of the ICC.
+
     Parameters
     ----------
     result : SplitResult or BootstrapResult
@@ -69,10 +71,11 @@ def communality(result: SplitResult | BootstrapResult, *, ax: Axes | None = None
     """
     ax = ax or plt.gca()
     split = result.split if isinstance(result, BootstrapResult) else result
+    by_agreement = split.fit.method == "icc"
     table = split.tidy().query("not dead")
     groups = [g for g in _SHADES if (table["group"] == g).any()]
     sns.histplot(
-        table, x="h2", hue="group", hue_order=groups, bins=bins, multiple="stack", ax=ax,
+        table, x="icc" if by_agreement else "h2", hue="group", hue_order=groups, bins=bins, multiple="stack", ax=ax,
         palette=[_SHADES[g] for g in groups], edgecolor="white", linewidth=0.3,
     )  # fmt: skip
     if np.isfinite(split.threshold):
@@ -87,7 +90,7 @@ def communality(result: SplitResult | BootstrapResult, *, ax: Axes | None = None
         ax.hlines(height, intervals["conf_low"], intervals["conf_high"], color="0.6", linewidth=0.6)
         ax.plot(intervals["estimate"], height, ".", color="black", markersize=2)
         ax.set_ylim(0, 1.7 * base)
-    ax.set(xlabel=r"communality $\nu$", ylabel="units")
+    ax.set(xlabel="agreement between clients, ICC2" if by_agreement else r"communality $\nu$", ylabel="units")
     return ax
 
 
@@ -107,7 +110,7 @@ def loadings(result: FactorResult | SplitResult, *, ax: Axes | None = None, unit
     matplotlib Axes
     """
     ax = ax or plt.gca()
-    fit = result.fit if isinstance(result, SplitResult) else result
+    fit = result.factors if isinstance(result, SplitResult) else result
     order = np.argsort(-np.where(fit.dead, -np.inf, fit.communality), kind="stable")[: int((~fit.dead).sum())]
     note = ""
     if len(order) > units:

@@ -1,13 +1,15 @@
 """Results that print themselves, turn into tables and never change."""
 
 from fedstat.results.components import ComponentsResult, personal_from
-from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation, SplitResult
+from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.icc import IccResult
+from fedstat.results.split import AgreementWarning, SplitResult
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
 from fedstat.stats.split import Absolute, Tau
 
 __all__ = [
     "Absolute",
+    "AgreementWarning",
     "BootstrapResult",
     "ComponentsResult",
     "ConvergenceWarning",

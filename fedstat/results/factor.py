@@ -1,4 +1,4 @@
-"""Factor analysis of a layer and the split it gives, reported in psych's vocabulary."""
+"""Factor analysis of a layer, reported in psych's vocabulary."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat.results.base import Result, line, listing, number
+from fedstat.results.split import SplitResult
 from fedstat.stats import indices
 from fedstat.stats import split as _split
 
@@ -58,6 +59,9 @@ class FactorResult(Result):
         Further arguments of the fit, reused by :func:`fedstat.update`.
     n_starts, n_minima : int
         Starts tried, and how many distinct solutions they ended in.
+    agreement : array (unit,) or None
+        ICC2 of each unit over clients (:func:`fedstat.icc`), beside ν; NaN where it is undefined: for a dead unit, one
+        client, or one weight a unit. None where the analysis was of a matrix of rows or correlations, without clients.
     """
 
     communality: Floats
@@ -78,6 +82,7 @@ class FactorResult(Result):
     phi: Floats | None = None
     n_starts: int = 1
     n_minima: int = 1
+    agreement: Floats | None = None
 
     @property
     def uniqueness(self) -> Floats:
@@ -119,7 +124,7 @@ class FactorResult(Result):
         return indices.fit_indices(self._live, common, self.n_factors, self.n_obs)
 
     def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
-        """Shared and client-specific units at threshold ``tau`` (FedFac §4.1); see :func:`fedstat.split`."""
+        """Shared units, those that the other units explain: ν >= τ (FedFac §4.1); see :func:`fedstat.split`."""
         return SplitResult(
             communality=self.communality,
             shared=_split.shared(self.communality, tau=tau),
@@ -151,19 +156,22 @@ class FactorResult(Result):
         )
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit: term, loadings, h2 (communality), u2 (uniqueness), complexity, heywood, dead."""
+        """One row a unit: term, loadings, h2 (communality), icc (if known), u2 (1 − h2), complexity, heywood, dead."""
         columns = {f"factor_{m + 1}": self.loadings[:, m] for m in range(self.n_factors)}
         return pd.DataFrame(
             {"term": self.units}
             | columns
+            | {"h2": self.communality}
+            | ({} if self.agreement is None else {"icc": self.agreement})
             | {
-                "h2": self.communality,
                 "u2": self.uniqueness,
                 "complexity": indices.complexity(self.loadings),
                 "heywood": self.heywood,
                 "dead": self.dead,
             }
         )
+
+    by_unit = tidy
 
     def glance(self) -> pd.DataFrame:
         """One row: sizes, how the fit ended, rank and smallest eigenvalue of R, fit indices, KMO, Bartlett's test."""
@@ -279,64 +287,3 @@ class FactorResult(Result):
         if self.dead.any():
             lines.append(listing("  dead:", (str(u) for u in self.units[self.dead])))
         return "\n".join(map(line, lines))
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class SplitResult(Result):
-    """Shared and client-specific units of a layer, as :func:`fedstat.split` returns it.
-
-    Attributes
-    ----------
-    communality : array (unit,)
-        ν; NaN for a dead unit.
-    shared : bool array (unit,)
-        ζ: True for a unit that all clients share.
-    threshold : float
-        Value that ν had to reach.
-    tau : float or Absolute
-        The threshold as it was asked for: a quantile, ±inf or a value.
-    fit : FactorResult
-        The factor analysis behind ν.
-    """
-
-    communality: Floats
-    shared: NDArray[np.bool_]
-    threshold: float
-    tau: _split.Tau
-    fit: FactorResult
-
-    @property
-    def group(self) -> NDArray[np.str_]:
-        """``"shared"``, ``"personal"`` or ``"dead"``, array (unit,); with tau = −inf dead units are shared too."""
-        rest = np.where(self.fit.dead, "dead", "personal")
-        return np.where(self.shared, "shared", rest)
-
-    @property
-    def margin(self) -> Floats:
-        """How far each communality is from the threshold, ν − τ; array (unit,)."""
-        return self.communality - self.threshold
-
-    def tidy(self) -> pd.DataFrame:
-        """One row a unit: the columns of the factor analysis, then group and margin."""
-        return self.fit.tidy().assign(group=self.group, margin=self.margin)
-
-    def glance(self) -> pd.DataFrame:
-        """One row: tau, threshold, counts of shared, personal and dead units, then the factor analysis's row."""
-        row = {"tau": str(self.tau), "threshold": self.threshold}
-        row |= {f"n_{name}": int((self.group == name).sum()) for name in ("shared", "personal")}
-        return pd.concat([pd.DataFrame([row]), self.fit.glance()], axis=1)
-
-    def summary(self) -> str:
-        """Return the split, then :meth:`FactorResult.summary`."""
-        return f"{self!r}\n\n{self.fit.summary()}"
-
-    def __repr__(self) -> str:
-        groups = self.group
-        count = {name: int((groups == name).sum()) for name in ("shared", "personal", "dead")}
-        by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
-        close = [f"{self.fit.units[j]} {self.margin[j]:+.3f}" for j in by_margin[:6] if not self.fit.dead[j]]
-        head = f"Split of {len(groups)} units: " + ", ".join(f"{n} {name}" for name, n in count.items())
-        lines = [head, f"  tau {self.tau}: nu >= {self.threshold:.4g} is shared"]
-        if np.isfinite(self.threshold):
-            lines.append(listing("  nearest to the threshold:", close))
-        return "\n".join(map(line, [*lines, *repr(self.fit).splitlines()]))

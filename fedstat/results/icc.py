@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat.results.base import Result, line, listing, number
+from fedstat.results.split import SplitResult
+from fedstat.stats import split as _split
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
 
 Floats = NDArray[np.float64]
@@ -50,6 +52,7 @@ class IccResult(Result):
     of_change: bool = False
     replicates: Floats | None = None
     layer_replicates: Floats | None = None
+    method: ClassVar[str] = "icc"
 
     @property
     def n_clients(self) -> int:
@@ -85,6 +88,31 @@ class IccResult(Result):
     def of_type(self, type: Type) -> Floats:  # noqa: A002  (the word of psych)
         """One coefficient of each unit, array (unit,)."""
         return self.coefficients.icc[:, TYPES.index(_check.choice("type", type, TYPES))]
+
+    def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
+        """Shared units, those on which clients agree: ICC2 from ``tau`` up.
+
+        Parameters
+        ----------
+        tau : float in (0, 1), inf, -inf or Absolute
+            As in :func:`fedstat.split`.
+
+        Returns
+        -------
+        SplitResult
+            By agreement on the changes, if this result is about weights less a common start.
+        """
+        return SplitResult(
+            communality=np.full(len(self.units), np.nan),
+            shared=_split.shared(self.agreement, tau=tau),
+            threshold=float(_split.threshold(self.agreement, tau)),
+            tau=tau,
+            fit=self,
+        )
+
+    def by_unit(self) -> pd.DataFrame:
+        """As :meth:`augment`, with the units under ``term``: what a split's table begins with."""
+        return self.augment().rename(columns={"unit": "term"})
 
     def tidy(self) -> pd.DataFrame:
         """One row a unit and type: unit, type, icc, statistic (F), df1, df2, p_value, conf_low, conf_high, p_fdr.

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fedstat.results.base import Result, line, listing
-from fedstat.results.factor import SplitResult
+from fedstat.results.split import SplitResult
 from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]

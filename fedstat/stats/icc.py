@@ -11,7 +11,7 @@ from operator import add
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 from scipy import special
@@ -26,7 +26,7 @@ TYPES: tuple[Type, ...] = ("ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k")
 # A sum of squares below this share of all squares is rounding of float64 means.
 _ZERO = 1e-26
 # Numbers in one block of temporaries: on the CPU little enough for its cache, elsewhere to fit beside the data.
-_CACHED, _BLOCK = 1 << 20, 1 << 24
+_CACHED, _BLOCK = 1 << 19, 1 << 24
 _ALL = slice(None)
 # Sums of squares between this and its reciprocal are far from the ends of float64.
 _ORDINARY = 2.0**500
@@ -218,6 +218,22 @@ def coefficients(ms: MeanSquares, *, level: float = 0.95) -> Coefficients:
         statistic, df2 = np.concatenate([statistic, statistic], axis=-1), np.tile(df2, 2)
         p_value = special.fdtrc(df1, df2, statistic)
     return Coefficients(icc, statistic, np.full(6, df1), df2, p_value, *limits)
+
+
+def agreement(s: Sums) -> NDArray[np.float64]:
+    """ICC2 of every unit, on the host: array (unit,), NaN for a unit that has one value throughout.
+
+    Examples
+    --------
+    >>> one = np.random.default_rng(0).normal(size=(1, 1, 20))
+    >>> w = np.concatenate([one.repeat(5, axis=0), np.random.default_rng(1).normal(size=(5, 1, 20))], axis=1)
+    >>> agreement(sums(w)).round(2)
+    array([1.  , 0.02])
+    """
+    ms = mean_squares(s)
+    b, j, e = (np.asarray(x.cpu() if is_torch_array(x) else x) for x in ms[:3])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return six(b, j, e, ms.n_weights, ms.n_clients)[..., TYPES.index("ICC2")]
 
 
 def fdr(p_value: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,27 +1,36 @@
-"""From communalities to shared and client-specific units (FedFac §4.1), and how far to trust the split."""
+"""From communalities or agreement to shared and client-specific units (FedFac §4.1), and how far to trust the split."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
+from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu, rankdata
 
 from fedstat import _check
 from fedstat.stats import factor
 
 Array = Any
 
-# Communalities closer than this tie: equal units differ by rounding.
+Method = Literal[factor.Method, "icc"]
+METHODS: tuple[Method, ...] = (*factor.METHODS, "icc")
+"""What units are split by: an estimator of the communality ν, or ``"icc"``, agreement between clients."""
+
+# Values closer than this tie: equal units differ by rounding.
 _TIE = 1e-12
+# Labels contradict agreement where a shared unit is the more alike one in fewer than this share of the pairs.
+_INVERTED, _P = 1 / 3, 0.01
 
 
 @dataclass(frozen=True)
 class Absolute:
-    """A threshold on the communality itself, where a bare number would be a quantile.
+    """A threshold on the communality or ICC itself, where a bare number would be a quantile.
 
     Examples
     --------
@@ -39,54 +48,55 @@ class Absolute:
 Tau = float | Absolute
 
 
-def threshold(communality: Array, tau: Tau) -> Array:
-    """Value that a communality must reach for its unit to be shared.
+def threshold(statistic: Array, tau: Tau) -> Array:
+    """Value that a unit's statistic must reach for the unit to be shared.
 
     Parameters
     ----------
-    communality : array (..., unit)
-        ν; NaN (dead units) is left out of the quantile.
+    statistic : array (..., unit)
+        Communality ν, or agreement ICC; NaN (dead units) is left out of the quantile.
     tau : float in (0, 1), inf, -inf or Absolute
-        A quantile of ν, taken so that round((1 − tau)·live units) of distinct communalities are shared; ``inf``
+        A quantile of the statistic, taken so that round((1 − τ)·live units) of distinct values are shared; ``inf``
         makes every unit personal (FedPer, LG-FedAvg), ``-inf`` every unit shared (FedAvg).
 
     Returns
     -------
     array (...,)
     """
-    xp = array_namespace(communality)
-    zero = xp.zeros(communality.shape[:-1], dtype=xp.float64, device=device_of(communality))
+    xp = array_namespace(statistic)
+    zero = xp.zeros(statistic.shape[:-1], dtype=xp.float64, device=device_of(statistic))
     if isinstance(tau, Absolute):
         return zero + tau.value
     if isinstance(tau, float) and math.isinf(tau):
         return zero + tau
     _check.real(
         "tau", tau, low=0, high=1, open_low=True, open_high=True,
-        hint="A bare tau is a quantile of the communalities; write Absolute(x) for a value, inf or -inf for a limit.",
+        hint="A bare tau is a quantile over units; write Absolute(x) for a value, inf or -inf for a limit.",
     )  # fmt: skip
-    dead = xp.isnan(communality)
+    dead = xp.isnan(statistic)
     n_live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
     n_shared = xp.astype(xp.round((1 - tau) * xp.astype(n_live, xp.float64)), xp.int64)
-    infinity = xp.asarray(math.inf, dtype=xp.float64, device=device_of(communality))
-    rising = xp.sort(xp.where(dead, infinity, communality), axis=-1)
-    index = xp.clip(n_live - n_shared, min=0, max=communality.shape[-1] - 1)
+    infinity = xp.asarray(math.inf, dtype=xp.float64, device=device_of(statistic))
+    rising = xp.sort(xp.where(dead, infinity, statistic), axis=-1)
+    index = xp.clip(n_live - n_shared, min=0, max=statistic.shape[-1] - 1)
     value = xp.take_along_axis(rising, index[..., None], axis=-1)[..., 0]
     return xp.where(n_shared == 0, infinity, value)
 
 
-def shared(communality: Array, *, tau: Tau = 0.5) -> Array:
-    """Which units are shared: ζ_j = 1 if ν_j ≥ τ (FedFac §4.1).
+def shared(statistic: Array, *, tau: Tau = 0.5) -> Array:
+    """Which units are shared: ζ_j = 1 if ν_j ≥ τ (FedFac §4.1), or if ICC_j ≥ τ.
 
     Parameters
     ----------
-    communality : array (..., unit)
+    statistic : array (..., unit)
+        Communality, by which shared means: explained by the other units; or ICC, by which it means: clients agree.
     tau : float in (0, 1), inf, -inf or Absolute
         See :func:`threshold`. Units that tie with the threshold, up to rounding (1e-12), are all shared.
 
     Returns
     -------
     bool array (..., unit)
-        A dead unit (communality NaN) is never shared, unless ``tau`` is ``-inf``: then everything is.
+        A dead unit (NaN) is never shared, unless ``tau`` is ``-inf``: then everything is.
 
     Examples
     --------
@@ -95,18 +105,48 @@ def shared(communality: Array, *, tau: Tau = 0.5) -> Array:
     >>> shared(nu, tau=0.25)
     array([ True, False,  True,  True])
     """
-    xp = array_namespace(communality)
+    xp = array_namespace(statistic)
     if isinstance(tau, float) and tau == -math.inf:
-        return xp.ones_like(communality, dtype=xp.bool)
-    return communality >= threshold(communality, tau)[..., None] - _TIE
+        return xp.ones_like(statistic, dtype=xp.bool)
+    return statistic >= threshold(statistic, tau)[..., None] - _TIE
 
 
-def auc(communality: Array, truth: Array) -> Array:
-    """Area under the ROC curve: chance that a shared unit has the higher communality, ties counting one half.
+def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64]) -> bool:
+    """Whether units labelled shared are less alike over clients than those labelled personal.
+
+    Two things are asked for. The contradiction must be gross: of a shared and a personal unit, drawn at random, the
+    shared one has the higher ICC in fewer than a third of the pairs (AUC < 1/3). With hundreds of units an AUC a little
+    below 1/2 is significant and says nothing of use. And it must be no chance: two-sided p < .01 in the test of Mann
+    and Whitney. With a dozen units a small AUC is no news, and p < .05 would warn of every fortieth layer of noise.
 
     Parameters
     ----------
-    communality : array (..., unit)
+    labels : bool array (unit,)
+        True: shared.
+    icc : array (unit,)
+        Units without one (NaN) are left out.
+
+    Examples
+    --------
+    >>> icc = np.array([0.9, 0.8, 0.95, 0.85, 0.7, 0.1, 0.2, 0.15, 0.25, 0.3])
+    >>> contradicted(icc > 0.5, icc), contradicted(icc < 0.5, icc)
+    (False, True)
+    """
+    known = ~np.isnan(icc)
+    labels, icc = labels[known], icc[known]
+    n = int(labels.sum())
+    pairs = n * (len(labels) - n)
+    if not pairs or rankdata(icc)[labels].sum() - n * (n + 1) / 2 >= _INVERTED * pairs:
+        return False
+    return bool(mannwhitneyu(icc[labels], icc[~labels]).pvalue < _P)
+
+
+def auc(statistic: Array, truth: Array) -> Array:
+    """Area under the ROC curve: chance that a shared unit has the higher communality or ICC, ties counting one half.
+
+    Parameters
+    ----------
+    statistic : array (..., unit)
         A dead unit (NaN) ranks below all others, as it is never shared.
     truth : bool array (unit,)
         Units that truly are shared; both kinds must occur.
@@ -116,11 +156,11 @@ def auc(communality: Array, truth: Array) -> Array:
     array (...,)
         1 is perfect recovery, 0.5 chance, 0 a split that is exactly inverted.
     """
-    xp = array_namespace(communality, truth)
+    xp = array_namespace(statistic, truth)
     if bool(xp.all(truth)) or not bool(xp.any(truth)):
         raise ValueError("the AUC needs shared and personal units in the truth, but all units are of one kind")
-    lowest = xp.asarray(-math.inf, dtype=xp.float64, device=device_of(communality))
-    nu = xp.where(xp.isnan(communality), lowest, communality)
+    lowest = xp.asarray(-math.inf, dtype=xp.float64, device=device_of(statistic))
+    nu = xp.where(xp.isnan(statistic), lowest, statistic)
     a, b = nu[..., truth][..., :, None], nu[..., ~truth][..., None, :]
     return xp.mean(xp.astype(a > b, xp.float64) + 0.5 * xp.astype(a == b, xp.float64), axis=(-2, -1))
 

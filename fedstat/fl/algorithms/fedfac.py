@@ -1,4 +1,4 @@
-"""FedFac: the split is found by factor analysis of the clients' weights."""
+"""FedFac: the split is found by factor analysis of the clients' weights, or by whether clients agree on them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from fedstat import _check
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Algorithm, Mask, Split, Start, Uploads
 from fedstat.fl.nets import Net, Params
-from fedstat.stats import factor
+from fedstat.stats import factor, icc
 from fedstat.stats import split as splitting
 from fedstat.stats.moments import correlation, moments
 
+_KAPPA = 0.85
 _BLOCK = 200_000  # entries of a layer's weights that are summed at a time
 
 
@@ -25,19 +26,22 @@ def fedfac(
     layers: masks.Layers | None = None,
     *,
     dynamic: bool = True,
-    kappa: float = 0.85,
+    kappa: float = _KAPPA,
     tau: splitting.Tau | Literal["mean"] | None = None,
-    method: factor.Method | None = None,
+    method: splitting.Method | None = None,
     on: Literal["weights", "updates"] = "weights",
     pretrain_epochs: int | None = None,
     warm_start: bool = True,
     variant: Literal["paper", "code"] = "paper",
 ) -> Algorithm:
-    """FedFac, static (Algorithm 1) or dynamic (Algorithm 2).
+    """FedFac, static (Algorithm 1) or dynamic (Algorithm 2): shared are units that the other units explain.
+
+    With ``method="icc"`` shared are units on which clients agree instead.
 
     Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data", §4.
-    Shared: the units of Λ with communality ν >= τ, and every other layer. Private: the other units of Λ. Down: what is
-    shared, and the split where it changed. Up: the same entries, static; dynamic needs the layers of Λ whole.
+    Shared: the units of Λ with communality ν >= τ (or ICC2 >= τ), and every other layer. Private: the other units of Λ.
+    Down: what is shared, and the split where it changed. Up: the same entries, static; dynamic needs the layers of Λ
+    whole.
 
     Parameters
     ----------
@@ -49,7 +53,10 @@ def fedfac(
     kappa, tau, method
         As in :func:`fedstat.stats.factor.fit` and :func:`fedstat.stats.split.shared`; ``tau="mean"`` shares units
         with ν >= mean ν. By default the median (0.5) of ``"pa"``, and with ``variant="code"`` the mean of
-        ``"leverage"``.
+        ``"leverage"``. ``method="icc"`` makes no factor analysis: τ is then about ICC2 of the active clients
+        (:func:`fedstat.icc`), at least 2, and ``kappa`` and ``warm_start`` have no effect. Of dynamic splits: averaging
+        makes a shared unit alike in all clients, so that by agreement on ``"weights"`` the first split tends to stay;
+        agreement on ``"updates"`` is asked anew in every round.
     on : {"weights", "updates"}
         What dynamic FedFac analyses: the trained weights, or their change in this round.
     pretrain_epochs : int, optional
@@ -65,6 +72,11 @@ def fedfac(
         client are the network's ``statistics="local"``, and the loss summed over a batch is a learning rate of SGD
         times the batch size (Adam does not see the difference); its weight decay and pretrained start are not offered.
 
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, or was changed and has no effect with ``method="icc"``.
+
     Notes
     -----
     Dynamic FedFac's first round starts from one common start, so that the split before it makes no difference.
@@ -78,18 +90,25 @@ def fedfac(
         splitting.threshold(np.array([0.0, 1.0]), limit)  # raises if tau is out of range
     _check.choice("on", on, ("weights", "updates"))
     _check.real("kappa", kappa, low=0, open_low=True, high=1)
-    estimator = _check.choice("method", method or ("leverage" if code else "pa"), factor.METHODS)
+    estimator = _check.choice("method", method or ("leverage" if code else "pa"), splitting.METHODS)
+    by_agreement = estimator == "icc"
+    if by_agreement:
+        _require_none_of_factors(kappa, warm_start or not dynamic)
 
     def decide(net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Split:
-        fits = {}
+        fits, alike = {}, {}
         for layer in masks.resolve(net, given):
             names = masks.incoming(net, layer)
             if not names:
                 raise ValueError(f"layer {layer!r} has no weights to analyse, only {masks.of_layers(net, [layer])}")
-            r = _correlation([weights[name] for name in names])
-            fits[layer] = _analyse(r, kappa, estimator, before.get(layer) if warm_start else None)
-        flags = {layer: _flags(fit.communality, limit) for layer, fit in fits.items()}
-        return Split(masks.units(net, flags, device, weights_only=code), fits)
+            if by_agreement:
+                alike[layer] = _agreement([weights[name] for name in names])
+            else:
+                r = _correlation([weights[name] for name in names])
+                fits[layer] = _analyse(r, kappa, estimator, before.get(layer) if warm_start else None)
+        statistic = alike or {layer: fit.communality for layer, fit in fits.items()}
+        flags = {layer: _flags(values, limit) for layer, values in statistic.items()}
+        return Split(masks.units(net, flags, device, weights_only=code), fits, alike)
 
     def static(start: Start) -> Split:
         masks.resolve(start.net, given)  # raises before any training
@@ -107,24 +126,43 @@ def fedfac(
         return decide(up.net, weights, up.weights.device, up.split.fits)
 
     settings = {"layers": given, "kappa": kappa, "tau": str(limit), "method": estimator, "variant": variant}
+    of_dynamic = {"on": on, "warm_start": warm_start}
+    if by_agreement:
+        del settings["kappa"], of_dynamic["warm_start"]
     if not dynamic:
         return Algorithm("fedfac-static", static, settings=settings | {"pretrain_epochs": pretrain_epochs})
     return Algorithm(
         "fedfac-dynamic",
         lambda start: Split(whole(start.net, start.device)),
         resplit,
-        settings=settings | {"on": on, "warm_start": warm_start},
+        settings=settings | of_dynamic,
         keeps=lambda net: masks.of_layers(net, masks.resolve(net, given)),
         uploads=lambda net, split: whole(net, masks.device_of(split.shared)),
     )
 
 
-def _flags(communality: factor.Array, tau: splitting.Tau | Literal["mean"]) -> factor.Array:
+def _require_none_of_factors(kappa: float, warm_start: bool) -> None:
+    """ValueError for an argument of factor analysis that was changed from its default."""
+    for name, value, default in (("kappa", kappa, _KAPPA), ("warm_start", warm_start, True)):
+        if value != default:
+            raise ValueError(
+                f"{name} has no effect with method='icc', which makes no factor analysis, but got {value!r}. "
+                "Leave it out, or split by 'pa', 'minres', 'pc' or 'leverage'."
+            )
+
+
+def _flags(statistic: factor.Array, tau: splitting.Tau | Literal["mean"]) -> factor.Array:
     """Which units are shared; dead ones (NaN) take no part in the mean."""
     if tau == "mean":
-        live = communality[communality == communality]
+        live = statistic[statistic == statistic]
         tau = splitting.Absolute(float(live.mean()))
-    return splitting.shared(communality, tau=tau)
+    return splitting.shared(statistic, tau=tau)
+
+
+def _agreement(weights: Sequence[torch.Tensor]) -> np.ndarray:
+    """ICC2 of a layer's units (unit,) from its stacked weights (client, unit, ...), on the host."""
+    w = torch.cat([weight.flatten(2) for weight in weights], dim=2)
+    return icc.agreement(icc.sums(w.numpy() if w.device.type == "cpu" else w))
 
 
 def _analyse(r: factor.Array, kappa: float, method: factor.Method, before: factor.Fit | None) -> factor.Fit:

@@ -61,7 +61,7 @@ def variants(weights: xr.DataArray, *, kappas: Sequence[float] = KAPPAS, taus: S
         ``n_factors``; ``converged``; ``heywood``, the number of communalities above 1. Non-convergence, and as many
         factors as units (every communality is 1 then, and tells nothing), are columns and no warnings.
     """
-    m, _ = client_sums(weights)
+    m, *_ = client_sums(weights)
     r = correlation_of(m)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -199,7 +199,8 @@ def study(
         own = {name: value for name, value in own.items() if show.setting(value) != "–"}
         settled.append(summary.states(run).assign(**at))
         for layer, w in hidden_weights(run).items():
-            if not isinstance(record["tau"], str):  # "mean" is no quantile, which alone is taken anew in a sample
+            # "mean" is no quantile, which alone is taken anew in a sample; agreement is no factor analysis.
+            if not isinstance(record["tau"], str) and record["estimator"] != "icc":
                 sure.append(at | {"layer": layer} | certainty(w, **own, replicates=replicates, seed=seed))
             agree.append(variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
     notes = caption(grid, 10_000)

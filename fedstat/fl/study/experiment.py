@@ -24,7 +24,6 @@ from fedstat.fl.job import Precision, Probe
 from fedstat.fl.nets import Net
 from fedstat.fl.study import words
 from fedstat.fl.train import train
-from fedstat.stats import factor
 from fedstat.stats import split as splitting
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural")
@@ -65,7 +64,8 @@ class Settings:
     algorithm : str
         A name of ``fedstat.fl.algorithms.ALGORITHMS``.
     layers, kappa, tau, estimator, variant, mu
-        Of the algorithms that take them; random splits share 1 − τ of the units.
+        Of the algorithms that take them; random splits share 1 − τ of the units. ``estimator`` is FedFac's ``method``:
+        "icc" splits by agreement between clients, without κ.
     options : tuple of str
         More settings of the algorithm, as "components=2".
     rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, masking, probe,
@@ -93,7 +93,7 @@ class Settings:
     layers: tuple[str, ...] | None = None
     kappa: float | None = None
     tau: str | None = None
-    estimator: factor.Method | None = None
+    estimator: splitting.Method | None = None
     variant: Literal["paper", "code"] | None = None
     mu: float | None = None
     options: tuple[str, ...] = ()

@@ -102,7 +102,10 @@ def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) ->
     require_known({**settings, **method}, Settings, where)
     try:
         constructor(algorithm)
+        estimator = method.get("estimator", settings.get("estimator"))
+        unused = ("kappa",) if estimator == "icc" else ()  # of a method that makes no factor analysis
         used = {k: v for k, v in settings.items() if k not in _OF_METHODS or experiment.takes(k, algorithm)}
+        used = {k: v for k, v in used.items() if k not in unused}
         chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
         return Settings(**chosen)
     except ValueError as error:

@@ -116,9 +116,8 @@ def _choice(run: xr.DataTree) -> str:
         lines.append(f"B of W + B (W' − W), W' fine-tuned, chosen {text} (0: as downloaded, 1: as fine-tuned)")
     if "finetuning" in chosen:
         config = json.loads(run.attrs["config"])["algorithm_settings"]
-        several = [
-            f"{name} {config[name]}" for name in ("finetune_epochs", "rate") if isinstance(config.get(name), list)
-        ]
+        given = ((name, config.get(name)) for name in ("finetune_epochs", "rate"))
+        several = [f"{name} {values}" for name, values in given if isinstance(values, list)]
         numbers, counts = np.unique(chosen["finetuning"], return_counts=True)
         which = ", ".join(f"number {int(n) + 1} ({c} clients)" if chosen["finetuning"].ndim else f"number {int(n) + 1}"
                           for n, c in zip(numbers, counts, strict=True))  # fmt: skip
@@ -130,16 +129,16 @@ def _probe(run: xr.DataTree, rounds: int) -> str:
     """How personal each layer is, over the last rounds."""
     table = profile(run, window=rules.WINDOW)
     kept = min(rules.WINDOW, rounds)
-    head = f"layer          share of clients' differences that is their own, beyond noise [95 %] (last {kept} rounds)     p"
+    head = f"share of the differences between clients that is their own, beyond noise (last {kept} rounds)"
     lines = [
-        f"{x.layer:12}   {x.personal:.2f} [{x.conf_low:.2f}, {x.conf_high:.2f}]   {x.p_value:.2g}"
-        for x in table.itertuples()
+        f"  {layer:12} {share:.2f} [{low:.2f}, {high:.2f}]   p {p:.2g}"
+        for layer, share, low, high, p in table[["layer", "personal", "conf_low", "conf_high", "p_value"]].to_numpy()
     ]
     return "\n".join([head, *lines, personal_from(table)])
 
 
 def _readouts(run: xr.DataTree) -> str:
-    weight = run["metrics/n_test"]
-    accuracy = run["readouts/accuracy"].weighted(weight).mean("client")
+    weight = run["metrics"].to_dataset()["n_test"]
+    accuracy = run["readouts"].to_dataset()["accuracy"].weighted(weight).mean("client")
     lines = [f"  {x.item():.4f}   {x['readout'].item()}" for x in accuracy]
     return "\n".join(["accuracy after the last round, predicted otherwise, weighted by test samples", *lines])

@@ -1,0 +1,131 @@
+"""The split of a layer's units into shared and client-specific ones, with what clients agree on beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fedstat.results.base import Result, line, listing, number
+from fedstat.stats import split as _split
+
+if TYPE_CHECKING:
+    from fedstat.results.factor import FactorResult
+    from fedstat.results.icc import IccResult
+
+Floats = NDArray[np.float64]
+
+
+class AgreementWarning(UserWarning):
+    """Clients agree less on the units that a split calls shared than on those it calls personal."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitResult(Result):
+    """Shared and client-specific units of a layer, as :func:`fedstat.split` returns it.
+
+    A shared unit is one that the other units explain (communality ν from the threshold up) where ``fit`` is a factor
+    analysis, and one on which clients agree (ICC2 from the threshold up) where ``fit`` is an :class:`IccResult`.
+
+    Attributes
+    ----------
+    communality : array (unit,)
+        ν; NaN for a dead unit, and throughout where the split is by agreement.
+    shared : bool array (unit,)
+        ζ: True for a unit that all clients share.
+    threshold : float
+        Value that :attr:`statistic` had to reach.
+    tau : float or Absolute
+        The threshold as it was asked for: a quantile, ±inf or a value.
+    fit : FactorResult or IccResult
+        What the split was made by.
+    """
+
+    communality: Floats
+    shared: NDArray[np.bool_]
+    threshold: float
+    tau: _split.Tau
+    fit: FactorResult | IccResult
+
+    @property
+    def icc(self) -> Floats | None:
+        """Do clients agree: ICC2 of each unit, array (unit,); None where the split was made without clients."""
+        return self.fit.agreement
+
+    @property
+    def factors(self) -> FactorResult:
+        """The factor analysis behind ν; ValueError where the split is by agreement."""
+        if self.fit.method == "icc":
+            raise ValueError(
+                "the split is by agreement between clients (method='icc'), which has no factors, loadings or "
+                "eigenvalues. Split by 'pa', 'minres', 'pc' or 'leverage' for these."
+            )
+        return cast("FactorResult", self.fit)
+
+    @property
+    def statistic(self) -> Floats:
+        """What the threshold is about: ν, or ICC2 where the split is by agreement; array (unit,)."""
+        return cast("IccResult", self.fit).agreement if self.fit.method == "icc" else self.communality
+
+    @property
+    def group(self) -> NDArray[np.str_]:
+        """``"shared"``, ``"personal"`` or ``"dead"``, array (unit,); with tau = −inf dead units are shared too."""
+        rest = np.where(self.fit.dead, "dead", "personal")
+        return np.where(self.shared, "shared", rest)
+
+    @property
+    def margin(self) -> Floats:
+        """How far each unit is from the threshold, ν − τ or ICC2 − τ; array (unit,)."""
+        return self.statistic - self.threshold
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether clients agree less on shared units than on personal ones, grossly and not by chance.
+
+        See :func:`fedstat.stats.split.contradicted`.
+        """
+        return self.icc is not None and _split.contradicted(self.shared, self.icc)
+
+    def tidy(self) -> pd.DataFrame:
+        """One row a unit: those of the factor analysis, or of :meth:`IccResult.augment`, then group and margin.
+
+        The column ``h2`` holds the communality, ``icc`` the agreement between clients, where there are any.
+        """
+        return self.fit.by_unit().assign(group=self.group, margin=self.margin)
+
+    def glance(self) -> pd.DataFrame:
+        """One row: tau, threshold, n_shared, n_personal, their median ICC2 (icc_shared, icc_personal), fit's row."""
+        row: dict[str, Any] = {"tau": str(self.tau), "threshold": self.threshold}
+        row |= {f"n_{name}": int((self.group == name).sum()) for name in ("shared", "personal")}
+        row |= {f"icc_{name}": self.median_icc(name) for name in ("shared", "personal")}
+        return pd.concat([pd.DataFrame([row]), self.fit.glance()], axis=1)
+
+    def summary(self) -> str:
+        """Return the split, then the summary of what it was made by."""
+        return f"{self!r}\n\n{self.fit.summary()}"
+
+    def median_icc(self, group: str) -> float:
+        """Median ICC2 over the units of a :attr:`group`, NaN where none has any."""
+        if self.icc is None:
+            return np.nan
+        known = self.icc[(self.group == group) & ~np.isnan(self.icc)]
+        return float(np.median(known)) if len(known) else np.nan
+
+    def __repr__(self) -> str:
+        groups = self.group
+        count = {name: int((groups == name).sum()) for name in ("shared", "personal", "dead")}
+        by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
+        close = [f"{self.fit.units[j]} {self.margin[j]:+.3f}" for j in by_margin[:6] if not self.fit.dead[j]]
+        head = f"Split of {len(groups)} units: " + ", ".join(f"{n} {name}" for name, n in count.items())
+        name = "ICC2" if self.fit.method == "icc" else "nu"
+        lines = [head, f"  tau {self.tau}: {name} >= {self.threshold:.4g} is shared"]
+        if np.isfinite(self.threshold):
+            lines.append(listing("  nearest to the threshold:", close))
+        median = {name: number(round(self.median_icc(name), 2) + 0.0, 2) for name in ("shared", "personal")}
+        if known := [f"{value} on {name} units" for name, value in median.items() if value != "-"]:
+            end = "; LESS on the shared" if self.contradicted else ""
+            lines.append(f"  do clients agree? median ICC2 {', '.join(known)}{end}")
+        return "\n".join(map(line, [*lines, *repr(self.fit).splitlines()]))
