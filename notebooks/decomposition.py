@@ -164,6 +164,7 @@ with warnings.catch_warnings():
 pd.DataFrame(rows).set_index("sd of noise").round(2)
 
 # %% [markdown]
-# Without a choice to make, agreement tells all neurons apart up to noise larger than the weights (sd 1), and most of them
-# at sd 3, while no κ lets ν do so at every noise. It asks for units that every client has in the same place, and clients
-# that have hardly left a common start agree for that reason alone: `fs.icc(weights, start=...)` takes it out.
+# Without a choice to make, agreement tells all neurons apart up to noise larger than the weights (sd 1), and most of
+# them at sd 3, while ν does so at none of these three κ where the noise has sd 0.3, and at two of them where it has
+# sd 1. It asks for units that every client has in the same place, and clients that have hardly left a common start
+# agree for that reason alone: `fs.icc(weights, start=...)` takes it out.
