@@ -66,21 +66,21 @@ def test_an_interrupted_layout_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(write, "_lay_out", fail)
+    monkeypatch.setattr(write, "lay_out", fail)
     with pytest.raises(KeyboardInterrupt):
         create(tmp_path / "run.zarr")
     assert not list(tmp_path.iterdir())
 
 
 def test_of_two_runs_started_at_once_one_is_refused_and_the_other_is_whole(tmp_path, monkeypatch):
-    lay_out = write._lay_out
+    lay_out = write.lay_out
 
     def slow(*parts):
         lay_out(*parts)
         monkeypatch.undo()
         create(tmp_path / "run.zarr", lr=0.2).finish()  # the other process is faster
 
-    monkeypatch.setattr(write, "_lay_out", slow)
+    monkeypatch.setattr(write, "lay_out", slow)
     with pytest.raises(FileExistsError, match="by another process"):
         create(tmp_path / "run.zarr", lr=0.1)
     assert store.config_of(tmp_path / "run.zarr")["lr"] == 0.2
