@@ -130,6 +130,8 @@ SIM = """
 --out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.sim
 --out sim.zarr | --out sim.zarr exists
 --out sim.zarr --resume --clients 9 | was started with other settings
+--out sim.zarr --resume --replicates 2 --clients 9 | was started with other settings
+--out sim.zarr --resume --rounds 2 | has runs of 1 rounds, and a study keeps no states
 """
 RECOVERY = """
 --p 1 | p
@@ -333,6 +335,8 @@ FL = """
 --config empty.toml --out fl.zarr | fl.zarr must be a folder of runs
 --out fl.zarr | --out fl.zarr exists
 --out fl.zarr --resume --seed 9 | was started with other settings
+--out fl.zarr --resume --rounds 9 --seed 9 | was started with other settings
+--out fl.zarr --resume --rounds 2 | it can be made longer, not shorter
 --out sim.zarr --resume | was made by fedstat.sim, not by fedstat.fl
 --out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.fl
 """
