@@ -171,14 +171,19 @@ def test_a_store_has_one_writer_at_a_time(tmp_path):
 
 
 def test_a_run_that_fails_before_anything_is_committed_leaves_nothing(tmp_path):
-    def fail():
-        with create(tmp_path / "run.zarr") as writer:
+    def fail(path):
+        with create(path) as writer:
             writer.write("metrics/accuracy", (0,), 1.0)
             raise KeyError
 
+    for name in ("run.zarr", "runs/new/run.zarr"):
+        with pytest.raises(KeyError):
+            fail(tmp_path / name)
+        assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
     with pytest.raises(KeyError):
-        fail()
-    assert not list(tmp_path.iterdir())
+        fail(tmp_path / "mine" / "runs" / "run.zarr")
+    assert [p.name for p in tmp_path.rglob("*")] == ["mine"]
 
 
 def test_a_commit_that_failed_half_way_can_be_done_again(tmp_path, monkeypatch):

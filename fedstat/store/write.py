@@ -9,7 +9,7 @@ import asyncio
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
@@ -72,11 +72,21 @@ class Writer:
         What was found damaged, and reads as not written now.
     new : bool
         Whether nothing but the layout is there.
+    folders : sequence of Path
+        Folders made for a new run, the innermost first, which go with it.
     """
 
-    def __init__(self, path: Path, files: Journal | None, *, damaged: Sequence[Damage] = (), new: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: Journal | None,
+        *,
+        damaged: Sequence[Damage] = (),
+        new: bool = False,
+        folders: Sequence[Path] = (),
+    ) -> None:
         self.path, self.damaged = path, damaged
-        self._files, self._new = files, new
+        self._files, self._new, self._folders = files, new, folders
         self._root: Any = zarr.open_group(LocalStore(path) if files is None else _Journaled(files), mode="r+")
         self._arrays: dict[str, Any] = {}
 
@@ -89,6 +99,10 @@ class Writer:
         if kind is not None and self._new:
             place.discard(self.path)
         self._files.close()
+        if kind is not None and self._new:
+            with suppress(OSError):  # others may have written there
+                for folder in self._folders:
+                    folder.rmdir()
 
     @property
     def journal(self) -> Journal:
@@ -200,11 +214,12 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
     """
     path = Path(path)
     place.claim(path, attrs["command"])
+    folders = [parent for parent in path.absolute().parents if not parent.exists()]
     with place.draft(path) as (folder, lock):
         lay_out(folder, groups, attrs)
         journal.start(folder)
         place.put(folder, path)
-    return Writer(path, Journal(path, lock=lock), new=True)
+    return Writer(path, Journal(path, lock=lock), new=True, folders=folders)
 
 
 def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, overwrite: bool = False) -> None:

@@ -209,6 +209,7 @@ NTK = """
 --reduction max | invalid choice: 'max'
 --replicates 0 | replicates must be
 --kappa 0 --methods dynamic | kappa must be
+--theorem 2 --kappa 0.5 | --kappa is for theorem 1 only: leave it out
 --theorem 2 --constant nan | constant
 --theorem 2 --delta 0 | delta
 --theorem 2 --delta 1 | delta
