@@ -66,21 +66,21 @@ def test_an_interrupted_layout_leaves_nothing(tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(write, "_lay_out", fail)
+    monkeypatch.setattr(write, "lay_out", fail)
     with pytest.raises(KeyboardInterrupt):
         create(tmp_path / "run.zarr")
     assert not list(tmp_path.iterdir())
 
 
 def test_of_two_runs_started_at_once_one_is_refused_and_the_other_is_whole(tmp_path, monkeypatch):
-    lay_out = write._lay_out
+    lay_out = write.lay_out
 
     def slow(*parts):
         lay_out(*parts)
         monkeypatch.undo()
         create(tmp_path / "run.zarr", lr=0.2).finish()  # the other process is faster
 
-    monkeypatch.setattr(write, "_lay_out", slow)
+    monkeypatch.setattr(write, "lay_out", slow)
     with pytest.raises(FileExistsError, match="by another process"):
         create(tmp_path / "run.zarr", lr=0.1)
     assert store.config_of(tmp_path / "run.zarr")["lr"] == 0.2
@@ -171,14 +171,19 @@ def test_a_store_has_one_writer_at_a_time(tmp_path):
 
 
 def test_a_run_that_fails_before_anything_is_committed_leaves_nothing(tmp_path):
-    def fail():
-        with create(tmp_path / "run.zarr") as writer:
+    def fail(path):
+        with create(path) as writer:
             writer.write("metrics/accuracy", (0,), 1.0)
             raise KeyError
 
+    for name in ("run.zarr", "runs/new/run.zarr"):
+        with pytest.raises(KeyError):
+            fail(tmp_path / name)
+        assert not list(tmp_path.iterdir())
+    (tmp_path / "mine").mkdir()
     with pytest.raises(KeyError):
-        fail()
-    assert not list(tmp_path.iterdir())
+        fail(tmp_path / "mine" / "runs" / "run.zarr")
+    assert [p.name for p in tmp_path.rglob("*")] == ["mine"]
 
 
 def test_a_commit_that_failed_half_way_can_be_done_again(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def parser() -> _cli.Parser:
     add(
         "--resume",
         action="store_true",
-        help="go on with the run at --out, if there is one, with its settings; grids always do",
+        help="go on with the run at --out, if there is one, with its settings or more --rounds; grids always do",
     )
     add("--tune", action="store_true", help="with --config: choose Λ, then τ, then κ on validation samples")
     add("--repeat", action="store_true", help="with --config: make runs again that other code has finished")

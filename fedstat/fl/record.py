@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 
+from fedstat import store
 from fedstat.fl import choice, halves, masks, nets
 from fedstat.fl.algorithm import Split
 from fedstat.fl.job import Job, State, personal
@@ -16,6 +18,10 @@ from fedstat.fl.masking import PARTS
 from fedstat.fl.newcomers import RULES
 from fedstat.stats.factor import Fit
 from fedstat.store import Group, Variable, Writer
+
+_EVALUATED = {
+    f"metrics/{name}" for name in ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before")
+}
 
 
 class Buffer:
@@ -241,6 +247,50 @@ def variable(name: str) -> str:
     """``"fc1.weight"`` to ``"w"`` and ``"fc1.bias"`` to ``"b"``: ``weight`` is a dim, ``weights`` a group."""
     kind = name.rpartition(".")[2]
     return {"weight": "w", "bias": "b"}.get(kind, kind)
+
+
+def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
+    """Make the store of a run longer where the settings ask for more rounds than it has, and differ in nothing else.
+
+    The store becomes the one that an uninterrupted run of so many rounds would have begun: what was kept or measured
+    of the old last round for being the last is not taken over. These are its weights, unless ``checkpoints`` name it,
+    its evaluation, unless that is due anyway, and the groups ``new``, ``masking`` and ``readouts``, made once more
+    after the new last round. To go on from, a finished store keeps the last state: the server's model, clients' own
+    copies of what may be personal, and optimiser states where they are kept.
+
+    Raises
+    ------
+    ValueError
+        If fewer rounds are asked for, other checkpoints among those that were due, or there is no state to go on from.
+    """
+    store.claim(path, attrs["command"], resume=True)
+    growth = store.changed(path, config)
+    if "rounds" not in growth or growth.keys() - {"rounds", "checkpoints"}:
+        return
+    before, rounds = growth["rounds"]
+    if rounds < before:
+        raise ValueError(f"{path} has {before} rounds: it can be made longer, not shorter, but got rounds={rounds}")
+    kept, wanted = ([n for n in numbers if n < before] for numbers in growth["checkpoints"])
+    if kept != wanted:
+        raise ValueError(
+            f"{path} keeps weights after rounds {kept} of the first {before - 1}, but got checkpoints {wanted} there. "
+            "Add only later ones."
+        )
+    if "ended" in store.attributes(path) and not store.has_state(path):
+        raise ValueError(
+            f"{path} was finished by an older fedstat, which kept no state to go on from. Make a run of {rounds} "
+            "rounds anew at another path."
+        )
+
+    def taken(name: str, array: xr.DataArray) -> xr.DataArray | None:
+        if name.startswith(("new/", "masking/", "readouts/")):
+            return None
+        if (name in _EVALUATED or name.startswith(("choice/", "probe/"))) and before % config["evaluate_every"]:
+            return array.where(array["round"] != before)
+        return array
+
+    changing = {name: attrs[name] for name in ("title", "config", "about")}
+    store.extend(path, groups, changing, growth, taken=taken)
 
 
 def save_state(writer: Writer, state: State) -> None:

@@ -103,7 +103,8 @@ def train(
     out : path, optional
         Store to write, a zarr folder; without it the run is kept in memory.
     resume : bool
-        Go on with the run at ``out``, if there is one; the numbers are those of an uninterrupted run.
+        Go on with the run at ``out``, if there is one; the numbers are those of an uninterrupted run. Finished or not,
+        it may get more ``rounds``, all else equal, and ``checkpoints`` among these: see :func:`record.extend`.
     checkpoints : sequence of int
         Rounds after which the clients' weights are stored, beside the last.
     keep_weights : sequence of str, optional
@@ -143,7 +144,7 @@ def train(
     Raises
     ------
     ValueError
-        If a setting is out of range, or ``resume`` meets a run with other settings.
+        If a setting is out of range, or ``resume`` meets a run with other settings, or one that cannot go on.
     FloatingPointError
         If a client diverges; the rounds before stay in the store.
 
@@ -226,13 +227,15 @@ def train(
         **settings,
         "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
     }
-    if resume and Path(out).exists():
+    out, groups, title = Path(out), _groups(job, plan), f"{algorithm.name}, {rounds} rounds"
+    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=algorithm)
+    attrs["about"] = store.to_json(about or {})  # as given: in config what was found, such as clients, replaces it
+    store.settle(out)
+    if resume and out.exists():
+        record.extend(out, config, groups, attrs)
         writer = store.resume(out, config, command=COMMAND, own=algorithm)
     else:
-        title = f"{algorithm.name}, {rounds} rounds"
-        attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=algorithm)
-        attrs["about"] = store.to_json(about or {})  # as given: in config what was found, such as clients, replaces it
-        writer = store.create(out, _groups(job, plan), attrs)
+        writer = store.create(out, groups, attrs)
     # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
     with writer, _tf32(precision == "tf32"), threadpool_limits(1, user_api="blas"):
         if not writer.finished:
@@ -308,6 +311,7 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
                     saved, patience = committed, max(_SAVE_SECONDS, (committed - now) / _SAVE_SHARE)
         buffer.flush()
         _after(job, state, plan, writer)
+        record.save_state(writer, state)  # so that the run can be made longer
     except BaseException:
         if state.round:
             commit(with_state=True)

@@ -17,6 +17,8 @@ from fedstat.ntk.descent import METHODS
 from fedstat.store import provenance, save
 
 COMMAND = "fedstat.ntk"
+_OF_THEOREM = {1: ("methods", "reduction", "kappa", "device"), 2: ("constant", "delta", "init_scale")}
+_OF_DATA = {"gaussian": "d", "digits": "partition"}
 
 
 def parser() -> _cli.Parser:
@@ -58,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> None:
+    _require_used(args)
     if args.out is not None:
         _cli.claim(args, COMMAND)
     _check.real("kappa", args.kappa, low=0, open_low=True, high=1)
@@ -74,6 +77,15 @@ def _work(args: argparse.Namespace) -> None:
         attrs = provenance(title, config, command=COMMAND, device=device, references="FedFac §3.3")
         save(args.out, result.to_datatree(), attrs, overwrite=args.overwrite)
     print(result.summary())
+
+
+def _require_used(args: argparse.Namespace) -> None:
+    """ValueError if an option was given that has no use for this theorem or these data."""
+    unused = {name: f"theorem {n}" for n, names in _OF_THEOREM.items() if n != args.theorem for name in names}
+    unused |= {name: f"--data {data}" for data, name in _OF_DATA.items() if data != args.data}
+    for name, use in unused.items():
+        if getattr(args, name) != parser().get_default(name):
+            raise ValueError(f"--{name.replace('_', '-')} is for {use} only: leave it out")
 
 
 def _data(args: argparse.Namespace) -> xr.Dataset:

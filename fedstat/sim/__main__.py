@@ -53,7 +53,12 @@ def parser() -> _cli.Parser:
     add("--scale", metavar="NAME", help="table of --config whose settings override those outside of tables")
     _cli.add_compute(cli)
     add("--out", type=Path, metavar="PATH", help="store to write (default runs/sim-<time>.zarr)")
-    add("--resume", action="store_true", help="go on with the study at --out, if there is one, with its settings")
+    add(
+        "--resume",
+        action="store_true",
+        help="go on with the study at --out, if there is one, with its settings or more --replicates, --p, --alpha, "
+        "--methods",
+    )
     add("--plot", type=Path, metavar="FILE.png", help="draw accuracies, stability and split (png, pdf or svg)")
     add("--quiet", action="store_true", help="no progress bar")
     return cli

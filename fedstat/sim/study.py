@@ -30,6 +30,7 @@ METHODS = ("true", "oracle", "static", "dynamic", "random", "random-redrawn", "f
 LAYER = "fc1"
 COMMAND = "fedstat.sim"
 _COMMIT_SECONDS = 0.5
+_GROWING = ("replicates", "p", "alpha", "methods")
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,9 @@ def study(
         Store to stream to, a zarr folder; without it the study is kept in memory.
     resume : bool
         Go on with the study at ``out``, if there is one: runs that are complete stay, the one that was cut off
-        starts again, and the numbers are those of an uninterrupted study.
+        starts again, and the numbers are those of an uninterrupted study. Finished or not, it may get more
+        ``replicates``, ``p``, ``alpha`` and ``methods``, all else equal; not more rounds, as no state of its runs is
+        kept.
     device, client_chunk, threads
         As in :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
     progress : bool
@@ -181,7 +184,9 @@ def study(
 
 def _study(settings: Settings, out: Path, resume: bool, progress: bool, where: dict[str, Any]) -> None:
     config = asdict(settings)
+    store.settle(out)
     if resume and out.exists():
+        _extend(settings, out)
         writer = store.resume(out, config, command=COMMAND)
     else:
         attrs = store.provenance(
@@ -191,6 +196,23 @@ def _study(settings: Settings, out: Path, resume: bool, progress: bool, where: d
     with writer:
         if not writer.finished:
             _go_on(settings, writer, progress, where)
+
+
+def _extend(settings: Settings, out: Path) -> None:
+    """Make the store longer where the settings only add to its replicates, p, alpha or methods."""
+    store.claim(out, COMMAND, resume=True)
+    growth = store.changed(out, asdict(settings))
+    if growth.keys() == {"rounds"}:
+        raise ValueError(
+            f"{out} has runs of {growth['rounds'][0]} rounds, and a study keeps no states to go on from: it can get "
+            f"more {', '.join(_GROWING)}, but not rounds={growth['rounds'][1]}. Choose another path."
+        )
+    if growth and growth.keys() <= set(_GROWING) and all(_adds(*values) for values in growth.values()):
+        store.extend(out, _layout(settings), {"config": store.to_json(asdict(settings))}, growth)
+
+
+def _adds(there: Any, here: Any) -> bool:
+    return bool(set(there) <= set(here) if isinstance(there, list) else there < here)
 
 
 def _go_on(settings: Settings, writer: Writer, progress: bool, where: dict[str, Any]) -> None:

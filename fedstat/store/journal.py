@@ -140,21 +140,18 @@ class Journal:
             (self.root / key).unlink(missing_ok=True)
         self._log({}, keys)
 
-    def finish(self, *, without: tuple[str, ...] = ()) -> None:
-        """Commit, bring all names to the disk, and leave a log of one line; without files that only going on needs."""
+    def finish(self) -> None:
+        """Commit, bring all names to the disk, and leave a log of one line."""
         self.commit()
         for folder in {(self.root / key).parent for key in self.files}:
             sync(folder)
-        for key in without:
-            self.files.pop(key, None)
         self._rewrite()
-        for key in without:
-            (self.root / key).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Let others write; what is not committed was never written."""
-        (self.root / FOLDER / "lock").unlink(missing_ok=True)
-        self._lock.release()
+        if self._lock.is_locked:
+            (self.root / FOLDER / "lock").unlink(missing_ok=True)
+            self._lock.release()
 
     def _log(self, files: dict[str, Entry], without: tuple[str, ...] = ()) -> None:
         log = self.root / FOLDER / "log"

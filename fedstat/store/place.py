@@ -179,6 +179,7 @@ def remove(folder: Path) -> None:
             path.unlink(missing_ok=True)
         elif path != ours:
             shutil.rmtree(path, ignore_errors=True)
+    journal.sync(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

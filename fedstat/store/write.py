@@ -9,7 +9,7 @@ import asyncio
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
@@ -26,7 +26,7 @@ from fedstat.store.journal import Journal
 from fedstat.store.provenance import code, now, revision, to_json
 from fedstat.store.read import Damage, config_of, damage, describe
 
-_STATE = f"{journal.FOLDER}/state"
+STATE = f"{journal.FOLDER}/state"
 _COMPRESSORS = (ZstdCodec(), Crc32cCodec())
 _CODED = {"compressors": _COMPRESSORS}
 
@@ -72,11 +72,21 @@ class Writer:
         What was found damaged, and reads as not written now.
     new : bool
         Whether nothing but the layout is there.
+    folders : sequence of Path
+        Folders made for a new run, the innermost first, which go with it.
     """
 
-    def __init__(self, path: Path, files: Journal | None, *, damaged: Sequence[Damage] = (), new: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        files: Journal | None,
+        *,
+        damaged: Sequence[Damage] = (),
+        new: bool = False,
+        folders: Sequence[Path] = (),
+    ) -> None:
         self.path, self.damaged = path, damaged
-        self._files, self._new = files, new
+        self._files, self._new, self._folders = files, new, folders
         self._root: Any = zarr.open_group(LocalStore(path) if files is None else _Journaled(files), mode="r+")
         self._arrays: dict[str, Any] = {}
 
@@ -89,6 +99,10 @@ class Writer:
         if kind is not None and self._new:
             place.discard(self.path)
         self._files.close()
+        if kind is not None and self._new:
+            with suppress(OSError):  # others may have written there
+                for folder in self._folders:
+                    folder.rmdir()
 
     @property
     def journal(self) -> Journal:
@@ -108,13 +122,13 @@ class Writer:
     @contextmanager
     def write_state(self) -> Iterator[IO[bytes]]:
         """File for a state to resume from; it belongs to what is committed with it."""
-        with self.journal.stage(_STATE) as file:
+        with self.journal.stage(STATE) as file:
             yield file
 
     @property
     def state(self) -> Path | None:
         """File of the state that was committed last."""
-        return self.journal.path(_STATE) if _STATE in self.journal.files else None
+        return self.journal.path(STATE) if STATE in self.journal.files else None
 
     def commit(self) -> None:
         """Bring what was written to the disk, all or nothing of it."""
@@ -126,10 +140,13 @@ class Writer:
         return np.asarray(self._root[name])
 
     def finish(self) -> None:
-        """Say in the run's attributes that it is complete, after all that was written is on the disk."""
+        """Say in the run's attributes that it is complete, after all that was written is on the disk.
+
+        A state that was written stays, for :func:`extend` to go on from.
+        """
         self.commit()
         self._root.attrs.update({"ended": now()})
-        self.journal.finish(without=(_STATE,))
+        self.journal.finish()
         self.journal.close()
         self._files = None
 
@@ -197,11 +214,12 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
     """
     path = Path(path)
     place.claim(path, attrs["command"])
+    folders = [parent for parent in path.absolute().parents if not parent.exists()]
     with place.draft(path) as (folder, lock):
-        _lay_out(folder, groups, attrs)
+        lay_out(folder, groups, attrs)
         journal.start(folder)
         place.put(folder, path)
-    return Writer(path, Journal(path, lock=lock), new=True)
+    return Writer(path, Journal(path, lock=lock), new=True, folders=folders)
 
 
 def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, overwrite: bool = False) -> None:
@@ -238,7 +256,8 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
         lock.release()
 
 
-def _lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
+def lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
+    """Make the groups and the arrays of a new run, in which nothing is written yet."""
     _journal_node(folder).attrs.update(dict(attrs))
     for name, group in groups.items():
         coded: Any = dict.fromkeys(group.coords.variables, _CODED)
@@ -293,10 +312,8 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
     path = Path(path)
     place.claim(path, command, resume=True)
     ended = "ended" in place.attributes(path)
-    if not (path / journal.FOLDER / "log").exists():
-        raise ValueError(f"{path} has no journal, so that it can be read but not gone on with. Choose another path.")
-    tidy = not journal.left_over(path) and _STATE not in journal.read_log(path)
-    if ended and tidy and not damage(path, checksums=True):
+    require_journal(path)
+    if ended and not journal.left_over(path) and not damage(path, checksums=True):
         _require_same(path, config)
         return Writer(path, None)
     files = Journal(path)
@@ -306,7 +323,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
             raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {place.AGAIN}")
         _require_same(path, config)
         if ended and not found:  # but for the last steps of finishing it
-            files.finish(without=(_STATE,))
+            files.finish()
             files.close()
             return Writer(path, None)
         if found:
@@ -323,12 +340,26 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
     return writer
 
 
+def changed(path: str | Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings that are not those that a run was started with, by name: (there, now)."""
+    theirs, mine = config_of(path), json.loads(to_json(config))
+    return {k: (theirs.get(k), mine.get(k)) for k in sorted({*mine, *theirs}) if mine.get(k) != theirs.get(k)}
+
+
+def has_state(path: str | Path) -> bool:
+    """Whether a run has a state to go on from; those that older versions finished have none."""
+    return (Path(path) / STATE).is_file()
+
+
+def require_journal(path: Path) -> None:
+    """ValueError if a store has no journal."""
+    if not (path / journal.FOLDER / "log").exists():
+        raise ValueError(f"{path} has no journal, so that it can be read but not gone on with. Choose another path.")
+
+
 def _require_same(path: Path, config: Mapping[str, Any]) -> None:
-    theirs = config_of(path)
-    mine = json.loads(to_json(config))
-    differ = sorted(k for k in {*mine, *theirs} if mine.get(k) != theirs.get(k))
-    if differ:
-        shown = "; ".join(f"{k}: {theirs.get(k)!r} there, {mine.get(k)!r} now" for k in differ[:5])
+    if differ := changed(path, config):
+        shown = "; ".join(f"{k}: {there!r} there, {now_!r} now" for k, (there, now_) in list(differ.items())[:5])
         raise ValueError(
             f"{path} was started with other settings ({shown}). Resume with those, or choose another path."
         )

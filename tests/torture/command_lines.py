@@ -130,6 +130,8 @@ SIM = """
 --out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.sim
 --out sim.zarr | --out sim.zarr exists
 --out sim.zarr --resume --clients 9 | was started with other settings
+--out sim.zarr --resume --replicates 2 --clients 9 | was started with other settings
+--out sim.zarr --resume --rounds 2 | has runs of 1 rounds, and a study keeps no states
 """
 RECOVERY = """
 --p 1 | p
@@ -211,6 +213,7 @@ NTK = """
 --reduction max | invalid choice: 'max'
 --replicates 0 | replicates must be
 --kappa 0 --methods dynamic | kappa must be
+--theorem 2 --kappa 0.5 | --kappa is for theorem 1 only: leave it out
 --theorem 2 --constant nan | constant
 --theorem 2 --delta 0 | delta
 --theorem 2 --delta 1 | delta
@@ -337,6 +340,8 @@ FL = """
 --config empty.toml --out fl.zarr | fl.zarr must be a folder of runs
 --out fl.zarr | --out fl.zarr exists
 --out fl.zarr --resume --seed 9 | was started with other settings
+--out fl.zarr --resume --rounds 9 --seed 9 | was started with other settings
+--out fl.zarr --resume --rounds 2 | it can be made longer, not shorter
 --out sim.zarr --resume | was made by fedstat.sim, not by fedstat.fl
 --out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.fl
 """

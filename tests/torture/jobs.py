@@ -21,19 +21,35 @@ ROUNDS = 5
 TIMES = ("seconds", "started", "ended")
 
 
-def study(out: Path) -> None:
+def study(out: Path, replicates: int = 2) -> None:
     """A simulation study of four runs."""
-    sim.study(**SIZES, methods=["true", "dynamic"], rounds=3, replicates=2, out=out, resume=True, threads=1)
+    sim.study(**SIZES, methods=["true", "dynamic"], rounds=3, replicates=replicates, out=out, resume=True, threads=1)
 
 
-def trained(out: Path) -> None:
+def trained(out: Path, rounds: int = ROUNDS) -> None:
     """One run of the trainer, with a split that moves, checkpoints and masked parts."""
     data = sim.generate(clients=4, d=5, m=8, n_train=12, n_test=6, seed=1)
     train(
-        data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"], kappa=0.7), rounds=ROUNDS, batch_size=6, lr=0.05,
+        data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"], kappa=0.7), rounds=rounds, batch_size=6, lr=0.05,
         participation=0.75, optimizer="adam", optimizer_state="keep", checkpoints=(2,), masking=2, threads=1,
         out=out, resume=True,
     )  # fmt: skip
+
+
+def more(out: Path) -> None:
+    """The study, finished with one replicate and made longer; what cut this off may have done so before or after."""
+    store.settle(out)
+    if not out.exists() or store.config_of(out)["replicates"] == 1:
+        study(out, replicates=1)
+    study(out)
+
+
+def longer(out: Path) -> None:
+    """The run of the trainer, finished after three rounds and made longer."""
+    store.settle(out)
+    if not out.exists() or store.config_of(out)["rounds"] == 3:
+        trained(out, rounds=3)
+    trained(out)
 
 
 def motivating(out: Path) -> None:
@@ -55,7 +71,12 @@ def large() -> xr.Dataset:
     return xr.Dataset({"x": (("unit",), np.random.default_rng(0).random(125_000))})
 
 
-STREAMED: dict[str, Callable[[Path], None]] = {"sim": study, "fl": trained, "motivation": motivating}
+STREAMED: dict[str, Callable[[Path], None]] = {
+    "sim": study, "fl": trained, "motivation": motivating, "sim, longer": more, "fl, longer": longer
+}  # fmt: skip
+
+
+SLOW = {"sim, longer"}
 
 
 def at_every_turn() -> None:
@@ -88,7 +109,8 @@ def require_same(path: Path, expected: dict[str, np.ndarray]) -> None:
         np.testing.assert_array_equal(found[name], x, err_msg=name)
     left = [p.relative_to(path.parent).as_posix() for p in path.parent.rglob("*") if not p.is_relative_to(path)]
     assert not left, left
-    assert sorted(p.name for p in (path / "journal").iterdir()) == ["log", "zarr.json"]
+    state = ["state"] if store.attributes(path)["command"] == "fedstat.fl" else []
+    assert sorted(p.name for p in (path / "journal").iterdir()) == ["log", *state, "zarr.json"]
 
 
 def held(writer: Writer) -> int:

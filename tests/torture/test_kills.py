@@ -71,7 +71,10 @@ def parent():
         forkserver.ensure_running()
 
 
-@pytest.fixture(scope="module", params=JOBS)
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in jobs.SLOW)) for name in JOBS]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def undisturbed(request, tmp_path_factory):
     """Name of a job, number of its changes to files, and what its store holds at the end."""
     out = tmp_path_factory.mktemp("undisturbed") / "runs" / "run.zarr"

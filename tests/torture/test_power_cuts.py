@@ -18,7 +18,10 @@ from fedstat import store
 CUTS = [pytest.param(3, id="few"), pytest.param(80, id="many", marks=pytest.mark.slow)]
 
 
-@pytest.fixture(scope="module", params=["sim", "fl", "motivation", "replaced"])
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in jobs.SLOW)) for name in (*jobs.STREAMED, "replaced")]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def recording(request, tmp_path_factory):
     """Name of a job, what it did to files, and what its store holds at the end."""
     out = tmp_path_factory.mktemp("recorded") / "run.zarr"
