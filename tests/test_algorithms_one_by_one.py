@@ -132,7 +132,7 @@ def test_layers_outside_the_net_are_refused_with_those_it_has(name, layer):
 def test_a_layer_without_weights_cannot_be_analysed():
     net = nets.mlp(SIZES)
     shapes = {"norm1.scale": (10,)} | net.shapes
-    start = Start(net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {})
+    start = Start(net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {}, lambda _: ({}, None))
     with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyse, only \['norm1.scale'\]"):
         algorithms.fedfac("norm1", dynamic=False).split(start)
 
@@ -156,7 +156,8 @@ def test_the_codes_variant_splits_at_the_mean_leverage_and_shares_weights_only()
 
 def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
     w = torch.from_numpy(np.random.default_rng(2).normal(size=(6, 10, 6))).float()
-    fields = (np.array(SAMPLES), 0, CPU, lambda _: {"fc1.weight": w, "fc2.weight": w[:, :3].mT})
+    trained = {"fc1.weight": w, "fc2.weight": w[:, :3].mT}
+    fields = (np.array(SAMPLES), 0, CPU, lambda _: trained, lambda _: ({}, None))
     given = algorithms.fedfac(variant="code", dynamic=False).split(Start(nets.mlp(SIZES), *fields))
     values, vectors = np.linalg.eigh(np.corrcoef(np.concatenate([c.double().numpy().T for c in w]), rowvar=False))
     share = np.cumsum(values[::-1]) / values.sum()

@@ -103,9 +103,8 @@ def test_a_layer_of_several_weights_is_analysed_as_one():
     j = job(algorithms.fedfac("fc1", method="icc", dynamic=False))
     rng = np.random.default_rng(0)
     w = {name: torch.from_numpy(rng.normal(size=(6, *shape))).float() for name, shape in (net.shapes | extra).items()}
-    given = j.algorithm.split(
-        Start(net._replace(shapes=net.shapes | extra), np.array(SAMPLES), 0, torch.device("cpu"), lambda _: w)
-    )
+    wide, cpu = net._replace(shapes=net.shapes | extra), torch.device("cpu")
+    given = j.algorithm.split(Start(wide, np.array(SAMPLES), 0, cpu, lambda _: w, lambda _: ({}, None)))
     both = np.concatenate([w["fc1.weight"], w["fc1.weight_more"]], axis=2)
     np.testing.assert_allclose(given.icc["fc1"], icc(both).agreement, rtol=1e-12)
 

@@ -166,7 +166,7 @@ def test_a_split_of_changes_comes_from_their_agreement() -> None:
     w = half_identical()
     by_change = fs.icc(w + start, start=start).split(tau=0.5)
     np.testing.assert_array_equal(by_change.shared, np.arange(16) < 8)
-    with pytest.raises(ValueError, match=r"Use fedstat\.icc\(weights, start=\.\.\.\), and \.split"):
+    with pytest.raises(ValueError, match=r"Use fedstat\.icc\(weights, start=\.\.\.\)"):
         fs.update(by_change, w)
 
 

@@ -41,7 +41,7 @@ HELP = {
     "layers": "Λ, layers to split, by name or number from 1 (default: the last hidden layer)",
     "kappa": "κ, share of the eigenvalues' sum that decides the number of factors (default 0.85)",
     "tau": "τ, quantile of communality or ICC from which units are shared, inf, mean or, as --tau=-inf, "
-    "-inf (default 0.5)",
+    "-inf (default 0.5); test with --estimator icc: units on which clients are not shown to differ",
     "estimator": "what FedFac splits by: an estimator of the communality (shared: explained by the other units), or "
     "icc (shared: clients agree) (default pa)",
     "variant": "the paper's text or the published code, where they differ (default paper)",

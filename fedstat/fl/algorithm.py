@@ -65,6 +65,9 @@ class Start(NamedTuple):
     pretrain : callable (epochs or None) -> Params
         Every client's parameters (client, ...) after that many local epochs (None: the run's own number) from the
         common start, with nothing shared.
+    halves : callable (epochs or None) -> Params (client, 2, ...), array (client,) or None
+        The same on either half of the samples of all clients that have two or more, see
+        :func:`fedstat.fl.halves.trained`.
     """
 
     net: Net
@@ -72,6 +75,7 @@ class Start(NamedTuple):
     seed: int
     device: Any
     pretrain: Callable[[int | None], Params]
+    halves: Callable[[int | None], tuple[Params, np.ndarray | None]]
 
 
 class Uploads(NamedTuple):

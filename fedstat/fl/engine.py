@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstat import _random
-from fedstat.fl import masks
+from fedstat.fl import halves, masks
 from fedstat.fl.algorithm import Phase, Split, Start, Uploads
 from fedstat.fl.job import Job, State, active, by_size, personal
 from fedstat.fl.local_training import local_training
@@ -48,14 +48,19 @@ def start(job: Job) -> State:
     """
     server = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
 
+    alone = State(-1, {}, {}, server, Split(masks.nothing(job.net, job.device)), {})
+    fresh = replace(job, optimizer_state="reset")
+
     def pretrain(epochs: int | None) -> Params:
-        alone = State(-1, {}, {}, server, Split(masks.nothing(job.net, job.device)), {})
         order = by_size(job.train, np.arange(job.clients))
-        fresh = replace(job, optimizer_state="reset")
         trained, _, _ = local_training(fresh, alone, order, (Phase(epochs),))
         return {name: p[np.argsort(order)] for name, p in trained.items()}
 
-    split = job.algorithm.split(Start(job.net, job.train.sizes, job.seed, job.device, pretrain))
+    def pretrain_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
+        some = np.flatnonzero(job.train.sizes >= 2)
+        return halves.trained(fresh, alone, some, (Phase(epochs),))
+
+    split = job.algorithm.split(Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves))
     masks.require(job.net, split.shared, job.clients, job.algorithm.name)
     if job.algorithm.uploads:
         masks.require(job.net, job.algorithm.uploads(job.net, split), job.clients, f"{job.algorithm.name}, uploads")

@@ -14,7 +14,7 @@ from fedstat.fl.algorithm import Phase
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, State, active, by_size, personal
 from fedstat.fl.local_training import local_training
-from fedstat.fl.nets import Net
+from fedstat.fl.nets import Net, Params
 from fedstat.stats import components
 from fedstat.stats.components import Parts
 
@@ -67,10 +67,8 @@ def require(job: Job, what: str, least: int) -> None:
         )
 
 
-def parts(
-    job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...], *, changes: bool = False
-) -> dict[str, Parts]:
-    """Train clients twice from what they download, on either half of their samples, and compare, by layer.
+def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> tuple[Params, np.ndarray | None]:
+    """Train clients twice from what they download, on either half of their samples.
 
     Parameters
     ----------
@@ -78,36 +76,56 @@ def parts(
     state : State
         Before the training.
     clients : int array (k,)
-        See :func:`divisible`.
+        With 2 samples or more each.
     phases : tuple of Phase
         The training.
-    changes : bool
-        Compare the changes from what each client downloaded, which differs where entries are its own, not the weights.
 
     Returns
     -------
-    mapping from layer to Parts
-        Of all trained parameters of a layer, the clients by rising number. Their numbers of samples are the covariate
-        where they differ: who has more samples makes more steps, which is no knowledge.
+    models : Params (k, 2, ...)
+        Of the clients by rising number; without buffers.
+    covariate : array (k,) or None
+        Their numbers of samples where they differ: who has more makes more steps, which is no knowledge.
     """
     clients = np.sort(clients)
     data = halves(job.train, clients, seed=job.seed, number=state.round)
     order = by_size(data[0], clients)
-    trained = [local_training(replace(job, train=half), state, order, phases)[0] for half in data]
+    both = [local_training(replace(job, train=half), state, order, phases)[0] for half in data]
     rising = torch.from_numpy(np.argsort(order)).to(job.device)
-    start = personal(job, state, clients) if changes else {}
-    x = covariate(job.train.sizes[clients])
+    names = [name for name in job.net.shapes if name not in job.net.buffers]
+    models = {name: torch.stack([half[name][rising] for half in both], 1) for name in names}
+    return models, covariate(job.train.sizes[clients])
+
+
+def parts(
+    job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...], *, changes: bool = False
+) -> dict[str, Parts]:
+    """Compare models of :func:`trained`, by layer: sums of squares over all trained parameters of a layer.
+
+    With ``changes`` not their weights are compared but what changed from what each client downloaded, which differs
+    where entries are its own.
+    """
+    models, x = trained(job, state, clients, phases)
+    start = personal(job, state, np.sort(clients)) if changes else {}
     found: dict[str, Parts] = {}
-    for name, shape in job.net.shapes.items():
-        if name in job.net.buffers:
-            continue
-        w = torch.stack([half[name][rising] for half in trained], 1)
+    for name, w in models.items():
         if changes:
             w -= start[name][:, None]
-        part = components.parts(w.view(len(clients), 2, shape[0] if shape else 1, -1), x).pooled()
+        part = components.parts(w.view(*w.shape[:3], -1) if w.ndim > 2 else w[..., None, None], x).pooled()
         layer = nets.layer_of(name)
         found[layer] = found[layer] + part if layer in found else part
     return found
+
+
+def traffic(n_weights: int, n_layers: int, sizes: np.ndarray) -> tuple[int, int]:
+    """Bytes that a probe of some clients sends up and down, together, beside the download that all have.
+
+    Up goes the mean of a client's two models, n_weights float32, and later two float32 a layer, its ``between`` and
+    ``within``; down the fit over clients that it needs for ``between``: their mean, and where sizes differ the slope.
+    The server needs no client's own models: sums of the means, and of the means times sizes, do.
+    """
+    fits = 1 if covariate(sizes) is None else 2
+    return 4 * len(sizes) * (n_weights + 2 * n_layers), 4 * len(sizes) * fits * n_weights
 
 
 def covariate(sizes: np.ndarray) -> np.ndarray | None:

@@ -17,6 +17,8 @@ from fedstat.results.components import ComponentsResult
 from fedstat.stats import components as _moments
 from fedstat.stats import components_reml as _reml
 from fedstat.stats.components import BadWeightsError, Components, NoNoiseError
+from fedstat.stats.icc import agreement
+from fedstat.stats.icc import sums as icc_sums
 
 _BLOCK = 2**26  # bytes read at once
 _DIMS = ("client", "replicate", "unit")
@@ -113,6 +115,7 @@ def variance_components(
     estimate: Any = _reml.components if method == "reml" else _moments.components
     found: list[Components] = []
     pooled: list[Any] = []
+    alike: list[NDArray[np.float64]] = []
     for at, w in _unit_blocks(weights):
         here = units[at]
         try:
@@ -123,6 +126,7 @@ def variance_components(
         except NoNoiseError as error:
             raise NoNoiseError(here[error.units]) from None
         pooled.append(sums.pooled())
+        alike.append(agreement(icc_sums(w.mean(1))))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     return ComponentsResult(
         components=_joined(found),
@@ -132,6 +136,7 @@ def variance_components(
         n_replicates=n_replicates,
         n_weights=n_weights,
         method=method,
+        agreement=np.concatenate(alike),
         adjusted=covariate is not None,
     )
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat.labelled.coerce import Weights, correlation_of, labels, sums
+from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import CHOICES, DEFAULTS, KAPPA, analyse, changed, require_effect, require_room
 from fedstat.labelled.icc import icc
-from fedstat.results import AgreementWarning, FactorResult, IccResult, SplitResult, Tau
+from fedstat.results import AgreementWarning, ComponentsResult, FactorResult, IccResult, SplitResult, Tau
 from fedstat.stats import split as _split
 from fedstat.stats.moments import Moments, correlation
 
 
-def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: Any) -> SplitResult:
+def split(weights: Weights, *, kappa: float = 0.85, tau: Tau | Literal["test"] = 0.5, **options: Any) -> SplitResult:
     """Split a layer's units into shared and client-specific ones: by default those that the other units explain.
 
     *Shared* means one of two things. By factor analysis (``method`` "pa", "minres", "pc" or "leverage"; FedFac §4.1)
@@ -33,14 +34,17 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
         As in :func:`layer_matrix`; at least 2 clients and 2 weights a unit for ``method="icc"``.
     kappa : float in (0, 1]
         The number of factors is the smallest whose eigenvalues hold this share of their sum.
-    tau : float in (0, 1), inf, -inf or Absolute
+    tau : float in (0, 1), inf, -inf, Absolute or "test"
         Quantile of ν, or of the ICC, at which units begin to be shared; ``Absolute(x)`` for a value; ``inf``: the
         whole layer is personal (FedPer, LG-FedAvg); ``-inf``: the whole layer is shared (FedAvg). Units that tie with
         the threshold are all shared, so that of 12 units in 16 that are equal in all clients (ICC 1) ``tau=0.5``
         shares 12. A unit that has one value throughout (dead) has neither ν nor ICC and is shared by ``-inf`` alone.
+        With ``method="icc"``, ``"test"``: weights have a dim ``replicate`` (:func:`variance_components`), and shared is
+        where clients differ no more than their replicates explain; how many that are is not fixed in advance.
     **options
-        ``method``: "pa" (default), "minres", "pc", "leverage" or "icc"; and for factor analysis n_factors, rotation,
-        start, n_starts, seed, heywood, max_iter and tol of :func:`fa`.
+        ``method``: "pa" (default), "minres", "pc", "leverage" or "icc"; for factor analysis n_factors, rotation,
+        start, n_starts, seed, heywood, max_iter and tol of :func:`fa`; for ``tau="test"`` fdr, the false discovery rate
+        (0.05), and covariate, clients' numbers of samples, say, of :func:`variance_components`.
 
     Returns
     -------
@@ -89,8 +93,20 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau = 0.5, **options: A
     [True, True, True, True, False, False]
     """
     method = _check.choice("method", options.get("method", CHOICES["method"]), _split.METHODS)
+    tested = {name: options.pop(name) for name in ("fdr", "covariate") if name in options}
     if method == "icc":
         _require_none_of_factors(kappa, options)
+        if tau == "test":
+            found = variance_components(weights, covariate=tested.get("covariate"))
+            return found.split(fdr=tested.get("fdr", 0.05))
+    for name, value in tested.items():
+        raise ValueError(f"{name} has no effect but with method='icc' and tau='test', but got {value!r}. Leave it out.")
+    if tau == "test":
+        raise ValueError(
+            "tau='test' asks whether clients differ more than replicates explain, which is no question of "
+            f"method={method!r}. Use method='icc', with weights that have a dim replicate."
+        )
+    if method == "icc":
         return icc(weights).split(tau=tau)
     fitting = DEFAULTS | CHOICES | options
     n_units = len(labels(weights, "unit", 1))
@@ -164,7 +180,7 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     n_units = len(labels(weights, "unit", 1))
     if n_units != len(fit.units):
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {n_units}")
-    if isinstance(fit, IccResult):
+    if not isinstance(fit, FactorResult):
         return _updated_agreement(previous, fit, weights)
     m, units, n_clients, agreement = sums(weights)
     say_if_alone(n_clients)
@@ -176,18 +192,19 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     result = replace(result, agreement=agreement)
     if not isinstance(previous, SplitResult):
         return result
-    again = result.split(tau=previous.tau)
+    again = result.split(tau=cast(Tau, previous.tau))
     say_if_contradicted(again)
     return again
 
 
-def _updated_agreement(previous: Any, fit: IccResult, weights: Weights) -> SplitResult:
-    if fit.of_change or not isinstance(previous, SplitResult):
+def _updated_agreement(previous: Any, fit: IccResult | ComponentsResult, weights: Weights) -> SplitResult:
+    if isinstance(fit, ComponentsResult) or fit.of_change or not isinstance(previous, SplitResult):
         raise ValueError(
-            "update repeats factor analyses and splits of weights; of agreement, and of changes from a start, nothing "
-            "carries over. Use fedstat.icc(weights, start=...), and .split(tau=...) of it."
+            "update repeats factor analyses and splits of weights; of agreement, of changes from a start and of tests "
+            "nothing carries over. Use fedstat.icc(weights, start=...) or fedstat.variance_components(weights), and "
+            ".split(...) of it."
         )
-    return icc(weights, level=fit.level).split(tau=previous.tau)
+    return icc(weights, level=fit.level).split(tau=cast(Tau, previous.tau))
 
 
 def say_if_alone(n_clients: int) -> None:

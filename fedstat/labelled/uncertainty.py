@@ -166,7 +166,7 @@ def stability(
             fit = fa(r, corr=True, **({"kappa": kappa, "method": method} | changes))
             rows.append(_row(varied, value, reference, fit.split(tau=tau)))
     say_if_contradicted(reference)
-    rows += [_row("tau", str(t), reference, reference.fit.split(tau=t)) for t in taus if t != tau]
+    rows += [_row("tau", str(t), reference, reference.factors.split(tau=t)) for t in taus if t != tau]
     return StabilityResult(reference, pd.DataFrame(rows))
 
 

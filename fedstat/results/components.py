@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fedstat import _check
 from fedstat.results.base import Result, line, listing, number
-from fedstat.stats.components import Components
-from fedstat.stats.icc import fdr
+from fedstat.results.split import SplitResult
+from fedstat.stats.components import Components, split_by_test
+from fedstat.stats.icc import fdr as adjusted
 
 Floats = NDArray[np.float64]
 Verdict = Literal["own", "shared", "undecided", "no difference shown beyond noise", "undefined"]
@@ -133,9 +135,13 @@ class ComponentsResult(Result):
     n_clients, n_replicates, n_weights : int
         Weights are those of a unit.
     method : {"moments", "reml"}
+    agreement : array (unit,)
+        ICC2 of the clients' means over replicates: on which units they agree.
     adjusted : bool
         Whether a covariate of clients was taken out.
     """
+
+    statistic_name: ClassVar[str] = "adjusted p"
 
     components: Components
     layer_components: Components
@@ -144,6 +150,7 @@ class ComponentsResult(Result):
     n_replicates: int
     n_weights: int
     method: str
+    agreement: Floats
     adjusted: bool = False
 
     @property
@@ -164,7 +171,45 @@ class ComponentsResult(Result):
     @cached_property
     def p_adjusted(self) -> Floats:
         """P values adjusted over units to control the false discovery rate (Benjamini and Hochberg), array (unit,)."""
-        return fdr(self.components.p_value[:, None])[:, 0]
+        return adjusted(self.components.p_value[:, None])[:, 0]
+
+    @property
+    def statistic(self) -> Floats:
+        """What a split of this result goes by: :attr:`p_adjusted`."""
+        return self.p_adjusted
+
+    def split(self, *, fdr: float = 0.05) -> SplitResult:
+        """Shared units: those on which clients differ no more than replicates of one client explain.
+
+        Personal are the units for which the test of no variance between clients rejects at that false discovery rate,
+        so that the share of shared units is not fixed in advance. Shared means "not shown to differ": with few clients
+        or much noise everything is shared.
+
+        Parameters
+        ----------
+        fdr : float in (0, 1)
+            Expected share, among the units called personal, of those on which clients do not differ (Benjamini and
+            Hochberg 1995).
+
+        Returns
+        -------
+        SplitResult
+
+        Examples
+        --------
+        >>> from fedstat import variance_components
+        >>> rng = np.random.default_rng(0)
+        >>> own = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0, 1, 3])[:, None]
+        >>> variance_components(own + rng.normal(size=(20, 2, 4, 50))).split().shared
+        array([ True,  True, False, False])
+        """
+        _check.real("fdr", fdr, low=0, high=1, open_low=True, open_high=True)
+        shared = split_by_test(self.components.p_value, fdr=fdr)
+        return SplitResult(np.full(len(shared), np.nan), shared, fdr, "test", self)
+
+    def by_unit(self) -> pd.DataFrame:
+        """As :meth:`tidy`, with the units under ``term`` and their ``icc``: what a split's table begins with."""
+        return self.tidy().rename(columns={"unit": "term"}).assign(icc=self.agreement)
 
     @property
     def layer(self) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -83,6 +83,13 @@ class FactorResult(Result):
     n_starts: int = 1
     n_minima: int = 1
     agreement: Floats | None = None
+
+    statistic_name: ClassVar[str] = "nu"
+
+    @property
+    def statistic(self) -> Floats:
+        """What a split of this result goes by: the communality."""
+        return self.communality
 
     @property
     def uniqueness(self) -> Floats:

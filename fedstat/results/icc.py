@@ -53,6 +53,7 @@ class IccResult(Result):
     replicates: Floats | None = None
     layer_replicates: Floats | None = None
     method: ClassVar[str] = "icc"
+    statistic_name: ClassVar[str] = "ICC2"
 
     @property
     def n_clients(self) -> int:
@@ -68,6 +69,11 @@ class IccResult(Result):
     def agreement(self) -> Floats:
         """ICC2 of each unit, the coefficient that says whether clients agree; array (unit,)."""
         return self.of_type(HEADLINE)
+
+    @property
+    def statistic(self) -> Floats:
+        """What a split of this result goes by: :attr:`agreement`."""
+        return self.agreement
 
     @property
     def dead(self) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from fedstat.results.base import Result, line, listing, number
 from fedstat.stats import split as _split
 
 if TYPE_CHECKING:
+    from fedstat.results.components import ComponentsResult
     from fedstat.results.factor import FactorResult
     from fedstat.results.icc import IccResult
 
@@ -28,7 +29,8 @@ class SplitResult(Result):
     """Shared and client-specific units of a layer, as :func:`fedstat.split` returns it.
 
     A shared unit is one that the other units explain (communality ν from the threshold up) where ``fit`` is a factor
-    analysis, and one on which clients agree (ICC2 from the threshold up) where ``fit`` is an :class:`IccResult`.
+    analysis; one on which clients agree (ICC2 from the threshold up) where it is an :class:`IccResult`; and one on
+    which they are not shown to differ (adjusted p above the threshold) where it is a :class:`ComponentsResult`.
 
     Attributes
     ----------
@@ -38,17 +40,17 @@ class SplitResult(Result):
         ζ: True for a unit that all clients share.
     threshold : float
         Value that :attr:`statistic` had to reach.
-    tau : float or Absolute
-        The threshold as it was asked for: a quantile, ±inf or a value.
-    fit : FactorResult or IccResult
+    tau : float, Absolute or "test"
+        The threshold as it was asked for: a quantile, ±inf, a value, or a test's false discovery rate.
+    fit : FactorResult, IccResult or ComponentsResult
         What the split was made by.
     """
 
     communality: Floats
     shared: NDArray[np.bool_]
     threshold: float
-    tau: _split.Tau
-    fit: FactorResult | IccResult
+    tau: _split.Tau | Literal["test"]
+    fit: FactorResult | IccResult | ComponentsResult
 
     @property
     def icc(self) -> Floats | None:
@@ -58,7 +60,7 @@ class SplitResult(Result):
     @property
     def factors(self) -> FactorResult:
         """The factor analysis behind ν; ValueError where the split is by agreement."""
-        if self.fit.method == "icc":
+        if self.fit.statistic_name != "nu":
             raise ValueError(
                 "the split is by agreement between clients (method='icc'), which has no factors, loadings or "
                 "eigenvalues. Split by 'pa', 'minres', 'pc' or 'leverage' for these."
@@ -67,8 +69,8 @@ class SplitResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """What the threshold is about: ν, or ICC2 where the split is by agreement; array (unit,)."""
-        return cast("IccResult", self.fit).agreement if self.fit.method == "icc" else self.communality
+        """What the threshold is about: ν, ICC2 or adjusted p values, by ``fit``; array (unit,)."""
+        return self.fit.statistic
 
     @property
     def group(self) -> NDArray[np.str_]:
@@ -78,7 +80,7 @@ class SplitResult(Result):
 
     @property
     def margin(self) -> Floats:
-        """How far each unit is from the threshold, ν − τ or ICC2 − τ; array (unit,)."""
+        """How far each unit's :attr:`statistic` is from the threshold; array (unit,)."""
         return self.statistic - self.threshold
 
     @property
@@ -90,7 +92,7 @@ class SplitResult(Result):
         return self.icc is not None and _split.contradicted(self.shared, self.icc)
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit: those of the factor analysis, or of :meth:`IccResult.augment`, then group and margin.
+        """One row a unit: those of the factor analysis, of agreement or of the test, then group and margin.
 
         The column ``h2`` holds the communality, ``icc`` the agreement between clients, where there are any.
         """
@@ -120,8 +122,8 @@ class SplitResult(Result):
         by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
         close = [f"{self.fit.units[j]} {self.margin[j]:+.3f}" for j in by_margin[:6] if not self.fit.dead[j]]
         head = f"Split of {len(groups)} units: " + ", ".join(f"{n} {name}" for name, n in count.items())
-        name = "ICC2" if self.fit.method == "icc" else "nu"
-        lines = [head, f"  tau {self.tau}: {name} >= {self.threshold:.4g} is shared"]
+        above = ">" if self.tau == "test" else ">="
+        lines = [head, f"  tau {self.tau}: {self.fit.statistic_name} {above} {self.threshold:.4g} is shared"]
         if np.isfinite(self.threshold):
             lines.append(listing("  nearest to the threshold:", close))
         median = {name: number(round(self.median_icc(name), 2) + 0.0, 2) for name in ("shared", "personal")}

@@ -22,6 +22,7 @@ from scipy import special
 
 from fedstat import _check
 from fedstat.stats.icc import at_once, slices
+from fedstat.stats.icc import fdr as adjusted
 
 Array = Any
 Floats = NDArray[np.float64]
@@ -274,6 +275,14 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
         replicate = np.where(np.isnan(personal), np.nan, replicate)
     p_value = special.stdtr(free, -statistic)
     return Components(sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, free, level)
+
+
+def split_by_test(p_value: Floats, *, fdr: float) -> NDArray[np.bool_]:
+    """Units that are not shown to differ between clients, at a false discovery rate: bool array (unit,).
+
+    A unit that is the same in all models (p value NaN) is not among them: it holds nothing to share.
+    """
+    return np.asarray(adjusted(p_value[:, None])[:, 0] > fdr)
 
 
 def _squares(x: Array, q: Array) -> tuple[Array, Array]:

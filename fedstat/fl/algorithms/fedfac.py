@@ -14,7 +14,7 @@ from fedstat import _check
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Algorithm, Mask, Split, Start, Uploads
 from fedstat.fl.nets import Net, Params
-from fedstat.stats import factor, icc
+from fedstat.stats import components, factor, icc
 from fedstat.stats import split as splitting
 from fedstat.stats.moments import correlation, moments
 
@@ -27,12 +27,13 @@ def fedfac(
     *,
     dynamic: bool = True,
     kappa: float = _KAPPA,
-    tau: splitting.Tau | Literal["mean"] | None = None,
+    tau: splitting.Tau | Literal["mean", "test"] | None = None,
     method: splitting.Method | None = None,
     on: Literal["weights", "updates"] = "weights",
     pretrain_epochs: int | None = None,
     warm_start: bool = True,
     variant: Literal["paper", "code"] = "paper",
+    fdr: float | None = None,
 ) -> Algorithm:
     """FedFac, static (Algorithm 1) or dynamic (Algorithm 2): shared are units that the other units explain.
 
@@ -56,7 +57,9 @@ def fedfac(
         ``"leverage"``. ``method="icc"`` makes no factor analysis: τ is then about ICC2 of the active clients
         (:func:`fedstat.icc`), at least 2, and ``kappa`` and ``warm_start`` have no effect. Of dynamic splits: averaging
         makes a shared unit alike in all clients, so that by agreement on ``"weights"`` the first split tends to stay;
-        agreement on ``"updates"`` is asked anew in every round.
+        agreement on ``"updates"`` is asked anew in every round. ``tau="test"``, with ``method="icc"`` and not
+        ``dynamic``: every client first trains twice, on either half of its samples, and shared are units on which
+        clients are not shown to differ more than halves do (:func:`fedstat.variance_components`), however many.
     on : {"weights", "updates"}
         What dynamic FedFac analyses: the trained weights, or their change in this round.
     pretrain_epochs : int, optional
@@ -71,6 +74,8 @@ def fedfac(
         biases and normalisation parameters stay with the client. Of the rest, running statistics that stay with the
         client are the network's ``statistics="local"``, and the loss summed over a batch is a learning rate of SGD
         times the batch size (Adam does not see the difference); its weight decay and pretrained start are not offered.
+    fdr : float in (0, 1), optional
+        False discovery rate of ``tau="test"``; 0.05 by default.
 
     Raises
     ------
@@ -85,8 +90,8 @@ def fedfac(
     """
     code = _check.choice("variant", variant, ("paper", "code")) == "code"
     given = masks.given_layers(layers)
-    limit: splitting.Tau | Literal["mean"] = ("mean" if code else 0.5) if tau is None else tau
-    if limit != "mean":
+    limit: splitting.Tau | Literal["mean", "test"] = ("mean" if code else 0.5) if tau is None else tau
+    if not isinstance(limit, str):
         splitting.threshold(np.array([0.0, 1.0]), limit)  # raises if tau is out of range
     _check.choice("on", on, ("weights", "updates"))
     _check.real("kappa", kappa, low=0, open_low=True, high=1)
@@ -94,6 +99,14 @@ def fedfac(
     by_agreement = estimator == "icc"
     if by_agreement:
         _require_none_of_factors(kappa, warm_start or not dynamic)
+    if limit == "test" and (dynamic or not by_agreement):
+        raise ValueError(
+            "tau='test' compares two models of every client, which are trained before the first round: it needs "
+            f"method='icc' and dynamic=False, but got method={estimator!r} and dynamic={dynamic}"
+        )
+    if fdr is not None and limit != "test":
+        raise ValueError(f"fdr has no effect but with tau='test', but got fdr={fdr!r} and tau={tau!r}")
+    rate = _check.real("fdr", 0.05 if fdr is None else fdr, low=0, high=1, open_low=True, open_high=True)
 
     def decide(net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Split:
         fits, alike = {}, {}
@@ -112,6 +125,8 @@ def fedfac(
 
     def static(start: Start) -> Split:
         masks.resolve(start.net, given)  # raises before any training
+        if limit == "test":
+            return _tested(start, masks.resolve(start.net, given), pretrain_epochs, rate, weights_only=code)
         return decide(start.net, start.pretrain(pretrain_epochs), start.device, {})
 
     def whole(net: Net, device: torch.device) -> Mask:
@@ -126,6 +141,8 @@ def fedfac(
         return decide(up.net, weights, up.weights.device, up.split.fits)
 
     settings = {"layers": given, "kappa": kappa, "tau": str(limit), "method": estimator, "variant": variant}
+    if limit == "test":
+        settings["fdr"] = rate
     of_dynamic = {"on": on, "warm_start": warm_start}
     if by_agreement:
         del settings["kappa"], of_dynamic["warm_start"]
@@ -151,9 +168,21 @@ def _require_none_of_factors(kappa: float, warm_start: bool) -> None:
             )
 
 
-def _flags(statistic: factor.Array, tau: splitting.Tau | Literal["mean"]) -> factor.Array:
+def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float, *, weights_only: bool) -> Split:
+    """Shared: units on which clients are not shown to differ more than the halves of their samples do."""
+    models, x = start.halves(epochs)
+    flags, alike = {}, {}
+    for layer in layers:
+        w = torch.cat([models[name].flatten(3) for name in masks.incoming(start.net, layer)], dim=3)
+        found = components.components(components.parts(w, x))
+        flags[layer] = components.split_by_test(found.p_value, fdr=fdr)
+        alike[layer] = icc.agreement(icc.sums(w.mean(1)))
+    return Split(masks.units(start.net, flags, start.device, weights_only=weights_only), {}, alike)
+
+
+def _flags(statistic: factor.Array, tau: splitting.Tau | Literal["mean", "test"]) -> factor.Array:
     """Which units are shared; dead ones (NaN) take no part in the mean."""
-    if tau == "mean":
+    if isinstance(tau, str):
         live = statistic[statistic == statistic]
         tau = splitting.Absolute(float(live.mean()))
     return splitting.shared(statistic, tau=tau)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from fedstat.fl import halves
 from fedstat.fl.study import rules, summary
 from fedstat.fl.study.profile import profile
 from fedstat.fl.study.show import number, plus_minus
@@ -134,7 +135,13 @@ def _probe(run: xr.DataTree, rounds: int) -> str:
         f"  {layer:12} {share:.2f} [{low:.2f}, {high:.2f}]   p {p:.2g}"
         for layer, share, low, high, p in table[["layer", "personal", "conf_low", "conf_high", "p_value"]].to_numpy()
     ]
-    return "\n".join([head, *lines, personal_from(table)])
+    probe = run["probe"].to_dataset()
+    seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).all(axis=2)
+    sizes = [probe["n_train"].to_numpy()[row] for row in seen if row.any()]
+    weights = int(probe["n_weights"].sum())
+    up, down = np.sum([halves.traffic(weights, len(table), n) for n in sizes], axis=0)
+    sent = f"sent for it, in {len(sizes)} probed rounds: {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
+    return "\n".join([head, *lines, personal_from(table), sent])
 
 
 def _readouts(run: xr.DataTree) -> str:

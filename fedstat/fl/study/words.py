@@ -15,13 +15,13 @@ def strings(name: str, given: Any) -> tuple[str, ...]:
 
 
 def tau(text: str) -> float | str:
-    """``"0.5"`` to 0.5, ``"mean"`` to itself."""
-    if text == "mean":
+    """``"0.5"`` to 0.5, ``"mean"`` and ``"test"`` to themselves."""
+    if text in ("mean", "test"):
         return text
     try:
         return float(text)
     except ValueError:
-        raise ValueError(f"tau must be a number, inf, -inf or mean, but got {text!r}") from None
+        raise ValueError(f"tau must be a number, inf, -inf, mean or test, but got {text!r}") from None
 
 
 def options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
