@@ -32,7 +32,8 @@ def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.n
     dict of array (client,)
         ``global``: the server's model as it is, FedAvg's and FedProx's way; where a method never shares an entry, that
         entry is as it was at the start.
-        ``finetuned``: that model after one round of the method's local training, FedAvg+ and FedProx+.
+        ``finetuned``: that model after one round of the method's local training, FedAvg+ and FedProx+; where a method
+        chooses among fine-tunings, its last, and all the way.
         ``local_train``: shared entries downloaded and held, personal ones trained for one round (FedFac §3.2; FedRep's
         head and FedEM's mixture weights likewise). A new client has no mask of its own: where masks differ between
         clients, what all of them share is held.

@@ -6,6 +6,7 @@ from fedstat.plot.fl import clients, feature_grid, loss_curves
 from fedstat.plot.icc import forest
 from fedstat.plot.motivation import entropies, fig1, heatmap, motivation_grid, motivation_origin, relation
 from fedstat.plot.ntk import convergence, freezing, generalization
+from fedstat.plot.profile import profile
 from fedstat.plot.sim import accuracy, origin, recovery, recovery_grid, stability, study_dataset, study_grid
 from fedstat.plot.spectrum import kappa_window, spectrum, spectrum_grid
 
@@ -28,6 +29,7 @@ __all__ = [
     "motivation_origin",
     "origin",
     "partition",
+    "profile",
     "recovery",
     "recovery_grid",
     "relation",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from textwrap import wrap
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -89,9 +90,10 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     >>> layers = pd.DataFrame({"layer": ["conv1", "fc1", "fc2"], "personal": [0.1, 0.7, 0.8],
     ...                        "conf_low": [0.0, 0.6, 0.7], "conf_high": [0.2, 0.8, 0.9], "p_value": [0.04, 0, 0]})
     >>> print(personal_from(layers))
-    Personalising pays from layer fc1 on: personal share fc1 0.70 [0.60, 0.80], fc2 0.80 [0.70, 0.90];
-    before it, conv1 0.10 [0.00, 0.20] is shared.
-    By squared error of the weights: own beats the mean over clients where the share is above 1/2.
+    A client's own weights beat the mean over clients from layer fc1 on: personal share fc1 0.70 [0.60, 0.80], fc2 0.80
+    [0.70, 0.90]; before it, conv1 0.10 [0.00, 0.20] is shared.
+    Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best is in
+    between: the mean, moved by that share towards a client's own (shrunken fine-tuning).
     """
     if not isinstance(results, pd.DataFrame):
         if len(levels := {r.level for r in results.values()}) > 1:
@@ -110,14 +112,19 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     first = len(names)
     while first and verdicts[first - 1] == "own":
         first -= 1
-    why = "By squared error of the weights: own beats the mean over clients where the share is above 1/2."
+    why = (
+        "Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best "
+        "is in between: the mean, moved by that share towards a client's own (shrunken fine-tuning)."
+    )
     against = "" if not first else f"{shares[first - 1]} is {verdicts[first - 1]}"
     if verdicts[max(first - 1, 0)] == "no difference shown beyond noise":
         against = f"{shares[first - 1]} shows no difference beyond noise"
     if first == len(names):
-        return f"From no layer on is it shown that personalising pays: the last, {against}.\n{why}"
-    head = f"Personalising pays from layer {names[first]} on: personal share {', '.join(shares[first:])}"
-    return "\n".join([head + (f";\nbefore it, {against}." if first else ", in all layers."), why])
+        found = f"From no layer on is a client's own shown to beat the mean over clients: the last, {against}."
+    else:
+        found = f"A client's own weights beat the mean over clients from layer {names[first]} on: personal share "
+        found += ", ".join(shares[first:]) + (f"; before it, {against}." if first else ", in all layers.")
+    return "\n".join(line for text in (found, why) for line in wrap(text, 120, break_long_words=False))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
