@@ -141,7 +141,9 @@ def _probe(run: xr.DataTree, rounds: int) -> str:
     weights = int(probe["n_weights"].sum())
     up, down = np.sum([halves.traffic(weights, len(table), n) for n in sizes], axis=0)
     sent = f"sent for it, in {len(sizes)} probed rounds: {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
-    return "\n".join([head, *lines, personal_from(table), sent])
+    lone = int((probe["n_train"] < 2).sum())
+    left_out = [f"{lone} clients took no part: one training sample has no halves"] if lone else []
+    return "\n".join([head, *lines, personal_from(table), sent, *left_out])
 
 
 def _readouts(run: xr.DataTree) -> str:
