@@ -40,11 +40,11 @@ SPLIT_BESIDE = [("ν", "random"), ("ν+", "random+"), ("ICC", "ν"), ("ICC+", "�
 OTHERS = ("B across halves", "B by client", "B by layer", "FedAvg+, early stopping", "FedAvg+, tuned rate")
 STEP_BESIDE = [(a, b) for b in ("FedAvg+", "pooled B") for a in OTHERS]
 KEYS = (
-    "pooled B: one B for all, chosen on the active clients' validation samples; B across halves: on halves of the "
-    "training samples; B by client: by each on its own validation samples; B by layer: from the probe\n"
-    "ν, ICC: FedFac static, split by communality (principal axis) or by agreement (ICC2); random: a split of the same "
-    "size; +: fine-tuned after the last round"
-).split("\n")
+    "pooled B: one for all, by active clients' validation samples; B across halves: by halves of training samples",
+    "B by client: by each client's own validation samples; B by layer: from the probe",
+    "ν, ICC: FedFac static, split by communality (principal axis) or by agreement (ICC2)",
+    "random: a split of the same size; +: fine-tuned after the last round",
+)
 
 
 class Floor(NamedTuple):
@@ -71,13 +71,12 @@ def work(args: argparse.Namespace) -> None:
     runs = summary.collect(args.runs)
     plan = planned(show.select(runs, ()), args.config)
     floor = noise_floor(runs, args.noise, len(plan.seeds))
-    data, shares = named(readouts.outcomes(plan.grid), plan), readouts.profiles(plan.grid)
+    outcomes, shares, steps = readouts.gather(plan.grid, readouts.scores, readouts.shares, readouts.steps)
+    data = named(outcomes, plan)
     tables = {"accuracy": accuracies(plan, data)}
     if len(plan.seeds) > 1:
         tables["answers"] = answers(plan, data, shares, floor)
-    tables["profile"] = profile(
-        plan, shares, readouts.steps(plan.grid, ["fedavg-shrunken", "fedavg-shrunken by=layer"])
-    )
+    tables["profile"] = profile(plan, shares, steps)
     for name, table in tables.items() if args.out is not None else ():
         table.write(Path(f"{args.out}-{name}"))
     few = [] if len(plan.seeds) > 1 else ["questions not answered: too few seeds for any interval, means only"]

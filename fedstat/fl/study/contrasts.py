@@ -88,8 +88,8 @@ def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
             raise ValueError(f"{run['path']} repeats no run of the grid: none has the same settings")
         if _identity(path) == _identity(run["path"]):
             raise ValueError(f"{run['path']} is not another computation of {path}, but the same one")
-        one, two = (readouts.scores(store.open_run(p)) for p in (path, run["path"]))
-        difference = (two - one).dropna()
+        one, two = (readouts.scores(store.open_run(p)).set_index("method") for p in (path, run["path"]))
+        difference = (two - one)["accuracy"].dropna()
         rows += [
             {"label": run["label"], "seed": run["seed"], "method": name, "difference": x}
             for name, x in difference.items()

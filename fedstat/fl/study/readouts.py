@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -15,86 +14,73 @@ from fedstat.fl.study.summary import Grid, weighted
 from fedstat.store import open_run
 
 
-def outcomes(grid: Grid) -> pd.DataFrame:
-    """Test accuracy after the last round, of every run and of all that was read out of it.
+def gather(grid: Grid, *of_run: Callable[[xr.DataTree], pd.DataFrame]) -> list[pd.DataFrame]:
+    """Tables of single runs, one below another, with ``label``, ``seed`` and ``estimator`` of their run.
 
     Parameters
     ----------
     grid : Grid
+        Every run is opened once.
+    *of_run : callable (run) -> DataFrame
+        Such as :func:`scores`, :func:`steps` and :func:`shares`.
+
+    Returns
+    -------
+    list of DataFrame
+        One for each of ``of_run``.
+    """
+    parts: list[list[pd.DataFrame]] = [[] for _ in of_run]
+    for run in grid.table.to_dict("records"):
+        tree = open_run(run["path"])
+        same = {name: run[name] for name in ("label", "seed", "estimator")}
+        for found, table in zip(parts, of_run, strict=True):
+            found.append(table(tree).assign(**same))
+    return [pd.concat([part for part in found if len(part)] or found[:1], ignore_index=True) for found in parts]
+
+
+def scores(run: xr.DataTree) -> pd.DataFrame:
+    """Test accuracy after the last round, weighted by the clients' test samples.
 
     Returns
     -------
     DataFrame
-        ``label``, ``seed``; ``method``, the algorithm's or the readout's name; ``estimator``, "" if it has none;
-        ``accuracy``, weighted by the clients' test samples.
+        ``method``, the algorithm's name, then those of the readouts; ``accuracy``.
     """
-    rows = []
-    for run in grid.table.to_dict("records"):
-        same = {"label": run["label"], "seed": run["seed"], "estimator": run["estimator"]}
-        tree = open_run(run["path"])
-        rows += [same | {"method": name, "accuracy": value} for name, value in scores(tree).items()]
-    return pd.DataFrame(rows, columns=["label", "seed", "method", "estimator", "accuracy"])
-
-
-def scores(run: xr.DataTree) -> pd.Series:
-    """Test accuracy after the last round, by name: the algorithm's own, and every readout's."""
     metrics = run["metrics"].to_dataset()
-    own = metrics["accuracy"].isel(round=-1).expand_dims(readout=[_algorithm(run)])
-    parts = [own.drop_vars("round")]
+    names = [str(json.loads(run.attrs["config"])["algorithm"])]
+    values = [metrics["accuracy"].isel(round=[-1]).transpose("round", "client").to_numpy()]
     if "readouts" in run.children:
-        parts.append(run["readouts"].to_dataset()["accuracy"])
-    names = [str(name) for part in parts for name in part["readout"].values]
-    values = np.concatenate([part.transpose("readout", "client").to_numpy().astype(np.float64) for part in parts])
-    return pd.Series(weighted(values, metrics["n_test"].to_numpy().astype(np.float64)), index=names)
+        found = run["readouts"].to_dataset()["accuracy"]
+        names += [str(name) for name in found["readout"].values]
+        values.append(found.transpose("readout", "client").to_numpy())
+    accuracy = weighted(np.concatenate(values).astype(np.float64), metrics["n_test"].to_numpy().astype(np.float64))
+    return pd.DataFrame({"method": names, "accuracy": accuracy})
 
 
-def steps(grid: Grid, names: list[str]) -> pd.DataFrame:
-    """Steps B of some readouts, means over clients: ``label``, ``seed``, ``readout``, ``layer``, ``step``."""
-    parts = []
-    for run, tree in _holding(grid, "readouts"):
-        step = tree["readouts"].to_dataset()["step"]
-        asked = [i for i, name in enumerate(step["readout"].values) if str(name) in names]
-        mean = step.isel(readout=asked).astype(float).mean("client")
-        parts.append(mean.to_dataframe().reset_index().assign(label=run["label"], seed=run["seed"]))
-    columns = ["label", "seed", "readout", "layer", "step"]
-    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+def steps(run: xr.DataTree) -> pd.DataFrame:
+    """Steps B of the readouts, means over clients: ``readout``, ``layer``, ``step``."""
+    names = ["readout", "layer", "step"]
+    if "readouts" not in run.children:
+        return pd.DataFrame(columns=names)
+    return run["readouts"].to_dataset()["step"].astype(float).mean("client").to_dataframe().reset_index()[names]
 
 
-def profiles(grid: Grid, *, window: int = 10) -> pd.DataFrame:
-    """Personal share of each layer in every probed run.
-
-    Parameters
-    ----------
-    grid : Grid
-    window : int
-        Rounds at the end whose probes are taken together; of a shorter run all.
+def shares(run: xr.DataTree) -> pd.DataFrame:
+    """Personal share of each layer, of a run that was probed.
 
     Returns
     -------
     DataFrame
-        ``label``, ``seed``, ``layer``, ``place`` (0 for the first layer of the network); ``personal``, over the window;
-        ``first`` and ``last``, in the first and the last round that was probed, ``first_round`` and ``last_round``.
+        ``layer``, ``place`` (0 for the first layer of the network); ``personal``, over the last ten rounds together;
+        ``first`` and ``last``, in the first and the last round that was probed, ``first_round`` and ``last_round``. No
+        row for a run without probe.
     """
-    parts = []
-    for run, tree in _holding(grid, "probe"):
-        rounds = tree["metrics"].sizes["round"]
-        whole = profile(tree, window=min(window, rounds))[["layer", "personal"]]
-        each = profile(tree).set_index("layer")
-        ends = {"first": each["round"].min(), "last": each["round"].max()}
-        for name, number in ends.items():
-            whole[name] = each.loc[each["round"] == number, "personal"].reindex(whole["layer"]).to_numpy()
-            whole[f"{name}_round"] = int(number)
-        parts.append(whole.assign(label=run["label"], seed=run["seed"], place=np.arange(len(whole))))
-    columns = ["label", "seed", "layer", "place", "personal", "first", "last", "first_round", "last_round"]
-    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
-
-
-def _holding(grid: Grid, group: str) -> Iterator[tuple[dict[Any, Any], xr.DataTree]]:
-    for run in grid.table.to_dict("records"):
-        tree = open_run(run["path"])
-        if group in tree.children:
-            yield run, tree
-
-
-def _algorithm(run: xr.DataTree) -> str:
-    return str(json.loads(run.attrs["config"])["algorithm"])
+    names = ["layer", "place", "personal", "first", "last", "first_round", "last_round"]
+    if "probe" not in run.children:
+        return pd.DataFrame(columns=names)
+    found = profile(run, window=10)[["layer", "personal"]]
+    each = profile(run).set_index("layer")
+    for name, number in (("first", each["round"].min()), ("last", each["round"].max())):
+        found[name] = each.loc[each["round"] == number, "personal"].reindex(found["layer"]).to_numpy()
+        found[f"{name}_round"] = int(number)
+    return found.assign(place=np.arange(len(found)))[names]
