@@ -1,4 +1,4 @@
-"""Figures of the real-data studies: FedFac Figs. 8 to 10 (clients, loss, feature maps), and what personalising gains."""
+"""Figures of the real-data studies: FedFac Figs. 8 to 10 (clients, loss, feature maps), and what fine-tuning gains."""
 
 from __future__ import annotations
 
@@ -209,14 +209,15 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     -------
     matplotlib Axes
         Layers of one setting stand side by side, in the order of the network, below their names; one half is marked.
-        Intervals are cut off at 0 and 1.
+        Intervals are cut off at 0 and 1; a share that is estimated below 0 is drawn there.
     """
     _needs(data, "label", "layer", "place", "personal", "low", "high")
     ax = ax or plt.gca()
     labels, shades = list(dict.fromkeys(data["label"])), sns.color_palette("crest", as_cmap=True)
     for number, label in enumerate(labels):
         own = data[data["label"] == label].sort_values("place")
-        own = own.assign(low=own["low"].clip(0, 1), high=own["high"].clip(0, 1))
+        own["low"] = own["low"].clip(lower=own["personal"].clip(upper=0))
+        own["high"] = own["high"].clip(upper=own["personal"].clip(lower=1))
         for i, name in enumerate(own["layer"]):
             at, one = number + 0.86 * ((i + 0.5) / len(own) - 0.5), own.iloc[[i]]
             colour = shades(i / max(1, len(own) - 1))
@@ -224,7 +225,8 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             ax.text(at, 1.03, str(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
     ax.axhline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
     _settings(ax, labels)
-    ax.set(ylabel="personal share", ylim=(-0.02, 1.25), yticks=np.arange(0, 1.01, 0.25))
+    ax.set(ylabel="personal share", yticks=np.arange(0, 1.01, 0.25))
+    ax.set_ylim(min(0.0, data["personal"].min()) - 0.03, 1.25)
     return ax
 
 
