@@ -90,7 +90,8 @@ def planned(runs: Grid, file: str | Path) -> Planned:
     if not seeds:
         raise ValueError(f"no seed of {file} is complete in every setting: finished are {', '.join(lacking)}")
     used = [place is not None and cells[scale][place].seed in seeds for place in places]
-    notes = [f"complete seeds: {', '.join(map(str, seeds))}"]
+    of_file = f"{Path(file).name}{f', scale {scale}' if scale else ''}"
+    notes = [f"complete seeds: {', '.join(map(str, seeds))} (of {of_file})"]
     notes += [f"seeds left out as incomplete: {', '.join(lacking)}"] if lacking else []
     notes += [f"seeds without a finished run: {', '.join(map(str, absent.index))}"] if len(absent) else []
     if foreign := sum(place is None for place in places):
