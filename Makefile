@@ -12,7 +12,7 @@ READY := $(VENV)/.ready-$(EXTRAS)
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow torture check lint bench figures figures-motivation figures-real tables clean
+.PHONY: sim test test-slow torture check lint bench figures figures-motivation figures-real tables personal clean
 .PRECIOUS: runs/%.zarr
 
 $(READY): pyproject.toml constraints.txt
@@ -57,6 +57,10 @@ tables: runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE)  ## Tables 2
 	$(BIN)/python analysis/table8.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/table8-split
 	$(BIN)/python analysis/decomposition.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/decomposition
 
+personal: runs/personal-$(SCALE)  ## the study of personalisation (simulations/personal.md) on real data from DATA_DIR at SCALE=quick or cpu
+	$(BIN)/python analysis/personal.py --runs $< --out runs/tables-$(SCALE)/personal $(if $(NOISE),--noise '$(NOISE)')
+	$(BIN)/python paper_figs/personal.py --runs $<
+
 figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone
 	$(BIN)/python paper_figs/fig08.py --runs runs/fedfac-$(SCALE)
 	$(BIN)/python paper_figs/fig09.py --runs runs/fedfac-$(SCALE)
@@ -64,7 +68,7 @@ figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone
 
 # Grids: what is there is not run again.
 runs/tune-$(SCALE): GRID_OPTIONS = --tune
-runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE): runs/%-$(SCALE): $(READY) FORCE
+runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE) runs/personal-$(SCALE): runs/%-$(SCALE): $(READY) FORCE
 	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/$*.toml --scale $(SCALE) --data-dir '$(DATA_DIR)' --out $@ $(GRID_OPTIONS)
 
 figures-motivation: runs/motivation-$(MOTIVATION).zarr  ## Figs. 1 and 2 alone

@@ -2,7 +2,7 @@
 
 from fedstat.plot.data import partition
 from fedstat.plot.factor import communality, loadings, rounds, scree
-from fedstat.plot.fl import clients, feature_grid, loss_curves
+from fedstat.plot.fl import clients, differences, feature_grid, loss_curves, shares
 from fedstat.plot.icc import forest
 from fedstat.plot.motivation import entropies, fig1, heatmap, motivation_grid, motivation_origin, relation
 from fedstat.plot.ntk import convergence, freezing, generalization
@@ -15,6 +15,7 @@ __all__ = [
     "clients",
     "communality",
     "convergence",
+    "differences",
     "entropies",
     "feature_grid",
     "fig1",
@@ -35,6 +36,7 @@ __all__ = [
     "relation",
     "rounds",
     "scree",
+    "shares",
     "spectrum",
     "spectrum_grid",
     "stability",

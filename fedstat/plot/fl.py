@@ -1,7 +1,8 @@
-"""Figures of the real-data study: FedFac Figs. 8 (clients), 9 (training loss) and 10 (feature maps)."""
+"""Figures of the real-data studies: FedFac Figs. 8 to 10 (clients, loss, feature maps), and what fine-tuning gains."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -153,3 +154,92 @@ def _needs(data: pd.DataFrame, *columns: str) -> None:
     for column in columns:
         if column not in data.columns:
             _check.choice("a column of data", column, [str(c) for c in data.columns])
+
+
+def differences(
+    data: pd.DataFrame, *, methods: Sequence[str] = (), margin: float = 0.0, ax: Axes | None = None
+) -> Axes:
+    """Differences of accuracy from a reference in several settings, with their intervals.
+
+    Parameters
+    ----------
+    data : DataFrame
+        ``label``, ``method``, ``difference``, ``low``, ``high``: one row per setting and method. Settings are drawn in
+        order of appearance. NaN limits draw no interval.
+    methods : sequence of str
+        Names in the order of their places and colours; by default those of the data.
+    margin : float
+        Differences within ± ``margin`` do not matter: a grey band.
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
+        Methods of one setting stand side by side.
+    """
+    _needs(data, "label", "method", "difference", "low", "high")
+    ax = ax or plt.gca()
+    labels, found = (list(dict.fromkeys(data[name])) for name in ("label", "method"))
+    names = list(methods) or found
+    colours = sns.color_palette("colorblind", len(names))
+    for method in found:
+        i, own = names.index(method), data[data["method"] == method]
+        at = own["label"].map(labels.index) + 0.66 * ((i + 0.5) / len(names) - 0.5)
+        _points(own, at, "difference", ax, label=METHODS.get(method, method), color=colours[i], marker="os^Dv"[i % 5])
+    if margin:
+        ax.axhspan(-margin, margin, color="0.9", zorder=0)
+    ax.axhline(0, color="0.4", linewidth=0.8)
+    _settings(ax, labels)
+    ax.set_ylabel("difference of test accuracy")
+    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(found), columnspacing=1)
+    return ax
+
+
+def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """Personal share of every layer in several settings, first layer light, last dark.
+
+    Parameters
+    ----------
+    data : DataFrame
+        ``label``, ``layer``, ``place`` (0 for the first layer of the network), ``personal``, ``low``, ``high``: one row
+        per setting and layer. NaN limits draw no interval.
+    ax : matplotlib Axes, optional
+
+    Returns
+    -------
+    matplotlib Axes
+        Layers of one setting stand side by side, in the order of the network, below their names; one half is marked.
+        Intervals are cut off at 0 and 1; a share that is estimated below 0 is drawn there.
+    """
+    _needs(data, "label", "layer", "place", "personal", "low", "high")
+    ax = ax or plt.gca()
+    labels, shades = list(dict.fromkeys(data["label"])), sns.color_palette("crest", as_cmap=True)
+    for number, label in enumerate(labels):
+        own = data[data["label"] == label].sort_values("place")
+        own["low"] = own["low"].clip(lower=own["personal"].clip(upper=0))
+        own["high"] = own["high"].clip(upper=own["personal"].clip(lower=1))
+        for i, name in enumerate(own["layer"]):
+            at, one = number + 0.86 * ((i + 0.5) / len(own) - 0.5), own.iloc[[i]]
+            colour = shades(i / max(1, len(own) - 1))
+            _points(one, pd.Series([at], index=one.index), "personal", ax, color=colour, marker="o")
+            ax.text(at, 1.03, str(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
+    ax.axhline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
+    _settings(ax, labels)
+    ax.set(ylabel="personal share", yticks=np.arange(0, 1.01, 0.25))
+    ax.set_ylim(min(0.0, data["personal"].min()) - 0.03, 1.25)
+    return ax
+
+
+def _points(data: pd.DataFrame, at: pd.Series, value: str, ax: Axes, **look: Any) -> None:
+    """Points with intervals where there are any."""
+    reach = np.abs(data[["low", "high"]].to_numpy(dtype=float).T - data[value].to_numpy(dtype=float))
+    ax.errorbar(at, data[value], yerr=reach, linestyle="none", markersize=4.5, elinewidth=1.2, **look)
+
+
+def _settings(ax: Axes, labels: list[str]) -> None:
+    """Settings below the axis, set apart."""
+    ax.set_xticks(range(len(labels)), labels)
+    plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    for edge in range(1, len(labels)):
+        ax.axvline(edge - 0.5, color="0.92", linewidth=0.8, zorder=0)
+    ax.set_xlim(-0.5, len(labels) - 0.5)

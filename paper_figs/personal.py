@@ -1,0 +1,85 @@
+"""What fine-tuning gains over FedAvg, and how personal each layer is, setting by setting.
+
+Reads a grid of runs, as `python -m fedstat.fl --config simulations/personal.toml` makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedstat import _cli, plot
+from fedstat.fl.study import contrasts, readouts, show, summary
+from fedstat.fl.study.planned import Planned, planned
+
+FILE = Path("simulations/personal.toml")
+MARGIN = 0.005
+METHODS = {
+    "fedavg+": "FedAvg+", "fedavg-shrunken": "shrunken, pooled B", "fedavg-shrunken by=layer": "shrunken, B by layer"
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    cli = _cli.Parser(description=__doc__.splitlines()[0])
+    cli.add_argument("--runs", type=Path, default=Path("runs/personal-cpu"), help="folder of the grid's stores")
+    cli.add_argument("--config", type=Path, default=FILE, help=f"the grid's file (default {FILE})")
+    cli.add_argument("--out", type=Path, help="figure to write (default paper_figs/personal-<folder>.png)")
+    return _cli.run(cli, work, argv)
+
+
+def work(args: argparse.Namespace) -> None:
+    out = args.out or Path("paper_figs") / f"personal-{args.runs.name.removeprefix('personal-')}.png"
+    _cli.require_figure("--out", out)
+    plan = planned(show.select(summary.collect(args.runs), ()), args.config)
+    grid = plan.grid._replace(table=plan.grid.table[plan.grid.table["method"] == "fedavg"])
+    outcomes, shares = readouts.gather(grid, readouts.scores, readouts.shares)
+    figure = plt.figure(figsize=(14, 6.6), layout="constrained")
+    grid_spec = figure.add_gridspec(2, 2)
+    top = figure.add_subplot(grid_spec[0, 0])
+    plot.differences(gains(outcomes, plan, "fedavg"), ax=top).set_ylabel("accuracy less FedAvg's")
+    top.tick_params(labelbottom=False)
+    bottom = figure.add_subplot(grid_spec[1, 0])
+    plot.differences(gains(outcomes, plan, "fedavg+"), methods=list(METHODS.values()), margin=MARGIN, ax=bottom)
+    bottom.set_ylabel("accuracy less FedAvg+'s")
+    bottom.legend().remove()
+    plot.shares(over_seeds(shares, plan), ax=figure.add_subplot(grid_spec[:, 1]))
+    seeds = f"{len(plan.seeds)} seeds"
+    together = f"95 % intervals of a method hold together over the settings (Bonferroni), {seeds}; band: ±{MARGIN:g}"
+    what = "share of what clients differ by, beyond noise, in FedAvg probed by halves, last ten rounds"
+    lines = [f"left: after the last round; {together}", f"right: {what}; mean and 95 % interval over {seeds}"]
+    lines += [*plan.notes[1:], *show.caption(grid)]
+    figure.supxlabel("\n".join(lines), fontsize="x-small", color="0.4")
+    _cli.save_figure(figure, out, dpi=110)
+
+
+def gains(outcomes: pd.DataFrame, plan: Planned, reference: str) -> pd.DataFrame:
+    """Differences from a reference by setting and method."""
+    parts = [
+        contrasts.by_setting(outcomes, (method, reference)).assign(method=name)
+        for method, name in METHODS.items()
+        if method != reference
+    ]
+    found = pd.concat(parts).rename(columns={"all_low": "low", "all_high": "high"})
+    return in_order(found, plan)
+
+
+def over_seeds(shares: pd.DataFrame, plan: Planned) -> pd.DataFrame:
+    """Mean personal shares with Student's intervals."""
+    found = shares.groupby(["label", "place", "layer"])["personal"].agg(["mean", "sem", "size"]).reset_index()
+    half = stats.t.ppf(0.975, np.maximum(found["size"] - 1, 1)) * found["sem"]
+    return in_order(found.assign(personal=found["mean"], low=found["mean"] - half, high=found["mean"] + half), plan)
+
+
+def in_order(found: pd.DataFrame, plan: Planned) -> pd.DataFrame:
+    return found.assign(at=found["label"].map(plan.labels.index)).sort_values("at", kind="stable")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
