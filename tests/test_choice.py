@@ -226,7 +226,7 @@ WRONG = {
     ),
     "few active": (
         lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="halves", participation=0.4),
-        "Raise participation",
+        "a higher participation",
     ),
     "probe": (lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="half"), "probe must be one of"),
     "readout of another method": (
@@ -234,6 +234,8 @@ WRONG = {
         "begin with one of fedper",
     ),
     "readout's option": (lambda: Settings(algorithm="fedavg", readouts=("fedavg+ grid=1",)), "but got 'grid'"),
+    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "to the method without it"),
+    "rate of nothing": (lambda: algorithms.finetuned(algorithms.fedavg(), 0, rate=2), "rate has no effect"),
     "ends of ends": (lambda: algorithms.named("fedavg++"), "algorithm must be one of"),
 }
 

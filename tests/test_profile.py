@@ -106,6 +106,27 @@ def test_the_report_and_the_figure_say_it(probed):
     plt.close("all")
 
 
+def test_layers_of_a_clients_own_tell_nothing_and_are_left_out():
+    """Both halves of a private head start from what the client learnt before: even of equal clients it would be own."""
+    options = {"clients": 12, "participation": 1, "rounds": 2, "partition": "iid", "probe": "halves", "data": "digits"}
+    fedper = run(Settings(algorithm="fedper", **options))
+    table = profile(fedper, window=2).set_index("layer")
+    assert np.isnan(table.personal["fc2"])
+    assert table.conf_high["fc1"] < 0.5
+    text = report(fedper)
+    assert "fc2          – (a client's own" in text
+    assert "nan" not in text
+    split = run(Settings(algorithm="fedfac-static", estimator="icc", **options))
+    assert (profile(split, window=2).conf_high < 0.5).all(), "of split layers the shared units alone"
+    alone = run(Settings(algorithm="local", **options))
+    assert "nothing was probed" in report(alone)
+    with pytest.raises(ValueError, match="nothing alike"):
+        profile(alone)
+    shrunken = run(Settings(algorithm="fedper-shrunken", options="by=layer", **options | {"probe": None}))
+    assert shrunken["choice/step"][-1].sel(layer="fc2") == 1
+    assert shrunken["choice/step"][-1].sel(layer="fc1") < 0.5
+
+
 def test_a_run_without_a_probe_is_refused():
     plain = train(dense(), nets.mlp([6, 10, 1]), algorithms.fedavg(), rounds=1, **SETTINGS)
     with pytest.raises(ValueError, match="has no group 'probe'"):

@@ -217,7 +217,7 @@ def test_report_names_where_estimators_invert_and_where_they_agree():
     )
     assert "0.10    1.0  0.100 ± 0.100   0.600 ± 0.000" in text
     assert "Inverted (AUC < 0.5): pa at kappa 0.1–0.2; pc at kappa 0.2." in text
-    assert "All within 0.05 of each other: kappa 0.2 (AUC 0.400 to 0.420), kappa 0.4 (AUC 1.000)." in text
+    assert "within 0.05 of each other: kappa 0.2 (AUC 0.400 to 0.420), kappa 0.4 (AUC 1.000)." in text
     assert "*" not in text
 
 

@@ -83,7 +83,7 @@ def test_bad_input_is_named(case):
 def test_weights_without_replicates_have_no_test():
     with pytest.raises(ValueError, match="replicate"):
         split(replicated([0.0, 1.0])[:, 0], method="icc", tau="test")
-    with pytest.raises(ValueError, match="nothing carries over"):
+    with pytest.raises(ValueError, match="nothing carries"):
         update(split(replicated([0.0, 1.0]), method="icc", tau="test"), replicated([0.0, 1.0])[:, 0])
 
 

@@ -160,7 +160,7 @@ def _held(job: Job, state: State, voters: np.ndarray, found: dict[str, np.ndarra
 def _steps_by_layer(job: Job, state: State) -> np.ndarray:
     """B (layer,): the share of the differences between clients' fine-tuned models that is their own, within [0, 1]."""
     clients = halves.divisible(job, max(state.round - 1, 0))
-    parts = halves.parts(job, state, clients, job.algorithm.finetune, changes=True)
+    parts = halves.parts(job, state, clients, job.algorithm.finetune)
     share = {layer: float(components.components(part).personal[0]) for layer, part in parts.items()}
-    # A layer that no client changes, or that has nothing to train, may as well be followed all the way.
+    # What is a client's own is followed all the way, and so may be a layer that no client changes.
     return np.nan_to_num(np.clip([share.get(layer, 1.0) for layer in nets.layers(job.net)], 0, 1), nan=1.0)

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from fedstat.fl import choice, engine, halves, traffic
+from fedstat.fl import choice, engine, halves, nets, traffic
 from fedstat.fl.job import Job, State, by_size, personal
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
@@ -78,8 +78,9 @@ def _probe(job: Job, state: State) -> dict[str, np.ndarray]:
     """Sums of squares of the active clients' models trained on halves of their samples, before the round."""
     clients = np.sort(halves.divisible(job, state.round))
     parts = halves.parts(job, state, clients, job.phases)
-    found = {f"probe/{name}": np.full((job.clients, len(parts)), np.nan) for name in ("between", "within")}
-    for i, part in enumerate(parts.values()):
-        found["probe/between"][clients, i] = part.between[:, 0].cpu()
-        found["probe/within"][clients, i] = part.within[:, 0].cpu()
+    layers = list(nets.layers(job.net))
+    found = {f"probe/{name}": np.full((job.clients, len(layers)), np.nan) for name in ("between", "within")}
+    for layer, part in parts.items():
+        found["probe/between"][clients, layers.index(layer)] = part.between[:, 0].cpu()
+        found["probe/within"][clients, layers.index(layer)] = part.within[:, 0].cpu()
     return found

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from fedstat import _random
-from fedstat.fl import nets
+from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job, State, active, by_size, personal
+from fedstat.fl.job import Job, State, active, by_size
 from fedstat.fl.local_training import local_training
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import components
@@ -63,7 +63,7 @@ def require(job: Job, what: str, least: int) -> None:
         lone = f", of which {single} of the {job.clients} clients have one training sample" if single else ""
         raise ValueError(
             f"{what} compares halves of at least {least} active clients' training samples, but {k} clients are active "
-            f"in a round{lone}. Raise participation."
+            f"in a round{lone}. Take more clients, a higher participation, or more samples."
         )
 
 
@@ -97,20 +97,21 @@ def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ..
     return models, covariate(job.train.sizes[clients])
 
 
-def parts(
-    job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...], *, changes: bool = False
-) -> dict[str, Parts]:
-    """Compare models of :func:`trained`, by layer: sums of squares over all trained parameters of a layer.
+def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> dict[str, Parts]:
+    """Compare models of :func:`trained`, by layer: sums of squares over the entries that all clients download alike.
 
-    With ``changes`` not their weights are compared but what changed from what each client downloaded, which differs
-    where entries are its own.
+    Entries of a client's own take no part, nor do layers without others: both halves start from what the client has
+    learnt before, noise and all, so that their having it in common shows nothing.
     """
+    if job.algorithm.mix:  # every client downloads a mixture of its own
+        return {}
     models, x = trained(job, state, clients, phases)
-    start = personal(job, state, np.sort(clients)) if changes else {}
     found: dict[str, Parts] = {}
     for name, w in models.items():
-        if changes:
-            w -= start[name][:, None]
+        alike = masks.by_all(state.split.shared[name], w.ndim - 2)
+        if not bool(alike.any()):
+            continue
+        w *= alike
         part = components.parts(w.view(*w.shape[:3], -1) if w.ndim > 2 else w[..., None, None], x).pooled()
         layer = nets.layer_of(name)
         found[layer] = found[layer] + part if layer in found else part

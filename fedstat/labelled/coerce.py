@@ -45,6 +45,7 @@ def layer_matrix(weights: Weights) -> Any:
     """
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
+        refuse_replicates(weights)
         _check.numbers("weights", weights)
         others = [d for d in weights.dims if d not in ("client", "unit")]
         return weights.stack(row=["client", *others]).transpose("row", "unit")
@@ -119,6 +120,7 @@ def group_blocks(weights: Weights, *, whole: bool = False) -> Iterator[tuple[NDA
     names = labels(weights, "client", 0)
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
+        refuse_replicates(weights)
         _check.numbers("weights", weights)
         if 0 in weights.shape:
             raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
@@ -173,6 +175,16 @@ def need_dims(values: xr.DataArray, *dims: str) -> None:
         matrix = "client" in missing and "row" in values.dims
         way_out = "Pass the weights themselves, or this matrix to fedstat.fa" if matrix else "Rename with .rename(...)"
         raise ValueError(f"the DataArray must have dim(s) {missing}, but got {values.dims}. {way_out}.")
+
+
+def refuse_replicates(weights: Any) -> None:
+    """Raise ValueError if there are several models a client."""
+    if isinstance(weights, xr.DataArray) and "replicate" in weights.dims:
+        raise ValueError(
+            "one model a client is taken, but the weights have a dim replicate. How much clients differ beyond the "
+            "noise between a client's replicates is fedstat.variance_components, and the split by that "
+            "fedstat.split(weights, method='icc', tau='test'); else select one replicate, or average."
+        )
 
 
 def name_bad(m: Moments, units: NDArray[Any], client: Any = None) -> Moments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from functools import reduce
 from operator import add
@@ -9,10 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
+from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.labelled.coerce import Weights, labels, need_dims, numpy_of
+from fedstat.labelled.coerce import Weights, few, labels, need_dims, numpy_of
 from fedstat.results.components import ComponentsResult
 from fedstat.stats import components as _moments
 from fedstat.stats import components_reml as _reml
@@ -101,7 +103,8 @@ def variance_components(
     Differences of 20 clients on 4 units, 50 weights a unit, each client trained on halves of its data
       layer: personal share 0.83, 95 % from 0.82 to 0.85; method of moments
              own: a client's own weights are nearer to its true ones than the mean over clients
-      units: personal share median 0.33, 2 beyond noise at a false discovery rate of 0.05, 0 dead
+      units: personal share median 0.33, 2 beyond noise at a false discovery rate of 0.05, 0 dead;
+             1/2 is within the interval of 0
       highest: 3 0.95, 2 0.62, 0 0.04, 1 0.02
       lowest:  1 0.02, 0 0.04, 2 0.62, 3 0.95
     """
@@ -109,6 +112,7 @@ def variance_components(
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     if sizes is not None and method == "moments":
         raise ValueError('sizes belong to method="reml"; the method of moments needs none, but got sizes')
+    weights = _dense(weights)
     units, clients = labels(weights, "unit", 2), labels(weights, "client", 0)
     x = _of_clients("covariate", covariate, weights)
     n = _of_clients("sizes", sizes, weights)
@@ -116,6 +120,7 @@ def variance_components(
     found: list[Components] = []
     pooled: list[Any] = []
     alike: list[NDArray[np.float64]] = []
+    equal: Any = True
     for at, w in _unit_blocks(weights):
         here = units[at]
         try:
@@ -126,8 +131,16 @@ def variance_components(
         except NoNoiseError as error:
             raise NoNoiseError(here[error.units]) from None
         pooled.append(sums.pooled())
+        equal = equal & np.asarray((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
         alike.append(agreement(icc_sums(w.mean(1))))
         n_replicates, n_weights = w.shape[1], w.shape[3]
+    if equal.any() and not equal.all():
+        warnings.warn(
+            f"the replicates of client(s) {few(clients[equal])} are equal bit by bit, as if they had no noise: the "
+            "personal share comes out too high. Were they trained on different samples? Leave these clients out.",
+            UserWarning,
+            stacklevel=2,
+        )
     return ComponentsResult(
         components=_joined(found),
         layer_components=estimate(reduce(add, pooled), level=level),
@@ -145,6 +158,7 @@ def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
     """Yield (slice of units, (client, replicate, unit, weight)): all units if in memory."""
     if not isinstance(weights, xr.DataArray):
         w = _check.numbers("weights", weights)
+        w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
         if w.ndim < 4 or 0 in w.shape:
             raise ValueError(
                 "weights must be (client, replicate, unit, weight...) with at least one of each, but got shape "
@@ -162,6 +176,21 @@ def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
         at = slice(start, start + step)
         block = weights.isel(unit=at).load().transpose(*_DIMS, ...).to_numpy()
         yield at, block.reshape(*block.shape[:3], -1)
+
+
+def _dense(weights: Any) -> Any:
+    """Nested lists as an array; ValueError naming the client whose replicates have another shape."""
+    if not isinstance(weights, list | tuple):
+        return weights
+    shapes = [[np.shape(w) for w in client] for client in weights]
+    for c, of_client in enumerate(shapes):
+        for r, shape in enumerate(of_client):
+            if shape != shapes[0][0] or len(of_client) != len(shapes[0]):
+                raise ValueError(
+                    f"every client needs as many replicates, of one shape: client 0 has {len(shapes[0])} of shape "
+                    f"{shapes[0][0]}, but client {c} has {len(of_client)}, number {r} of shape {shape}"
+                )
+    return np.array([[np.asarray(w) for w in client] for client in weights])
 
 
 def _of_clients(name: str, values: Any, weights: Weights) -> NDArray[Any] | None:

@@ -12,7 +12,16 @@ from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.labelled.coerce import Weights, bad_weights, few, group_blocks, labels, need_dims, numpy_of
+from fedstat.labelled.coerce import (
+    Weights,
+    bad_weights,
+    few,
+    group_blocks,
+    labels,
+    need_dims,
+    numpy_of,
+    refuse_replicates,
+)
 from fedstat.results.icc import IccResult
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_bootstrap
@@ -99,7 +108,7 @@ def icc(
     """
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     _check.integer("replicates", replicates, low=0)
-    _refuse_replicates(weights)
+    refuse_replicates(weights)
     units, total = labels(weights, "unit", 1), None
     drawn: tuple[Any, Any] = (None, None)
     if replicates and isinstance(weights, xr.DataArray):
@@ -114,14 +123,6 @@ def icc(
             drawn = icc_bootstrap.bootstrap(w, origin, replicates=replicates, seed=seed)
     result = icc_sums(cast(_icc.Sums, total), units, level=level)
     return replace(result, of_change=start is not None, replicates=drawn[0], layer_replicates=drawn[1])
-
-
-def _refuse_replicates(weights: Weights) -> None:
-    if isinstance(weights, xr.DataArray) and "replicate" in weights.dims:
-        raise ValueError(
-            "icc takes one model a client, but the weights have a dim replicate. How much clients differ beyond the "
-            "noise between a client's replicates is fedstat.variance_components; else select one replicate or average."
-        )
 
 
 def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -233,7 +234,9 @@ def say_if_contradicted(result: SplitResult) -> None:
 
 def _require_known(options: dict[str, Any]) -> None:
     if unknown := set(options) - set(CHOICES) - set(DEFAULTS):
-        raise TypeError(f"got unexpected arguments {sorted(unknown)}; fedstat.fa names the possible ones")
+        near = get_close_matches(min(unknown), [*CHOICES, *DEFAULTS, "fdr", "covariate"], n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise TypeError(f"got unexpected arguments {sorted(unknown)}; fedstat.fa names the possible ones.{hint}")
 
 
 def _require_none_of_factors(kappa: float, options: dict[str, Any]) -> None:

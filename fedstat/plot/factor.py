@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
+from fedstat.plot._axes import given
 from fedstat.results import BootstrapResult, FactorResult, NFactorsResult, SplitResult
 from fedstat.stats import split as _split
 
@@ -31,7 +31,7 @@ def scree(result: FactorResult | NFactorsResult, *, ax: Axes | None = None, most
     -------
     matplotlib Axes
     """
-    ax = ax or plt.gca()
+    ax = given(ax)
     many = isinstance(result, NFactorsResult)
     values = result.curves["eigenvalues"] if isinstance(result, NFactorsResult) else result.eigenvalues
     marks = result.numbers if isinstance(result, NFactorsResult) else {_rule(result): result.n_factors}
@@ -69,7 +69,7 @@ def communality(result: SplitResult | BootstrapResult, *, ax: Axes | None = None
     -------
     matplotlib Axes
     """
-    ax = ax or plt.gca()
+    ax = given(ax)
     split = result.split if isinstance(result, BootstrapResult) else result
     by_agreement = split.fit.method == "icc"
     table = split.tidy().query("not dead")
@@ -109,7 +109,7 @@ def loadings(result: FactorResult | SplitResult, *, ax: Axes | None = None, unit
     -------
     matplotlib Axes
     """
-    ax = ax or plt.gca()
+    ax = given(ax)
     fit = result.factors if isinstance(result, SplitResult) else result
     order = np.argsort(-np.where(fit.dead, -np.inf, fit.communality), kind="stable")[: int((~fit.dead).sum())]
     note = ""
@@ -138,7 +138,7 @@ def rounds(shared: ArrayLike, *, ax: Axes | None = None) -> Axes:
     -------
     matplotlib Axes
     """
-    ax = ax or plt.gca()
+    ax = given(ax)
     splits = np.asarray(shared, dtype=bool)
     if splits.ndim != 2 or len(splits) < 2:
         raise ValueError(f"shared must have shape (round, unit) with at least 2 rounds, but got {splits.shape}")

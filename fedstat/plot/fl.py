@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat.fl.study.show import METHODS
+from fedstat.plot._axes import given
 
 HIGHLIGHT = "fedfac-dynamic"
 _ORANGE, _GREY = "#e69f00", "#b8c4cc"
@@ -39,7 +40,7 @@ def clients(data: pd.DataFrame, *, highlight: str = HIGHLIGHT, ax: Axes | None =
         Boxes are quartiles, whiskers reach to 1.5 times their distance, points lie beyond; the white dot is the mean.
     """
     _needs(data, "method", "accuracy")
-    ax = ax or plt.gca()
+    ax = given(ax)
     order = data.groupby("method")["accuracy"].median().sort_values().index.tolist()
     values = [data.loc[data["method"] == m, "accuracy"].dropna().to_numpy() for m in order]
     drawn = ax.boxplot(
@@ -70,7 +71,7 @@ def loss_curves(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     matplotlib Axes
     """
     _needs(data, "round", "train_loss", "method", "seed")
-    ax = ax or plt.gca()
+    ax = given(ax)
     names = [m for m in METHODS if m in set(data["method"])]
     names += [m for m in dict.fromkeys(data["method"]) if m not in names]
     others = sns.color_palette("viridis", len(names) + 1)[: len(names)]
@@ -178,7 +179,7 @@ def differences(
         Methods of one setting stand side by side.
     """
     _needs(data, "label", "method", "difference", "low", "high")
-    ax = ax or plt.gca()
+    ax = given(ax)
     labels, found = (list(dict.fromkeys(data[name])) for name in ("label", "method"))
     names = list(methods) or found
     colours = sns.color_palette("colorblind", len(names))
@@ -212,7 +213,7 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         Intervals are cut off at 0 and 1; a share that is estimated below 0 is drawn there.
     """
     _needs(data, "label", "layer", "place", "personal", "low", "high")
-    ax = ax or plt.gca()
+    ax = given(ax)
     labels, shades = list(dict.fromkeys(data["label"])), sns.color_palette("crest", as_cmap=True)
     for number, label in enumerate(labels):
         own = data[data["label"] == label].sort_values("place")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from fedstat import _check
+from fedstat.plot._axes import given
 from fedstat.results.components import ComponentsResult
 from fedstat.results.icc import HEADLINE, IccResult
 from fedstat.stats.icc import TYPES, Type
@@ -50,7 +50,10 @@ def forest(
         Units from high to low, named on the left; filled points: above 0 at the result's false discovery rate. Personal
         shares have a line at 1/2, from which on own weights beat the mean over clients; what lies below -1 is cut off.
     """
-    ax = ax or plt.gca()
+    ax = given(ax)
+    if not isinstance(result, IccResult | ComponentsResult):
+        kind = result.__class__.__name__
+        raise ValueError(f"a forest is drawn of what icc or variance_components returns, but got {kind}")
     _check.choice("type", type, TYPES)
     _check.integer("units", units)
     rows = _shares(result) if isinstance(result, ComponentsResult) else _coefficients(result, type)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from sklearn.cluster import KMeans
 
 from fedstat import _check
+from fedstat.plot._axes import given
 
 CASE = {"iid": "IID", "one-class": "non-IID (one class a client)"}
 
@@ -61,7 +62,7 @@ def heatmap(
     -------
     matplotlib Axes
     """
-    ax = ax or plt.gca()
+    ax = given(ax)
     x = outputs.transpose("unit", "client").to_numpy()[neuron_order(outputs)]
     picture = ax.imshow(
         x, aspect="auto", cmap="viridis", vmin=0, vmax=vmax, interpolation="nearest", extent=(0, x.shape[1], len(x), 0)
@@ -93,7 +94,7 @@ def entropies(entropy: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         The bars over the histograms are ± the median standard error of one neuron's entropy: how much the histograms
         are blurred by estimating.
     """
-    ax = ax or plt.gca()
+    ax = given(ax)
     data = entropy[["entropy", "std_error"]].to_dataframe().reset_index().dropna(subset="entropy")
     cases = [str(c) for c in np.atleast_1d(entropy["case"].values)]
     names = [CASE.get(c, c) for c in cases]
@@ -134,7 +135,7 @@ def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "we
     _check.choice("case", case, entropy["case"].to_numpy().tolist())
     _check.choice("outputs", outputs, entropy["outputs"].to_numpy().tolist())
     _check.choice("on", on, nu["on"].to_numpy().tolist())
-    ax = ax or plt.gca()
+    ax = given(ax)
     at = {"case": case, "on": on}
     data = nu["communality"].sel(at).to_dataframe().reset_index()
     data["rank"] = data.groupby("estimator")["communality"].rank(pct=True)

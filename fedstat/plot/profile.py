@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+
+from fedstat.plot._axes import given
 
 _COLUMNS = ("layer", "round", "personal", "conf_low", "conf_high")
 _LOWEST = -0.5
@@ -28,9 +29,12 @@ def profile(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         Lines at 0 (all noise) and at 1/2, above which a client's own weights are nearer to its true ones than the mean
         over clients. Intervals that reach below -0.5 are cut off there.
     """
+    if not isinstance(table, pd.DataFrame):
+        raise ValueError(f"plot.profile draws the table of fedstat.fl.profile(run), but got {type(table).__name__}")
     if missing := [c for c in _COLUMNS if c not in table]:
         raise ValueError(f"the table must have columns {', '.join(_COLUMNS)}, but lacks {', '.join(missing)}")
-    ax = ax or plt.gca()
+    ax = given(ax)
+    table = table.dropna(subset="personal")
     layers = list(dict.fromkeys(table["layer"]))
     colours = sns.color_palette("crest", len(layers))
     over_rounds = table["round"].nunique() > 1
@@ -48,7 +52,7 @@ def profile(table: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     if over_rounds:
         ax.set_xlabel("round")
         ax.set_xticks(rounds) if len(rounds := sorted(table["round"].unique())) <= 12 else None
-        ax.legend(title="layer", frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+        ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(layers), 6))
     else:
         ax.set_xticks(range(len(layers)), layers)
         ax.set_xlabel("layer")

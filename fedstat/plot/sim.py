@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedstat import _check
+from fedstat.plot._axes import given
 from fedstat.sim import report
 
 SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
@@ -47,7 +48,7 @@ def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ValueError
         If more than one p or alpha is left.
     """
-    setting, ax = one_setting(result, "p", "alpha"), ax or plt.gca()
+    setting, ax = one_setting(result, "p", "alpha"), given(ax)
     of_nu = result["auc"].sel(estimator=result["estimator"] != _AGREEMENT)
     names, data = list(of_nu["estimator"].values), _long(of_nu)
     ax.axhline(0.5, **_REFERENCE)
@@ -124,7 +125,7 @@ def accuracy(result: xr.Dataset, *, relative_to: str | None = None, ax: Axes | N
         # as a dict: the keyword ``method`` of sel is the way to fill gaps, not a dimension
         values = values - values.sel({"method": relative_to}, drop=True)
         label = f"difference in test accuracy from “{relative_to}”"
-    ax = ax or plt.gca()
+    ax = given(ax)
     sns.pointplot(
         _long(values.rename("accuracy")), x=x, y="accuracy", hue="method", hue_order=names, errorbar="se",
         palette=_palette(len(names)), markers=_markers(len(names)), linestyle="none", markersize=5.5,
@@ -202,7 +203,7 @@ def stability(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     matplotlib Axes
         Lines are means over replicates, bands one standard error.
     """
-    ax = ax or plt.gca()
+    ax = given(ax)
     varying = [name for name in ("p", "alpha") if result.sizes.get(name, 1) > 1]
     fixed = [name for name in ("p", "alpha") if name not in varying]
     data = _long(result["same_state"])

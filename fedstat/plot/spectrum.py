@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from fedstat.plot._axes import given
 from fedstat.plot.sim import SYMBOL, one_setting
 
 CUTS = (0.3, 0.75, 0.85, 0.99)
@@ -70,7 +71,7 @@ def spectrum(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes | Non
     ValueError
         If more than one p or alpha is left.
     """
-    title, ax, one = one_setting(result, "p", "alpha"), ax or plt.gca(), _one(result)
+    title, ax, one = one_setting(result, "p", "alpha"), given(ax), _one(result)
     gamma, share, end = (one[name].values for name in ("eigenvalue", "shared_share", "cumulative_share"))
     width = np.diff(end, prepend=0.0)
     counted, drawn = width >= _COUNTED, gamma > _FLOOR
@@ -115,7 +116,7 @@ def kappa_window(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes |
         If more than one p or alpha is left.
     """
     one_setting(result, "p", "alpha")
-    ax, one = ax or plt.gca(), _one(result)
+    ax, one = given(ax), _one(result)
     kappa, auc, shared = one["kappa"].values, one["auc"].values, one["unit_shared"].values
     ax.fill_between(kappa, 0, 1, where=auc >= FOUND, transform=ax.get_xaxis_transform(), **_WINDOW)
     for of, color, style in ((~shared, _PERSONAL, "-"), (shared, _SHARED, (0, (6, 1)))):

@@ -19,7 +19,7 @@ from fedstat.stats.components import Components, split_by_test
 from fedstat.stats.icc import fdr as adjusted
 
 Floats = NDArray[np.float64]
-Verdict = Literal["own", "shared", "undecided", "no difference shown beyond noise", "undefined"]
+Verdict = Literal["own", "mean", "undecided", "no difference shown beyond noise", "undefined"]
 COLUMNS = ("layer", "personal", "conf_low", "conf_high", "p_value")
 """What :func:`personal_from` reads of a table of layers."""
 
@@ -36,7 +36,7 @@ def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, 
     -------
     str
         "no difference shown beyond noise" where the test at 1 − ``level`` does not reject, which does not say that
-        there is none; else "own" if the interval lies above 1/2, "shared" if below it, "undecided" if it holds 1/2;
+        there is none; else "own" if the interval lies above 1/2, "mean" if below it, "undecided" if it holds 1/2;
         "undefined" for weights that are the same in all models.
 
     References
@@ -47,7 +47,7 @@ def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, 
     Examples
     --------
     >>> verdict(0.7, 0.6, 0.8, 1e-4), verdict(0.2, 0.1, 0.3, 1e-3), verdict(0.4, -0.9, 0.8, 0.2)
-    ('own', 'shared', 'no difference shown beyond noise')
+    ('own', 'mean', 'no difference shown beyond noise')
     """
     if np.isnan([personal, conf_low, conf_high, p_value]).any():
         return "undefined"
@@ -55,7 +55,7 @@ def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, 
         return "no difference shown beyond noise"
     if conf_low > 0.5:
         return "own"
-    return "shared" if conf_high < 0.5 else "undecided"
+    return "mean" if conf_high < 0.5 else "undecided"
 
 
 def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, level: float = 0.95) -> str:
@@ -91,10 +91,15 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     ...                        "conf_low": [0.0, 0.6, 0.7], "conf_high": [0.2, 0.8, 0.9], "p_value": [0.04, 0, 0]})
     >>> print(personal_from(layers))
     A client's own weights beat the mean over clients from layer fc1 on: personal share fc1 0.70 [0.60, 0.80], fc2 0.80
-    [0.70, 0.90]; before it, conv1 0.10 [0.00, 0.20] is shared.
+    [0.70, 0.90]; before it, of conv1 0.10 [0.00, 0.20] the mean beats a client's own.
     Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best is in
-    between: the mean, moved by that share towards a client's own (shrunken fine-tuning).
+    between: the mean of the trained models, moved by that share towards a client's own.
     """
+    if not isinstance(results, pd.DataFrame | Mapping):
+        raise ValueError(
+            "results must be a table with one row a layer, or a mapping such as {'fc1': result}, but got "
+            f"{type(results).__name__}"
+        )
     if not isinstance(results, pd.DataFrame):
         if len(levels := {r.level for r in results.values()}) > 1:
             raise ValueError(f"layers must have intervals of one level, but got {sorted(levels)}")
@@ -106,6 +111,11 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     if results.empty:
         raise ValueError("the table of layers must have at least one row, but is empty")
     names = [str(x) for x in results["layer"]]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"the table must have one row a layer, but has {names.count(twice[0])} for {twice[0]!r}. Of several rounds "
+            "take one, or all together: fedstat.fl.profile(run, window=10)."
+        )
     values = results[list(COLUMNS[1:])].to_numpy(dtype=float)
     verdicts = [verdict(*row, level=level) for row in values]
     shares = [f"{name} {v[0]:.2f} [{v[1]:.2f}, {v[2]:.2f}]" for name, v in zip(names, values, strict=True)]
@@ -114,11 +124,16 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
         first -= 1
     why = (
         "Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best "
-        "is in between: the mean, moved by that share towards a client's own (shrunken fine-tuning)."
+        "is in between: the mean of the trained models, moved by that share towards a client's own."
     )
-    against = "" if not first else f"{shares[first - 1]} is {verdicts[first - 1]}"
-    if verdicts[max(first - 1, 0)] == "no difference shown beyond noise":
-        against = f"{shares[first - 1]} shows no difference beyond noise"
+    says = {
+        "mean": "of {} the mean beats a client's own", "undecided": "{} is undecided",
+        "no difference shown beyond noise": "{} shows no difference beyond noise", "undefined": "{} is undefined",
+    }  # fmt: skip
+    against = says[verdicts[first - 1]].format(shares[first - 1]) if first else ""
+    earlier = [share for share, v in zip(shares[:first], verdicts[:first], strict=True) if v == "own"]
+    if earlier:
+        against += f" ({', '.join(earlier)} is own, but stands before it)"
     if first == len(names):
         found = f"From no layer on is a client's own shown to beat the mean over clients: the last, {against}."
     else:
@@ -265,7 +280,7 @@ class ComponentsResult(Result):
             "personal_max": float(most),
             "n_beyond_noise": self._beyond_noise,
             "n_own": int((self.components.conf_low > 0.5).sum()),
-            "n_shared": int((self.components.conf_high < 0.5).sum()),
+            "n_mean_better": int((self.components.conf_high < 0.5).sum()),
             "n_dead": int(self.dead.sum()),
             "df": self.components.df,
             "level": self.level,
@@ -327,11 +342,13 @@ class ComponentsResult(Result):
         size = f"{self.n_clients} clients on {len(known)} units, {self.n_weights} weights a unit"
         beyond = f"{x['n_beyond_noise']} beyond noise at a false discovery rate of {1 - self.level:.2g}"
         median = number(float(x["personal_median"]), 2)
+        open_ = int(((self.components.conf_low <= 0.5) & (self.components.conf_high >= 0.5)).sum())
         lines = [
             f"Differences of {size}, each client trained on {halves} of its data",
             f"  layer: personal share {share}, {100 * self.level:g} % from {low} to {high}; {how}",
             f"         {_MEANING[self.verdict]}",
-            f"  units: personal share median {median}, {beyond}, {x['n_dead']} dead",
+            f"  units: personal share median {median}, {beyond}, {x['n_dead']} dead;",
+            f"         1/2 is within the interval of {open_}",
             listing("  highest:", named[:8]),
             listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
         ]
@@ -342,7 +359,7 @@ class ComponentsResult(Result):
 
 _MEANING: dict[Verdict, str] = {
     "own": "own: a client's own weights are nearer to its true ones than the mean over clients",
-    "shared": "shared: the mean over clients is nearer to a client's true weights than its own are",
+    "mean": "mean: the mean over clients is nearer to a client's true weights than its own are",
     "undecided": "undecided whether a client's own weights or their mean over clients are nearer to its true ones",
     "no difference shown beyond noise": "no difference shown beyond noise",
     "undefined": "undefined: no weight differs between models",

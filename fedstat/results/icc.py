@@ -223,6 +223,11 @@ class IccResult(Result):
             listing("  highest:", named[:8]),
             listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
         ]
+        ms = self.mean_squares
+        if n_equal := int(((ms.clients == 0) & (ms.residual == 0) & ~self.dead).sum()):
+            lines.append(
+                f"  {n_equal} units are equal in all clients: as averaging leaves them, which shows no agreement"
+            )
         if self.dead.any():
             lines.append(listing("  dead:", (str(u) for u in self.units[self.dead])))
         if (unclear := np.isnan(icc) & ~self.dead).any():

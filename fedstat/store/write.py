@@ -340,6 +340,10 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
     return writer
 
 
+GROWS = ("rounds", "checkpoints", "replicates")
+"""Settings that a longer run may differ in, all else equal: named only where nothing else differs."""
+
+
 def changed(path: str | Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Settings that are not those that a run was started with, by name: (there, now)."""
     theirs, mine = config_of(path), json.loads(to_json(config))
@@ -359,6 +363,7 @@ def require_journal(path: Path) -> None:
 
 def _require_same(path: Path, config: Mapping[str, Any]) -> None:
     if differ := changed(path, config):
+        differ = {k: v for k, v in differ.items() if k not in GROWS} or differ
         shown = "; ".join(f"{k}: {there!r} there, {now_!r} now" for k, (there, now_) in list(differ.items())[:5])
         raise ValueError(
             f"{path} was started with other settings ({shown}). Resume with those, or choose another path."

@@ -122,3 +122,31 @@ def test_what_is_refused_is_named(w: Any, how: dict[str, Any], message: str, met
         return
     with pytest.raises(ValueError, match=message):
         fedstat.variance_components(w, **{"method": method} | how)
+
+
+def test_copied_replicates_of_a_client_are_said() -> None:
+    w = np.random.default_rng(0).normal(size=(6, 2, 3, 20))
+    w[[1, 4], 1] = w[[1, 4], 0]
+    with pytest.warns(UserWarning, match=r"replicates of client\(s\) 1, 4 are equal bit by bit"):
+        fedstat.variance_components(w)
+
+
+def test_tensors_with_a_gradient_and_nested_lists_are_taken() -> None:
+    w = np.random.default_rng(0).normal(size=(6, 2, 3, 20))
+    want = fedstat.variance_components(w).personal
+    given = torch.from_numpy(w).requires_grad_()
+    np.testing.assert_allclose(fedstat.variance_components(given).personal, want)
+    np.testing.assert_allclose(fedstat.variance_components([list(client) for client in w]).personal, want)
+    ragged = [list(client) for client in w]
+    ragged[2][1] = ragged[2][1][:2]
+    with pytest.raises(ValueError, match=r"shape \(3, 20\), but client 2 has 2, number 1 of shape \(2, 20\)"):
+        fedstat.variance_components(ragged)
+
+
+@pytest.mark.parametrize("verb", ["split", "bootstrap", "layer_matrix"])
+def test_verbs_of_one_model_a_client_refuse_replicates(verb: str) -> None:
+    w = xr.DataArray(
+        np.random.default_rng(0).normal(size=(6, 2, 3, 20)), dims=("client", "replicate", "unit", "weight")
+    )
+    with pytest.raises(ValueError, match="have a dim replicate"):
+        getattr(fedstat, verb)(w)

@@ -62,7 +62,7 @@ def test_glance_and_words_say_what_the_tables_hold() -> None:
 
 @pytest.mark.parametrize(
     ("scale", "expected"),
-    [(0.0, "no difference shown beyond noise"), (0.45, "shared"), (0.72, "undecided"), (2, "own")],
+    [(0.0, "no difference shown beyond noise"), (0.45, "mean"), (0.72, "undecided"), (2, "own")],
 )
 def test_verdict_of_a_layer(scale: float, expected: str) -> None:
     """Shares 0, 0.29, 0.51 and 0.89."""
@@ -90,7 +90,7 @@ OWN, SHARED, OPEN, NONE = (0.8, 0.7, 0.9, 0.0), (0.2, 0.1, 0.3, 0.01), (0.6, 0.3
     ("rows", "words"),
     [
         ((SHARED, OWN, OWN), "mean over clients from layer l1 on: personal share l1 0.80 [0.70, 0.90], l2 0.80"),
-        ((SHARED, OWN, OWN), "before it, l0 0.20 [0.10, 0.30] is shared."),
+        ((SHARED, OWN, OWN), "before it, of l0 0.20 [0.10, 0.30] the mean beats a client's own."),
         (
             (OWN, OPEN, OWN),
             "from layer l2 on: personal share l2 0.80 [0.70, 0.90]; before it, l1 0.60 [0.30, 0.80] is u",
@@ -98,9 +98,12 @@ OWN, SHARED, OPEN, NONE = (0.8, 0.7, 0.9, 0.0), (0.2, 0.1, 0.3, 0.01), (0.6, 0.3
         ((OWN, OWN), "from layer l0 on: personal share l0 0.80 [0.70, 0.90], l1 0.80 [0.70, 0.90], in all layers."),
         (
             (OWN, SHARED),
-            "a client's own shown to beat the mean over clients: the last, l1 0.20 [0.10, 0.30] is shared",
+            "the last, of l1 0.20 [0.10, 0.30] the mean beats a client's own (l0 0.80 [0.70, 0.90] is own, but stands",
         ),
-        ((OWN, NONE), "the last, l1 0.10 [-2.00, 0.60] shows no difference beyond noise."),
+        (
+            (OWN, NONE),
+            "the last, l1 0.10 [-2.00, 0.60] shows no difference beyond noise (l0 0.80 [0.70, 0.90] is own, but",
+        ),
         ((NONE, OWN), "before it, l0 0.10 [-2.00, 0.60] shows no difference beyond noise."),
         ((OWN,), "from layer l0 on"),
     ],
@@ -116,7 +119,7 @@ def test_results_of_layers_are_read_in_their_order_and_at_their_level() -> None:
     assert personal_from(of).startswith("A client's own weights beat the mean over clients from layer fc1 on")
     backwards = personal_from(dict(reversed(of.items())))
     assert backwards.startswith("From no layer on is a client's own shown to beat the mean over clients: the last,")
-    assert "the last, conv1" in backwards
+    assert "the last, of conv1" in backwards
 
 
 def test_tables_of_layers_that_say_nothing_are_refused() -> None:
@@ -139,3 +142,10 @@ def test_forest_draws_shares_with_a_line_at_one_half() -> None:
     segments = axes.collections[0].get_segments()
     assert min(s[0, 0] for s in segments) >= -1
     plt.close("all")
+
+
+def test_layers_are_named_once_and_tables_are_tables() -> None:
+    with pytest.raises(ValueError, match=r"one row a layer, but has 2 for 'l0'.*window=10"):
+        personal_from(pd.concat([layers(OWN, OWN)] * 2))
+    with pytest.raises(ValueError, match=r"mapping such as .*, but got ComponentsResult"):
+        personal_from(result((0, 1)))  # type: ignore[arg-type]

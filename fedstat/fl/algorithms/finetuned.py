@@ -55,6 +55,8 @@ def finetuned(
             _check.integer("epochs", n, low=0)
     for factor in factors:
         _check.real("rate", factor, low=0, open_low=True)
+    if lengths == [0] and factors != [1]:
+        raise ValueError(f"rate has no effect with epochs=0, no fine-tuning, but got rate={rate!r}")
     settings: dict[str, Any] = {**algorithm.settings, "finetune_epochs": epochs, "rate": rate}
     ways = tuple(dict.fromkeys(() if n == 0 else (Phase(n, lr=f),) for n, f in product(lengths, factors)))
     if len(ways) == 1:

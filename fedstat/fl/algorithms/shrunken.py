@@ -29,6 +29,9 @@ def shrunken(
     learning", arXiv:2003.13461. Shared, private, up and down: as in ``algorithm``; and for ``by="pooled"`` a number for
     each value of B up, one down.
 
+    W' − W is a client's own and what training has not yet taught any client. A choice by loss rewards both, so that B
+    is near 1 while a run is young, even where clients are alike; the shares by layer are of the former alone.
+
     Parameters
     ----------
     algorithm : Algorithm

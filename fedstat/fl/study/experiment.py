@@ -180,6 +180,11 @@ class Settings:
         """The readouts, each to be made of the algorithm."""
         made: dict[str, Callable[[Algorithm], Algorithm]] = {}
         for text in self.readouts:
+            if self.algorithm.endswith((*algorithms.WRAPPERS,)):
+                raise ValueError(
+                    f"{self.algorithm} predicts in a way of its own: give the readouts to the method without it, as in "
+                    "algorithm fedavg with readouts fedavg+"
+                )
             name, *options = text.split() or [""]
             end = name.removeprefix(self.algorithm)
             if not name.startswith(self.algorithm) or end not in algorithms.WRAPPERS:

@@ -128,26 +128,41 @@ def _choice(run: xr.DataTree) -> str:
 
 def _probe(run: xr.DataTree, rounds: int) -> str:
     """How personal each layer is, over the last rounds."""
+    if not np.isfinite(run["probe"].to_dataset()["between"]).any():
+        return "nothing was probed: clients download nothing alike that their halves could be compared in"
     table = profile(run, window=rules.WINDOW)
     kept = min(rules.WINDOW, rounds)
     head = f"share of the differences between clients that is their own, beyond noise (last {kept} rounds)"
+    own = "  {:12} – (a client's own, which starts from earlier rounds and tells nothing)"
     lines = [
-        f"  {layer:12} {share:.2f} [{low:.2f}, {high:.2f}]   p {p:.2g}"
+        own.format(layer) if math.isnan(share) else f"  {layer:12} {share:.2f} [{low:.2f}, {high:.2f}]   p {p:.2g}"
         for layer, share, low, high, p in table[["layer", "personal", "conf_low", "conf_high", "p_value"]].to_numpy()
     ]
+    tested = table.dropna(subset="personal")
     probe = run["probe"].to_dataset()
-    seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).all(axis=2)
+    seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
     sizes = [probe["n_train"].to_numpy()[row] for row in seen if row.any()]
     weights = int(probe["n_weights"].sum())
     up, down = np.sum([halves.traffic(weights, len(table), n) for n in sizes], axis=0)
     sent = f"sent for it, in {len(sizes)} probed rounds: {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
     lone = int((probe["n_train"] < 2).sum())
     left_out = [f"{lone} clients took no part: one training sample has no halves"] if lone else []
-    return "\n".join([head, *lines, personal_from(table), sent, *left_out])
+    return "\n".join([head, *lines, *([personal_from(tested)] if len(tested) else []), sent, *left_out])
+
+
+def _steps(step: xr.DataArray) -> str:
+    """B of all clients and layers, in a word."""
+    by_layer, values = step.isel(client=0), np.unique(step)
+    if len(values) == 1:
+        return f"{values[0]:.2g}"
+    if (step == by_layer).all():
+        return ", ".join(f"{x['layer'].item()} {x.item():.2f}" for x in by_layer)
+    return f"{step.mean().item():.2f} in the mean over clients"
 
 
 def _readouts(run: xr.DataTree) -> str:
     weight = run["metrics"].to_dataset()["n_test"]
     accuracy = run["readouts"].to_dataset()["accuracy"].weighted(weight).mean("client")
-    lines = [f"  {x.item():.4f}   {x['readout'].item()}" for x in accuracy]
+    step = run["readouts"].to_dataset()["step"]
+    lines = [f"  {x.item():.4f}   {x['readout'].item()} (B {_steps(step.sel(readout=x['readout']))})" for x in accuracy]
     return "\n".join(["accuracy after the last round, predicted otherwise, weighted by test samples", *lines])

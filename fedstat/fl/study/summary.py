@@ -243,7 +243,8 @@ def states(run: xr.DataTree) -> pd.DataFrame:
         shared = node["shared"].to_numpy()
         communality = node["communality"].to_numpy()
         made = np.isfinite(communality).any(axis=-1)
-        if not made.any() and shared[-1].all() == shared[-1].any():
+        decided = made.any() or ("icc" in node and np.isfinite(node["icc"].to_numpy()).any())
+        if not decided and shared[-1].all() == shared[-1].any():
             continue
         rows.append(
             {

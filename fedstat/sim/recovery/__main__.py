@@ -125,13 +125,13 @@ def _cell(auc: float, se: float, converged: float) -> str:
 def _findings(block: pd.DataFrame) -> str:
     auc = block.pivot(index="kappa", columns="estimator", values="auc")[list(dict.fromkeys(block["estimator"]))]
     inverted = [f"{name} at kappa {', '.join(runs(auc[name] < 0.5))}" for name in auc if (auc[name] < 0.5).any()]
-    all_of = "All communalities" if draw.ICC in auc else "All"
     sentences = ["Inverted (AUC < 0.5): " + ("; ".join(inverted) if inverted else "none") + "."]
     nu = auc.drop(columns=draw.ICC, errors="ignore")
     if nu.shape[1] > 1:
         close = nu.max(axis=1) - nu.min(axis=1) <= AGREE
+        of = ", ".join(map(str, nu))
         where = [f"kappa {run} (AUC {_span(nu.loc[list(ks)])})" for run, ks in runs(close).items()]
-        sentences.append(f"{all_of} within {AGREE} of each other: {', '.join(where) if where else 'at no kappa'}.")
+        sentences.append(f"AUCs of {of} within {AGREE} of each other: {', '.join(where) if where else 'at no kappa'}.")
     return "\n".join(textwrap.fill(s, 98, subsequent_indent="  ", break_on_hyphens=False) for s in sentences)
 
 
