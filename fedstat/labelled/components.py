@@ -131,7 +131,7 @@ def variance_components(
         except NoNoiseError as error:
             raise NoNoiseError(here[error.units]) from None
         pooled.append(sums.pooled())
-        equal = equal & np.asarray((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
+        equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
         alike.append(agreement(icc_sums(w.mean(1))))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
