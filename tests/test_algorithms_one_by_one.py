@@ -195,6 +195,7 @@ BYTES = {
     "fedprox": (412, 412),
     "fedavg+": (412, 412),
     "fedprox+": (412, 412),
+    "fedavg-shrunken": (412, 412),
     "fedper": (280, 280),  # fc1: 4·70
     "lg-fedavg": (132, 132),  # fc2: 4·33
     "fedrep": (280, 280),

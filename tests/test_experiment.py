@@ -76,7 +76,7 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
         ({"tau": "1.5"}, "tau"),
         ({"algorithm": "random", "tau": "1.5"}, "tau"),
         ({"algorithm": "random", "tau": "nan"}, "tau"),
-        ({"tau": "half"}, "tau must be a number, inf, -inf or mean, but got 'half'"),
+        ({"tau": "half"}, "tau must be a number, inf, -inf, mean or test, but got 'half'"),
         ({"algorithm": "fedavg", "kappa": 0.5}, "fedavg takes no settings, but got 'kappa'"),
         ({"options": ("components",)}, "options must look like NAME=VALUE"),
         ({"algorithm": "fedprox", "options": ("nu=1",)}, "fedprox takes mu, but got 'nu'"),

@@ -146,7 +146,7 @@ def test_what_cannot_be_is_said_and_leaves_the_run_as_it_is(tmp_path):
     before = go("fedavg", out, rounds=4).load()
     for options, says in (
         ({"rounds": 3}, r"has 4 rounds: it can be made longer, not shorter, but got rounds=3"),
-        ({"rounds": 6, "seed": 6}, r"other settings \(checkpoints: .*; rounds: 4 there, 6 now; seed: 5 there, 6 now\)"),
+        ({"rounds": 6, "seed": 6}, r"other settings \(seed: 5 there, 6 now\)"),
         ({"rounds": 4, "checkpoints": [3]}, r"other settings \(checkpoints: \[2, 4\] there, \[3, 4\] now\)"),
         (
             {"rounds": 6, "checkpoints": [3]},
@@ -233,7 +233,7 @@ def test_more_rounds_of_a_study_or_fewer_replicates_are_refused(tmp_path):
         ({"replicates": 2, "rounds": 3}, "has runs of 2 rounds, and a study keeps no states .* but not rounds=3"),
         ({"replicates": 1}, r"other settings \(replicates: 2 there, 1 now\)"),
         ({"replicates": 3, "methods": ["true"]}, "other settings .methods: "),
-        ({"replicates": 3, "seed": 1}, r"other settings \(replicates: 2 there, 3 now; seed: 0 there, 1 now\)"),
+        ({"replicates": 3, "seed": 1}, r"other settings \(seed: 0 there, 1 now\)"),
     ):
         with pytest.raises(ValueError, match=says):
             sim.study(**FEW | changes, out=out, resume=True)

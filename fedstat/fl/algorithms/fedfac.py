@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -91,8 +91,8 @@ def fedfac(
     code = _check.choice("variant", variant, ("paper", "code")) == "code"
     given = masks.given_layers(layers)
     limit: splitting.Tau | Literal["mean", "test"] = ("mean" if code else 0.5) if tau is None else tau
-    if not isinstance(limit, str):
-        splitting.threshold(np.array([0.0, 1.0]), limit)  # raises if tau is out of range
+    if limit not in ("mean", "test"):
+        splitting.threshold(np.array([0.0, 1.0]), cast(splitting.Tau, limit))  # raises if tau is out of range
     _check.choice("on", on, ("weights", "updates"))
     _check.real("kappa", kappa, low=0, open_low=True, high=1)
     estimator = _check.choice("method", method or ("leverage" if code else "pa"), splitting.METHODS)
