@@ -39,7 +39,10 @@ def go(case, out=None, **options):
     return train(three_splits(), NET, make(), out=out, **SETTINGS | {"checkpoints": [2], "threads": 1, **own} | options)
 
 
-@pytest.mark.parametrize("case", RUNS)
+OFTEN = ("fedavg, probed, shrunken", "fedfac-dynamic, Adam")
+
+
+@pytest.mark.parametrize("case", [c if c in OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in RUNS])
 def test_a_finished_run_made_longer_equals_one_that_was_never_stopped(case, tmp_path):
     out, options = tmp_path / "run.zarr", {"new": dense(clients=2, seed=3), "masking": 1, "evaluate_every": 2}
     go(case, out, rounds=3, **options)

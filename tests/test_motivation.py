@@ -112,6 +112,7 @@ def test_halves_are_halves_of_every_stratum():
     assert (abs(share - 0.5) < 0.12).all()  # 200 draws: sd 0.035
 
 
+@pytest.mark.slow
 def test_half_samples_have_the_variance_of_the_statistic():
     """Across samples of 60 clients, the spread over halves is the spread of the rank correlation itself."""
     rng = np.random.default_rng(0)

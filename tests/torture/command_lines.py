@@ -304,7 +304,7 @@ FL = """
 --layers '' | layers to split must be among
 --kappa 1.5 | kappa must be
 --tau 1.5 | tau
---tau half | tau must be a number, inf, -inf or mean, but got 'half'
+--tau half | tau must be a number, inf, -inf, mean or test, but got 'half'
 --tau nan | tau
 --estimator ml | invalid choice
 --variant mine | invalid choice

@@ -64,11 +64,12 @@ WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken}
 
 def constructor(name: str) -> Constructor:
     """What makes the algorithm of that name, which stands in the table or is wrapped; ValueError if there is none."""
+    known = list(ALGORITHMS)  # a file may name a list or a table, which no key can be
     for end, wrap in WRAPPERS.items():
-        base = name.removesuffix(end)
-        if name not in ALGORITHMS and base != name and base in ALGORITHMS and not base.endswith((*WRAPPERS,)):
+        base = str(name).removesuffix(end)
+        if name not in known and base != name and base in ALGORITHMS and not base.endswith((*WRAPPERS,)):
             return _wrapped(ALGORITHMS[base], wrap)
-    return ALGORITHMS[_check.choice("algorithm", name, ALGORITHMS)]
+    return ALGORITHMS[_check.choice("algorithm", name, known)]
 
 
 def settings_of(name: str) -> list[str]:
