@@ -16,7 +16,7 @@ from fedstat.fl.batches import Rows
 from fedstat.fl.local_training import local_training
 from fedstat.fl.losses import for_outputs
 
-CLIENTS, TRAIN, TEST = 100, 80, 20
+CLIENTS, TRAIN, TEST = 100, 128, 20
 
 
 def rows(each: int, seed: int) -> Rows:
@@ -50,7 +50,11 @@ def ratio(first, second, repeats: int = 5) -> float:
 
 
 def test_probe_of_halves(benchmark, job):
-    """Two halves trained and compared, against one round of local training of the same clients: at most 1.2."""
+    """Two halves trained and compared, against one round of local training of the same clients: at most 1.2.
+
+    Where halves leave a small last batch that the whole does not, they take more steps: 80 samples in batches of 32 are
+    3 steps an epoch, their halves 2 and 2.
+    """
     state = engine.step(job, engine.start(job))
     clients = halves.divisible(job, state.round)
     found = ratio(
