@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fedstat import _cli
-from fedstat.fl.study import decomposition, show, summary
+from fedstat.study import decomposition, show, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,11 +17,11 @@ import pandas as pd
 from scipy import stats
 
 from fedstat import _cli
-from fedstat.fl.study import contrasts, readouts, show, summary
-from fedstat.fl.study.planned import Planned, planned
-from fedstat.fl.study.show import Table, interval, number, plus_minus
-from fedstat.fl.study.tables import p_text
 from fedstat.stats.claims import claim, rank_correlation
+from fedstat.study import contrasts, readouts, show, summary
+from fedstat.study.planned import Planned, planned
+from fedstat.study.show import Table, interval, number, plus_minus
+from fedstat.study.tables import p_text
 
 FILE = Path("simulations/personal.toml")
 MARGIN, FLOOR, HALF = 0.005, 0.003, 0.5

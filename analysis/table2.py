@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstat._settings import read_toml
-from fedstat.fl.study import grid as grids
-from fedstat.fl.study import show, tables
-from fedstat.fl.study.summary import Grid
+from fedstat.study import grid as grids
+from fedstat.study import show, tables
+from fedstat.study.summary import Grid
 
 FILE = Path("simulations/fedfac.toml")
 TUNED = (

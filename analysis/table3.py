@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from fedstat.fl.study import show, tables
+from fedstat.study import show, tables
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from fedstat.fl.study import ablations, show
+from fedstat.study import ablations, show
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from fedstat.fl.study import ablations, show
+from fedstat.study import ablations, show
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ import pandas as pd
 
 import fedstat
 from fedstat import _cli, plot
-from fedstat.fl.study import show, summary
+from fedstat.study import show, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:

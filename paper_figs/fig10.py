@@ -20,7 +20,7 @@ import xarray as xr
 import fedstat
 from fedstat import _cli, plot
 from fedstat.fl import nets
-from fedstat.fl.study import experiment, features, show, summary
+from fedstat.study import experiment, features, show, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,8 +16,8 @@ import pandas as pd
 from scipy import stats
 
 from fedstat import _cli, plot
-from fedstat.fl.study import contrasts, readouts, show, summary
-from fedstat.fl.study.planned import Planned, planned
+from fedstat.study import contrasts, readouts, show, summary
+from fedstat.study.planned import Planned, planned
 
 FILE = Path("simulations/personal.toml")
 MARGIN = 0.005

@@ -15,11 +15,11 @@ from fedstat import _cli, store
 from fedstat import data as datasets
 from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, nets
-from fedstat.fl.study import experiment, grid, report
-from fedstat.fl.study.experiment import Settings
-from fedstat.fl.study.tune import check, tune
-from fedstat.fl.train import COMMAND
+from fedstat.fl.training import COMMAND
 from fedstat.stats.split import METHODS as ESTIMATORS
+from fedstat.study import experiment, grid, report
+from fedstat.study.experiment import Settings
+from fedstat.study.tuning import check, tune
 
 HELP = {
     "label": "name of the setting in tables",
@@ -68,7 +68,7 @@ CHOICES = {
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command; those of a run are the fields of :class:`fedstat.fl.study.experiment.Settings`."""
+    """Arguments of the command; those of a run are the fields of :class:`fedstat.study.experiment.Settings`."""
     cli = _cli.Parser(
         prog="python -m fedstat.fl",
         description="Train a federated network on a data set of which the files are at hand, or, with --config, all "

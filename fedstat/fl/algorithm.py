@@ -3,8 +3,8 @@
 A method says which entries are shared, how that may change after local training, which parameters a client trains
 in which phase and what is added to its loss; everything else is the engine's. How the kinds of method map onto it:
 
-- masks (FedPer, LG-FedAvg, FedBN, FedSplit): ``split``;
-- masks that move (dynamic FedFac, FedCAC, random-redrawn): ``resplit``;
+- masks (FedPer, LG-FedAvg, FedBN, FedSplit): ``sharing``;
+- masks that move (dynamic FedFac, FedCAC, random-redrawn): ``reshare``;
 - penalties (FedProx, pFedMe's inner problem): ``Phase.penalty``;
 - phases (FedRep's head then body, FedDecomp's τ then σ): several ``Phase``;
 - fine-tuned models (FedAvg+, FedProx+): ``finetune``; how far, or by which fine-tuning, chosen from data: ``choice``;
@@ -35,7 +35,7 @@ where it shares the entry itself.
 """
 
 
-class Split(NamedTuple):
+class Sharing(NamedTuple):
     """Which entries are shared, and the factor analyses, or the agreement between clients, that decided it.
 
     Attributes
@@ -93,9 +93,9 @@ class Uploads(NamedTuple):
         n_k / Σ n_k.
     before, after : callable () -> Params and Params (active, ...)
         Parameters as downloaded and as trained.
-    split : Split
+    sharing : Sharing
         The split under which the clients downloaded. Rows of its masks, if there are any, are all clients by number,
-        and so are those of the split that ``resplit`` returns.
+        and so are those of the split that ``reshare`` returns.
     """
 
     net: Net
@@ -105,7 +105,7 @@ class Uploads(NamedTuple):
     weights: Tensor
     before: Callable[[], Params]
     after: Params
-    split: Split
+    sharing: Sharing
 
 
 class Phase(NamedTuple):
@@ -179,9 +179,9 @@ class Algorithm(NamedTuple):
     Attributes
     ----------
     name : str
-    split : callable (Start) -> Split
+    sharing : callable (Start) -> Sharing
         The split before the first round.
-    resplit : callable (Uploads) -> Split, optional
+    reshare : callable (Uploads) -> Sharing, optional
         The split after a round's local training; aggregation uses the new one.
     phases : tuple of Phase
     wrap : callable (Net) -> Net, optional
@@ -198,16 +198,16 @@ class Algorithm(NamedTuple):
     loss : callable (Loss) -> Loss, optional
         The loss of the wrapped network.
     keeps : callable (Net) -> sequence of str, optional
-        Parameters of which ``resplit`` may ever make an entry personal, so that clients' own copies are kept; without
+        Parameters of which ``reshare`` may ever make an entry personal, so that clients' own copies are kept; without
         it, or with ``mix``, all are. Where there is neither, the entries that are personal at the start are kept.
-    uploads : callable (Net, Split) -> Mask, optional
+    uploads : callable (Net, Sharing) -> Mask, optional
         Entries that a client sends after local training under the round's new split; without it those that some client
         shares.
     """
 
     name: str
-    split: Callable[[Start], Split]
-    resplit: Callable[[Uploads], Split] | None = None
+    sharing: Callable[[Start], Sharing]
+    reshare: Callable[[Uploads], Sharing] | None = None
     phases: tuple[Phase, ...] = (Phase(),)
     settings: Mapping[str, Any] = {}
     wrap: Callable[[Net], Net] | None = None
@@ -215,5 +215,5 @@ class Algorithm(NamedTuple):
     finetune: tuple[Phase, ...] = ()
     loss: Callable[[Loss], Loss] | None = None
     keeps: Callable[[Net], Sequence[str]] | None = None
-    uploads: Callable[[Net, Split], Mask] | None = None
+    uploads: Callable[[Net, Sharing], Mask] | None = None
     choice: Choice | None = None

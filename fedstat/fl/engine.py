@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstat import _random
 from fedstat.fl import halves, masks
-from fedstat.fl.algorithm import Phase, Split, Start, Uploads
+from fedstat.fl.algorithm import Phase, Sharing, Start, Uploads
 from fedstat.fl.job import Job, State, active, by_size, personal
 from fedstat.fl.local_training import local_training
 from fedstat.fl.nets import Params
@@ -48,7 +48,7 @@ def start(job: Job) -> State:
     """
     server = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
 
-    alone = State(-1, {}, {}, server, Split(masks.nothing(job.net, job.device)), {})
+    alone = State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
     fresh = replace(job, optimizer_state="reset")
 
     def pretrain(epochs: int | None) -> Params:
@@ -60,7 +60,7 @@ def start(job: Job) -> State:
         some = np.flatnonzero(job.train.sizes >= 2)
         return halves.trained(fresh, alone, some, (Phase(epochs),))
 
-    split = job.algorithm.split(Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves))
+    split = job.algorithm.sharing(Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves))
     masks.require(job.net, split.shared, job.clients, job.algorithm.name)
     if job.algorithm.uploads:
         masks.require(job.net, job.algorithm.uploads(job.net, split), job.clients, f"{job.algorithm.name}, uploads")
@@ -74,12 +74,12 @@ def start(job: Job) -> State:
     return State(0, params, kept, server, split, optimizer)
 
 
-def _kept(job: Job, split: Split) -> dict[str, Tensor | None]:
+def _kept(job: Job, split: Sharing) -> dict[str, Tensor | None]:
     """Units of each parameter of which clients' own copies have to be kept."""
     algorithm = job.algorithm
     if algorithm.mix:  # every client has a mixture of its own, of shared entries too
         return dict.fromkeys(job.net.shapes)
-    if algorithm.resplit:
+    if algorithm.reshare:
         return dict.fromkeys(algorithm.keeps(job.net) if algorithm.keeps else job.net.shapes)
     kept: dict[str, Tensor | None] = {}
     for name, mask in split.shared.items():
@@ -91,7 +91,7 @@ def _kept(job: Job, split: Split) -> dict[str, Tensor | None]:
     return kept
 
 
-def _require_kept(job: Job, kept: Collection[str], split: Split) -> None:
+def _require_kept(job: Job, kept: Collection[str], split: Sharing) -> None:
     for name, mask in split.shared.items():
         if name not in kept and not bool(mask.all()):
             raise ValueError(
@@ -124,11 +124,11 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     _require_finite(mean, after, loss, clients, state.round + 1)
 
     uploads = Uploads(
-        job.net, state.round, job.seed, clients, weights, lambda: personal(job, state, clients), after, state.split
+        job.net, state.round, job.seed, clients, weights, lambda: personal(job, state, clients), after, state.sharing
     )
-    split = state.split
-    if algorithm.resplit:
-        split = algorithm.resplit(uploads)
+    split = state.sharing
+    if algorithm.reshare:
+        split = algorithm.reshare(uploads)
         masks.require(job.net, split.shared, job.clients, algorithm.name)
         _require_kept(job, state.kept, split)
     done = Round(clients, dict(after), loss)
@@ -150,7 +150,7 @@ def _server_step(job: Job, state: State, shared: Tensor, name: str, mean: Tensor
 
     Where masks differ between clients, an entry is shared if some client shares it; the mean is of all active clients.
     """
-    old, was = state.server[name], masks.by_some(state.split.shared[name], mean.ndim)
+    old, was = state.server[name], masks.by_some(state.sharing.shared[name], mean.ndim)
     moved = torch.where(was, torch.lerp(old, mean, job.server_lr), mean)
     return torch.where(masks.by_some(shared, mean.ndim), moved, old)
 

@@ -57,12 +57,12 @@ def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dic
         :func:`fedstat.fl.halves.parts`.
     """
     probed = _probe(job, state) if full and job.probe else {}
-    begun, before = time.perf_counter(), state.split
+    begun, before = time.perf_counter(), state.sharing
     state, done = engine.round_of(job, state)
     seconds = time.perf_counter() - begun
     metrics = {"seconds": np.asarray(seconds), **probed}
     if job.track:
-        up, down = traffic.traffic(job.algorithm, job.net, state.split, before, done.clients)
+        up, down = traffic.traffic(job.algorithm, job.net, state.sharing, before, done.clients)
         metrics |= {"bytes_up": np.asarray(up), "bytes_down": np.asarray(down)}
         metrics["train_loss"] = np.full(job.clients, np.nan, np.float32)
         metrics["train_loss"][done.clients] = done.loss.cpu().numpy()

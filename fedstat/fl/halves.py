@@ -108,7 +108,7 @@ def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]
     models, x = trained(job, state, clients, phases)
     found: dict[str, Parts] = {}
     for name, w in models.items():
-        alike = masks.by_all(state.split.shared[name], w.ndim - 2)
+        alike = masks.by_all(state.sharing.shared[name], w.ndim - 2)
         if not bool(alike.any()):
             continue
         w *= alike

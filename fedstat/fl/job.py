@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedstat import _random
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Phase, Split
+from fedstat.fl.algorithm import Algorithm, Phase, Sharing
 from fedstat.fl.batches import Rows
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
@@ -96,7 +96,7 @@ class State(NamedTuple):
         Which units ``params`` holds of a parameter; None: all. Parameters that are never personal are not in it.
     server : Params (...)
         The server's copy of every entry, shared or not.
-    split : Split
+    sharing : Sharing
     optimizer : Params (client, ...)
         Clients' optimiser state; empty unless it is kept between rounds.
     """
@@ -105,7 +105,7 @@ class State(NamedTuple):
     params: Params
     kept: dict[str, Tensor | None]
     server: Params
-    split: Split
+    sharing: Sharing
     optimizer: Params
 
 
@@ -148,7 +148,7 @@ def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Pa
         elif job.algorithm.mix:  # such a server sends every client its own mixture, which is in place already
             p.copy_(own)
         else:
-            shared = masks.of_clients(state.split.shared[name], state.server[name].ndim, clients)
+            shared = masks.of_clients(state.sharing.shared[name], state.server[name].ndim, clients)
             torch.where(shared, state.server[name], own, out=p)
     return into
 

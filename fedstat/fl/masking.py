@@ -32,7 +32,7 @@ def masked_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
         Without a layer that is split all parts are equal.
     """
     found = np.full((len(PARTS), draws, job.clients), np.nan, np.float32)
-    split = [n for n, mask in state.split.shared.items() if bool(mask.any()) and not bool(mask.all())]
+    split = [n for n, mask in state.sharing.shared.items() if bool(mask.any()) and not bool(mask.all())]
     split = [name for name in split if name not in job.net.buffers]
     clients = by_size(job.train, np.arange(job.clients))
 
@@ -49,7 +49,7 @@ def masked_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
                 for name in split:
                     p = params[name]
                     sd = own or p.flatten(1).std(1, correction=0).view(-1, *(1,) * (p.ndim - 1))
-                    shared = masks.of_clients(state.split.shared[name], p.ndim - 1, chunk)
+                    shared = masks.of_clients(state.sharing.shared[name], p.ndim - 1, chunk)
                     changed[name] = torch.where(shared == wanted, noise[name] * sd, p)
                 found[i, draw, chunk] = scores(job, changed, job.test, chunk)[0]
 

@@ -40,11 +40,11 @@ def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.n
         ``ensemble``: the mean of the class probabilities of all existing clients' models (FedFac §3.2; LG-FedAvg).
     """
     new = replace(job, train=train, test=test, validation=None, optimizer_state="reset")
-    server = State(state.round, {}, {}, state.server, state.split, {})
+    server = State(state.round, {}, {}, state.server, state.sharing, {})
     clients = by_size(train, np.arange(len(train.start) - 1))
     found = {rule: np.full(len(clients), np.nan, np.float32) for rule in RULES}
     trained = job.algorithm.finetune or job.phases
-    held = {name: masks.by_all(mask, state.server[name].ndim) for name, mask in state.split.shared.items()}
+    held = {name: masks.by_all(mask, state.server[name].ndim) for name, mask in state.sharing.shared.items()}
     ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
         "global": ((), None),
         "finetuned": (trained, None),

@@ -12,7 +12,7 @@ import xarray as xr
 
 from fedstat import store
 from fedstat.fl import choice, halves, masks, nets
-from fedstat.fl.algorithm import Split
+from fedstat.fl.algorithm import Sharing
 from fedstat.fl.job import Job, State, personal
 from fedstat.fl.masking import PARTS
 from fedstat.fl.newcomers import RULES
@@ -44,11 +44,11 @@ class Buffer:
         """Take in the round that has just ended."""
         values = {name if "/" in name else f"metrics/{name}": value for name, value in metrics.items()}
         for layer in self._layers:
-            values[f"split/{layer}/shared"] = masks.shared_units(job.net, state.split.shared, layer).cpu().numpy()
-            if (fit := state.split.fits.get(layer)) is not None:
+            values[f"split/{layer}/shared"] = masks.shared_units(job.net, state.sharing.shared, layer).cpu().numpy()
+            if (fit := state.sharing.fits.get(layer)) is not None:
                 for name in ("communality", "n_factors", "n_iter", "converged"):
                     values[f"split/{layer}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
-            if (alike := state.split.icc.get(layer)) is not None:
+            if (alike := state.sharing.icc.get(layer)) is not None:
                 values[f"split/{layer}/icc"] = alike
         for name, value in values.items():
             self._rows.setdefault(name, []).append((state.round - 1, value))
@@ -295,9 +295,9 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
 
 def save_state(writer: Writer, state: State) -> None:
     """Add the state to what the writer commits next: run and state belong together by round."""
-    fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.split.fits.items()}
-    alike = {layer: torch.from_numpy(values) for layer, values in state.split.icc.items()}
-    parts = [state.round, state.params, state.kept, state.server, state.split.shared, fits, state.optimizer, alike]
+    fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.sharing.fits.items()}
+    alike = {layer: torch.from_numpy(values) for layer, values in state.sharing.icc.items()}
+    parts = [state.round, state.params, state.kept, state.server, state.sharing.shared, fits, state.optimizer, alike]
     with writer.write_state() as file:
         try:
             torch.save(parts, file)
@@ -320,4 +320,4 @@ def load_state(writer: Writer, job: Job) -> State | None:
     back = {layer: Fit(*(part.numpy() if numpy else part for part in parts)) for layer, parts in fits.items()}
     alike = rest[0] if rest else {}  # runs begun before there was a split by agreement
     icc = {layer: values.cpu().numpy() for layer, values in alike.items()}
-    return State(number, params, kept, server, Split(shared, back, icc), optimizer)
+    return State(number, params, kept, server, Sharing(shared, back, icc), optimizer)

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Mask, Split
+from fedstat.fl.algorithm import Algorithm, Mask, Sharing
 from fedstat.fl.nets import Net
 
 _BYTES = 4  # of a float32 entry
 
 
-def traffic(algorithm: Algorithm, net: Net, split: Split, previous: Split, clients: np.ndarray) -> tuple[int, int]:
+def traffic(algorithm: Algorithm, net: Net, split: Sharing, previous: Sharing, clients: np.ndarray) -> tuple[int, int]:
     """Bytes that the active clients send and receive in a round, together.
 
     Parameters
@@ -22,7 +22,7 @@ def traffic(algorithm: Algorithm, net: Net, split: Split, previous: Split, clien
     algorithm : Algorithm
     net : Net
         The network that is trained, wrapped if the algorithm wraps it.
-    split, previous : Split
+    split, previous : Sharing
         The split after the round and the one before it.
     clients : int array (active,)
 
@@ -47,7 +47,7 @@ def traffic(algorithm: Algorithm, net: Net, split: Split, previous: Split, clien
     >>> from fedstat.fl import algorithms, nets
     >>> net, one = nets.mlp([3, 4, 2]), np.array([0])  # 16 + 10 entries
     >>> some, all_ = ({"fc1": torch.tensor([True, second, False, False])} for second in (False, True))
-    >>> a, b = (Split(masks.units(net, flags, torch.device("cpu"))) for flags in (some, all_))
+    >>> a, b = (Sharing(masks.units(net, flags, torch.device("cpu"))) for flags in (some, all_))
     >>> traffic(algorithms.fedsplit({}), net, b, b, one), traffic(algorithms.random_split(redrawn=True), net, b, a, one)
     ((72, 72), (72, 73))
     """

@@ -1,11 +1,11 @@
 """The verbs users call: arrays, torch tensors or xarray objects in, result objects out."""
 
+from fedstat.labelled.agreement import icc
 from fedstat.labelled.coerce import layer_matrix
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.entropy import knn_entropy
 from fedstat.labelled.factor import fa
-from fedstat.labelled.icc import icc
-from fedstat.labelled.split import split, update
+from fedstat.labelled.splitting import split, update
 from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, stability
 
 __all__ = [

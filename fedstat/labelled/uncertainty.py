@@ -13,7 +13,7 @@ from fedstat import _check
 from fedstat._random import generator
 from fedstat.labelled.coerce import Weights, client_sums, correlation_of, numpy_of
 from fedstat.labelled.factor import fa
-from fedstat.labelled.split import say_if_alone, say_if_contradicted, split_sums
+from fedstat.labelled.splitting import say_if_alone, say_if_contradicted, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
 from fedstat.stats import bootstrap as _bootstrap

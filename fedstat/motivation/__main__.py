@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fedstat import _cli, data
 from fedstat._settings import add_arguments, given
+from fedstat.motivation.experiment import COMMAND, OUTPUTS, PARTITIONS, Settings, study
 from fedstat.motivation.report import report
-from fedstat.motivation.study import COMMAND, OUTPUTS, PARTITIONS, Settings, study
 from fedstat.store import config_of
 
 HELP = {

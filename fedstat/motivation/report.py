@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from fedstat.motivation import relation
-from fedstat.motivation.study import OUTPUTS
+from fedstat.motivation.experiment import OUTPUTS
 from fedstat.stats import modes
 
 LEVEL, MOST_PEAKS, GROUPS, DRAWS = 0.05, 3, 10, 199

@@ -6,9 +6,9 @@ from fedstat.plot.fl import clients, differences, feature_grid, loss_curves, sha
 from fedstat.plot.icc import forest
 from fedstat.plot.motivation import entropies, fig1, heatmap, motivation_grid, motivation_origin, relation
 from fedstat.plot.ntk import convergence, freezing, generalization
-from fedstat.plot.profile import profile
+from fedstat.plot.profiles import profile
 from fedstat.plot.sim import accuracy, origin, recovery, recovery_grid, stability, study_dataset, study_grid
-from fedstat.plot.spectrum import kappa_window, spectrum, spectrum_grid
+from fedstat.plot.spectra import kappa_window, spectrum, spectrum_grid
 
 __all__ = [
     "accuracy",

@@ -15,8 +15,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.fl.study.show import METHODS
 from fedstat.plot._axes import given
+from fedstat.study.show import METHODS
 
 HIGHLIGHT = "fedfac-dynamic"
 _ORANGE, _GREY = "#e69f00", "#b8c4cc"

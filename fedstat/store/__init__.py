@@ -1,9 +1,9 @@
 """Runs on disk: labelled arrays in one zarr store, journaled so that nothing is lost and no damage goes unseen."""
 
-from fedstat.store.extend import Taken, extend
+from fedstat.store.growth import Taken, extend
 from fedstat.store.journal import DamageError
+from fedstat.store.origin import code, now, provenance, to_json
 from fedstat.store.place import attributes, claim, command_of, remove, replace, settle
-from fedstat.store.provenance import code, now, provenance, to_json
 from fedstat.store.read import Damage, config_of, damage, describe, open_run, require_sound
 from fedstat.store.write import Group, Variable, Writer, changed, create, has_state, resume, save
 

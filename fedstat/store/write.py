@@ -23,7 +23,7 @@ from zarr.storage import LocalStore
 
 from fedstat.store import journal, place
 from fedstat.store.journal import Journal
-from fedstat.store.provenance import code, now, revision, to_json
+from fedstat.store.origin import code, now, revision, to_json
 from fedstat.store.read import Damage, config_of, damage, describe
 
 STATE = f"{journal.FOLDER}/state"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstat.fl import engine, nets
-from fedstat.fl.algorithm import Algorithm, Split
+from fedstat.fl.algorithm import Algorithm, Sharing
 from fedstat.fl.batches import Rows
 
 SAMPLES = [5, 9, 2, 9, 1]
@@ -64,8 +64,8 @@ def runs(draw, *kinds):
 
 
 def method(split):
-    moves = {"resplit": lambda up: Split(split[up.round + 1])} if len(split) > 1 else {}
-    return Algorithm("masked", lambda start: Split(split[0]), **moves)  # noqa: ARG005
+    moves = {"reshare": lambda up: Sharing(split[up.round + 1])} if len(split) > 1 else {}
+    return Algorithm("masked", lambda start: Sharing(split[0]), **moves)  # noqa: ARG005
 
 
 @settings(max_examples=20, deadline=None)

@@ -16,7 +16,7 @@ from fl_runs import SMALL
 from wrong_files import TOML
 
 from fedstat import motivation, sim
-from fedstat.fl.study import experiment
+from fedstat.study import experiment
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,10 +17,10 @@ from fedstat.fl.algorithms.fedper import fedper
 from fedstat.fl.algorithms.fedprox import fedprox
 from fedstat.fl.algorithms.fedrep import fedrep
 from fedstat.fl.algorithms.fedsplit import fedsplit, random_split
-from fedstat.fl.algorithms.finetuned import fedavg_plus, fedprox_plus, finetuned
 from fedstat.fl.algorithms.lg_fedavg import lg_fedavg
 from fedstat.fl.algorithms.local import local
-from fedstat.fl.algorithms.shrunken import shrunken
+from fedstat.fl.wrappers.finetuned import fedavg_plus, fedprox_plus, finetuned
+from fedstat.fl.wrappers.shrunken import shrunken
 
 Constructor = Callable[..., Algorithm]
 

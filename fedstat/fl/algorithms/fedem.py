@@ -7,9 +7,9 @@ from torch import Tensor
 
 from fedstat import _check
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Phase, Split
-from fedstat.fl.algorithms.mixture import WEIGHTS, log_joint, mixture, mixture_loss, of_class
+from fedstat.fl.algorithm import Algorithm, Phase, Sharing
 from fedstat.fl.nets import Net, Params
+from fedstat.fl.wrappers.mixture import WEIGHTS, log_joint, mixture, mixture_loss, of_class
 
 _BLOCK = 256  # samples that are run forward at a time
 
@@ -27,7 +27,7 @@ def fedem(*, components: int = 3) -> Algorithm:
     _check.integer("components", components)
     return Algorithm(
         "fedem",
-        lambda start: Split(masks.private_layers(start.net, ["mixture"], start.device)),
+        lambda start: Sharing(masks.private_layers(start.net, ["mixture"], start.device)),
         phases=(Phase(trains=lambda name: name != WEIGHTS, weigh=_e_step),),
         settings={"components": components},
         wrap=lambda net: mixture(net, components),

@@ -12,7 +12,7 @@ import torch
 
 from fedstat import _check
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Mask, Split, Start, Uploads
+from fedstat.fl.algorithm import Algorithm, Mask, Sharing, Start, Uploads
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import components, factor, icc
 from fedstat.stats import split as splitting
@@ -108,7 +108,7 @@ def fedfac(
         raise ValueError(f"fdr has no effect but with tau='test', but got fdr={fdr!r} and tau={tau!r}")
     rate = _check.real("fdr", 0.05 if fdr is None else fdr, low=0, high=1, open_low=True, open_high=True)
 
-    def decide(net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Split:
+    def decide(net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Sharing:
         fits, alike = {}, {}
         for layer in masks.resolve(net, given):
             names = masks.incoming(net, layer)
@@ -121,9 +121,9 @@ def fedfac(
                 fits[layer] = _analyse(r, kappa, estimator, before.get(layer) if warm_start else None)
         statistic = alike or {layer: fit.communality for layer, fit in fits.items()}
         flags = {layer: _flags(values, limit) for layer, values in statistic.items()}
-        return Split(masks.units(net, flags, device, weights_only=code), fits, alike)
+        return Sharing(masks.units(net, flags, device, weights_only=code), fits, alike)
 
-    def static(start: Start) -> Split:
+    def static(start: Start) -> Sharing:
         masks.resolve(start.net, given)  # raises before any training
         if limit == "test":
             return _tested(start, masks.resolve(start.net, given), pretrain_epochs, rate, weights_only=code)
@@ -133,12 +133,12 @@ def fedfac(
         flags = {layer: np.ones(nets.layers(net)[layer], dtype=bool) for layer in masks.resolve(net, given)}
         return masks.units(net, flags, device, weights_only=code)
 
-    def resplit(up: Uploads) -> Split:
+    def reshare(up: Uploads) -> Sharing:
         weights = up.after
         if on == "updates":
             before = up.before()
             weights = {name: p - before[name] for name, p in up.after.items()}
-        return decide(up.net, weights, up.weights.device, up.split.fits)
+        return decide(up.net, weights, up.weights.device, up.sharing.fits)
 
     settings = {"layers": given, "kappa": kappa, "tau": str(limit), "method": estimator, "variant": variant}
     if limit == "test":
@@ -150,8 +150,8 @@ def fedfac(
         return Algorithm("fedfac-static", static, settings=settings | {"pretrain_epochs": pretrain_epochs})
     return Algorithm(
         "fedfac-dynamic",
-        lambda start: Split(whole(start.net, start.device)),
-        resplit,
+        lambda start: Sharing(whole(start.net, start.device)),
+        reshare,
         settings=settings | of_dynamic,
         keeps=lambda net: masks.of_layers(net, masks.resolve(net, given)),
         uploads=lambda net, split: whole(net, masks.device_of(split.shared)),
@@ -168,7 +168,7 @@ def _require_none_of_factors(kappa: float, warm_start: bool) -> None:
             )
 
 
-def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float, *, weights_only: bool) -> Split:
+def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float, *, weights_only: bool) -> Sharing:
     """Shared: units on which clients are not shown to differ more than the halves of their samples do."""
     models, x = start.halves(epochs)
     flags, alike = {}, {}
@@ -177,7 +177,7 @@ def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float,
         found = components.components(components.parts(w, x))
         flags[layer] = components.split_by_test(found.p_value, fdr=fdr)
         alike[layer] = icc.agreement(icc.sums(w.mean(1)))
-    return Split(masks.units(start.net, flags, start.device, weights_only=weights_only), {}, alike)
+    return Sharing(masks.units(start.net, flags, start.device, weights_only=weights_only), {}, alike)
 
 
 def _flags(statistic: factor.Array, tau: splitting.Tau | Literal["mean", "test"]) -> factor.Array:

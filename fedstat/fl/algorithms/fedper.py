@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Split, Start
+from fedstat.fl.algorithm import Algorithm, Sharing, Start
 
 
 def fedper(*, personal_layers: int = 1) -> Algorithm:
@@ -14,8 +14,8 @@ def fedper(*, personal_layers: int = 1) -> Algorithm:
     their client; FedFac §5.1 keeps one private, which equals FedFac with Λ = the output layer and τ = inf.
     """
 
-    def split(start: Start) -> Split:
+    def sharing(start: Start) -> Sharing:
         private = masks.last_layers(start.net, "personal_layers", personal_layers)
-        return Split(masks.private_layers(start.net, private, start.device))
+        return Sharing(masks.private_layers(start.net, private, start.device))
 
-    return Algorithm("fedper", split, settings={"personal_layers": personal_layers})
+    return Algorithm("fedper", sharing, settings={"personal_layers": personal_layers})

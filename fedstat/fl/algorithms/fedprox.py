@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fedstat import _check
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Phase, Split
+from fedstat.fl.algorithm import Algorithm, Phase, Sharing
 from fedstat.fl.nets import Params
 
 
@@ -21,5 +21,5 @@ def fedprox(*, mu: float = 0.01) -> Algorithm:
         return {name: (p - anchor[name]).mul_(mu) for name, p in params.items()}
 
     phases = (Phase(penalty=penalty if mu else None),)
-    split = lambda start: Split(masks.everything(start.net, start.device))  # noqa: E731
-    return Algorithm("fedprox", split, phases=phases, settings={"mu": mu})
+    sharing = lambda start: Sharing(masks.everything(start.net, start.device))  # noqa: E731
+    return Algorithm("fedprox", sharing, phases=phases, settings={"mu": mu})

@@ -26,6 +26,6 @@ def fedrep(*, personal_layers: int = 1, head_epochs: int | None = None, body_epo
         return [layer for layer in nets.layers(net) if layer not in head(net)]
 
     settings = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
-    split = fedper(personal_layers=personal_layers).split
+    sharing = fedper(personal_layers=personal_layers).sharing
     phases = (Phase(epochs, layers=head), Phase(body_epochs, layers=body))
-    return Algorithm("fedrep", split, phases=phases, settings=settings)
+    return Algorithm("fedrep", sharing, phases=phases, settings=settings)

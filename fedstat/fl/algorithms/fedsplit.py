@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat import _check, _random
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Mask, Split, Start, Uploads
+from fedstat.fl.algorithm import Algorithm, Mask, Sharing, Start, Uploads
 from fedstat.fl.nets import Net
 
 
@@ -28,7 +28,7 @@ def fedsplit(shared: Mapping[str | int, Any]) -> Algorithm:
         raise ValueError(f"shared must be a mapping from layer to one bool per unit, but got {shared!r}")
     named = {str(layer): np.flatnonzero(flags).tolist() for layer, flags in shared.items()}
     return Algorithm(
-        "fedsplit", lambda start: Split(masks.units(start.net, shared, start.device)), settings={"shared": named}
+        "fedsplit", lambda start: Sharing(masks.units(start.net, shared, start.device)), settings={"shared": named}
     )
 
 
@@ -59,16 +59,16 @@ def random_split(layers: masks.Layers | None = None, *, share: float = 0.5, redr
             flags[layer][chosen[: round(share * units)]] = True
         return masks.units(net, flags, device)
 
-    def split(start: Start) -> Split:
-        return Split(draw(start.net, start.seed, -1, start.device))
+    def sharing(start: Start) -> Sharing:
+        return Sharing(draw(start.net, start.seed, -1, start.device))
 
-    def resplit(up: Uploads) -> Split:
-        return Split(draw(up.net, up.seed, up.round, up.weights.device))
+    def reshare(up: Uploads) -> Sharing:
+        return Sharing(draw(up.net, up.seed, up.round, up.weights.device))
 
     return Algorithm(
         "random-redrawn" if redrawn else "random",
-        split,
-        resplit if redrawn else None,
+        sharing,
+        reshare if redrawn else None,
         settings={"layers": given, "share": share},
         keeps=(lambda net: masks.of_layers(net, masks.resolve(net, given))) if redrawn else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Split, Start
+from fedstat.fl.algorithm import Algorithm, Sharing, Start
 
 
 def lg_fedavg(*, global_layers: int = 1) -> Algorithm:
@@ -16,9 +16,9 @@ def lg_fedavg(*, global_layers: int = 1) -> Algorithm:
     All L layers are FedAvg.
     """
 
-    def split(start: Start) -> Split:
+    def sharing(start: Start) -> Sharing:
         shared = masks.last_layers(start.net, "global_layers", global_layers, all_too=True)
         private = [layer for layer in nets.layers(start.net) if layer not in shared]
-        return Split(masks.private_layers(start.net, private, start.device))
+        return Sharing(masks.private_layers(start.net, private, start.device))
 
-    return Algorithm("lg-fedavg", split, settings={"global_layers": global_layers})
+    return Algorithm("lg-fedavg", sharing, settings={"global_layers": global_layers})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Split
+from fedstat.fl.algorithm import Algorithm, Sharing
 
 
 def local() -> Algorithm:
     """Nothing is shared, and nothing goes up or down: every client trains alone from the common start."""
-    return Algorithm("local", lambda start: Split(masks.nothing(start.net, start.device)))
+    return Algorithm("local", lambda start: Sharing(masks.nothing(start.net, start.device)))

@@ -13,10 +13,10 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import _check
-from fedstat.sim.generate import SOURCE, Means, Model8, package_version
+from fedstat.sim.model8 import SOURCE, Means, Model8, package_version
 from fedstat.sim.recovery import draw
 from fedstat.sim.recovery.draw import correlation
-from fedstat.sim.recovery.spectrum import spectrum
+from fedstat.sim.recovery.spectra import spectrum
 from fedstat.store import to_json
 
 __all__ = ["DEFAULT", "KAPPA", "correlation", "recovery", "spectrum", "tidy"]
@@ -26,7 +26,7 @@ DEFAULT = ("pa", "pc", "leverage", draw.ICC)
 DIMS = ("p", "alpha", "kappa", "estimator", "replicate")
 
 
-def recovery(
+def recover(
     *,
     p: float | Sequence[float] = (0.2, 0.5, 0.8),
     alpha: float | Sequence[float] = 0.4,
@@ -92,7 +92,7 @@ def recovery(
 
     Examples
     --------
-    >>> result = recovery(p=0.5, kappa=[0.2, 0.6], clients=20, d=20, m=20, replicates=2)
+    >>> result = recover(p=0.5, kappa=[0.2, 0.6], clients=20, d=20, m=20, replicates=2)
     >>> tidy(result)[["kappa", "estimator", "auc", "n_factors"]].round(2)
        kappa estimator   auc  n_factors
     0    0.2        pa  0.00        1.0

@@ -14,8 +14,8 @@ import pandas as pd
 import xarray as xr
 
 from fedstat import _cli, store
-from fedstat.sim.generate import SOURCE
-from fedstat.sim.recovery import DEFAULT, KAPPA, draw, recovery, spectrum, tidy
+from fedstat.sim.model8 import SOURCE
+from fedstat.sim.recovery import DEFAULT, KAPPA, draw, recover, spectrum, tidy
 
 COMMAND = "fedstat.sim.recovery"
 
@@ -65,7 +65,7 @@ def _work(args: argparse.Namespace) -> None:
     if args.out is not None:
         _cli.claim(args, COMMAND)
     names = ("p", "alpha", "kappa", "estimators", "clients", "d", "m", "replicates", "seed")
-    result = recovery(**{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty())
+    result = recover(**{name: getattr(args, name) for name in names}, progress=not args.quiet and sys.stderr.isatty())
     if args.out is not None:
         attrs = store.provenance(result.attrs["title"], json.loads(result.attrs["config"]),
                                  command=COMMAND, references=SOURCE)  # fmt: skip
@@ -75,7 +75,7 @@ def _work(args: argparse.Namespace) -> None:
 
         _cli.save_figure(recovery_grid(result), args.plot, dpi=150, bbox_inches="tight")
     if args.spectrum is not None:
-        from fedstat.plot.spectrum import spectrum_grid
+        from fedstat.plot.spectra import spectrum_grid
 
         of_first = spectrum(**{name: getattr(args, name) for name in ("p", "alpha", "clients", "d", "m", "seed")})
         _cli.save_figure(spectrum_grid(of_first), args.spectrum, dpi=150, bbox_inches="tight")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
 from fedstat import _check
-from fedstat.sim.generate import Model8, truth
+from fedstat.sim.model8 import Model8, truth
 from fedstat.stats import factor, icc, moments, split
 
 Floats = NDArray[np.float64]

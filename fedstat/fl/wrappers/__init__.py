@@ -1,0 +1,1 @@
+"""What turns a network or a method into another: a mixture, fine-tuned or shrunken models."""

@@ -1,0 +1,112 @@
+"""Differences of methods within seeds: over settings, in each setting, and of one computation done twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import pandas as pd
+
+from fedstat import store
+from fedstat.study import readouts
+from fedstat.study.summary import Grid
+from fedstat.study.tables import against_zero
+
+_NOT_OF_TRAINING = ("readouts", "probe", "masking", "checkpoints", "keep_weights")
+
+
+def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
+    """First less second method, mean over the settings in a seed: one number a seed.
+
+    Parameters
+    ----------
+    data : DataFrame
+        ``label``, ``seed``, ``method``, ``accuracy``, one row for each of all combinations.
+    pairs : iterable of (str, str)
+        Methods.
+
+    Returns
+    -------
+    DataFrame
+        A row for every pair: ``comparison``, the two names with " − " between, and the columns of
+        :func:`fedstat.study.tables.against_zero`: ``conf_low``, ``conf_high`` for each by itself, ``all_low``,
+        ``all_high`` for all pairs together (Bonferroni).
+    """
+    wide = data.pivot(index="seed", columns=["label", "method"], values="accuracy").T.groupby("method").mean().T
+    parts = [_less(wide, a, b).assign(comparison=f"{a} − {b}", label="all") for a, b in pairs]
+    return against_zero(pd.concat(parts, ignore_index=True), "comparison", "difference")
+
+
+def by_setting(data: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
+    """First less second method in every setting; ``all_low`` and ``all_high`` hold for all settings together.
+
+    Parameters
+    ----------
+    data : DataFrame
+        As of :func:`over_settings`.
+    pair : (str, str)
+        Methods.
+
+    Returns
+    -------
+    DataFrame
+        A row for every setting, in order of appearance: ``label``, and the columns of
+        :func:`fedstat.study.tables.against_zero`.
+    """
+    parts = []
+    for label, rows in data.groupby("label", sort=False):
+        wide = rows.pivot(index="seed", columns="method", values="accuracy")
+        parts.append(_less(wide, *pair).assign(label=label, setting=label))
+    found = against_zero(pd.concat(parts, ignore_index=True), "setting", "difference")
+    return found.rename(columns={"setting": "label"})
+
+
+def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
+    """Accuracies of runs that were computed twice, in another way, such as in other chunks of clients.
+
+    Parameters
+    ----------
+    grid, again : Grid
+        Runs of ``again`` are matched with those of ``grid`` by all settings of their training.
+
+    Returns
+    -------
+    DataFrame
+        ``label``, ``seed``, ``method`` (the algorithm's name, or a readout's that both have) and ``difference``, second
+        less first.
+
+    Raises
+    ------
+    ValueError
+        If a run of ``again`` has no match, or is the very same computation.
+    """
+    first = {_training(path): path for path in grid.table["path"]}
+    rows = []
+    for run in again.table.to_dict("records"):
+        if (path := first.get(_training(run["path"]))) is None:
+            raise ValueError(f"{run['path']} repeats no run of the grid: none has the same settings")
+        if _identity(path) == _identity(run["path"]):
+            raise ValueError(f"{run['path']} is not another computation of {path}, but the same one")
+        one, two = (readouts.scores(store.open_run(p)).set_index("method") for p in (path, run["path"]))
+        difference = (two - one)["accuracy"].dropna()
+        rows += [
+            {"label": run["label"], "seed": run["seed"], "method": name, "difference": x}
+            for name, x in difference.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+def _less(wide: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
+    return (wide[first] - wide[second]).rename("difference").reset_index()
+
+
+def _training(path: str) -> str:
+    """All settings of a run that its training depends on, as text."""
+    config = json.loads(store.attributes(Path(path))["config"])
+    return store.to_json({k: v for k, v in sorted(config.items()) if k not in _NOT_OF_TRAINING})
+
+
+def _identity(path: str) -> str:
+    """What tells a computation from every other, and goes along with copies of its store."""
+    return str(store.attributes(Path(path))["run"])

@@ -1,0 +1,419 @@
+"""One run by name: data set, partition, network and algorithm from settings that fit on a command line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache, partial
+from numbers import Real
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+
+from fedstat import _check, store
+from fedstat import data as datasets
+from fedstat._settings import require_types
+from fedstat.data import partition
+from fedstat.fl import algorithms, masks, nets
+from fedstat.fl.algorithm import Algorithm
+from fedstat.fl.job import Precision, Probe
+from fedstat.fl.nets import Net
+from fedstat.fl.training import train
+from fedstat.stats import split as splitting
+from fedstat.study import words
+
+PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural")
+"""Ways to deal the samples: S classes a client, concentration A of the Dirichlet distribution."""
+
+TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
+"""Data sets of texts; the others are images."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of one run; those that are None are left to the constructor that takes them.
+
+    Parameters
+    ----------
+    label : str, optional
+        Name of the setting in tables; data set and partition by default.
+    data, partition : str
+        A name of ``fedstat.data.SOURCES`` and one of ``PARTITIONS``.
+    clients : int
+        Number of clients; the partition "natural" has its own.
+    samples : int, optional
+        Most samples of a client, over all splits.
+    min_size : int
+        Fewest samples of a client: Dirichlet draws are repeated, smaller natural clients are left out.
+    test, validation : float
+        Shares of each client's samples. A natural partition of data with a published test split keeps that, and takes
+        the last of the training samples for validation.
+    new_share : float
+        Share of the clients that do not train and are evaluated at the end (Table 3).
+    net : str
+        A name of ``fedstat.fl.nets.NETS``.
+    width : float
+        Factor of the network's channels and hidden units.
+    norm : {"group", "batch"}, optional
+    net_options : tuple of str
+        More arguments of the network, as "hidden=32".
+    algorithm : str
+        A name of ``fedstat.fl.algorithms.ALGORITHMS``.
+    layers, kappa, tau, estimator, variant, mu
+        Of the algorithms that take them; random splits share 1 − τ of the units. ``estimator`` is FedFac's ``method``:
+        "icc" splits by agreement between clients, without κ.
+    options : tuple of str
+        More settings of the algorithm, as "components=2".
+    rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, masking, probe,
+    precision
+        See :func:`fedstat.fl.train`; ``batch_size`` 0 takes all samples. The seed is that of the partition, too.
+    readouts : tuple of str
+        Other methods by which to predict after the last round: the algorithm's name with an end of
+        ``fedstat.fl.algorithms.WRAPPERS``, and settings of that, as "fedavg-shrunken by=layer".
+    """
+
+    label: str | None = None
+    data: str = "digits"
+    partition: str = "dirichlet:0.1"
+    clients: int = 100
+    samples: int | None = None
+    min_size: int = 10
+    test: float = 0.2
+    validation: float = 0.0
+    new_share: float = 0.0
+    net: str = "mlp"
+    width: float = 1.0
+    norm: Literal["group", "batch"] | None = None
+    net_options: tuple[str, ...] = ()
+    algorithm: str = "fedfac-dynamic"
+    layers: tuple[str, ...] | None = None
+    kappa: float | None = None
+    tau: str | None = None
+    estimator: splitting.Method | None = None
+    variant: Literal["paper", "code"] | None = None
+    mu: float | None = None
+    options: tuple[str, ...] = ()
+    rounds: int = 20
+    participation: float = 0.1
+    local_epochs: int = 1
+    batch_size: int = 32
+    optimizer: Literal["sgd", "adam"] = "adam"
+    lr: float = 1e-3
+    server_lr: float = 1.0
+    seed: int = 0
+    evaluate_every: int = 1
+    masking: int = 0
+    probe: Probe | None = None
+    readouts: tuple[str, ...] = ()
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        # What can be said before the data are read; the rest is checked where it is used.
+        for name in ("layers", "options", "net_options", "readouts"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, words.strings(name, value))
+        if isinstance(self.tau, Real) and not isinstance(self.tau, bool):
+            object.__setattr__(self, "tau", str(self.tau))
+        require_types(vars(self), Settings)
+        _check.choice("data", self.data, list(datasets.SOURCES))
+        _partition_of(self.partition)
+        _check.choice("net", self.net, list(nets.NETS))
+        for name in ("clients", "min_size", "rounds", "local_epochs", "evaluate_every"):
+            _check.integer(name, getattr(self, name))
+        for name in ("batch_size", "seed", "masking"):
+            _check.integer(name, getattr(self, name), low=0)
+        if self.samples is not None:
+            _check.integer("samples", self.samples)
+        for name in ("width", "lr", "server_lr"):
+            _check.real(name, getattr(self, name), low=0, open_low=True)
+        _check.real("participation", self.participation, low=0, open_low=True, high=1)
+        _check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
+        _check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
+        _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
+        for make in self.make_readouts().values():
+            make(self.make_algorithm())
+        known, net = self.make_algorithm().settings, _make_net(self, *_like(self.data))
+        if "layers" in known:
+            masks.resolve(net, self._layers())
+        for name in {"personal_layers", "global_layers"} & set(known):
+            masks.last_layers(net, name, known[name], all_too=name == "global_layers")
+
+    @property
+    def name(self) -> str:
+        """Label, or data set and partition."""
+        return self.label or f"{self.data}, {self.partition}"
+
+    def _layers(self) -> list[int | str] | None:
+        return None if self.layers is None else [int(n) if n.isdecimal() else n for n in self.layers]
+
+    def make_algorithm(self) -> Algorithm:
+        """The algorithm, with the settings that it was given."""
+        takes = algorithms.settings_of(self.algorithm)
+        chosen: dict[str, Any] = {
+            "layers": self._layers(),
+            "kappa": self.kappa,
+            "method": self.estimator,
+            "variant": self.variant,
+            "mu": self.mu,
+        }
+        if self.tau is not None:
+            tau = words.tau(self.tau)
+            if "share" in takes and "tau" not in takes:
+                if isinstance(tau, str):
+                    raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
+                splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range
+                chosen["share"] = min(1.0, max(0.0, 1 - tau))
+            else:
+                chosen["tau"] = tau
+        options = words.options("options", self.options)
+        if twice := {"estimator" if k == "method" else k for k in options if chosen.get(k) is not None}:
+            raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(self.options)}")
+        chosen |= options
+        return algorithms.named(self.algorithm, **{k: v for k, v in chosen.items() if v is not None})
+
+    def make_readouts(self) -> dict[str, Callable[[Algorithm], Algorithm]]:
+        """The readouts, each to be made of the algorithm."""
+        made: dict[str, Callable[[Algorithm], Algorithm]] = {}
+        for text in self.readouts:
+            if self.algorithm.endswith((*algorithms.WRAPPERS,)):
+                raise ValueError(
+                    f"{self.algorithm} predicts in a way of its own: give the readouts to the method without it, as in "
+                    "algorithm fedavg with readouts fedavg+"
+                )
+            name, *options = text.split() or [""]
+            end = name.removeprefix(self.algorithm)
+            if not name.startswith(self.algorithm) or end not in algorithms.WRAPPERS:
+                ways = ", ".join(self.algorithm + end for end in algorithms.WRAPPERS)
+                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r}")
+            chosen = words.options("readouts", tuple(options))
+            algorithms.require_settings(name, chosen)
+            made[text] = partial(algorithms.WRAPPERS[end], **chosen)
+        return made
+
+
+def takes(settings: str, algorithm: str) -> bool:
+    """Whether an algorithm has a use for one of the settings that only some algorithms take."""
+    known = algorithms.settings_of(algorithm)
+    return {"estimator": "method", "tau": "tau" if "tau" in known else "share"}.get(settings, settings) in known
+
+
+def run(
+    settings: Settings,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    data_dir: str | Path | None = None,
+    device: str = "cpu",
+    client_chunk: int | None = None,
+    threads: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> xr.DataTree:
+    """Make the data, the network and the algorithm that the settings name, and train.
+
+    Parameters
+    ----------
+    settings : Settings
+    out, resume, device, client_chunk, threads, progress
+        See :func:`fedstat.fl.train`.
+    data_dir : path, optional
+        See :func:`fedstat.data.load`.
+
+    Returns
+    -------
+    DataTree
+        See :func:`fedstat.fl.train`; all settings stand in its ``config``.
+
+    Examples
+    --------
+    >>> done = run(Settings(clients=10, rounds=2, participation=0.5, tau="0.5"))
+    >>> done["metrics/accuracy"].sizes
+    Frozen({'round': 2, 'client': 10})
+    """
+    fed, new = federated(settings, data_dir)
+    return train(
+        fed,
+        network(settings, fed),
+        settings.make_algorithm(),
+        rounds=settings.rounds,
+        participation=settings.participation,
+        local_epochs=settings.local_epochs,
+        batch_size=settings.batch_size or None,
+        optimizer=settings.optimizer,
+        lr=settings.lr,
+        server_lr=settings.server_lr,
+        seed=settings.seed,
+        device=device,
+        client_chunk=client_chunk,
+        threads=threads,
+        precision=settings.precision,
+        out=out,
+        resume=resume,
+        evaluate_every=settings.evaluate_every,
+        new=new,
+        masking=settings.masking,
+        probe=settings.probe,
+        readouts=settings.make_readouts(),
+        progress=progress,
+        about=about(settings),
+    )
+
+
+def about(settings: Settings) -> dict[str, Any]:
+    """All settings, as they are noted in a run's store."""
+    return asdict(settings) | {"label": settings.name}
+
+
+def settings_of(path: str | Path) -> dict[str, Any]:
+    """Settings that the run at ``path`` was made with; those of older runs are not kept, and {}."""
+    noted = json.loads(store.attributes(Path(path)).get("about", "{}"))
+    return {field.name: noted[field.name] for field in fields(Settings) if field.name in noted}
+
+
+def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[xr.Dataset, xr.Dataset | None]:
+    """Clients that train, and those that are new (None if there are none)."""
+    fields = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "seed")
+    # Runs that differ in the method alone share their data.
+    key = Settings(
+        net="lstm" if settings.data in TEXTS else "mlp", **{name: getattr(settings, name) for name in fields}
+    )
+    return _federated(key, None if data_dir is None else str(data_dir))
+
+
+@lru_cache(maxsize=1)
+def _federated(settings: Settings, data_dir: str | None) -> tuple[xr.Dataset, xr.Dataset | None]:
+    fed = _dealt(settings, data_dir)
+    kind, _ = _partition_of(settings.partition)
+    if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
+        fed = _published_split(fed, settings)
+    else:
+        if settings.samples is not None:
+            fed = partition.limit(fed, samples=settings.samples, seed=settings.seed)
+        shares: dict[str, Any] = {"test": settings.test, "validation": settings.validation}
+        fed = partition.train_test(fed, **shares, short="drop", seed=settings.seed)
+    if not fed.sizes["sample"]:
+        raise ValueError(
+            f"no client has samples for all of training, test and validation, with samples={settings.samples} and "
+            f"min_size={settings.min_size}. Give each more."
+        )
+    if "scale" in fed.x.attrs:
+        fed = _standardised(fed)
+    if not settings.new_share:
+        return fed, None
+    return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
+
+
+def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
+    """Read the data sets of some runs, the first one's last and kept; raises as :func:`fedstat.data.load`."""
+    for name in reversed(list(dict.fromkeys(one.data for one in runs))):
+        _loaded(name, None if data_dir is None else str(data_dir))
+
+
+# Reading the files takes longer than dealing the samples anew for another seed.
+_loaded = lru_cache(maxsize=1)(datasets.load)
+
+
+def _dealt(settings: Settings, data_dir: str | None) -> xr.Dataset:
+    source = _loaded(settings.data, data_dir)
+    if settings.partition == "natural" and "user" not in source.coords:
+        raise ValueError(f"partition 'natural' needs samples that belong to users, but those of {settings.data} do not")
+    kind, number = _partition_of(settings.partition)
+    common: dict[str, Any] = {"clients": settings.clients, "seed": settings.seed}
+    ways: dict[str, Callable[[], xr.Dataset]] = {
+        "iid": lambda: partition.iid(source, **common),
+        "one-class": lambda: partition.one_class(source, **common),
+        "pathological": lambda: partition.pathological(source, classes_per_client=int(number), **common),
+        "dirichlet": lambda: partition.dirichlet(
+            source, concentration=number, min_size=settings.min_size, below="move", **common
+        ),
+        "dirichlet-equal": lambda: partition.dirichlet_equal(
+            source.assign_coords(split=("sample", np.full(source.sizes["sample"], "train", dtype=object))),
+            concentration=number, n_train=settings.samples or source.sizes["sample"] // settings.clients, n_test=0,
+            **common,
+        ),
+        "natural": lambda: partition.natural(source, min_size=settings.min_size),
+    }  # fmt: skip
+    return ways[kind]()
+
+
+def _partition_of(text: str) -> tuple[str, float]:
+    """``"dirichlet:0.1"`` to ("dirichlet", 0.1)."""
+    kind, colon, number = text.partition(":")
+    kinds = {known.partition(":")[0]: ":" in known for known in PARTITIONS}
+    _check.choice("partition", kind, kinds)
+    if kinds[kind] != bool(colon):
+        raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r}")
+    if not colon:
+        return kind, math.nan
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r}") from None
+    _check.real("the number in partition", value, low=0, open_low=True)
+    if kind == "pathological":
+        _check.integer("the classes of a client in partition", int(value) if value.is_integer() else value)
+    return kind, value
+
+
+def _published_split(fed: xr.Dataset, settings: Settings) -> xr.Dataset:
+    """The split that the data came with, limited in proportion; validation is the last part of the training samples."""
+    split, parts = fed["split"].to_numpy(), []
+    for name, share in (("train", 1 - settings.test), ("test", settings.test)):
+        part = fed.isel(sample=np.flatnonzero(split == name))
+        if settings.samples is not None:
+            part = partition.limit(part, samples=max(1, round(share * settings.samples)), seed=settings.seed)
+        parts.append(part)
+    both = np.intersect1d(parts[0]["client"].to_numpy(), parts[1]["client"].to_numpy())
+    fed = xr.concat([part.isel(sample=np.isin(part["client"], both)) for part in parts], "sample")
+    split, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
+    for c in both if settings.validation else ():
+        rows = np.flatnonzero((client == c) & (split == "train"))
+        split[rows[len(rows) - max(1, round(settings.validation * len(rows))) :]] = "validation"
+    return fed.assign_coords(split=("sample", split))
+
+
+def _standardised(fed: xr.Dataset) -> xr.Dataset:
+    """Images as float32 with mean 0 and standard deviation 1 in every channel of the training samples."""
+    train_x = fed.x.values[fed["split"].to_numpy() == "train"]
+    axes = (0, 2, 3)
+    scale = float(fed.x.attrs["scale"])
+    mean = train_x.mean(axes, dtype=np.float64) / scale
+    square = np.array([np.square(train_x[:, c], dtype=np.float32).mean(dtype=np.float64) for c in range(len(mean))])
+    sd = np.sqrt(square / scale**2 - mean**2)
+    return datasets.to_float(fed, mean=mean.tolist(), sd=sd.tolist())
+
+
+def network(settings: Settings, fed: xr.Dataset) -> Net:
+    """The network for a data set's samples and classes."""
+    text = fed.x.dtype.kind in "iu"
+    names = fed.y.attrs.get("names")
+    # Of characters, the classes are those of the text; of words, the loader lists them.
+    vocabulary = len(fed.x.attrs.get("vocabulary", names)) if text else None
+    outputs = len(names) if names is not None else int(fed.y.max()) + 1
+    return _make_net(settings, tuple(fed.x.shape[1:]), outputs, vocabulary)
+
+
+def _like(data: str) -> tuple[tuple[int, ...], int, int | None]:
+    """Sample, classes and vocabulary such as a data set has, to try networks with before it is read."""
+    side = 8 if data == "digits" else 28
+    return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
+
+
+def _make_net(settings: Settings, sample: tuple[int, ...], outputs: int, vocabulary: int | None) -> Net:
+    text = vocabulary is not None
+    if settings.net != "mlp" and nets.takes_text(settings.net) != text:
+        fitting = [name for name in nets.NETS if nets.takes_text(name) == text]
+        raise ValueError(
+            f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
+            f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}."
+        )
+    options: dict[str, Any] = {"width": settings.width} | words.options("net_options", settings.net_options)
+    if settings.norm is not None:
+        options["norm"] = settings.norm
+    if text:
+        options["vocabulary"] = vocabulary
+    return nets.named(settings.net, sample, outputs, **options)

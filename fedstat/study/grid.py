@@ -1,0 +1,208 @@
+"""Many runs from one file: data sets × methods × seeds, one store each, none made twice."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedstat import _check, store
+from fedstat._settings import read_toml, require_known, table, tables
+from fedstat.fl.algorithms import constructor
+from fedstat.study import experiment
+from fedstat.study.experiment import Settings
+
+# Settings that a data set may have and that only some methods use.
+_OF_METHODS = ("layers", "kappa", "tau", "estimator", "variant", "mu")
+
+
+def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
+    """Settings of every run of a grid.
+
+    Parameters
+    ----------
+    path : path
+        A TOML file: settings of all runs at the top, among them ``seeds``; ``[[dataset]]`` and ``[[method]]`` tables,
+        which are crossed; ``[scale.NAME]`` tables, whose settings override all others. A data set's own table may have
+        a table of that name too, which overrides that. ``[tune]`` is for :func:`candidates`. Settings that a method has
+        no use for are left out, unless they stand in its own table. A data set can say which ``methods`` it
+        is for, by name.
+    scale : str, optional
+        Table of ``scale``.
+
+    Returns
+    -------
+    list of Settings
+        Seed by seed, so that an unfinished grid is balanced.
+
+    Raises
+    ------
+    ValueError
+        If the file cannot be read, sets what is no setting, holds no run, or one twice.
+    """
+    path = Path(path)
+    read = read_toml(path)
+    scales, sets, methods = table(read, "scale", path), tables(read, "dataset", path), tables(read, "method", path)
+    own = table(scales, _check.choice("scale", scale, list(scales)), f"{path}, [scale]") if scale is not None else {}
+    common = {k: v for k, v in read.items() if k not in ("scale", "tune", "dataset", "method")} | own
+    seeds = common.pop("seeds", [common.get("seed", 0)])
+    if not isinstance(seeds, list) or not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):
+        raise ValueError(f"seeds in {path} must be a list of integers, such as [0, 1, 2], but got {seeds!r}")
+    found = []
+    for seed in seeds:
+        for dataset in sets:
+            named = {k: v for k, v in dataset.items() if k not in scales and k != "methods"}
+            scaled = {} if scale is None else table(dataset, scale, f"{path}, [[dataset]]")
+            settings = common | named | own | scaled | {"seed": seed}
+            settings.pop("seeds", None)
+            found += [_cell(settings, method, str(path)) for method in _chosen(methods, dataset, settings, path)]
+    if not found:
+        raise ValueError(f"{path} holds no run: no [[dataset]] or no [[method]]")
+    require_distinct(found, str(path))
+    return found
+
+
+def candidates(path: str | Path, *, scale: str | None = None) -> dict[str, list[Any]]:
+    """What :func:`fedstat.study.tuning.tune` is to try: the table ``[tune]`` of a grid's file, or ``[tune.SCALE]``."""
+    found = table(read_toml(Path(path)), "tune", path)
+    if not found:
+        raise ValueError(f"--tune needs a table [tune] of candidates, but there is none in {path}")
+    own = {} if scale is None else table(found, scale, f"{path}, [tune]")
+    return {k: v for k, v in {**found, **own}.items() if not isinstance(v, dict)}
+
+
+def require_distinct(runs: Sequence[Settings], where: str) -> None:
+    """ValueError, naming it, if a run is there twice."""
+    twice = [one for one, number in Counter(runs).items() if number > 1]
+    if twice:
+        raise ValueError(f"{where} holds the run {_which(twice[0])} twice. Let its tables differ in a setting.")
+
+
+def _chosen(
+    methods: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any], settings: Mapping[str, Any], where: Path
+) -> list[Mapping[str, Any]]:
+    """Methods that a data set is for."""
+    names = [method.get("algorithm", settings.get("algorithm", Settings.algorithm)) for method in methods]
+    if "methods" not in dataset:
+        return list(methods)
+    wanted = dataset["methods"]
+    if not isinstance(wanted, list) or not wanted:
+        raise ValueError(f"methods of a data set in {where} must be a list of algorithms, but got {wanted!r}")
+    for name in wanted:
+        _check.choice(f"methods of a data set in {where}", name, names)
+    return [method for method, name in zip(methods, names, strict=True) if name in wanted]
+
+
+def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
+    algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
+    where = f"{where}, data set {settings.get('label', settings.get('data', Settings.data))!r}, method {algorithm!r}"
+    require_known({**settings, **method}, Settings, where)
+    try:
+        constructor(algorithm)
+        estimator = method.get("estimator", settings.get("estimator"))
+        unused = ("kappa",) if estimator == "icc" else ()  # of a method that makes no factor analysis
+        used = {k: v for k, v in settings.items() if k not in _OF_METHODS or experiment.takes(k, algorithm)}
+        used = {k: v for k, v in used.items() if k not in unused}
+        chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
+        return Settings(**chosen)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def run_all(
+    runs: Sequence[Settings],
+    folder: str | Path,
+    *,
+    repeat: bool = False,
+    progress: Callable[[Settings, int, int], Callable[[int], object]] | None = None,
+    **where: Any,
+) -> Iterator[tuple[Settings, Path, bool]]:
+    """Make the runs that are not there yet, one store each.
+
+    Parameters
+    ----------
+    runs : sequence of Settings
+    folder : path
+        A run's store is named by its settings. A finished one with the same settings and the same code is not made
+        again; an unfinished one goes on, and where other code began it, its store names both.
+    repeat : bool
+        Make again what was finished by other code, beside it, to take its place once finished; otherwise it stays.
+    progress : callable (settings, number, of), optional
+        Gives what :func:`fedstat.study.experiment.run` calls after every round.
+    **where
+        data_dir, device, client_chunk, threads.
+
+    Yields
+    ------
+    settings, path, made
+        ``made`` is False where a finished run was there.
+
+    Raises
+    ------
+    ValueError
+        If a run cannot be made as its settings ask, or is there twice; the message names it.
+    NotADirectoryError
+        If ``folder`` is a file, or one run.
+    FileNotFoundError
+        Before the first run, if the files of a data set are missing.
+    FloatingPointError
+        After all other runs, if some diverged; the message names them.
+    """
+    folder, diverged = Path(folder), []
+    require_distinct(runs, "the grid")
+    if folder.exists() and (not folder.is_dir() or (folder / "zarr.json").exists()):
+        raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or one run. Choose another.")
+    paths = [folder / f"{name_of(settings)}.zarr" for settings in runs]
+    absent = [settings for settings, path in zip(runs, paths, strict=True) if not path.exists()]
+    experiment.read_data(absent, where.get("data_dir"))
+    for number, (settings, path) in enumerate(zip(runs, paths, strict=True)):
+        again = path.exists() and _finished(path)
+        if again and (not repeat or by_this_code(settings, path)):
+            yield settings, path, False
+            continue
+        out = _draft(settings, path) if again else path
+        tick = progress(settings, number, len(runs)) if progress else None
+        try:
+            experiment.run(settings, out=out, resume=True, progress=tick, **where)
+        except (ValueError, BlockingIOError) as error:
+            raise type(error)(f"{_which(settings)}: {error}") from error
+        except FloatingPointError as error:
+            diverged.append(f"{_which(settings)} ({path.name}): {error}")
+            continue
+        if again:
+            store.replace(out, path)
+        yield settings, path, True
+    if diverged:
+        raise FloatingPointError("\n".join(diverged))
+
+
+def by_this_code(settings: Settings, path: Path) -> bool:
+    """Whether a run was made by the code that would make it now: fedstat's, and that of a user's algorithm."""
+    return bool(store.attributes(path)["code"] == store.code(settings.make_algorithm()))
+
+
+def _draft(settings: Settings, path: Path) -> Path:
+    """Where a run is made again, beside the one whose place it takes; it goes on only with the code that began it."""
+    draft = path.with_suffix(".repeat")
+    if draft.exists() and not by_this_code(settings, draft):
+        store.remove(draft)
+    return draft
+
+
+def _which(settings: Settings) -> str:
+    return f"{settings.name}, {settings.algorithm}, seed {settings.seed}"
+
+
+def name_of(settings: Settings) -> str:
+    """File name of a run: readable, and different for different settings."""
+    digest = hashlib.sha256(store.to_json(experiment.about(settings)).encode()).hexdigest()[:8]
+    readable = "-".join([settings.data, settings.partition, settings.algorithm, f"seed{settings.seed}"])
+    return f"{re.sub(r'[^a-z0-9.+]+', '-', readable.lower())}-{digest}"
+
+
+def _finished(path: Path) -> bool:
+    """Whether a run is complete and as it was written; a damaged one is to be resumed, which mends it."""
+    return "ended" in store.attributes(path) and not store.damage(path, checksums=True)

@@ -1,0 +1,373 @@
+"""From runs to numbers: one row a run, and the accuracies, curves and costs that tables and figures are made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+from fedstat.fl import nets
+from fedstat.stats.split import adjusted_rand, same_state
+from fedstat.store import open_run, require_sound
+from fedstat.study.rules import WINDOW, best_window, span
+
+SCALE = (
+    "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
+    "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
+    "evaluate_every", "precision",
+)  # fmt: skip
+"""Settings that runs of one label must have in common to be compared."""
+
+
+class Grid(NamedTuple):
+    """Runs that belong together.
+
+    Attributes
+    ----------
+    table : DataFrame
+        One row per finished run, as :func:`row` makes it, with the path of its store: ``path``.
+    unfinished : tuple of str
+        Paths of the runs that are left out because they have not ended.
+    configs : mapping from label to dict
+        Settings of the first run of each label: those that make its scale hold for all.
+    """
+
+    table: pd.DataFrame
+    unfinished: tuple[str, ...] = ()
+    configs: Mapping[str, dict[str, Any]] = {}
+
+
+def row(run: xr.DataTree) -> dict[str, Any]:
+    """Summarise a run in one row.
+
+    Parameters
+    ----------
+    run : DataTree
+        What :func:`fedstat.fl.train` returns.
+
+    Returns
+    -------
+    dict
+        ``label``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
+        ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Of the test accuracy, weighted by the
+        clients' test samples: ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of
+        these; ``last10``, the mean over the last 10, of which ``evaluated`` were; ``final``, that of the last evaluated
+        round; ``validated``, that of the round with the best validation accuracy, ``validated_round``, and that
+        accuracy, ``validation``; ``optimism``, best10 less the test accuracy of the 10 rounds that are best on
+        validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active clients' models as they
+        leave local training; ``unweighted`` mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 %
+        quantile). ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what
+        the run does not hold; a run of fewer than 10 rounds has no best10, last10 and optimism, and for the rest its
+        last round stands in for the last 10.
+
+    Raises
+    ------
+    ValueError
+        If it is not a run of the trainer.
+
+    Notes
+    -----
+    best10 picks rounds by the test data that it reports (as FedFac Table 2 and all its peers do) and so is too high;
+    ``optimism`` says by how much. Where rounds are evaluated now and then, the evaluated ones in each window count.
+    """
+    config, metrics = _config(run), _metrics(run)
+    test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
+    mean = weighted(test, weight)
+    best, best_round = best_window(mean)
+    size = "n_validation" if "n_validation" in metrics else "n_train"
+    validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
+    ends = np.flatnonzero(np.isfinite(mean))
+    found = {"best10": best, "best10_round": best_round, "evaluated": int(np.isfinite(mean[-WINDOW:]).sum())}
+    found["last10"] = _nanmean(mean[-WINDOW:]) if len(mean) >= WINDOW else math.nan
+    found["final"] = mean[ends[-1]] if len(ends) else math.nan
+    found |= dict.fromkeys(("validated", "validated_round", "validation", "optimism"), math.nan)
+    if np.isfinite(validation + mean).any():
+        at = int(np.nanargmax(np.where(np.isfinite(mean), validation, np.nan)))
+        found |= {"validated": mean[at], "validated_round": at + 1, "validation": validation[at]}
+        _, last = best_window(np.where(np.isfinite(mean), validation, np.nan))
+        if math.isfinite(last):
+            found["optimism"] = best - _nanmean(mean[int(last) - WINDOW : int(last)])
+    own = clients(run)["accuracy"].dropna()
+    return {
+        "label": config.get("label") or config.get("data") or "run",
+        "method": config["algorithm"],
+        "seed": config["seed"],
+        "layers": _layers(config),
+        **{name: _number(_setting(config, name)) for name in ("kappa", "tau")},
+        "estimator": _setting(config, "estimator") or _setting(config, "method") or "",
+        "clients": test.shape[1],
+        "rounds": len(test),
+        "revision": run.attrs.get("revision", ""),
+        "code": run.attrs.get("code", ""),
+        **found,
+        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-span(len(test)) :]),
+        "unweighted": own.mean(),
+        "spread": own.std(),
+        "q10": own.quantile(0.1),
+        "bytes_up": _total(metrics, "bytes_up"),
+        "bytes_down": _total(metrics, "bytes_down"),
+        "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
+    }
+
+
+def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
+    """Rows of many runs.
+
+    Parameters
+    ----------
+    runs : path or sequence of paths
+        A folder of stores (``*.zarr``), or stores.
+
+    Returns
+    -------
+    Grid
+        Unfinished runs are left out, and named.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no run.
+    ValueError
+        If runs of one label were made at different scales; the settings that differ are named. If a run cannot be read.
+    """
+    paths = stores(runs)
+    rows, configs, unfinished = [], [], []
+    for path in paths:
+        run = open_run(path)
+        if "ended" not in run.attrs:
+            unfinished.append(str(path))
+            continue
+        try:
+            rows.append(row(run) | {"path": str(path)})
+        except (ValueError, RuntimeError) as error:
+            require_sound(path, checksums=True)  # which zarr says in words of its own
+            raise ValueError(f"{path}: {error}") from error
+        configs.append(_config(run))
+    table = pd.DataFrame(rows)
+    labels = [r["label"] for r in rows]
+    same_scale(configs, labels)
+    first = {label: configs[labels.index(label)] for label in dict.fromkeys(labels)}
+    return Grid(table, tuple(unfinished), first)
+
+
+def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Paths of the stores in a folder, or those given, sorted."""
+    paths = sorted(Path(runs).glob("*.zarr")) if isinstance(runs, str | Path) else sorted(map(Path, runs))
+    if not paths:
+        raise FileNotFoundError(
+            f"there is no run in {runs}: a run is a folder NAME.zarr that python -m fedstat.fl writes"
+        )
+    return paths
+
+
+def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
+    """Raise ValueError, naming the settings, if runs of one label were made at different scales.
+
+    Examples
+    --------
+    >>> same_scale([{"rounds": 10}, {"rounds": 20}], ["a", "a"])
+    Traceback (most recent call last):
+    ValueError: runs of 'a' cannot stand in one table: they differ in rounds (10, 20). Keep each scale in ...
+    """
+    for label in dict.fromkeys(labels):
+        here = [c for c, name in zip(configs, labels, strict=True) if name == label]
+        seen = {key: list(dict.fromkeys(json.dumps(c.get(key)) for c in here)) for key in SCALE}
+        differ = [f"{key} ({', '.join(values)})" for key, values in seen.items() if len(values) > 1]
+        if differ:
+            raise ValueError(
+                f"runs of {label!r} cannot stand in one table: they differ in {'; '.join(differ)}. "
+                "Keep each scale in its own folder."
+            )
+
+
+def clients(run: xr.DataTree) -> pd.DataFrame:
+    """Accuracy of every client, mean over the evaluated ones of the last 10 rounds, and its numbers of samples.
+
+    Of a run with fewer rounds it is that of the last round.
+
+    Returns
+    -------
+    DataFrame
+        ``client``, ``accuracy``, ``n_train``, ``n_test``.
+    """
+    metrics = _metrics(run)
+    last = (
+        metrics["accuracy"]
+        .isel(round=slice(-span(metrics.sizes["round"]), None))
+        .astype(float)
+        .mean("round", skipna=True)
+    )
+    sizes = {name: _sizes(metrics, name) for name in ("n_train", "n_test")}
+    return pd.DataFrame({"client": metrics["client"].values, "accuracy": last.values, **sizes})
+
+
+def curve(run: xr.DataTree, name: str = "train_loss") -> pd.DataFrame:
+    """Mean over clients of a metric in every round, weighted by training samples (test samples for accuracies).
+
+    Returns
+    -------
+    DataFrame
+        ``round`` and the metric; rounds without a value are left out.
+    """
+    metrics = _metrics(run)
+    weight = _sizes(metrics, "n_train" if name in ("train_loss", "validation_accuracy") else "n_test")
+    values = weighted(_values(metrics, name), weight)
+    return pd.DataFrame({"round": metrics["round"].values, name: values}).dropna()
+
+
+_FLAT = 1e-9
+
+
+def states(run: xr.DataTree) -> pd.DataFrame:
+    """Does the split of a run settle? One row per layer that was analysed, or has shared and personal units at the end.
+
+    Returns
+    -------
+    DataFrame
+        ``layer``; ``shared``, number of its ``units`` that are shared after the last round; ``stable``, share of units
+        that keep their state from one round to the next, mean over the last 10; ``agreement``, adjusted Rand index of
+        the split half-way with the last one; ``n_factors`` in the last round, NaN where it had no analysis; ``flat``,
+        whether its communalities were all the same;
+        ``converged``, share of the rounds' analyses that converged, NaN where none was made.
+    """
+    rows, config = [], json.loads(run.attrs["config"])
+    split = run["split"].children if "split" in run.children else {}
+    for layer, node in sorted(split.items(), key=lambda item: place("layers", str(item[0]), config)):
+        shared = node["shared"].to_numpy()
+        communality = node["communality"].to_numpy()
+        made = np.isfinite(communality).any(axis=-1)
+        decided = made.any() or ("icc" in node and np.isfinite(node["icc"].to_numpy()).any())
+        if not decided and shared[-1].all() == shared[-1].any():
+            continue
+        rows.append(
+            {
+                "layer": layer,
+                "shared": int(shared[-1].sum()),
+                "units": shared.shape[1],
+                "stable": same_state(shared[1:], shared[:-1])[-WINDOW:].mean() if len(shared) > 1 else math.nan,
+                "agreement": float(adjusted_rand(shared[len(shared) // 2], shared[-1])),
+                "n_factors": int(node["n_factors"].to_numpy()[-1]) if made[-1] else math.nan,
+                "flat": bool(made[-1] and np.ptp(communality[-1][np.isfinite(communality[-1])]) < _FLAT),
+                "converged": node["converged"].to_numpy()[made].mean() if made.any() else math.nan,
+            }
+        )
+    names = ["layer", "shared", "units", "stable", "agreement", "n_factors", "flat", "converged"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def new_clients(run: xr.DataTree) -> xr.DataArray:
+    """Accuracy (rule,) of clients that did not train, weighted by their test samples."""
+    new = run["new"].to_dataset()
+    return new["accuracy"].weighted(new["n_test"]).mean("client")
+
+
+def masked(run: xr.DataTree) -> xr.DataArray:
+    """Accuracy (part, draw) with a part of the split layers masked, weighted by the clients' test samples."""
+    return run["masking"].to_dataset()["accuracy"].weighted(_metrics(run)["n_test"]).mean("client")
+
+
+def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Key that sorts the values of a setting: Λ by the network's layers, numbers as numbers, words after them.
+
+    Examples
+    --------
+    >>> config = {"shapes": {"conv1.weight": [8, 3, 5, 5], "fc1.weight": [9, 8], "fc10.weight": [2, 9]}}
+    >>> sorted(["fc10", "fc1", "conv1,fc1", "conv1"], key=lambda x: place("layers", x, config))
+    ['conv1', 'conv1,fc1', 'fc1', 'fc10']
+    >>> sorted(["10", "2", "1"], key=lambda x: place("layers", x, config))
+    ['1', '2', '10']
+    """
+    if name != "layers":
+        return (2, value) if isinstance(value, str) else (0,) if math.isnan(value) else (1, value)
+    known = list(dict.fromkeys(map(nets.layer_of, config.get("shapes", {}))))
+    return tuple(
+        (int(part), "") if part.isdigit() else (known.index(part) if part in known else len(known), part)
+        for part in value.split(",")
+    )
+
+
+def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
+    """Value of a setting whose runs have the best mean validation accuracy; of equal ones the first by :func:`place`.
+
+    Raises
+    ------
+    ValueError
+        If no run has validation data: nothing is chosen on test data.
+    """
+    if rows["validation"].isna().all():
+        raise ValueError(
+            f"{name} is chosen on validation data, but these runs have none. Run with validation > 0; test data are "
+            "not tuned on."
+        )
+    means = rows.groupby(name)["validation"].mean()
+    return max(sorted(means.index, key=lambda value: place(name, value, config)), key=lambda value: means[value])
+
+
+def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weighted mean over clients of the values that are there: (round, client) to (round,), NaN where there is none."""
+    there = np.isfinite(values)
+    total = (there * weight).sum(axis=-1)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(there, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
+
+
+def _config(run: xr.DataTree) -> dict[str, Any]:
+    try:
+        config = dict(json.loads(run.attrs["config"]))
+    except KeyError:
+        config = {}
+    if "algorithm" not in config or "metrics" not in run.children:
+        raise ValueError(
+            "not a run of the trainer, as fedstat.fl.train and python -m fedstat.fl write it, "
+            f"but got a tree with the groups {list(run.children)}"
+        )
+    return config
+
+
+def _metrics(run: xr.DataTree) -> xr.Dataset:
+    return run["metrics"].to_dataset()
+
+
+def _values(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
+    if name not in metrics:
+        return np.full((metrics.sizes["round"], metrics.sizes["client"]), np.nan)
+    return metrics[name].transpose("round", "client").to_numpy().astype(np.float64)
+
+
+def _sizes(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
+    """Numbers of samples of each client; where a run does not say them, clients count alike."""
+    return metrics[name].to_numpy().astype(np.float64) if name in metrics else np.ones(metrics.sizes["client"])
+
+
+def _total(metrics: xr.Dataset, name: str) -> float:
+    return float(metrics[name].sum()) if name in metrics else math.nan
+
+
+def _nanmean(x: NDArray[np.float64]) -> float:
+    return float(x[np.isfinite(x)].mean()) if np.isfinite(x).any() else math.nan
+
+
+def _setting(config: dict[str, Any], name: str) -> Any:
+    """A setting of the method, wherever the run keeps it."""
+    value = config.get(name)
+    return config.get("algorithm_settings", {}).get(name) if value is None else value
+
+
+def _layers(config: dict[str, Any]) -> str:
+    layers = _setting(config, "layers") or []
+    return layers if isinstance(layers, str) else ",".join(map(str, layers))
+
+
+def _number(value: Any) -> float | str:
+    """A number, as which a threshold may be kept in words ("0.5", "inf"); other words as they are."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return str(value)

@@ -1,0 +1,125 @@
+"""FedFac's tuning as a procedure: Λ, then τ, then κ, each by accuracy on validation samples (FedFac §5.3, §6).
+
+The paper tunes by hand and does not say on which samples; here the test samples are never looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedstat import _check, store
+from fedstat.study import experiment, grid, summary
+from fedstat.study.experiment import Settings
+
+STEPS = ("layers", "tau", "kappa")
+"""What is tuned, in this order; the paper finds Λ to matter most, then τ, then κ."""
+
+
+class Step(NamedTuple):
+    """One step of the procedure.
+
+    Attributes
+    ----------
+    name : str
+        Of ``STEPS``.
+    table : DataFrame
+        One row per candidate: ``value``; ``validation``, mean over seeds of the accuracy on validation samples in the
+        round where it is best, and its ``std_error``; ``accuracy``, that on test samples in the same round, which is
+        shown and not used; ``chosen``.
+    settings : Settings
+        With the candidate that :func:`fedstat.study.summary.chosen` takes.
+    """
+
+    name: str
+    table: pd.DataFrame
+    settings: Settings
+
+
+def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
+    """Raise what :func:`tune` raises, before any run."""
+    if not settings.validation:
+        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1 or so.")
+    if not candidates:
+        raise ValueError(f"tuning needs candidates for one of {', '.join(STEPS)}, but got none")
+    for name, values in candidates.items():
+        _check.choice("a step of tuning", name, STEPS)
+        if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
+            raise ValueError(f"every step of tuning needs a list of candidates, but {name} has {values!r}")
+        if not experiment.takes(name, settings.algorithm):
+            raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
+        tried = [replace(settings, **{name: value}) for value in values]
+        grid.require_distinct(tried, f"tuning of {name}")
+
+
+def tune(
+    settings: Settings,
+    candidates: Mapping[str, Sequence[Any]],
+    folder: str | Path,
+    *,
+    seeds: Sequence[int] = (0,),
+    progress: Callable[[Settings, int, int], Callable[[int], object]] | None = None,
+    **where: Any,
+) -> Iterator[Step]:
+    """Choose Λ, τ and κ one after the other, each with the others at their last choice.
+
+    Parameters
+    ----------
+    settings : Settings
+        Where to begin; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
+    candidates : mapping from step to sequence
+        ``layers``: sequences of layers; ``tau``; ``kappa``. Steps that are missing are left out. From the second step
+        on, the value to begin with is a candidate, too: its runs are there from the step before.
+    folder : path
+        Where the runs are stored; those that are there are not made again.
+    seeds : sequence of int
+        Every candidate is run with every seed.
+    progress, **where
+        See :func:`fedstat.study.grid.run_all`.
+
+    Yields
+    ------
+    Step
+
+    Raises
+    ------
+    ValueError
+        If there are no validation samples, an unknown step, a step without candidates, or one twice.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> start = Settings(clients=10, rounds=2, participation=0.5, validation=0.2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     steps = list(tune(start, {"tau": [0.25, 0.75]}, folder))
+    >>> steps[0].table["value"].tolist(), steps[0].settings.tau in ("0.25", "0.75")
+    (['0.25', '0.75'], True)
+    """
+    check(settings, candidates)
+    steps = [step for step in STEPS if step in candidates]
+    for name in steps:
+        tried = [replace(settings, **{name: value}) for value in candidates[name]]
+        if name != steps[0] and settings not in tried:
+            tried.append(settings)
+        runs = [replace(one, seed=seed) for one in tried for seed in seeds]
+        made = [store.open_run(path) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)]
+        rows = pd.DataFrame(map(summary.row, made))
+        chosen = rows[name] == summary.chosen(rows, name, json.loads(made[0].attrs["config"]))
+        rows = rows.assign(value=[_shown(getattr(one, name)) for one in runs], chosen=chosen)
+        table = rows.groupby("value", sort=False).agg(
+            validation=("validation", "mean"),
+            std_error=("validation", "sem"),
+            accuracy=("validated", "mean"),
+            chosen=("chosen", "all"),
+        )
+        settings = tried[int(table["chosen"].to_numpy().argmax())]
+        yield Step(name, table.reset_index(), settings)
+
+
+def _shown(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)

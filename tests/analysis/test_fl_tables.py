@@ -1,0 +1,346 @@
+"""Tables 2-8 from stores of made-up numbers, against the same sums done by hand."""
+
+from __future__ import annotations
+
+import functools
+import runpy
+import shutil
+import tomllib
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fl_stores import grid, write
+from numpy.testing import assert_allclose
+from scipy import stats
+
+from fedstat.fl.masking import PARTS
+from fedstat.store import open_run
+from fedstat.study import ablations, show, summary, tables
+from fedstat.study.experiment import Settings
+from fedstat.study.grid import cells, name_of
+from fedstat.study.tuning import tune
+
+ROOT = Path(__file__).parents[2]
+PAPER = tomllib.loads((ROOT / "analysis" / "paper_fedfac.toml").read_text(encoding="utf-8"))
+COLLECT = functools.cache(summary.collect)
+METHODS = ("fedavg", "fedper", "random", "fedfac-dynamic")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grid")
+    write(folder / "half.zarr", finish=False)
+    return grid(folder, methods=METHODS, new=True, masking=True)
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tune")
+    settings = [("conv1", "0.5", 0.85), ("fc1", "0.5", 0.85), ("fc1", "0.9", 0.85), ("fc1", "0.9", 0.5)]
+    for layer, tau, kappa in settings:
+        for seed in range(2):
+            better = {"layers": [layer], "tau": tau, "kappa": kappa, "seed": seed, "algorithm": "fedfac-dynamic"}
+            write(
+                folder / f"{layer}-{tau}-{kappa}-{seed}.zarr", **better, gain=0.05 * settings.index((layer, tau, kappa))
+            )
+    return folder
+
+
+def script(name, *arguments, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert runpy.run_path(f"analysis/{name}.py")["main"]([*map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def run_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(summary, "collect", COLLECT)  # reading a grid once is enough here
+
+    def made(name, folder, suffix="", *arguments):
+        out = script(
+            name, "--runs", folder, "--out", tmp_path / "t", *arguments, monkeypatch=monkeypatch, capsys=capsys
+        )
+        return out, pd.read_csv(tmp_path / f"t{suffix}.csv"), (tmp_path / f"t{suffix}.md").read_text(encoding="utf-8")
+
+    return made
+
+
+def test_table_2_compares_within_seeds_beside_the_papers_values(runs, run_table):
+    text, values, markdown = run_table("table2", runs)
+    rows = COLLECT(runs).table.query("label == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")
+    best = rows["best10"]
+    line = values.query("label == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
+    assert_allclose([line["mean"], line["std_error_mean"]], [best["fedavg"].mean(), best["fedavg"].sem()], rtol=1e-5)
+    assert_allclose(line["p_value"], stats.ttest_rel(best["fedavg"], best["fedfac-dynamic"]).pvalue, rtol=1e-5)
+    assert line["paper"] == 0.8033
+    assert_allclose(line["optimism"], rows["optimism"]["fedavg"].mean(), rtol=1e-5)
+    assert "FedFac with Λ = conv1, κ = 0.85, τ = 0.5, estimator = pa: CIFAR-10, π = 0.1;" in text
+    for said in (
+        "whether any setting was tuned is not known here",
+        "not run: FedProx",
+        "seeds 0, 1, 2",
+        "24 rounds",
+        "FEMNIST",
+        "half.zarr",
+        "Mixed model",
+    ):
+        assert said in text
+    assert "| FedAvg | " in markdown
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_settings_are_called_tuned_where_the_runs_are_those_of_the_tuned_file(runs, run_table, tmp_path):
+    text, _, _ = run_table("table2", runs)
+    assert "were tuned" not in text
+    shutil.copytree(runs / "dirichlet-0.1-fedavg-0.zarr", tmp_path / "all" / "mine.zarr")
+    first = cells(ROOT / "simulations" / "fedfac.toml", scale="quick")[0]
+    shutil.copytree(runs / "dirichlet-0.1-fedper-0.zarr", tmp_path / "all" / f"{name_of(first)}.zarr")
+    both, _, _ = run_table("table2", tmp_path / "all")
+    assert "κ and τ were tuned on validation samples of CIFAR-10" in " ".join(both.split())
+    assert "not known here" in both
+
+
+def test_the_mixed_model_comes_with_table_2(runs, run_table):
+    _, values, _ = run_table("table2", runs, "-mixed")
+    assert "method[fedfac-dynamic]:heterogeneity[CIFAR-10, π = 0.5]" in values["term"].tolist()
+
+
+def test_the_rule_and_the_reference_can_be_chosen(runs, run_table):
+    text, values, _ = run_table("table2", runs, "", "--rule", "last10", "--reference", "fedavg", "--select", "seed=1")
+    assert "compared with FedAvg" in text
+    assert values.query("label != 'all settings'")["n_values"].eq(1).all()
+    assert values.query("label == 'all settings'")["n_values"].eq(2).all()
+    assert "no standard error" in text
+
+
+def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_ten(tmp_path, run_table):
+    folder = grid(tmp_path / "grid", methods=METHODS, rounds=6)
+    text, values, markdown = run_table("table2", folder)
+    rows = COLLECT(folder).table.query("label == 'CIFAR-10, π = 0.1'").pivot(index="seed", columns="method")["final"]
+    line = values.query("label == 'CIFAR-10, π = 0.1' and method == 'fedavg'").iloc[0]
+    assert_allclose(line["p_value"], stats.ttest_rel(rows["fedavg"], rows["fedfac-dynamic"]).pvalue, rtol=1e-4)
+    assert np.isnan(line["best10"])
+    assert "final: the last evaluated round" in text
+    assert "fewer than 10 rounds" in text
+    assert "CIFAR-10, π = 0.1: 6 rounds" in " ".join(text.split())
+    assert "| method | final | " in markdown
+    for rule in ("best10", "last10"):
+        with pytest.raises(
+            ValueError, match=f"{rule} averages 10 rounds, but there are fewer: .*: 6 rounds.*Use final"
+        ):
+            tables.accuracy(COLLECT(folder), PAPER, Namespace(rule=rule, reference=None))
+    text, _, _ = run_table("table8", folder, "b")
+    assert "final: the last evaluated round random:" in " ".join(text.split())
+
+
+def test_intervals_of_all_methods_rest_on_the_residuals_of_all(runs, run_table):
+    text, values, _ = run_table("table2", runs, "", "--select", "label=CIFAR-10, π = 0.1")
+    here = values.set_index("method")
+    row = here.loc["fedavg"]
+    shown = show.interval(row["pooled_difference"], row["pooled_low"], row["pooled_high"])
+    assert f"{shown}  {tables.p_text(row['pooled_p'])}" in text
+    assert row["pooled_df"] == 3 * 2
+    assert "with one residual variance of all within seeds" in " ".join(text.split())
+    ratios = run_table("table7", runs)[1].query("method == 'random'")
+    assert_allclose(ratios["ratio_high"], np.exp(ratios["pooled_high"]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["table2", "table3", "table7"])
+def test_where_seeds_are_too_few_for_a_claim_tables_say_so_in_place_of_an_interval(name, runs, run_table):
+    text, _, _ = run_table(name, runs, "", "--select", "seed=1", "--reference", "fedavg")
+    rows = [line for line in text.partition("all settings")[0].splitlines() if line.startswith(("FedPer", "random "))]
+    assert rows
+    assert all("(too few seeds)" in line and "[" not in line for line in rows)
+    assert "too few blocks for any claim" in " ".join(text.split())
+
+
+def test_of_ten_rounds_those_that_count_are_counted(tmp_path, run_table):
+    folder = grid(tmp_path / "grid", methods=("fedavg", "fedfac-dynamic"), rounds=25, evaluate_every=5)
+    text, _, _ = run_table("table2", folder)
+    assert "consecutive rounds (of which 2 were evaluated)" in " ".join(text.split())
+
+
+def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
+    _, values, markdown = run_table("table2", runs)
+    pooled = values.query("label == 'all settings'")
+    assert pooled["std_error_mean"].isna().all()
+    assert pooled.query("method != 'fedfac-dynamic'")["std_error"].notna().all()
+    assert "±" not in markdown.partition("### all settings")[2].partition("\n- ")[0]
+
+
+def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
+    found = COLLECT(runs)
+    assert found.table["code"].nunique() == 1
+    assert not any("versions of the code" in note for note in show.origin(found))
+    label = found.table["label"].iloc[0]
+    mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
+    notes = show.origin(found._replace(table=mixed))
+    assert f"runs of one setting were made by several versions of the code: {label} by 3" in notes
+    assert "evaluated every 5" in show.scale({"rounds": 20, "evaluate_every": 5})
+    assert "evaluated" not in show.scale({"rounds": 20, "evaluate_every": 1})
+
+
+def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
+    _, values, _ = run_table("table3", runs)
+    here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
+    for method, rule in [("fedfac-dynamic", "ensemble"), ("fedfac-dynamic", "local_train"), ("fedavg", "global")]:
+        by_hand = []
+        for seed in range(3):
+            new = open_run(runs / f"dirichlet-0.1-{method}-{seed}.zarr")["new"]
+            by_hand.append(np.average(new["accuracy"].sel(rule=rule), weights=new["n_test"]))
+        name = method if method == "fedavg" else f"{method}, {rule}"
+        assert_allclose(here.loc[name, "mean"], np.mean(by_hand), rtol=1e-5)
+    assert here.loc["fedfac-dynamic, local_train", "paper"] == 0.6113
+    assert "fedavg" in here.index
+
+
+def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fine_tuned():
+    rules = {name: tables.NEW_RULES[name] for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
+    assert list(rules.values()) == [("global",), ("global",), ("finetuned",), ("finetuned",)]
+
+
+def test_table_7_is_a_geometric_mean_of_ratios(runs, run_table):
+    _, values, _ = run_table("table7", runs)
+    rows = COLLECT(runs).table.query("label == 'CIFAR-10, π = 0.5'")
+    seconds = rows.pivot(index="seed", columns="method", values="seconds")
+    line = values.query("label == 'CIFAR-10, π = 0.5' and method == 'fedfac-dynamic'").iloc[0]
+    assert_allclose(line["ratio"], stats.gmean(seconds["fedfac-dynamic"] / seconds["fedavg"]), rtol=1e-5)
+    assert line["ratio_low"] < line["ratio"] < line["ratio_high"]
+
+
+def test_table_8_masks_and_splits_at_random(runs, run_table, tmp_path):
+    text, values, _ = run_table("table8", runs, "a")
+    here = values.query("label == 'CIFAR-10, π = 0.1'").set_index("method")
+    by_hand = {part: [] for part in PARTS}
+    for seed in range(3):
+        run = open_run(runs / f"dirichlet-0.1-fedfac-dynamic-{seed}.zarr")
+        for part in PARTS:
+            accuracy = run["masking/accuracy"].sel(part=part).mean("draw")
+            by_hand[part].append(np.average(accuracy, weights=run["metrics/n_test"]))
+    assert_allclose(here.loc[list(PARTS), "mean"], [np.mean(by_hand[part]) for part in PARTS], rtol=1e-5)
+    assert here.loc["personal", "paper"] == 0.7225
+    assert here.loc[list(PARTS), "units"].tolist() == [0, 4, 4, 4, 4]
+    assert here.loc["personal − shared", "p_value"] == pytest.approx(
+        stats.ttest_rel(by_hand["personal"], by_hand["shared"]).pvalue, rel=1e-4
+    )
+    assert "τ = 50 %" in text
+    values = pd.read_csv(tmp_path / "tb.csv")
+    assert values.query("method == 'fedfac-dynamic'")["n"].tolist() == [3, 3, 6]
+
+
+def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
+    split = {"layers": ["conv1"], "masking": True}
+    for seed in range(3):
+        for tau in ("0.5", "0.75"):
+            write(tmp_path / f"r{tau}-{seed}.zarr", algorithm="random", tau=tau, seed=seed, **split)
+            fedfac = {"algorithm": "fedfac-dynamic", "tau": tau, "kappa": 0.85, "seed": seed}
+            write(tmp_path / f"f{tau}-{seed}.zarr", **fedfac, **split)
+    text, values, _ = run_table("table8", tmp_path, "a")
+    headings = [line for line in text.splitlines() if line.startswith("CIFAR-10, π = 0.1, ")]
+    assert headings[:4] == [
+        f"CIFAR-10, π = 0.1, {method}, τ = {tau}"
+        for method in ("random split", "FedFac dynamic")
+        for tau in (0.5, 0.75)
+    ]
+    sizes = values.query("tau == 0.75 and of == 'random'").set_index("method")["units"]
+    assert sizes[["none", "shared", "personal"]].tolist() == [0, 2, 6]
+    between = values.query("method == 'personal − shared'")
+    assert (between["difference"] < 0).all()
+    block = ablations.masking(COLLECT(tmp_path), {}, None).blocks["Personal masked − shared masked"]
+    for r, line in zip(between.to_dict("records"), block.to_dict("records"), strict=True):
+        assert line["difference [95 %]"] == show.interval(r["difference"], r["all_low"], r["all_high"])
+        assert line["p"] == tables.p_text(r["p_holm"])
+    assert (between["p_holm"] >= between["p_value"]).all()
+    assert between["p_holm"].min() == pytest.approx(4 * between["p_value"].min(), rel=1e-4)
+    assert "not made: several splits of one method in a setting (they differ in τ)" in text
+
+
+def test_what_was_not_run_is_said_and_not_made_up(runs, run_table, tmp_path, monkeypatch, capsys):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for path in runs.glob("*random*.zarr"):
+        shutil.copytree(path, bare / path.name)
+    for path in runs.glob("*fedper*.zarr"):
+        shutil.copytree(path, bare / path.name)
+    text, _, _ = run_table("table8", bare, "b")
+    assert "not made: no run with a split layer was evaluated" in text
+    text, values, _ = run_table("table2", bare)
+    assert "fedfac-dynamic was not run" in text
+    assert values["p_value"].isna().all()
+    with pytest.raises(SystemExit):
+        script("table2", "--runs", tmp_path / "nothing", monkeypatch=monkeypatch, capsys=capsys)
+    assert "there is no run in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "chosen", "tried"),
+    [("table4", "layers", "fc1", 2), ("table5", "tau", 0.9, 2), ("table6", "kappa", 0.5, 2)],
+)
+def test_tuning_goes_from_layers_to_tau_to_kappa_on_validation_data(name, column, chosen, tried, tuned, run_table):
+    text, values, _ = run_table(name, tuned)
+    assert len(values) == tried
+    assert values.loc[values["chosen"], column].tolist() == [chosen]
+    best = values.loc[values["validation_mean"].idxmax(), column]
+    assert best == chosen
+    assert "VGG-16; not run here" in text
+
+
+def test_tables_4_to_6_choose_what_tune_chose(tmp_path, run_table):
+    common = {"clients": 8, "samples": 40, "rounds": 2, "participation": 0.5, "validation": 0.3, "width": 0.1}
+    start = Settings(**common, tau="0.5", kappa=0.85)
+    candidates = {"layers": [["fc2"], ["fc1"]], "tau": [0.25, 0.75], "kappa": [0.5]}
+    steps = list(tune(start, candidates, tmp_path / "runs", seeds=(0, 1)))
+    assert [len(step.table) for step in steps] == [2, 3, 2]
+    for number, step in enumerate(steps):
+        _, values, _ = run_table(f"table{4 + number}", tmp_path / "runs")
+        ours = values.astype({step.name: str}).set_index(step.name)
+        theirs = step.table.set_index("value")
+        assert set(ours.index) == set(theirs.index)
+        assert ours.index[ours["chosen"]].tolist() == theirs.index[theirs["chosen"]].tolist()
+        assert_allclose(ours["validation_mean"], theirs.loc[ours.index, "validation"], rtol=1e-5)
+
+
+def test_layers_stand_in_the_order_of_the_network(tmp_path, run_table):
+    shapes = {"conv1.weight": [8, 3, 5, 5], "fc1.weight": [9, 8]}
+    for layers in (["10"], ["fc1"], ["2"], ["conv1"], ["1"]):
+        write(
+            tmp_path / f"{layers[0]}.zarr",
+            algorithm="fedfac-dynamic",
+            layers=layers,
+            tau="0.5",
+            kappa=0.85,
+            shapes=shapes,
+        )
+    _, values, _ = run_table("table4", tmp_path)
+    assert [x for x in values["layers"] if x.isdigit()] == ["1", "2", "10"]
+    assert [x for x in values["layers"] if not x.isdigit()] == ["conv1", "fc1"]
+
+
+def test_nothing_is_tuned_on_test_data(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", layers=["fc1"], tau="0.5", kappa=0.85, validation=0)
+    with pytest.raises(SystemExit):
+        script("table4", "--runs", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert "test data are not tuned on" in " ".join(capsys.readouterr().err.split())
+
+
+def test_every_paper_value_is_in_range_and_of_a_known_method():
+    tables = {name: table for name, table in PAPER.items() if name != "source"}
+    assert list(tables) == [f"table{i}" for i in range(2, 9)]
+    for name, table in tables.items():
+        for values in table.values():
+            assert all(0 < x < (13 if name == "table7" else 1) for x in values.values())
+            if name in ("table2", "table7"):
+                assert set(values) <= set(show.METHODS)
+    assert [len(t) for t in tables.values()] == [8, 3, 3, 3, 3, 8, 8]
+
+
+def test_runs_are_selected_by_their_settings(runs):
+    found = COLLECT(runs)
+    assert set(show.select(found, ["method=fedavg"]).table["method"]) == {"fedavg"}
+    with pytest.raises(ValueError, match="no finished run is left"):
+        show.select(found, ["seed=9"])
+    with pytest.raises(ValueError, match="Did you mean 'kappa'"):
+        show.select(found, ["kapa=0.5"])

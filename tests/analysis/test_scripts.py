@@ -1,0 +1,54 @@
+"""Scripts outside the package: store -> table, store -> figure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedstat import sim
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"clients": 6, "d": 10, "m": 12, "n_train": 20, "n_test": 20, "rounds": 3, "replicates": 2}
+
+
+def script(*arguments):
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    sim.study(p=[0.25, 0.5], alpha=0.4, out=folder / "vary_p-tiny.zarr", **SMALL)
+    sim.study(p=0.5, alpha=[0.25, 0.5], out=folder / "vary_alpha-tiny.zarr", **SMALL)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["fig06", "fig07"])
+def test_a_figure_is_made_from_stores(name, runs, tmp_path):
+    script(f"paper_figs/{name}.py", "--scale", "tiny", "--runs", runs, "--out", tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 20_000
+
+
+def test_the_table_is_written(runs, tmp_path):
+    script("analysis/sim_table.py", runs / "vary_p-tiny.zarr", tmp_path / "table.csv")
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert len(table) == 2 * 8
+    assert table["accuracy"].between(0, 1).all()
+
+
+@pytest.mark.parametrize("grid", ["vary_p", "vary_alpha"])
+@pytest.mark.parametrize("scale", ["quick", "paper"])
+def test_the_papers_grids_are_valid_settings(grid, scale):
+    read = tomllib.loads((ROOT / "simulations" / f"{grid}.toml").read_text())
+    settings = sim.Settings(**{k: v for k, v in read.items() if not isinstance(v, dict)} | read[scale])
+    assert 0.5 in settings.p
+    if scale == "paper":
+        assert (settings.clients, settings.d, settings.m) == (100, 100, 200)
+        assert settings.replicates >= 10

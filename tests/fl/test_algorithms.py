@@ -1,0 +1,264 @@
+"""Every algorithm of the table: equal to a plain per-client loop, true to its mask, and right in its limits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+from algorithm_jobs import FLAGS, SAMPLES, SIZES, assert_equal, dataset, job, make, models, rows, run
+
+from fedstat import _random
+from fedstat.fl import algorithms, engine, evaluate, nets, optim, train
+from fedstat.fl.algorithms import ALGORITHMS
+from fedstat.fl.batches import Rows
+from fedstat.stats import factor, split
+
+# --- the plain loop
+
+
+def everywhere(**shared):
+    """Split by layer, the same in all rounds."""
+    return lambda trained, _: {n: np.asarray(shared.get(nets.layer_of(n), True)) for n in trained}
+
+
+def of_units(flags):
+    return {"fc1.weight": flags[:, None], "fc1.bias": flags, "fc2.weight": np.True_, "fc2.bias": np.True_}
+
+
+def analysed(weights):
+    r = np.corrcoef(np.concatenate([w.astype(float).T for w in weights]), rowvar=False)
+    return of_units(split.shared(factor.fit(r, kappa=0.7).communality))
+
+
+def pretrained(j, sgd):
+    """Static FedFac's split, from clients that trained alone."""
+
+    @cache
+    def found():
+        trained = []
+        for c in range(j.clients):
+            net = plain_loop.module(SIZES)
+            net.load_state_dict(j.net.init(_random.generator(j.seed, "start")))
+            rng, (x, y) = _random.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
+            plain_loop.train_client(net, x, y, sgd, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
+            trained.append(net.fc1.weight.detach().numpy())
+        return analysed(trained)
+
+    return lambda *_: found()
+
+
+def drawn(j, number):
+    flags = np.zeros(10, bool)
+    flags[_random.generator(j.seed, "random split", "fc1", number).permutation(10)[:5]] = True
+    return of_units(flags)
+
+
+def half_square(mu):
+    return lambda now, anchor: sum(mu / 2 * (now[n] - anchor[n]).square().sum() for n in now)
+
+
+def plain(name, j, optimizer, rounds):
+    """The method in words of the plain loop."""
+    everything, prox = {"shared": everywhere()}, {"penalty": half_square(0.7)}
+    head, body = lambda n: n.startswith("fc2"), lambda n: n.startswith("fc1")
+    ways = {
+        "local": lambda: {"shared": everywhere(fc1=False, fc2=False)},
+        "fedavg": lambda: everything,
+        "fedprox": lambda: everything | {"phases": (prox,)},
+        "fedavg+": lambda: everything | {"finetune": ({"epochs": 1},)},
+        "fedprox+": lambda: everything | {"phases": (prox,), "finetune": ({"epochs": 3},)},
+        "fedper": lambda: {"shared": everywhere(fc2=False)},
+        "lg-fedavg": lambda: {"shared": everywhere(fc1=False)},
+        "fedrep": lambda: {
+            "shared": everywhere(fc2=False),
+            "phases": ({"epochs": 3, "trains": head}, {"epochs": 1, "trains": body}),
+        },
+        "fedsplit": lambda: {"shared": lambda *_: of_units(FLAGS)},
+        "fedfac-static": lambda: {"shared": pretrained(j, optimizer)},
+        "fedfac-dynamic": lambda: {"shared": lambda trained, _: analysed(trained["fc1.weight"])},
+        "random": lambda: {"shared": lambda *_: drawn(j, -1)},
+        "random-redrawn": lambda: {"shared": lambda _, number: drawn(j, number)},
+    }
+    if name == "fedem":
+        return plain_loop.run_fedem(j, SIZES, optimizer, rounds=rounds, components=3)
+    if name == "fedavg-shrunken":
+        return plain_loop.run_shrunken(j, SIZES, optimizer, rounds=rounds, grid=[0, 0.2, 0.4, 0.6, 0.8, 1])[:2]
+    return plain_loop.run(j, SIZES, optimizer, rounds=rounds, **ways[name]())
+
+
+OPTIMIZERS = {
+    "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1), {"participation": 0.7}),
+    "adam": (optim.adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01), {"batch_size": None}),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stacked_equals_the_plain_loop(name, optimizer):
+    stacked, one, options = OPTIMIZERS[optimizer]
+    j = job(make(name), optimizer=stacked, client_chunk=4, **options)
+    state = run(j, 4)
+    mine = engine.personal(j, state)
+    theirs, accuracy = plain(name, j, one, 4)
+    for c, model in enumerate(theirs):
+        assert set(model) == set(mine)
+        for parameter, p in model.items():
+            torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+
+
+# --- what every method has to keep
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_shared_entries_are_everybodys_and_personal_entries_ones_own(name):
+    j = job(make(name))
+    state = run(j)
+    for parameter, p in engine.personal(j, state).items():
+        shared = state.sharing.shared[parameter].expand(p.shape[1:])
+        assert torch.equal(p[:, shared], p[:1, shared].expand_as(p[:, shared]))
+        own = p[:, ~shared]
+        assert own.shape[1] == 0 or (own != own[:1]).any(0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_who_is_not_active_keeps_the_own_and_gets_the_shared(name):
+    j = job(make(name), participation=0.5)
+    old = run(j, 2)
+    new = engine.step(j, old)
+    idle = np.setdiff1d(np.arange(j.clients), engine.active(j, 2))
+    assert 0 < len(idle) < j.clients
+    before, after = engine.personal(j, old), engine.personal(j, new)
+    for parameter, p in after.items():
+        shared, was = (s.sharing.shared[parameter].expand(p.shape[1:]) for s in (new, old))
+        stays = ~shared & ~was
+        assert torch.equal(p[idle][:, stays], before[parameter][idle][:, stays])
+        assert torch.equal(p[idle][:, shared], new.server[parameter][shared].expand(len(idle), -1))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_order_of_clients_does_not_matter(name):
+    order = [3, 0, 5, 2, 4, 1]
+    data = rows(SAMPLES, 0)
+    parts = [plain_loop.samples(data, c) for c in order]
+    start = np.concatenate([[0], np.cumsum([len(y) for _, y in parts])])
+    moved = Rows(torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts]), start)
+    # Whole batches: what a client draws is named by its number.
+    a, b = (models(job(make(name), data=d, batch_size=None)) for d in (data, moved))
+    for parameter, p in a.items():
+        torch.testing.assert_close(b[parameter], p[order], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_runs_repeat_bit_by_bit(name):
+    j = job(make(name), participation=0.7, threads=2, client_chunk=2)
+    assert_equal(models(j), models(j))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_client_with_one_sample_and_one_with_one_class(name):
+    data = rows([1, 9, 20], 0)
+    data.y[1:10] = 2
+    j = job(make(name), data=data, sizes=[1, 9, 20])
+    state = run(j)
+    assert all(bool(p.isfinite().all()) for p in engine.personal(j, state).values())
+    scores = evaluate.evaluate(j, state)
+    assert np.isfinite(scores["loss"]).all()
+    assert ((scores["accuracy"] >= 0) & (scores["accuracy"] <= 1)).all()
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_no_algorithm_shares_stays_local(name):
+    net = nets.mlp(SIZES)._replace(unshared=("fc1.bias", "fc2.bias"))
+    j = job(make(name), net=net)
+    state = run(j)
+    own = engine.personal(j, state)
+    for parameter in j.net.unshared:
+        assert own[parameter].unique(dim=0).shape[0] == j.clients
+        assert not state.sharing.shared[parameter].any()
+    plain = run(job(make(name)), 0).sharing.shared  # all else is as it was
+    for parameter, mask in run(j, 0).sharing.shared.items():
+        assert parameter in j.net.unshared or torch.equal(mask, plain[parameter])
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_killed_run_goes_on_as_if_it_had_not_been(name, tmp_path):
+    options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "optimizer": optim.adam(0.01)}
+    options["keep_weights"] = []
+    whole = train(dataset(SAMPLES), nets.mlp(SIZES), make(name), **options)
+
+    def kill(_, count=[0]):  # noqa: B006
+        count[0] += 1
+        if count[0] == 3:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset(SAMPLES), nets.mlp(SIZES), make(name), out=out, progress=kill, **options)
+    again = train(dataset(SAMPLES), nets.mlp(SIZES), make(name), out=out, resume=True, **options)
+    for group in whole.groups:
+        for variable, values in whole[group].data_vars.items():
+            if variable != "seconds":
+                np.testing.assert_array_equal(values, again[group][variable], err_msg=f"{group}/{variable}")
+
+
+# --- limiting cases, exact
+
+
+def unprefixed(params):
+    return {n.removeprefix("component1_"): p for n, p in params.items() if n != "mixture.weight"}
+
+
+LIMITS = {
+    "fedprox, μ = 0": (lambda: algorithms.fedprox(mu=0), algorithms.fedavg),
+    "fedavg+ without epochs": (lambda: algorithms.fedavg_plus(epochs=0), algorithms.fedavg),
+    "fedem with one component": (lambda: algorithms.fedem(components=1), algorithms.fedavg),
+    "lg-fedavg, all layers global": (lambda: algorithms.lg_fedavg(global_layers=2), algorithms.fedavg),
+    "fedfac-dynamic, τ = −∞": (lambda: algorithms.fedfac(tau=-math.inf), algorithms.fedavg),
+    "fedfac-static, τ = −∞": (lambda: algorithms.fedfac(tau=-math.inf, dynamic=False), algorithms.fedavg),
+    "fedfac-dynamic, τ = ∞ at the head": (lambda: algorithms.fedfac("fc2", tau=math.inf), algorithms.fedper),
+    "fedfac-static, τ = ∞ at the head": (lambda: algorithms.fedfac(2, tau=math.inf, dynamic=False), algorithms.fedper),
+    "fedfac, τ = ∞ below the head": (lambda: algorithms.fedfac(1, tau=math.inf), algorithms.lg_fedavg),
+    "fedfac, τ = ∞ everywhere": (lambda: algorithms.fedfac((1, 2), tau=math.inf), algorithms.local),
+    "random, all shared": (lambda: algorithms.random_split(share=1.0, redrawn=True), algorithms.fedavg),
+    "fedsplit of nothing": (lambda: algorithms.fedsplit({}), algorithms.fedavg),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_limits_hold_to_the_bit(limit):
+    a, b = (job(method(), participation=0.7) for method in LIMITS[limit])
+    one, other = run(a), run(b)
+    assert_equal(unprefixed(engine.personal(a, one)), engine.personal(b, other))
+    np.testing.assert_array_equal(evaluate.evaluate(a, one)["accuracy"], evaluate.evaluate(b, other)["accuracy"])
+
+
+def test_a_large_penalty_holds_clients_where_they_were():
+    start = engine.start(job(algorithms.fedprox()))
+    moved = [models(job(algorithms.fedprox(mu=mu), optimizer=optim.sgd(0.02)), 1) for mu in (0, 1, 10)]
+    far = [sum(float((p[0] - start.server[n]).norm()) for n, p in params.items()) for params in moved]
+    assert far[0] > far[1] > far[2]
+
+
+def test_fine_tuning_is_forgotten_and_changes_the_scores():
+    plus, bare = job(algorithms.fedavg_plus(epochs=5)), job(algorithms.fedavg())
+    a, b = run(plus), run(bare)
+    assert_equal(engine.personal(plus, a), engine.personal(bare, b))
+    scores = evaluate.evaluate(plus, a)["loss"]
+    assert (scores != evaluate.evaluate(bare, b)["loss"]).all()
+    np.testing.assert_array_equal(scores, evaluate.evaluate(plus, a)["loss"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_gpu_gives_what_the_cpu_gives(name):
+    here = job(make(name), participation=0.7)
+    there = replace(here, **{name: Rows(r.x.cuda(), r.y.cuda(), r.start) for name, r in here.splits.items()})
+    a, b = (engine.personal(j, run(j)) for j in (here, there))
+    for key, p in a.items():
+        torch.testing.assert_close(b[key].cpu(), p, atol=1e-4, rtol=1e-4)

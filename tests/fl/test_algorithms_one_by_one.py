@@ -1,0 +1,278 @@
+"""What single algorithms promise: FedEM's EM step, layers by number, the published code's variant, bytes, names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+from algorithm_jobs import CPU, SAMPLES, SIZES, assert_equal, job, make, models, rows, run
+
+from fedstat.fl import algorithms, batches, engine, evaluate, masks, nets, optim
+from fedstat.fl.algorithm import Start
+from fedstat.fl.algorithms import ALGORITHMS, named
+from fedstat.fl.algorithms.fedfac import _flags
+from fedstat.fl.batches import Rows
+from fedstat.fl.traffic import traffic
+from fedstat.stats import split
+from fedstat.stats.split import Absolute
+
+# --- FedEM
+
+
+def mixed(seed=0, components=3):
+    """A FedEM job with components far enough apart, its parameters, and one client's samples as NumPy sees them."""
+    j = job(algorithms.fedem(components=components))
+    rng = np.random.default_rng(seed)
+    params = {n: torch.from_numpy(rng.normal(size=(j.clients, *s))).float() for n, s in j.net.shapes.items()}
+    params["mixture.weight"] = torch.from_numpy(rng.dirichlet(np.ones(components), j.clients)).float()
+    return j, params
+
+
+def by_hand(params, c, x, components=3):
+    """π_k and the components' class probabilities (component, sample, class) of client c, in float64."""
+    p = {n: q[c].double().numpy() for n, q in params.items()}
+    found = []
+    for k in range(1, components + 1):
+        h = np.maximum(x @ p[f"component{k}_fc1.weight"].T + p[f"component{k}_fc1.bias"], 0)
+        z = np.exp(h @ p[f"component{k}_fc2.weight"].T + p[f"component{k}_fc2.bias"])
+        found.append(z / z.sum(1, keepdims=True))
+    return p["mixture.weight"], np.stack(found)
+
+
+def test_fedem_takes_the_em_step_and_never_lowers_the_likelihood():
+    j, params = mixed()
+    clients = np.array([2, 0, 4, 1, 3])
+    at, live = batches.whole(j.train, clients)
+    chunk = {n: p[clients].clone() for n, p in params.items()}
+    r = j.algorithm.phases[0].weigh(j.net, chunk, j.train.x[at], j.train.y[at], live)
+    for i, c in enumerate(clients):
+        x, y = (t.numpy() for t in plain_loop.samples(j.train, c))
+        pi, p = by_hand(params, c, x.astype(float))
+        joint = pi[:, None] * p[:, np.arange(len(y)), y]
+        np.testing.assert_allclose(r[i, : len(y)].T, joint / joint.sum(0), atol=1e-5)
+        new = chunk["mixture.weight"][i].double().numpy()
+        np.testing.assert_allclose(new, (joint / joint.sum(0)).mean(1), atol=1e-5)
+        before, after = (np.log(w @ p[:, np.arange(len(y)), y]).sum() for w in (pi, new))
+        assert after >= before - 1e-4
+
+
+def test_fedem_predicts_with_the_mixture_of_probabilities():
+    j, params = mixed(1)
+    x = j.test.x.view(j.clients, 12, -1)
+    out = j.net.apply(params, x)
+    for c in range(j.clients):
+        pi, p = by_hand(params, c, x[c].double().numpy())
+        mixture = np.tensordot(pi, p, 1)
+        assert (j.loss.predict(out)[c].numpy() == mixture.argmax(1)).all()
+        y = j.test.y.view(j.clients, 12)
+        np.testing.assert_allclose(j.loss.value(out, y)[c], -np.log(mixture[np.arange(12), y[c]]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(j.loss.probability(out)[c], mixture, atol=1e-5)
+
+
+@pytest.mark.parametrize("outputs", [3, 1])
+def test_fedem_by_hand_and_by_autograd_agree(outputs):
+    data = rows(SAMPLES, 0, classes=outputs)
+    j = job(algorithms.fedem(), net=nets.mlp([6, 10, outputs]), data=data, optimizer=optim.adam(0.01))
+    a, b = models(j), models(replace(j, net=j.net._replace(accumulate=None)))
+    for name, p in a.items():
+        torch.testing.assert_close(p, b[name], atol=1e-5, rtol=1e-5)
+
+
+def test_fedem_tells_clients_of_opposite_labels_apart():
+    data = rows([60] * 6, 0, classes=2)
+    data.y[180:] = 1 - data.y[180:]
+    j = job(algorithms.fedem(components=2), net=nets.mlp([6, 10, 1]), data=data, sizes=[60] * 6, local_epochs=5)
+    pi = models(j, 25)["mixture.weight"].numpy()
+    assert np.ptp(pi[:3, 0]) < 0.2 > np.ptp(pi[3:, 0])
+    assert abs(pi[:3, 0].mean() - pi[3:, 0].mean()) > 0.5
+
+
+# --- Λ, the published code's variant, units that stay
+
+
+@pytest.mark.parametrize("layers", ["fc1", 1, (1,), ["fc1", 1], None])
+def test_layers_by_name_by_number_and_by_default_are_the_same(layers):
+    a, b = (job(named("random", layers=given)) for given in (layers, ["fc1"]))
+    assert_equal(run(a, 0).sharing.shared, run(b, 0).sharing.shared)
+
+
+def test_shortcuts_are_not_counted_and_stand_beside_their_convolution():
+    net = nets.NETS["resnet8"]((3, 8, 8), 4, width=0.125)
+    assert masks.resolve(net, None) == masks.resolve(net, 7) == ["conv7"]
+    assert masks.resolve(net, (8, "shortcut4")) == ["fc1", "shortcut4"]
+    assert masks.last_layers(net, "global_layers", 3) == ["conv6", "shortcut6", "conv7", "fc1"]
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_convolutions_with_normalisation_train_under_every_method(name, norm):
+    net = nets.NETS["lenet"]((1, 16, 16), 3, width=0.34, norm=norm)
+    settings = {"shared": {"conv2": np.arange(5) < 2}} if name == "fedsplit" else {}
+    data = rows(SAMPLES, 0, features=256)
+    images = Rows(data.x.view(-1, 1, 16, 16), *data[1:])
+    j = replace(job(named(name, **settings), net=net, data=images, batch_size=None, participation=0.5), test=images)
+    state = run(j, 2)
+    before = engine.personal(j, engine.start(j))
+    for parameter, p in engine.personal(j, state).items():
+        assert bool(p.isfinite().all())
+        assert not torch.equal(p, before[parameter])
+    assert np.isfinite(evaluate.evaluate(j, state)["loss"]).all()
+
+
+@pytest.mark.parametrize("name", ["fedfac-static", "fedfac-dynamic", "random", "random-redrawn"])
+@pytest.mark.parametrize("layer", [0, 3, -1, "conv1", True])
+def test_layers_outside_the_net_are_refused_with_those_it_has(name, layer):
+    with pytest.raises(ValueError, match=rf"among \['fc1', 'fc2'\], but got {layer!r}.*number, 1 to 2"):
+        run(job(named(name, layers=layer)), 1)
+
+
+def test_a_layer_without_weights_cannot_be_analysed():
+    net = nets.mlp(SIZES)
+    shapes = {"norm1.scale": (10,)} | net.shapes
+    start = Start(net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {}, lambda _: ({}, None))
+    with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyse, only \['norm1.scale'\]"):
+        algorithms.fedfac("norm1", dynamic=False).split(start)
+
+
+def test_a_network_of_one_layer_has_none_to_share_beside_a_private_one():
+    with pytest.raises(ValueError, match=r"only layer is 'fc1': personal_layers leaves none to share\. Use local"):
+        run(job(algorithms.fedper(), net=nets.mlp([6, 3])), 0)
+    assert run(job(algorithms.lg_fedavg(), net=nets.mlp([6, 3])), 0).sharing.shared["fc1.weight"]
+
+
+def test_the_codes_variant_splits_at_the_mean_leverage_and_shares_weights_only():
+    j = job(algorithms.fedfac(variant="code", kappa=0.7), local_epochs=4)
+    state = run(j)
+    shared = state.sharing.shared
+    assert not shared["fc1.bias"].any()
+    assert shared["fc2.bias"].all()
+    nu = state.sharing.fits["fc1"].communality
+    assert (masks.shared_units(j.net, shared, "fc1").numpy() == (nu >= nu.mean())).all()
+    assert 0 < shared["fc1.weight"].sum() < 10
+
+
+def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
+    w = torch.from_numpy(np.random.default_rng(2).normal(size=(6, 10, 6))).float()
+    trained = {"fc1.weight": w, "fc2.weight": w[:, :3].mT}
+    fields = (np.array(SAMPLES), 0, CPU, lambda _: trained, lambda _: ({}, None))
+    given = algorithms.fedfac(variant="code", dynamic=False).split(Start(nets.mlp(SIZES), *fields))
+    values, vectors = np.linalg.eigh(np.corrcoef(np.concatenate([c.double().numpy().T for c in w]), rowvar=False))
+    share = np.cumsum(values[::-1]) / values.sum()
+    nu = (vectors[:, ::-1][:, : int((share < 0.85).sum())] ** 2).sum(1)
+    np.testing.assert_array_equal(given.shared["fc1.weight"].flatten().numpy(), nu >= nu.mean())
+
+
+def test_tau_mean_goes_with_every_estimator_and_dead_units_stay_out_of_it():
+    j = job(algorithms.fedfac(tau="mean", dynamic=False))
+    fit = run(j, 0).sharing.fits["fc1"]
+    dead = fit.communality.copy()
+    dead[0] = np.nan
+    assert (_flags(dead, "mean") == split.shared(dead, tau=Absolute(float(np.nanmean(dead))))).all()
+    assert not _flags(dead, "mean")[0]
+    assert (_flags(torch.from_numpy(dead), "mean").numpy() == _flags(dead, "mean")).all()
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if make(name).reshare])
+def test_only_what_a_method_keeps_ever_turns_personal(name):
+    algorithm = make(name)
+    kept = algorithm.keeps(nets.mlp(SIZES))
+    assert kept == ["fc1.weight", "fc1.bias"]
+    for t in range(4):
+        shared = run(job(algorithm), t).sharing.shared
+        assert all(n in kept for n, mask in shared.items() if not mask.all())
+
+
+# --- bytes
+
+
+ONE = np.array([0])
+BYTES = {
+    "local": (0, 0),
+    "fedavg": (412, 412),  # 4·(70 + 33)
+    "fedprox": (412, 412),
+    "fedavg+": (412, 412),
+    "fedprox+": (412, 412),
+    "fedavg-shrunken": (412, 412),
+    "fedper": (280, 280),  # fc1: 4·70
+    "lg-fedavg": (132, 132),  # fc2: 4·33
+    "fedrep": (280, 280),
+    "fedem": (1236, 1236),  # 3·412
+    "fedsplit": (244, 244),  # 4 units of 7 entries, and fc2: 4·(28 + 33)
+    "fedfac-static": (272, 272),  # 5 units
+    "fedfac-dynamic": (412, 272),  # the analysis reads all units
+    "random": (272, 272),
+    "random-redrawn": (272, 272),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_bytes_are_those_of_a_count_by_hand(name):
+    j = job(make(name))
+    old = engine.start(j)
+    for _ in range(3):
+        new = engine.step(j, old)
+        up, down = BYTES[name]
+        if name in ("fedfac-dynamic", "random-redrawn"):
+            was, is_ = (masks.shared_units(j.net, s.sharing.shared, "fc1") for s in (old, new))
+            down += 2 * (not torch.equal(was, is_))  # 10 units: 10 bits, 2 bytes
+        assert traffic(j.algorithm, j.net, new.sharing, old.sharing, ONE) == (up, down)
+        old = new
+
+
+def test_the_codes_variant_never_sends_a_bias_of_a_split_layer():
+    j = job(algorithms.fedfac(variant="code", tau=0.5))
+    old = engine.start(j)
+    new = engine.step(j, old)
+    assert traffic(j.algorithm, j.net, new.sharing, new.sharing, ONE) == (4 * (60 + 33), 4 * (5 * 6 + 33))
+
+
+# --- the table
+
+
+def test_an_unknown_algorithm_is_answered_with_the_nearest():
+    with pytest.raises(
+        ValueError, match=r"algorithm must be one of 'local'.*but got 'fedfac_dynamic'.*'fedfac-dynamic'"
+    ):
+        named("fedfac_dynamic")
+
+
+def test_a_setting_that_a_method_does_not_take_is_answered_with_those_it_takes():
+    with pytest.raises(ValueError, match=r"fedprox takes mu, but got 'nu'\. Did you mean 'mu'"):
+        named("fedprox", nu=1)
+    with pytest.raises(ValueError, match="fedavg takes no settings, but got 'mu'"):
+        named("fedavg", mu=1)
+    with pytest.raises(ValueError, match="but got 'dynamic'"):
+        named("fedfac-static", dynamic=True)
+    with pytest.raises(ValueError, match="fedsplit needs shared"):
+        named("fedsplit")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_names_in_the_table_are_names_of_runs(name):
+    assert make(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("fedprox", {"mu": -1}, "mu must be a finite number"),
+        ("fedprox+", {"epochs": -1}, "epochs must be an integer >= 0"),
+        ("fedper", {"personal_layers": 2}, "personal_layers must be an integer from 1 to 1, but got 2"),
+        ("fedper", {"personal_layers": 0}, "personal_layers must be an integer from 1 to 1"),
+        ("lg-fedavg", {"global_layers": 3}, "global_layers must be an integer from 1 to 2, but got 3"),
+        ("fedrep", {"head_epochs": 0}, "head_epochs must be an integer >= 1"),
+        ("fedem", {"components": 0}, "components must be an integer >= 1"),
+        ("fedfac-dynamic", {"tau": 1.5}, "tau must be a finite number"),
+        ("fedfac-dynamic", {"tau": "median"}, "tau must be a finite number"),
+        ("fedfac-static", {"kappa": 0}, "kappa must be a finite number"),
+        ("fedfac-static", {"variant": "cod"}, "variant must be one of 'paper', 'code'.*Did you mean 'code'"),
+        ("random", {"share": 2}, "share must be a finite number"),
+        ("random", {"layers": []}, "at least one layer"),
+    ],
+)
+def test_bad_settings_are_named(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        run(job(named(name, **settings)), 0)

@@ -1,0 +1,273 @@
+"""What clients predict with, chosen: shrunken fine-tuning, early stopping, learning rates, and readouts of one run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+from algorithm_jobs import SIZES, job, make, rows, run
+from small_runs import NET, SETTINGS, dense
+
+from fedstat.fl import algorithms, choice, engine, evaluate, halves, nets, optim, train
+from fedstat.fl.algorithm import Algorithm, Choice, Phase, Sharing
+from fedstat.fl.masks import everything
+from fedstat.study import Settings, experiment
+
+GRID = [0.0, 0.3, 1.0, 1.5]
+LARGER = [23, 7, 30, 9, 16, 16]
+
+
+def with_validation(algorithm, **options):
+    return job(algorithm, sizes=LARGER, validation=rows([6, 5, 9, 7, 8, 6], 2), **options)
+
+
+def held_out(seed=0):
+    """Data with validation samples."""
+    data = dense(n_train=24, n_test=14, seed=seed)
+    names = np.array(["train"] * 24 + ["validation"] * 6 + ["test"] * 8, object)
+    return data.assign_coords(split=("sample", names))
+
+
+@pytest.mark.parametrize("by", ["pooled", "client"])
+@pytest.mark.parametrize("validation", [True, False])
+def test_shrunken_models_equal_a_plain_loops(by, validation):
+    j = with_validation(algorithms.shrunken(algorithms.fedavg(), by=by, grid=GRID), participation=0.7, client_chunk=2)
+    j = j if validation else replace(j, validation=None)
+    state = run(j, 3)
+    scores = evaluate.evaluate(j, state)
+    plain = partial(plain_loop.run_shrunken, j, SIZES, lambda p: torch.optim.SGD(p, lr=0.1))
+    _, accuracy, steps = plain(rounds=3, grid=GRID, by=by)
+    np.testing.assert_allclose(np.broadcast_to(scores["choice/step"], 6), steps)
+    np.testing.assert_allclose(scores["accuracy"], accuracy, atol=1e-6)
+    assert len(set(steps)) > (by == "client")
+
+
+@pytest.mark.parametrize("base", ["fedavg", "fedper", "random", "local"])
+def test_ends_of_the_grid_are_the_method_and_its_fine_tuned_form(base):
+    plain, plus = make(base), algorithms.finetuned(make(base))
+    state = run(with_validation(plain), 2)
+    for step, same in ((0.0, plain), (1.0, plus)):
+        fixed = plus._replace(choice=Choice((step,)))
+        found, want = (evaluate.evaluate(with_validation(a), state) for a in (fixed, same))
+        for name, values in want.items():
+            np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+def test_chunks_and_threads_do_not_change_a_choice():
+    shrunken = algorithms.shrunken(algorithms.fedavg())
+    one = with_validation(shrunken, participation=0.5, client_chunk=1, threads=2)
+    state = run(one, 2)
+    found, want = (evaluate.evaluate(j, state) for j in (one, replace(one, client_chunk=None, threads=1)))
+    assert found["choice/step"] == want["choice/step"]
+    np.testing.assert_allclose(found["loss"], want["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("option", "candidates"), [("epochs", (0, 1, 4)), ("rate", (0.1, 1.0, 3.0))])
+@pytest.mark.parametrize("by", ["pooled", "client"])
+def test_early_stopping_and_rates_choose_the_least_loss_of_single_fine_tunings(option, candidates, by):
+    several = algorithms.finetuned(algorithms.fedavg(), **{option: candidates}, by=by)
+    j = with_validation(several, participation=0.5)
+    state = run(j, 2)
+    found = evaluate.evaluate(j, state)
+    single = [algorithms.finetuned(algorithms.fedavg(), **{option: one}) for one in candidates]
+    each = [evaluate.evaluate(replace(j, algorithm=one), state) for one in single]
+    loss = np.stack([one["validation_loss"] for one in each]) * j.validation.sizes
+    best = loss[:, engine.active(j, 1)].sum(1).argmin() if by == "pooled" else loss.argmin(0)
+    np.testing.assert_array_equal(found["choice/finetuning"], best)
+    accuracy = np.stack([one["accuracy"] for one in each])
+    np.testing.assert_array_equal(found["accuracy"], accuracy[np.broadcast_to(best, 6), np.arange(6)])
+
+
+def test_rates_scale_the_optimizer_exactly():
+    state = run(with_validation(algorithms.fedavg(), optimizer=optim.adam(0.01)), 1)
+    third = algorithms.finetuned(algorithms.fedavg(), rate=0.5)
+    found = evaluate.evaluate(with_validation(third, optimizer=optim.adam(0.01)), state)
+    want = evaluate.evaluate(with_validation(algorithms.fedavg_plus(), optimizer=optim.adam(0.005)), state)
+    np.testing.assert_array_equal(found["loss"], want["loss"])
+
+
+def test_steps_by_layer_are_the_shares_of_what_halves_have_in_common():
+    by_layer = algorithms.shrunken(algorithms.fedavg(), by="layer")
+    j = with_validation(by_layer)
+    state = run(j, 2)
+    step = evaluate.evaluate(j, state)["choice/step"]
+    server, found = state.server, []
+    for layer in ("fc1", "fc2"):
+        models = np.stack([_halves_by_hand(j, state, c, layer) for c in range(6)])  # (client, half, weight)
+        sizes = j.train.sizes.astype(float)
+        x = np.stack([np.ones(6), sizes], 1)
+        hat = x @ np.linalg.pinv(x)
+        rest = models.mean(1) - hat @ models.mean(1)
+        noise = (1 - np.diag(hat)) @ ((models[:, 0] - models[:, 1]) ** 2).sum(1) / 4
+        found.append(1 - noise / (rest**2).sum())
+    assert set(server) == {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"}
+    np.testing.assert_allclose(step, np.clip(found, 0, 1), rtol=1e-4)
+
+
+def _halves_by_hand(j, state, client, layer):
+    """Both halves' models of a client, as changes, flat."""
+    parts = halves.halves(j.train, np.array([client]), seed=j.seed, number=state.round)
+    changes = []
+    for half in parts:
+        net = plain_loop.module(SIZES)
+        net.load_state_dict(state.server)
+        x, y = plain_loop.samples(half, client)
+        rng = plain_loop._random.generator(j.seed, "batches", state.round, 0, client)
+        plain_loop.train_client(
+            net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=j.local_epochs, batch_size=j.batch_size, rng=rng
+        )
+        new = dict(net.named_parameters())
+        names = [n for n in state.server if nets.layer_of(n) == layer]
+        changes.append(np.concatenate([(new[n].detach() - state.server[n]).numpy().ravel() for n in names]))
+    return np.stack(changes).astype(float)
+
+
+def test_halves_are_disjoint_and_make_up_a_clients_samples():
+    data = rows(LARGER, 0)
+    first, second = halves.halves(data, np.array([4, 0, 2]), seed=1, number=3)
+    assert first.sizes.tolist() == [12, 0, 15, 0, 8, 0]
+    assert second.sizes.tolist() == [11, 0, 15, 0, 8, 0]
+    for c in (0, 2, 4):
+        both = torch.cat([plain_loop.samples(half, c)[0] for half in (first, second)])
+        want = plain_loop.samples(data, c)[0]
+        assert torch.equal(both[both[:, 0].argsort()], want[want[:, 0].argsort()])
+    again = halves.halves(data, np.array([0]), seed=1, number=3)[0]
+    assert torch.equal(again.x, plain_loop.samples(first, 0)[0])  # a client's halves are its own
+    assert not torch.equal(halves.halves(data, np.array([0]), seed=1, number=4)[0].x, again.x)
+
+
+# --- runs
+
+
+def test_readouts_are_the_scores_of_the_runs_of_their_own():
+    ways = {
+        "plus": algorithms.finetuned,
+        "early": partial(algorithms.finetuned, epochs=[0, 1, 3]),
+        "pooled": algorithms.shrunken,
+        "client": partial(algorithms.shrunken, by="client"),
+        "layer": partial(algorithms.shrunken, by="layer"),
+    }
+    options = SETTINGS | {"rounds": 3, "evaluate_every": 3}
+    both = train(held_out(), NET, algorithms.fedavg(), readouts=ways, **options)
+    for name, wrap in ways.items():
+        own = train(held_out(), NET, wrap(algorithms.fedavg()), **options)
+        for score in ("accuracy", "loss"):
+            mine = both[f"readouts/{score}"].sel(readout=name)
+            np.testing.assert_array_equal(mine, own[f"metrics/{score}"][-1], err_msg=name)
+        if "choice" in own.children and "step" in own["choice"]:
+            step = both["readouts/step"].sel(readout=name)
+            assert (step == own["choice/step"][-1].astype("float32")).all()
+    assert (both["readouts/step"].sel(readout="plus") == 1).all()
+
+
+def test_a_choice_is_kept_by_round_and_resumed(tmp_path, monkeypatch):
+    options = SETTINGS | {"rounds": 4, "evaluate_every": 2, "probe": "halves", "participation": 0.8}
+    shrunken = algorithms.shrunken(algorithms.fedavg(), by="client")
+    whole = train(held_out(), NET, shrunken, **options)
+    assert whole["choice/step"].dims == ("round", "client")
+    assert np.isfinite(whole["choice/step"]).any("client").values.tolist() == [False, True, False, True]
+    monkeypatch.setattr(evaluate, "evaluate", _breaking(evaluate.evaluate))
+    with pytest.raises(KeyboardInterrupt):
+        train(held_out(), NET, shrunken, out=tmp_path / "run.zarr", **options)
+    monkeypatch.undo()
+    rest = train(held_out(), NET, shrunken, out=tmp_path / "run.zarr", resume=True, **options)
+    for name in ("choice/step", "probe/between", "probe/within", "metrics/accuracy"):
+        np.testing.assert_array_equal(rest[name], whole[name])
+
+
+def _breaking(inner):
+    def broken(job, state):
+        if state.round == 4:
+            raise KeyboardInterrupt
+        return inner(job, state)
+
+    return broken
+
+
+def test_a_probe_changes_nothing_but_its_group():
+    options = SETTINGS | {"rounds": 2, "participation": 0.8, "optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
+    plain = train(held_out(), NET, algorithms.fedavg(), **options)
+    probed = train(held_out(), NET, algorithms.fedavg(), probe="halves", **options)
+    np.testing.assert_array_equal(plain["metrics/accuracy"], probed["metrics/accuracy"])
+    active = np.isfinite(probed["metrics/train_loss"])
+    assert (np.isfinite(probed["probe/between"]).all("layer") == active).all()
+    assert "probe" not in json.loads(plain.attrs["config"])
+
+
+# --- bad input
+
+ODD = dense().isel(sample=slice(23, None)).assign_coords(split=("sample", ["train"] + ["test"] * 8))
+
+WRONG = {
+    "grid too far": (lambda: algorithms.shrunken(algorithms.fedavg(), grid=[0, 2.5]), r"in \[0, 2\], but got 2.5"),
+    "grid below": (lambda: algorithms.shrunken(algorithms.fedavg(), grid=[-0.1, 1]), "but got -0.1"),
+    "grid of one": (lambda: algorithms.shrunken(algorithms.fedavg(), grid=[0.5]), "two different values"),
+    "grid by layer": (lambda: algorithms.shrunken(algorithms.fedavg(), by="layer", grid=[0, 1]), "grid has no effect"),
+    "by": (lambda: algorithms.shrunken(algorithms.fedavg(), by="clients"), "Did you mean 'client'"),
+    "no epochs": (lambda: algorithms.shrunken(algorithms.fedavg(), epochs=0), "needs an epoch"),
+    "twice": (lambda: algorithms.shrunken(algorithms.fedavg_plus()), "fine-tunes already"),
+    "plus twice": (lambda: algorithms.finetuned(algorithms.fedavg_plus()), "fine-tunes already"),
+    "held_out": (lambda: algorithms.shrunken(algorithms.fedavg(), held_out="test"), "held_out must be one of"),
+    "rate": (lambda: algorithms.finetuned(algorithms.fedavg(), rate=0), "rate must be"),
+    "no choice": (lambda: algorithms.finetuned(algorithms.fedavg(), held_out="halves"), "there is one of each"),
+    "no validation": (
+        lambda: train(dense(), NET, algorithms.shrunken(algorithms.fedavg(), held_out="validation"), rounds=1),
+        "the data have none",
+    ),
+    "halves of one sample": (lambda: train(ODD, NET, algorithms.fedavg(), rounds=1, probe="halves"), "one training"),
+    "own halves of one sample": (
+        lambda: train(ODD, NET, algorithms.shrunken(algorithms.fedavg(), by="client"), rounds=1),
+        "5 of the 5 clients have one training sample",
+    ),
+    "few active": (
+        lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="halves", participation=0.4),
+        "a higher participation",
+    ),
+    "probe": (lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="half"), "probe must be one of"),
+    "readout of another method": (
+        lambda: Settings(algorithm="fedper", readouts="fedavg+"),
+        "begin with one of fedper",
+    ),
+    "readout's option": (lambda: Settings(algorithm="fedavg", readouts=("fedavg+ grid=1",)), "but got 'grid'"),
+    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "to the method without it"),
+    "rate of nothing": (lambda: algorithms.finetuned(algorithms.fedavg(), 0, rate=2), "rate has no effect"),
+    "ends of ends": (lambda: algorithms.named("fedavg++"), "algorithm must be one of"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input_is_named(case):
+    make_wrong, says = WRONG[case]
+    with pytest.raises(ValueError, match=says):
+        make_wrong()
+
+
+def test_an_optimizer_of_ones_own_needs_a_rate():
+    own = optim.sgd(0.1)._replace(scaled=None)
+    j = with_validation(algorithms.finetuned(algorithms.fedavg(), rate=0.5), optimizer=own)
+    with pytest.raises(ValueError, match="has no 'scaled'"):
+        evaluate.evaluate(j, run(j, 1))
+
+
+def test_names_make_wrapped_methods():
+    assert algorithms.named("fedper-shrunken", personal_layers=1, grid=(0, 1)).settings["grid"] == [0, 1]
+    assert algorithms.settings_of("random+")[:2] == ["layers", "share"]
+    settings = Settings(algorithm="fedavg", readouts=("fedavg-shrunken by=client grid=0,0.5",))
+    made = settings.make_readouts()["fedavg-shrunken by=client grid=0,0.5"](algorithms.fedavg())
+    assert made.choice == Choice((0, 0.5), by="client")
+    assert experiment.takes("mu", "fedprox-shrunken")
+
+
+def test_a_method_may_choose_among_its_own_fine_tunings():
+    head = Phase(1, trains=lambda name: name.startswith("fc2"))
+    own = Algorithm(
+        "mine", lambda start: Sharing(everything(start.net, start.device)), choice=Choice(finetunings=((), (head,)))
+    )
+    j = with_validation(own)
+    assert choice.dims(j) == {"finetuning": ()}
+    assert evaluate.evaluate(j, run(j, 1))["choice/finetuning"] in (0, 1)

@@ -1,0 +1,300 @@
+"""The stacked engine does for every client what a plain per-client loop does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+
+from fedstat import _random
+from fedstat.fl import algorithms, engine, evaluate, losses, masks, nets, optim
+from fedstat.fl.algorithm import Algorithm, Phase
+from fedstat.fl.batches import Rows
+from fedstat.stats import factor, split
+
+SIZES = [8, 12, 3]
+UNEQUAL = [23, 7, 40, 1, 16, 16, 31]
+
+
+def rows(sizes, n_features=8, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    n = sum(sizes)
+    x = torch.from_numpy(rng.normal(size=(n, n_features))).float()
+    return Rows(x, torch.from_numpy(rng.integers(0, classes, n)), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def job(algorithm, *, sizes=UNEQUAL, layers=SIZES, **options):
+    net = nets.mlp(layers)
+    classes = max(layers[-1], 2)
+    settings = {
+        "optimizer": optim.sgd(0.1),
+        "local_epochs": 2,
+        "batch_size": 5,
+        "seed": 3,
+    } | options
+    return engine.Job(
+        rows(sizes, layers[0], classes),
+        rows([9] * len(sizes), layers[0], classes, seed=1),
+        net,
+        algorithm,
+        losses.for_outputs(layers[-1]),
+        **settings,
+    )
+
+
+def run(j, rounds=3):
+    state = engine.start(j)
+    for _ in range(rounds):
+        state = engine.step(j, state)
+    return state
+
+
+def assert_same_models(j, state, models, accuracy, tol=1e-5):
+    mine = engine.personal(j, state)
+    for c, model in enumerate(models):
+        for name, p in model.items():
+            torch.testing.assert_close(mine[name][c], p, atol=tol, rtol=tol)
+    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+
+
+def everywhere(value):
+    return lambda trained, _: dict.fromkeys(trained, np.asarray(value))
+
+
+OPTIMIZERS = {
+    "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "sgd with momentum and decay": (
+        optim.sgd(0.05, momentum=0.9, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    ),
+    "adam": (optim.adam(0.01, weight_decay=0.01), lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("batch_size", [5, None])
+@pytest.mark.parametrize("layers", [[8, 12, 3], [8, 6, 5, 1]])
+def test_fedavg_equals_the_plain_loop(optimizer, batch_size, layers):
+    stacked, plain = OPTIMIZERS[optimizer]
+    j = job(algorithms.fedavg(), layers=layers, optimizer=stacked, batch_size=batch_size)
+    assert_same_models(j, run(j), *plain_loop.run(j, layers, plain, rounds=3, shared=everywhere(True)))
+
+
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_fedsplit_equals_the_plain_loop(participation, server_lr):
+    flags = np.arange(12) % 3 == 0
+    j = job(algorithms.fedsplit({"fc1": flags}), participation=participation, server_lr=server_lr)
+    mask = {"fc1.weight": flags[:, None], "fc1.bias": flags, "fc2.weight": np.True_, "fc2.bias": np.True_}
+    plain = plain_loop.run(
+        j,
+        SIZES,
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        rounds=5,
+        shared=lambda *_: mask,
+    )
+    assert_same_models(j, run(j, 5), *plain)
+
+
+@pytest.mark.parametrize("on", ["weights", "updates"])
+def test_dynamic_fedfac_equals_the_plain_loop(on):
+    j = job(algorithms.fedfac(["fc1"], kappa=0.7, on=on, warm_start=False), participation=0.7, server_lr=0.7)
+    before = []
+
+    def analyse(trained, number):
+        w = trained["fc1.weight"]
+        if on == "updates":
+            state = run(j, number)
+            w = w - engine.personal(j, state)["fc1.weight"].numpy()[engine.active(j, number)]
+        z = np.concatenate([client.T for client in w.astype(float)])
+        flags = split.shared(factor.fit(np.corrcoef(z, rowvar=False), kappa=0.7).communality)
+        before.append(flags)
+        return {"fc1.weight": flags[:, None], "fc1.bias": flags, "fc2.weight": np.True_, "fc2.bias": np.True_}
+
+    plain = plain_loop.run(j, SIZES, lambda p: torch.optim.SGD(p, lr=0.1), rounds=4, shared=analyse)
+    state = run(j, 4)
+    assert_same_models(j, state, *plain)
+    assert (masks.shared_units(j.net, state.sharing.shared, "fc1").numpy() == before[-1]).all()
+    assert any((a != b).any() for a, b in pairwise(before)), "the split never moved: a weak test"
+
+
+def fedprox(mu):
+    def penalty(params, anchor):
+        return {name: mu * (p - anchor[name]) for name, p in params.items()}
+
+    return Algorithm("prox", algorithms.fedavg().sharing, phases=(Phase(penalty=penalty),))
+
+
+@pytest.mark.parametrize("trains", ["fc1", "fc"])
+def test_a_penalty_for_a_parameter_that_there_is_not_is_named(trains):
+    def penalty(params, anchor):
+        return {"fc1.wieght": params["fc1.weight"] - anchor["fc1.weight"]}
+
+    phase = Phase(penalty=penalty, trains=lambda name: name.startswith(trains))
+    j = job(Algorithm("mine", algorithms.fedavg().sharing, phases=(phase,)))
+    with pytest.raises(ValueError, match=r"penalty returns.*'fc1.wieght'\. Did you mean 'fc1.weight'"):
+        engine.step(j, engine.start(j))
+
+
+def test_a_penalty_equals_the_plain_loop():
+    j = job(fedprox(0.7))
+    loss = {"penalty": lambda now, anchor: sum(0.35 * (now[n] - anchor[n]).square().sum() for n in now)}
+    plain = plain_loop.run(
+        j, SIZES, lambda p: torch.optim.SGD(p, lr=0.1), rounds=3, shared=everywhere(True), phases=(loss,)
+    )
+    assert_same_models(j, run(j), *plain)
+
+
+def test_phases_equal_the_plain_loop():
+    phases = (
+        Phase(epochs=3, trains=lambda n: n.startswith("fc2")),
+        Phase(epochs=1, trains=lambda n: n.startswith("fc1")),
+    )
+    flags = np.zeros(3, bool)
+    j = job(algorithms.fedsplit({"fc2": flags})._replace(phases=phases))
+    plain = plain_loop.run(
+        j,
+        SIZES,
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        rounds=3,
+        shared=lambda trained, _: {n: np.asarray(n.startswith("fc1")) for n in trained},
+        phases=tuple({"epochs": p.epochs, "trains": p.trains} for p in phases),
+    )
+    assert_same_models(j, run(j), *plain)
+
+
+def test_autograd_and_hand_written_gradients_agree():
+    j = job(algorithms.fedavg(), optimizer=optim.adam(0.01))
+    a, b = run(j), run(replace(j, net=j.net._replace(accumulate=None)))
+    for name in a.server:
+        torch.testing.assert_close(a.server[name], b.server[name], atol=1e-6, rtol=1e-5)
+
+
+def test_uniform_mixing_is_fedavg():
+    def mix(up):
+        return up.weights.expand(len(up.clients), -1)
+
+    a, b = run(job(algorithms.fedavg())), run(job(algorithms.fedavg()._replace(mix=mix)))
+    for name, p in a.server.items():
+        torch.testing.assert_close(b.params[name], p.expand_as(b.params[name]), atol=1e-6, rtol=1e-5)
+
+
+def test_identity_mixing_is_local_training():
+    j = job(algorithms.fedavg()._replace(mix=lambda up: torch.eye(len(up.clients))))
+    alone = job(algorithms.local())
+    a, b = engine.personal(j, run(j)), engine.personal(alone, run(alone))
+    for name, p in a.items():
+        torch.testing.assert_close(p, b[name], atol=0, rtol=0)
+
+
+def test_fedfac_without_threshold_is_fedavg_exactly():
+    a, b = run(job(algorithms.fedfac(["fc1"], tau=-np.inf))), run(job(algorithms.fedavg()))
+    for name in a.server:
+        assert torch.equal(a.server[name], b.server[name])
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_fedfac_above_every_threshold_keeps_the_layer_local_exactly(dynamic):
+    j = job(algorithms.fedfac(["fc1"], tau=np.inf, dynamic=dynamic))
+    given = job(algorithms.fedsplit({"fc1": np.zeros(12, bool)}))
+    a, b = engine.personal(j, run(j)), engine.personal(given, run(given))
+    for name in a:
+        assert torch.equal(a[name], b[name])
+
+
+def test_every_client_alone_is_local_training():
+    both = job(algorithms.local())
+    state = run(both)
+    one = replace(both, train=Rows(both.train.x[:23], both.train.y[:23], np.array([0, 23])), test=rows([9]))
+    for name, p in engine.personal(one, run(one)).items():
+        torch.testing.assert_close(p[0], state.params[name][0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [algorithms.fedavg, lambda: algorithms.fedfac(["fc1"]), algorithms.local])
+def test_runs_repeat_bit_by_bit_and_chunks_agree_to_rounding(make):
+    j = job(make(), participation=0.7, threads=2, client_chunk=2)
+    first, again = (engine.personal(j, run(j)) for _ in range(2))
+    for name, p in first.items():
+        assert torch.equal(p, again[name])
+    for chunk in (1, 3, 7, None):
+        other = engine.personal(j, run(replace(j, client_chunk=chunk, threads=1)))
+        for name, p in first.items():
+            torch.testing.assert_close(p, other[name], atol=1e-5, rtol=1e-5)
+
+
+def test_only_what_may_be_personal_is_kept_of_every_client():
+    flags = np.arange(12) % 3 == 0
+    assert run(job(algorithms.fedavg())).params == {}
+    kept = run(job(algorithms.fedsplit({"fc1": flags}))).params
+    assert {name: p.shape for name, p in kept.items()} == {"fc1.weight": (7, 8, 8), "fc1.bias": (7, 8)}
+
+
+def test_a_clients_batches_do_not_depend_on_who_else_takes_part():
+    j = job(algorithms.local(), participation=0.5)
+    full = replace(j, participation=1.0)
+    some, all_ = engine.step(j, engine.start(j)), engine.step(full, engine.start(full))
+    took_part = engine.active(j, 0)
+    assert 0 < len(took_part) < j.clients
+    torch.testing.assert_close(
+        some.params["fc1.weight"][took_part], all_.params["fc1.weight"][took_part], atol=1e-6, rtol=1e-5
+    )
+
+
+def test_kept_adam_state_differs_from_reset_and_equals_one_long_round():
+    options = {"optimizer": optim.adam(0.01), "batch_size": None}
+    kept = run(job(algorithms.local(), optimizer_state="keep", local_epochs=1, **options), 3)
+    reset = run(job(algorithms.local(), local_epochs=1, **options), 3)
+    long = run(job(algorithms.local(), local_epochs=3, **options), 1)
+    torch.testing.assert_close(kept.params["fc1.weight"], long.params["fc1.weight"], atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(kept.params["fc1.weight"], reset.params["fc1.weight"], atol=1e-4)
+
+
+def test_random_split_keeps_its_size_and_redraws_only_when_told():
+    fixed = job(algorithms.random_split(["fc1"], share=0.25))
+    moving = job(algorithms.random_split(["fc1"], share=0.25, redrawn=True))
+    a = [masks.shared_units(fixed.net, run(fixed, t).sharing.shared, "fc1") for t in range(4)]
+    b = [masks.shared_units(moving.net, run(moving, t).sharing.shared, "fc1") for t in range(4)]
+    assert all(int(s.sum()) == 3 for s in a + b)
+    assert all(torch.equal(s, a[0]) for s in a)
+    assert any(not torch.equal(s, b[0]) for s in b)
+
+
+def test_static_fedfac_decides_once_on_locally_trained_weights():
+    j = job(algorithms.fedfac(["fc1"], dynamic=False, kappa=0.7))
+    before, after = (masks.shared_units(j.net, run(j, t).sharing.shared, "fc1") for t in (0, 2))
+    assert torch.equal(before, after)
+    net = plain_loop.module(SIZES)
+    trained = []
+    for c in range(j.clients):
+        net.load_state_dict(j.net.init(_random.generator(j.seed, "start")))
+        mine = slice(j.train.start[c], j.train.start[c + 1])
+        x, y, rng = j.train.x[mine], j.train.y[mine], _random.generator(j.seed, "batches", -1, 0, c)
+        plain_loop.train_client(net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=2, batch_size=5, rng=rng)
+        trained.append(net.fc1.weight.detach().double().numpy().T.copy())
+    r = np.corrcoef(np.concatenate(trained), rowvar=False)
+    assert (before.numpy() == split.shared(factor.fit(r, kappa=0.7).communality)).all()
+
+
+def test_divergence_names_round_and_client():
+    j = job(algorithms.fedavg(), optimizer=optim.sgd(1e30))
+    with pytest.raises(FloatingPointError, match=r"diverged in round \d+: fc\d.*client \d+"):
+        run(j, 20)
+
+
+def test_rounds_count_from_one_in_messages_as_in_stores():
+    j = job(algorithms.fedavg())
+    state = engine.start(j)._replace(round=4)
+    state.server["fc1.weight"].fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="diverged in round 5: fc1"):
+        engine.step(j, state)
+
+
+def test_layers_that_do_not_exist_are_named():
+    with pytest.raises(ValueError, match="must be among \\['fc1', 'fc2'\\], but got 'conv1'"):
+        run(job(algorithms.fedfac(["conv1"])), 1)
+    with pytest.raises(ValueError, match="has 12 units, but the split names 5"):
+        run(job(algorithms.fedsplit({"fc1": np.ones(5, bool)})), 1)

@@ -1,0 +1,267 @@
+"""A run made longer is, number by number, the run that was never stopped; whatever cuts this off, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from fl_runs import command
+from small_runs import NET, SETTINGS, dense, same, three_splits
+
+from fedstat import sim, store
+from fedstat.fl import algorithms, engine, train
+from fedstat.sim.__main__ import main
+
+ADAM = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
+RUNS = {
+    "fedavg": (algorithms.fedavg, {}),
+    "fedfac-dynamic, Adam": (lambda: algorithms.fedfac(["fc1"]), ADAM),
+    "fedem": (algorithms.fedem, ADAM),
+    "fedavg, probed, shrunken": (
+        algorithms.fedavg,
+        {"probe": "halves", "readouts": {"shrunken": algorithms.shrunken}, "participation": 0.8},
+    ),
+}
+
+SMALL = {"clients": 6, "d": 10, "m": 12, "n_train": 20, "n_test": 20, "rounds": 4, "replicates": 3}  # of sim.study
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """Power cuts are for the torture tests."""
+    monkeypatch.setattr(store.journal, "sync", lambda _: None)
+
+
+def go(case, out=None, **options):
+    make, own = RUNS[case]
+    return train(three_splits(), NET, make(), out=out, **SETTINGS | {"checkpoints": [2], "threads": 1, **own} | options)
+
+
+OFTEN = ("fedavg, probed, shrunken", "fedfac-dynamic, Adam")
+
+
+@pytest.mark.parametrize("case", [c if c in OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in RUNS])
+def test_a_finished_run_made_longer_equals_one_that_was_never_stopped(case, tmp_path):
+    out, options = tmp_path / "run.zarr", {"new": dense(clients=2, seed=3), "masking": 1, "evaluate_every": 2}
+    go(case, out, rounds=3, **options)
+    longer = go(case, out, rounds=6, resume=True, **options)
+    whole = go(case, rounds=6, **options)
+    assert np.isnan(whole["metrics/accuracy"].sel(round=3)).all(), "evaluated only where it was the last"
+    same(whole, longer)
+    for node in whole.subtree:
+        assert node.coords.to_dataset().equals(longer[node.path].coords.to_dataset())
+    assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
+    assert not store.damage(out, checksums=True)
+
+
+def test_rounds_that_were_done_are_not_done_again(tmp_path, monkeypatch):
+    out, rounds, step = tmp_path / "run.zarr", [], engine.round_of
+    monkeypatch.setattr(engine, "round_of", lambda job, state: rounds.append(state.round) or step(job, state))
+    for number in (2, 4):
+        go("fedavg", out, rounds=number, resume=True)
+    assert rounds == [0, 1, 2, 3]
+
+
+def test_the_store_says_that_it_was_made_longer(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    first = go("fedavg", out, rounds=2).attrs
+    monkeypatch.setattr(store.write, "code", lambda *_: "other")
+    for number in (3, 4):
+        run = go("fedavg", out, rounds=number, resume=True)
+    assert json.loads(run.attrs["config"])["rounds"] == 4
+    assert run.attrs["title"] == "fedavg, 4 rounds"
+    lines = run.attrs["history"].splitlines()
+    assert [line.partition(" ")[2] for line in lines] == [
+        "extended: checkpoints from [2] to [2, 3], rounds from 2 to 3",
+        "extended: checkpoints from [2, 3] to [2, 4], rounds from 3 to 4",
+    ]
+    assert run.attrs["code"] == f"{first['code']}, other"
+    assert run.attrs["started"] == first["started"]
+    assert run.attrs["ended"] >= lines[1].partition(" ")[0]
+
+
+def test_an_interrupted_run_is_made_longer_and_an_extension_interrupted_goes_on(tmp_path, monkeypatch):
+    out, case = tmp_path / "run.zarr", "fedfac-dynamic, Adam"
+    step, last = engine.round_of, iter([1, 4, 5])
+
+    def stop(at):
+        def until(job, state):
+            if state.round == at:
+                raise KeyboardInterrupt
+            return step(job, state)
+
+        monkeypatch.setattr(engine, "round_of", until)
+
+    for rounds in (3, 5, 6):
+        stop(next(last))
+        with pytest.raises(KeyboardInterrupt):
+            go(case, out, rounds=rounds, resume=True)
+        monkeypatch.undo()
+        assert "ended" not in store.open_run(out, verify=True).attrs
+    same(go(case, rounds=6), go(case, out, rounds=6, resume=True))
+
+
+def test_between_old_and_new_one_of_them_stands(tmp_path, monkeypatch):
+    """Killed before the new store takes its place, or between the two renames: the old one goes on."""
+    out = tmp_path / "run.zarr"
+    old = go("fedavg", out, rounds=2).load()
+    replace = store.place.replace
+
+    def killed(folder, path):
+        shutil.copytree(folder, tmp_path / "run.zarr.partial-abcdefgh")
+        path.rename(tmp_path / "run.zarr.replaced-01234567")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store.place, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        go("fedavg", out, rounds=4, resume=True)
+    monkeypatch.setattr(store.place, "replace", replace)
+    monkeypatch.setattr(store.place, "_YOUNG", -1)
+    assert not out.exists()
+    same(old, store.open_run(out, verify=True))
+    (out / "journal" / "lock").unlink(missing_ok=True)
+    out.rename(tmp_path / "run.zarr.replaced-01234567")
+    same(go("fedavg", rounds=4), go("fedavg", out, rounds=4, resume=True))
+    assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
+
+
+def test_while_it_is_made_longer_nobody_else_writes(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    go("fedavg", out, rounds=2)
+    lay_out, seen = store.extend.__globals__["lay_out"], []
+
+    def busy(*parts):
+        with pytest.raises(BlockingIOError, match="is being written by another process"):
+            store.journal.Journal(out)
+        seen.append(True)
+        lay_out(*parts)
+
+    monkeypatch.setitem(store.extend.__globals__, "lay_out", busy)
+    go("fedavg", out, rounds=3, resume=True)
+    assert seen
+    store.journal.Journal(out).close()
+
+
+def test_what_cannot_be_is_said_and_leaves_the_run_as_it_is(tmp_path):
+    out = tmp_path / "run.zarr"
+    before = go("fedavg", out, rounds=4).load()
+    for options, says in (
+        ({"rounds": 3}, r"has 4 rounds: it can be made longer, not shorter, but got rounds=3"),
+        ({"rounds": 6, "seed": 6}, r"other settings \(seed: 5 there, 6 now\)"),
+        ({"rounds": 4, "checkpoints": [3]}, r"other settings \(checkpoints: \[2, 4\] there, \[3, 4\] now\)"),
+        (
+            {"rounds": 6, "checkpoints": [3]},
+            r"after rounds \[2\] of the first 3, but got checkpoints \[3\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=says):
+            go("fedavg", out, resume=True, **options)
+    same(before, store.open_run(out, verify=True))
+    longer = go("fedavg", out, rounds=6, resume=True, checkpoints=[2, 4, 5])
+    same(go("fedavg", rounds=6, checkpoints=[2, 4, 5]), longer)
+
+
+def test_a_run_finished_without_a_state_says_what_to_do(tmp_path):
+    out = tmp_path / "run.zarr"
+    go("fedavg", out, rounds=2)
+    with store.write.Writer(out, store.journal.Journal(out)) as writer:
+        writer.journal.forget(["journal/state"])
+    with pytest.raises(ValueError, match=r"older fedstat, which kept no state .* run of 3 rounds anew at another path"):
+        go("fedavg", out, rounds=3, resume=True)
+    assert len(go("fedavg", out, rounds=2, resume=True)["metrics"]["round"]) == 2
+
+
+def test_a_damaged_run_is_mended_before_it_is_made_longer(tmp_path):
+    out = tmp_path / "run.zarr"
+    go("fedavg", out, rounds=2)
+    (out / "metrics" / "loss" / "c.0.0").unlink()
+    with pytest.raises(ValueError, match=r"damaged: metrics/loss is missing\. Resume it with the settings it has"):
+        go("fedavg", out, rounds=3, resume=True)
+    with pytest.warns(UserWarning, match="computed again"):
+        go("fedavg", out, rounds=2, resume=True)
+    whole = go("fedavg", rounds=3)
+    same(whole, go("fedavg", out, rounds=3, resume=True))
+    (out / "metrics" / "loss" / "c.0.0").unlink()
+    with pytest.warns(UserWarning, match="computed again"):
+        same(whole, go("fedavg", out, rounds=3, resume=True))
+
+
+FEW = SMALL | {"methods": ["true", "dynamic"], "rounds": 2, "threads": 1}
+
+
+def test_a_study_gets_more_replicates_values_and_methods(tmp_path, monkeypatch):
+    out, module, made = tmp_path / "run.zarr", sys.modules["fedstat.sim.experiment"], []
+    sim.study(p=[0.5], **FEW | {"replicates": 2}, out=out)
+    run = module._run
+    monkeypatch.setattr(module, "_run", lambda *a: made.append(a[2]) or run(*a))
+    same(sim.study(p=0.5, **FEW), longer := sim.study(p=0.5, **FEW, out=out, resume=True))
+    assert made[-2:] == [(0, 0, 0, 2), (0, 0, 1, 2)], "of the study at out only the new replicate"
+    assert longer.attrs["history"].endswith("extended: replicates from 2 to 3")
+    made.clear()
+    grown = {"p": [0.25, 0.5], "methods": ["local", "true", "dynamic"]}
+    longer = sim.study(**FEW | grown, out=out, resume=True)
+    assert len(made) == 2 * 3 * 3 - 2 * 3
+    whole = sim.study(**FEW | grown)
+    same(whole, longer)
+    np.testing.assert_array_equal(whole["truth/unit_shared"], longer["truth/unit_shared"])
+
+
+def test_a_study_that_is_not_finished_gets_more_replicates(tmp_path, monkeypatch):
+    out, step, rounds = tmp_path / "run.zarr", engine.round_of, []
+
+    def stop(job, state):
+        rounds.append(state.round)
+        if len(rounds) == 4:
+            raise KeyboardInterrupt
+        return step(job, state)
+
+    for replicates in (2, 3):
+        rounds.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "round_of", stop)
+            with pytest.raises(KeyboardInterrupt):
+                sim.study(**FEW | {"replicates": replicates}, out=out, resume=True)
+    done = store.open_run(out, verify=True)["metrics"]
+    assert done["rounds_done"].values[0, 0].tolist() == [[2, 1, 0], [2, 0, 0]]
+    assert np.isnan(done["accuracy"].isel(replicate=2)).all()
+    same(sim.study(**FEW), sim.study(**FEW, out=out, resume=True))
+
+
+def test_more_rounds_of_a_study_or_fewer_replicates_are_refused(tmp_path):
+    out = tmp_path / "run.zarr"
+    sim.study(**FEW | {"replicates": 2}, out=out)
+    for changes, says in (
+        ({"replicates": 2, "rounds": 3}, "has runs of 2 rounds, and a study keeps no states .* but not rounds=3"),
+        ({"replicates": 1}, r"other settings \(replicates: 2 there, 1 now\)"),
+        ({"replicates": 3, "methods": ["true"]}, "other settings .methods: "),
+        ({"replicates": 3, "seed": 1}, r"other settings \(seed: 0 there, 1 now\)"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            sim.study(**FEW | changes, out=out, resume=True)
+    assert len(store.open_run(out, verify=True)["metrics"]["replicate"]) == 2
+
+
+def test_the_commands_make_runs_longer(tmp_path, capsys):
+    out = tmp_path / "fl.zarr"
+    args = ["--clients", 6, "--participation", 0.5, "--samples", 30, "--batch-size", 10]
+    assert command(*args, "--rounds", 2, "--out", out) == 0
+    assert command("--out", out, "--resume", "--rounds", 4) == 0
+    assert command("--out", out, "--resume") == 0, "its settings say 4 rounds now"
+    assert np.isfinite(store.open_run(out)["metrics/accuracy"]).all("client").values.tolist() == [True] * 4
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        command("--out", out, "--resume", "--rounds", 3)
+    assert "has 4 rounds: it can be made longer, not shorter, but got rounds=3" in capsys.readouterr().err
+
+    out = tmp_path / "sim.zarr"
+    args = ["--clients", "4", "--d", "6", "--m", "6", "--rounds", "1", "--methods", "true", "local", "--quiet"]
+    assert main([*args, "--replicates", "1", "--out", str(out)]) == 0
+    assert main(["--out", str(out), "--resume", "--replicates", "3", "--quiet"]) == 0
+    assert (store.open_run(out)["metrics/rounds_done"].values == np.ones((1, 1, 2, 3))).all()
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["--out", str(out), "--resume", "--rounds", "2", "--quiet"])
+    assert "but not rounds=2. Choose another path." in capsys.readouterr().err

@@ -1,0 +1,184 @@
+"""FedFac by agreement between clients: equal to a plain per-client loop, recorded, resumed, reachable by name."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+from algorithm_jobs import SAMPLES, SIZES, dataset, job, run
+
+from fedstat import _random
+from fedstat.fl import algorithms, engine, evaluate, masks, nets, train
+from fedstat.fl.__main__ import main
+from fedstat.fl.algorithm import Start
+from fedstat.fl.algorithms import named
+from fedstat.labelled import icc
+from fedstat.study import experiment, grid
+from fedstat.study.experiment import Settings
+
+
+def by_hand(w):
+    """ICC(A,1) of each unit of (client, unit, weight), unit by unit."""
+    found = []
+    for x in np.moveaxis(np.asarray(w, float), 1, 0):
+        k, n = x.shape
+        grand = x.mean()
+        b = k * ((x.mean(0) - grand) ** 2).sum() / (n - 1)
+        j = n * ((x.mean(1) - grand) ** 2).sum() / (k - 1)
+        e = ((x - x.mean(0) - x.mean(1)[:, None] + grand) ** 2).sum() / ((n - 1) * (k - 1))
+        found.append((b - e) / (b + (k - 1) * e + k * (j - e) / n))
+    return np.array(found)
+
+
+def upper_half(values):
+    flags = np.zeros(len(values), bool)
+    flags[np.argsort(values)[len(values) // 2 :]] = True
+    return flags
+
+
+def of_units(flags):
+    return {"fc1.weight": flags[:, None], "fc1.bias": flags, "fc2.weight": np.True_, "fc2.bias": np.True_}
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def assert_equal_models(j, state, theirs, accuracy):
+    mine = engine.personal(j, state)
+    for c, model in enumerate(theirs):
+        for parameter, p in model.items():
+            torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+
+
+def test_static_by_agreement_equals_the_plain_loop():
+    j = job(algorithms.fedfac(method="icc", dynamic=False), participation=0.7)
+
+    @cache
+    def found():
+        trained = []
+        for c in range(j.clients):
+            net = plain_loop.module(SIZES)
+            net.load_state_dict(j.net.init(_random.generator(j.seed, "start")))
+            rng, (x, y) = _random.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
+            plain_loop.train_client(net, x, y, sgd, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
+            trained.append(net.fc1.weight.detach().numpy())
+        return by_hand(np.stack(trained))
+
+    theirs = plain_loop.run(j, SIZES, sgd, rounds=4, shared=lambda *_: of_units(upper_half(found())))
+    state = run(j, 4)
+    assert_equal_models(j, state, *theirs)
+    np.testing.assert_allclose(state.sharing.icc["fc1"], found(), atol=1e-4)
+    assert not state.sharing.fits
+
+
+@pytest.mark.parametrize("on", ["weights", "updates"])
+def test_dynamic_by_agreement_equals_the_plain_loop(on):
+    j = job(algorithms.fedfac(["fc1"], method="icc", on=on), participation=0.7, server_lr=1.0)
+    before = []
+
+    def analyse(trained, number):
+        w = trained["fc1.weight"]
+        if on == "updates":
+            w = w - engine.personal(j, run(j, number))["fc1.weight"].numpy()[engine.active(j, number)]
+        before.append(upper_half(by_hand(w)))
+        return of_units(before[-1])
+
+    theirs = plain_loop.run(j, SIZES, sgd, rounds=4, shared=analyse)
+    state = run(j, 4)
+    assert_equal_models(j, state, *theirs)
+    assert (masks.shared_units(j.net, state.sharing.shared, "fc1").numpy() == before[-1]).all()
+    moved = any((a != b).any() for a, b in pairwise(before))
+    assert moved == (on == "updates")  # averaging keeps shared units alike; of their changes that cannot be said
+
+
+def test_a_layer_of_several_weights_is_analysed_as_one():
+    net = nets.mlp(SIZES)
+    extra = {"fc1.weight_more": (10, 4)}
+    j = job(algorithms.fedfac("fc1", method="icc", dynamic=False))
+    rng = np.random.default_rng(0)
+    w = {name: torch.from_numpy(rng.normal(size=(6, *shape))).float() for name, shape in (net.shapes | extra).items()}
+    wide, cpu = net._replace(shapes=net.shapes | extra), torch.device("cpu")
+    given = j.algorithm.share(Start(wide, np.array(SAMPLES), 0, cpu, lambda _: w, lambda _: ({}, None)))
+    both = np.concatenate([w["fc1.weight"], w["fc1.weight_more"]], axis=2)
+    np.testing.assert_allclose(given.icc["fc1"], icc(both).agreement, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_run_records_agreement_and_resumes_with_it(dynamic, tmp_path):
+    options = {"rounds": 3, "participation": 0.7, "batch_size": 5, "seed": 4, "keep_weights": ["fc1"]}
+    make = lambda: algorithms.fedfac(method="icc", dynamic=dynamic)  # noqa: E731
+    whole = train(dataset(SAMPLES), nets.mlp(SIZES), make(), **options)
+    node = whole["split/fc1"]
+    assert np.isnan(node["communality"]).all()
+    assert (node["n_factors"] == 0).all()
+    assert np.isnan(whole["split/fc2/icc"]).all()
+    for alike, shared in zip(node["icc"].values, node["shared"].values, strict=True):
+        np.testing.assert_array_equal(shared, upper_half(alike))
+
+    def kill(_, count=[0]):  # noqa: B006
+        count[0] += 1
+        if count[0] == 2:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset(SAMPLES), nets.mlp(SIZES), make(), out=out, progress=kill, **options)
+    again = train(dataset(SAMPLES), nets.mlp(SIZES), make(), out=out, resume=True, **options)
+    for name in ("icc", "shared", "communality"):
+        np.testing.assert_array_equal(again[f"split/fc1/{name}"], node[name])
+    assert again.attrs["config"] == whole.attrs["config"]
+    assert '"kappa"' not in whole.attrs["config"]
+
+
+@pytest.mark.parametrize("setting", [{"kappa": 0.7}, {"warm_start": False}])
+def test_what_only_factor_analysis_reads_is_refused(setting):
+    with pytest.raises(ValueError, match=f"{next(iter(setting))} has no effect with method='icc'"):
+        algorithms.fedfac(method="icc", **setting)
+    with pytest.raises(ValueError, match="kappa has no effect"):
+        named("fedfac-static", method="icc", kappa=0.5)
+    assert named("fedfac-static", method="icc").settings["method"] == "icc"
+
+
+def test_one_active_client_is_too_few():
+    with pytest.raises(ValueError, match="at least 2 clients, but got 1"):
+        run(job(algorithms.fedfac(method="icc"), participation=0.1), 1)
+
+
+def test_tau_mean_and_the_codes_variant_go_with_agreement():
+    j = job(algorithms.fedfac(method="icc", variant="code", dynamic=False))
+    split = run(j, 1).sharing
+    alike = split.icc["fc1"]
+    np.testing.assert_array_equal(masks.shared_units(j.net, split.shared, "fc1"), alike >= alike.mean())
+    assert not split.shared["fc1.bias"].any()
+
+
+@pytest.mark.parametrize("name", ["fedfac-static", "fedfac-dynamic"])
+def test_the_command_line_reaches_it(name, tmp_path, capsys):
+    out = str(tmp_path / "run.zarr")
+    args = ["--algorithm", name, "--estimator", "icc", "--clients", "8", "--rounds", "2", "--participation", "0.5"]
+    assert main([*args, "--out", out, "--quiet"]) == 0
+    assert out in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*args, "--kappa", "0.5", "--out", str(tmp_path / "b.zarr"), "--quiet"])
+    assert "kappa has no effect with method='icc'" in capsys.readouterr().err
+
+
+def test_a_grid_gives_its_kappa_to_the_methods_that_read_it(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text(
+        'kappa = 0.7\nclients = 8\n[[dataset]]\nlabel = "a"\n'
+        '[[method]]\nalgorithm = "fedfac-dynamic"\n[[method]]\nalgorithm = "fedfac-static"\nestimator = "icc"\n'
+    )
+    runs = grid.cells(path)
+    assert {(r.algorithm, r.estimator, r.kappa) for r in runs} == {
+        ("fedfac-dynamic", None, 0.7), ("fedfac-static", "icc", None)
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="kappa has no effect"):
+        Settings(estimator="icc", kappa=0.7)
+    assert experiment.takes("estimator", "fedfac-static")

@@ -1,0 +1,120 @@
+"""A mask of any shape that broadcasts against (client, *shape) does what a plain per-client loop does with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+from algorithm_jobs import dataset, run
+from masked_jobs import CLIENTS, SAMPLES, SIZES, SPECS, algorithm, arrays, job, mask
+
+from fedstat.fl import engine, evaluate, nets, optim, train
+from fedstat.fl.algorithm import Phase, Sharing
+from fedstat.fl.batches import Rows
+
+SGD = (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1))
+ADAM = (optim.adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01))
+MIX = np.random.default_rng(0).random((CLIENTS, CLIENTS)) + np.eye(CLIENTS)
+HALF = {"participation": 0.5, "client_chunk": 2}
+
+# Options of the job, parts of the algorithm, and words for the plain loop.
+SETTINGS = {
+    "all clients at once": ({}, ()),
+    "chunks": ({"client_chunk": 2, "threads": 2}, ()),
+    "half of the clients": ({"participation": 0.5}, ()),
+    "chunks of half": (HALF, ()),
+    "half a server step": (HALF | {"server_lr": 0.5}, ()),
+    "adam": ({"optimizer": ADAM, "batch_size": None}, ()),
+    "kept adam": (HALF | {"optimizer": ADAM, "optimizer_state": "keep"}, ()),
+    "mix": ({}, ("mix",)),
+    "mix, chunks of half": (HALF, ("mix",)),
+    "moving": ({}, ("reshare",)),
+    "moving, half a server step": (HALF | {"server_lr": 0.5}, ("reshare",)),
+    "moving, mix": (HALF, ("reshare", "mix")),
+    "fine-tuned": (HALF, ("finetune",)),
+    "two phases": (HALF, ("phases",)),
+}
+
+
+def mixture(up):
+    weights = MIX[np.ix_(up.clients, up.clients)]
+    return torch.from_numpy(weights / weights.sum(1, keepdims=True)).float()
+
+
+def head(name):
+    return name.startswith("fc2")
+
+
+def both(spec, setting, rounds=3):
+    """The stacked run's models and accuracies, and those of the plain loop."""
+    options, with_ = SETTINGS[setting]
+    stacked, one = options.get("optimizer", SGD)
+    parts = {
+        "mix": {"mix": mixture},
+        "reshare": {"reshare": lambda up: Sharing(mask(spec, 1 + up.round))},
+        "finetune": {"finetune": (Phase(1),)},
+        "phases": {"phases": (Phase(trains=head), Phase(1))},
+    }
+    words = {
+        "mix": {"mix": MIX},
+        "reshare": {"shared": lambda _, number: arrays(mask(spec, 1 + number))},
+        "finetune": {"finetune": ({"epochs": 1},)},
+        "phases": {"phases": ({"trains": head}, {"epochs": 1})},
+    }
+    chosen = {name: value for part in with_ for name, value in parts[part].items()}
+    j = job(algorithm(mask(spec), **chosen), **options | {"optimizer": stacked})
+    state = run(j, rounds)
+    said = {"shared": lambda *_: arrays(mask(spec))}
+    said |= {name: value for part in with_ for name, value in words[part].items()}
+    theirs, accuracy = plain_loop.run(j, SIZES, one, rounds=rounds, before=arrays(mask(spec)), **said)
+    return engine.personal(j, state), evaluate.evaluate(j, state)["accuracy"], theirs, accuracy
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("spec", SPECS)
+def test_masks_of_every_shape_equal_the_plain_loop(spec, setting):
+    mine, accuracy, theirs, plain = both(spec, setting)
+    for c, model in enumerate(theirs):
+        for name, p in model.items():
+            torch.testing.assert_close(mine[name][c], p, atol=2e-5, rtol=2e-5)
+    np.testing.assert_allclose(accuracy, plain, atol=1e-6)
+
+
+def test_a_run_under_masks_of_single_clients_is_recorded_and_goes_on_where_it_was_killed(tmp_path):
+    spec = "client,unit,column"
+    made = algorithm(mask(spec, share=0.98), reshare=lambda up: Sharing(mask(spec, 1 + up.round, share=0.98)))
+    options = {"rounds": 4, "participation": 0.5, "seed": 4, "threads": 1, "new": dataset(SAMPLES[:4], 2), "masking": 1}
+    whole_run = train(dataset(SAMPLES, 0), nets.mlp(SIZES), made, **options)
+
+    def kill(_, count=[0]):  # noqa: B006
+        count[0] += 1
+        if count[0] == 3:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset(SAMPLES, 0), nets.mlp(SIZES), made, out=out, progress=kill, **options)
+    again = train(dataset(SAMPLES, 0), nets.mlp(SIZES), made, out=out, resume=True, **options)
+    for group in whole_run.groups:
+        for variable, values in whole_run[group].data_vars.items():
+            if variable != "seconds":
+                np.testing.assert_array_equal(values, again[group][variable], err_msg=f"{group}/{variable}")
+    units = [mask(spec, 1 + t, share=0.98)["fc1.weight"].numpy().all((0, 2)) for t in range(4)]
+    assert 0 < np.mean(units) < 1
+    np.testing.assert_array_equal(again["split/fc1/shared"], units)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", [{}, {"mix": lambda up: mixture(up).to(up.weights.device)}])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_gpu_gives_what_the_cpu_gives(spec, parts):
+    here = job(algorithm(mask(spec), **parts), participation=0.5)
+    moved = {name: m.cuda() for name, m in mask(spec).items()}
+    rows = {name: Rows(r.x.cuda(), r.y.cuda(), r.start) for name, r in here.splits.items()}
+    there = replace(here, algorithm=algorithm(moved, **parts), **rows)
+    a, b = (engine.personal(one, run(one)) for one in (here, there))
+    for key, p in a.items():
+        torch.testing.assert_close(b[key].cpu(), p, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,164 @@
+"""Users' modules as networks, against the modules themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from stacked_nets import CLIENTS, SAMPLES, Block, gradients, images
+from torch import nn
+
+from fedstat.fl import nets
+from fedstat.fl.wrappers.mixture import mixture
+
+
+def test_a_users_module_is_the_same_function_for_every_client():
+    torch.manual_seed(0)
+    module = Block()
+    net = nets.from_module(module, (3, 9, 9), statistics="local")
+    theirs = {
+        "conv1.weight": "conv.weight", "conv1.scale": "bn.weight", "conv1.shift": "bn.bias",
+        "conv1.running_mean": "bn.running_mean", "conv1.running_var": "bn.running_var",
+        "conv2.weight": "body.0.weight", "conv2.bias": "body.0.bias", "conv2.scale": "body.1.weight",
+        "conv2.shift": "body.1.bias", "fc1.weight": "head.weight", "fc1.bias": "head.bias",
+    }  # fmt: skip
+    assert list(net.shapes) == list(theirs)
+    assert net.buffers == net.unshared == ("conv1.running_mean", "conv1.running_var")
+    start = net.init(np.random.default_rng(0))
+    for ours, name in theirs.items():
+        assert torch.equal(start[ours], module.state_dict()[name])
+    params = {n: torch.stack([p + 0.1 * c for c in range(CLIENTS)]) for n, p in start.items()}
+    for n in params:
+        params[n].requires_grad_(n not in net.buffers)
+    before = {n: p.detach().clone() for n, p in params.items()}
+    x, live = images(3, 9).float(), torch.arange(SAMPLES) < torch.tensor([4, 3, 2])[:, None]
+    out = net.apply(params, x, live)
+    grads = gradients(net, params, out, live[..., None])
+    for c in range(CLIENTS):
+        twin = Block()
+        twin.load_state_dict({name: before[ours][c] for ours, name in theirs.items()}, strict=False)
+        expected = twin(x[c][live[c]])
+        torch.testing.assert_close(out[c][live[c]], expected)
+        expected.sin().sum().backward()
+        for n, grad in grads.items():
+            torch.testing.assert_close(grad[c], twin.get_parameter(theirs[n]).grad, atol=1e-5, rtol=1e-4)
+        for n in net.buffers:
+            torch.testing.assert_close(params[n][c], twin.get_buffer(theirs[n]))
+        torch.testing.assert_close(net.apply(params, x)[c], twin.eval()(x[c]))
+
+
+@pytest.mark.parametrize("first", [
+    (nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)),
+    (nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten()),
+])  # fmt: skip
+def test_a_batch_of_one_sample_leaves_a_users_batch_norm_finite(first):
+    net = nets.from_module(nn.Sequential(*first, nn.Linear(3, 2)), (1, 2, 2))
+    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
+    out = net.apply(params, torch.ones(1, 1, 1, 2, 2), torch.ones(1, 1, dtype=torch.bool))
+    # One value is its own mean: what is left is the shift, 0 at the start.
+    torch.testing.assert_close(out, list(params.values())[-1][:, None])
+    (variance,) = (p for n, p in params.items() if n.endswith("running_var"))
+    torch.testing.assert_close(variance, torch.full((1, 3), 0.9))
+
+
+def test_a_batch_of_one_image_updates_statistics_as_torch_does():
+    module = nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 2))
+    net = nets.from_module(module, (1, 3, 3))
+    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
+    x = images(1, 3, 1)[:1].float()
+    torch.testing.assert_close(net.apply(params, x, torch.ones(1, 1, dtype=torch.bool))[0], module(x[0]))
+    torch.testing.assert_close(params["conv1.running_var"][0], module[1].running_var)
+
+
+def test_a_users_module_starts_anew_only_if_asked_to():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    module[1].requires_grad_(False)
+    net = nets.from_module(module, (1, 2, 2), start="random")
+    before = torch.get_rng_state()
+    a, b, again = (net.init(np.random.default_rng(seed)) for seed in (0, 1, 0))
+    assert torch.equal(before, torch.get_rng_state())
+    assert not torch.equal(a["fc2.weight"], b["fc2.weight"])
+    assert torch.equal(a["fc2.weight"], again["fc2.weight"])
+    assert torch.equal(a["fc1.weight"], module[1].weight)
+    present = nets.from_module(module, (1, 2, 2))
+    nn.init.zeros_(module[3].weight)
+    assert present.init(np.random.default_rng(0))["fc2.weight"].abs().sum() > 0
+
+
+def test_components_of_a_mixture_must_start_apart():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(ValueError, match=r"start alike.*start='random'"):
+        mixture(nets.from_module(module, (1, 2, 2)), 3).init(np.random.default_rng(0))
+    start = mixture(nets.from_module(module, (1, 2, 2), start="random"), 3).init(np.random.default_rng(0))
+    assert not torch.equal(start["component1_fc1.weight"], start["component2_fc1.weight"])
+
+
+def test_an_embedding_has_its_dimensions_as_units():
+    module = nn.Sequential(nn.Embedding(11, 4), nn.Flatten(), nn.Linear(24, 3))
+    net = nets.from_module(module, torch.zeros(6, dtype=torch.long))
+    assert nets.layers(net) == {"embedding1": 4, "fc1": 3}
+    x = torch.from_numpy(np.random.default_rng(0).integers(0, 11, (1, 5, 6)))
+    params = {n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()}
+    torch.testing.assert_close(net.apply(params, x)[0], module(x[0]))
+
+
+def test_a_users_frozen_parameters_are_not_trained():
+    module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    module[1].requires_grad_(False)
+    assert nets.from_module(module, (1, 2, 2)).buffers == ("fc1.weight", "fc1.bias")
+
+
+def linear(*parts):
+    return nn.Sequential(nn.Flatten(), *parts, nn.Linear(4, 2))
+
+
+class Random(nn.Module):
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+class Holder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return x * self.gain
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.used(x.flatten(1))
+
+
+def tied():
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    b.weight = a.weight
+    return linear(a, b)
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (linear(nn.Dropout()), "1 .Dropout. draws random numbers"),
+        (linear(Random()), "two outputs for one input"),
+        (nn.Sequential(nn.LSTM(2, 3)), "0 .LSTM. is recurrent"),
+        (linear(Holder()), "1 .Holder. holds gain itself"),
+        (linear(nn.BatchNorm1d(4, momentum=None)), "track_running_stats=True and a momentum"),
+        (Unused(), "does not use idle"),
+        (tied(), "2 .Linear. shares its weight with 1"),
+        (nn.Sequential(nn.Linear(2, 2)), "must return .sample, output."),
+        (nn.Sequential(nn.Conv2d(3, 2, 1)), "does not take samples of shape .1, 2, 2.: "),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.Unflatten(1, (2, 2)), nn.Flatten(2), nn.AvgPool1d(2),
+                       nn.Flatten()), "returns 2 outputs and fc1 .1. has 4 units"),
+        (nn.Flatten(), "no parameters to train"),
+        (torch.relu, "must be a torch.nn.Module"),
+    ],
+)  # fmt: skip
+def test_modules_that_cannot_be_stacked_are_refused_by_name(module, says):
+    with pytest.raises(ValueError, match=says):
+        nets.from_module(module, (1, 2, 2))

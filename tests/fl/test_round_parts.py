@@ -1,0 +1,199 @@
+"""What is measured in a round and after the last one: losses, accuracies, time; new clients, masked units, memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fl_runs import SMALL, job, logits, rows_of
+
+from fedstat.fl import algorithms, engine, masking, newcomers, optim
+from fedstat.fl import evaluate as evaluation
+from fedstat.fl.evaluate import evaluate, timed_step
+from fedstat.fl.job import chunks, each_chunk
+from fedstat.fl.scores import scores
+from fedstat.study import experiment
+
+
+def test_new_clients_get_what_each_rule_says():
+    j, new = job(algorithms.fedper())
+    state = engine.step(j, engine.step(j, engine.start(j)))
+    found = newcomers.newcomers(j, state, *new)
+    server = {name: p[None] for name, p in state.server.items()}
+    models = engine.personal(j, state)
+    for c in range(2):
+        rows = slice(new[1].start[c], new[1].start[c + 1])
+        x, y = new[1].x[rows], new[1].y[rows]
+        alone = (logits(server, 0, x).argmax(1) == y).float().mean()
+        assert found["global"][c] == pytest.approx(float(alone))
+        together = sum(torch.softmax(logits(models, k, x), 1) for k in range(j.clients)).argmax(1)
+        assert found["ensemble"][c] == pytest.approx(float((together == y).float().mean()))
+
+
+def test_new_clients_train_only_what_is_personal(monkeypatch):
+    j, new = job(algorithms.fedper())
+    state = engine.step(j, engine.start(j))
+    seen = []
+    inner = newcomers.scores
+
+    def keep(job, params, *rest):
+        seen.append(params)
+        return inner(job, params, *rest)
+
+    monkeypatch.setattr(newcomers, "scores", keep)
+    newcomers.newcomers(j, state, *new)
+    _, finetuned, local_train = seen
+    for c in range(2):
+        assert torch.equal(local_train["fc1.weight"][c], state.server["fc1.weight"])
+        assert not torch.equal(local_train["fc2.weight"][c], state.server["fc2.weight"])
+        assert not torch.equal(finetuned["fc1.weight"][c], state.server["fc1.weight"])
+
+
+def test_new_clients_train_by_the_phases_of_the_method(monkeypatch):
+    train_chunk, seen = newcomers.train_chunk, []
+
+    def keep(job, params, clients, phases, **rest):
+        seen.append(phases)
+        return train_chunk(job, params, clients, phases, **rest)
+
+    monkeypatch.setattr(newcomers, "train_chunk", keep)
+    for algorithm, finetuned in ((algorithms.fedprox_plus(mu=1.0), 1), (algorithms.fedrep(), 2)):
+        j, new = job(algorithm)
+        newcomers.newcomers(j, engine.start(j), *new)
+        without, tuned, local = seen[-3:]
+        assert without == ()
+        assert len(tuned) == finetuned
+        assert local == j.phases
+        assert not any(phase.penalty for phase in tuned), "fine-tuning is free of FedProx's penalty"
+
+
+def test_accuracy_falls_where_units_are_masked_and_only_there():
+    flags = np.arange(12) % 2 == 0
+    j, _ = job(algorithms.fedsplit({"fc1": flags}))
+    state = engine.step(j, engine.start(j))
+    found = masking.masked_accuracy(j, state, draws=3)
+    assert found.shape == (5, 3, 6)
+    np.testing.assert_allclose(found[0], np.broadcast_to(evaluate(j, state)["accuracy"], (3, 6)), atol=1e-6)
+    assert (found[1:].mean((1, 2)) < found[0].mean()).all()
+    assert not np.array_equal(found[1, 0], found[1, 1]), "every draw has values of its own"
+    np.testing.assert_array_equal(found, masking.masked_accuracy(j, state, draws=3))
+    whole, _ = job(algorithms.fedavg())
+    found = masking.masked_accuracy(whole, engine.step(whole, engine.start(whole)), draws=1)
+    np.testing.assert_array_equal(found, np.broadcast_to(found[0], found.shape))
+
+
+@pytest.mark.parametrize(("part", "own"), [(1, True), (2, True), (3, False), (4, False)])
+def test_masking_replaces_one_part_and_leaves_the_other(part, own, monkeypatch):
+    flags = np.arange(12) % 2 == 0
+    j, _ = job(algorithms.fedsplit({"fc1": flags}))
+    state = engine.step(j, engine.start(j))
+    seen = []
+
+    def keep(job, params, data, clients):
+        seen.append({name: p.clone() for name, p in params.items()})
+        return scores(job, params, data, clients)
+
+    monkeypatch.setattr(masking, "scores", keep)
+    masking.masked_accuracy(j, state, draws=1)
+    before, after = seen[0], seen[part]  # of the first chunk
+    replaced = torch.from_numpy(flags if masking.PARTS[part].startswith("shared") else ~flags)
+    for name in ("fc1.weight", "fc1.bias"):
+        assert (before[name] != after[name])[:, replaced].all()
+        assert torch.equal(before[name][:, ~replaced], after[name][:, ~replaced])
+    assert torch.equal(before["fc2.weight"], after["fc2.weight"])
+    spread = after["fc1.weight"][:, replaced].std() / (before["fc1.weight"].std() if own else 1)
+    assert float(spread) == pytest.approx(1, abs=0.1)
+
+
+def test_the_loss_that_is_tracked_is_the_mean_over_batches():
+    j, _ = job(algorithms.local(), optimizer=optim.sgd(1e-30), local_epochs=1, track=True)
+    _, metrics = timed_step(j, engine.start(j))
+    params = {name: p[None] for name, p in engine.start(j).server.items()}
+    for c in range(j.clients):
+        rows = slice(j.train.start[c], j.train.start[c + 1])
+        n = rows.stop - rows.start
+        loss = torch.nn.functional.cross_entropy(logits(params, 0, j.train.x[rows]), j.train.y[rows])
+        assert n % 10 in (0, 1, 2, 8, 9)
+        assert metrics["train_loss"][c] == pytest.approx(float(loss), rel=0.1)
+
+
+def test_a_short_batch_counts_as_one_batch_and_padding_not_at_all():
+    options = {"optimizer": optim.sgd(1e-30), "local_epochs": 1, "batch_size": 1000, "track": True}
+    j, _ = job(algorithms.local(), samples=None, **options)
+    assert len(set(j.train.sizes)) > 1
+    _, metrics = timed_step(j, engine.start(j))
+    params = {name: p[None] for name, p in engine.start(j).server.items()}
+    for c in range(j.clients):
+        rows = slice(j.train.start[c], j.train.start[c + 1])
+        loss = torch.nn.functional.cross_entropy(logits(params, 0, j.train.x[rows]), j.train.y[rows])
+        assert metrics["train_loss"][c] == pytest.approx(float(loss), rel=1e-5)
+
+
+def test_accuracy_before_is_of_the_models_as_they_leave_local_training():
+    j, _ = job(algorithms.fedavg(), track=True)
+    start = engine.start(j)
+    _, done = engine.round_of(j, start)
+    _, metrics = timed_step(j, start)
+    for position, c in enumerate(done.clients):
+        rows = slice(j.test.start[c], j.test.start[c + 1])
+        right = logits(done.after, position, j.test.x[rows]).argmax(1) == j.test.y[rows]
+        assert metrics["accuracy_before"][c] == pytest.approx(float(right.float().mean()))
+    assert not np.array_equal(metrics["accuracy_before"], metrics["accuracy"])
+
+
+def test_seconds_are_those_of_the_round_without_its_evaluation(monkeypatch):
+    j, _ = job(algorithms.fedavg(), track=True)
+    clock = iter(range(1000))
+    monkeypatch.setattr(evaluation.time, "perf_counter", lambda: next(clock))
+    inner = evaluation.evaluate
+
+    def slow(*args):
+        for _ in range(100):
+            next(clock)
+        return inner(*args)
+
+    monkeypatch.setattr(evaluation, "evaluate", slow)
+    _, metrics = timed_step(j, engine.start(j))
+    assert metrics["seconds"] == 1
+
+
+def test_validation_accuracy_is_of_the_validation_samples():
+    settings = replace(SMALL, validation=0.2, rounds=2, algorithm="fedavg")
+    fed, _ = experiment.federated(settings)
+    run = experiment.run(settings)
+    params = {f"fc{i}.{kind}": torch.from_numpy(run[f"weights/fc{i}/{v}"].values[-1]) for i in (1, 2)
+              for kind, v in (("weight", "w"), ("bias", "b"))}  # fmt: skip
+    for name, split in (("accuracy", "test"), ("validation_accuracy", "validation")):
+        rows = rows_of(fed, split)
+        for c in range(8):
+            at = slice(rows.start[c], rows.start[c + 1])
+            right = logits(params, c, rows.x[at]).argmax(1) == rows.y[at]
+            assert float(run[f"metrics/{name}"][-1, c]) == pytest.approx(float(right.float().mean()))
+
+
+def test_too_little_memory_on_a_gpu_halves_the_chunk_and_says_so_once(monkeypatch):
+    j, _ = job(algorithms.fedavg())
+    monkeypatch.setattr(type(j), "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (10**12, 10**12))
+    done = []
+
+    def work(span):
+        if span.stop - span.start > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        done.append((span.start, span.stop))
+
+    with pytest.warns(UserWarning, match="does not hold 6 clients at a time") as said:
+        each_chunk(j, 6, work)
+    assert done[-1][1] == 6
+    assert max(stop - start for start, stop in done) <= 2
+    assert [start for start, _ in done] == [0, *(stop for _, stop in done[:-1])]
+    assert next(chunks(j, 6)).stop == done[0][1], "the rest of the run keeps to what the memory holds"
+    assert len(said) == 1
+
+    def never(_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        each_chunk(j, 6, never)

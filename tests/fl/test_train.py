@@ -1,0 +1,342 @@
+"""fl.train: a run becomes a labelled store, and an interrupted one goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from small_runs import NET, SETTINGS, dense, same, three_splits
+
+from fedstat import store
+from fedstat.fl import algorithms, engine, nets, optim, record, train
+from fedstat.fl.batches import rows_of
+from fedstat.store import write
+
+
+def ragged(data):
+    """The same samples, sample-major and shuffled."""
+    flat = data.stack(row=("client", "sample")).reset_index("row").drop_vars("sample").rename(row="sample")
+    order = np.random.default_rng(1).permutation(flat.sizes["sample"])
+    return flat.isel(sample=order).transpose("sample", ...)
+
+
+ALGORITHMS = {
+    "local": algorithms.local,
+    "fedavg": algorithms.fedavg,
+    "fedsplit": lambda: algorithms.fedsplit({"fc1": np.arange(10) < 4}),
+    "fedfac-static": lambda: algorithms.fedfac(["fc1"], dynamic=False),
+    "fedfac-dynamic": lambda: algorithms.fedfac(["fc1"]),
+    "random": lambda: algorithms.random_split(["fc1"]),
+    "random-redrawn": lambda: algorithms.random_split(["fc1"], redrawn=True),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(name, optimizer_state, tmp_path, monkeypatch):
+    options = SETTINGS | {"optimizer": "adam", "lr": 0.01, "optimizer_state": optimizer_state, "rounds": 5}
+    whole = train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], **options)
+
+    step = engine.round_of
+
+    def stop(job, state):
+        if state.round == 3:
+            raise KeyboardInterrupt
+        return step(job, state)
+
+    monkeypatch.setattr(engine, "round_of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], out=tmp_path / "run.zarr", **options)
+    monkeypatch.undo()
+    rest = train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], out=tmp_path / "run.zarr", resume=True, **options)
+    same(whole, rest)
+    assert "ended" in rest.attrs
+    assert [p.name for p in tmp_path.iterdir()] == ["run.zarr"]
+
+
+def test_rounds_before_an_interrupt_are_on_disk(tmp_path, monkeypatch):
+    whole = train(dense(), NET, algorithms.fedavg(), rounds=4, **SETTINGS)
+    monkeypatch.setattr(engine, "round_of", _failing_after(engine.round_of, 2))
+    with pytest.raises(FloatingPointError, match="diverged"):
+        train(dense(), NET, algorithms.fedavg(), rounds=4, out=tmp_path / "run.zarr", **SETTINGS)
+    accuracy = xr.open_datatree(tmp_path / "run.zarr", engine="zarr", consolidated=False)["metrics/accuracy"]
+    np.testing.assert_array_equal(accuracy[:2], whole["metrics/accuracy"][:2])
+    assert np.isnan(accuracy[2:]).all()
+
+
+def _failing_after(step, rounds):
+    def stop(job, state):
+        if state.round == rounds:
+            raise FloatingPointError("diverged")
+        return step(job, state)
+
+    return stop
+
+
+@pytest.mark.parametrize("checkpoint", [2, 4])
+def test_a_disk_that_is_full_while_weights_are_written_loses_none(checkpoint, tmp_path, monkeypatch):
+    options = {"rounds": 4, "checkpoints": [2], **SETTINGS}
+    write = record.write_weights
+
+    def full(writer, job, state, *rest):
+        if state.round == checkpoint:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(writer, job, state, *rest)
+
+    monkeypatch.setattr(record, "write_weights", full)
+    with pytest.raises(OSError, match="No space left"):
+        train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", **options)
+    monkeypatch.undo()
+    rest = train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", resume=True, **options)
+    same(train(dense(), NET, algorithms.fedavg(), **options), rest)
+    assert np.isfinite(rest["weights/fc1/w"]).all()
+
+
+def test_an_interrupt_while_progress_is_shown_loses_no_checkpoint(tmp_path):
+    options = {"rounds": 4, "checkpoints": [2], **SETTINGS}
+    rounds = []
+
+    def stop(step):
+        rounds.append(step)
+        if sum(rounds) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", progress=stop, **options)
+    rest = train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", resume=True, **options)
+    same(train(dense(), NET, algorithms.fedavg(), **options), rest)
+
+
+def test_a_run_that_other_code_goes_on_with_names_both(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    interrupted(out, monkeypatch, lr=0.1)
+    first = store.code()
+    monkeypatch.setattr(write, "code", lambda *_: "other")
+    run = train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, lr=0.1)
+    assert run.attrs["code"] == f"{first}, other"
+    again = train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, lr=0.1)
+    assert again.attrs["code"] == f"{first}, other", "a finished run is only read"
+
+
+def test_float32_is_float32_for_convolutions_too_and_the_callers_choice_is_put_back(monkeypatch):
+    backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    seen, step = [], engine.round_of
+
+    def look(job, state):
+        seen.append([one.allow_tf32 for one in backends])
+        return step(job, state)
+
+    monkeypatch.setattr(engine, "round_of", look)
+    before = [one.allow_tf32 for one in backends]
+    try:
+        backends[0].allow_tf32 = backends[1].allow_tf32 = True
+        train(dense(), NET, algorithms.fedavg(), rounds=1)
+        assert seen == [[False, False]]
+        assert [one.allow_tf32 for one in backends] == [True, True]
+    finally:
+        backends[0].allow_tf32, backends[1].allow_tf32 = before
+
+
+def test_a_finished_run_is_returned_as_it_is(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    first = train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, **SETTINGS).load()
+    monkeypatch.setattr(engine, "round_of", None)
+    same(first, train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, resume=True, **SETTINGS))
+
+
+def test_dense_and_sample_major_data_are_the_same_rows():
+    data = dense()
+    a, b = (rows_of(d, "train", torch.device("cpu")) for d in (data, ragged(data)))
+    assert (a.start == b.start).all()
+    for c in range(5):
+        mine, theirs = (r.x[r.start[c] : r.start[c + 1]].numpy() for r in (a, b))
+        np.testing.assert_array_equal(np.sort(mine, axis=0), np.sort(theirs, axis=0))
+
+
+def test_weights_are_those_the_accuracies_were_measured_with():
+    data = dense()
+    run = train(data, NET, algorithms.fedfac(["fc1"]), rounds=3, checkpoints=[1], **SETTINGS)
+    test = data.isel(sample=np.flatnonzero(data["split"] == "test"))
+    for position, number in enumerate([1, 3]):
+        w1, w2 = (run[f"weights/fc{i}"].to_dataset().isel(checkpoint=position) for i in (1, 2))
+        hidden = np.maximum(np.einsum("csf,cuf->csu", test["x"], w1["w"]) + w1["b"].values[:, None], 0)
+        out = np.einsum("csu,cou->cso", hidden, w2["w"]) + w2["b"].values[:, None]
+        accuracy = ((out[..., 0] > 0) == (test["y"].values == 1)).mean(1)
+        np.testing.assert_allclose(run["metrics/accuracy"].sel(round=number), accuracy, atol=1e-6)
+
+
+def test_shared_units_have_equal_weights_and_personal_ones_do_not():
+    settings = SETTINGS | {"participation": 1.0}
+    run = train(dense(), NET, algorithms.fedfac(["fc1"]), rounds=3, **settings)
+    w = run["weights/fc1/w"].isel(checkpoint=-1)
+    spread = (w.max("client") - w.min("client")).max("weight").values
+    np.testing.assert_array_equal(spread == 0, run["split/fc1/shared"].isel(round=-1))
+
+
+def poison(data, **changes):
+    for name, value in changes.items():
+        data[name] = data[name].astype(type(value))
+        data[name][2, 3] = value
+    return data
+
+
+BAD = {
+    "rounds": ({"rounds": 0}, "rounds must be an integer >= 1, but got 0"),
+    "participation": ({"participation": 0}, r"participation must be a finite number in \(0, 1\], but got 0"),
+    "participation 2": ({"participation": 1.5}, "participation must be"),
+    "epochs": ({"local_epochs": 0}, "local_epochs must be"),
+    "batch": ({"batch_size": -1}, "batch_size must be"),
+    "optimizer": ({"optimizer": "sdg"}, "optimizer must be one of 'sgd', 'adam', but got 'sdg'. Did you mean 'sgd'"),
+    "lr": ({"lr": -0.1}, "lr must be"),
+    "server_lr": ({"server_lr": float("nan")}, "server_lr must be a finite number"),
+    "seed": ({"seed": -1}, "seed must be"),
+    "device": ({"device": "gpu"}, "device must be"),
+    "chunk": ({"client_chunk": 0}, "client_chunk must be"),
+    "checkpoints": ({"checkpoints": [9]}, "checkpoints must be an integer from 1 to 2"),
+    "resume": ({"resume": True}, "resume needs the path"),
+    "state": ({"optimizer_state": "forget"}, "optimizer_state must be one of"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_are_named(case):
+    changes, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        train(dense(), NET, algorithms.fedavg(), **({"rounds": 2} | changes))
+
+
+def test_bad_data_are_named():
+    data = dense()
+    with pytest.raises(ValueError, match="variables x and y, but y is missing"):
+        train(data.drop_vars("y"), NET, algorithms.fedavg(), rounds=1)
+    with pytest.raises(ValueError, match="client 2 has NaN or infinite values in its train samples"):
+        train(poison(dense(), x=np.nan), NET, algorithms.fedavg(), rounds=1)
+    with pytest.raises(ValueError, match=r"y must lie in 0, \.\.\., 1 for 1 output"):
+        train(poison(dense(), y=7), NET, algorithms.fedavg(), rounds=1)
+    for split, says in (("validation", "the validation samples have"), ("new", "the new clients' samples have")):
+        given = three_splits()
+        bad = given.copy(deep=True)
+        bad["y"][0, -1 if split == "new" else 24] = 7
+        with pytest.raises(ValueError, match=says):
+            train(
+                bad if split == "validation" else given, NET, algorithms.fedavg(), rounds=1,
+                new=bad if split == "new" else None,
+            )  # fmt: skip
+    with pytest.raises(ValueError, match="every client needs test samples"):
+        train(data.isel(sample=slice(0, 24)), NET, algorithms.fedavg(), rounds=1)
+    lonely = ragged(data)
+    lonely = lonely.isel(sample=np.flatnonzero((lonely["client"] != 3) | (lonely["split"] == "test")))
+    with pytest.raises(ValueError, match=r"train samples, but client\(s\) \[3\] have none"):
+        train(lonely, NET, algorithms.fedavg(), rounds=1)
+
+
+def test_new_clients_of_another_width_are_named_before_training(tmp_path):
+    with pytest.raises(ValueError, match=r"new clients must have samples of shape \(6,\), .* but got \(5,\)"):
+        train(dense(), NET, algorithms.fedavg(), rounds=1, new=dense(d=5), out=tmp_path / "run.zarr")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_cuda_agrees_with_cpu_to_rounding(name):
+    cpu, cuda = (
+        train(dense(), NET, ALGORITHMS[name](), rounds=3, device=device, **SETTINGS) for device in ("cpu", "cuda")
+    )
+    for layer in ("fc1", "fc2"):
+        a, b = (run[f"weights/{layer}/w"] for run in (cpu, cuda))
+        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-3)
+
+
+def interrupted(out, monkeypatch, **options):
+    monkeypatch.setattr(engine, "round_of", _failing_after(engine.round_of, 3))
+    with pytest.raises(FloatingPointError):
+        train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, **options)
+    monkeypatch.undo()
+
+
+def test_a_damaged_state_means_starting_again_with_a_warning(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    interrupted(out, monkeypatch, lr=0.1)
+    (out / "journal" / "state").write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="journal/state has 7 bytes in place of .*computed again"):
+        again = train(dense(), NET, algorithms.fedavg(), rounds=6, lr=0.1, out=out, resume=True)
+    same(train(dense(), NET, algorithms.fedavg(), rounds=6, lr=0.1), again)
+
+
+def test_resuming_with_other_data_or_another_optimizer_is_refused(tmp_path, monkeypatch):
+    out = tmp_path / "run.zarr"
+    interrupted(out, monkeypatch, optimizer=optim.sgd(0.1))
+    with pytest.raises(ValueError, match=r"other settings \(data_digest: "):
+        train(dense(seed=1), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, optimizer=optim.sgd(0.1))
+    with pytest.raises(ValueError, match=r"other settings \(optimizer: 'sgd"):
+        train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, resume=True, optimizer=optim.adam(0.1))
+
+
+@pytest.mark.parametrize("y", [0.7, np.nan])
+def test_targets_are_not_rounded(y):
+    with pytest.raises(ValueError, match=f"y must hold class numbers 0, 1, ..., but got .*{y}"):
+        train(poison(dense(), y=y), NET, algorithms.fedavg(), rounds=1)
+
+
+@pytest.mark.parametrize("flags", [np.linspace(0, 1, 10), np.arange(10), np.ones((10, 1), bool)])
+def test_a_split_must_be_one_bool_a_unit(flags):
+    with pytest.raises(ValueError, match="must be one bool per unit, but got"):
+        train(dense(), NET, algorithms.fedsplit({"fc1": flags}), rounds=1)
+
+
+def test_labelled_clients_and_integer_inputs_are_taken():
+    data = ragged(dense())
+    named = data.assign_coords(client=("sample", np.array(list("edcba"))[data["client"].values]))
+    a, b = (train(d, NET, algorithms.local(), rounds=1)["metrics/accuracy"][0].values for d in (data, named))
+    np.testing.assert_allclose(a, b[::-1], atol=1e-6)
+    whole = dense()
+    whole["x"] = (whole["x"] * 10).astype(np.uint8)
+    train(whole, NET, algorithms.fedavg(), rounds=1)
+
+
+def test_numpy_settings_are_taken():
+    train(
+        dense(),
+        NET,
+        algorithms.fedavg(),
+        rounds=np.int64(2),
+        seed=np.int64(1),
+        lr=np.float32(0.1),
+        checkpoints=np.array([1]),
+    )
+
+
+def test_wrong_input_size_says_what_the_network_wants():
+    with pytest.raises(ValueError, match=r"does not take samples of shape \(6,\)"):
+        train(dense(), nets.mlp([5, 8, 1]), algorithms.fedavg(), rounds=1)
+
+
+def test_a_wrapped_network_is_the_one_that_is_trained():
+    seen = []
+
+    def by_autograd(net):
+        seen.append(net)
+        return net._replace(accumulate=None)
+
+    plain, wrapped = (
+        train(dense(), NET, a, rounds=2, lr=0.1, batch_size=4)["weights/fc1/w"].values
+        for a in (algorithms.fedavg(), algorithms.fedavg()._replace(wrap=by_autograd))
+    )
+    assert seen == [NET]
+    np.testing.assert_allclose(plain, wrapped, atol=1e-6)
+
+
+def test_parameters_of_a_layer_may_have_as_many_numbers_a_unit_as_they_like():
+    x = np.random.default_rng(0).integers(0, 5, (3, 12, 7))
+    data = xr.Dataset(
+        {"x": (("client", "sample", "character"), x), "y": (("client", "sample"), x[..., 0])},
+        coords={"split": ("sample", ["train"] * 8 + ["test"] * 4)},
+    )
+    net = nets.lstm((7,), 5, vocabulary=5, hidden=6, fc=4)
+    kept = train(data, net, algorithms.fedavg(), rounds=1, keep_weights=["lstm1"])["weights/lstm1"]
+    assert kept["w"].sizes == {"checkpoint": 1, "client": 3, "unit": 6, "weight": 56}
+    assert kept["b"].sizes == {"checkpoint": 1, "client": 3, "unit": 6, "b_weight": 4}
+    assert np.isfinite(kept["w"]).all()

@@ -1,0 +1,130 @@
+"""Shared is where clients differ no more than replicates explain: the split by test, in the verb and in FedFac."""
+
+from __future__ import annotations
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+import xarray as xr
+from algorithm_jobs import SIZES, job, run
+
+from fedstat import _random, split, update, variance_components
+from fedstat.fl import algorithms, halves, masks
+from fedstat.stats.icc import agreement, sums
+from fedstat.study.experiment import Settings
+
+LARGER = [23, 7, 30, 9, 16, 16, 21, 12]
+
+
+def replicated(own, clients=12, seed=0):
+    """Weights (client, replicate, unit, weight) with noise of 1 and clients' own of given deviations."""
+    rng = np.random.default_rng(seed)
+    own = np.asarray(own, float)
+    common = rng.normal(size=(1, 1, len(own), 30))
+    return (
+        common
+        + own[:, None] * rng.normal(size=(clients, 1, len(own), 30))
+        + rng.normal(size=(clients, 2, len(own), 30))
+    )
+
+
+def test_units_that_differ_beyond_noise_are_personal():
+    own = np.array([0.0] * 8 + [1.5] * 4)
+    found = split(replicated(own), method="icc", tau="test")
+    assert found.shared.tolist() == (own == 0).tolist()
+    table = found.tidy()
+    assert (table.group == np.where(own == 0, "shared", "personal")).all()
+    np.testing.assert_allclose(table.icc, agreement(sums(replicated(own).mean(1))))
+    assert found.median_icc("shared") > found.median_icc("personal")
+    text = repr(found)
+    assert "adjusted p > 0.05 is shared" in text
+    assert "8 shared, 4 personal" in text
+
+
+def test_the_share_of_wrongly_personal_units_is_controlled():
+    """Of units on which clients do not differ, few are called personal, with or without others that do."""
+    wrong = [
+        (~variance_components(replicated([0.0] * 10, seed=seed)).split(fdr=0.1).shared).any() for seed in range(100)
+    ]
+    assert np.mean(wrong) < 0.1 + 3 * np.sqrt(0.1 * 0.9 / 100)
+
+
+def test_a_stricter_rate_shares_more():
+    found = variance_components(replicated(np.linspace(0, 0.6, 30)))
+    shared = [found.split(fdr=rate).shared for rate in (0.001, 0.05, 0.3)]
+    assert shared[0].sum() > shared[1].sum() > shared[2].sum()
+    assert (shared[0] | ~shared[1]).all()
+
+
+def test_dead_units_are_not_shared_and_labels_are_kept():
+    w = replicated([0.0, 0.0, 2.0])
+    w[:, :, 1] = 0
+    named = xr.DataArray(w, dims=("client", "replicate", "unit", "weight"), coords={"unit": ["a", "b", "c"]})
+    found = split(named.transpose("unit", "weight", "replicate", "client"), method="icc", tau="test")
+    assert found.tidy().set_index("term").group.to_dict() == {"a": "shared", "b": "dead", "c": "personal"}
+
+
+WRONG = {
+    "method": ({"tau": "test"}, "no question of method='pa'"),
+    "fdr": ({"method": "icc", "tau": 0.5, "fdr": 0.1}, "fdr has no effect"),
+    "fdr out of range": ({"method": "icc", "tau": "test", "fdr": 1.5}, "fdr must be"),
+    "kappa": ({"method": "icc", "tau": "test", "kappa": 0.5}, "kappa has no effect"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input_is_named(case):
+    options, says = WRONG[case]
+    with pytest.raises(ValueError, match=says):
+        split(replicated([0.0, 1.0]), **options)
+
+
+def test_weights_without_replicates_have_no_test():
+    with pytest.raises(ValueError, match="replicate"):
+        split(replicated([0.0, 1.0])[:, 0], method="icc", tau="test")
+    with pytest.raises(ValueError, match="nothing carries"):
+        update(split(replicated([0.0, 1.0]), method="icc", tau="test"), replicated([0.0, 1.0])[:, 0])
+
+
+# --- FedFac
+
+
+def test_static_fedfac_by_test_is_the_split_of_models_trained_on_halves():
+    j = job(algorithms.fedfac(method="icc", tau="test", dynamic=False), sizes=LARGER, participation=0.5)
+    start = j.net.init(_random.generator(j.seed, "start"))
+    trained = []
+    for half in halves.halves(j.train, np.arange(8), seed=j.seed, number=-1):
+        models = []
+        for c in range(8):
+            net = plain_loop.module(SIZES)
+            net.load_state_dict(start)
+            rng, (x, y) = _random.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(half, c)
+            plain_loop.train_client(
+                net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=j.local_epochs, batch_size=j.batch_size, rng=rng
+            )
+            models.append(net.fc1.weight.detach().numpy())
+        trained.append(np.stack(models))
+    want = split(np.stack(trained, 1), method="icc", tau="test", covariate=np.array(LARGER, float))
+    state = run(j, 2)
+    mine = masks.shared_units(j.net, state.split.shared, "fc1").numpy()
+    np.testing.assert_array_equal(mine, want.shared)
+    np.testing.assert_allclose(state.split.icc["fc1"], want.icc, rtol=1e-4)
+    assert mine.sum() > 0
+
+
+def test_a_client_of_one_sample_takes_no_part_in_the_test():
+    j = job(algorithms.fedfac(method="icc", tau="test", dynamic=False, fdr=0.2), sizes=[*LARGER, 1])
+    assert run(j, 1).split.shared["fc1.weight"].shape == (10, 1)
+
+
+def test_fedfac_says_what_a_test_needs():
+    with pytest.raises(ValueError, match="needs method='icc' and dynamic=False, but got method='pa'"):
+        algorithms.fedfac(tau="test", dynamic=False)
+    with pytest.raises(ValueError, match="dynamic=True"):
+        algorithms.fedfac(method="icc", tau="test")
+    with pytest.raises(ValueError, match="fdr has no effect"):
+        algorithms.fedfac(method="icc", fdr=0.1)
+    made = Settings(algorithm="fedfac-static", estimator="icc", tau="test", options="fdr=0.1").make_algorithm()
+    assert made.settings["fdr"] == 0.1
+    assert made.settings["tau"] == "test"

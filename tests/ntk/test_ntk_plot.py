@@ -1,0 +1,69 @@
+"""Figures show the numbers of the result they are given."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+
+from fedstat.ntk import convergence, datasets, generalization
+from fedstat.plot import ntk as plot
+
+mpl.use("Agg")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def first():
+    data = datasets.gaussian(clients=2, n=4, d=6, n_test=4)
+    return convergence(data, widths=[8, 16], methods=["fedsplit", "fedavg", "dynamic"], rounds=6, replicates=2)
+
+
+@pytest.fixture(scope="module")
+def second():
+    data = datasets.gaussian(clients=2, n=8, d=6, n_test=8)
+    return generalization(data, clients=[1, 2, 4], width=8, rounds=4, replicates=2)
+
+
+def test_convergence_draws_mean_loss_and_bound_of_the_largest_width(first):
+    ax = plot.convergence(first)
+    curve, bound = (line.get_ydata() for line in ax.get_lines()[:2])
+    loss = first.data["loss"].sel({"method": "fedsplit", "width": 16}).values
+    np.testing.assert_allclose(curve, (loss / loss[:, :1]).mean(0))
+    np.testing.assert_allclose(bound, float(first.data["contraction"][0]) ** np.arange(7))
+    labels = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert labels == ["FedSplit", "FedAvg", "dynamic FedFac"]
+    assert ax.get_yscale() == "log"
+
+
+def test_freezing_draws_five_measures_by_width(first):
+    ax = plot.freezing(first)
+    assert len(ax.get_legend().get_texts()) == 5
+    assert [t.get_text() for t in ax.get_xticklabels()] == ["8", "16"]
+    glance = first.glance().query("method == 'fedsplit'")
+    np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), glance["gap_shared"])
+
+
+def test_generalization_draws_bound_and_observation(second):
+    from matplotlib.figure import Figure
+
+    given = Figure().subplots()
+    ax = plot.generalization(second, ax=given)
+    assert ax is given
+    np.testing.assert_allclose(ax.get_lines()[0].get_xdata(), [1, 2, 4])
+    np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), second.glance()["bound"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["theory_convergence", "theory_generalization"])
+def test_figure_scripts_make_the_store_once_and_then_read_it(name, tmp_path):
+    script = [sys.executable, "-W", "error", str(ROOT / "paper_figs" / f"{name}.py")]
+    options = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "a.png")]
+    subprocess.run([*script, *options], check=True, cwd=ROOT)
+    stores = {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()}
+    assert len(stores) == 2
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    subprocess.run([*script, *options], check=True, cwd=ROOT)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "runs").iterdir()} == stores

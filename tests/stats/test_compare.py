@@ -1,0 +1,212 @@
+"""Comparisons of methods against R, scipy, statsmodels and closed forms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.testing import assert_allclose
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+
+from fedstat.stats import compare
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "compare.json").read_text())
+
+
+def tidy(values: dict[str, list[float]]) -> pd.DataFrame:
+    rows = [(m, s, x) for m, xs in values.items() for s, x in enumerate(xs)]
+    return pd.DataFrame(rows, columns=["method", "seed", "accuracy"])
+
+
+def drawn(methods: int, seeds: int, seed: int = 0) -> pd.DataFrame:
+    rng = np.random.default_rng(seed)
+    block = rng.normal(scale=0.1, size=seeds)
+    return tidy(
+        {f"m{i}": (0.7 + 0.01 * i + block + rng.normal(scale=0.01, size=seeds)).tolist() for i in range(methods)}
+    )
+
+
+@pytest.mark.parametrize("model", GOLDEN["models"], ids=lambda m: m["name"])
+def test_the_mixed_model_is_that_of_nlme_and_lme4(model):
+    found = compare.mixed(pd.DataFrame(model["data"]), reference="fedavg")
+    rtol = 2e-5 if model["singular"] else GOLDEN["tolerance"]  # nlme stops a little short of the boundary
+    for column in ("estimate", "std_error", "df", "statistic"):
+        assert_allclose(found.table[column], model[column], rtol=rtol, atol=1e-12)
+    assert_allclose(np.log(found.table["p_value"]), np.log(model["p_value"]), rtol=1e-4, atol=1e-4)
+    assert_allclose(found.group_variance, model["lme4_group_variance"], rtol=1e-4, atol=1e-12)
+    assert_allclose(found.residual_variance, model["lme4_residual_variance"], rtol=1e-5)
+    assert found.singular == model["singular"]
+    assert found.converged
+    assert found.note.startswith("singular fit" if model["singular"] else "")
+    assert bool(found.note) == model["singular"]
+
+
+def test_paired_tests_and_intervals_are_those_of_r():
+    data, golden = pd.DataFrame(GOLDEN["models"][0]["data"]).query("heterogeneity == 'low'"), GOLDEN["paired"]
+    found = compare.paired(data, reference="fedavg").table.iloc[1:]
+    assert found["method"].tolist() == ["fedfac", "fedper"]
+    for column in ("p_value", "p_holm", "statistic"):
+        assert_allclose(found[column], golden[column], rtol=1e-10)
+    for ours, theirs in (("conf", "conf"), ("all", "bonferroni")):
+        expected = [golden[theirs][m] for m in found["method"]]
+        assert_allclose(found[[f"{ours}_low", f"{ours}_high"]], expected, rtol=1e-10)
+
+
+def test_paired_tests_are_those_of_scipy_and_holm_of_statsmodels():
+    data = drawn(4, 7)
+    found = compare.paired(data, reference="m0").table.set_index("method")
+    wide = data.pivot(index="seed", columns="method", values="accuracy")
+    p = []
+    for m in ("m1", "m2", "m3"):
+        test = stats.ttest_rel(wide[m], wide["m0"])
+        flips = stats.permutation_test((wide[m] - wide["m0"],), np.mean, permutation_type="samples", n_resamples=np.inf)
+        assert_allclose(found.loc[m, ["statistic", "p_value"]].tolist(), [test.statistic, test.pvalue])
+        assert_allclose(found.loc[m, ["conf_low", "conf_high"]].tolist(), list(test.confidence_interval()))
+        assert_allclose(found.loc[m, "p_sign_flip"], flips.pvalue)
+        p.append(test.pvalue)
+    assert_allclose(found["p_holm"].iloc[1:], multipletests(p, method="holm")[1])
+    assert_allclose(found["std_error_mean"], wide.sem())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_interval_without_zero_is_never_against_holm(seed):
+    found = compare.paired(drawn(5, 4, seed), reference="m0", level=0.9).table.iloc[1:]
+    apart = (found["all_low"] > 0) | (found["all_high"] < 0)
+    assert (found.loc[apart, "p_holm"] < 0.1).all()
+    assert (found["all_low"] <= found["conf_low"]).all()
+    assert (found["all_high"] >= found["conf_high"]).all()
+
+
+def test_a_balanced_mixed_model_of_two_methods_is_the_paired_analysis():
+    """At one level of heterogeneity a random intercept and a paired t test are the same inference."""
+    data = drawn(2, 6).assign(heterogeneity="one")
+    row = compare.mixed(data).table.set_index("term").loc["method[m1]"]
+    pair = compare.paired(data, reference="m0").table.iloc[1]
+    for column in ("std_error", "statistic", "df", "p_value", "conf_low", "conf_high"):
+        assert_allclose(row[column], pair[column], rtol=1e-6)
+    assert_allclose(row["estimate"], pair["difference"])
+
+
+def test_a_number_may_measure_heterogeneity():
+    data = pd.concat([drawn(2, 4, i).assign(heterogeneity=h) for i, h in enumerate((0.1, 0.5, 1.0))])
+    assert compare.mixed(data).table["term"].tolist() == [
+        "(intercept)", "method[m1]", "heterogeneity", "method[m1]:heterogeneity",
+    ]  # fmt: skip
+
+
+def test_blocks_that_lack_a_method_are_left_out_and_named():
+    data = drawn(2, 4)
+    data = data[~((data["method"] == "m1") & (data["seed"] == 2))]
+    found = compare.paired(data, reference="m0")
+    assert found.table["n"].tolist() == [0, 3]
+    assert found.notes == ("m1: no pair with m0 in block 2; left out",)
+    full = compare.paired(data[data["seed"] != 2], reference="m0").table
+    assert found.table.loc[1, "difference"] == pytest.approx(full.loc[1, "difference"])
+
+
+def test_one_seed_gives_a_difference_and_no_standard_error():
+    found = compare.paired(drawn(2, 1), reference="m0")
+    assert np.isfinite(found.table.loc[1, "difference"])
+    assert found.table.loc[1, ["std_error", "p_value", "conf_low", "p_holm", "all_high"]].isna().all()
+    assert found.notes[0] == "one pair only, so no standard error: m1"
+
+
+def test_equal_methods_do_not_differ_and_a_constant_difference_is_not_tested():
+    data = tidy({"a": [0.5, 0.7, 0.1], "same": [0.5, 0.7, 0.1], "more": [0.6, 0.8, 0.2]})
+    found = compare.paired(data, reference="a")
+    same, more = found.table.set_index("method").loc["same"], found.table.set_index("method").loc["more"]
+    assert same[["p_value", "p_holm", "all_low", "all_high"]].tolist() == [1, 1, 0, 0]
+    assert more["difference"] == pytest.approx(0.1)
+    assert more[["std_error", "p_value", "p_holm", "conf_low", "all_high"]].isna().all()
+    assert found.notes == ("more: the same difference in every pair, so no standard error and no test",)
+
+
+def test_blocks_may_be_settings_and_seeds():
+    data = pd.concat([drawn(2, 3, i).assign(label=label) for i, label in enumerate("xy")])
+    assert compare.paired(data, reference="m0", block=["label", "seed"]).table["n"].tolist() == [0, 6]
+    with pytest.raises(ValueError, match="one value in a block, but got 'm0' twice at seed = 0"):
+        compare.paired(data, reference="m0")
+
+
+def test_the_sign_flip_needs_few_blocks():
+    assert compare.sign_flip(np.array([1.0, 1.0, 1.0])) == 0.25
+    assert np.isnan(compare.sign_flip(np.ones(17)))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda d: compare.paired(d, reference="m9"),
+            "reference must be one of 'm0', 'm1', but got 'm9'. Did you mean",
+        ),
+        (lambda d: compare.paired(d, reference="m0", value="acuracy"), "got 'acuracy'. Did you mean 'accuracy'"),
+        (lambda d: compare.paired(d, reference="m0", level=95), "level must be a finite number in"),
+        (lambda d: compare.mixed(d[d["seed"] == 0]), "at least 2 values of 'seed', but got 1"),
+        (lambda d: compare.mixed(d[(d["method"] == "m0") | (d["heterogeneity"] == "x")]), "none for m1 in y"),
+        (lambda d: compare.mixed(d[(d["seed"] < 2) & (d["heterogeneity"] == "x")].iloc[:3]), "leave no residual"),
+        (lambda d: compare.mixed(d.assign(accuracy=0.5)), "does not vary within methods"),
+        (lambda d: compare.mixed(d.assign(heterogeneity=1.0)), "cannot be told apart"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(call, message):
+    data = pd.concat([drawn(2, 3, i).assign(heterogeneity=h) for i, h in enumerate("xy")])
+    with pytest.raises(ValueError, match=message):
+        call(data)
+
+
+def test_differences_that_vary_by_rounding_of_float32_alone_are_the_same():
+    x = np.array([0.1, 0.7, 0.3, 0.9], np.float32).astype(float)
+    data = pd.DataFrame({"method": list("aabb"), "seed": [0, 1, 0, 1], "accuracy": x})
+    found = compare.paired(data, reference="a")
+    row = found.table.set_index("method").loc["b"]
+    assert np.isnan(row[["std_error", "p_value", "all_low"]].astype(float)).all()
+    assert "the same difference in every pair" in found.notes[0]
+    same = data.assign(accuracy=[*x[:2], *(x[:2] + 1e-9)])
+    assert compare.paired(same, reference="a").table["p_value"].iloc[1] == 1
+
+
+@pytest.mark.parametrize("column", ["seed", "method", "heterogeneity"])
+@pytest.mark.parametrize("hole", [np.nan, None])
+def test_a_row_whose_block_or_method_is_unknown_is_refused(column, hole):
+    """Its value can be paired with no other, so every count that holds it is wrong."""
+    data = pd.concat([drawn(3, 4, i).assign(heterogeneity=h) for i, h in enumerate("xy")]).astype({column: object})
+    data.iloc[5, data.columns.get_loc(column)] = hole
+    first = ", ".join(f"{c} = {data[c].iloc[5]}" for c in ("method", "heterogeneity", "seed"))
+    with pytest.raises(ValueError, match=f"every row must say its {column!r}, but 1 of 24 rows does not.*{first}"):
+        compare.paired(data, reference="m0", block=["heterogeneity", "seed"])
+    with pytest.raises(ValueError, match=f"every row must say its {column!r}"):
+        compare.mixed(data)
+
+
+def test_values_that_are_no_finite_number_are_refused_but_nan_is_left_out():
+    data = drawn(2, 4).assign(heterogeneity="x")
+    for bad, seen in ((np.inf, "inf"), (-np.inf, "-inf")):
+        broken = data.assign(accuracy=data["accuracy"].where(data["seed"] != 2, bad))
+        for call in (lambda d: compare.paired(d, reference="m0"), compare.mixed):
+            with pytest.raises(ValueError, match=f"'accuracy' must be finite or NaN, but got {seen}.*seed = 2"):
+                call(broken)
+    with pytest.raises(ValueError, match="'accuracy' must hold numbers, but got dtype complex128"):
+        compare.paired(data.assign(accuracy=data["accuracy"] + 1j), reference="m0")
+    with pytest.raises(ValueError, match="'heterogeneity' must be finite"):
+        compare.mixed(data.assign(heterogeneity=[np.inf, 1.0] * 4))
+    with pytest.raises(ValueError, match="sign flip needs finite differences"):
+        compare.sign_flip(np.array([1.0, np.nan, 2.0]))
+
+
+def test_methods_of_one_name_are_one_method():
+    """Tables name methods as text, so that 1 and '1' are one."""
+    data = tidy({"a": [0.5, 0.7, 0.1], "1": [0.6, 0.8, 0.3]})
+    mixed_up = pd.concat([data, data[data["method"] == "1"].assign(method=1)])
+    with pytest.raises(ValueError, match="one value in a block, but got '1' twice at seed = 0"):
+        compare.paired(mixed_up, reference="a")
+
+
+def test_a_mixed_model_counts_no_run_twice():
+    data = pd.concat([drawn(2, 4, i).assign(heterogeneity=h) for i, h in enumerate("xy")])
+    with pytest.raises(ValueError, match="one value in a block, but got 'm0' twice at heterogeneity = x, seed = 0"):
+        compare.mixed(pd.concat([data, data]))

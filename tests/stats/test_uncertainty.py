@@ -1,0 +1,254 @@
+"""Bootstrap over clients, permutation test, stability, number of factors: against refits and psych."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from scipy import stats
+from sklearn.metrics import adjusted_rand_score
+
+import fedstat.labelled as fs
+from fedstat._random import generator
+from fedstat.stats import bootstrap, factor, nfactors, split
+from fedstat.stats.moments import Moments, correlation, moments
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "psych.json").read_text())
+CASES = {c["name"]: c for c in GOLDEN["cases"]}
+
+
+def weights(seed: int = 0, clients: int = 8, noise: float = 0.6) -> np.ndarray:
+    """Units 0 to 5 follow two common patterns, units 6 to 9 are each client's own."""
+    rng = np.random.default_rng(seed)
+    loadings = np.array([[1, 0], [1, 0], [1, 0.2], [0, 1], [0, -1], [0.2, 1]])
+    alike = loadings @ rng.normal(size=(2, 25)) + noise * rng.normal(size=(clients, 6, 25))
+    return np.concatenate([alike, rng.normal(size=(clients, 4, 25))], axis=1)
+
+
+def client_moments(w: np.ndarray) -> Moments:
+    return moments(np.swapaxes(w, 1, 2))
+
+
+def test_a_bootstrap_replicate_equals_a_refit_on_restacked_clients() -> None:
+    w = weights()
+    drawn = bootstrap.bootstrap(client_moments(w), replicates=20, seed=3, n_factors=2, tau=0.4)
+    counts = generator(3, "bootstrap").multinomial(8, np.full(8, 1 / 8), size=20)
+    assert (counts.max(1) > 1).all()
+    for b in range(20):
+        restacked = np.repeat(w, counts[b], axis=0)
+        refit = factor.fit(correlation(moments(fs.layer_matrix(restacked))), n_factors=2)
+        np.testing.assert_allclose(drawn.communality[b], refit.communality, atol=1e-9)
+        np.testing.assert_array_equal(drawn.shared[b], split.shared(refit.communality, tau=0.4))
+
+
+def test_a_permutation_replicate_equals_a_refit_on_shuffled_units() -> None:
+    w = weights()
+    drawn = bootstrap.permutation(client_moments(w), replicates=3, seed=5, n_factors=2)
+    rng = generator(5, "permutation")
+    for b in range(3):
+        shuffled = np.stack([own[rng.permutation(10)] for own in w])
+        refit = factor.fit(correlation(moments(fs.layer_matrix(shuffled))), n_factors=2)
+        np.testing.assert_allclose(drawn.communality[b], refit.communality, atol=1e-9)
+
+
+@pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
+def test_replicates_keep_their_digits_under_a_common_offset(draw) -> None:  # type: ignore[no-untyped-def]
+    moved = weights() + 1e6
+    near, far = (draw(client_moments(w), replicates=5, seed=1, n_factors=2) for w in (moved - 1e6, moved))
+    np.testing.assert_allclose(far.communality, near.communality, atol=1e-9)
+
+
+@pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
+def test_replicates_do_not_depend_on_the_chunk_or_the_kind_of_array(draw) -> None:  # type: ignore[no-untyped-def]
+    m = client_moments(weights())
+    one = draw(m, replicates=7, seed=1, n_factors=2, chunk=1)
+    for other in (
+        draw(m, replicates=7, seed=1, n_factors=2, chunk=3),
+        draw(Moments(*map(torch.asarray, m)), replicates=7, seed=1, n_factors=2, chunk=7),
+    ):
+        np.testing.assert_allclose(np.asarray(other.communality), one.communality, atol=1e-9)
+
+
+def test_bootstrap_tells_certain_from_doubtful_units() -> None:
+    result = fs.bootstrap(weights(), n_factors=2, tau=0.4, replicates=100)
+    assert (result.p_shared[:6] > 0.95).all()
+    assert (result.p_shared[6:] < 0.05).all()
+    table = result.tidy()
+    assert ((table["conf_low"] <= table["estimate"] + 0.05) & (table["estimate"] <= table["conf_high"] + 0.05)).all()
+    assert (table["std_error"] > 0).all()
+    assert result.glance()["n_doubtful"][0] == 0
+    own = np.random.default_rng(0).normal(size=(8, 10, 25))
+    assert fs.bootstrap(own, n_factors=2, method="pc", tau=0.4, replicates=100).glance()["n_doubtful"][0] >= 4
+
+
+def test_bootstrap_standard_errors_are_those_of_repeated_sampling() -> None:
+    pattern = weights(0, clients=1, noise=0)[0, :6]
+    rng = np.random.default_rng(9)
+
+    def sample() -> np.ndarray:
+        return pattern + 0.8 * rng.normal(size=(40, 6, 25))
+
+    truth = np.std([fs.split(sample(), n_factors=2, tol=1e-6, max_iter=500).communality for _ in range(200)], axis=0)
+    estimates = np.mean(
+        [fs.bootstrap(sample(), n_factors=2, replicates=60, seed=s).tidy()["std_error"] for s in range(12)], axis=0
+    )
+    np.testing.assert_allclose(estimates, truth, rtol=0.3)
+
+
+def test_bootstrap_is_reproducible_and_prints() -> None:
+    a, b = (fs.bootstrap(weights(), n_factors=2, replicates=10, seed=4) for _ in range(2))
+    np.testing.assert_array_equal(a.communality, b.communality)
+    assert "8 clients, 10 replicates" in repr(a)
+    assert max(map(len, repr(a).splitlines())) <= 100
+    json.dumps(a.to_dict())
+
+
+def test_a_dead_unit_stays_dead_in_every_replicate() -> None:
+    w = weights()
+    w[:, 2] = 0
+    table = fs.bootstrap(w, n_factors=2, method="pc", replicates=10).tidy()
+    assert table["group"][2] == "dead"
+    assert table.loc[2, ["estimate", "std_error", "conf_low"]].isna().all()
+    assert table["p_shared"][2] == 0
+
+
+@pytest.mark.parametrize("verb", [fs.bootstrap, fs.permutation_test])
+def test_resampling_needs_two_clients(verb) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ValueError, match="at least 2 clients"):
+        verb(weights(clients=1), n_factors=2)
+
+
+def test_the_permutation_test_finds_units_with_an_identity_and_only_those() -> None:
+    found = fs.permutation_test(weights(), n_factors=2, method="pc", replicates=99)
+    assert found.p_value == 0.02
+    table = found.tidy()
+    assert (table["p_value"][:6] < 0.05).all()
+    assert (table["p_value"][6:] > 0.05).all()
+    assert_allclose(table["p_adjusted"], stats.false_discovery_control(table["p_value"]))
+    said = repr(found)
+    assert "p 0.02, two-sided" in said
+    assert "at 5% labels mean something across clients: units differ by more than shuffled ones" in said
+    assert "6 of 10 units have more explained than shuffled ones (one-sided, false discovery rate 5%)" in said
+
+
+def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() -> None:
+    few = fs.permutation_test(weights(), n_factors=2, method="pc", replicates=19)
+    assert few.verdict() == "too few shuffles for a verdict: p cannot fall below 0.1"
+    own = np.random.default_rng(0).normal(size=(8, 6, 30))
+    found = fs.permutation_test(own, n_factors=1, replicates=99)
+    assert "at 5% nothing shows that a unit's label means something" in repr(found)
+    own[:, 0] = 0
+    table = fs.permutation_test(own, n_factors=1, method="pc", replicates=39).tidy()
+    assert table[["p_value", "p_adjusted"]].isna().all(axis=1).tolist() == [True] + [False] * 5
+    assert (table["p_adjusted"][1:] >= table["p_value"][1:]).all()
+
+
+def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
+    rng = np.random.default_rng(0)
+    p = [
+        fs.permutation_test(rng.normal(size=(5, 6, 15)), n_factors=1, method="pc", replicates=39, seed=s).p_value
+        for s in range(100)
+    ]
+    assert np.mean(np.array(p) <= 0.1) < 0.2
+    assert 0.35 < np.mean(p) < 0.65
+
+
+def test_stability_varies_one_choice_at_a_time() -> None:
+    result = fs.stability(weights(), kappa=0.5, kappas=(0.5, 0.7), taus=(0.3,), n_starts=2)
+    table = result.tidy()
+    assert table["varied"].value_counts().to_dict() == {
+        "method": 3, "start": 3, "max_iter": 2, "kappa": 1, "tau": 1,
+    }  # fmt: skip
+    for _, row in table[table["varied"] == "kappa"].iterrows():
+        other = fs.split(weights(), kappa=float(row["value"]), method="pc")
+        assert row["n_factors"] == other.fit.n_factors
+    assert ((table["adjusted_rand"] <= 1) & (table["same_state"] <= 1)).all()
+    assert list(result.glance()) == ["method", "kappa", "start", "max_iter", "tau"]
+    said = repr(result)
+    for part in ("Stability of the reference: Split of 10 units", "tau 0.5", "Factor analysis (pa)", "(kappa 0.5)"):
+        assert part in said
+
+
+def test_adjusted_rand_equals_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(size=(2, 30, 12)) < rng.uniform(size=(30, 1))
+    a[0], b[0] = True, True
+    a[1], b[1] = True, False
+    a[2], b[2] = True, b[2]
+    expected = [adjusted_rand_score(x, y) for x, y in zip(a, b, strict=True)]
+    np.testing.assert_allclose(split.adjusted_rand(a, b), expected, atol=1e-12)
+    np.testing.assert_allclose(split.adjusted_rand(torch.asarray(a), torch.asarray(b)).numpy(), expected, atol=1e-12)
+
+
+# --- number of factors -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", GOLDEN["parallel"], ids=lambda c: c["name"])
+def test_parallel_analysis_equals_psych(case: dict) -> None:  # type: ignore[type-arg]
+    r = np.array(CASES[case["name"]]["r"])
+    numbers, curves = nfactors.compare(r, case["n_obs"], draws=400)
+    assert numbers["parallel_pc"] == case["n_components"]
+    assert numbers["parallel_fa"] == case["n_factors"]
+    np.testing.assert_allclose(curves["reduced"], case["fa_values"], atol=1e-10)
+    np.testing.assert_allclose(curves["noise_pc"], case["pc_95"], atol=GOLDEN["tolerance"]["parallel"])
+    np.testing.assert_allclose(curves["noise_fa"], case["fa_95"], atol=GOLDEN["tolerance"]["parallel"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_minimum_average_partial_equals_psych(name: str) -> None:
+    ours, theirs = nfactors.minimum_average_partial(np.array(CASES[name]["r"])), CASES[name]["map"]
+    n = min(len(theirs), len(ours) - 1)
+    assert n >= 3
+    np.testing.assert_allclose(ours[1 : n + 1], theirs[:n], atol=1e-8)
+
+
+def test_wishart_noise_has_the_eigenvalues_of_noise_rows() -> None:
+    rng = np.random.default_rng(0)
+    d, n = 10, 50
+    wishart = np.mean([np.linalg.eigvalsh(nfactors.noise_correlation(rng, d, n)) for _ in range(2000)], axis=0)
+    rows = np.mean([np.linalg.eigvalsh(np.corrcoef(rng.normal(size=(d, n)))) for _ in range(2000)], axis=0)
+    np.testing.assert_allclose(wishart, rows, atol=0.02)
+    assert np.linalg.matrix_rank(nfactors.noise_correlation(rng, 10, 6)) == 5
+
+
+def test_every_rule_finds_the_factors_of_a_clear_structure() -> None:
+    loadings = np.kron(np.eye(3), np.full((8, 1), 0.8))
+    r = loadings @ loadings.T + 0.36 * np.eye(24)
+    result = fs.n_factors(r, corr=True, n_obs=10**7, kappa=0.6)
+    assert {result.numbers[k] for k in ("kaiser", "parallel_pc", "parallel_fa", "map", "scree")} == {3}
+    table = result.tidy()
+    assert table["n_factors"].tolist() == list(result.numbers.values())
+    assert table.set_index("term").loc["kappa", "share"] >= 0.6
+    assert "10000000 rows" in repr(result)
+
+
+def test_independent_units_have_no_factors() -> None:
+    numbers, _ = nfactors.compare(np.eye(12), 500)
+    assert numbers["parallel_pc"] == numbers["parallel_fa"] == numbers["map"] == 0
+
+
+def test_n_factors_leaves_dead_units_out_and_needs_n_for_a_correlation_matrix() -> None:
+    z = np.random.default_rng(0).normal(size=(300, 6))
+    z[:, 1] = 2
+    assert len(fs.n_factors(z).curves["eigenvalues"]) == 5
+    with pytest.raises(ValueError, match="n_obs must be given with a correlation matrix"):
+        fs.n_factors(np.eye(4), corr=True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"),
+    [
+        (fs.bootstrap, "n_starts"),
+        (fs.bootstrap, "rotation"),
+        (fs.bootstrap, "n_perm"),
+        (fs.permutation_test, "n_perm"),
+        (fs.permutation_test, "tau"),
+    ],
+)
+def test_an_argument_that_resampling_does_not_take_is_named_beside_those_it_takes(verb, option: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TypeError, match=rf"^{verb.__name__} takes .*replicates.*n_factors.*, but got {option}$"):
+        verb(weights(), **{option: 2})

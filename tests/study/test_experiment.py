@@ -1,0 +1,190 @@
+"""Runs by name, by settings and by command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xarray as xr
+from fl_runs import SMALL, command
+from real_data import require_real_data
+
+from fedstat import store
+from fedstat.fl import algorithms, nets, train
+from fedstat.study import experiment, report
+from fedstat.study.experiment import Settings
+
+
+def test_a_run_by_name_is_the_run_that_its_parts_make(tmp_path):
+    settings = replace(SMALL, tau="0.5", kappa=0.75, validation=0.2)
+    by_name = experiment.run(settings, out=tmp_path / "a.zarr")
+    fed, new = experiment.federated(settings)
+    assert new is None
+    by_hand = train(
+        fed, nets.mlp([64, 200, 10]), algorithms.fedfac(["fc1"], kappa=0.75, tau=0.5), rounds=3, participation=0.5,
+        local_epochs=1, batch_size=10, optimizer="adam", lr=1e-3,
+    )  # fmt: skip
+    for name in ("accuracy", "loss", "validation_accuracy", "accuracy_before", "train_loss", "bytes_up", "bytes_down"):
+        np.testing.assert_array_equal(by_name[f"metrics/{name}"], by_hand[f"metrics/{name}"])
+    config = json.loads(by_name.attrs["config"])
+    assert config["partition"] == "dirichlet:0.1"
+    assert config["label"] == "digits, dirichlet:0.1"
+
+
+@pytest.mark.parametrize(
+    ("partition", "classes"), [("iid", 10), ("one-class", 1), ("pathological:2", 2), ("dirichlet-equal:1000", 10)]
+)
+def test_partitions_by_name(partition, classes):
+    fed, _ = experiment.federated(Settings(partition=partition, clients=10, samples=100))
+    held = [len(np.unique(fed.y[fed.client == c])) for c in range(10)]
+    assert max(held) == min(held) == classes
+    counts = np.bincount(fed.client)
+    assert counts.max() <= 100
+    mean = fed.x.values[fed.split.values == "train"].mean()
+    assert abs(mean) < 1e-5, "images are standardised by the training samples"
+
+
+def test_new_clients_are_none_of_those_that_train():
+    fed, new = experiment.federated(replace(SMALL, new_share=0.25))
+    assert len(np.unique(new.client)) == 2
+    assert not set(new.client.values) & set(fed.client.values)
+
+
+def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_training():
+    settings = Settings(data="shakespeare-leaf", partition="natural", samples=100, validation=0.1, net="lstm")
+    fed, _ = experiment.federated(settings, require_real_data())
+    size = {name: np.bincount(fed.client[fed.split == name]) for name in ("train", "validation", "test")}
+    assert size["train"].max() == 72
+    assert size["validation"].max() == 8
+    assert size["test"].max() == 20
+    assert len(size["train"]) == 37
+    assert experiment.network(settings, fed).shapes["embedding.weight"][1] == len(fed.y.attrs["names"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"data": "mnits"}, "Did you mean 'mnist'"),
+        ({"net": "resnet9"}, "Did you mean 'resnet"),
+        ({"algorithm": "fedfak-dynamic"}, "Did you mean 'fedfac-dynamic'"),
+        ({"partition": "dirichlet"}, "partition must be one of"),
+        ({"partition": "dirichlet:x"}, "partition must end in a number"),
+        ({"partition": "pathological:1.5"}, "must be an integer"),
+        ({"kappa": 1.5}, r"kappa must be a finite number in \(0, 1\]"),
+        ({"tau": "1.5"}, "tau"),
+        ({"algorithm": "random", "tau": "1.5"}, "tau"),
+        ({"algorithm": "random", "tau": "nan"}, "tau"),
+        ({"tau": "half"}, "tau must be a number, inf, -inf, mean or test, but got 'half'"),
+        ({"algorithm": "fedavg", "kappa": 0.5}, "fedavg takes no settings, but got 'kappa'"),
+        ({"options": ("components",)}, "options must look like NAME=VALUE"),
+        ({"algorithm": "fedprox", "options": ("nu=1",)}, "fedprox takes mu, but got 'nu'"),
+        ({"kappa": 0.9, "options": ("kappa=0.5",)}, "kappa is given twice"),
+        ({"estimator": "pc", "options": ("method=pa",)}, "estimator is given twice"),
+        ({"algorithm": "fedem", "options": ("components=2", "components=3")}, "once, but got 'components' twice"),
+        ({"algorithm": "fedsplit", "options": ("shared=fc1",)}, "shared must be a mapping"),
+    ],
+)
+def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"layers": ("conv7",)}, "conv7"),
+        ({"layers": ("9",)}, "9"),
+        ({"participation": 0.01}, "participation selects no client: 0.01 of 8. Use at least 0.12"),
+        ({"net": "lstm"}, "net 'lstm' takes texts, but digits holds images. Choose mlp, lenet, cnn"),
+        ({"net_options": ("hidden=x",)}, "hidden must be an integer"),
+        ({"samples": 1, "min_size": 1}, "no client has samples for all of training"),
+        ({"partition": "natural"}, "'natural' needs samples that belong to users, but those of digits do not"),
+    ],
+)
+def test_what_only_the_network_or_the_data_can_tell_is_told_too(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        experiment.run(replace(SMALL, **wrong))
+
+
+def test_hidden_layers_of_the_mlp_by_name():
+    fed, _ = experiment.federated(SMALL)
+    for given, sizes in (("hidden=5", [5, 10]), ("hidden=7,5", [7, 5, 10])):
+        assert [*nets.layers(experiment.network(replace(SMALL, net_options=(given,)), fed)).values()] == sizes
+
+
+def test_random_splits_share_what_the_threshold_would():
+    assert replace(SMALL, algorithm="random", tau="0.75").make_algorithm().settings["share"] == 0.25
+
+
+def test_evaluation_now_and_then_leaves_the_other_rounds_nan():
+    run = experiment.run(replace(SMALL, rounds=5, evaluate_every=2))
+    there = np.isfinite(run["metrics/accuracy"].values).all(1)
+    np.testing.assert_array_equal(there, [False, True, False, True, True])
+    assert np.isfinite(run["metrics/train_loss"].values).sum(1).tolist() == [4] * 5
+
+
+def test_bfloat16_trains_nearly_as_float32_does():
+    a, b = (
+        experiment.run(replace(SMALL, rounds=4, partition="iid", precision=p))["metrics/loss"][-1].mean()
+        for p in ("float32", "bfloat16")
+    )
+    assert float(a) == pytest.approx(float(b), abs=0.05)
+    assert float(a) != float(b)
+
+
+def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
+    texts = [
+        report.report(experiment.run(replace(SMALL, **settings)))
+        for settings in ({"kappa": 1.0}, {"tau": "inf"}, {"algorithm": "fedper", "masking": 1}, {})
+    ]
+    told, personal, head, usual = texts
+    assert "communalities are equal and tell nothing" in told
+    assert "communalities are equal" not in usual
+    assert "  0/200" in personal
+    assert "layer   " not in head
+    assert "nothing was masked" in head
+    assert "last evaluated round" in usual
+
+
+def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
+    out = tmp_path / "run.zarr"
+    args = ("--clients", 8, "--participation", 0.5, "--rounds", 3, "--samples", 40, "--validation", 0.2,
+            "--new-share", 0.25, "--masking", 2, "--tau", 0.5, "--out", out)  # fmt: skip
+    assert command(*args) == 0
+    said = capsys.readouterr().out
+    for text in ("fedfac-dynamic, 3 rounds, 6 clients", "MB up", "fc1 ", "did not train: global", "personal, N(0, 1)"):
+        assert text in said
+    assert "50 % of the clients active in a round" in said
+    assert command(*args, "--resume") == 0
+    assert capsys.readouterr().out == said
+    assert command("--out", out, "--resume") == 0, "the settings are those of the run"
+    assert capsys.readouterr().out == said
+    assert command("--out", out, "--resume", "--tau", 0.5, "--clients", 8) == 0
+    with pytest.raises(SystemExit):
+        command("--out", out, "--resume", "--tau", 0.75)
+    assert "was started with other settings" in capsys.readouterr().err
+    run = store.open_run(out)
+    assert isinstance(run, xr.DataTree)
+    assert run["new/accuracy"].dims == ("rule", "client")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--algorithm", "fedfak"), "Did you mean"),
+        (("--resume",), "--resume needs --out"),
+        (("--tune",), "--tune needs --config"),
+        (("--config", "nothing.toml"), "cannot be read"),
+        (("--config", "nothing.toml", "--kappa", "0.5"), "belongs into"),
+        (("--data", "mnist", "--data-dir", "nowhere"), "nowhere"),
+        (("--precision", "tf32", "--clients", "8"), "needs a CUDA device"),
+    ],
+)
+def test_the_command_says_what_was_wrong(args, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        command(*args)
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err

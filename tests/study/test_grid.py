@@ -1,0 +1,281 @@
+"""Grids of runs from a file, and tuning on validation samples."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fl_runs import command
+
+from fedstat import store
+from fedstat.fl import engine
+from fedstat.fl.algorithms import ALGORITHMS
+from fedstat.study import grid, summary
+from fedstat.study.tuning import tune
+
+GRID = """
+clients = 8
+participation = 0.5
+samples = 40
+validation = 0.2
+kappa = 0.75
+tau = 0.5
+
+[tune]
+tau = [0.25, 0.75]
+kappa = [0.5, 0.8]
+[tune.one]
+kappa = [0.8]
+
+[scale.one]
+seeds = [0, 1]
+rounds = 2
+[scale.two]
+rounds = 3
+
+[[dataset]]
+label = "a"
+one = { samples = 30 }
+[[dataset]]
+label = "b"
+partition = "iid"
+rounds = 9
+methods = ["fedavg"]
+
+[[method]]
+algorithm = "fedavg"
+[[method]]
+algorithm = "fedfac-dynamic"
+tau = 0.25
+"""
+
+
+@pytest.fixture
+def grid_file(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID)
+    return path
+
+
+def test_a_grid_crosses_data_sets_methods_and_seeds_and_each_level_overrides_the_one_above(grid_file):
+    runs = grid.cells(grid_file, scale="one")
+    assert [(r.name, r.algorithm, r.seed) for r in runs] == [
+        (label, method, seed)
+        for seed in (0, 1)
+        for label, method in (("a", "fedavg"), ("a", "fedfac-dynamic"), ("b", "fedavg"))
+    ]
+    assert {r.rounds for r in runs} == {2}
+    assert [r.samples for r in runs[:3]] == [30, 30, 40]
+    assert [(r.tau, r.kappa) for r in runs[:2]] == [(None, None), ("0.25", 0.75)]
+    assert [r.rounds for r in grid.cells(grid_file, scale="two")] == [3, 3, 3]
+    assert [r.rounds for r in grid.cells(grid_file)] == [20, 20, 9]
+
+
+def test_no_run_of_a_grid_is_made_twice_unless_other_code_made_it(grid_file, tmp_path, monkeypatch):
+    runs = grid.cells(grid_file, scale="one")[:2]
+    folder = tmp_path / "runs"
+    assert [made for *_, made in grid.run_all(runs, folder)] == [True, True]
+    assert [made for *_, made in grid.run_all(runs, folder)] == [False, False]
+    monkeypatch.setattr(store, "code", lambda *_: "other")
+    assert [made for *_, made in grid.run_all(runs, folder)] == [False, False]
+    assert [made for *_, made in grid.run_all(runs, folder, repeat=True)] == [True, True]
+    assert len(list(folder.iterdir())) == 2
+
+
+MINE = """
+from fedstat.fl.algorithm import Algorithm, Phase
+from fedstat.fl.algorithms import fedavg
+
+def mine():
+    def penalty(params, anchor):
+        return {name: FACTOR * (p - anchor[name]) for name, p in params.items()}
+    return Algorithm("mine", fedavg().sharing, phases=(Phase(penalty=penalty),))
+"""
+
+
+def mine(file: Path, factor: float):
+    """A user's algorithm, in a file or, without one, as in a notebook."""
+    text, name = MINE.replace("FACTOR", str(factor)), "<cell>"
+    if file.parent.is_dir():
+        file.write_text(text)
+        name = str(file)
+    exec(compile(text, name, "exec"), found := {"__name__": "mine"})  # noqa: S102
+    return found["mine"]
+
+
+@pytest.mark.parametrize("where", ["in a file", "in a notebook"])
+def test_a_changed_algorithm_of_a_users_own_is_other_code(where, grid_file, tmp_path, monkeypatch, capsys):
+    file = (tmp_path if where == "in a file" else tmp_path / "none") / "mine.py"
+    monkeypatch.setitem(ALGORITHMS, "mine", mine(file, 0.1))
+    text = grid_file.read_text().replace('algorithm = "fedavg"', 'algorithm = "mine"').replace('["fedavg"]', '["mine"]')
+    grid_file.write_text(text)
+    (run,) = [one for one in grid.cells(grid_file, scale="one") if one.algorithm == "mine"][:1]
+    folder = tmp_path / "runs"
+    ((_, path, _),) = grid.run_all([run], folder)
+    assert store.open_run(path).attrs["code"].startswith(f"{store.code()}+")
+    assert [made for *_, made in grid.run_all([run], folder, repeat=True)] == [False]
+    command("--config", grid_file, "--scale", "one", "--out", folder)
+    assert "other code" not in capsys.readouterr().out
+    monkeypatch.setitem(ALGORITHMS, "mine", mine(file, 0.2))
+    command("--config", grid_file, "--scale", "one", "--out", folder)
+    assert "4 stay as other code" in capsys.readouterr().out
+    assert [made for *_, made in grid.run_all([run], folder, repeat=True)] == [True]
+
+
+def test_algorithms_of_the_package_have_the_packages_code_alone():
+    settings = {"fedsplit": {"shared": {"fc1": [True, False]}}}
+    for name, make in ALGORITHMS.items():
+        assert store.code(make(**settings.get(name, {}))) == store.code(), name
+
+
+def test_a_repetition_that_was_cut_off_goes_on_beside_the_run_whose_place_it_takes(grid_file, tmp_path, monkeypatch):
+    (run,) = grid.cells(grid_file, scale="two")[1:2]
+    ((_, path, _),) = grid.run_all([run], tmp_path / "runs")
+    first = store.open_run(path).attrs["run"]
+    monkeypatch.setattr(store, "code", lambda *_: "other")
+    round_of = engine.round_of
+
+    def stop(job, state):
+        if state.round == 2:
+            raise KeyboardInterrupt
+        return round_of(job, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "round_of", stop)
+        with pytest.raises(KeyboardInterrupt):
+            list(grid.run_all([run], tmp_path / "runs", repeat=True))
+    assert store.open_run(path).attrs["run"] == first
+    assert [made for *_, made in grid.run_all([run], tmp_path / "runs", repeat=True)] == [True]
+    assert store.open_run(path).attrs["run"] != first
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == [path.name]
+
+
+def test_a_damaged_run_of_a_grid_is_made_again(grid_file, tmp_path):
+    (run,) = grid.cells(grid_file, scale="one")[:1]
+    ((_, path, _),) = grid.run_all([run], tmp_path / "runs")
+    before = store.open_run(path)["metrics/accuracy"].values
+    chunk = path / "metrics" / "accuracy" / "c.0.0"
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"?")
+    with pytest.warns(UserWarning, match="accuracy has another checksum than when it was written"):
+        assert [made for *_, made in grid.run_all([run], tmp_path / "runs")] == [True]
+    np.testing.assert_array_equal(store.open_run(path, verify=True)["metrics/accuracy"], before)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("seeds = [0, 1]", "seeds = 3", r"seeds in .* must be a list of integers, such as \[0, 1, 2\], but got 3"),
+        ("seeds = [0, 1]", "seeds = []", "must be a list of integers"),
+        ("tau = 0.25\n", "tua = 0.25\n", "data set 'a', method 'fedfac-dynamic' must be .*Did you mean 'tau'"),
+        ("tau = 0.25\n", "tau = 1.25\n", "data set 'a', method 'fedfac-dynamic': tau"),
+    ],
+)
+def test_what_is_wrong_in_a_grid_is_said_with_its_place(old, new, says, grid_file):
+    head, _, tail = GRID.rpartition(old)
+    grid_file.write_text(head + new + tail)
+    with pytest.raises(ValueError, match=says):
+        grid.cells(grid_file, scale="one")
+
+
+def test_a_run_that_diverges_does_not_keep_a_grid_from_the_others(grid_file, tmp_path, monkeypatch, capsys):
+    round_of = engine.round_of
+
+    def diverge(job, state):
+        if job.algorithm.name == "fedavg" and job.seed == 0:
+            raise FloatingPointError("training diverged in round 1.")
+        return round_of(job, state)
+
+    monkeypatch.setattr(engine, "round_of", diverge)
+    assert command("--config", grid_file, "--scale", "one", "--out", tmp_path / "runs") == 1
+    said = capsys.readouterr().err
+    assert "a, fedavg, seed 0 (digits-dirichlet-0.1-fedavg-seed0" in said
+    assert "b, fedavg, seed 0" in said
+    assert len(summary.collect(tmp_path / "runs").table) == 4
+
+
+def test_a_layer_that_a_net_lacks_is_named_with_its_run(grid_file, tmp_path):
+    grid_file.write_text(GRID.replace("tau = 0.25\n", 'layers = "fc9"\n'))
+    with pytest.raises(ValueError, match=r"data set 'a', method 'fedfac-dynamic': .*fc9"):
+        grid.cells(grid_file, scale="one")
+    grid_file.write_text(GRID)
+    run = replace(grid.cells(grid_file, scale="two")[1], participation=0.01)
+    with pytest.raises(ValueError, match=r"a, fedfac-dynamic, seed 0: participation selects no client"):
+        list(grid.run_all([run], tmp_path))
+
+
+def test_an_interrupted_run_of_a_grid_goes_on(grid_file, tmp_path, monkeypatch):
+    run = grid.cells(grid_file, scale="two")[1]
+    round_of = engine.round_of
+
+    def stop(job, state):
+        if state.round == 2:
+            raise KeyboardInterrupt
+        return round_of(job, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "round_of", stop)
+        with pytest.raises(KeyboardInterrupt):
+            list(grid.run_all([run], tmp_path / "cut"))
+    ((_, cut, _),) = grid.run_all([run], tmp_path / "cut")
+    ((_, whole, _),) = grid.run_all([run], tmp_path / "whole")
+    for name in ("accuracy", "train_loss"):
+        np.testing.assert_array_equal(store.open_run(cut)[f"metrics/{name}"], store.open_run(whole)[f"metrics/{name}"])
+
+
+def test_tuning_takes_the_best_on_validation_samples_step_by_step(grid_file, tmp_path):
+    run = grid.cells(grid_file, scale="one")[1]
+    candidates = grid.candidates(grid_file, scale="one")
+    assert candidates == {"tau": [0.25, 0.75], "kappa": [0.8]}
+    steps = list(tune(run, candidates, tmp_path / "tune", seeds=(0, 1)))
+    assert [step.name for step in steps] == ["tau", "kappa"]
+    table = steps[0].table
+    assert table["chosen"].sum() == 1
+    best = table["value"][table["validation"].idxmax()]
+    assert steps[0].settings.tau == steps[1].settings.tau == best
+    assert sorted(steps[1].table["value"]) == ["0.75", "0.8"]
+    assert len(list((tmp_path / "tune").iterdir())) == 6
+    with pytest.raises(ValueError, match="tuning needs validation samples"):
+        list(tune(replace(run, validation=0.0), candidates, tmp_path))
+    with pytest.raises(ValueError, match="fedavg does not take tau"):
+        list(tune(replace(run, algorithm="fedavg", tau=None, kappa=None), candidates, tmp_path))
+
+
+def test_tuning_does_not_look_at_test_samples(grid_file, tmp_path, monkeypatch):
+    run = grid.cells(grid_file, scale="one")[1]
+    candidates = {"tau": [0.2, 0.4, 0.6, 0.8]}
+    row = summary.row
+    rank = {"0.2": 0.9, "0.4": 0.1, "0.6": 0.5, "0.8": 0.3}
+
+    def against(tree):
+        """Test accuracies that rank the other way round."""
+        found = row(tree)
+        by_tau = rank[json.loads(tree.attrs["config"])["tau"]]
+        return found | {"validation": by_tau, "validated": 1 - by_tau, "best10": 1 - by_tau, "last10": 1 - by_tau}
+
+    monkeypatch.setattr(summary, "row", against)
+    (step,) = tune(run, candidates, tmp_path, seeds=(0,))
+    assert step.settings.tau == "0.2"
+
+
+def test_the_command_runs_a_grid_once(grid_file, tmp_path, capsys):
+    out = tmp_path / "runs"
+    assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
+    assert "6 runs in" in capsys.readouterr().out
+    assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
+    assert "0 of them made now" in capsys.readouterr().out
+
+
+def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_path, capsys):
+    how = ("--config", grid_file, "--scale", "one", "--tune", "--out", tmp_path / "tune")
+    assert command(*how) == 0
+    said = capsys.readouterr().out
+    headings = [line for line in said.splitlines() if line.endswith("seeds 0, 1")]
+    assert headings == [f"a, fedfac-dynamic: {step}, seeds 0, 1" for step in ("tau", "kappa")]
+    assert said.count("True") == 2
+    grid_file.write_text(GRID.replace('"fedfac-dynamic"\ntau = 0.25', '"fedper"'))
+    with pytest.raises(SystemExit):
+        command(*how)
+    assert "takes tau, kappa: tune fedfac-dynamic, say" in capsys.readouterr().err

@@ -1,0 +1,35 @@
+"""Small labelled data and settings of ``fl.train``, and the comparison of two of its runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from fedstat.fl import nets
+
+NET = nets.mlp([6, 10, 1])
+SETTINGS = {"batch_size": 4, "local_epochs": 2, "participation": 0.6, "seed": 5, "lr": 0.1}
+
+
+def dense(clients=5, n_train=24, n_test=8, d=6, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(clients, n_train + n_test, d))
+    y = (x[..., 0] + rng.normal(size=(clients, 1)) * x[..., 1] > 0).astype(int)
+    split = np.array(["train"] * n_train + ["test"] * n_test, object)
+    return xr.Dataset(
+        {"x": (("client", "sample", "feature"), x), "y": (("client", "sample"), y)}, coords={"split": ("sample", split)}
+    )
+
+
+def three_splits():
+    data = dense(n_train=28)
+    return data.assign_coords(
+        split=("sample", np.repeat(np.array(["train", "validation", "test"], object), [24, 4, 8]))
+    )
+
+
+def same(a, b):
+    for group in a.groups:
+        for name, values in a[group].data_vars.items():
+            if name != "seconds":
+                np.testing.assert_array_equal(values, b[group][name], err_msg=f"{group}/{name}")
