@@ -1,4 +1,4 @@
-"""Clients' samples as rows of one tensor, and the plan of which rows stand in which batch."""
+"""Clients' samples as rows of one tensor, and the schedule of which rows stand in which batch."""
 
 from __future__ import annotations
 
@@ -24,16 +24,31 @@ class Rows(NamedTuple):
     y : int64 Tensor (sample,)
     start : int array (client + 1,)
         Client c holds rows start[c] to start[c + 1].
+    numbers : int array (client,), optional
+        Clients' numbers in the whole, where these are some of them.
     """
 
     x: Tensor
     y: Tensor
     start: np.ndarray
+    numbers: np.ndarray | None = None
 
     @property
     def sizes(self) -> np.ndarray:
         """Number of samples of each client."""
         return np.diff(self.start)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Numbers (client,) that name the clients' random streams."""
+        return np.arange(len(self.start) - 1) if self.numbers is None else self.numbers
+
+
+def part(data: Rows, clients: np.ndarray) -> Rows:
+    """Samples of some clients, who keep the numbers that name their random streams."""
+    x, y = ([a[data.start[c] : data.start[c + 1]] for c in clients] for a in (data.x, data.y))
+    start = np.concatenate([[0], np.cumsum(data.sizes[clients])])
+    return Rows(torch.cat(x), torch.cat(y), start, data.ids[clients])
 
 
 def digest(*parts: Rows) -> str:
@@ -46,8 +61,8 @@ def digest(*parts: Rows) -> str:
     return found.hexdigest()[:16]
 
 
-class Plan(NamedTuple):
-    """Batches of some clients, who stand by falling number of samples, so that step s concerns a prefix of them.
+class Schedule(NamedTuple):
+    """Batches of some clients, in the order of descending numbers of samples, so that step s concerns a prefix of them.
 
     Attributes
     ----------
@@ -64,29 +79,29 @@ class Plan(NamedTuple):
     live: np.ndarray
 
 
-def rows_of(data: xr.Dataset, split: str, device: torch.device) -> Rows:
-    """Take one split ("train", "test", ...) of a federated data set.
+def rows_of(data: xr.Dataset, subset: str, device: torch.device) -> Rows:
+    """Take one subset ("train", "test", ...) of a federated data set.
 
     Parameters
     ----------
     data : Dataset
         Either dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate
-        ``client`` (sample). A coordinate ``split`` (sample) tells the splits apart; without it all is "train".
-    split : str
+        ``client`` (sample). A coordinate ``split`` (sample) tells the subsets apart; without it all is "train".
+    subset : str
     device : torch.device
 
     Raises
     ------
     ValueError
-        If x or y is missing, inputs are not finite, or a client has no sample in this split.
+        If x or y is missing, inputs are not finite, or a client has no sample in this subset.
     """
     for name in ("x", "y"):
         if name not in data:
             raise ValueError(f"the data must hold variables x and y, but {name} is missing; it has {list(data)}")
     names = _clients(data)
     if "split" in data.coords:
-        data = data.isel(sample=np.flatnonzero(data["split"].to_numpy() == split))
-    elif split != "train":
+        data = data.isel(sample=np.flatnonzero(data["split"].to_numpy() == subset))
+    elif subset != "train":
         data = data.isel(sample=slice(0, 0))
     x, y = data["x"], data["y"]
     if "client" in x.dims:
@@ -101,11 +116,11 @@ def rows_of(data: xr.Dataset, split: str, device: torch.device) -> Rows:
         x_rows, y_rows = x.transpose("sample", ...).to_numpy()[order], y.to_numpy()[order]
     empty = np.flatnonzero(np.diff(start) == 0)
     if empty.size or len(start) == 1:
-        raise ValueError(f"every client needs {split} samples, but client(s) {names[empty][:5].tolist()} have none")
+        raise ValueError(f"every client needs {subset} samples, but client(s) {names[empty][:5].tolist()} have none")
     if np.issubdtype(x_rows.dtype, np.floating) and not np.isfinite(x_rows).all():
         bad = int(np.flatnonzero(~np.isfinite(x_rows).reshape(len(x_rows), -1).all(1))[0])
         client_of = names[np.searchsorted(start, bad, side="right") - 1]
-        raise ValueError(f"x must be finite, but client {client_of} has NaN or infinite values in its {split} samples")
+        raise ValueError(f"x must be finite, but client {client_of} has NaN or infinite values in its {subset} samples")
     inputs = torch.from_numpy(np.ascontiguousarray(x_rows))
     if inputs.is_floating_point():
         inputs = inputs.float()
@@ -135,7 +150,7 @@ def _classes(y: np.ndarray) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def plan(
+def schedule(
     data: Rows,
     clients: Sequence[int] | np.ndarray,
     *,
@@ -143,42 +158,48 @@ def plan(
     batch_size: int | None,
     seed: int,
     key: tuple[int | str, ...],
-) -> Plan:
+    steps: int | None = None,
+) -> Schedule:
     """Shuffle each client's samples anew in every epoch and cut them into batches; the last may be smaller.
 
-    The shuffle of a client depends on (seed, key, client) alone: not on the other clients, the chunk or the device.
+    The shuffle of a client depends on (seed, key, its number) alone: not on the other clients, the chunk or the device.
 
     Parameters
     ----------
     data : Rows
     clients : sequence of int
-        By falling number of samples.
+        By descending number of samples.
     epochs : int
     batch_size : int or None
         None takes all of a client's samples as one batch.
     seed : int
     key : tuple
         Names the stream, usually ("batches", round).
+    steps : int, optional
+        Batches of every client, instead of epochs.
     """
     sizes = data.sizes[np.asarray(clients)]
     size = np.minimum(sizes if batch_size is None else batch_size, sizes)
-    steps = epochs * -(-sizes // size)
-    rows = np.full((len(sizes), steps.max(), size.max()), -1)
+    each = -(-sizes // size)  # batches an epoch
+    repeats = np.full(len(sizes), epochs) if steps is None else -(-steps // each)
+    n = repeats * each if steps is None else np.full(len(sizes), steps)
+    rows = np.full((len(sizes), n.max(), size.max()), -1)
+    ids = data.ids
     for i, c in enumerate(clients):
-        rng = _random.generator(seed, *key, int(c))
-        shuffled = rng.permuted(np.tile(np.arange(data.start[c], data.start[c + 1]), (epochs, 1)), axis=1)
-        full = steps[i] // epochs * size[i]
+        rng = _random.generator(seed, *key, int(ids[c]))
+        shuffled = rng.permuted(np.tile(np.arange(data.start[c], data.start[c + 1]), (repeats[i], 1)), axis=1)
+        full = each[i] * size[i]
         if full > sizes[i]:
             shuffled = np.pad(shuffled, ((0, 0), (0, full - sizes[i])), constant_values=-1)
-        rows[i, : steps[i], : size[i]] = shuffled.reshape(steps[i], size[i])
+        rows[i, : n[i], : size[i]] = shuffled.reshape(-1, size[i])[: n[i]]
     rows = np.ascontiguousarray(rows.swapaxes(0, 1))
     real = rows >= 0
     weight = real / np.maximum(real.sum(-1, keepdims=True), 1)
     device = data.x.device
-    return Plan(
+    return Schedule(
         torch.from_numpy(np.maximum(rows, 0)).to(device),
         torch.from_numpy(weight.astype(np.float32)).to(device),
-        (steps > np.arange(steps.max())[:, None]).sum(1),
+        (n > np.arange(n.max())[:, None]).sum(1),
     )
 
 

@@ -11,10 +11,12 @@ import torch
 
 from fedstat.fl import halves, nets
 from fedstat.fl.algorithm import Choice, Phase
-from fedstat.fl.job import Job, State, active, by_size, personal
-from fedstat.fl.local_training import train_chunk
+from fedstat.fl.job import Job
+from fedstat.fl.local_training import finetune
 from fedstat.fl.nets import Params
+from fedstat.fl.participation import active, by_size
 from fedstat.fl.scores import measured, table
+from fedstat.fl.state import State, personal
 from fedstat.stats import components
 
 
@@ -133,7 +135,7 @@ def _alone(
 
 def _trained(job: Job, state: State, clients: np.ndarray, start: Params, phases: tuple[Phase, ...]) -> Params:
     trained = {name: p.clone() for name, p in start.items()}
-    train_chunk(job, trained, clients, phases, key=("finetune", state.round))
+    finetune(job, state, trained, clients, phases)
     return trained
 
 

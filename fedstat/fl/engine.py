@@ -1,4 +1,4 @@
-"""The round: download, local steps, split, aggregation by mask. Pure functions of a job and a state."""
+"""The round: download, local steps, sharing, aggregation by mask. Pure functions of a job and a state."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from fedstat import _random
-from fedstat.fl import halves, masks
-from fedstat.fl.algorithm import Phase, Sharing, Start, Uploads
-from fedstat.fl.job import Job, State, active, by_size, personal
-from fedstat.fl.local_training import local_training
+from fedstat.fl import checks, halves, masks
+from fedstat.fl.aggregate import Sent
+from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
+from fedstat.fl.job import Job
+from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
+from fedstat.fl.participation import active, by_size
+from fedstat.fl.scores import losses_of
+from fedstat.fl.state import State, personal, remembered
 
 __all__ = ["Job", "Round", "State", "active", "personal", "round_of", "start", "step"]
 
@@ -25,17 +29,20 @@ class Round(NamedTuple):
 
     Attributes
     ----------
-    clients : int array (active,)
-        By falling number of training samples.
-    after : Params (active, ...)
-        Their parameters as they left local training.
+    uploads : Uploads
+        Of the active clients, by descending number of training samples.
     loss : Tensor (active,)
         Mean loss of their batches.
+    sent : Params (active, ...)
+        What was averaged or mixed of them where entries are shared.
+    mixture : Tensor (active, active) or None
+        The mixing matrix, where the algorithm mixes.
     """
 
-    clients: np.ndarray
-    after: Params
+    uploads: Uploads
     loss: Tensor
+    sent: Params
+    mixture: Tensor | None
 
 
 def start(job: Job) -> State:
@@ -44,59 +51,65 @@ def start(job: Job) -> State:
     Raises
     ------
     ValueError
-        If the method's split has no bool mask that broadcasts against (client, *shape) for every parameter.
+        If the method's sharing has no bool mask that broadcasts against (client, *shape) for every parameter, or what
+        one of its functions returns does not fit.
     """
     server = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
 
     alone = State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
-    fresh = replace(job, optimizer_state="reset")
+    fresh = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
 
     def pretrain(epochs: int | None) -> Params:
         order = by_size(job.train, np.arange(job.clients))
-        trained, _, _ = local_training(fresh, alone, order, (Phase(epochs),))
+        trained = local_training(fresh, alone, order, (Phase(epochs),)).params
         return {name: p[np.argsort(order)] for name, p in trained.items()}
 
     def pretrain_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
         some = np.flatnonzero(job.train.sizes >= 2)
         return halves.trained(fresh, alone, some, (Phase(epochs),))
 
-    split = job.algorithm.sharing(Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves))
-    masks.require(job.net, split.shared, job.clients, job.algorithm.name)
-    if job.algorithm.uploads:
-        masks.require(job.net, job.algorithm.uploads(job.net, split), job.clients, f"{job.algorithm.name}, uploads")
-    kept = _kept(job, split)
-    _require_kept(job, kept, split)
-    params = {name: (server[name] if at is None else server[name][at]) for name, at in kept.items()}
+    algorithm = job.algorithm
+    before = Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves)
+    sharing = algorithm.sharing(before)
+    masks.require(job.net, sharing.shared, job.clients, algorithm.name)
+    own = _own(job, sharing)
+    _require_own(job, own, sharing)
+    params = {name: (server[name] if at is None else server[name][at]) for name, at in own.items()}
     params = {name: p.expand(job.clients, *p.shape).clone() for name, p in params.items()}
     optimizer: Params = {}
     if job.optimizer_state == "keep":
         optimizer = job.optimizer.init({name: p.expand(job.clients, *p.shape) for name, p in server.items()})
-    return State(0, params, kept, server, split, optimizer)
+    memory = algorithm.memory(before) if algorithm.memory else Memory()
+    checks.memory(memory, job.clients, algorithm.name)
+    state = State(0, params, own, server, sharing, optimizer, memory, job.aggregator.init(server))
+    clients = by_size(job.train, active(job, 0))[:2]
+    checks.trial(job, _uploads(job, state, clients, personal(job, state, clients)), sharing)
+    return state
 
 
-def _kept(job: Job, split: Sharing) -> dict[str, Tensor | None]:
-    """Units of each parameter of which clients' own copies have to be kept."""
+def _own(job: Job, sharing: Sharing) -> dict[str, Tensor | None]:
+    """Units of each parameter of which clients have copies of their own."""
     algorithm = job.algorithm
-    if algorithm.mix:  # every client has a mixture of its own, of shared entries too
+    if algorithm.mix or (algorithm.receive and not algorithm.keeps):  # of shared entries, too
         return dict.fromkeys(job.net.shapes)
-    if algorithm.reshare:
+    if algorithm.reshare or algorithm.receive:
         return dict.fromkeys(algorithm.keeps(job.net) if algorithm.keeps else job.net.shapes)
-    kept: dict[str, Tensor | None] = {}
-    for name, mask in split.shared.items():
+    own: dict[str, Tensor | None] = {}
+    for name, mask in sharing.shared.items():
         shape = job.net.shapes[name]
         if bool(mask.all()):
             continue
         by_unit = mask.shape == (shape[0], *(1,) * (len(shape) - 1))
-        kept[name] = torch.nonzero(~mask.flatten()).squeeze(1) if by_unit else None
-    return kept
+        own[name] = torch.nonzero(~mask.flatten()).squeeze(1) if by_unit else None
+    return own
 
 
-def _require_kept(job: Job, kept: Collection[str], split: Sharing) -> None:
-    for name, mask in split.shared.items():
-        if name not in kept and not bool(mask.all()):
+def _require_own(job: Job, own: Collection[str], sharing: Sharing) -> None:
+    for name, mask in sharing.shared.items():
+        if name not in own and not bool(mask.all()):
             raise ValueError(
                 f"method {job.algorithm.name!r} makes entries of {name!r} personal, but its keeps(net) names only "
-                f"{list(kept)}. Name every parameter that may turn personal, or leave keeps out."
+                f"{list(own)}. Name every parameter that may turn personal, or leave keeps out."
             )
 
 
@@ -106,64 +119,134 @@ def step(job: Job, state: State) -> State:
 
 
 def round_of(job: Job, state: State) -> tuple[State, Round]:
-    """One communication round: download, local training, split, aggregation (FedFac Alg. 1 and 2).
+    """One communication round: download, local training, sharing, aggregation (FedFac Alg. 1 and 2).
 
     Raises
     ------
     ValueError
-        If the new split is no mask of every parameter, or makes entries personal of which no copies are kept.
+        If the new sharing is no mask of every parameter, or makes entries personal of which no copies are kept; if what
+        a function of the method returns does not fit.
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
     algorithm = job.algorithm
     clients = by_size(job.train, active(job, state.round))
-    after, optimizer, loss = local_training(job, state, clients, job.phases)
-    sizes = torch.from_numpy(job.train.sizes[clients]).to(job.device, torch.float32)
-    weights = sizes / sizes.sum()
-    mean = {name: torch.mv(p.flatten(1).T, weights).view(p.shape[1:]) for name, p in after.items()}
-    _require_finite(mean, after, loss, clients, state.round + 1)
-
-    uploads = Uploads(
-        job.net, state.round, job.seed, clients, weights, lambda: personal(job, state, clients), after, state.sharing
-    )
-    split = state.sharing
+    trained = local_training(job, state, clients, job.phases)
+    _require_finite(trained, clients, state.round + 1)
+    uploads = _uploads(job, state, clients, trained.params)
+    sharing = state.sharing
     if algorithm.reshare:
-        split = algorithm.reshare(uploads)
-        masks.require(job.net, split.shared, job.clients, algorithm.name)
-        _require_kept(job, state.kept, split)
-    done = Round(clients, dict(after), loss)
+        sharing = algorithm.reshare(uploads)
+        masks.require(job.net, sharing.shared, job.clients, algorithm.name)
+        _require_own(job, state.own, sharing)
+    sent, models, mixture = dict(trained.params), trained.params, None
+    if algorithm.send:
+        sent |= checks.sent(algorithm.send(uploads), uploads, sharing, algorithm.name)
     if algorithm.mix:
         mixture = algorithm.mix(uploads)
-        for name, p in after.items():
-            shared = masks.of_clients(split.shared[name], p.ndim - 1, clients)
-            after[name] = torch.where(shared, torch.tensordot(mixture, p, 1), p)
-    server = {name: _server_step(job, state, split.shared[name], name, mean[name]) for name in mean}
-    params = {name: after[name] if at is None else after[name][:, at] for name, at in state.kept.items()}
+        models = _mixed(job, uploads, sharing, sent, mixture)
+    server, aggregated = _aggregate(job, state, uploads, sharing, sent)
+    memory = _remember(job, state, uploads)
+    at = torch.from_numpy(clients).to(job.device)
+    params = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
     if len(clients) < job.clients or (clients[1:] < clients[:-1]).any():
-        at = torch.from_numpy(clients).to(job.device)
         params = {name: state.params[name].index_copy(0, at, p) for name, p in params.items()}
-    return State(state.round + 1, params, state.kept, server, split, optimizer), done
+    new = State(state.round + 1, params, state.own, server, sharing, trained.optimizer, memory, aggregated)
+    return new, Round(uploads, trained.loss, sent, mixture)
 
 
-def _server_step(job: Job, state: State, shared: Tensor, name: str, mean: Tensor) -> Tensor:
-    """W ← W + η_g (mean − W) where an entry stays shared, the mean where it turns shared, the old copy elsewhere.
+def _uploads(job: Job, state: State, clients: np.ndarray, after: Params) -> Uploads:
+    sizes = torch.from_numpy(job.train.sizes[clients]).to(job.device, torch.float32)
 
-    Where masks differ between clients, an entry is shared if some client shares it; the mean is of all active clients.
+    def evaluate(models: Params, some: np.ndarray) -> Tensor:
+        return losses_of(job, models, np.asarray(some))
+
+    return Uploads(
+        job.net,
+        state.round,
+        job.seed,
+        clients,
+        sizes / sizes.sum(),
+        lambda: personal(job, state, clients),
+        after,
+        state.sharing,
+        state.server,
+        remembered(state, clients),
+        evaluate,
+    )
+
+
+def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent: Params) -> tuple[Params, object]:
+    """The server's copy after the round, of every entry, and the aggregator's state.
+
+    W ← W + η_g (mean − W) where an entry stays shared, the mean where it turns shared, the old copy elsewhere. Where
+    masks differ between clients, an entry is shared if some client shares it; the mean is of all active clients.
     """
-    old, was = state.server[name], masks.by_some(state.sharing.shared[name], mean.ndim)
-    moved = torch.where(was, torch.lerp(old, mean, job.server_lr), mean)
-    return torch.where(masks.by_some(shared, mean.ndim), moved, old)
+    algorithm, clients = job.algorithm, uploads.clients
+    shared = {name: masks.by_some(sharing.shared[name], p.ndim) for name, p in state.server.items()}
+    values = {name: p for name, p in sent.items() if bool(shared[name].any())}
+    sizes = job.train.sizes[clients]
+    own = None
+    if algorithm.weights:
+        own = checks.weights(algorithm.weights(sizes, clients), len(clients), job.device, algorithm.name)
+    found, aggregated = job.aggregator.apply(
+        Sent(
+            values,
+            {name: state.server[name] for name in values},
+            {name: shared[name] for name in values},
+            torch.from_numpy(sizes).to(job.device, torch.float32),
+            own,
+            job.train.ids[clients],
+            state.round,
+            job.seed,
+        ),
+        state.aggregator,
+    )
+    server = dict(state.server)
+    for name, new in found.values.items():
+        old, was = state.server[name], masks.by_some(state.sharing.shared[name], new.ndim)
+        moved = torch.where(was, torch.lerp(old, new, job.server_lr), new)
+        server[name] = torch.where(shared[name], moved, old)
+    return server, aggregated
 
 
-def _require_finite(mean: Params, after: Params, loss: Tensor, clients: np.ndarray, number: int) -> None:
+def _mixed(job: Job, uploads: Uploads, sharing: Sharing, sent: Params, mixture: Tensor) -> Params:
+    """Active clients' models with their own mixture of what was sent where entries are shared."""
+    models = dict(uploads.after)
+    before = uploads.before() if job.server_lr != 1 else {}
+    for name, p in sent.items():
+        mask = sharing.shared[name]
+        if not bool(mask.any()):
+            continue
+        new = torch.tensordot(mixture, p, 1)
+        if before:
+            new = torch.lerp(before[name], new, job.server_lr)
+        models[name] = torch.where(masks.of_clients(mask, p.ndim - 1, uploads.clients), new, uploads.after[name])
+    return models
+
+
+def _remember(job: Job, state: State, uploads: Uploads) -> Memory:
+    """The memory after the round."""
+    if not job.algorithm.remember:
+        return state.memory
+    found = job.algorithm.remember(uploads)
+    checks.remembered(found, uploads.memory, job.algorithm.name)
+    at = torch.from_numpy(uploads.clients).to(job.device)
+    return Memory(
+        {name: p.index_copy(0, at, found.clients[name]) for name, p in state.memory.clients.items()},
+        dict(found.server),
+    )
+
+
+def _require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:
     def diverged(what: str, bad: np.ndarray) -> FloatingPointError:
         return FloatingPointError(
             f"training diverged in round {number}: {what} of client {int(clients[bad].min())} is not finite "
             f"({int(bad.sum())} of {len(clients)} active clients). Lower the learning rate, or scale the inputs."
         )
 
-    for name, total in mean.items():
-        if not bool(torch.isfinite(total).all()):
-            raise diverged(name, ~torch.isfinite(after[name].flatten(1)).all(1).cpu().numpy())
-    if not bool(torch.isfinite(loss).all()):
-        raise diverged("the loss", ~torch.isfinite(loss).cpu().numpy())
+    for name, p in trained.params.items() if not trained.finite.all() else ():
+        if (bad := ~torch.isfinite(p.flatten(1)).all(1).cpu().numpy()).any():
+            raise diverged(name, bad)
+    if not bool(torch.isfinite(trained.loss).all()):
+        raise diverged("the loss", ~torch.isfinite(trained.loss).cpu().numpy())

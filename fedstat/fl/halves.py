@@ -9,12 +9,14 @@ import numpy as np
 import torch
 
 from fedstat import _random
-from fedstat.fl import masks, nets
+from fedstat.fl import masks, nets, participation
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job, State, active, by_size
+from fedstat.fl.job import Job
 from fedstat.fl.local_training import local_training
 from fedstat.fl.nets import Net, Params
+from fedstat.fl.participation import active, by_size
+from fedstat.fl.state import State
 from fedstat.stats import components
 from fedstat.stats.components import Parts
 
@@ -33,19 +35,21 @@ def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[
     rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     sizes = np.zeros((2, len(data.sizes)), int)
     for c in np.sort(clients):
-        shuffled = _random.generator(seed, "halves", number, int(c)).permutation(data.sizes[c]) + data.start[c]
+        shuffled = (
+            _random.generator(seed, "halves", number, int(data.ids[c])).permutation(data.sizes[c]) + data.start[c]
+        )
         for i, half in enumerate(np.split(shuffled, [-(-len(shuffled) // 2)])):
             rows[i].append(half)
             sizes[i, c] = len(half)
     parts = []
     for taken, n in zip(rows, sizes, strict=True):
         at = torch.from_numpy(np.concatenate(taken)).to(data.x.device)
-        parts.append(Rows(data.x[at], data.y[at], np.concatenate([[0], np.cumsum(n)])))
+        parts.append(Rows(data.x[at], data.y[at], np.concatenate([[0], np.cumsum(n)]), data.numbers))
     return parts[0], parts[1]
 
 
 def divisible(job: Job, number: int) -> np.ndarray:
-    """Clients active in round ``number`` that have samples for two halves, by falling number of samples."""
+    """Clients active in round ``number`` that have samples for two halves, by descending number of samples."""
     clients = by_size(job.train, active(job, number))
     return clients[job.train.sizes[clients] >= 2]
 
@@ -58,7 +62,7 @@ def fewest(job: Job) -> int:
 def require(job: Job, what: str, least: int) -> None:
     """ValueError unless every round has as many active clients whose samples can be divided."""
     single = int((job.train.sizes < 2).sum())
-    k = round(job.participation * job.clients)
+    k = participation.fewest(job.participation, job.clients)
     if k - single < least:
         lone = f", of which {single} of the {job.clients} clients have one training sample" if single else ""
         raise ValueError(
@@ -83,17 +87,17 @@ def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ..
     Returns
     -------
     models : Params (k, 2, ...)
-        Of the clients by rising number; without buffers.
+        Of the clients by ascending number; without buffers.
     covariate : array (k,) or None
         Their numbers of samples where they differ: who has more makes more steps, which is no knowledge.
     """
     clients = np.sort(clients)
     data = halves(job.train, clients, seed=job.seed, number=state.round)
     order = by_size(data[0], clients)
-    both = [local_training(replace(job, train=half), state, order, phases)[0] for half in data]
-    rising = torch.from_numpy(np.argsort(order)).to(job.device)
+    both = [local_training(replace(job, train=half), state, order, phases).params for half in data]
+    ascending = torch.from_numpy(np.argsort(order)).to(job.device)
     names = [name for name in job.net.shapes if name not in job.net.buffers]
-    models = {name: torch.stack([half[name][rising] for half in both], 1) for name in names}
+    models = {name: torch.stack([half[name][ascending] for half in both], 1) for name in names}
     return models, covariate(job.train.sizes[clients])
 
 
@@ -103,7 +107,7 @@ def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]
     Entries of a client's own take no part, nor do layers without others: both halves start from what the client has
     learnt before, noise and all, so that their having it in common shows nothing.
     """
-    if job.algorithm.mix:  # every client downloads a mixture of its own
+    if job.algorithm.mix or job.algorithm.receive:  # every client downloads a model of its own
         return {}
     models, x = trained(job, state, clients, phases)
     found: dict[str, Parts] = {}

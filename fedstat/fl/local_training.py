@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedstat import _check
+from fedstat import _check, _random
 from fedstat.fl import batches
-from fedstat.fl.algorithm import Mask, Phase
-from fedstat.fl.job import Job, State, each_chunk, personal
+from fedstat.fl.algorithm import Mask, Memory, Phase, Samples
+from fedstat.fl.batches import Schedule
+from fedstat.fl.chunks import each_chunk
+from fedstat.fl.job import Job
 from fedstat.fl.losses import Loss
-from fedstat.fl.nets import Gradient, Params
+from fedstat.fl.nets import Params
 from fedstat.fl.optim import Optimizer
+from fedstat.fl.state import State, personal, remembered
 
 
-def local_training(
-    job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]
-) -> tuple[Params, Params, Tensor]:
+class Trained(NamedTuple):
+    """Clients after local training.
+
+    Attributes
+    ----------
+    params : Params (active, ...)
+    optimizer : Params (client, ...)
+        Optimiser state of all clients, empty if it does not last.
+    loss : Tensor (active,)
+        Mean loss of a client's batches, each before its step; 0 unless the job tracks it.
+    finite : bool array (active,)
+        False for clients of a chunk in which some parameter is not finite.
+    """
+
+    params: Params
+    optimizer: Params
+    loss: Tensor
+    finite: np.ndarray
+
+
+def local_training(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> Trained:
     """Download and train some clients.
 
     Parameters
@@ -27,31 +49,57 @@ def local_training(
     job : Job
     state : State
     clients : int array (active,)
-        By falling number of training samples.
+        By descending number of training samples.
     phases : tuple of Phase
-
-    Returns
-    -------
-    after : Params (active, ...)
-        Parameters as trained.
-    optimizer : Params (client, ...)
-        Optimiser state of all clients, empty if it is not kept.
-    loss : Tensor (active,)
-        Mean loss of a client's batches, each before its step; 0 unless the job tracks it.
     """
     after = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
     optimizer = {name: p.clone() for name, p in state.optimizer.items()}
     loss = torch.zeros(len(clients), device=job.device)
+    finite = np.ones(len(clients), bool)
 
     def work(span: slice) -> None:
-        chunk = personal(job, state, clients[span], {name: p[span] for name, p in after.items()})
-        kept = {name: p[clients[span]] for name, p in optimizer.items()}
-        loss[span] = train_chunk(job, chunk, clients[span], phases, key=("batches", state.round), kept=kept)
-        for name, p in kept.items():
+        params = personal(job, state, clients[span], {name: p[span] for name, p in after.items()})
+        moments = {name: p[clients[span]] for name, p in optimizer.items()}
+        memory = remembered(state, clients[span])
+        loss[span] = train_chunk(
+            job, params, clients[span], phases, key=("batches", state.round), optimizer=moments, memory=memory
+        )
+        ends = torch.stack([end for p in params.values() for end in torch.aminmax(p)])  # in the core's cache
+        finite[span] = bool(torch.isfinite(ends).all())
+        for name, p in moments.items():
             optimizer[name][clients[span]] = p
 
     each_chunk(job, len(clients), work)
-    return after, optimizer, loss
+    return Trained(after, optimizer, loss, finite)
+
+
+def finetune(job: Job, state: State, params: Params, clients: np.ndarray, phases: tuple[Phase, ...]) -> None:
+    """Fine-tune one chunk of clients, in place, to the models that they predict with."""
+    train_chunk(job, params, clients, phases, key=("finetune", state.round), memory=remembered(state, clients))
+
+
+class _Chunk(NamedTuple):
+    """Some clients in local training.
+
+    Attributes
+    ----------
+    params, optimizer, download : Params (client, ...)
+        As they are, the optimiser's state, and as they were before training (empty if no phase asks).
+    clients : int array (client,)
+    memory : Memory
+    held : mapping from name to (bool Tensor, Tensor (client, ...))
+        Entries that do not move, and where they are.
+    loss : Tensor (client,)
+        Sum of the batches' losses.
+    """
+
+    params: Params
+    optimizer: Params
+    download: Params
+    clients: np.ndarray
+    memory: Memory
+    held: dict[str, tuple[Tensor, Tensor]]
+    loss: Tensor
 
 
 def train_chunk(
@@ -61,8 +109,9 @@ def train_chunk(
     phases: tuple[Phase, ...],
     *,
     key: tuple[int | str, ...],
-    kept: Params | None = None,
+    optimizer: Params | None = None,
     frozen: Mask | None = None,
+    memory: Memory = Memory(),  # noqa: B008
 ) -> Tensor:
     """Local training of one chunk of clients, in place; the mean loss of their batches (client,), if tracked.
 
@@ -71,57 +120,140 @@ def train_chunk(
     job : Job
     params : Params (client, ...)
     clients : int array (client,)
-        By falling number of training samples.
+        By descending number of training samples.
     phases : tuple of Phase
     key : tuple
         Names the stream of the batches.
-    kept : Params, optional
+    optimizer : Params, optional
         Optimiser state to go on with; changed in place.
     frozen : Mask, optional
         Entries that stay as they are; without rows of clients.
+    memory : Memory
+        Of these clients.
     """
-    state = kept or job.optimizer.init(params)
-    total, batches_seen = torch.zeros(len(clients), device=job.device), np.zeros(len(clients))
-    held = {name: (mask, params[name].clone()) for name, mask in (frozen or {}).items() if bool(mask.any())}
+    asked = any(phase.anchor != "phase" for phase in phases)
+    chunk = _Chunk(
+        params,
+        optimizer or job.optimizer.init(params),
+        _copy(params) if asked else {},
+        clients,
+        memory,
+        {name: (mask, params[name].clone()) for name, mask in (frozen or {}).items() if bool(mask.any())},
+        torch.zeros(len(clients), device=job.device),
+    )
+    seen = np.zeros(len(clients))
     for position, phase in enumerate(phases):
-        own = None if phase.weigh is None else _weigh(job, phase, params, clients)
-        epochs = job.local_epochs if phase.epochs is None else phase.epochs
-        trained = phase.moves(job.net)
-        if not trained or epochs == 0:
-            continue
-        anchor = {name: p.clone() for name, p in params.items()} if phase.penalty else {}
-        rule = _scaled(job.optimizer, phase.lr)
-        lr = None if phase.penalty else rule.plain_lr
-        grads = {name: torch.zeros_like(params[name]) for name in trained} if lr is None else {}
-        plan = batches.plan(
-            job.train, clients, epochs=epochs, batch_size=job.batch_size, seed=job.seed, key=(*key, position)
-        )
-        batches_seen += (plan.live > np.arange(len(clients))[:, None]).sum(1)
-        y, live = job.train.y[plan.rows], 0
-        for s, k in enumerate(plan.live):
-            if k != live:  # the first k clients still have batches; views of them, made anew when k falls
-                live, now = k, _first(params, k)
-                into, before, optimizer = _first(grads, k), _first(anchor, k), _first(state, k)
-                if lr is not None:
-                    into = {name: now[name] for name in trained}
-            rows, weight = plan.rows[s, :k], plan.weight[s, :k]
-            x = job.train.x.index_select(0, rows.flatten()).view(*rows.shape, *job.train.x.shape[1:])
-            extra = () if own is None else (_of_rows(own[:k], rows, job.train.start[clients[:k]]),)
-            gradient = partial(_gradient, job.loss, y[s, :k], weight, extra, total[:k] if job.track else None)
+        seen += _stretch(job, phase, chunk, (*key, position))
+    return chunk.loss / torch.from_numpy(np.maximum(seen, 1)).to(chunk.loss)
+
+
+def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) -> np.ndarray:
+    """One phase; the number of batches (client,)."""
+    params, clients = chunk.params, chunk.clients
+    own = None if phase.weigh is None else _weigh(job, phase, chunk)
+    epochs = job.local_epochs if phase.epochs is None else phase.epochs
+    trained = phase.moves(job.net)
+    if not trained or (epochs == 0 and phase.steps is None):
+        return np.zeros(len(clients))
+    anchor = _anchor(phase, chunk)
+    rule = _scaled(job.optimizer, phase.lr)
+    lr = None if phase.penalty or phase.direction else rule.plain_lr
+    grads = {name: torch.zeros_like(params[name]) for name in trained} if lr is None else {}
+    schedule = batches.schedule(
+        job.train, clients, epochs=epochs, batch_size=job.batch_size, seed=job.seed, key=key, steps=phase.steps
+    )
+    noise = _noise(job, schedule, clients, key)
+    y, live = job.train.y[schedule.rows], 0
+    for s, k in enumerate(schedule.live):
+        if k != live:  # the first k clients still have batches; views of them, made anew when k falls
+            live, now = k, _first(params, k)
+            into, before, moments = _first(grads, k), _first(anchor, k), _first(chunk.optimizer, k)
             if lr is not None:
-                _accumulate(job, now, x, weight, gradient, into, 1.0, -lr)
+                into = {name: now[name] for name in trained}
+        rows, weight = schedule.rows[s, :k], schedule.weight[s, :k]
+        x = job.train.x.index_select(0, rows.flatten()).view(*rows.shape, *job.train.x.shape[1:])
+        extra = () if own is None else (_of_rows(own[:k], rows, job.train.start[clients[:k]]),)
+        batch = _Batch(x, y[s, :k], weight, extra, {name: draws[s, :k] for name, draws in noise.items()})
+        for repeat in range(phase.repeats):
+            total = chunk.loss[:k] if job.track and repeat == 0 else None
+            if lr is not None:
+                _accumulate(job, now, batch, into, 1.0, -lr, total)
             else:
-                _accumulate(job, now, x, weight, gradient, into, 0.0, 1.0)
-                if phase.penalty:
-                    for name, added in phase.penalty(now, before).items():
-                        if name in into:
-                            into[name].add_(added)
-                        elif name not in now:
-                            _check.choice("a parameter that a phase's penalty returns a gradient for", name, list(now))
-                rule.step(now, into, optimizer)
-            for name, (mask, fixed) in held.items():
+                _direction(job, phase, now, before, batch, into, rule, total)
+                rule.step(now, into, moments)
+            for name, (mask, fixed) in chunk.held.items():
                 torch.where(mask, fixed[:k], now[name], out=now[name])
-    return total / torch.from_numpy(np.maximum(batches_seen, 1)).to(total)
+            if phase.after:
+                phase.after(now, before, _rate(rule), s * phase.repeats + repeat)
+    return (schedule.live > np.arange(len(clients))[:, None]).sum(1)
+
+
+class _Batch(NamedTuple):
+    """One batch of some clients: inputs, targets, weights, what ``weigh`` gave and draws, (client, sample, ...)."""
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+    extra: tuple[Tensor, ...]
+    noise: Params
+
+    def part(self, first: int, of: int) -> _Batch:
+        """Every ``of``-th sample; weights sum to 1 again, but where a client has none of these."""
+        at = (slice(None), slice(first, None, of))
+        weight = self.weight[at]
+        weight = weight / weight.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
+        extra = tuple(e[at] for e in self.extra)
+        return _Batch(self.x[at], self.y[at], weight, extra, {name: p[at] for name, p in self.noise.items()})
+
+
+def _direction(
+    job: Job,
+    phase: Phase,
+    now: Params,
+    anchor: Params,
+    batch: _Batch,
+    into: Params,
+    rule: Optimizer,
+    total: Tensor | None,
+) -> None:
+    """Into ← what the optimiser takes for the gradient: that of the loss or the phase's own, and of the penalty."""
+    if phase.direction is None:
+        _accumulate(job, now, batch, into, 0.0, 1.0, total)
+    else:
+
+        def gradient(params: Params, part: int = 0, of: int = 1) -> Params:
+            found = {name: torch.zeros_like(p) for name, p in into.items()}
+            _accumulate(job, params, batch.part(part, of) if of > 1 else batch, found, 0.0, 1.0, None)
+            return found
+
+        if total is not None:
+            total += _loss(job, now, batch)
+        for name, p in phase.direction(gradient, now, _rate(rule)).items():
+            _check.choice("a parameter that a phase's direction is of", name, list(into))
+            into[name].copy_(p)
+    if phase.penalty:
+        for name, added in phase.penalty(now, anchor).items():
+            if name in into:
+                into[name].add_(added)
+            elif name not in now:
+                _check.choice("a parameter that a phase's penalty returns a gradient for", name, list(now))
+
+
+def _anchor(phase: Phase, chunk: _Chunk) -> Params:
+    if not (phase.penalty or phase.after):
+        return {}
+    if phase.anchor == "phase":
+        return _copy(chunk.params)
+    return chunk.download if phase.anchor == "download" else phase.anchor(chunk.download, chunk.memory)
+
+
+def _rate(rule: Optimizer) -> float:
+    if rule.lr is None:
+        raise ValueError(
+            f"a phase of the method asks for the learning rate, but the optimizer {rule.name!r} has no 'lr'. Give it "
+            "one, or use optim.sgd or optim.adam."
+        )
+    return rule.lr
 
 
 def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
@@ -135,20 +267,40 @@ def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
     return optimizer.scaled(factor)
 
 
-def _gradient(
-    loss: Loss, y: Tensor, weight: Tensor, extra: tuple[Tensor, ...], total: Tensor | None, out: Tensor
-) -> Tensor:
+def _noise(job: Job, schedule: Schedule, clients: np.ndarray, key: tuple[int | str, ...]) -> Params:
+    """Draws U(0, 1) for a network that asks for them: (step, client, batch, ...), from streams of each client."""
+    found: Params = {}
+    steps, _, size = schedule.rows.shape
+    for name, shape in job.net.noise.items():
+        draws = np.zeros((steps, len(clients), size, *shape), np.float32)
+        for i, c in enumerate(job.train.ids[clients]):
+            own = int((schedule.live > i).sum())
+            width = int((schedule.weight[0, i] > 0).sum())  # no batch is larger than the first
+            rng = _random.generator(job.seed, "noise", name, *key, int(c))
+            draws[:own, i, :width] = rng.random((own, width, *shape), dtype=np.float32)
+        found[name] = torch.from_numpy(draws).to(job.device)
+    return found
+
+
+def _gradient(loss: Loss, batch: _Batch, total: Tensor | None, out: Tensor) -> Tensor:
     """Derivative at the outputs; adds the batch's mean loss to ``total`` (client,), if there is one."""
     if total is not None:
-        total += (loss.value(out, y) * weight).sum(1)
-    return loss.gradient(out, y, weight, *extra)
+        total += (loss.value(out, batch.y) * batch.weight).sum(1)
+    return loss.gradient(out, batch.y, batch.weight, *batch.extra)
 
 
-def _weigh(job: Job, phase: Phase, params: Params, clients: np.ndarray) -> Tensor:
+def _loss(job: Job, params: Params, batch: _Batch) -> Tensor:
+    """Mean loss (client,) of a batch."""
+    with torch.no_grad():
+        out = job.net.apply(params, batch.x, **({"noise": batch.noise} if batch.noise else {}))
+        return (job.loss.value(out.float(), batch.y) * batch.weight).sum(1)
+
+
+def _weigh(job: Job, phase: Phase, chunk: _Chunk) -> Tensor:
     """``Phase.weigh`` of whole training sets, padded."""
     assert phase.weigh is not None  # noqa: S101
-    rows, live = batches.whole(job.train, clients)
-    return phase.weigh(job.net, params, job.train.x[rows], job.train.y[rows], live)
+    rows, live = batches.whole(job.train, chunk.clients)
+    return phase.weigh(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.memory)
 
 
 def _of_rows(own: Tensor, rows: Tensor, first: np.ndarray) -> Tensor:
@@ -161,18 +313,26 @@ def _first(params: Params, k: int) -> Params:
     return {name: p[:k] for name, p in params.items()}
 
 
+def _copy(params: Params) -> Params:
+    return {name: p.clone() for name, p in params.items()}
+
+
 def _accumulate(
-    job: Job, params: Params, x: Tensor, weight: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float
+    job: Job, params: Params, batch: _Batch, into: Params, beta: float, alpha: float, total: Tensor | None
 ) -> None:
     """Into ← beta·into + alpha·∂loss, by the network's own derivative or by autograd."""
-    net = job.net
-    if net.accumulate and job.precision != "bfloat16":
-        net.accumulate(params, x, gradient, into, beta, alpha)
+    net, gradient = job.net, partial(_gradient, job.loss, batch, total)
+    if net.accumulate and job.precision != "bfloat16" and not net.noise:
+        net.accumulate(params, batch.x, gradient, into, beta, alpha)
         return
     # .data, not detach(): chunks are views of one tensor, and another thread's step is no change here.
     leaves = {name: p.data.requires_grad_(name in into) for name, p in params.items()}
+    more = ({"live": batch.weight > 0} if net.buffers else {}) | ({"noise": batch.noise} if net.noise else {})
     with torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
-        out = net.apply(leaves, x, weight > 0) if net.buffers else net.apply(leaves, x)
-    grads = torch.autograd.grad(out, [leaves[name] for name in into], gradient(out.detach().float().clone()).to(out))
-    for total, grad in zip(into.values(), grads, strict=True):
-        total.mul_(beta).add_(grad, alpha=alpha)
+        out = net.apply(leaves, batch.x, **more)
+    at_outputs = gradient(out.detach().float().clone()).to(out)
+    grads = torch.autograd.grad(
+        out, [leaves[name] for name in into], at_outputs, allow_unused=True, materialize_grads=True
+    )
+    for current, grad in zip(into.values(), grads, strict=True):
+        current.mul_(beta).add_(grad, alpha=alpha)

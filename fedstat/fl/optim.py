@@ -27,6 +27,8 @@ class Optimizer(NamedTuple):
         Settings, for the record of a run.
     scaled : callable (factor) -> Optimizer, optional
         The same with that multiple of the learning rate.
+    lr : float, optional
+        Learning rate.
     """
 
     init: Callable[[Params], Params]
@@ -34,6 +36,7 @@ class Optimizer(NamedTuple):
     plain_lr: float | None = None
     name: str = "given"
     scaled: Callable[[float], Optimizer] | None = None
+    lr: float | None = None
 
 
 def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
@@ -59,7 +62,7 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optim
     def scaled(factor: float) -> Optimizer:
         return sgd(factor * lr, momentum=momentum, weight_decay=weight_decay)
 
-    return Optimizer(init, step, None if momentum or weight_decay else lr, name, scaled)
+    return Optimizer(init, step, None if momentum or weight_decay else lr, name, scaled, lr)
 
 
 def adam(
@@ -95,7 +98,7 @@ def adam(
         return adam(factor * lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     name = f"adam(lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay})"
-    return Optimizer(init, step, name=name, scaled=scaled)
+    return Optimizer(init, step, name=name, scaled=scaled, lr=lr)
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam}

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import os
-from typing import Literal
+from dataclasses import replace
 
 import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import batches, choice, halves, losses
+from fedstat.fl import batches, choice, losses, participation
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job, Precision, Probe, device_named
+from fedstat.fl.job import Computing, Job, Training, device_named
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
+
+
+def optimizer_named(given: str | Optimizer, lr: float) -> Optimizer:
+    """An optimiser, by its name or itself."""
+    return OPTIMIZERS[_check.choice("optimizer", given, OPTIMIZERS)](lr) if isinstance(given, str) else given
 
 
 def prepare(
     data: xr.Dataset,
     net: Net,
     algorithm: Algorithm,
+    training: Training,
+    computing: Computing = Computing(),  # noqa: B008
     *,
-    participation: float,
-    local_epochs: int,
-    batch_size: int | None,
-    optimizer: str | Optimizer,
-    lr: float,
-    server_lr: float,
-    optimizer_state: Literal["reset", "keep"],
-    seed: int,
-    device: str,
-    client_chunk: int | None,
-    threads: int | None,
-    precision: Precision = "float32",
+    device: str = "cpu",
     track: bool = False,
-    probe: Probe | None = None,
 ) -> Job:
     """Check the settings of a run and bring the data to the device; arguments as in :func:`fedstat.fl.train`."""
     if not isinstance(data, xr.Dataset):
@@ -49,67 +44,78 @@ def prepare(
         raise ValueError(
             f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
         )
-    if isinstance(optimizer, str):
-        optimizer = OPTIMIZERS[_check.choice("optimizer", optimizer, OPTIMIZERS)](lr)
-    if client_chunk is not None:
-        _check.integer("client_chunk", client_chunk)
+    if computing.client_chunk is not None:
+        _check.integer("client_chunk", computing.client_chunk)
     at = device_named(device)
     train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
-    splits = data["split"].to_numpy() if "split" in data.coords else ()
-    validation = batches.rows_of(data, "validation", at) if "validation" in splits else None
+    subsets = data["split"].to_numpy() if "split" in data.coords else ()
+    validation = batches.rows_of(data, "validation", at) if "validation" in subsets else None
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
             f"and {len(test_rows.start) - 1} test samples"
         )
-    try:
-        net.apply({n: torch.zeros(1, *s, device=at) for n, s in net.shapes.items()}, train_rows.x[:1].unsqueeze(0))
-    except RuntimeError as error:
-        shape = tuple(train_rows.x.shape[1:])
-        raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
+    _require_taken(net, train_rows)
     outputs = list(net.shapes.values())[-1][0]
     for name, rows in {"train": train_rows, "test": test_rows, "validation": validation}.items():
         if rows is not None:
             require_classes(rows, outputs, name)
-    _check.real("participation", participation, low=0, open_low=True, high=1)
-    n_clients = len(train_rows.start) - 1
-    if round(participation * n_clients) < 1:
-        raise ValueError(
-            f"participation selects no client: {participation} of {n_clients}. Use at least {1 / n_clients:.2g}."
-        )
-    if _check.choice("precision", precision, ("float32", "tf32", "bfloat16")) == "tf32" and at.type != "cuda":
-        raise ValueError(f"precision='tf32' needs a CUDA device, but got device {device!r}. Use 'float32'.")
-    if probe is not None:
-        _check.choice("probe", probe, ("halves",))
     loss = losses.for_outputs(outputs)
+    checked = _training(training, len(train_rows.start) - 1)
     job = Job(
         train_rows,
         test_rows,
         algorithm.wrap(net) if algorithm.wrap else net,
         algorithm,
         algorithm.loss(loss) if algorithm.loss else loss,
-        optimizer,
-        participation=participation,
-        local_epochs=_check.integer("local_epochs", local_epochs),
-        batch_size=None if batch_size is None else _check.integer("batch_size", batch_size),
-        server_lr=_check.real("server_lr", server_lr, low=0, open_low=True),
-        optimizer_state=_check.choice("optimizer_state", optimizer_state, ("reset", "keep")),
-        seed=_check.integer("seed", seed, low=0),
-        client_chunk=client_chunk,
-        threads=os.cpu_count() or 1 if threads is None else _check.integer("threads", threads),
-        validation=validation,
-        precision=precision,
+        validation,
         track=track,
-        probe=probe,
+        **vars(checked),
+        **vars(_computing(computing, device)),
     )
-    if probe:
-        halves.require(job, f"probe={probe!r}", halves.fewest(job))
     choice.require(job)
     return job
 
 
+def _training(given: Training, clients: int) -> Training:
+    """The settings, checked in the order in which they are documented."""
+    share = given.participation
+    if isinstance(share, tuple | list):
+        if len(share) != 2 or not share[0] <= share[1]:
+            raise ValueError(f"participation must be a share or a range (low, high) of it, but got {share!r}")
+        share = (float(share[0]), float(share[1]))
+    for one in share if isinstance(share, tuple) else (share,):
+        _check.real("participation", one, low=0, open_low=True, high=1)
+    if participation.fewest(share, clients) < 1:
+        raise ValueError(f"participation selects no client: {share} of {clients}. Use at least {1 / clients:.2g}.")
+    _check.integer("local_epochs", given.local_epochs)
+    if given.batch_size is not None:
+        _check.integer("batch_size", given.batch_size)
+    _check.real("server_lr", given.server_lr, low=0, open_low=True)
+    _check.choice("optimizer_state", given.optimizer_state, ("reset", "keep"))
+    _check.integer("seed", given.seed, low=0)
+    return replace(given, participation=share)
+
+
+def _computing(given: Computing, device: str) -> Computing:
+    _check.choice("precision", given.precision, ("float32", "tf32", "bfloat16"))
+    if given.precision == "tf32" and torch.device(device).type != "cuda":
+        raise ValueError(f"precision='tf32' needs a CUDA device, but got device {device!r}. Use 'float32'.")
+    threads = os.cpu_count() or 1 if given.threads is None else _check.integer("threads", given.threads)
+    return replace(given, threads=threads)
+
+
+def _require_taken(net: Net, rows: Rows) -> None:
+    zeros = {name: torch.zeros(1, *shape, device=rows.x.device) for name, shape in net.shapes.items()}
+    try:
+        net.apply(zeros, rows.x[:1].unsqueeze(0))
+    except RuntimeError as error:
+        shape = tuple(rows.x.shape[1:])
+        raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
+
+
 def require_classes(rows: Rows, outputs: int, name: str) -> None:
-    """ValueError if a split holds classes that the network has no output for."""
+    """ValueError if a subset holds classes that the network has no output for."""
     low, top, classes = int(rows.y.min()), int(rows.y.max()), max(outputs, 2)
     if low < 0 or top >= classes:
         raise ValueError(

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
 
 from fedstat import store
-from fedstat.fl import choice, halves, masks, nets
-from fedstat.fl.algorithm import Sharing
-from fedstat.fl.job import Job, State, personal
-from fedstat.fl.masking import PARTS
-from fedstat.fl.newcomers import RULES
+from fedstat.fl import choice, masks, nets
+from fedstat.fl.algorithm import Memory, Sharing
+from fedstat.fl.engine import Round
+from fedstat.fl.job import Job
+from fedstat.fl.nets import Params
+from fedstat.fl.state import State, personal
 from fedstat.stats.factor import Fit
 from fedstat.store import Group, Variable, Writer
+
+LAYOUT = 2
+"""Version of the store of a run."""
 
 _EVALUATED = {
     f"metrics/{name}" for name in ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before")
@@ -124,8 +128,16 @@ def layout(
     return groups
 
 
-def run_layout(job: Job, rounds: int, checkpoints: Sequence[int], layers: Sequence[str]) -> dict[str, Group]:
-    """Groups of the store of one run; weights are kept of the given layers."""
+class Checkpoints(NamedTuple):
+    """After which rounds clients' weights are stored, of which layers; and whether as uploaded, too."""
+
+    rounds: list[int]
+    layers: list[str]
+    uploads: bool = False
+
+
+def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Group]:
+    """Groups of the store of one run, but for those of probes."""
     also = {
         "accuracy_before": "test accuracy of an active client's model as it leaves local training",
         "train_loss": "mean training loss of an active client's batches",
@@ -139,80 +151,53 @@ def run_layout(job: Job, rounds: int, checkpoints: Sequence[int], layers: Sequen
         f"bytes_{way}": Variable(("round",), "float64", attrs={"long_name": text, "units": "byte"})
         for way, text in ways.items()
     }
-    of_clients = {f"n_{name}": ("client", rows.sizes) for name, rows in job.splits.items()}
+    of_clients = {f"n_{name}": ("client", rows.sizes) for name, rows in job.subsets.items()}
     groups["metrics"] = Group(metrics.coords.assign_coords(of_clients), {**metrics.variables, **sent})
-    groups |= _measures_layout(job, metrics.coords["round"])
-    return groups | _weights_layout(job, checkpoints, layers)
+    groups |= _choice_layout(job, metrics.coords["round"])
+    for group in ("weights", *(["uploads"] if checkpoints.uploads else [])):
+        groups |= _weights_layout(job, group, checkpoints)
+    return groups
 
 
-def _measures_layout(job: Job, rounds: xr.DataArray) -> dict[str, Group]:
-    """Groups ``choice`` and ``probe`` of a run that has them."""
+def _choice_layout(job: Job, rounds: xr.DataArray) -> dict[str, Group]:
+    """Group ``choice`` of a run that has one."""
+    if not (dims := choice.dims(job)):
+        return {}
     every = {
         "round": rounds,
         "client": ("client", np.arange(job.clients)),
         "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
     }
-    groups = {}
-    if dims := choice.dims(job):
-        texts = {"step": "B of W + B (W' − W)", "finetuning": "which of the fine-tunings"}
-        variables = {
-            name: Variable(("round", *of), "float32", attrs={"long_name": texts[name]}) for name, of in dims.items()
-        }
-        own = {dim: every[dim] for dim in {"round", *(dim for of in dims.values() for dim in of)}}
-        groups["choice"] = Group(xr.Dataset(coords=own), variables)
-    if job.probe:
-        texts = {
-            "between": "sum of squares of the means of two models, trained on halves, about their fit over clients",
-            "within": "sum of squares between the two models",
-        }
-        whole = ("round", "client", "layer")
-        variables = {name: Variable(whole, "float64", attrs={"long_name": text}) for name, text in texts.items()}
-        counts = {"n_train": ("client", job.train.sizes), "n_weights": ("layer", halves.n_weights(job.net))}
-        groups["probe"] = Group(xr.Dataset(coords=every | counts), variables)
-    return groups
-
-
-def readouts_layout(names: Sequence[str], job: Job) -> Group:
-    """Group ``readouts``: scores of other models made of the last round's."""
-    coords = {
-        "readout": ("readout", np.array(names, object)),
-        "client": ("client", np.arange(job.clients)),
-        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
-    }
+    texts = {"step": "B of W + B (W' − W)", "finetuning": "which of the fine-tunings"}
     variables = {
-        "accuracy": Variable(("readout", "client"), "float32", attrs={"long_name": "test accuracy"}),
-        "loss": Variable(("readout", "client"), "float32", attrs={"long_name": "mean test loss"}),
-        "step": Variable(("readout", "client", "layer"), "float32", attrs={"long_name": "B of W + B (W' − W)"}),
+        name: Variable(("round", *of), "float32", attrs={"long_name": texts[name]}) for name, of in dims.items()
     }
-    return Group(xr.Dataset(coords=coords), variables)
+    own = {dim: every[dim] for dim in {"round", *(dim for of in dims.values() for dim in of)}}
+    return {"choice": Group(xr.Dataset(coords=own), variables)}
 
 
-def new_layout(n_train: np.ndarray, n_test: np.ndarray) -> Group:
-    """Group ``new``: accuracy of clients that did not train, by rule."""
-    coords = xr.Dataset(
-        {"n_train": ("client", n_train), "n_test": ("client", n_test)},
-        {"rule": np.array(RULES, object), "client": np.arange(len(n_test))},
-    )
-    return Group(coords, {"accuracy": Variable(("rule", "client"), "float32", attrs={"long_name": "test accuracy"})})
-
-
-def masking_layout(draws: int, n_clients: int) -> Group:
-    """Group ``masking``: accuracy without a part of the split layers."""
-    coords = {"part": np.array(PARTS, object), "draw": np.arange(draws), "client": np.arange(n_clients)}
-    variable = Variable(("part", "draw", "client"), "float32", attrs={"long_name": "test accuracy"})
-    return Group(xr.Dataset(coords=coords), {"accuracy": variable})
-
-
-def write_weights(writer: Writer, job: Job, state: State, checkpoint: int, layers: Sequence[str]) -> None:
-    """Write all clients' weights of some layers as checkpoint number ``checkpoint``."""
-    few = _clients_at_once(job)
+def write_checkpoint(writer: Writer, job: Job, state: State, done: Round, checkpoints: Checkpoints) -> None:
+    """Write clients' weights, if the round that has just ended is among the checkpoints."""
+    if state.round not in checkpoints.rounds:
+        return
+    position, few = checkpoints.rounds.index(state.round), _clients_at_once(job)
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
-        for name, p in personal(job, state, clients).items():
-            if nets.layer_of(name) in layers:
-                flat = p.flatten(2) if p.ndim > 2 else p
-                where = (checkpoint, slice(low, low + len(clients)))
-                writer.write(f"weights/{nets.layer_of(name)}/{variable(name)}", where, flat.cpu().numpy())
+        _write_weights(writer, "weights", position, low, personal(job, state, clients), checkpoints.layers)
+    for i, c in enumerate(done.uploads.clients) if checkpoints.uploads else ():
+        own = {name: p[i : i + 1] for name, p in done.uploads.after.items()}
+        _write_weights(writer, "uploads", position, int(c), own, checkpoints.layers)
+
+
+def _write_weights(
+    writer: Writer, group: str, checkpoint: int, first: int, params: Params, layers: Sequence[str]
+) -> None:
+    """Write the weights of clients that follow one another, from number ``first`` on."""
+    for name, p in params.items():
+        if nets.layer_of(name) in layers:
+            flat = p.flatten(2) if p.ndim > 2 else p
+            where = (checkpoint, slice(first, first + len(p)))
+            writer.write(f"{group}/{nets.layer_of(name)}/{variable(name)}", where, flat.cpu().numpy())
 
 
 def _clients_at_once(job: Job) -> int:
@@ -220,23 +205,27 @@ def _clients_at_once(job: Job) -> int:
     return max(1, int(16e6 / sum(np.prod(s) for s in job.net.shapes.values())))
 
 
-def _weights_layout(job: Job, checkpoints: Sequence[int], layers: Sequence[str]) -> dict[str, Group]:
-    """Groups ``weights/<layer>`` of a run."""
+def _weights_layout(job: Job, group: str, checkpoints: Checkpoints) -> dict[str, Group]:
+    """Groups ``<group>/<layer>`` of a run."""
     groups = {}
-    for layer in layers:
+    for layer in checkpoints.layers:
         shapes = {variable(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
         wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
         # An LSTM's bias has four numbers a unit: a dim of its own beside that of the weights.
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
         coords: dict[str, Any] = {
-            "checkpoint": ("checkpoint", np.array(checkpoints), {"long_name": "round after which weights were kept"}),
+            "checkpoint": (
+                "checkpoint",
+                np.array(checkpoints.rounds),
+                {"long_name": "round after which weights were kept"},
+            ),
             "client": ("client", np.arange(job.clients)),
             "unit": ("unit", np.arange(nets.layers(job.net)[layer])),
         }
         dims = {name: (*coords, *([last[name]] if len(shape) > 1 else [])) for name, shape in shapes.items()}
         sizes = {last[name]: wide[name] for name, shape in shapes.items() if len(shape) > 1}
         chunk = {"checkpoint": 1, "client": _clients_at_once(job)}
-        groups[f"weights/{layer}"] = Group(
+        groups[f"{group}/{layer}"] = Group(
             xr.Dataset(coords=coords | {dim: np.arange(n) for dim, n in sizes.items()}),
             {name: Variable(dims[name], "float32", chunk, {"shape": list(shape)}) for name, shape in shapes.items()},
         )
@@ -254,7 +243,7 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
 
     The store becomes the one that an uninterrupted run of so many rounds would have begun: what was kept or measured
     of the old last round for being the last is not taken over. These are its weights, unless ``checkpoints`` name it,
-    its evaluation, unless that is due anyway, and the groups ``new``, ``masking`` and ``readouts``, made once more
+    its evaluation, unless that is due anyway, and the groups ``new``, ``ablation`` and ``readouts``, made once more
     after the new last round. To go on from, a finished store keeps the last state: the server's model, clients' own
     copies of what may be personal, and optimiser states where they are kept.
 
@@ -264,6 +253,12 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
         If fewer rounds are asked for, other checkpoints among those that were due, or there is no state to go on from.
     """
     store.claim(path, attrs["command"], resume=True)
+    if (there := store.attributes(path).get("layout", 1)) != LAYOUT:
+        raise ValueError(
+            f"{path} has the layout {there} of {store.attributes(path).get('source', 'another fedstat')}, and this "
+            f"fedstat writes layout {LAYOUT}: it can be read, but not gone on with. Go on with the version that began "
+            "it, or make the run anew at another path."
+        )
     growth = store.changed(path, config)
     if "rounds" not in growth or growth.keys() - {"rounds", "checkpoints"}:
         return
@@ -283,7 +278,7 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
         )
 
     def taken(name: str, array: xr.DataArray) -> xr.DataArray | None:
-        if name.startswith(("new/", "masking/", "readouts/")):
+        if name.startswith(("new/", "ablation/", "readouts/")):
             return None
         if (name in _EVALUATED or name.startswith(("choice/", "probe/"))) and before % config["evaluate_every"]:
             return array.where(array["round"] != before)
@@ -297,7 +292,7 @@ def save_state(writer: Writer, state: State) -> None:
     """Add the state to what the writer commits next: run and state belong together by round."""
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.sharing.fits.items()}
     alike = {layer: torch.from_numpy(values) for layer, values in state.sharing.icc.items()}
-    parts = [state.round, state.params, state.kept, state.server, state.sharing.shared, fits, state.optimizer, alike]
+    parts = state._asdict() | {"sharing": (state.sharing.shared, fits, alike), "memory": tuple(state.memory)}
     with writer.write_state() as file:
         try:
             torch.save(parts, file)
@@ -313,11 +308,10 @@ def load_state(writer: Writer, job: Job) -> State | None:
     """Read what :func:`save_state` wrote; None if nothing was saved or what was has been damaged since."""
     if writer.state is None or writer.damaged:
         return None
-    number, params, kept, server, shared, fits, optimizer, *rest = torch.load(
-        writer.state, map_location=job.device, weights_only=True
-    )
+    parts = torch.load(writer.state, map_location=job.device, weights_only=True)
+    shared, fits, alike = parts.pop("sharing")
     numpy = job.device.type == "cpu"
-    back = {layer: Fit(*(part.numpy() if numpy else part for part in parts)) for layer, parts in fits.items()}
-    alike = rest[0] if rest else {}  # runs begun before there was a split by agreement
+    back = {layer: Fit(*(part.numpy() if numpy else part for part in own)) for layer, own in fits.items()}
     icc = {layer: values.cpu().numpy() for layer, values in alike.items()}
-    return State(number, params, kept, server, Sharing(shared, back, icc), optimizer)
+    memory = Memory(*parts.pop("memory"))
+    return State(**parts, sharing=Sharing(shared, back, icc), memory=memory)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job, each_chunk
+from fedstat.fl.chunks import each_chunk
+from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
 
 _BLOCK = 256  # samples of a client that are evaluated at a time
@@ -54,3 +55,17 @@ def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[n
             right += ((job.loss.predict(out) == y) & real).sum(1).cpu()
             total += (job.loss.value(out, y) * real).sum(1).cpu()
     return (right / sizes).numpy(), (total / sizes).numpy()
+
+
+def losses_of(job: Job, models: Params, clients: np.ndarray) -> torch.Tensor:
+    """Mean loss (client, model) of every one of some models (model, ...) on the validation samples of some clients."""
+    if job.validation is None:
+        raise ValueError(
+            f"{job.algorithm.name} evaluates models on validation samples, but the data have none. Give some "
+            "(validation=0.1)."
+        )
+    found = torch.empty(len(clients), len(next(iter(models.values()))), device=job.device)
+    for i in range(found.shape[1]):
+        one = {name: p[i : i + 1].expand(len(clients), *p.shape[1:]) for name, p in models.items()}
+        found[:, i] = torch.from_numpy(scores(job, one, job.validation, clients)[1]).to(job.device)
+    return found

@@ -6,29 +6,36 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import batches, choice, engine, masks, nets, record
+from fedstat.fl import batches, engine, masks, nets, record
+from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
-from fedstat.fl.evaluate import evaluate, timed_step
-from fedstat.fl.job import Job, Precision, Probe, State
-from fedstat.fl.masking import masked_accuracy
+from fedstat.fl.evaluate import timed_step
+from fedstat.fl.job import Computing, Job, Participation, Precision, Training
 from fedstat.fl.nets import Net
-from fedstat.fl.newcomers import RULES, newcomers
 from fedstat.fl.optim import Optimizer
-from fedstat.fl.prepare import prepare, require_classes
-from fedstat.store import Group, Writer
+from fedstat.fl.prepare import optimizer_named, prepare, require_classes
+from fedstat.fl.probes import Probe
+from fedstat.fl.probes.ablation import probe as ablation_probe
+from fedstat.fl.probes.drift import probe as drift_probe
+from fedstat.fl.probes.measures import probe as measures_probe
+from fedstat.fl.probes.new_clients import probe as new_clients_probe
+from fedstat.fl.probes.on_halves import probe as halves_probe
+from fedstat.fl.probes.readouts import jobs as readout_jobs
+from fedstat.fl.probes.readouts import probe as readouts_probe
+from fedstat.fl.state import State
+from fedstat.store import Writer
 
 COMMAND = "fedstat.fl"
+PROBES = ("halves", "drift", "uploads")
 _COMMIT_SECONDS = 1.0
 _SAVE_SECONDS = 20.0
 # Nor is more than this share of a run's time spent on saving its state.
@@ -41,12 +48,13 @@ def train(
     algorithm: Algorithm,
     *,
     rounds: int,
-    participation: float = 1.0,
+    participation: Participation = 1.0,
     local_epochs: int = 1,
     batch_size: int | None = None,
     optimizer: str | Optimizer = "sgd",
     lr: float = 0.1,
     server_lr: float = 1.0,
+    aggregator: Aggregator | None = None,
     optimizer_state: Literal["reset", "keep"] = "reset",
     seed: int = 0,
     device: str = "cpu",
@@ -59,8 +67,8 @@ def train(
     keep_weights: Sequence[str] | None = None,
     evaluate_every: int = 1,
     new: xr.Dataset | None = None,
-    masking: int = 0,
-    probe: Probe | None = None,
+    ablation: int = 0,
+    probe: str | Sequence[str] | None = None,
     readouts: Mapping[str, Callable[[Algorithm], Algorithm]] | None = None,
     progress: Callable[[int], object] | None = None,
     about: Mapping[str, Any] | None = None,
@@ -78,8 +86,8 @@ def train(
         Such as ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85, tau=0.5)``.
     rounds : int
         Communication rounds T.
-    participation : float, default 1
-        Share of the clients that is active in a round.
+    participation : float or (float, float), default 1
+        Share of the clients that is active in a round, or the range from which it is drawn for every round.
     local_epochs : int, default 1
         G, epochs of local training in a round.
     batch_size : int, optional
@@ -89,6 +97,9 @@ def train(
         η_l, local learning rate, where the optimiser is given by name.
     server_lr : float, default 1
         η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
+    aggregator : Aggregator, optional
+        What the server makes of the entries that clients send: their weighted mean by default, see
+        :mod:`fedstat.fl.aggregate`.
     optimizer_state : {"reset", "keep"}, default "reset"
         Whether a client's momentum or Adam moments start anew in every round.
     seed : int, default 0
@@ -113,11 +124,13 @@ def train(
         Evaluate the models after every so many rounds, and after the last.
     new : Dataset, optional
         Clients that do not train, with splits "train" and "test", evaluated after the last round.
-    masking : int, default 0
+    ablation : int, default 0
         Draws of random values that replace, after the last round, the shared or the personal units' parameters.
-    probe : {"halves"}, optional
-        Before every round that is evaluated, train the active clients on either half of their samples, too: how much
-        of what clients differ by is their own, beyond noise (:func:`fedstat.fl.profile`).
+    probe : {"halves", "drift", "uploads"} or sequence of these, optional
+        "halves": before every round that is evaluated, train the active clients on either half of their samples, too:
+        how much of what clients differ by is their own, beyond noise (:func:`fedstat.fl.profile`). "drift": how far
+        every round takes clients from what the server makes of it. "uploads": weights before aggregation, at the
+        checkpoints.
     readouts : mapping from str to callable (Algorithm) -> Algorithm, optional
         Other ways to predict from the models after the last round, such as ``{"fedavg+": algorithms.finetuned}``: the
         scores that the run of that algorithm would have had.
@@ -135,10 +148,13 @@ def train(
         (round);
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
         ``/split/<layer>``: shared, communality, icc (round, unit), n_factors, n_iter, converged (round);
-        ``/new``: accuracy (rule, client), see :func:`fedstat.fl.newcomers.newcomers`;
-        ``/masking``: accuracy (part, draw, client), see :func:`fedstat.fl.masking.masked_accuracy`;
+        ``/new``: accuracy (rule, client), see :func:`fedstat.fl.probes.new_clients.accuracy`;
+        ``/ablation``: accuracy (part, draw, client), see :func:`fedstat.fl.probes.ablation.ablated_accuracy`;
         ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.choice.Chosen`;
         ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.halves.parts`;
+        ``/drift``: distance (round, client, layer), see :func:`fedstat.fl.probes.drift.probe`;
+        ``/uploads/<layer>``: w, b as in ``/weights``, before aggregation, NaN for clients that were not active;
+        ``/measures``: what a method measures; ``/mixing``: weight (round, client, other), where its server mixes;
         ``/readouts``: accuracy, loss (readout, client), step (readout, client, layer).
 
     Raises
@@ -161,86 +177,119 @@ def train(
     >>> run["split/fc1/shared"].sum("unit").values
     array([4, 4, 4])
     """
-    settings: dict[str, Any] = {
-        "participation": participation,
-        "local_epochs": local_epochs,
-        "batch_size": batch_size,
-        "optimizer": optimizer,
-        "lr": lr,
-        "server_lr": server_lr,
-        "optimizer_state": optimizer_state,
-        "seed": seed,
-    }
-    where: dict[str, Any] = {
-        "device": device, "client_chunk": client_chunk, "threads": threads, "precision": precision
-    }  # fmt: skip
     _check.integer("rounds", rounds)
     _check.integer("evaluate_every", evaluate_every)
-    _check.integer("masking", masking, low=0)
+    _check.integer("ablation", ablation, low=0)
     for checkpoint in checkpoints:
         _check.integer("checkpoints", checkpoint, high=rounds)
-    if out is None:
-        if resume:
-            raise ValueError("resume needs the path of the run to go on with: pass out=...")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "run.zarr"
-            options: dict[str, Any] = {
-                "rounds": rounds, "checkpoints": checkpoints, "keep_weights": keep_weights, "new": new,
-                "evaluate_every": evaluate_every, "masking": masking, "progress": progress, "about": about,
-                "probe": probe, "readouts": readouts,
-                **settings, **where,
-            }  # fmt: skip
-            return train(data, net, algorithm, out=path, **options).load()
-    job = prepare(data, net, algorithm, **settings, **where, track=True, probe=probe)
-    plan = _Plan(
-        rounds,
-        sorted({*checkpoints, rounds}),
-        [*nets.layers(job.net)] if keep_weights is None else [masks.require_layer(job.net, n) for n in keep_weights],
-        evaluate_every,
-        None if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test")),
-        masking,
-        {name: replace(job, algorithm=make(algorithm)) for name, make in (readouts or {}).items()},
-        progress or (lambda _: None),
+    training = Training(
+        optimizer=optimizer_named(optimizer, lr),
+        participation=participation,
+        local_epochs=local_epochs,
+        batch_size=batch_size,
+        server_lr=server_lr,
+        aggregator=aggregator or weighted_mean(),
+        optimizer_state=optimizer_state,
+        seed=seed,
     )
-    for one in plan.readouts.values():
-        choice.require(one)
-    for rows in plan.new or ():
-        require_classes(rows, list(net.shapes.values())[-1][0], "new clients'")
-        if rows.x.shape[1:] != job.train.x.shape[1:]:
-            theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
-            raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
+    computing = Computing(client_chunk=client_chunk, threads=threads, precision=precision)
+    job = prepare(data, net, algorithm, training, computing, device=device, track=True)
+    asked = _asked(probe)
+    kept = [*nets.layers(job.net)] if keep_weights is None else [masks.require_layer(job.net, n) for n in keep_weights]
+    at = record.Checkpoints(sorted({*checkpoints, rounds}), kept, uploads="uploads" in asked)
+    others, unseen = readout_jobs(job, readouts or {}), _unseen(job, new)
+    probes = [measures_probe(job, rounds)]
+    probes += [halves_probe(job, rounds)] if "halves" in asked else []
+    probes += [drift_probe(job, rounds)] if "drift" in asked else []
+    probes += [new_clients_probe(*unseen)] if unseen else []
+    probes += [ablation_probe(job, ablation)] if ablation else []
+    probes += [readouts_probe(job, others)] if others else []
     config = {
         **(about or {}),
         "algorithm": algorithm.name,
         "algorithm_settings": dict(algorithm.settings),
         "shapes": {name: list(shape) for name, shape in net.shapes.items()},
         "clients": job.clients,
-        "data_digest": batches.digest(*job.splits.values(), *(plan.new or ())),
+        "data_digest": batches.digest(*job.subsets.values(), *unseen),
         "rounds": rounds,
-        "checkpoints": plan.checkpoints,
-        "keep_weights": plan.layers,
+        "checkpoints": at.rounds,
+        "keep_weights": at.layers,
         "evaluate_every": evaluate_every,
-        "masking": masking,
-        **({"probe": probe} if probe else {}),
-        **({"readouts": {n: dict(j.algorithm.settings) for n, j in plan.readouts.items()}} if plan.readouts else {}),
+        "ablation": ablation,
+        "probe": asked,
+        "readouts": {name: dict(one.algorithm.settings) for name, one in others.items()},
         "precision": precision,
-        **settings,
+        "lr": lr,
+        **vars(training),
         "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
+        "aggregator": training.aggregator.name,
     }
-    out, groups, title = Path(out), _groups(job, plan), f"{algorithm.name}, {rounds} rounds"
-    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=algorithm)
-    attrs["about"] = store.to_json(about or {})  # as given: in config what was found, such as clients, replaces it
-    store.settle(out)
-    if resume and out.exists():
-        record.extend(out, config, groups, attrs)
-        writer = store.resume(out, config, command=COMMAND, own=algorithm)
+    title = f"{algorithm.name}, {rounds} rounds"
+    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=(algorithm, aggregator))
+    attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # about as given: config has what was found
+    plan = _Plan(rounds, at, evaluate_every, probes, progress or (lambda _: None))
+    with _place(out, resume) as path:
+        _make(job, plan, config, attrs, path, resume)
+        return store.open_run(path) if out is not None else store.open_run(path).load()
+
+
+class _Plan(NamedTuple):
+    """What a run does beside the rounds."""
+
+    rounds: int
+    checkpoints: record.Checkpoints
+    evaluate_every: int
+    probes: Sequence[Probe]
+    progress: Callable[[int], object]
+
+
+def _asked(probe: str | Sequence[str] | None) -> list[str]:
+    """Names of probes, each once, in their order."""
+    given = [] if probe is None else [probe] if isinstance(probe, str) else list(probe)
+    for name in given:
+        _check.choice("probe", name, PROBES)
+    return [name for name in PROBES if name in given]
+
+
+def _unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
+    """Training and test samples of new clients, () if there are none; ValueError if the network does not take them."""
+    found = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
+    for rows in found:
+        require_classes(rows, list(job.net.shapes.values())[-1][0], "new clients'")
+        if rows.x.shape[1:] != job.train.x.shape[1:]:
+            theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
+            raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
+    return found
+
+
+@contextmanager
+def _place(out: str | Path | None, resume: bool) -> Iterator[Path]:
+    """Where the store is made: at ``out``, or for the time being."""
+    if out is not None:
+        yield Path(out)
+    elif resume:
+        raise ValueError("resume needs the path of the run to go on with: pass out=...")
     else:
-        writer = store.create(out, groups, attrs)
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / "run.zarr"
+
+
+def _make(job: Job, plan: _Plan, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool) -> None:
+    """Make the run at ``path``, or go on with it."""
+    groups = record.run_layout(job, plan.rounds, plan.checkpoints)
+    for probe in plan.probes:
+        groups |= probe.groups
+    own = (job.algorithm, job.aggregator)
+    store.settle(path)
+    if resume and path.exists():
+        record.extend(path, config, groups, attrs)
+        writer = store.resume(path, config, command=COMMAND, own=own)
+    else:
+        writer = store.create(path, groups, attrs)
     # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
-    with writer, _tf32(precision == "tf32"), threadpool_limits(1, user_api="blas"):
+    with writer, _tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"):
         if not writer.finished:
             _run(job, record.load_state(writer, job) or engine.start(job), plan, writer)
-    return store.open_run(out)
 
 
 @contextmanager
@@ -255,30 +304,6 @@ def _tf32(allowed: bool) -> Iterator[None]:
     finally:
         for one, value in zip(settings, before, strict=True):
             one.allow_tf32 = value
-
-
-class _Plan(NamedTuple):
-    """What a run does beside the rounds."""
-
-    rounds: int
-    checkpoints: list[int]
-    layers: list[str]
-    evaluate_every: int
-    new: tuple[Rows, ...] | None
-    masking: int
-    readouts: dict[str, Job]
-    progress: Callable[[int], object]
-
-
-def _groups(job: Job, plan: _Plan) -> dict[str, Group]:
-    groups = record.run_layout(job, plan.rounds, plan.checkpoints, plan.layers)
-    if plan.new is not None:
-        groups["new"] = record.new_layout(plan.new[0].sizes, plan.new[1].sizes)
-    if plan.masking:
-        groups["masking"] = record.masking_layout(plan.masking, job.clients)
-    if plan.readouts:
-        groups["readouts"] = record.readouts_layout([*plan.readouts], job)
-    return groups
 
 
 def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
@@ -297,10 +322,9 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
     try:
         while state.round < plan.rounds:
             due = (state.round + 1) % plan.evaluate_every == 0 or state.round + 1 == plan.rounds
-            new, metrics = timed_step(job, state, full=due)
+            new, metrics, done = _round(job, state, plan, full=due)
             buffer.add(job, new, metrics)
-            if new.round in plan.checkpoints:
-                record.write_weights(writer, job, new, plan.checkpoints.index(new.round), plan.layers)
+            record.write_checkpoint(writer, job, new, done, plan.checkpoints)
             state = new  # only now: a run that stops before this does the round once more
             plan.progress(1)
             now = time.monotonic()
@@ -310,7 +334,9 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
                 if now - saved > patience:
                     saved, patience = committed, max(_SAVE_SECONDS, (committed - now) / _SAVE_SHARE)
         buffer.flush()
-        _after(job, state, plan, writer)
+        for probe in plan.probes:
+            for name, values in probe.last(job, state).items() if probe.last else ():
+                writer.write(name, (), values)
         record.save_state(writer, state)  # so that the run can be made longer
     except BaseException:
         if state.round:
@@ -319,17 +345,15 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
     writer.finish()
 
 
-def _after(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
-    """What is measured once, after the last round."""
-    if plan.new is not None:
-        found = newcomers(job, state, *plan.new)
-        writer.write("new/accuracy", (), np.stack([found[rule] for rule in RULES]))
-    if plan.masking:
-        writer.write("masking/accuracy", (), masked_accuracy(job, state, draws=plan.masking))
-    for i, one in enumerate(plan.readouts.values()):
-        scores = evaluate(one, state)
-        step = np.asarray(scores.get("choice/step", 1.0 if one.algorithm.finetune else 0.0))
-        step = step[:, None] if choice.dims(one).get("step") == ("client",) else step
-        writer.write("readouts/step", (i,), np.broadcast_to(step, (job.clients, len(nets.layers(job.net)))))
-        for name in ("accuracy", "loss"):
-            writer.write(f"readouts/{name}", (i,), scores[name])
+def _round(job: Job, state: State, plan: _Plan, *, full: bool) -> tuple[State, dict[str, Any], engine.Round]:
+    """A round and all that is measured of it."""
+    metrics: dict[str, Any] = {}
+    for probe in plan.probes:
+        if full and probe.before:
+            metrics |= probe.before(job, state)
+    new, measured, done = timed_step(job, state, full=full)
+    metrics |= measured
+    for probe in plan.probes:
+        if probe.after:
+            metrics |= probe.after(job, done, new)
+    return new, metrics, done

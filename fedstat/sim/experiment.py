@@ -17,9 +17,9 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import _check, store
-from fedstat.fl import algorithms, engine, evaluate, nets, record
+from fedstat.fl import algorithms, engine, evaluate, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Job, device_named
+from fedstat.fl.job import Computing, Job, Training, device_named
 from fedstat.fl.prepare import prepare
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate
 from fedstat.sim.recovery import correlation
@@ -241,15 +241,15 @@ def _go_on(settings: Settings, writer: Writer, progress: bool, where: dict[str, 
                 drawn[1],
                 nets.mlp([settings.d, settings.m, 1]),
                 _algorithm(settings, cell.method, drawn[1]["unit_shared"].to_numpy(), drawn[2]),
-                participation=settings.participation,
-                local_epochs=settings.local_epochs,
-                batch_size=settings.batch_size or None,
-                optimizer="sgd",
-                lr=settings.lr,
-                server_lr=1.0,
-                optimizer_state="reset",
-                seed=settings.seed + cell.replicate,
-                **where,
+                Training(
+                    optimizer=optim.sgd(settings.lr),
+                    participation=settings.participation,
+                    local_epochs=settings.local_epochs,
+                    batch_size=settings.batch_size or None,
+                    seed=settings.seed + cell.replicate,
+                ),
+                Computing(client_chunk=where["client_chunk"], threads=where["threads"]),
+                device=where["device"],
             )
             _run(job, settings.rounds, cell.where, writer, bar.update)
     writer.finish()
@@ -306,7 +306,7 @@ def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Writer, tick: Ca
 
     try:
         while state.round < rounds:
-            state, metrics = evaluate.timed_step(job, state)
+            state, metrics, _ = evaluate.timed_step(job, state)
             buffer.add(job, state, metrics)
             tick()
             if time.monotonic() - committed > _COMMIT_SECONDS:

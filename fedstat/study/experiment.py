@@ -20,7 +20,7 @@ from fedstat._settings import require_types
 from fedstat.data import partition
 from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Precision, Probe
+from fedstat.fl.job import Precision
 from fedstat.fl.nets import Net
 from fedstat.fl.training import train
 from fedstat.stats import split as splitting
@@ -107,7 +107,7 @@ class Settings:
     seed: int = 0
     evaluate_every: int = 1
     masking: int = 0
-    probe: Probe | None = None
+    probe: Literal["halves"] | None = None
     readouts: tuple[str, ...] = ()
     precision: Precision = "float32"
 
@@ -255,7 +255,7 @@ def run(
         resume=resume,
         evaluate_every=settings.evaluate_every,
         new=new,
-        masking=settings.masking,
+        ablation=settings.masking,
         probe=settings.probe,
         readouts=settings.make_readouts(),
         progress=progress,

@@ -16,7 +16,7 @@ from fl_stores import grid, write
 from numpy.testing import assert_allclose
 from scipy import stats
 
-from fedstat.fl.masking import PARTS
+from fedstat.fl.probes.ablation import PARTS
 from fedstat.store import open_run
 from fedstat.study import ablations, show, summary, tables
 from fedstat.study.experiment import Settings
@@ -218,7 +218,7 @@ def test_table_8_masks_and_splits_at_random(runs, run_table, tmp_path):
     for seed in range(3):
         run = open_run(runs / f"dirichlet-0.1-fedfac-dynamic-{seed}.zarr")
         for part in PARTS:
-            accuracy = run["masking/accuracy"].sel(part=part).mean("draw")
+            accuracy = run["ablation/accuracy"].sel(part=part).mean("draw")
             by_hand[part].append(np.average(accuracy, weights=run["metrics/n_test"]))
     assert_allclose(here.loc[list(PARTS), "mean"], [np.mean(by_hand[part]) for part in PARTS], rtol=1e-5)
     assert here.loc["personal", "paper"] == 0.7225

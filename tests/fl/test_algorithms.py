@@ -258,7 +258,7 @@ def test_fine_tuning_is_forgotten_and_changes_the_scores():
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_gpu_gives_what_the_cpu_gives(name):
     here = job(make(name), participation=0.7)
-    there = replace(here, **{name: Rows(r.x.cuda(), r.y.cuda(), r.start) for name, r in here.splits.items()})
+    there = replace(here, **{name: Rows(r.x.cuda(), r.y.cuda(), r.start) for name, r in here.subsets.items()})
     a, b = (engine.personal(j, run(j)) for j in (here, there))
     for key, p in a.items():
         torch.testing.assert_close(b[key].cpu(), p, atol=1e-4, rtol=1e-4)

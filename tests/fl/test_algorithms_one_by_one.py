@@ -15,7 +15,7 @@ from fedstat.fl.algorithm import Start
 from fedstat.fl.algorithms import ALGORITHMS, named
 from fedstat.fl.algorithms.fedfac import _flags
 from fedstat.fl.batches import Rows
-from fedstat.fl.traffic import traffic
+from fedstat.fl.communication import in_bytes
 from fedstat.stats import split
 from fedstat.stats.split import Absolute
 
@@ -218,7 +218,7 @@ def test_bytes_are_those_of_a_count_by_hand(name):
         if name in ("fedfac-dynamic", "random-redrawn"):
             was, is_ = (masks.shared_units(j.net, s.sharing.shared, "fc1") for s in (old, new))
             down += 2 * (not torch.equal(was, is_))  # 10 units: 10 bits, 2 bytes
-        assert traffic(j.algorithm, j.net, new.sharing, old.sharing, ONE) == (up, down)
+        assert in_bytes(j.algorithm, j.net, new.sharing, old.sharing, ONE) == (up, down)
         old = new
 
 
@@ -226,7 +226,7 @@ def test_the_codes_variant_never_sends_a_bias_of_a_split_layer():
     j = job(algorithms.fedfac(variant="code", tau=0.5))
     old = engine.start(j)
     new = engine.step(j, old)
-    assert traffic(j.algorithm, j.net, new.sharing, new.sharing, ONE) == (4 * (60 + 33), 4 * (5 * 6 + 33))
+    assert in_bytes(j.algorithm, j.net, new.sharing, new.sharing, ONE) == (4 * (60 + 33), 4 * (5 * 6 + 33))
 
 
 # --- the table

@@ -45,7 +45,7 @@ OFTEN = ("fedavg, probed, shrunken", "fedfac-dynamic, Adam")
 
 @pytest.mark.parametrize("case", [c if c in OFTEN else pytest.param(c, marks=pytest.mark.slow) for c in RUNS])
 def test_a_finished_run_made_longer_equals_one_that_was_never_stopped(case, tmp_path):
-    out, options = tmp_path / "run.zarr", {"new": dense(clients=2, seed=3), "masking": 1, "evaluate_every": 2}
+    out, options = tmp_path / "run.zarr", {"new": dense(clients=2, seed=3), "ablation": 1, "evaluate_every": 2}
     go(case, out, rounds=3, **options)
     longer = go(case, out, rounds=6, resume=True, **options)
     whole = go(case, rounds=6, **options)

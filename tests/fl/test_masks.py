@@ -86,7 +86,14 @@ def test_masks_of_every_shape_equal_the_plain_loop(spec, setting):
 def test_a_run_under_masks_of_single_clients_is_recorded_and_goes_on_where_it_was_killed(tmp_path):
     spec = "client,unit,column"
     made = algorithm(mask(spec, share=0.98), reshare=lambda up: Sharing(mask(spec, 1 + up.round, share=0.98)))
-    options = {"rounds": 4, "participation": 0.5, "seed": 4, "threads": 1, "new": dataset(SAMPLES[:4], 2), "masking": 1}
+    options = {
+        "rounds": 4,
+        "participation": 0.5,
+        "seed": 4,
+        "threads": 1,
+        "new": dataset(SAMPLES[:4], 2),
+        "ablation": 1,
+    }
     whole_run = train(dataset(SAMPLES, 0), nets.mlp(SIZES), made, **options)
 
     def kill(_, count=[0]):  # noqa: B006
@@ -113,7 +120,7 @@ def test_a_run_under_masks_of_single_clients_is_recorded_and_goes_on_where_it_wa
 def test_a_gpu_gives_what_the_cpu_gives(spec, parts):
     here = job(algorithm(mask(spec), **parts), participation=0.5)
     moved = {name: m.cuda() for name, m in mask(spec).items()}
-    rows = {name: Rows(r.x.cuda(), r.y.cuda(), r.start) for name, r in here.splits.items()}
+    rows = {name: Rows(r.x.cuda(), r.y.cuda(), r.start) for name, r in here.subsets.items()}
     there = replace(here, algorithm=algorithm(moved, **parts), **rows)
     a, b = (engine.personal(one, run(one)) for one in (here, there))
     for key, p in a.items():

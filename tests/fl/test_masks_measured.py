@@ -12,8 +12,9 @@ from algorithm_jobs import assert_equal, rows, run
 from masked_jobs import CLIENTS, SHAPES, SIZES, SPECS, algorithm, job, mask, whole
 
 from fedstat import _random
-from fedstat.fl import engine, evaluate, masking, masks, nets, newcomers
+from fedstat.fl import engine, evaluate, masks, nets
 from fedstat.fl.algorithm import Sharing
+from fedstat.fl.probes import ablation, new_clients
 
 LAYERS = {"fc1": 6, "fc2": 3}
 HALF = {"participation": 0.5, "client_chunk": 2}
@@ -52,7 +53,7 @@ def test_bytes_are_those_of_a_count_client_by_client(spec):
     state = engine.start(j)
     for number in range(4):
         clients = engine.active(j, number)
-        old, (state, metrics) = state, evaluate.timed_step(j, state)
+        old, (state, metrics, _) = state, evaluate.timed_step(j, state)
         by_hand = bytes_by_hand(spec, state.sharing.shared, old.sharing.shared, clients)
         assert (int(metrics["bytes_up"]), int(metrics["bytes_down"])) == by_hand
 
@@ -78,7 +79,7 @@ def test_new_clients_hold_what_all_clients_share(spec, n_new):
     j = job(algorithm(mask(spec)), **HALF)
     state = run(j, 2)
     train, test = rows([7, 12, 3, 9, 5, 8][:n_new], 2), rows([40] * n_new, 3)
-    found = newcomers.newcomers(j, state, train, test)
+    found = new_clients.accuracy(j, state, train, test)
     models = [{name: p[k] for name, p in engine.personal(j, state).items()} for k in range(CLIENTS)]
     for c in range(n_new):
         (x, y), plain = plain_loop.samples(train, c), {}
@@ -100,7 +101,7 @@ def test_new_clients_hold_what_all_clients_share(spec, n_new):
 def test_the_ablation_replaces_every_clients_own_part(spec):
     j = job(algorithm(mask(spec)), **HALF)
     state = run(j, 2)
-    found = masking.masked_accuracy(j, state, draws=2)
+    found = ablation.ablated_accuracy(j, state, draws=2)
     mine, shared = engine.personal(j, state), whole(mask(spec))
     split = [name for name, m in shared.items() if 0 < int(m.sum()) < m.numel()]
     for c in range(CLIENTS):
@@ -108,7 +109,7 @@ def test_the_ablation_replaces_every_clients_own_part(spec):
         for draw in range(2):
             rng = _random.generator(j.seed, "masking", draw, c)
             noise = {name: torch.from_numpy(rng.standard_normal(SHAPES[name], dtype=np.float32)) for name in split}
-            for part, said in enumerate(masking.PARTS):
+            for part, said in enumerate(ablation.PARTS):
                 changed = {name: p.clone() for name, p in own.items()}
                 for name in split if part else ():
                     at = shared[name][c] == said.startswith("shared")

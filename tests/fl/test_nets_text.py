@@ -211,8 +211,8 @@ def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (n, LENGTH)).astype(np.uint8))
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, n)), np.concatenate([[0], np.cumsum(sizes)]))
     job = engine.Job(
-        rows, rows, net, algorithms.fedavg(), losses.cross_entropy, optim.adam(0.01), local_epochs=2, batch_size=4,
-        seed=3, threads=2, client_chunk=2,
+        rows, rows, net, algorithms.fedavg(), losses.cross_entropy, optimizer=optim.adam(0.01), local_epochs=2,
+        batch_size=4, seed=3, threads=2, client_chunk=2,
     )  # fmt: skip
     state = engine.start(job)
     server = {name: p.clone() for name, p in state.server.items()}
@@ -276,7 +276,12 @@ def test_factor_analysis_splits_an_lstm_layer():
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (40, LENGTH)))
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, 40)), np.arange(5) * 10)
     job = engine.Job(
-        rows, rows, make("lstm"), algorithms.fedfac(["lstm2", "fc1"]), losses.cross_entropy, optim.adam(0.01)
+        rows,
+        rows,
+        make("lstm"),
+        algorithms.fedfac(["lstm2", "fc1"]),
+        losses.cross_entropy,
+        optimizer=optim.adam(0.01),
     )
     state = engine.step(job, engine.start(job))
     assert state.sharing.fits["lstm2"].communality.shape == (6,)

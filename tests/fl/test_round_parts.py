@@ -9,10 +9,11 @@ import pytest
 import torch
 from fl_runs import SMALL, job, logits, rows_of
 
-from fedstat.fl import algorithms, engine, masking, newcomers, optim
+from fedstat.fl import algorithms, engine, optim
 from fedstat.fl import evaluate as evaluation
+from fedstat.fl.chunks import chunks, each_chunk
 from fedstat.fl.evaluate import evaluate, timed_step
-from fedstat.fl.job import chunks, each_chunk
+from fedstat.fl.probes import ablation, new_clients
 from fedstat.fl.scores import scores
 from fedstat.study import experiment
 
@@ -20,7 +21,7 @@ from fedstat.study import experiment
 def test_new_clients_get_what_each_rule_says():
     j, new = job(algorithms.fedper())
     state = engine.step(j, engine.step(j, engine.start(j)))
-    found = newcomers.newcomers(j, state, *new)
+    found = new_clients.accuracy(j, state, *new)
     server = {name: p[None] for name, p in state.server.items()}
     models = engine.personal(j, state)
     for c in range(2):
@@ -36,14 +37,14 @@ def test_new_clients_train_only_what_is_personal(monkeypatch):
     j, new = job(algorithms.fedper())
     state = engine.step(j, engine.start(j))
     seen = []
-    inner = newcomers.scores
+    inner = new_clients.scores
 
     def keep(job, params, *rest):
         seen.append(params)
         return inner(job, params, *rest)
 
-    monkeypatch.setattr(newcomers, "scores", keep)
-    newcomers.newcomers(j, state, *new)
+    monkeypatch.setattr(new_clients, "scores", keep)
+    new_clients.accuracy(j, state, *new)
     _, finetuned, local_train = seen
     for c in range(2):
         assert torch.equal(local_train["fc1.weight"][c], state.server["fc1.weight"])
@@ -52,16 +53,16 @@ def test_new_clients_train_only_what_is_personal(monkeypatch):
 
 
 def test_new_clients_train_by_the_phases_of_the_method(monkeypatch):
-    train_chunk, seen = newcomers.train_chunk, []
+    train_chunk, seen = new_clients.train_chunk, []
 
     def keep(job, params, clients, phases, **rest):
         seen.append(phases)
         return train_chunk(job, params, clients, phases, **rest)
 
-    monkeypatch.setattr(newcomers, "train_chunk", keep)
+    monkeypatch.setattr(new_clients, "train_chunk", keep)
     for algorithm, finetuned in ((algorithms.fedprox_plus(mu=1.0), 1), (algorithms.fedrep(), 2)):
         j, new = job(algorithm)
-        newcomers.newcomers(j, engine.start(j), *new)
+        new_clients.accuracy(j, engine.start(j), *new)
         without, tuned, local = seen[-3:]
         assert without == ()
         assert len(tuned) == finetuned
@@ -73,14 +74,14 @@ def test_accuracy_falls_where_units_are_masked_and_only_there():
     flags = np.arange(12) % 2 == 0
     j, _ = job(algorithms.fedsplit({"fc1": flags}))
     state = engine.step(j, engine.start(j))
-    found = masking.masked_accuracy(j, state, draws=3)
+    found = ablation.ablated_accuracy(j, state, draws=3)
     assert found.shape == (5, 3, 6)
     np.testing.assert_allclose(found[0], np.broadcast_to(evaluate(j, state)["accuracy"], (3, 6)), atol=1e-6)
     assert (found[1:].mean((1, 2)) < found[0].mean()).all()
     assert not np.array_equal(found[1, 0], found[1, 1]), "every draw has values of its own"
-    np.testing.assert_array_equal(found, masking.masked_accuracy(j, state, draws=3))
+    np.testing.assert_array_equal(found, ablation.ablated_accuracy(j, state, draws=3))
     whole, _ = job(algorithms.fedavg())
-    found = masking.masked_accuracy(whole, engine.step(whole, engine.start(whole)), draws=1)
+    found = ablation.ablated_accuracy(whole, engine.step(whole, engine.start(whole)), draws=1)
     np.testing.assert_array_equal(found, np.broadcast_to(found[0], found.shape))
 
 
@@ -95,10 +96,10 @@ def test_masking_replaces_one_part_and_leaves_the_other(part, own, monkeypatch):
         seen.append({name: p.clone() for name, p in params.items()})
         return scores(job, params, data, clients)
 
-    monkeypatch.setattr(masking, "scores", keep)
-    masking.masked_accuracy(j, state, draws=1)
+    monkeypatch.setattr(ablation, "scores", keep)
+    ablation.ablated_accuracy(j, state, draws=1)
     before, after = seen[0], seen[part]  # of the first chunk
-    replaced = torch.from_numpy(flags if masking.PARTS[part].startswith("shared") else ~flags)
+    replaced = torch.from_numpy(flags if ablation.PARTS[part].startswith("shared") else ~flags)
     for name in ("fc1.weight", "fc1.bias"):
         assert (before[name] != after[name])[:, replaced].all()
         assert torch.equal(before[name][:, ~replaced], after[name][:, ~replaced])
@@ -109,7 +110,7 @@ def test_masking_replaces_one_part_and_leaves_the_other(part, own, monkeypatch):
 
 def test_the_loss_that_is_tracked_is_the_mean_over_batches():
     j, _ = job(algorithms.local(), optimizer=optim.sgd(1e-30), local_epochs=1, track=True)
-    _, metrics = timed_step(j, engine.start(j))
+    _, metrics, _ = timed_step(j, engine.start(j))
     params = {name: p[None] for name, p in engine.start(j).server.items()}
     for c in range(j.clients):
         rows = slice(j.train.start[c], j.train.start[c + 1])
@@ -123,7 +124,7 @@ def test_a_short_batch_counts_as_one_batch_and_padding_not_at_all():
     options = {"optimizer": optim.sgd(1e-30), "local_epochs": 1, "batch_size": 1000, "track": True}
     j, _ = job(algorithms.local(), samples=None, **options)
     assert len(set(j.train.sizes)) > 1
-    _, metrics = timed_step(j, engine.start(j))
+    _, metrics, _ = timed_step(j, engine.start(j))
     params = {name: p[None] for name, p in engine.start(j).server.items()}
     for c in range(j.clients):
         rows = slice(j.train.start[c], j.train.start[c + 1])
@@ -135,7 +136,7 @@ def test_accuracy_before_is_of_the_models_as_they_leave_local_training():
     j, _ = job(algorithms.fedavg(), track=True)
     start = engine.start(j)
     _, done = engine.round_of(j, start)
-    _, metrics = timed_step(j, start)
+    _, metrics, _ = timed_step(j, start)
     for position, c in enumerate(done.clients):
         rows = slice(j.test.start[c], j.test.start[c + 1])
         right = logits(done.after, position, j.test.x[rows]).argmax(1) == j.test.y[rows]
@@ -155,7 +156,7 @@ def test_seconds_are_those_of_the_round_without_its_evaluation(monkeypatch):
         return inner(*args)
 
     monkeypatch.setattr(evaluation, "evaluate", slow)
-    _, metrics = timed_step(j, engine.start(j))
+    _, metrics, _ = timed_step(j, engine.start(j))
     assert metrics["seconds"] == 1
 
 

@@ -79,14 +79,14 @@ def _failing_after(step, rounds):
 @pytest.mark.parametrize("checkpoint", [2, 4])
 def test_a_disk_that_is_full_while_weights_are_written_loses_none(checkpoint, tmp_path, monkeypatch):
     options = {"rounds": 4, "checkpoints": [2], **SETTINGS}
-    write = record.write_weights
+    write = record.write_checkpoint
 
     def full(writer, job, state, *rest):
         if state.round == checkpoint:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(writer, job, state, *rest)
 
-    monkeypatch.setattr(record, "write_weights", full)
+    monkeypatch.setattr(record, "write_checkpoint", full)
     with pytest.raises(OSError, match="No space left"):
         train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", **options)
     monkeypatch.undo()

@@ -137,7 +137,7 @@ def test_bfloat16_trains_nearly_as_float32_does():
 def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
     texts = [
         report.report(experiment.run(replace(SMALL, **settings)))
-        for settings in ({"kappa": 1.0}, {"tau": "inf"}, {"algorithm": "fedper", "masking": 1}, {})
+        for settings in ({"kappa": 1.0}, {"tau": "inf"}, {"algorithm": "fedper", "ablation": 1}, {})
     ]
     told, personal, head, usual = texts
     assert "communalities are equal and tell nothing" in told

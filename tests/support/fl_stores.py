@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from fedstat import store
-from fedstat.fl.masking import PARTS
+from fedstat.fl.probes.ablation import PARTS
 from fedstat.store import Group, Variable
 
 GAIN = {"fedavg": 0.0, "fedfac-dynamic": 0.06, "fedfac-static": 0.05, "random": 0.02, "fedper": 0.03, "fedem": -0.1}
@@ -82,7 +82,7 @@ def write(
         )
     if masking:
         lost = np.array([0, 0.05, 0.2, 0.3, 0.4])[:, None, None]
-        groups["masking"] = _group(
+        groups["ablation"] = _group(
             {"part": list(PARTS), "draw": np.arange(2), "client": np.arange(clients)},
             {"accuracy": (("part", "draw", "client"), level - lost + rng.normal(0, 0.05, (len(PARTS), 2, clients)))},
         )

@@ -31,7 +31,7 @@ def trained(out: Path, rounds: int = ROUNDS) -> None:
     data = sim.generate(clients=4, d=5, m=8, n_train=12, n_test=6, seed=1)
     train(
         data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"], kappa=0.7), rounds=rounds, batch_size=6, lr=0.05,
-        participation=0.75, optimizer="adam", optimizer_state="keep", checkpoints=(2,), masking=2, threads=1,
+        participation=0.75, optimizer="adam", optimizer_state="keep", checkpoints=(2,), ablation=2, threads=1,
         out=out, resume=True,
     )  # fmt: skip
 

@@ -26,7 +26,7 @@ ROLES = {
     },
     "fl": {
         "root": "zarr.json", "layout": "weights/fc1/w/zarr.json", "coordinate": "metrics/n_train/c/0",
-        "chunk": "metrics/loss/c.0.0", "weights": "weights/fc1/w/c.1.0.0.0", "at the end": "masking/accuracy/c.0.0.0",
+        "chunk": "metrics/loss/c.0.0", "weights": "weights/fc1/w/c.1.0.0.0", "at the end": "ablation/accuracy/c.0.0.0",
         "log": "journal/log", "journal": "journal/zarr.json", "state": "journal/state",
     },
     "fl, longer": {"coordinate": "metrics/round/c/0", "chunk": "metrics/loss/c.0.0", "state": "journal/state"},

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedstat import _check
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Phase, Sharing
+from fedstat.fl.algorithm import Algorithm, Memory, Phase, Samples, Sharing
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.mixture import WEIGHTS, log_joint, mixture, mixture_loss, of_class
 
@@ -36,11 +36,12 @@ def fedem(*, components: int = 3) -> Algorithm:
 
 
 @torch.no_grad()
-def _e_step(net: Net, params: Params, x: Tensor, y: Tensor, live: Tensor) -> Tensor:
+def _e_step(net: Net, params: Params, samples: Samples, _: Memory) -> Tensor:
     """Responsibilities (client, sample, component) of all training samples; π becomes their mean."""
+    x, y = samples.x, samples.y
     blocks = [slice(low, low + _BLOCK) for low in range(0, y.shape[1], _BLOCK)]
     parts = [of_class(log_joint(net.apply(params, x[:, at])), y[:, at]).softmax(-1) for at in blocks]
     r = torch.cat(parts, 1)
-    real = live.to(r.dtype).unsqueeze(-1)
+    real = samples.live.to(r.dtype).unsqueeze(-1)
     params[WEIGHTS].copy_((r * real).sum(1) / real.sum(1))
     return r

@@ -46,6 +46,7 @@ class Net(NamedTuple):
     buffers: tuple[str, ...] = ()
     unshared: tuple[str, ...] = ()
     activations: int | None = None
+    noise: Mapping[str, tuple[int, ...]] = {}
 
 
 def layer_of(name: str) -> str:

@@ -6,18 +6,40 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import xarray as xr
 
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Mask, Phase
+from fedstat.fl.algorithm import Mask, Memory, Phase, Start
 from fedstat.fl.batches import Rows, whole
-from fedstat.fl.job import Job, State, by_size, each_chunk, personal
+from fedstat.fl.chunks import each_chunk
+from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_chunk
+from fedstat.fl.nets import Params
+from fedstat.fl.participation import by_size
+from fedstat.fl.probes.base import Probe
 from fedstat.fl.scores import scores
+from fedstat.fl.state import State, personal, remembered
+from fedstat.store import Group, Variable
 
 RULES = ("global", "finetuned", "local_train", "ensemble")
 
 
-def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
+def probe(train: Rows, test: Rows) -> Probe:
+    """Group ``new``: accuracy (rule, client), see :func:`accuracy`."""
+    coords = xr.Dataset(
+        {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)},
+        {"rule": np.array(RULES, object), "client": np.arange(len(test.sizes))},
+    )
+    variable = Variable(("rule", "client"), "float32", attrs={"long_name": "test accuracy"})
+
+    def last(job: Job, state: State) -> dict[str, np.ndarray]:
+        found = accuracy(job, state, train, test)
+        return {"new/accuracy": np.stack([found[rule] for rule in RULES])}
+
+    return Probe({"new": Group(coords, {"accuracy": variable})}, last=last)
+
+
+def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
     """Test accuracy of new clients (client,), by rule.
 
     Parameters
@@ -40,7 +62,7 @@ def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.n
         ``ensemble``: the mean of the class probabilities of all existing clients' models (FedFac §3.2; LG-FedAvg).
     """
     new = replace(job, train=train, test=test, validation=None, optimizer_state="reset")
-    server = State(state.round, {}, {}, state.server, state.sharing, {})
+    server = _state(new, state)
     clients = by_size(train, np.arange(len(train.start) - 1))
     found = {rule: np.full(len(clients), np.nan, np.float32) for rule in RULES}
     trained = job.algorithm.finetune or job.phases
@@ -55,12 +77,26 @@ def newcomers(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.n
         chunk = clients[span]
         for rule, (phases, frozen) in ways.items():
             params = personal(new, server, chunk)
-            train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen)
+            memory = remembered(server, chunk)
+            train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, memory=memory)
             found[rule][chunk] = scores(new, params, test, chunk)[0]
 
     each_chunk(new, len(clients), work)
     found["ensemble"] = _ensemble(job, state, test)
     return found
+
+
+def _state(new: Job, state: State) -> State:
+    """A run of the new clients that stands where the other is: own copies and memory are those of the start."""
+    memory = Memory()
+    if new.algorithm.memory:
+
+        def none(_: int | None) -> Params:
+            raise ValueError(f"{new.algorithm.name} trains clients before its memory begins: it takes no new clients")
+
+        start = Start(new.net, new.train.sizes, new.seed, new.device, none, lambda epochs: (none(epochs), None))
+        memory = Memory(new.algorithm.memory(start).clients, state.memory.server)
+    return State(state.round, {}, {}, state.server, state.sharing, {}, memory)
 
 
 def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:

@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import xarray as xr
 
 from fedstat import _random
 from fedstat.fl import masks
-from fedstat.fl.job import Job, State, by_size, each_chunk, personal
+from fedstat.fl.chunks import each_chunk
+from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
+from fedstat.fl.participation import by_size
+from fedstat.fl.probes.base import Probe
 from fedstat.fl.scores import scores
+from fedstat.fl.state import State, personal
+from fedstat.store import Group, Variable
 
 PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 
 
-def masked_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
+def probe(job: Job, draws: int) -> Probe:
+    """Group ``ablation``: accuracy (part, draw, client), see :func:`ablated_accuracy`."""
+    coords = {"part": np.array(PARTS, object), "draw": np.arange(draws), "client": np.arange(job.clients)}
+    variable = Variable(("part", "draw", "client"), "float32", attrs={"long_name": "test accuracy"})
+    return Probe(
+        {"ablation": Group(xr.Dataset(coords=coords), {"accuracy": variable})},
+        last=lambda job, state: {"ablation/accuracy": ablated_accuracy(job, state, draws=draws)},
+    )
+
+
+def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
     """Test accuracy (part, draw, client) with random values in place of one part of the layers that are split.
 
     Parameters
@@ -61,7 +77,7 @@ def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw
     """Standard normal values in the shape of some parameters, each client's from a stream of its own."""
     noise = {name: torch.empty_like(params[name]) for name in names}
     for i, c in enumerate(clients):
-        rng = _random.generator(job.seed, "masking", draw, int(c))
+        rng = _random.generator(job.seed, "masking", draw, int(job.train.ids[c]))
         for name in names:
             noise[name][i] = torch.from_numpy(rng.standard_normal(job.net.shapes[name], dtype=np.float32))
     return noise

@@ -1,0 +1,72 @@
+"""How clients are cut into chunks, each trained as one tensor, and the chunks computed side by side."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import torch
+
+from fedstat.fl import nets
+from fedstat.fl.job import Job
+
+# A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
+_CHUNK_BYTES = 3.5e6
+# On a GPU: parameters, gradients, optimiser state and activations of a chunk within this share of the free memory.
+_GPU_SHARE = 0.5
+
+
+def each_chunk(job: Job, n: int, work: Callable[[slice], None]) -> None:
+    """Do the work for every chunk of n clients, one chunk a thread on the CPU.
+
+    Where a CUDA device has too little memory for a chunk, the chunk is halved until it fits, for the rest of the
+    run, with one warning.
+    """
+    if job.device.type != "cpu":
+        _within_memory(job, n, work)
+        return
+    spans = list(chunks(job, n))
+    if job.threads == 1 or len(spans) == 1:
+        for span in spans:
+            work(span)
+        return
+    with ThreadPoolExecutor(job.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        list(pool.map(work, spans))
+
+
+def _within_memory(job: Job, n: int, work: Callable[[slice], None]) -> None:
+    low, size = 0, 0
+    while low < n:
+        size = size or next(chunks(job, n)).stop
+        try:
+            work(slice(low, min(low + size, n)))
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            torch.cuda.empty_cache()
+            if "client_chunk" not in job.limits:
+                warnings.warn(f"the GPU's memory does not hold {size} clients at a time: taking fewer", stacklevel=2)
+            job.limits["client_chunk"] = size = max(1, size // 2)
+            continue
+        low += size
+
+
+def chunks(job: Job, n: int) -> Iterator[slice]:
+    """Cut n clients into chunks: ``client_chunk`` if given, else what fits a core's cache (CPU) or memory (GPU)."""
+    size = job.limits.get("client_chunk") or job.client_chunk
+    if size is None:
+        largest = job.train.sizes.max()
+        batch = min(job.batch_size or largest, largest)
+        each = job.train.x[0].numel() + (job.net.activations or sum(nets.layers(job.net).values()))
+        weights = sum(math.prod(shape) for shape in job.net.shapes.values())
+        if job.device.type == "cpu":
+            cuts = math.ceil(n / max(1.0, _CHUNK_BYTES / (4 * (weights + batch * each))) / job.threads) * job.threads
+            ends = [n * i // min(n, cuts) for i in range(min(n, cuts) + 1)]
+            return (slice(low, high) for low, high in pairwise(ends))
+        # Beside the parameters: gradient, two moments of Adam; activations once forward and once backward.
+        free = torch.cuda.mem_get_info(job.device)[0]
+        size = max(1, int(_GPU_SHARE * free / (4 * (4 * weights + 2 * batch * each))))
+    return (slice(low, min(low + size, n)) for low in range(0, n, size))

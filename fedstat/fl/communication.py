@@ -1,0 +1,138 @@
+"""What a round sends, by count: float32 entries, and a sharing that moved at one bit per unit or entry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from fedstat.fl import masks, nets
+from fedstat.fl.algorithm import Algorithm, Mask, Sharing
+from fedstat.fl.engine import Round
+from fedstat.fl.job import Job
+from fedstat.fl.nets import Net, Params
+from fedstat.fl.state import State, personal
+
+_BYTES = 4  # of a float32 entry
+Values = Callable[[], Params]
+
+
+def of_round(job: Job, done: Round, state: State, previous: Sharing) -> tuple[int, int]:
+    """Bytes that the active clients of a round sent and received, together, see :func:`in_bytes`.
+
+    Parameters
+    ----------
+    job : Job
+    done : Round
+    state : State
+        After it.
+    previous : Sharing
+        Before it.
+    """
+    clients = done.uploads.clients
+    values = (lambda: done.sent, lambda: personal(job, state, clients))
+    return in_bytes(job.algorithm, job.net, state.sharing, previous, clients, values)
+
+
+def in_bytes(
+    algorithm: Algorithm,
+    net: Net,
+    sharing: Sharing,
+    previous: Sharing,
+    clients: np.ndarray,
+    values: tuple[Values, Values] | None = None,
+) -> tuple[int, int]:
+    """Bytes that the active clients send and receive in a round, together.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    net : Net
+        The network that is trained, wrapped if the algorithm wraps it.
+    sharing, previous : Sharing
+        After the round and before it.
+    clients : int array (active,)
+    values : pair of callable () -> Params (active, ...), optional
+        What is sent and received; needed where the algorithm sends parameters as ``sparse``.
+
+    Returns
+    -------
+    up : int
+        What the server needs: of every client the entries that the new sharing shares, for some client if masks differ
+        between them, or what ``algorithm.uploads`` names (dynamic FedFac: the layers of Λ whole, as its analysis reads
+        all units before it is known which are shared).
+    down : int
+        The round's result: the entries that the new sharing shares for the client, and for every layer whose sharing
+        moved for it one bit per unit, or where masks are finer than that one bit for each of their entries, in whole
+        bytes.
+
+    Notes
+    -----
+    One download a participation. What precedes round 1 is not counted: the common start, the same for every method,
+    and static FedFac's one upload of the layers of Λ; nor what a transport adds or compresses. Of a sparse parameter
+    the entries that are not 0 count, and for each entry, of a client, one bit that says which these are.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fedstat.fl import algorithms, nets
+    >>> net, one = nets.mlp([3, 4, 2]), np.array([0])  # 16 + 10 entries
+    >>> some, all_ = ({"fc1": torch.tensor([True, second, False, False])} for second in (False, True))
+    >>> a, b = (Sharing(masks.units(net, flags, torch.device("cpu"))) for flags in (some, all_))
+    >>> in_bytes(algorithms.fedsplit({}), net, b, b, one), in_bytes(algorithms.fedsplit({}), net, b, a, one)
+    ((72, 72), (72, 73))
+    """
+    if algorithm.uploads:
+        up = algorithm.uploads(net, sharing)
+    else:
+        up = {name: masks.by_some(sharing.shared[name], len(shape)) for name, shape in net.shapes.items()}
+    moved = 0
+    if sharing.shared is not previous.shared:
+        moved = sum(_moved(net, sharing.shared, previous.shared, layer, clients) for layer in nets.layers(net))
+    sent, received = (
+        _of_entries(algorithm, net, mask, clients, i, values) for i, mask in enumerate((up, sharing.shared))
+    )
+    return sent, received + moved
+
+
+def _of_entries(
+    algorithm: Algorithm, net: Net, mask: Mask, clients: np.ndarray, way: int, values: tuple[Values, Values] | None
+) -> int:
+    """Bytes of the entries that a mask picks of some clients, together."""
+    sparse = [name for name in net.shapes if algorithm.sparse and algorithm.sparse(name)]
+    total = _BYTES * entries(net, mask, clients, leave_out=sparse)
+    if sparse:
+        assert values is not None  # noqa: S101
+        found = values[way]()
+        for name in sparse:
+            picked = masks.of_clients(mask[name], len(net.shapes[name]), clients).expand_as(found[name]).flatten(1)
+            total += _BYTES * int(((found[name].flatten(1) != 0) & picked).sum())
+            total += sum(math.ceil(n / 8) for n in picked.sum(1).tolist())
+    return total
+
+
+def entries(net: Net, mask: Mask, clients: np.ndarray, *, leave_out: Sequence[str] = ()) -> int:
+    """Number of entries that a mask picks of some clients, together."""
+    total = 0
+    for name, shape in net.shapes.items():
+        if name in leave_out:
+            continue
+        own = masks.of_clients(mask[name], len(shape), clients)
+        total += int(own.sum()) * (len(clients) * math.prod(shape) // own.numel())
+    return total
+
+
+def _moved(net: Net, new: Mask, old: Mask, layer: str, clients: np.ndarray) -> int:
+    """Bytes that tell those of some clients for whom it moved the new sharing of a layer."""
+    names = [name for name in net.shapes if nets.layer_of(name) == layer]
+    moved, bits, by_unit = torch.zeros(len(clients), dtype=torch.bool, device=masks.device_of(new)), 0, True
+    for name in names:
+        rank = len(net.shapes[name])
+        differs = masks.of_clients(new[name] != old[name], rank, clients)
+        moved = moved | (differs.reshape(len(differs), -1).any(1) if differs.ndim > rank else differs.any())
+        one = new[name].shape[-rank:] if new[name].ndim else ()
+        bits += math.prod(one)
+        by_unit &= math.prod(one[-(rank - 1) :] if rank > 1 else ()) == 1
+    return int(moved.sum()) * math.ceil((nets.layers(net)[layer] if by_unit else bits) / 8)

@@ -1,0 +1,74 @@
+"""What a method itself measures in every round, and the matrix with which its server mixes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from fedstat.fl import checks, nets
+from fedstat.fl.engine import Round
+from fedstat.fl.job import Job
+from fedstat.fl.probes.base import Probe, Values
+from fedstat.fl.state import State
+from fedstat.store import Group, Variable
+
+_OF_CLIENTS = ("client", "other")
+
+
+def probe(job: Job, rounds: int) -> Probe:
+    """Groups ``measures``, of an algorithm's ``measures``, and ``mixing``: weight (round, client, other).
+
+    NaN where a client, or the other, is not active.
+    """
+    own, groups = job.algorithm.measures, {}
+    if own:
+        sizes = {dim: n for measure in own.values() for dim, n in _sizes(job, measure.sizes).items()}
+        used = {dim: np.arange(sizes[dim]) for measure in own.values() for dim in measure.dims}
+        if "layer" in used:
+            used["layer"] = np.array(list(nets.layers(job.net)), object)
+        texts = {name: {"long_name": m.long_name, "units": m.units} for name, m in own.items()}
+        variables = {
+            name: Variable(("round", *m.dims), "float64", attrs={k: v for k, v in texts[name].items() if v})
+            for name, m in own.items()
+        }
+        groups["measures"] = Group(xr.Dataset(coords={"round": np.arange(1, rounds + 1), **used}), variables)
+    if job.algorithm.mix:
+        every = np.arange(job.clients)
+        coords = xr.Dataset(coords={"round": np.arange(1, rounds + 1), "client": every, "other": every})
+        text = "weight of the other client's entries in a client's own mixture"
+        weight = Variable(("round", "client", "other"), "float32", attrs={"long_name": text})
+        groups["mixing"] = Group(coords, {"weight": weight})
+    return Probe(groups, after=_measure if groups else None)
+
+
+def _sizes(job: Job, own: Any) -> dict[str, int]:
+    return {"client": job.clients, "other": job.clients, "layer": len(nets.layers(job.net))} | dict(own)
+
+
+def _measure(job: Job, done: Round, _: State) -> Values:
+    found, clients = {}, done.uploads.clients
+    for name, measure in job.algorithm.measures.items():
+        value = _array(measure.value(done.uploads))
+        sizes = _sizes(job, measure.sizes) | dict.fromkeys(_OF_CLIENTS, len(clients))
+        checks.measured(value, tuple(sizes[dim] for dim in measure.dims), name, job.algorithm.name)
+        found[f"measures/{name}"] = _of_all(value, measure.dims, clients, job.clients)
+    if done.mixture is not None:
+        found["mixing/weight"] = _of_all(_array(done.mixture), _OF_CLIENTS, clients, job.clients)
+    return found
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _of_all(value: np.ndarray, dims: tuple[str, ...], clients: np.ndarray, n: int) -> np.ndarray:
+    """Values with rows, and columns, of all clients: NaN for those that are not active."""
+    shape = [n if dim in _OF_CLIENTS else size for dim, size in zip(dims, value.shape, strict=True)]
+    whole = np.full(shape, np.nan)
+    whole[np.ix_(*(clients if dim in _OF_CLIENTS else np.arange(k) for dim, k in zip(dims, shape, strict=True)))] = (
+        value
+    )
+    return whole

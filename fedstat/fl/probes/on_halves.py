@@ -1,0 +1,51 @@
+"""How personal layers are beyond noise: active clients trained on either half of their samples, too."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+
+from fedstat.fl import halves, nets
+from fedstat.fl.job import Job
+from fedstat.fl.probes.base import Probe, Values
+from fedstat.fl.state import State
+from fedstat.store import Group, Variable
+
+_TEXTS = {
+    "between": "sum of squares of the means of two models, trained on halves, about their fit over clients",
+    "within": "sum of squares between the two models",
+}
+
+
+def probe(job: Job, rounds: int) -> Probe:
+    """Group ``probe``: between, within (round, client, layer), see :func:`fedstat.fl.halves.parts`.
+
+    NaN in rounds without evaluation, and for clients that are not active or have one sample.
+
+    Raises
+    ------
+    ValueError
+        If a round has too few active clients whose samples can be divided.
+    """
+    halves.require(job, "probe='halves'", halves.fewest(job))
+    coords = {
+        "round": ("round", np.arange(1, rounds + 1)),
+        "client": ("client", np.arange(job.clients)),
+        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
+        "n_train": ("client", job.train.sizes),
+        "n_weights": ("layer", halves.n_weights(job.net)),
+    }
+    dims = ("round", "client", "layer")
+    variables = {name: Variable(dims, "float64", attrs={"long_name": text}) for name, text in _TEXTS.items()}
+    return Probe({"probe": Group(xr.Dataset(coords=coords), variables)}, before=_measure)
+
+
+def _measure(job: Job, state: State) -> Values:
+    clients = np.sort(halves.divisible(job, state.round))
+    parts = halves.parts(job, state, clients, job.phases)
+    layers = list(nets.layers(job.net))
+    found = {f"probe/{name}": np.full((job.clients, len(layers)), np.nan) for name in _TEXTS}
+    for layer, part in parts.items():
+        found["probe/between"][clients, layers.index(layer)] = part.between[:, 0].cpu()
+        found["probe/within"][clients, layers.index(layer)] = part.within[:, 0].cpu()
+    return found

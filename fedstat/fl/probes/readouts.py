@@ -1,0 +1,52 @@
+"""Other ways to predict from the models after the last round: the scores that runs of these methods would have had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import xarray as xr
+
+from fedstat.fl import choice, nets
+from fedstat.fl.algorithm import Algorithm
+from fedstat.fl.evaluate import evaluate
+from fedstat.fl.job import Job
+from fedstat.fl.probes.base import Probe, Values
+from fedstat.fl.state import State
+from fedstat.store import Group, Variable
+
+
+def jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
+    """The job under the algorithm of every readout; ValueError if the data do not allow what one chooses."""
+    found = {name: replace(job, algorithm=make(job.algorithm)) for name, make in readouts.items()}
+    for one in found.values():
+        choice.require(one)
+    return found
+
+
+def probe(job: Job, readouts: Mapping[str, Job]) -> Probe:
+    """Group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
+    coords = {
+        "readout": ("readout", np.array([*readouts], object)),
+        "client": ("client", np.arange(job.clients)),
+        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
+    }
+    variables = {
+        "accuracy": Variable(("readout", "client"), "float32", attrs={"long_name": "test accuracy"}),
+        "loss": Variable(("readout", "client"), "float32", attrs={"long_name": "mean test loss"}),
+        "step": Variable(("readout", "client", "layer"), "float32", attrs={"long_name": "B of W + B (W' − W)"}),
+    }
+
+    def last(_: Job, state: State) -> Values:
+        found: dict[str, list[np.ndarray]] = {name: [] for name in variables}
+        for one in readouts.values():
+            scores = evaluate(one, state)
+            step = np.asarray(scores.get("choice/step", 1.0 if one.algorithm.finetune else 0.0))
+            step = step[:, None] if choice.dims(one).get("step") == ("client",) else step
+            found["step"].append(np.broadcast_to(step, (one.clients, len(nets.layers(one.net)))))
+            for name in ("accuracy", "loss"):
+                found[name].append(scores[name])
+        return {f"readouts/{name}": np.stack(values) for name, values in found.items()}
+
+    return Probe({"readouts": Group(xr.Dataset(coords=coords), variables)}, last=last)

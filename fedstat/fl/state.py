@@ -1,0 +1,101 @@
+"""What a run is between two rounds, and the models that its clients have."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstat.fl import checks, masks
+from fedstat.fl.algorithm import Memory, Received, Sharing
+from fedstat.fl.job import Job
+from fedstat.fl.nets import Params
+
+
+class State(NamedTuple):
+    """A run between two rounds.
+
+    Attributes
+    ----------
+    round : int
+        Rounds done.
+    params : Params (client, own unit, ...)
+        Clients' own copies of what may be personal; entries that are shared now are behind until they download.
+    own : mapping from name to int64 Tensor (own unit,) or None
+        Which units ``params`` holds of a parameter; None: all. Parameters that are never personal are not in it.
+    server : Params (...)
+        The server's copy of every entry, shared or not.
+    sharing : Sharing
+    optimizer : Params (client, ...)
+        Clients' optimiser state; empty unless it lasts from round to round.
+    memory : Memory
+        What the algorithm remembers beside models.
+    aggregator : any
+        The aggregator's state.
+    """
+
+    round: int
+    params: Params
+    own: dict[str, Tensor | None]
+    server: Params
+    sharing: Sharing
+    optimizer: Params
+    memory: Memory = Memory()
+    aggregator: Any = ()
+
+
+def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Params | None = None) -> Params:
+    """Clients' models as they would predict with them now: parameters (client, ...).
+
+    Parameters
+    ----------
+    job : Job
+    state : State
+    clients : int array, optional
+        All by default.
+    into : Params, optional
+        Where to write them.
+    """
+    clients = np.arange(job.clients) if clients is None else clients
+    if into is None:
+        into = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
+    for name, p in into.items():
+        if name not in state.own:
+            p.copy_(state.server[name].expand_as(p))
+            continue
+        mine, units = _take(state.params[name], clients), state.own[name]
+        if units is not None:
+            p.copy_(state.server[name].expand_as(p))
+            p[:, units] = mine
+        elif job.algorithm.mix or job.algorithm.receive:  # a mixture is in place already; receive decides by itself
+            p.copy_(mine)
+        else:
+            shared = masks.of_clients(state.sharing.shared[name], state.server[name].ndim, clients)
+            torch.where(shared, state.server[name], mine, out=p)
+    if job.algorithm.receive:
+        _receive(job, state, clients, into)
+    return into
+
+
+def _receive(job: Job, state: State, clients: np.ndarray, own: Params) -> None:
+    """Replace clients' own copies by what the algorithm makes of them."""
+    assert job.algorithm.receive is not None  # noqa: S101
+    shared = {name: masks.of_clients(m, state.server[name].ndim, clients) for name, m in state.sharing.shared.items()}
+    received = job.algorithm.receive(Received(own, state.server, shared, remembered(state, clients)))
+    checks.entries(received, own, f"method {job.algorithm.name!r}: receive(received)")
+    for name, p in received.items():
+        own[name].copy_(p)
+
+
+def remembered(state: State, clients: np.ndarray) -> Memory:
+    """Memory of some clients, and of the server."""
+    return Memory({name: p[clients] for name, p in state.memory.clients.items()}, state.memory.server)
+
+
+def _take(p: Tensor, clients: np.ndarray) -> Tensor:
+    """Rows of some clients; a view where they follow one another."""
+    if len(clients) == clients[-1] - clients[0] + 1 and (np.diff(clients) == 1).all():
+        return p[clients[0] : clients[-1] + 1]
+    return p[clients]

@@ -1,0 +1,538 @@
+"""Each seam of the engine, used by a method of its own, does what a plain per-client loop does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import plain_seams
+import pytest
+import torch
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, rows, run
+from plain_seams import LR, descent, gradient
+
+from fedstat import _random
+from fedstat.fl import aggregate, algorithms, batches, communication, engine, masks, nets, optim, train
+from fedstat.fl.algorithm import Algorithm, Measure, Memory, Phase, Sharing
+from fedstat.fl.local_training import local_training
+from fedstat.fl.participation import fewest
+
+HALF = {"participation": 0.5, "client_chunk": 2, "optimizer": optim.sgd(LR)}
+
+
+def toy(**parts):
+    """FedAvg with what a seam adds."""
+    return Algorithm("toy", lambda start: Sharing(masks.everything(start.net, start.device)), **parts)
+
+
+def assert_near(mine, theirs):
+    for name, p in theirs.items():
+        torch.testing.assert_close(mine[name], p, atol=2e-5, rtol=2e-5)
+
+
+def local(j, **options):
+    return lambda c, model, number: descent(SIZES, j, c, model, number, **options)
+
+
+# --- what is sent, and how it is averaged
+
+
+def half_of_the_head(up):
+    before = up.before()
+    return {name: (p + before[name]) / 2 for name, p in up.after.items() if name.startswith("fc2")}
+
+
+def test_what_is_sent_in_place_of_what_was_trained():
+    j = job(toy(send=half_of_the_head), **HALF)
+
+    def trained(c, model, number):
+        after = descent(SIZES, j, c, model, number)
+        return {n: (p + model[n]) / 2 if n.startswith("fc2") else p for n, p in after.items()}
+
+    assert_near(run(j, 4).server, plain_seams.run(j, 4, local=trained))
+
+
+def test_weights_of_the_mean_and_what_is_missing_to_one_stays_with_the_server():
+    j = job(toy(weights=lambda _, active: np.full(len(active), 1 / len(SAMPLES))), **HALF)
+
+    def server(old, sent, *_):
+        share = len(sent) / len(SAMPLES)
+        new = plain_seams.mean(sent, [1 / len(SAMPLES)] * len(sent))
+        return {name: p + (1 - share) * old[name] for name, p in new.items()}
+
+    assert_near(run(j, 4).server, plain_seams.run(j, 4, local=local(j), server=server))
+    even = job(toy(weights=lambda _, active: np.full(len(active), 1 / len(active))), server_lr=0.5, **HALF)
+    share = {name: p / 2 for name, p in run(even, 1).server.items()}  # η_g = share of active clients: the same
+    assert_near({n: p / 2 for n, p in run(j, 1).server.items()}, share)
+
+
+def clip(radius):
+    """Clients' updates scaled to a norm at most, over shared entries alone."""
+
+    def values(sent):
+        away = {name: (p - sent.server[name]) * sent.shared[name] for name, p in sent.values.items()}
+        norm = sum(p.flatten(1).square().sum(1) for p in away.values()).sqrt()
+        factor = (radius / norm).clamp(max=1)
+        return {n: sent.server[n] + p * factor.view(-1, *(1,) * (p.ndim - 1)) for n, p in away.items()}
+
+    return aggregate.stateless(f"clip({radius})", values)
+
+
+def momentum(beta):
+    """The server's momentum: state that lasts from round to round."""
+
+    def apply(sent, state):
+        new = {name: beta * state[name] + (p - sent.server[name]) for name, p in sent.values.items()}
+        return sent._replace(values={name: sent.server[name] + p for name, p in new.items()}), state | new
+
+    return aggregate.Aggregator(
+        lambda server: {name: torch.zeros_like(p) for name, p in server.items()}, apply, f"momentum({beta})"
+    )
+
+
+def test_aggregators_are_chained():
+    chained = aggregate.chain(clip(0.05), aggregate.weighted_mean(), momentum(0.5))
+    assert chained.name == "clip(0.05), weighted mean, momentum(0.5)"
+    j = job(toy(), aggregator=chained, **HALF)
+    speed = {}
+
+    def server(old, sent, weights, *_):
+        away = [{n: p - old[n] for n, p in model.items()} for model in sent]
+        norms = [sum(float(p.square().sum()) for p in one.values()) ** 0.5 for one in away]
+        cut = [{n: p * min(1, 0.05 / norm) for n, p in one.items()} for one, norm in zip(away, norms, strict=True)]
+        for name, p in plain_seams.mean(cut, weights).items():
+            speed[name] = 0.5 * speed.get(name, 0) + p
+        return {n: old[n] + speed[n] for n in old}
+
+    assert_near(run(j, 4).server, plain_seams.run(j, 4, local=local(j), server=server))
+
+
+def test_an_aggregator_gets_what_is_shared_and_nothing_else():
+    seen = []
+
+    def values(sent):
+        seen.append(sent)
+        return {name: p[0] for name, p in sent.values.items()}
+
+    j = job(algorithms.fedper(), aggregator=aggregate.stateless("first", values), **HALF)
+    state = run(j, 2)
+    assert [set(one.values) for one in seen] == [{"fc1.weight", "fc1.bias"}] * 2
+    assert seen[1].clients.tolist() == engine.round_of(j, run(j, 1))[1].uploads.clients.tolist()
+    assert torch.equal(state.server["fc1.bias"], seen[1].values["fc1.bias"][0])
+
+
+def test_a_sum_over_parts_of_the_clients_is_the_mean():
+    """As over machines: each part sums its own, with its own sizes, and the sums are added."""
+
+    def values(sent):
+        parts = [slice(0, 1), slice(1, None)]
+        total = sum(sent.sizes[part].sum() for part in parts)
+        return {n: sum(torch.tensordot(sent.sizes[c], p[c], 1) for c in parts) / total for n, p in sent.values.items()}
+
+    a, b = (job(toy(), **HALF, **more) for more in ({}, {"aggregator": aggregate.stateless("sums", values)}))
+    assert_near(run(b, 3).server, run(a, 3).server)
+
+
+# --- steps of their own
+
+
+def soft(threshold):
+    def after(params, _, lr, __):
+        for name, p in params.items():
+            if name == "fc1.weight":
+                p.copy_(p.sign() * (p.abs() - threshold * lr).clamp(min=0))
+
+    return after
+
+
+def test_a_proximal_step_after_every_step_and_several_steps_a_batch():
+    j = job(toy(phases=(Phase(after=soft(0.05), repeats=2),)), **HALF)
+
+    def step(params, x, y):
+        for _ in range(2):
+            params = {n: params[n] - LR * g for n, g in gradient(SIZES, params, x, y).items()}
+            w = params["fc1.weight"]
+            params["fc1.weight"] = w.sign() * (w.abs() - 0.05 * LR).clamp(min=0)
+        return params
+
+    mine = run(j, 3)
+    assert_near(mine.server, plain_seams.run(j, 3, local=local(j, step=step)))
+    trained = engine.round_of(j, mine)[1].uploads.after["fc1.weight"]
+    assert 0 < float((trained == 0).float().mean()) < 1  # exact zeros
+
+
+def ahead(grad, params, _):
+    """Per-FedAvg's first order: the gradient of one half of a batch, ahead along that of the other."""
+    first = grad(params, 0, 2)
+    return grad(params | {name: params[name] - 0.3 * g for name, g in first.items()}, 1, 2)
+
+
+@pytest.mark.parametrize("stacked", ["sgd", "adam"])
+def test_a_gradient_taken_ahead(stacked):
+    rule = {"sgd": optim.sgd(LR), "adam": optim.adam(0.01)}[stacked]
+    j = job(toy(phases=(Phase(direction=ahead),)), **HALF | {"optimizer": rule})
+
+    def trained(c, model, number):
+        names = list(model)
+        leaves = [model[name].clone() for name in names]
+        one = torch.optim.SGD(leaves, lr=LR) if stacked == "sgd" else torch.optim.Adam(leaves, lr=0.01)
+
+        def step(_, x, y):
+            now = dict(zip(names, leaves, strict=True))
+            first = gradient(SIZES, now, x[::2], y[::2])
+            there = {n: now[n] - 0.3 * g for n, g in first.items()}
+            second = gradient(SIZES, there, x[1::2], y[1::2]) if len(x) > 1 else dict.fromkeys(names)
+            for leaf, name in zip(leaves, names, strict=True):
+                leaf.grad = torch.zeros_like(leaf) if second[name] is None else second[name]
+            one.step()
+            return dict(zip(names, leaves, strict=True))
+
+        return descent(SIZES, j, c, model, number, step=step)
+
+    assert_near(run(j, 3).server, plain_seams.run(j, 3, local=trained))
+
+
+def pull(params, anchor):
+    return {name: 0.7 * (p - anchor[name]) for name, p in params.items()}
+
+
+@pytest.mark.parametrize("anchor", ["phase", "download", lambda download, _: {n: 0 * p for n, p in download.items()}])
+def test_a_penalty_is_towards_the_anchor_that_is_named(anchor):
+    j = job(toy(phases=(Phase(1), Phase(1, penalty=pull, anchor=anchor))), **HALF)
+
+    def trained(c, model, number):
+        between = descent(SIZES, j, c, model, number, epochs=1)
+        towards = {"phase": between, "download": model}[anchor] if isinstance(anchor, str) else None
+
+        def step(params, x, y):
+            grads = gradient(SIZES, params, x, y)
+            return {n: p - LR * (grads[n] + 0.7 * (p - (towards[n] if towards else 0))) for n, p in params.items()}
+
+        return descent(SIZES, j, c, between, number, step=step, epochs=1, position=1)
+
+    assert_near(run(j, 3).server, plain_seams.run(j, 3, local=trained))
+
+
+def test_so_many_batches_instead_of_epochs():
+    j = job(toy(phases=(Phase(steps=7),)), **HALF)
+
+    def trained(c, model, number):
+        left = [7]
+
+        def step(params, x, y):
+            if not left[0]:
+                return params
+            left[0] -= 1
+            return {n: params[n] - LR * g for n, g in gradient(SIZES, params, x, y).items()}
+
+        epochs = -(-7 // -(-SAMPLES[c] // min(5, SAMPLES[c])))
+        return descent(SIZES, j, c, model, number, step=step, epochs=epochs)
+
+    assert_near(run(j, 3).server, plain_seams.run(j, 3, local=trained))
+
+
+def test_a_phase_of_no_epochs_changes_no_batch_of_the_next():
+    assert_equal(run(job(toy(phases=(Phase(0), Phase())))).server, run(job(toy())).server)
+
+
+def test_a_parameter_that_the_loss_does_not_reach_stays():
+    plain = nets.mlp(SIZES)
+    spare = plain._replace(
+        shapes={"spare.weight": (2, 3), **plain.shapes},
+        init=lambda rng: plain.init(rng) | {"spare.weight": torch.ones(2, 3)},
+        accumulate=None,
+    )
+    found = run(job(toy(), net=spare))
+    assert_near(found.server, run(job(toy(), net=plain)).server | {"spare.weight": torch.ones(2, 3)})
+
+
+# --- memory and receiving
+
+
+def moving_average(up):
+    clients = {n: 0.5 * up.memory.clients[n] + 0.5 * p for n, p in up.after.items()}
+    return Memory(clients, {"rounds": up.memory.server["rounds"] + 1})
+
+
+def towards_memory(received):
+    share = 1 / (1 + received.memory.server["rounds"])
+    return {n: share * received.server[n] + (1 - share) * p for n, p in received.memory.clients.items()}
+
+
+REMEMBERS = toy(
+    memory=lambda start: Memory(
+        {n: torch.ones(len(start.sizes), *s) / 10 for n, s in start.net.shapes.items()}, {"rounds": torch.tensor(0.0)}
+    ),
+    remember=moving_average,
+    receive=towards_memory,
+)
+
+
+def test_memory_lasts_and_decides_what_a_client_begins_with():
+    j = job(REMEMBERS, **HALF)
+    memory = {c: {n: torch.ones(s) / 10 for n, s in j.net.shapes.items()} for c in range(j.clients)}
+
+    def download(server, c, number):
+        return {n: p / (1 + number) + number / (1 + number) * memory[c][n] for n, p in server.items()}
+
+    def trained(c, model, number):
+        after = descent(SIZES, j, c, model, number)
+        memory[c] = {n: (memory[c][n] + p) / 2 for n, p in after.items()}
+        return after
+
+    state, server = run(j, 4), plain_seams.run(j, 4, local=trained, download=download)
+    assert_near(state.server, server)
+    mine = engine.personal(j, state)
+    for c in range(j.clients):
+        assert_near({n: p[c] for n, p in mine.items()}, download(server, c, 4))
+        assert_near({n: p[c] for n, p in state.memory.clients.items()}, memory[c])
+
+
+def same(a, b):
+    for group in a.groups:
+        for name, values in a[group].data_vars.items():
+            if name != "seconds":
+                np.testing.assert_array_equal(values, b[group][name], err_msg=f"{group}/{name}")
+
+
+MEASURES = {
+    "norm": Measure(lambda up: torch.stack([p.flatten(1).norm(dim=1) for p in up.after.values()]).sum(0)),
+    "far": Measure(lambda up: torch.cdist(up.after["fc2.bias"], up.after["fc2.bias"]), ("client", "other"), units="1"),
+}
+
+
+def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):
+    method = REMEMBERS._replace(measures=MEASURES)
+    chained = aggregate.chain(aggregate.weighted_mean(), momentum(0.5))
+    options = {
+        "rounds": 4,
+        "participation": (0.3, 0.9),
+        "seed": 4,
+        "aggregator": chained,
+        "probe": ["drift", "uploads"],
+    }
+    whole = train(dataset(SAMPLES), nets.mlp(SIZES), method, **options)
+
+    def kill(_, count=[0]):  # noqa: B006
+        count[0] += 1
+        if count[0] == 3:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "run.zarr"
+    with pytest.raises(KeyboardInterrupt):
+        train(dataset(SAMPLES), nets.mlp(SIZES), method, out=out, progress=kill, **options)
+    again = train(dataset(SAMPLES), nets.mlp(SIZES), method, out=out, resume=True, **options)
+    same(whole, again)
+    new = train(dataset(SAMPLES), nets.mlp(SIZES), method, new=dataset([9, 5]), **options)
+    assert np.isfinite(new["new/accuracy"]).all()
+
+
+# --- models of others
+
+
+def by_loss(up):
+    return torch.softmax(-5 * up.evaluate(up.after, up.clients), 1)
+
+
+def test_clients_are_mixed_by_the_losses_of_the_others_models_on_their_own_samples():
+    j = job(toy(mix=by_loss), server_lr=0.5, validation=rows([4, 9, 2, 7, 3, 5], 5), **HALF)
+    own = {c: j.net.init(_random.generator(j.seed, "start")) for c in range(j.clients)}
+    for number in range(3):
+        clients = engine.active(j, number)
+        after = {c: descent(SIZES, j, c, own[c], number) for c in clients}
+        new = {}
+        for i in clients:
+            x, y = batches.part(j.validation, np.array([i]))[:2]
+            losses = [float(torch.nn.functional.cross_entropy(_forward(after[k], x), y)) for k in clients]
+            weights = torch.softmax(-5 * torch.tensor(losses), 0)
+            mixed = plain_seams.mean([after[k] for k in clients], weights)
+            new[i] = {n: (p + mixed[n]) / 2 for n, p in own[i].items()}
+        own |= new
+    mine = engine.personal(j, run(j, 3))
+    for c, model in own.items():
+        assert_near({n: p[c] for n, p in mine.items()}, model)
+
+
+def _forward(params, x):
+    h = torch.relu(x @ params["fc1.weight"].T + params["fc1.bias"])
+    return h @ params["fc2.weight"].T + params["fc2.bias"]
+
+
+# --- who takes part, and which numbers are drawn
+
+
+def test_a_share_of_clients_that_is_drawn_in_every_round():
+    j = job(toy(), participation=(0.3, 0.9))
+    numbers = [len(engine.active(j, number)) for number in range(60)]
+    shares = [_random.generator(j.seed, "participation", number).uniform(0.3, 0.9) for number in range(60)]
+    assert numbers == [round(share * j.clients) for share in shares]
+    assert set(numbers) == {2, 3, 4, 5}
+    assert fewest((0.3, 0.9), 6) == 2
+
+
+def test_a_part_of_the_clients_draws_the_numbers_of_the_whole():
+    j, some = job(algorithms.local(), participation=0.7, local_epochs=2), np.array([1, 3, 4])
+    part = replace(j, train=batches.part(j.train, some), test=batches.part(j.test, some), everyone=j.clients)
+    for number in range(4):
+        whole = engine.active(j, number)
+        assert some[engine.active(part, number)].tolist() == np.intersect1d(whole, some).tolist()
+    everyone, few = (
+        local_training(one, engine.start(one), np.argsort(-one.train.sizes, kind="stable"), one.phases).params
+        for one in (j, part)
+    )
+    order = np.argsort(-j.train.sizes, kind="stable")
+    at = [int(np.flatnonzero(order == c)[0]) for c in some[np.argsort(-part.train.sizes, kind="stable")]]
+    for name, p in few.items():
+        torch.testing.assert_close(p, everyone[name][at], atol=1e-6, rtol=1e-6)
+
+
+def dropping(net):
+    """Hidden units dropped at random in training: a network that draws."""
+
+    def apply(params, x, noise=None):
+        h = torch.relu(torch.baddbmm(params["fc1.bias"].unsqueeze(1), x, params["fc1.weight"].mT))
+        h = h if noise is None else h * (noise["keep"] < 0.5) * 2
+        return torch.baddbmm(params["fc2.bias"].unsqueeze(1), h, params["fc2.weight"].mT)
+
+    return net._replace(apply=apply, accumulate=None, noise={"keep": (10,)})
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_network_that_draws_gets_each_clients_own_noise_whatever_the_chunk(chunk):
+    j = job(toy(wrap=dropping), **HALF | {"client_chunk": chunk})
+
+    def trained(c, model, number):
+        size = min(5, SAMPLES[c])
+        steps = 2 * -(-SAMPLES[c] // size)
+        draws = _random.generator(j.seed, "noise", "keep", "batches", number, 0, c).random(
+            (steps, size, 10), np.float32
+        )
+        draws, at = torch.from_numpy(draws), [0]
+
+        def step(params, x, y):
+            leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
+            h = torch.relu(x @ leaves["fc1.weight"].T + leaves["fc1.bias"]) * (draws[at[0], : len(x)] < 0.5) * 2
+            at[0] += 1
+            loss = torch.nn.functional.cross_entropy(h @ leaves["fc2.weight"].T + leaves["fc2.bias"], y)
+            grads = torch.autograd.grad(loss, [*leaves.values()])
+            return {name: params[name] - LR * g for name, g in zip(leaves, grads, strict=True)}
+
+        return descent(SIZES, j, c, model, number, step=step)
+
+    assert_near(run(j, 3).server, plain_seams.run(j, 3, local=trained))
+
+
+# --- what is measured
+
+
+def test_what_a_method_measures_and_its_mixing_matrix_are_in_the_store():
+    kept = []
+
+    def mix(up):
+        kept.append((up.clients, torch.softmax(torch.arange(len(up.clients)) - up.weights[:, None], 1)))
+        return kept[-1][1]
+
+    done = train(
+        dataset(SAMPLES), nets.mlp(SIZES), toy(mix=mix, measures=MEASURES), rounds=3, participation=0.5, probe="drift"
+    )
+    for number, (clients, matrix) in enumerate(kept):
+        weight = done["mixing/weight"].isel(round=number).to_numpy()
+        np.testing.assert_array_equal(weight[np.ix_(clients, clients)], matrix)
+        assert np.isnan(weight).sum() == 36 - len(clients) ** 2
+        far = done["measures/far"].isel(round=number)
+        assert far.dims == ("client", "other")
+        assert int(np.isfinite(done["measures/norm"].isel(round=number)).sum()) == len(clients)
+
+
+def test_drift_and_weights_before_aggregation_are_those_of_the_round():
+    done = train(
+        dataset(SAMPLES), nets.mlp(SIZES), toy(), rounds=2, participation=0.5, probe=("drift", "uploads"), seed=4,
+        optimizer=optim.sgd(LR), batch_size=5,
+    )  # fmt: skip
+    before = done["uploads/fc2/w"].isel(checkpoint=-1).to_numpy()
+    clients = np.flatnonzero(np.isfinite(before).all((1, 2)))
+    assert 0 < len(clients) < 6
+    sizes = np.array(SAMPLES)[clients]
+    after = done["weights/fc2/w"].isel(checkpoint=-1).to_numpy()
+    np.testing.assert_allclose(after[0], np.tensordot(sizes / sizes.sum(), before[clients], 1), atol=1e-6)
+    bias = done["uploads/fc2/b"].isel(checkpoint=-1).to_numpy()[clients]
+    centre = done["weights/fc2/b"].isel(checkpoint=-1).to_numpy()[0]
+    by_hand = np.sqrt(((before[clients] - after[0]) ** 2).sum((1, 2)) + ((bias - centre) ** 2).sum(1))
+    drift = done["drift/distance"].isel(round=-1).sel(layer="fc2").to_numpy()
+    np.testing.assert_allclose(drift[clients], by_hand, rtol=1e-5)
+    assert np.isnan(np.delete(drift, clients)).all()
+
+
+def test_bytes_of_sparse_parameters_are_counted_from_their_values():
+    method = toy(phases=(Phase(after=soft(2.0)),), sparse=lambda name: name == "fc1.weight")
+    j = job(method, track=True, **HALF)
+    before = engine.start(j)
+    state, done = engine.round_of(j, before)
+    k, rest = len(done.uploads.clients), 10 + 33  # entries that are not sparse
+    up, down = communication.of_round(j, done, state, before.sharing)
+    sent, received = (int((p != 0).sum()) for p in (done.uploads.after["fc1.weight"], state.server["fc1.weight"]))
+    assert 0 < sent < k * 60
+    assert (up, down) == (4 * (sent + k * rest) + k * 8, k * (4 * (received + rest) + 8))
+
+
+# --- what a seam cannot use is named before the first round
+
+BAD = {
+    "nobody's": (
+        toy(send=lambda up: {"fc2.bias": up.after["fc2.bias"][:, :2]}),
+        r"'toy'.*send.*'fc2.bias'.*\(2, 3\).*\(2, 2\)",
+    ),
+    "unknown": (toy(send=lambda up: {"fc9": up.after["fc2.bias"]}), r"send\(uploads\) returns 'fc9'.*\['fc1.weight'"),
+    "personal": (
+        algorithms.fedper()._replace(send=lambda up: {"fc2.bias": up.after["fc2.bias"]}),
+        r"'fedper'.*'fc2.bias', of shape \(3,\), but no entry of it is shared",
+    ),
+    "no dict": (toy(send=lambda up: up.after["fc2.bias"]), "must return a dict of tensors by name, but got Tensor"),
+    "negative": (toy(weights=lambda _, a: 0.5 - np.arange(len(a))), r"weights\(sizes, active\).*least weight of -0.5"),
+    "above one": (toy(weights=lambda n, _: n / 9), "sum to 1 at most.*a sum of"),
+    "nan": (toy(weights=lambda n, _: n * np.nan), "must be 0 or more.*nan"),
+    "too many": (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each active client, but got \(7,\)"),
+    "memory": (
+        toy(memory=lambda _: Memory({"mean": torch.zeros(10, 6)})),
+        r"'toy': memory\(start\).*'mean' as a Tensor whose first axis is the 6 clients, but got \(10, 6\)",
+    ),
+    "forgotten": (
+        REMEMBERS._replace(remember=lambda up: Memory({}, up.memory.server)),
+        r"clients, lacks \['fc1.weight'",
+    ),
+    "changed": (
+        REMEMBERS._replace(remember=lambda up: up.memory._replace(server={"rounds": torch.zeros(2)})),
+        r"remember\(uploads\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)",
+    ),
+    "received": (
+        toy(receive=lambda r: {"fc1.bias": r.server["fc1.bias"]}),
+        r"receive\(received\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)",
+    ),
+    "measured": (
+        toy(measures={"x": Measure(lambda _: np.ones(9))}),
+        r"measure 'x' must have shape \(2,\), but got \(9,\)",
+    ),
+    "without validation": (toy(mix=by_loss), None),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_does_not_fit_is_named_before_the_first_round(bad, monkeypatch):
+    method, message = BAD[bad]
+    j = job(method, **HALF)
+    if message is None:
+        with pytest.raises(ValueError, match="toy evaluates models on validation samples, but the data have none"):
+            run(j, 1)
+        return
+    monkeypatch.setattr(engine, "local_training", None)
+    with pytest.raises(ValueError, match=message):
+        engine.start(j)
+
+
+@pytest.mark.parametrize(
+    ("participation", "message"),
+    [((0.9, 0.3), "a range"), ((0.3,), "a range"), ((0.0, 0.5), "participation"), ((0.01, 1.0), "selects no client")],
+)
+def test_ranges_that_are_none_are_named(participation, message):
+    with pytest.raises(ValueError, match=message):
+        train(dataset(SAMPLES), nets.mlp(SIZES), toy(), rounds=1, participation=participation)
