@@ -54,6 +54,13 @@ def choice(name: str, value: Any, options: Collection[Any]) -> Any:
     return value
 
 
+def distinct(name: str, values: Collection[Any]) -> Any:
+    """Return ``values`` if there is at least one and none twice, or raise ValueError naming the argument."""
+    if not values or len({*map(str, values)}) < len(values):
+        raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r}")
+    return values
+
+
 def numbers(name: str, values: Any) -> Any:
     """Return an array or tensor of real numbers, of which none is masked, or raise ValueError naming the argument.
 

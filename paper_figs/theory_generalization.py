@@ -10,14 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import _theory
 from matplotlib.figure import Figure
 
 from fedstat import _cli
 from fedstat.ntk import GeneralizationResult
-from fedstat.ntk.__main__ import main as check
 from fedstat.plot import ntk as plot
 
-HERE = Path(__file__).parent
 SCALES = {
     "quick": ["--widths", "128", "--rounds", "60", "--replicates", "2"],
     "paper": ["--widths", "1024", "--rounds", "500", "--replicates", "5"],
@@ -30,33 +29,25 @@ PANELS = {
 TITLES = {"clients": "digits, 600 samples cut into C clients", "n": "digits, 4 clients of n samples"}
 
 
-def store(x: str, scale: str, folder: Path) -> Path:
-    """Path of the panel's run, made first if absent."""
-    path = folder / f"theory_generalization_{x}_{scale}.zarr"
-    if not path.exists() and (status := check([*PANELS[x], *SCALES[scale], "--out", str(path)])):
-        raise SystemExit(status)
-    return path
+def store(x: str, args: argparse.Namespace) -> Path:
+    """Path of the panel's run."""
+    path = args.runs / f"theory_generalization_{x}_{args.scale}.zarr"
+    return _theory.stored(path, [*PANELS[x], *SCALES[args.scale]])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read (or make) the stores and save the figure."""
-    parser = _cli.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scale", choices=SCALES, default="quick")
-    parser.add_argument("--runs", type=Path, default=HERE.parent / "runs", help="folder of the stores")
-    parser.add_argument("--out", type=Path, help="figure to write")
-    return _cli.run(parser, work, argv)
+    return _theory.run(__doc__, "theory_generalization", SCALES, work, argv)
 
 
 def work(args: argparse.Namespace) -> None:
-    out = args.out or HERE / f"theory_generalization-{args.scale}.png"
-    _cli.require_figure("--out", out)
     figure = Figure(figsize=(10, 4), layout="constrained")
     for x, ax in zip(PANELS, figure.subplots(1, len(PANELS)), strict=True):
-        tree = _cli.open_store(store(x, args.scale, args.runs), "fedstat.ntk")
+        tree = _cli.open_store(store(x, args), "fedstat.ntk")
         result = GeneralizationResult.from_datatree(tree)
         plot.generalization(result, x=x, ax=ax).set_title(TITLES[x])
         print(result.summary(), end="\n\n")
-    _cli.save_figure(figure, out, dpi=150)
+    _cli.save_figure(figure, args.out, dpi=150)
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 import torch
 
+from fedstat import _check
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows
@@ -36,10 +38,10 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Computing:
-    """How a run is computed, which changes results by rounding alone; ``threads`` None is all cores."""
+    """How a run is computed, which changes results by rounding alone."""
 
     client_chunk: int | None = None
-    threads: int | None = 1
+    threads: int = 1
     precision: Precision = "float32"
 
 
@@ -111,3 +113,33 @@ def device_named(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but PyTorch sees no CUDA device. Use device='cpu'.")
     return device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where a run is computed, as users say it: see :func:`fedstat.fl.train`.
+
+    Raises
+    ------
+    ValueError
+        If the device is unknown or absent, a number is no integer >= 1, or the device has no such precision.
+    """
+
+    device: str = "cpu"
+    client_chunk: int | None = None
+    threads: int | None = None
+    precision: Precision = "float32"
+
+    def __post_init__(self) -> None:
+        at = device_named(self.device)
+        for name in ("client_chunk", "threads"):
+            if getattr(self, name) is not None:
+                _check.integer(name, getattr(self, name))
+        _check.choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
+        if self.precision == "tf32" and at.type != "cuda":
+            raise ValueError(f"precision='tf32' needs a CUDA device, but got device {self.device!r}. Use 'float32'.")
+
+    def computing(self) -> Computing:
+        """The same, with as many threads as there are cores where none are asked for."""
+        threads = self.threads or os.cpu_count() or 1
+        return Computing(client_chunk=self.client_chunk, threads=threads, precision=self.precision)

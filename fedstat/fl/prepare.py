@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import torch
@@ -12,7 +11,7 @@ from fedstat import _check
 from fedstat.fl import batches, choice, losses, participation
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Computing, Job, Training, device_named
+from fedstat.fl.job import Job, Machine, Training, device_named
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
 
@@ -27,9 +26,8 @@ def prepare(
     net: Net,
     algorithm: Algorithm,
     training: Training,
-    computing: Computing = Computing(),  # noqa: B008
+    machine: Machine = Machine(),  # noqa: B008
     *,
-    device: str = "cpu",
     track: bool = False,
 ) -> Job:
     """Check the settings of a run and bring the data to the device; arguments as in :func:`fedstat.fl.train`."""
@@ -44,9 +42,7 @@ def prepare(
         raise ValueError(
             f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
         )
-    if computing.client_chunk is not None:
-        _check.integer("client_chunk", computing.client_chunk)
-    at = device_named(device)
+    at = device_named(machine.device)
     train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
     subsets = data["split"].to_numpy() if "split" in data.coords else ()
     validation = batches.rows_of(data, "validation", at) if "validation" in subsets else None
@@ -71,7 +67,7 @@ def prepare(
         validation,
         track=track,
         **vars(checked),
-        **vars(_computing(computing, device)),
+        **vars(machine.computing()),
     )
     choice.require(job)
     return job
@@ -95,14 +91,6 @@ def _training(given: Training, clients: int) -> Training:
     _check.choice("optimizer_state", given.optimizer_state, ("reset", "keep"))
     _check.integer("seed", given.seed, low=0)
     return replace(given, participation=share)
-
-
-def _computing(given: Computing, device: str) -> Computing:
-    _check.choice("precision", given.precision, ("float32", "tf32", "bfloat16"))
-    if given.precision == "tf32" and torch.device(device).type != "cuda":
-        raise ValueError(f"precision='tf32' needs a CUDA device, but got device {device!r}. Use 'float32'.")
-    threads = os.cpu_count() or 1 if given.threads is None else _check.integer("threads", given.threads)
-    return replace(given, threads=threads)
 
 
 def _require_taken(net: Net, rows: Rows) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.evaluate import timed_step
-from fedstat.fl.job import Computing, Job, Participation, Precision, Training
+from fedstat.fl.job import Job, Machine, Participation, Precision, Training
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.prepare import optimizer_named, prepare, require_classes
@@ -192,8 +191,8 @@ def train(
         optimizer_state=optimizer_state,
         seed=seed,
     )
-    computing = Computing(client_chunk=client_chunk, threads=threads, precision=precision)
-    job = prepare(data, net, algorithm, training, computing, device=device, track=True)
+    machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision)
+    job = prepare(data, net, algorithm, training, machine, track=True)
     asked = _asked(probe)
     kept = [*nets.layers(job.net)] if keep_weights is None else [masks.require_layer(job.net, n) for n in keep_weights]
     at = record.Checkpoints(sorted({*checkpoints, rounds}), kept, uploads="uploads" in asked)
@@ -228,9 +227,7 @@ def train(
     attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=(algorithm, aggregator))
     attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # about as given: config has what was found
     plan = _Plan(rounds, at, evaluate_every, probes, progress or (lambda _: None))
-    with _place(out, resume) as path:
-        _make(job, plan, config, attrs, path, resume)
-        return store.open_run(path) if out is not None else store.open_run(path).load()
+    return store.run_at(out, lambda path: _make(job, plan, config, attrs, path, resume), resume=resume)
 
 
 class _Plan(NamedTuple):
@@ -260,18 +257,6 @@ def _unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
             theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
             raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
     return found
-
-
-@contextmanager
-def _place(out: str | Path | None, resume: bool) -> Iterator[Path]:
-    """Where the store is made: at ``out``, or for the time being."""
-    if out is not None:
-        yield Path(out)
-    elif resume:
-        raise ValueError("resume needs the path of the run to go on with: pass out=...")
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder) / "run.zarr"
 
 
 def _make(job: Job, plan: _Plan, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool) -> None:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import xarray as xr
-from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
-from fedstat import _check, data, store
+from fedstat import _check, data
 from fedstat._random import generator
 from fedstat.fl import algorithms, batches, engine, losses, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import device_named
+from fedstat.fl.job import Machine
 from fedstat.fl.nets import Net, Params
 from fedstat.motivation import relation
 from fedstat.store import Group, Variable, Writer
+from fedstat.study import cells
+from fedstat.study.cells import Cell, Make
 
 SOURCE = (
     "Wang, Tang, Li: Factor-assisted federated learning for personalized optimization with heterogeneous data, "
@@ -86,9 +85,7 @@ class Settings:
     def __post_init__(self) -> None:
         _check.choice("data", self.data, list(data.SOURCES))
         cases = (self.cases,) if isinstance(self.cases, str) else tuple(self.cases)
-        if not cases or len(set(cases)) < len(cases):
-            raise ValueError(f"cases must hold at least one value and none twice, but got {cases!r}")
-        for case in cases:
+        for case in _check.distinct("cases", cases):
             _check.choice("cases", case, list(PARTITIONS))
         object.__setattr__(self, "cases", cases)
         for name in ("hidden", "local_epochs", "batch_size", "common_samples", "k"):
@@ -160,40 +157,20 @@ def study(
     Frozen({'case': 2, 'outputs': 2, 'unit': 8})
     """
     chosen = Settings(**settings)
-    device_named(device)
-    if out is None:
-        if resume:
-            raise ValueError("resume needs the path of the study to go on with: pass out=...")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "study.zarr"
-            _study(chosen, data_dir, path, False, device, client_chunk, threads, progress)
-            return store.open_run(path).load()
-    _study(chosen, data_dir, Path(out), resume, device, client_chunk, threads, progress)
-    return store.open_run(out)
-
-
-def _study(
-    settings: Settings,
-    data_dir: str | Path | None,
-    out: Path,
-    resume: bool,
-    device: str,
-    client_chunk: int | None,
-    threads: int | None,
-    progress: bool,
-) -> None:
-    config, images = asdict(settings), None
-    if resume and out.exists():
-        writer = store.resume(out, config, command=COMMAND)
-    else:
-        images = _images(settings, data_dir)
-        _require_dealt(settings, images)
-        attrs = store.provenance("Motivating study", config, command=COMMAND, device=device, references=SOURCE)
-        writer = store.create(out, _layout(settings, _net(settings, images)), attrs)
-    with writer:
-        if not writer.finished:
-            images = _images(settings, data_dir) if images is None else images
-            _go_on(settings, images, writer, device, client_chunk, threads, progress)
+    machine = Machine(device=device, client_chunk=client_chunk, threads=threads)
+    images = cache(partial(_images, chosen, data_dir))  # not read for a study that is complete
+    made = cells.Study(
+        title="Motivating study",
+        command=COMMAND,
+        references=SOURCE,
+        config=asdict(chosen),
+        layout=lambda: _layout_of(chosen, images()),
+        cells=[Cell(case, {"case": i}) for i, case in enumerate(chosen.cases)],
+        begin=lambda writer, where: _begin(chosen, images(), writer, where),
+        done="outputs/done",
+        unit="case",
+    )
+    return cells.make(made, machine, out=out, resume=resume, progress=progress)
 
 
 def _images(settings: Settings, data_dir: str | Path | None) -> xr.Dataset:
@@ -208,34 +185,32 @@ def _require_dealt(settings: Settings, images: xr.Dataset) -> None:
         PARTITIONS[case](labels, clients=settings.clients, seed=settings.seed)
 
 
+def _layout_of(settings: Settings, images: xr.Dataset) -> dict[str, Group]:
+    """Layout of a new store, after the look at what cannot be dealt."""
+    _require_dealt(settings, images)
+    return _layout(settings, _net(settings, images))
+
+
 def _training(images: xr.Dataset) -> xr.Dataset:
     return images.isel(sample=np.flatnonzero(images["split"].to_numpy() == "train"))
 
 
-def _go_on(
-    settings: Settings,
-    images: xr.Dataset,
-    writer: Writer,
-    device: str,
-    client_chunk: int | None,
-    threads: int | None,
-    progress: bool,
-) -> None:
-    """Make the cases that are not done, or damaged."""
-    common = Samples(*(part.to(device) for part in _common(settings, images)))
-    train = _training(images)
-    done = writer.read("outputs/done")
-    for i, case in enumerate(tqdm(settings.cases, unit="case", disable=not progress)):
-        if not done[i] or any(one.hits(case=i) for one in writer.damaged):
-            fed = PARTITIONS[case](train, clients=settings.clients, seed=settings.seed)
-            rows = batches.rows_of(fed, "train", common.x.device)
-            job = _job(settings, _net(settings, images), rows, client_chunk, threads)
-            start = engine.start(job)
-            params = engine.personal(job, engine.step(job, start))
-            _write_case(settings, writer, i, job, params, start.server, common)
-            writer.write("outputs/done", (i,), True)
-            writer.commit()
-    writer.finish()
+def _begin(settings: Settings, images: xr.Dataset, writer: Writer, machine: Machine) -> Make:
+    """How one case is made."""
+    common = Samples(*(part.to(machine.device) for part in _common(settings, images)))
+    train, net = _training(images), _net(settings, images)
+
+    def make(cell: Cell, tick: Callable[[], object]) -> None:
+        (i,) = cell.where
+        fed = PARTITIONS[settings.cases[i]](train, clients=settings.clients, seed=settings.seed)
+        job = _job(settings, net, batches.rows_of(fed, "train", common.x.device), machine)
+        start = engine.start(job)
+        _write_case(settings, writer, i, job, engine.personal(job, engine.step(job, start)), start.server, common)
+        writer.write("outputs/done", (i,), True)
+        writer.commit()
+        tick()
+
+    return make
 
 
 def _net(settings: Settings, images: xr.Dataset) -> Net:
@@ -243,12 +218,11 @@ def _net(settings: Settings, images: xr.Dataset) -> Net:
     return nets.mlp([inputs, settings.hidden, int(images["y"].max()) + 1])
 
 
-def _job(settings: Settings, net: Net, rows: Rows, client_chunk: int | None, threads: int | None) -> engine.Job:
+def _job(settings: Settings, net: Net, rows: Rows, machine: Machine) -> engine.Job:
     return engine.Job(
         rows, rows, net, algorithms.local(), losses.for_outputs(list(net.shapes.values())[-1][0]),
         optimizer=optim.adam(settings.lr), local_epochs=settings.local_epochs, batch_size=settings.batch_size,
-        seed=settings.seed, client_chunk=None if client_chunk is None else _check.integer("client_chunk", client_chunk),
-        threads=os.cpu_count() or 1 if threads is None else _check.integer("threads", threads),
+        seed=settings.seed, **vars(machine.computing()),
     )  # fmt: skip
 
 
@@ -302,21 +276,19 @@ def _write_case(
         writer.write(f"weights/{layer}/start_{kind}", (), server[name].cpu().numpy())
     label = np.array([np.bincount(own(c).y.cpu().numpy()).argmax() for c in range(job.clients)])
     writer.write("outputs/label", (i,), label)
-    # Matrices of some hundred units: more BLAS threads only wait for each other.
-    with threadpool_limits(1, user_api="blas"):
-        seen = [mean_outputs(job.net, params, samples) for samples in (own, lambda _: common)]
-        for j, (mean, accuracy) in enumerate(seen):
-            writer.write("outputs/mean_output", (i, j), mean)
-            writer.write("outputs/accuracy", (i, j), accuracy)
-            for name, values in relation.dispersion(mean, k=settings.k).items():
-                writer.write(f"dispersion/{name}", (i, j), values)
-        weights = params["fc1.weight"].cpu().numpy()
-        start = server["fc1.weight"].cpu().numpy()
-        strata = label if settings.cases[i] == "one-class" else np.zeros_like(label)
-        found = relation.relation(
-            np.stack([mean for mean, _ in seen]), np.stack([weights, weights - start]),
-            relation.halves(strata, settings.replicates, seed=settings.seed), k=settings.k, kappa=settings.kappa,
-        )  # fmt: skip
+    seen = [mean_outputs(job.net, params, samples) for samples in (own, lambda _: common)]
+    for j, (mean, accuracy) in enumerate(seen):
+        writer.write("outputs/mean_output", (i, j), mean)
+        writer.write("outputs/accuracy", (i, j), accuracy)
+        for name, values in relation.dispersion(mean, k=settings.k).items():
+            writer.write(f"dispersion/{name}", (i, j), values)
+    weights = params["fc1.weight"].cpu().numpy()
+    start = server["fc1.weight"].cpu().numpy()
+    strata = label if settings.cases[i] == "one-class" else np.zeros_like(label)
+    found = relation.relation(
+        np.stack([mean for mean, _ in seen]), np.stack([weights, weights - start]),
+        relation.halves(strata, settings.replicates, seed=settings.seed), k=settings.k, kappa=settings.kappa,
+    )  # fmt: skip
     for name, values in found.items():
         writer.write(name, (i,), values)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import seaborn as sns
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
     from fedstat.ntk import ConvergenceResult, GeneralizationResult
@@ -28,9 +29,16 @@ def _axes(ax: Axes | None) -> Axes:
     return Figure(figsize=(5, 4), layout="constrained").subplots()
 
 
-def _finish(ax: Axes, values: Iterable[float]) -> None:
-    """Tick the values that were run, and put the legend, without a title, below the axes, off the lines."""
-    ticks = sorted(set(values))
+def _lines(table: pd.DataFrame, names: Mapping[str, str], x: str, *, ax: Axes) -> None:
+    """A line for each column that ``names`` labels, both axes in logs, ticks at the values that were run.
+
+    The legend, without a title, stands below the axes, off the lines.
+    """
+    table = table.rename(columns=dict(names))
+    long = table.melt(id_vars=x, value_vars=list(names.values()), var_name="of", value_name="y")
+    sns.lineplot(long, x=x, y="y", hue="of", style="of", markers=True, palette="colorblind", ax=ax)
+    ax.set(xscale="log", yscale="log")
+    ticks = sorted(set(table[x]))
     ax.set_xticks(ticks, [f"{v:g}" for v in ticks])
     ax.set_xticks([], minor=True)
     sns.move_legend(
@@ -89,11 +97,8 @@ def freezing(result: ConvergenceResult, *, ax: Axes | None = None) -> Axes:
         "drift_personal": "max ‖H(t)ᵖ − H(0)ᵖ‖ / ‖H∞ᵖ‖",
         "flipped": "activation patterns flipped",
     }
-    table = result.glance().query("method == 'fedsplit'").rename(columns=names)
-    long = table.melt(id_vars="width", value_vars=list(names.values()), var_name="of", value_name="relative")
-    sns.lineplot(long, x="width", y="relative", hue="of", style="of", markers=True, palette="colorblind", ax=ax)
-    ax.set(xscale="log", yscale="log", xlabel="width m1 = m2", ylabel="relative change")
-    _finish(ax, table["width"])
+    _lines(result.glance().query("method == 'fedsplit'"), names, "width", ax=ax)
+    ax.set(xlabel="width m1 = m2", ylabel="relative change")
     return ax
 
 
@@ -118,11 +123,7 @@ def generalization(result: GeneralizationResult, *, x: str = "clients", ax: Axes
         "test_limit": "test loss, infinite width",
         "zero": "test loss of predicting 0",
     }
-    table = result.glance().rename(columns=names)
-    long = table.melt(id_vars=x, value_vars=list(names.values()), var_name="of", value_name="loss")
-    sns.lineplot(long, x=x, y="loss", hue="of", style="of", markers=True, palette="colorblind", ax=ax)
+    _lines(result.glance(), names, x, ax=ax)
     ax.axhline(1, color="0.5", linestyle=":")
-    ax.set(xscale="log", yscale="log", xlabel={"clients": "clients C", "n": "samples per client n"}[x])
-    ax.set_ylabel("min(|h − y|, 1)")
-    _finish(ax, table[x])
+    ax.set(xlabel={"clients": "clients C", "n": "samples per client n"}[x], ylabel="min(|h − y|, 1)")
     return ax

@@ -35,7 +35,7 @@ def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ----------
     result : xarray.Dataset
         ``auc`` (kappa, estimator, replicate), with p and alpha selected (or of length 1), as
-        :func:`fedstat.sim.recovery` gives it.
+        :func:`fedstat.sim.recover` gives it.
     ax : matplotlib Axes, optional
         Where to draw; the current axes if not given.
 
@@ -75,7 +75,7 @@ def recovery_grid(result: xr.Dataset) -> Figure:
     Parameters
     ----------
     result : xarray.Dataset
-        What :func:`fedstat.sim.recovery` returns.
+        What :func:`fedstat.sim.recover` returns.
 
     Returns
     -------

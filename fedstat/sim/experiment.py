@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xarray as xr
-from threadpoolctl import threadpool_limits
-from tqdm import tqdm
 
-from fedstat import _check, store
+from fedstat import _check
 from fedstat.fl import algorithms, engine, evaluate, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Computing, Job, Training, device_named
+from fedstat.fl.job import Job, Machine, Training
 from fedstat.fl.prepare import prepare
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate
 from fedstat.sim.recovery import correlation
 from fedstat.stats import factor, split
 from fedstat.store import Group, Variable, Writer
+from fedstat.study import cells
+from fedstat.study.cells import Cell, Make
 
 METHODS = ("true", "oracle", "static", "dynamic", "random", "random-redrawn", "fedavg", "local")
 LAYER = "fc1"
 COMMAND = "fedstat.sim"
 _COMMIT_SECONDS = 0.5
-_GROWING = ("replicates", "p", "alpha", "methods")
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,7 @@ class Settings:
         for name in ("p", "alpha", "methods"):
             values = getattr(self, name)
             values = (values,) if isinstance(values, str) or np.ndim(values) == 0 else tuple(values)
-            if not values or len({repr(value) for value in values}) < len(values):
-                raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r}")
-            object.__setattr__(self, name, values)
+            object.__setattr__(self, name, _check.distinct(name, values))
         for method in self.methods:
             _check.choice("methods", method, METHODS)
         for name in ("rounds", "local_epochs", "n_train", "n_test", "replicates"):
@@ -110,16 +107,6 @@ class Settings:
         """Model (8) of one cell of the grid."""
         seed = _check.integer("seed", self.seed, low=0) + replicate
         return Model8(self.clients, self.d, self.m, p, alpha, self.means, seed)
-
-
-class Cell(NamedTuple):
-    """One run of the study, and where it stands in the arrays (p, alpha, method, replicate)."""
-
-    p: float
-    alpha: float
-    method: str
-    replicate: int
-    where: tuple[int, int, int, int]
 
 
 def study(
@@ -167,111 +154,66 @@ def study(
     2
     """
     chosen = Settings(**settings)
-    device_named(device)
-    for name, value in (("client_chunk", client_chunk), ("threads", threads)):
-        if value is not None:
-            _check.integer(name, value)
-    where = {"device": device, "client_chunk": client_chunk, "threads": threads}
-    if out is None:
-        if resume:
-            raise ValueError("resume needs the path of the study to go on with: pass out=...")
-        with tempfile.TemporaryDirectory() as folder:
-            _study(chosen, Path(folder) / "study.zarr", False, progress, where)
-            return store.open_run(Path(folder) / "study.zarr").load()
-    _study(chosen, Path(out), resume, progress, where)
-    return store.open_run(out)
-
-
-def _study(settings: Settings, out: Path, resume: bool, progress: bool, where: dict[str, Any]) -> None:
-    config = asdict(settings)
-    store.settle(out)
-    if resume and out.exists():
-        _extend(settings, out)
-        writer = store.resume(out, config, command=COMMAND)
-    else:
-        attrs = store.provenance(
-            "Simulation study on model (8)", config, command=COMMAND, device=where["device"], references=SOURCE
-        )
-        writer = store.create(out, _layout(settings), attrs)
-    with writer:
-        if not writer.finished:
-            _go_on(settings, writer, progress, where)
-
-
-def _extend(settings: Settings, out: Path) -> None:
-    """Make the store longer where the settings only add to its replicates, p, alpha or methods."""
-    store.claim(out, COMMAND, resume=True)
-    growth = store.changed(out, asdict(settings))
-    if growth.keys() == {"rounds"}:
-        raise ValueError(
-            f"{out} has runs of {growth['rounds'][0]} rounds, and a study keeps no states to go on from: it can get "
-            f"more {', '.join(_GROWING)}, but not rounds={growth['rounds'][1]}. Choose another path."
-        )
-    if growth and growth.keys() <= set(_GROWING) and all(_adds(*values) for values in growth.values()):
-        store.extend(out, _layout(settings), {"config": store.to_json(asdict(settings))}, growth)
-
-
-def _adds(there: Any, here: Any) -> bool:
-    return bool(set(there) <= set(here) if isinstance(there, list) else there < here)
-
-
-def _go_on(settings: Settings, writer: Writer, progress: bool, where: dict[str, Any]) -> None:
-    """Run the cells that are not done, or damaged."""
-    done = writer.read("metrics/rounds_done")
-    cells = list(_cells(settings))
-    for cell in cells:
-        at = dict(zip(("p", "alpha", "method", "replicate"), cell.where, strict=True))
-        if any(one.hits(**at) for one in writer.damaged):
-            done[cell.where] = 0
-    # One BLAS thread, as in fl.train.
-    with (
-        threadpool_limits(1, user_api="blas"),
-        tqdm(total=len(cells) * settings.rounds, unit="round", disable=not progress) as bar,
-    ):
-        bar.update(int(done[done == settings.rounds].sum()))
-        drawn: tuple[Any, Any, Any] = (None, None, None)
-        for cell in cells:
-            if done[cell.where] == settings.rounds:
-                continue
-            key = (cell.p, cell.alpha, cell.replicate)
-            if drawn[0] != key:
-                drawn = (key, *_draw(settings, cell, writer))
-            bar.set_description(f"p={cell.p:g} alpha={cell.alpha:g} replicate={cell.replicate} {cell.method}")
-            job = prepare(
-                drawn[1],
-                nets.mlp([settings.d, settings.m, 1]),
-                _algorithm(settings, cell.method, drawn[1]["unit_shared"].to_numpy(), drawn[2]),
-                Training(
-                    optimizer=optim.sgd(settings.lr),
-                    participation=settings.participation,
-                    local_epochs=settings.local_epochs,
-                    batch_size=settings.batch_size or None,
-                    seed=settings.seed + cell.replicate,
-                ),
-                Computing(client_chunk=where["client_chunk"], threads=where["threads"]),
-                device=where["device"],
-            )
-            _run(job, settings.rounds, cell.where, writer, bar.update)
-    writer.finish()
+    machine = Machine(device=device, client_chunk=client_chunk, threads=threads)
+    made = cells.Study(
+        title="Simulation study on model (8)",
+        command=COMMAND,
+        references=SOURCE,
+        config=asdict(chosen),
+        layout=partial(_layout, chosen),
+        cells=list(_cells(chosen)),
+        begin=partial(_begin, chosen),
+        done="metrics/rounds_done",
+        steps=chosen.rounds,
+        unit="round",
+        grows=("replicates", "p", "alpha", "methods"),
+    )
+    return cells.make(made, machine, out=out, resume=resume, progress=progress)
 
 
 def _cells(settings: Settings) -> Iterator[Cell]:
     """All runs; the methods of one replicate follow one another, on the same data."""
     sizes = (len(settings.p), len(settings.alpha), settings.replicates, len(settings.methods))
     for i, j, r, k in np.ndindex(*sizes):
-        yield Cell(settings.p[i], settings.alpha[j], settings.methods[k], r, (i, j, k, r))
+        name = f"p={settings.p[i]:g} alpha={settings.alpha[j]:g} replicate={r} {settings.methods[k]}"
+        yield Cell(name, {"p": i, "alpha": j, "method": k, "replicate": r})
 
 
-def _draw(settings: Settings, cell: Cell, writer: Writer) -> tuple[xr.Dataset, factor.Fit]:
+def _begin(settings: Settings, writer: Writer, machine: Machine) -> Make:
+    """How one run is made, the data being drawn once for all methods of a replicate."""
+    drawn = lru_cache(maxsize=1)(partial(_draw, settings, writer))
+
+    def make(cell: Cell, tick: Callable[[], object]) -> None:
+        p, alpha, method, replicate = cell.where
+        data, oracle = drawn(p, alpha, replicate)
+        job = prepare(
+            data,
+            nets.mlp([settings.d, settings.m, 1]),
+            _algorithm(settings, settings.methods[method], data["unit_shared"].to_numpy(), oracle),
+            Training(
+                optimizer=optim.sgd(settings.lr),
+                participation=settings.participation,
+                local_epochs=settings.local_epochs,
+                batch_size=settings.batch_size or None,
+                seed=settings.seed + replicate,
+            ),
+            machine,
+        )
+        _run(job, settings.rounds, cell.where, writer, tick)
+
+    return make
+
+
+def _draw(settings: Settings, writer: Writer, i: int, j: int, replicate: int) -> tuple[xr.Dataset, factor.Fit]:
     """Data of a replicate and the factor analysis of its true weights, both noted in the store."""
-    model = settings.model(cell.p, cell.alpha, cell.replicate)
+    model = settings.model(settings.p[i], settings.alpha[j], replicate)
     sizes = {name: getattr(settings, name) for name in ("n_train", "n_test", "sigma")}
     data = generate(**asdict(model), **sizes)
     oracle = factor.fit(correlation(model), kappa=settings.kappa, method=settings.estimator)
-    i, j, _, r = cell.where
-    writer.write("truth/majority_share", (i, j, r), data.attrs["majority_share"])
+    where = (i, j, replicate)
+    writer.write("truth/majority_share", where, data.attrs["majority_share"])
     for name in ("communality", "n_factors", "converged"):
-        writer.write(f"truth/{name}", (i, j, r), np.asarray(getattr(oracle, name)))
+        writer.write(f"truth/{name}", where, np.asarray(getattr(oracle, name)))
     return data, oracle
 
 

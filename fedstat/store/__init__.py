@@ -4,7 +4,7 @@ from fedstat.store.growth import Taken, extend
 from fedstat.store.journal import DamageError
 from fedstat.store.origin import code, now, provenance, to_json
 from fedstat.store.place import attributes, claim, command_of, remove, replace, settle
-from fedstat.store.read import Damage, config_of, damage, describe, open_run, require_sound
+from fedstat.store.read import Damage, config_of, damage, describe, open_run, require_sound, run_at
 from fedstat.store.write import Group, Variable, Writer, changed, create, has_state, resume, save
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "replace",
     "require_sound",
     "resume",
+    "run_at",
     "save",
     "settle",
     "to_json",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +87,37 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
             f"the run at {path} is damaged ({type(error).__name__}: {error}). {place.AGAIN}"
         ) from error
     return _without_journal(tree)
+
+
+def run_at(
+    out: str | Path | None, make: Callable[[Path], object], *, resume: bool = False, kind: str = "run"
+) -> xr.DataTree:
+    """Have a run made at a path, or, without one, in a folder that goes once the run is in memory.
+
+    Parameters
+    ----------
+    out : path or None
+    make : callable (Path)
+        Writes the store.
+    resume : bool
+        Whether it was asked to go on with what is at ``out``.
+    kind : str
+        What is made, for the message.
+
+    Raises
+    ------
+    ValueError
+        If there is no path to go on with.
+    """
+    if out is not None:
+        make(Path(out))
+        return open_run(out)
+    if resume:
+        raise ValueError(f"resume needs the path of the {kind} to go on with: pass out=...")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"{kind}.zarr"
+        make(path)
+        return open_run(path).load()
 
 
 def require_sound(path: Path, *, checksums: bool, require: bool = False) -> None:

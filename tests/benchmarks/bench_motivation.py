@@ -24,7 +24,8 @@ def rows():
 @pytest.mark.parametrize("threads", [1, 2])
 def bench_client_mlps(compare, rows, threads):
     job = engine.Job(
-        rows, rows, nets.mlp(SIZES), algorithms.local(), losses.cross_entropy, optim.adam(LR),
+        rows, rows, nets.mlp(SIZES), algorithms.local(), losses.cross_entropy,
+        optimizer=optim.adam(LR),
         batch_size=BATCH, threads=2,
     )  # fmt: skip
     start = engine.start(job)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import plain_loop
 import pytest
 import torch
-from threadpoolctl import threadpool_limits
+import training_rounds
 from torch import nn
+from training_rounds import peak_memory
 
 from fedstat.fl import algorithms, engine, losses, nets, optim
 from fedstat.fl.batches import Rows
@@ -21,6 +19,7 @@ OPTIMIZERS = {
     "adam": (optim.adam(LR), lambda p: torch.optim.Adam(p, lr=LR)),
     "sgd": (optim.sgd(LR), lambda p: torch.optim.SGD(p, lr=LR)),
 }
+pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
 
 
 def data():
@@ -43,15 +42,9 @@ def make(optimizer, *, threads, chunk=None, algorithm=None):
     rows = Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES)
     job = engine.Job(
         rows, rows, nets.cnn((1, 28, 28), 10), algorithm or algorithms.fedavg(), losses.cross_entropy,
-        OPTIMIZERS[optimizer][0], participation=ACTIVE / CLIENTS, batch_size=BATCH, threads=threads, client_chunk=chunk,
+        optimizer=OPTIMIZERS[optimizer][0], participation=ACTIVE / CLIENTS, batch_size=BATCH, threads=threads, client_chunk=chunk,
     )  # fmt: skip
-    state = engine.start(job)
-
-    def one_round():
-        nonlocal state
-        state = engine.step(job, state)
-
-    return one_round
+    return training_rounds.stacked(job)
 
 
 def plain(optimizer, *, threads):
@@ -75,15 +68,6 @@ def plain(optimizer, *, threads):
     return one_round
 
 
-@pytest.fixture(autouse=True)
-def one_thread_an_operation():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with threadpool_limits(1, user_api="blas"):
-        yield
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [(1, 1), (2, 1), (2, 2)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def bench_cnn(compare, optimizer, ours, theirs):
@@ -103,22 +87,14 @@ def bench_dynamic_fedfac(compare, layer, kappa):
     )  # fmt: skip
 
 
-def peak(source):
-    """Largest resident memory, in MB, of a process that runs the source after importing this file."""
-    # Not getrusage: its maximum starts from that of the process that forked this one.
-    show = "print(next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM')) / 1024)"
-    source = f"import sys; sys.path[:0] = ['tests', 'tests/benchmarks']; from bench_nets import *; {source}; {show}"
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
-    return float(done.stdout)
-
-
 def many_clients(algorithm):
     """Two rounds and an evaluation of 1,000 clients of a network with 987,210 parameters, a tenth of them active."""
     rng, clients = np.random.default_rng(0), 1000
     x = torch.from_numpy(rng.standard_normal((clients * 20, 784), dtype=np.float32))
     rows = Rows(x, torch.from_numpy(rng.integers(0, 10, clients * 20)), np.arange(clients + 1) * 20)
     job = engine.Job(
-        rows, rows, nets.mlp([784, 1000, 200, 10]), algorithm, losses.cross_entropy, optim.adam(LR),
+        rows, rows, nets.mlp([784, 1000, 200, 10]), algorithm, losses.cross_entropy,
+        optimizer=optim.adam(LR),
         participation=0.1, batch_size=10, threads=2,
     )  # fmt: skip
     evaluate(job, engine.step(job, engine.step(job, engine.start(job))))
@@ -129,8 +105,8 @@ def many_clients(algorithm):
 )
 def bench_memory_of_a_thousand_clients(benchmark, capsys, algorithm):
     """What is kept of clients that are not active: nothing, a head, a layer, half a layer, everything."""
-    source = f"many_clients(algorithms.{algorithm})"
-    full = benchmark.pedantic(peak, (source,), rounds=1)
+    source = f"from bench_nets import *; many_clients(algorithms.{algorithm})"
+    full = benchmark.pedantic(peak_memory, (source,), rounds=1)
     with capsys.disabled():
         print(f"\n1,000 clients × 987,210 parameters, 100 active, {algorithm}: peak {full / 1024:.2f} GiB")
 
@@ -138,11 +114,10 @@ def bench_memory_of_a_thousand_clients(benchmark, capsys, algorithm):
 def bench_peak_memory(benchmark, capsys):
     """Peak memory of a process that does FedAvg rounds, beside one that only makes the data."""
 
-    def ours():
-        return peak("run = make('adam', threads=2); run(); run()")
-
-    empty, full = peak("data()"), benchmark.pedantic(ours, rounds=1)
-    theirs = peak("run = plain('adam', threads=2); run(); run()")
+    base = "from bench_nets import *"
+    ours = f"{base}; run = make('adam', threads=2); run(); run()"
+    empty, full = peak_memory(f"{base}; data()"), benchmark.pedantic(peak_memory, (ours,), rounds=1)
+    theirs = peak_memory(f"{base}; run = plain('adam', threads=2); run(); run()")
     with capsys.disabled():
         print(
             f"\npeak memory of FedAvg rounds of the CNN, {CLIENTS} clients: {full:.0f} MB; plain loop that keeps no "

@@ -31,7 +31,7 @@ def job() -> engine.Job:
     net = nets.named("cnn", (3, 32, 32), 10, width=0.25)
     settings = {"participation": 0.1, "local_epochs": 5, "batch_size": 32, "threads": 2, "track": True}
     return engine.Job(
-        rows(TRAIN, 0), rows(TEST, 1), net, algorithms.fedavg(), for_outputs(10), optim.adam(1e-3),
+        rows(TRAIN, 0), rows(TEST, 1), net, algorithms.fedavg(), for_outputs(10), optimizer=optim.adam(1e-3),
         validation=rows(10, 2), **settings,
     )  # fmt: skip
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
+from threadpoolctl import threadpool_limits
 
 
 def seconds(work: Callable[[], object]) -> float:
     begun = time.perf_counter()
     work()
     return time.perf_counter() - begun
+
+
+@pytest.fixture
+def one_thread_an_operation() -> Iterator[None]:
+    """One thread in torch's and BLAS's operations: chunks run side by side instead."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with threadpool_limits(1, user_api="blas"):
+        yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

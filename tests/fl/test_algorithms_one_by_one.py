@@ -11,7 +11,7 @@ import torch
 from algorithm_jobs import CPU, SAMPLES, SIZES, assert_equal, job, make, models, rows, run
 
 from fedstat.fl import algorithms, batches, engine, evaluate, masks, nets, optim
-from fedstat.fl.algorithm import Start
+from fedstat.fl.algorithm import Memory, Samples, Start
 from fedstat.fl.algorithms import ALGORITHMS, named
 from fedstat.fl.algorithms.fedfac import _flags
 from fedstat.fl.batches import Rows
@@ -47,7 +47,7 @@ def test_fedem_takes_the_em_step_and_never_lowers_the_likelihood():
     clients = np.array([2, 0, 4, 1, 3])
     at, live = batches.whole(j.train, clients)
     chunk = {n: p[clients].clone() for n, p in params.items()}
-    r = j.algorithm.phases[0].weigh(j.net, chunk, j.train.x[at], j.train.y[at], live)
+    r = j.algorithm.phases[0].weigh(j.net, chunk, Samples(j.train.x[at], j.train.y[at], live), Memory())
     for i, c in enumerate(clients):
         x, y = (t.numpy() for t in plain_loop.samples(j.train, c))
         pi, p = by_hand(params, c, x.astype(float))
@@ -134,7 +134,7 @@ def test_a_layer_without_weights_cannot_be_analysed():
     shapes = {"norm1.scale": (10,)} | net.shapes
     start = Start(net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {}, lambda _: ({}, None))
     with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyse, only \['norm1.scale'\]"):
-        algorithms.fedfac("norm1", dynamic=False).split(start)
+        algorithms.fedfac("norm1", dynamic=False).sharing(start)
 
 
 def test_a_network_of_one_layer_has_none_to_share_beside_a_private_one():
@@ -158,7 +158,7 @@ def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
     w = torch.from_numpy(np.random.default_rng(2).normal(size=(6, 10, 6))).float()
     trained = {"fc1.weight": w, "fc2.weight": w[:, :3].mT}
     fields = (np.array(SAMPLES), 0, CPU, lambda _: trained, lambda _: ({}, None))
-    given = algorithms.fedfac(variant="code", dynamic=False).split(Start(nets.mlp(SIZES), *fields))
+    given = algorithms.fedfac(variant="code", dynamic=False).sharing(Start(nets.mlp(SIZES), *fields))
     values, vectors = np.linalg.eigh(np.corrcoef(np.concatenate([c.double().numpy().T for c in w]), rowvar=False))
     share = np.cumsum(values[::-1]) / values.sum()
     nu = (vectors[:, ::-1][:, : int((share < 0.85).sum())] ** 2).sum(1)

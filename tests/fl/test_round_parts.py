@@ -137,9 +137,9 @@ def test_accuracy_before_is_of_the_models_as_they_leave_local_training():
     start = engine.start(j)
     _, done = engine.round_of(j, start)
     _, metrics, _ = timed_step(j, start)
-    for position, c in enumerate(done.clients):
+    for position, c in enumerate(done.uploads.clients):
         rows = slice(j.test.start[c], j.test.start[c + 1])
-        right = logits(done.after, position, j.test.x[rows]).argmax(1) == j.test.y[rows]
+        right = logits(done.uploads.after, position, j.test.x[rows]).argmax(1) == j.test.y[rows]
         assert metrics["accuracy_before"][c] == pytest.approx(float(right.float().mean()))
     assert not np.array_equal(metrics["accuracy_before"], metrics["accuracy"])
 

@@ -19,7 +19,7 @@ from fedstat.sim.recovery.draw import correlation
 from fedstat.sim.recovery.spectra import spectrum
 from fedstat.store import to_json
 
-__all__ = ["DEFAULT", "KAPPA", "correlation", "recovery", "spectrum", "tidy"]
+__all__ = ["DEFAULT", "KAPPA", "correlation", "recover", "spectrum", "tidy"]
 
 KAPPA = (*(k / 100 for k in range(5, 100, 5)), 0.99)
 DEFAULT = ("pa", "pc", "leverage", draw.ICC)
@@ -106,7 +106,7 @@ def recover(
     """
     grids: dict[str, Any] = draw.grids(p=p, alpha=alpha, kappa=kappa)
     grids["estimator"] = [estimators] if isinstance(estimators, str) else list(estimators)
-    for name in draw.distinct("estimators", grids["estimator"]):
+    for name in _check.distinct("estimators", grids["estimator"]):
         _check.choice("estimators", name, draw.ESTIMATORS)
     grids["replicate"] = list(range(_check.integer("replicates", replicates)))
     _check.integer("max_iter", max_iter, low=2)
@@ -158,7 +158,7 @@ def tidy(result: xr.Dataset) -> pd.DataFrame:
     Parameters
     ----------
     result : xarray.Dataset
-        What :func:`recovery` returns.
+        What :func:`recover` returns.
 
     Returns
     -------

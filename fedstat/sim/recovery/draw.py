@@ -110,17 +110,10 @@ def grids(**values: float | Sequence[float]) -> dict[str, list[float]]:
     out = {}
     for name, x in values.items():
         numbers = [x] if np.ndim(x) == 0 else list(x)  # type: ignore[arg-type]
-        out[name] = distinct(name, [_check.real(name, number) for number in numbers])
+        out[name] = _check.distinct(name, [_check.real(name, number) for number in numbers])
     for k in out.get("kappa", []):
         _check.real("kappa", k, low=0, open_low=True, high=1)
     return out
-
-
-def distinct(name: str, values: list[Any]) -> list[Any]:
-    """Return the values, or raise ValueError if there is none or one twice."""
-    if not values or len(set(values)) < len(values):
-        raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r}")
-    return values
 
 
 def require_both_kinds(model: Model8) -> None:

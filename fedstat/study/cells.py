@@ -1,0 +1,169 @@
+"""Many cells in one store: what is done stays, what is missing or damaged is made, one cell after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import xarray as xr
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from fedstat import store
+from fedstat.fl.job import Machine
+from fedstat.store import Group, Writer
+
+
+class Cell(NamedTuple):
+    """One part of a study, which is made whole.
+
+    Attributes
+    ----------
+    name : str
+        For the progress bar.
+    at : mapping from dim to int
+        Where it stands in the study's arrays, in the order of the dims of :attr:`Study.done`.
+    """
+
+    name: str
+    at: Mapping[str, int]
+
+    @property
+    def where(self) -> tuple[int, ...]:
+        """Indices alone."""
+        return tuple(self.at.values())
+
+
+Make = Callable[[Cell, Callable[[], object]], None]
+"""Makes one cell, and calls its second argument after every step. It commits what it writes, with the steps that are
+done in the array that :attr:`Study.done` names."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study of many cells in one store, and how it is made.
+
+    Parameters
+    ----------
+    title, command, references
+        As in :func:`fedstat.store.provenance`.
+    config : mapping
+        Settings, which are noted in the store; with other ones it is not gone on with.
+    layout : callable () -> groups
+        Layout of a store, asked for only where one is laid out.
+    cells : sequence of Cell
+        In the order in which they are made.
+    begin : callable (Writer, Machine) -> Make
+        Called once, unless the study is complete.
+    done : str
+        Array (one dim for each of a cell's) of the steps that are done, which the layout has.
+    steps : int
+        Steps of a whole cell.
+    unit : str
+        What a step is called, for the progress bar.
+    grows : tuple of str
+        Settings to whose values others can be added later.
+    """
+
+    title: str
+    command: str
+    references: str
+    config: Mapping[str, Any]
+    layout: Callable[[], Mapping[str, Group]]
+    cells: Sequence[Cell]
+    begin: Callable[[Writer, Machine], Make]
+    done: str
+    steps: int = 1
+    unit: str = "cell"
+    grows: tuple[str, ...] = ()
+
+
+def make(
+    study: Study, machine: Machine, *, out: str | Path | None = None, resume: bool = False, progress: bool = False
+) -> xr.DataTree:
+    """Make the cells of a study that are not done, or damaged.
+
+    Parameters
+    ----------
+    study : Study
+    machine : Machine
+    out : path, optional
+        Store to stream to, a zarr folder; without it the study is kept in memory.
+    resume : bool
+        Go on with the study at ``out``, if there is one.
+    progress : bool
+        Show a progress bar on stderr.
+
+    Returns
+    -------
+    DataTree
+        Loaded where it is kept in memory.
+
+    Raises
+    ------
+    FileExistsError
+        If something is at ``out`` that is not to be gone on with.
+    ValueError
+        If ``resume`` has no path, or meets a study with settings that this one does not only add to.
+    """
+
+    def write(path: Path) -> None:
+        with _open(study, path, resume, machine.device) as writer:
+            if not writer.finished:
+                _go_on(study, machine, writer, progress)
+
+    return store.run_at(out, write, resume=resume, kind="study")
+
+
+def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
+    """The store there is, made longer if need be, or a new one."""
+    store.settle(out)
+    if resume and out.exists():
+        _extend(study, out)
+        return store.resume(out, study.config, command=study.command)
+    groups = study.layout()
+    attrs = store.provenance(
+        study.title, study.config, command=study.command, device=device, references=study.references
+    )
+    return store.create(out, groups, attrs)
+
+
+def _extend(study: Study, out: Path) -> None:
+    """Make the store longer where the settings only add to those that may grow."""
+    if not study.grows:
+        return
+    store.claim(out, study.command, resume=True)
+    growth = store.changed(out, study.config)
+    if growth.keys() == {"rounds"}:
+        raise ValueError(
+            f"{out} has runs of {growth['rounds'][0]} rounds, and a study keeps no states to go on from: it can get "
+            f"more {', '.join(study.grows)}, but not rounds={growth['rounds'][1]}. Choose another path."
+        )
+    if growth and growth.keys() <= set(study.grows) and all(_adds(*values) for values in growth.values()):
+        store.extend(out, study.layout(), {"config": store.to_json(study.config)}, growth)
+
+
+def _adds(there: Any, here: Any) -> bool:
+    return bool(set(there) <= set(here) if isinstance(there, list) else there < here)
+
+
+def _go_on(study: Study, machine: Machine, writer: Writer, progress: bool) -> None:
+    done = writer.read(study.done)
+    missing = [
+        cell
+        for cell in study.cells
+        if done[cell.where] != study.steps or any(one.hits(**cell.at) for one in writer.damaged)
+    ]
+    # Matrices of some hundred units: more BLAS threads only wait for each other.
+    with (
+        threadpool_limits(1, user_api="blas"),
+        tqdm(total=len(study.cells) * study.steps, unit=study.unit, disable=not progress) as bar,
+    ):
+        bar.update((len(study.cells) - len(missing)) * study.steps)
+        make_one = study.begin(writer, machine)
+        for cell in missing:
+            bar.set_description(cell.name)
+            make_one(cell, bar.update)
+    writer.finish()

@@ -1,0 +1,40 @@
+"""What the figures of the theorems share: their command line, and stores that are made where they are absent."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from fedstat import _cli
+from fedstat.ntk.__main__ import main as check
+
+HERE = Path(__file__).parent
+
+
+def run(
+    description: str,
+    name: str,
+    scales: Collection[str],
+    work: Callable[[argparse.Namespace], None],
+    argv: Sequence[str] | None,
+) -> int:
+    """Save a figure of some scale, by default under its name in this folder."""
+    parser = _cli.Parser(description=description.splitlines()[0])
+    parser.add_argument("--scale", choices=scales, default="quick")
+    parser.add_argument("--runs", type=Path, default=HERE.parent / "runs", help="folder of the stores")
+    parser.add_argument("--out", type=Path, help="figure to write")
+
+    def save(args: argparse.Namespace) -> None:
+        args.out = args.out or HERE / f"{name}-{args.scale}.png"
+        _cli.require_figure("--out", args.out)
+        work(args)
+
+    return _cli.run(parser, save, argv)
+
+
+def stored(path: Path, arguments: Sequence[str]) -> Path:
+    """Path of a run, made first by ``python -m fedstat.ntk`` if absent."""
+    if not path.exists() and (status := check([*arguments, "--out", str(path)])):
+        raise SystemExit(status)
+    return path
