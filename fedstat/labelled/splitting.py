@@ -16,6 +16,7 @@ from fedstat.labelled.coerce import Weights, correlation_of, labels, sums
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import CHOICES, DEFAULTS, KAPPA, analyse, changed, require_effect, require_room
 from fedstat.results import AgreementWarning, ComponentsResult, FactorResult, IccResult, SplitResult, Tau
+from fedstat.results.numbers import coefficient
 from fedstat.stats import split as _split
 from fedstat.stats.moments import Moments, correlation
 
@@ -222,7 +223,7 @@ def say_if_alone(n_clients: int) -> None:
 def say_if_contradicted(result: SplitResult) -> None:
     """Warn where the labels of a split and agreement between clients contradict each other."""
     if result.contradicted:
-        shared, personal = (f"{round(result.median_icc(g), 2) + 0.0:.2f}" for g in ("shared", "personal"))
+        shared, personal = (coefficient(result.median_icc(g)) for g in ("shared", "personal"))
         warnings.warn(
             f"clients agree less on the shared units (median ICC2 {shared}) than on the personal ones "
             f"({personal}): here shared means explained by the other units, and not alike over clients. "

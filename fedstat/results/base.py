@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedstat.results import numbers
+
 WIDTH = 100
 
 
@@ -57,8 +59,8 @@ def listing(head: str, items: Iterable[str]) -> str:
 
 
 def number(x: float, digits: int = 3) -> str:
-    """Print a number, or a dash where it is undefined."""
-    return "-" if isinstance(x, float) and math.isnan(x) else f"{x:.{digits}f}"
+    """As :func:`fedstat.results.numbers.number`, with three digits and the hyphen of a terminal."""
+    return numbers.number(x, digits, none="-")
 
 
 def _plain(value: Any) -> Any:
