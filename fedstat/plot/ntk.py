@@ -89,7 +89,7 @@ def freezing(result: ConvergenceResult, *, ax: Axes | None = None) -> Axes:
         "drift_personal": "max ‖H(t)ᵖ − H(0)ᵖ‖ / ‖H∞ᵖ‖",
         "flipped": "activation patterns flipped",
     }
-    table = result.glance().query("method == 'fedsplit'").rename(columns=names)
+    table = result.by_setting().query("method == 'fedsplit'").rename(columns=names)
     long = table.melt(id_vars="width", value_vars=list(names.values()), var_name="of", value_name="relative")
     sns.lineplot(long, x="width", y="relative", hue="of", style="of", markers=True, palette="colorblind", ax=ax)
     ax.set(xscale="log", yscale="log", xlabel="width m1 = m2", ylabel="relative change")
@@ -118,7 +118,7 @@ def generalization(result: GeneralizationResult, *, x: str = "clients", ax: Axes
         "test_limit": "test loss, infinite width",
         "zero": "test loss of predicting 0",
     }
-    table = result.glance().rename(columns=names)
+    table = result.by_setting().rename(columns=names)
     long = table.melt(id_vars=x, value_vars=list(names.values()), var_name="of", value_name="loss")
     sns.lineplot(long, x=x, y="loss", hue="of", style="of", markers=True, palette="colorblind", ax=ax)
     ax.axhline(1, color="0.5", linestyle=":")
