@@ -1,4 +1,7 @@
-"""From communalities or agreement to shared and client-specific units (FedFac §4.1), and how far to trust the split."""
+"""From communalities or agreement to shared and client-specific units (FedFac §4.1), and how far to trust the split.
+
+NumPy or torch, the same out; :func:`contradicted` takes NumPy arrays and gives a bool.
+"""
 
 from __future__ import annotations
 
