@@ -330,7 +330,7 @@ def profile_lines(own: pd.DataFrame) -> pd.DataFrame:
 
 
 def around(mean: float, low: float, high: float) -> str:
-    return number(mean, 3) + (f" [{low:.3f}, {high:.3f}]" if math.isfinite(low) else "")
+    return interval(mean, low, high, 3, sign=False)
 
 
 def student(x: pd.Series) -> tuple[float, float, float]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstat.labelled import (
     bootstrap,
+    compare,
     fa,
     icc,
     knn_entropy,
@@ -36,8 +37,10 @@ from fedstat.labelled import (
 from fedstat.results import (
     AgreementWarning,
     BootstrapResult,
+    ComparisonResult,
     ComponentsResult,
     ConvergenceWarning,
+    EntropyResult,
     FactorResult,
     IccResult,
     NFactorsResult,
@@ -58,8 +61,10 @@ __all__ = [
     "Absolute",
     "AgreementWarning",
     "BootstrapResult",
+    "ComparisonResult",
     "ComponentsResult",
     "ConvergenceWarning",
+    "EntropyResult",
     "FactorResult",
     "IccResult",
     "NFactorsResult",
@@ -67,6 +72,7 @@ __all__ = [
     "SplitResult",
     "StabilityResult",
     "bootstrap",
+    "compare",
     "data",
     "decompose",
     "fa",

@@ -2,6 +2,7 @@
 
 from fedstat.labelled.agreement import icc
 from fedstat.labelled.coerce import layer_matrix
+from fedstat.labelled.comparison import compare
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.entropy import knn_entropy
 from fedstat.labelled.factor import fa
@@ -10,6 +11,7 @@ from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test,
 
 __all__ = [
     "bootstrap",
+    "compare",
     "fa",
     "icc",
     "knn_entropy",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import xarray as xr
 
 from fedstat import _check
 from fedstat.labelled.coerce import need_dims
+from fedstat.labelled.options import EntropyOptions
+from fedstat.results.entropy import FIELDS, EntropyResult
 from fedstat.stats import entropy
 
 
-def knn_entropy(x: Any, *, k: int = 3, dim: str = "client", feature_dim: str | None = None, **options: Any) -> Any:
+def knn_entropy(
+    x: Any, *, k: int = 3, dim: str = "client", feature_dim: str | None = None, **options: Unpack[EntropyOptions]
+) -> EntropyResult:
     """Kozachenko–Leonenko estimate of differential entropy over one dim, in nats (FedFac §1, Fig. 2).
 
     Parameters
@@ -26,13 +30,15 @@ def knn_entropy(x: Any, *, k: int = 3, dim: str = "client", feature_dim: str | N
     feature_dim : str, optional
         Dim of the coordinates of one sample of a DataArray; None: every number is a sample of its own.
     **options
-        ``ties``, ``resolution``, ``seed``, as in :func:`fedstat.stats.entropy.knn_entropy`.
+        Those of :class:`fedstat.labelled.options.EntropyOptions`: ``ties``, ``resolution``, ``seed``, as in
+        :func:`fedstat.stats.entropy.knn_entropy`.
 
     Returns
     -------
-    Dataset, or Entropy for arrays and tensors
-        entropy, std_error, n (...); atom_value (..., atom) or (..., atom, ``feature_dim``) and atom_mass (..., atom)
-        of values that more than k samples share, if ``ties="atoms"``.
+    EntropyResult
+        Its fields are DataArrays, arrays or tensors, as ``x`` is: entropy, std_error, n (...); atom_value (..., atom)
+        or (..., atom, ``feature_dim``) and atom_mass (..., atom) of values that more than k samples share, if
+        ``ties="atoms"``. ``result["entropy"]`` is ``result.entropy``; :meth:`~EntropyResult.to_dataset` holds all.
 
     Raises
     ------
@@ -52,7 +58,7 @@ def knn_entropy(x: Any, *, k: int = 3, dim: str = "client", feature_dim: str | N
             raise ValueError(
                 f"dim and feature_dim name dims of a DataArray, but got {type(x).__name__}. Use axis and feature_axis."
             )
-        return entropy.knn_entropy(x, k=k, **options)
+        return EntropyResult(*entropy.knn_entropy(x, k=k, **options), k=k)
     if taken := sorted({"axis", "feature_axis"} & set(options)):
         raise ValueError(f"a DataArray has dims, but got {taken[0]}. Use dim and feature_dim.")
     core = [dim] if feature_dim is None else [dim, feature_dim]
@@ -61,8 +67,10 @@ def knn_entropy(x: Any, *, k: int = 3, dim: str = "client", feature_dim: str | N
     axes: dict[str, Any] = {"axis": -1} if feature_dim is None else {"axis": -2, "feature_axis": -1}
     by_atom = ["atom"] if feature_dim is None else ["atom", feature_dim]
 
+    axes |= options
+
     def estimate(values: Any) -> tuple[Any, ...]:
-        found = entropy.knn_entropy(values, k=k, **axes, **options)
+        found = entropy.knn_entropy(values, k=k, **axes)
         value = found.atom_value
         if value.ndim < found.atom_mass.ndim + len(by_atom) - 1:  # one coordinate is no axis to the array function
             value = value[..., None]
@@ -72,8 +80,8 @@ def knn_entropy(x: Any, *, k: int = 3, dim: str = "client", feature_dim: str | N
         estimate, x, input_core_dims=[core], output_core_dims=[[], [], [], by_atom, ["atom"]],
         exclude_dims=set(core),
     )  # fmt: skip
-    result = xr.Dataset(dict(zip(("entropy", "std_error", "n", "atom_value", "atom_mass"), parts, strict=True)))
+    data = xr.Dataset(dict(zip(FIELDS, parts, strict=True)))
     if feature_dim is not None and feature_dim in x.coords:
-        result = result.assign_coords({feature_dim: x[feature_dim]})
-    result["entropy"].attrs["units"] = result["std_error"].attrs["units"] = "nats"
-    return result
+        data = data.assign_coords({feature_dim: x[feature_dim]})
+    data["entropy"].attrs["units"] = data["std_error"].attrs["units"] = "nats"
+    return EntropyResult(k=k, **{name: data[name] for name in FIELDS})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, Literal, cast
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,16 @@ from fedstat.labelled.agreement import icc
 from fedstat.labelled.coerce import Weights, correlation_of, labels, sums
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import CHOICES, DEFAULTS, KAPPA, analyse, changed, require_effect, require_room
+from fedstat.labelled.options import SplitOptions
 from fedstat.results import AgreementWarning, ComponentsResult, FactorResult, IccResult, SplitResult, Tau
+from fedstat.results.numbers import coefficient
 from fedstat.stats import split as _split
 from fedstat.stats.moments import Moments, correlation
 
 
-def split(weights: Weights, *, kappa: float = 0.85, tau: Tau | Literal["test"] = 0.5, **options: Any) -> SplitResult:
+def split(
+    weights: Weights, *, kappa: float = 0.85, tau: Tau | Literal["test"] = 0.5, **options: Unpack[SplitOptions]
+) -> SplitResult:
     """Split a layer's units into shared and client-specific ones: by default those that the other units explain.
 
     *Shared* means one of two things. By factor analysis (``method`` "pa", "minres", "pc" or "leverage"; FedFac §4.1)
@@ -43,6 +47,7 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau | Literal["test"] =
         With ``method="icc"``, ``"test"``: weights have a dim ``replicate`` (:func:`variance_components`), and shared is
         where clients differ no more than their replicates explain; how many that are is not fixed in advance.
     **options
+        Those of :class:`fedstat.labelled.options.SplitOptions`.
         ``method``: "pa" (default), "minres", "pc", "leverage" or "icc"; for factor analysis n_factors, rotation,
         start, n_starts, seed, heywood, max_iter and tol of :func:`fa`; for ``tau="test"`` fdr, the false discovery rate
         (0.05), and covariate, clients' numbers of samples, say, of :func:`variance_components`.
@@ -93,10 +98,11 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau | Literal["test"] =
     >>> split(np.concatenate([unlike, own], axis=1), method="icc", tau=Absolute(0.5)).shared.tolist()
     [True, True, True, True, False, False]
     """
-    method = _check.choice("method", options.get("method", CHOICES["method"]), _split.METHODS)
-    tested = {name: options.pop(name) for name in ("fdr", "covariate") if name in options}
+    given: dict[str, Any] = {**options}
+    method = _check.choice("method", given.get("method", CHOICES["method"]), _split.METHODS)
+    tested = {name: given.pop(name) for name in ("fdr", "covariate") if name in given}
     if method == "icc":
-        _require_none_of_factors(kappa, options)
+        _require_none_of_factors(kappa, given)
         if tau == "test":
             found = variance_components(weights, covariate=tested.get("covariate"))
             return found.split(fdr=tested.get("fdr", 0.05))
@@ -109,12 +115,12 @@ def split(weights: Weights, *, kappa: float = 0.85, tau: Tau | Literal["test"] =
         )
     if method == "icc":
         return icc(weights).split(tau=tau)
-    fitting = DEFAULTS | CHOICES | options
+    fitting = DEFAULTS | CHOICES | given
     n_units = len(labels(weights, "unit", 1))
     require_room(weights, n_units, fitting["method"], fitting["n_factors"], fitting["start"])
     m, units, n_clients, agreement = sums(weights)
     say_if_alone(n_clients)
-    result = _split_correlation(correlation(m), units, int(m.n), n_clients, agreement, kappa, tau, options)
+    result = _split_correlation(correlation(m), units, int(m.n), n_clients, agreement, kappa, tau, given)
     say_if_contradicted(result)
     return result
 
@@ -222,7 +228,7 @@ def say_if_alone(n_clients: int) -> None:
 def say_if_contradicted(result: SplitResult) -> None:
     """Warn where the labels of a split and agreement between clients contradict each other."""
     if result.contradicted:
-        shared, personal = (f"{round(result.median_icc(g), 2) + 0.0:.2f}" for g in ("shared", "personal"))
+        shared, personal = (coefficient(result.median_icc(g)) for g in ("shared", "personal"))
         warnings.warn(
             f"clients agree less on the shared units (median ICC2 {shared}) than on the personal ones "
             f"({personal}): here shared means explained by the other units, and not alike over clients. "

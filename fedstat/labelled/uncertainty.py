@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,7 @@ from fedstat import _check
 from fedstat._random import generator
 from fedstat.labelled.coerce import Weights, client_sums, correlation_of, numpy_of
 from fedstat.labelled.factor import fa
+from fedstat.labelled.options import ReplicateOptions
 from fedstat.labelled.splitting import say_if_alone, say_if_contradicted, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
@@ -31,7 +32,7 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
     kappa: float = 0.85,
-    **options: Any,
+    **options: Unpack[ReplicateOptions],
 ) -> BootstrapResult:
     """Standard errors and intervals of communalities, and how often each unit is shared, by resampling clients.
 
@@ -46,7 +47,8 @@ def bootstrap(
         Of the percentile intervals.
     seed : int
     **options
-        n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`.
+        n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, as
+        :class:`fedstat.labelled.options.ReplicateOptions` lists them.
 
     Returns
     -------
@@ -79,7 +81,12 @@ def bootstrap(
 
 
 def permutation_test(
-    weights: Weights, *, replicates: int = 199, seed: int = 0, kappa: float = 0.85, **options: Any
+    weights: Weights,
+    *,
+    replicates: int = 199,
+    seed: int = 0,
+    kappa: float = 0.85,
+    **options: Unpack[ReplicateOptions],
 ) -> PermutationResult:
     """Do units carry an identity across clients? Shuffle the units within each client and compare.
 
@@ -222,7 +229,7 @@ def n_factors(
     return NFactorsResult(numbers, curves, kappa, fit.n_obs)
 
 
-def _known(verb: str, own: tuple[str, ...], options: dict[str, Any]) -> None:
+def _known(verb: str, own: tuple[str, ...], options: Mapping[str, Any]) -> None:
     """Raise TypeError for an argument that the replicates do not take, listing those that they do."""
     fitting = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
     if unknown := sorted(set(options) - set(fitting)):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedstat.motivation import relation
 from fedstat.motivation.experiment import OUTPUTS
+from fedstat.results.numbers import interval
 from fedstat.stats import modes
 
 LEVEL, MOST_PEAKS, GROUPS, DRAWS = 0.05, 3, 10, 199
@@ -161,7 +162,7 @@ def _peaks_line(row: Any) -> str:
 
 def _interval(row: Any) -> str:
     mark = " " if row["converged"] else "*"
-    return f"{row['spearman']:+.2f} [{row['low']:+.2f}, {row['high']:+.2f}]{mark}"
+    return interval(row["spearman"], row["low"], row["high"], 2) + mark
 
 
 def _entropy(outputs: NDArray, k: int) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def convergence_report(result: ConvergenceResult) -> str:
     """Theorem 1: assumption, constants, bound, observed, verdict."""
     a = result.data.attrs
-    glance = result.glance()
+    each = result.by_setting()
     size = f"{a['n']}" if a["n"] == a["n_min"] else f"{a['n_min']} to {a['n']}"
     lines = [
         "Theorem 1 (FedFac §3.3): ‖y − h(t)‖² <= (1 − ½(ρ1 λ^s + ρ2 λ^p))^t ‖y − h(0)‖²",
@@ -32,22 +32,22 @@ def convergence_report(result: ConvergenceResult) -> str:
             f"λ^p = {a['lambda_p']:.4g} (± {a['lambda_p_error']:.1g}), γ^p = {a['lambda_p_max'] / a['lambda_p']:.4g}"
         ),
         f"             ρ1 = {a['rho1']:.4g}, ρ2 = {a['rho2']:.4g}",
-        f"conditions   {_conditions(a, glance)}",
+        f"conditions   {_conditions(a, each)}",
         "",
         "Factor of ‖y − h(t)‖² per round",
         _table(
-            glance,
+            each,
             ["method", "width", "bound", "rate", "std_error", "worst", "limit", "fill", "looseness", "held"],
         ),
         "",
         "Kernels (relative to ‖H∞‖_F) and activation patterns",
-        _table(glance, ["method", "width", "flipped", "gap_shared", "drift_shared", "gap_personal", "drift_personal"]),
+        _table(each, ["method", "width", "flipped", "gap_shared", "drift_shared", "gap_personal", "drift_personal"]),
     ]
     if "fedavg" in result.data["method"].values and len(result.data["method"]) > 1:
         lines += ["", "Against FedAvg (estimate = ln rate(FedAvg) − ln rate; > 0: faster)"]
         columns = ["term", "width", "estimate", "conf_low", "conf_high", "p_value", "speedup"]
         lines.append(_table(result.faster(), columns))
-    return "\n".join([*lines, "", *_verdicts(result, glance)])
+    return "\n".join([*lines, "", *_verdicts(result, each)])
 
 
 def _assumption(a: dict[str, float]) -> str:
@@ -57,7 +57,7 @@ def _assumption(a: dict[str, float]) -> str:
     return "holds: ‖x‖ <= 1, no two samples parallel"
 
 
-def _conditions(a: dict[str, float], glance: pd.DataFrame) -> str:
+def _conditions(a: dict[str, float], each: pd.DataFrame) -> str:
     if not (a["lambda_s_resolved"] and a["lambda_p_resolved"]):
         return "not met: λ_min is not resolved"
     width = a["samples"] ** 4 / a["lambda_s"] ** 4
@@ -65,13 +65,13 @@ def _conditions(a: dict[str, float], glance: pd.DataFrame) -> str:
     lr = (a["lambda_s"] + a["lambda_p"]) / (gamma * a["local_steps"] * a["samples"] ** 2) * a["divisor"]
     return (
         f"with constants 1 the theorem asks for m2 >= {width:.1g} and lr <= {lr:.1g}; "
-        f"here m2 <= {glance['width'].max()} and lr = {a['lr']:.1g}"
+        f"here m2 <= {each['width'].max()} and lr = {a['lr']:.1g}"
     )
 
 
-def _verdicts(result: ConvergenceResult, glance: pd.DataFrame) -> list[str]:
+def _verdicts(result: ConvergenceResult, each: pd.DataFrame) -> list[str]:
     lines = []
-    bounded = glance[glance["bound"].notna()]
+    bounded = each[each["bound"].notna()]
     for method, rows in bounded.groupby("method", sort=False):
         runs = int(rows["replicates"].sum())
         runs_held = int((result.rates().query("method == @method")["fill"] <= 1 + 1e-9).sum())
@@ -80,10 +80,10 @@ def _verdicts(result: ConvergenceResult, glance: pd.DataFrame) -> list[str]:
         lines.append(
             f"verdict      {method}: bound {word} in {runs_held} of {runs} runs; loose by a factor {span} in rounds"
         )
-    lines += [f"verdict      {m}: no bound" for m in glance.loc[glance["bound"].isna(), "method"].unique()]
-    if glance["diverged"].any():
-        lines.append(f"verdict      {int(glance['diverged'].sum())} run(s) diverged: see diverged_at")
-    if "fedavg" in set(glance["method"]) and "fedsplit" in set(glance["method"]):
+    lines += [f"verdict      {m}: no bound" for m in each.loc[each["bound"].isna(), "method"].unique()]
+    if each["diverged"].any():
+        lines.append(f"verdict      {int(each['diverged'].sum())} run(s) diverged: see diverged_at")
+    if "fedavg" in set(each["method"]) and "fedsplit" in set(each["method"]):
         f = result.faster().query("term == 'fedsplit vs fedavg'")
         sure = (f["conf_low"] > 0).sum()
         lines.append(
@@ -100,8 +100,8 @@ def _span(values: pd.Series) -> str:
 
 def generalization_report(result: GeneralizationResult) -> str:
     """Theorem 2: bound, observed, where it is vacuous."""
-    glance, a = result.glance(), result.data.attrs
-    informative = int((~glance["vacuous"]).sum())
+    each, a = result.by_setting(), result.data.attrs
+    informative = int((~each["vacuous"]).sum())
     columns = [
         "clients",
         "n",
@@ -121,15 +121,15 @@ def generalization_report(result: GeneralizationResult) -> str:
             f"width {a['width']}, {a['rounds']} rounds, start {a['init_scale']:.3g}·N(0, I)"
         ),
         "",
-        _table(glance, columns),
+        _table(each, columns),
         "",
         (
-            f"verdict      bound held in {int(glance['held'].sum())} of {len(glance)} settings; it says something "
-            f"(< 1) in {informative} of {len(glance)}"
+            f"verdict      bound held in {int(each['held'].sum())} of {len(each)} settings; it says something "
+            f"(< 1) in {informative} of {len(each)}"
         ),
     ]
     if a["labels"] == "signs":
-        most = {int(n): largest_informative_clients(int(n)) for n in sorted(set(glance["clients"] * glance["n"]))}
+        most = {int(n): largest_informative_clients(int(n)) for n in sorted(set(each["clients"] * each["n"]))}
         text = ", ".join(f"N = {n}: C <= {c}" for n, c in most.items())
         lines.append(f"             for labels ±1 it can say something only where 8C²/(1 + 1/C) < N ({text})")
     return "\n".join(lines)

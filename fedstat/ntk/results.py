@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -15,13 +15,16 @@ import xarray as xr
 from scipy import stats
 
 from fedstat.ntk.report import convergence_report, generalization_report
+from fedstat.results.base import Result
 
 # Below this share of the first loss, what is left is rounding.
 _FLOOR = 1e-24
+# A loss above its bound by this share is within it.
+_ROUNDING = 1e-9
 
 
-@dataclass(frozen=True)
-class ExtremeEigenvalues:
+@dataclass(frozen=True, repr=False)
+class ExtremeEigenvalues(Result):
     """Smallest and largest eigenvalue of a kernel; unpacks to these two.
 
     Attributes
@@ -60,9 +63,26 @@ class ExtremeEigenvalues:
         """γ = λ_max / λ_min; infinite if λ_min is not resolved."""
         return self.lambda_max / self.lambda_min if self.resolved else math.inf
 
+    def tidy(self) -> pd.DataFrame:
+        """One row an eigenvalue: term (lambda_min, lambda_max), estimate, error (it lies within this)."""
+        return pd.DataFrame(
+            {"term": ["lambda_min", "lambda_max"], "estimate": list(self), "error": [self.error_min, self.error_max]}
+        )
 
-@dataclass(frozen=True, repr=False)
-class _Result(ABC):
+    def glance(self) -> pd.DataFrame:
+        """One row: both eigenvalues, condition, resolved, resolution, blocks."""
+        names = ("lambda_min", "lambda_max", "condition", "resolved", "resolution", "blocks")
+        return pd.DataFrame([{name: getattr(self, name) for name in names}])
+
+    def __repr__(self) -> str:
+        of = "a kernel" if self.blocks == 1 else f"a kernel of {self.blocks} blocks"
+        low, high = f"{self.lambda_min:.4g} (± {self.error_min:.1g})", f"{self.lambda_max:.4g} (± {self.error_max:.1g})"
+        end = f"condition {self.condition:.4g}" if self.resolved else f"below {self.resolution:.1g}: not resolved"
+        return f"Eigenvalues of {of}\n  least   {low}, {end}\n  largest {high}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Result(Result):
     """A Dataset with a printed form.
 
     Attributes
@@ -73,16 +93,13 @@ class _Result(ABC):
     data: xr.Dataset
     _title: ClassVar[str] = ""
 
-    def __repr__(self) -> str:
-        return self.summary()
-
     @abstractmethod
     def summary(self) -> str:
         """Text a reader can check the theorem by."""
 
     @abstractmethod
-    def glance(self) -> pd.DataFrame:
-        """One row per setting."""
+    def by_setting(self) -> pd.DataFrame:
+        """One row per setting that the theorem is checked at."""
 
     def _repr_html_(self) -> str:
         head = f"<h4>{html.escape(self._title)}</h4>"
@@ -167,6 +184,15 @@ class ConvergenceResult(_Result):
         return self.data[names].assign(bound=self.bound()).to_dataframe().reset_index()
 
     def glance(self) -> pd.DataFrame:
+        """One row: sizes, λ^s and λ^p, the rates ρ1 and ρ2; runs, and of these with a bound, within it, diverged."""
+        a, fill = self.data.attrs, self.rates().dropna(subset="fill")["fill"]
+        names = ("clients", "n", "features", "rounds", "local_steps", "lr", "lambda_s", "lambda_p", "rho1", "rho2")
+        diverged = self.data["diverged_at"]
+        row = {name: a[name] for name in names} | {"n_runs": diverged.size, "n_bounded": len(fill)}
+        row |= {"n_held": int((fill <= 1 + _ROUNDING).sum()), "n_diverged": int((diverged >= 0).sum())}
+        return pd.DataFrame([row])
+
+    def by_setting(self) -> pd.DataFrame:
         """One row per method and width.
 
         Columns: bound (theorem's factor per round), rate (observed, mean over replicates), std_error, worst, limit,
@@ -184,7 +210,7 @@ class ConvergenceResult(_Result):
         bounds = bounds.where((bounds >= 0) & (bounds < 1))
         table.insert(1, "bound", bounds.reindex(table.index.get_level_values("method")).to_numpy())
         table["looseness"] = np.log(table["rate"]) / np.log(table["bound"])
-        held = (table["fill"] <= 1 + 1e-9) & (table["diverged"] == 0)
+        held = (table["fill"] <= 1 + _ROUNDING) & (table["diverged"] == 0)
         table["held"] = held.astype(object).where(table["bound"].notna(), None)
         table["flipped"] = self._over_replicates(self.data["flipped"].max("round"), table.index)
         for part in ("shared", "personal"):
@@ -239,6 +265,12 @@ class ConvergenceResult(_Result):
             )  # fmt: skip
         return pd.DataFrame(rows)
 
+    def __repr__(self) -> str:
+        x = self.glance().iloc[0]
+        held = f"bound held in {x['n_held']:.0f} of {x['n_bounded']:.0f} runs that have one"
+        size = f"{x['clients']:.0f} clients, {x['n_runs']:.0f} runs of {x['rounds']:.0f} rounds"
+        return f"{self._title}, {size}\n  {held}; {x['n_diverged']:.0f} diverged"
+
     def summary(self) -> str:
         """Assumption, constants, bound, observation, verdict."""
         return convergence_report(self)
@@ -259,6 +291,18 @@ class GeneralizationResult(_Result):
     _title = "Theorem 2: generalisation of FedSplit"
 
     def glance(self) -> pd.DataFrame:
+        """One row: settings, those whose bound held and whose bound is vacuous; range of bound and test loss."""
+        each = self.by_setting()
+        row: dict[str, Any] = {
+            "n_settings": len(each),
+            "n_held": int(each["held"].sum()),
+            "n_vacuous": int(each["vacuous"].sum()),
+        }
+        for name in ("bound", "test"):
+            row |= {f"{name}_min": float(each[name].min()), f"{name}_max": float(each[name].max())}
+        return pd.DataFrame([row])
+
+    def by_setting(self) -> pd.DataFrame:
         """One row per setting.
 
         Columns: clients, n, lambda_min, complexity, confidence, bound, test and its std_error, train, test_limit, zero,
@@ -277,6 +321,12 @@ class GeneralizationResult(_Result):
     def tidy(self) -> pd.DataFrame:
         """One row per setting and replicate."""
         return self.data.to_dataframe().reset_index()
+
+    def __repr__(self) -> str:
+        x = self.glance().iloc[0]
+        n = f"{x['n_settings']:.0f}"
+        said = f"{x['n_settings'] - x['n_vacuous']:.0f}"
+        return f"{self._title}, {n} settings\n  bound held in {x['n_held']:.0f}; it says something (< 1) in {said}"
 
     def summary(self) -> str:
         """Bound and observation per setting, and where the bound says nothing."""

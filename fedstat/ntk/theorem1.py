@@ -101,7 +101,7 @@ def convergence(
     >>> import numpy as np
     >>> x = np.eye(6).reshape(2, 3, 6)
     >>> result = convergence(x, np.ones((2, 3)), widths=[64], rounds=20, replicates=2)
-    >>> result.glance()[["method", "held"]]
+    >>> result.by_setting()[["method", "held"]]
                method  held
     0        fedsplit  True
     1          fedavg  True

@@ -86,7 +86,7 @@ def generalization(
     >>> y = np.sign(x[..., 0])
     >>> split = ["train"] * 8 + ["test"] * 4
     >>> result = generalization(x, y, split=split, normalize=True, width=64, rounds=50, replicates=2)
-    >>> bool(result.glance().vacuous[0])
+    >>> bool(result.by_setting().vacuous[0])
     True
     """
     train, test = _parts(x, y, client, split, normalize)

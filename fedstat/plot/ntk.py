@@ -97,7 +97,7 @@ def freezing(result: ConvergenceResult, *, ax: Axes | None = None) -> Axes:
         "drift_personal": "max ‖H(t)ᵖ − H(0)ᵖ‖ / ‖H∞ᵖ‖",
         "flipped": "activation patterns flipped",
     }
-    _lines(result.glance().query("method == 'fedsplit'"), names, "width", ax=ax)
+    _lines(result.by_setting().query("method == 'fedsplit'"), names, "width", ax=ax)
     ax.set(xlabel="width m1 = m2", ylabel="relative change")
     return ax
 
@@ -123,7 +123,7 @@ def generalization(result: GeneralizationResult, *, x: str = "clients", ax: Axes
         "test_limit": "test loss, infinite width",
         "zero": "test loss of predicting 0",
     }
-    _lines(result.glance(), names, x, ax=ax)
+    _lines(result.by_setting(), names, x, ax=ax)
     ax.axhline(1, color="0.5", linestyle=":")
     ax.set(xlabel={"clients": "clients C", "n": "samples per client n"}[x], ylabel="min(|h − y|, 1)")
     return ax

@@ -1,6 +1,8 @@
 """Results that print themselves, turn into tables and never change."""
 
+from fedstat.results.comparison import ComparisonResult
 from fedstat.results.components import ComponentsResult, personal_from
+from fedstat.results.entropy import EntropyResult
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.icc import IccResult
 from fedstat.results.split import AgreementWarning, SplitResult
@@ -11,8 +13,10 @@ __all__ = [
     "Absolute",
     "AgreementWarning",
     "BootstrapResult",
+    "ComparisonResult",
     "ComponentsResult",
     "ConvergenceWarning",
+    "EntropyResult",
     "FactorResult",
     "IccResult",
     "NFactorsResult",

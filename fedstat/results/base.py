@@ -11,11 +11,28 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedstat.results import numbers
+
 WIDTH = 100
 
 
 class Result(ABC):
-    """Mixin of the frozen results; a class gives ``__repr__``, ``tidy`` (one row a term) and ``glance`` (one row)."""
+    """What all results have in common.
+
+    A result is frozen, and its fields are what was found. Of every one
+
+    - ``repr`` says in at most 100 columns what was found, and ``summary()`` tells more where there is more to tell;
+    - ``tidy()`` is a table with one row a term: a unit, a method, a rule, or a run and round;
+    - ``glance()`` is one row for the whole;
+    - ``to_dict()``, ``to_latex()`` and ``_repr_html_()`` are these two tables as plain values, LaTeX and HTML.
+
+    Where there is more to say of each unit or row than ``tidy`` does, ``augment()`` says it. A class gives
+    ``__repr__``, ``tidy`` and ``glance``; the rest follows.
+    """
+
+    @abstractmethod
+    def __repr__(self) -> str:
+        """What was found, in at most 100 columns."""
 
     @abstractmethod
     def tidy(self) -> pd.DataFrame:
@@ -24,6 +41,10 @@ class Result(ABC):
     @abstractmethod
     def glance(self) -> pd.DataFrame:
         """One row for the whole result."""
+
+    def summary(self) -> str:
+        """Text with all that is to be read; that of ``repr`` where there is no more."""
+        return repr(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, ready for JSON (NaN and inf as None): glance's row, tidy's columns."""
@@ -57,8 +78,8 @@ def listing(head: str, items: Iterable[str]) -> str:
 
 
 def number(x: float, digits: int = 3) -> str:
-    """Print a number, or a dash where it is undefined."""
-    return "-" if isinstance(x, float) and math.isnan(x) else f"{x:.{digits}f}"
+    """As :func:`fedstat.results.numbers.number`, with three digits and the hyphen of a terminal."""
+    return numbers.number(x, digits, none="-")
 
 
 def _plain(value: Any) -> Any:

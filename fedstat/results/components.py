@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat.results.base import Result, line, listing, number
+from fedstat.results.numbers import coefficient
 from fedstat.results.split import SplitResult
 from fedstat.stats.components import Components, split_by_test
 from fedstat.stats.icc import fdr as adjusted
@@ -334,7 +335,7 @@ class ComponentsResult(Result):
     def __repr__(self) -> str:
         x, known = self.glance().iloc[0], self.personal
         order = np.argsort(-known, kind="stable")[: int((~np.isnan(known)).sum())]
-        named = [f"{self.units[j]} {round(known[j], 2) + 0.0:.2f}" for j in order]  # no negative zero
+        named = [f"{self.units[j]} {coefficient(known[j])}" for j in order]
         share, low, high = (number(float(x[f"layer_{name}"]), 2) for name in ("personal", "low", "high"))
         halves = "halves" if self.n_replicates == 2 else f"{self.n_replicates} parts"
         by = "restricted maximum likelihood" if self.method == "reml" else "method of moments"

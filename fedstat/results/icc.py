@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat.results.base import Result, line, listing, number
+from fedstat.results.numbers import coefficient
 from fedstat.results.split import SplitResult
 from fedstat.stats import split as _split
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
@@ -213,7 +214,7 @@ class IccResult(Result):
         x, icc = self.glance().iloc[0], self.agreement
         of = "changes from the start" if self.of_change else "weights"
         order = np.argsort(-icc, kind="stable")[: int((~np.isnan(icc)).sum())]
-        named = [f"{self.units[j]} {round(icc[j], 2) + 0.0:.2f}" for j in order]  # no negative zero
+        named = [f"{self.units[j]} {coefficient(icc[j])}" for j in order]
         layer = [number(float(x[f"layer_{name}"]), 2) for name in ("icc", "low", "high")]
         found = f"median {number(float(x['icc_median']), 2)}, {self._above_0} above 0 at a false discovery rate of"
         lines = [

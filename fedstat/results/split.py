@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fedstat.results.base import Result, line, listing, number
+from fedstat.results.base import Result, line, listing
+from fedstat.results.numbers import coefficient
 from fedstat.stats import split as _split
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class SplitResult(Result):
         lines = [head, f"  tau {self.tau}: {self.fit.statistic_name} {above} {self.threshold:.4g} is shared"]
         if np.isfinite(self.threshold):
             lines.append(listing("  nearest to the threshold:", close))
-        median = {name: number(round(self.median_icc(name), 2) + 0.0, 2) for name in ("shared", "personal")}
+        median = {name: coefficient(self.median_icc(name)) for name in ("shared", "personal")}
         if known := [f"{value} on {name} units" for name, value in median.items() if value != "-"]:
             end = "; LESS on the shared" if self.contradicted else ""
             lines.append(f"  do clients agree? median ICC2 {', '.join(known)}{end}")

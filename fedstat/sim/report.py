@@ -11,8 +11,8 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 from scipy import stats
-from sklearn.metrics import adjusted_rand_score
 
+from fedstat.results.numbers import interval, number
 from fedstat.stats import split
 
 LAST = 5
@@ -104,7 +104,7 @@ def report(run: xr.DataTree) -> str:
         ]
         lines += [_line(row) for row in block.to_dict("records")]
         first = block.iloc[0]
-        lines.append(f"oracle split: AUC {_number(first['auc'], 3)}, adjusted Rand index {_number(first['ari'], 3)}")
+        lines.append(f"oracle split: AUC {number(first['auc'], 3)}, adjusted Rand index {number(first['ari'], 3)}")
         if (block["replicates"] < n).any():
             lines.append(f"not complete: {int(block['replicates'].min())} to {int(block['replicates'].max())} of {n}")
         parts.append("\n".join(lines))
@@ -117,17 +117,11 @@ def report(run: xr.DataTree) -> str:
 
 
 def _line(row: Any) -> str:
-    mean = f"{_number(row['accuracy'], 4)} ± {_number(row['std_error'], 4)}"
+    mean = f"{number(row['accuracy'], 4)} ± {number(row['std_error'], 4)}"
     difference = "–"
     if row["method"] != "true" and math.isfinite(row["difference"]):
-        difference = f"{row['difference']:+.4f}"
-        if math.isfinite(row["difference_low"]):
-            difference += f" [{row['difference_low']:+.4f}, {row['difference_high']:+.4f}]"
-    return f"{row['method']:<16} {mean:<18} {difference:<34} {_number(row['stable'], 3):>6}"
-
-
-def _number(x: float, digits: int) -> str:
-    return f"{x:.{digits}f}" if math.isfinite(x) else "–"
+        difference = interval(row["difference"], row["difference_low"], row["difference_high"])
+    return f"{row['method']:<16} {mean:<18} {difference:<34} {number(row['stable'], 3):>6}"
 
 
 def _complete(run: xr.DataTree) -> xr.DataArray:
@@ -165,5 +159,5 @@ def _oracle(run: xr.DataTree, here: dict[str, float]) -> dict[str, float]:
     found = split.shared(nu, tau=1 - share)
     return {
         "auc": float(np.mean(split.auc(nu, truth))),
-        "ari": float(np.mean([adjusted_rand_score(truth, flags) for flags in found])),
+        "ari": float(split.adjusted_rand(found, truth).mean()),
     }

@@ -1,4 +1,7 @@
-"""Tables with one value per method and block: what must hold before they are compared."""
+"""Tables with one value per method and block: what must hold before they are compared.
+
+Tables in and out, no arrays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a difference and its interval allow to be said, and whether two orders go together: rules, in words."""
+"""What a difference and its interval allow to be said, and whether two orders go together: rules, in words.
+
+Numbers and sequences of them in, numbers and words out.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Methods that start from one seed see the same data, partition and initial weights, so accuracies of one seed go
 together: the seed is a block, and only differences within seeds say how methods compare.
+
+Tables in and out, no arrays.
 """
 
 from __future__ import annotations

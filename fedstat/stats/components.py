@@ -6,6 +6,7 @@ replicate r and weight i of a unit
     w_cri = m_i + x_c' γ_i + b_ci + e_cri,    Var b_ci = σ_b² (the client's own),    Var e_cri = σ_cr² (noise),
 
 with an optional covariate x_c of clients. NumPy arrays or torch tensors; sums in float64, a block of weights at a time.
+What :func:`components` makes of the sums, a number a unit, are NumPy arrays, on the host.
 """
 
 from __future__ import annotations

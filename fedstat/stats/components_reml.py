@@ -2,6 +2,8 @@
 
 The model is that of :mod:`fedstat.stats.components` with normal e_cri of variance ω / size_cr. Weights with their own
 fixed effects are replicates of one likelihood, so that the clients' Gram matrix and the sums within them say all.
+
+Weights may be NumPy arrays or torch tensors; the Gram matrix and all that follows are NumPy arrays, on the host.
 """
 
 from __future__ import annotations

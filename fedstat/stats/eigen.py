@@ -1,4 +1,7 @@
-"""Leading eigenpairs of symmetric matrices, warm-started where that is cheaper than the whole decomposition."""
+"""Leading eigenpairs of symmetric matrices, warm-started where that is cheaper than the whole decomposition.
+
+NumPy or torch, the same out; in float64, but for :func:`full` and :func:`with_diagonal`, which keep the dtype.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,7 @@ def leading(xp: Any, a: Array, g: int, *, guess: Array | None = None, accuracy: 
     values : array (..., k), vectors : array (..., unit, k)
         k >= g, falling; only the first g are exact.
     """
+    a = xp.astype(a, xp.float64, copy=False)
     k = min(g + _GUARD, a.shape[-1])
     if guess is None or guess.shape[-1] < k:
         # Any fixed block of full rank will do; a private stream keeps repeated calls identical.

@@ -1,7 +1,8 @@
 """Do clients agree on a unit's weights? Intraclass correlations from sums over clients.
 
 Targets are a unit's weights, raters are the clients: a two-way layout with one value a cell, complete by construction.
-NumPy arrays or torch tensors; sums in float64. The F distributions are SciPy's, on the host.
+NumPy arrays or torch tensors; sums and mean squares are of the same kind, in float64. The F distributions are SciPy's,
+so that coefficients, agreement and adjusted p-values are NumPy arrays, on the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How sure is agreement between clients? Intraclass correlations of clients drawn with replacement."""
+"""How sure is agreement between clients? Intraclass correlations of clients drawn with replacement.
+
+Weights may be NumPy arrays or torch tensors; the coefficients are NumPy arrays, on the host.
+"""
 
 from __future__ import annotations
 

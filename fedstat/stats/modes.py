@@ -1,4 +1,7 @@
-"""How many peaks a sample has: Silverman's test of its density, and one normal against a mixture of two."""
+"""How many peaks a sample has: Silverman's test of its density, and one normal against a mixture of two.
+
+The sample may be an array or a tensor on the host; NumPy arrays come out.
+"""
 
 from __future__ import annotations
 

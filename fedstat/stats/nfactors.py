@@ -1,4 +1,7 @@
-"""How many factors: the κ rule, Kaiser, parallel analysis, Velicer's MAP and the scree, side by side."""
+"""How many factors: the κ rule, Kaiser, parallel analysis, Velicer's MAP and the scree, side by side.
+
+NumPy in, NumPy out: one correlation matrix or its eigenvalues.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A difference of two methods over S seeds has S − 1 degrees of freedom of its own, one with two seeds; the residuals of
 M methods together have (M − 1)(S − 1).
+
+A table in and out, no arrays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Sizes far from 1: a power of two brings them to where squares neither overflow nor vanish, and no digit changes."""
+"""Sizes far from 1: a power of two brings them to where squares neither overflow nor vanish, and no digit changes.
+
+NumPy or torch, the same out; :func:`largest` keeps the dtype, the others are float64.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,9 @@ import pandas as pd
 
 from fedstat import _check, _cli
 from fedstat._settings import read_toml
+from fedstat.results.numbers import interval as interval
+from fedstat.results.numbers import number as number
+from fedstat.results.numbers import plus_minus as plus_minus
 from fedstat.study import rules, summary
 from fedstat.study.summary import Grid
 
@@ -198,7 +200,7 @@ def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
 
     Examples
     --------
-    >>> run = {"method": "random", "layers": "fc1", "kappa": math.nan, "tau": 0.5}
+    >>> run = {"method": "random", "layers": "fc1", "kappa": float("nan"), "tau": 0.5}
     >>> design(run, ["layers", "kappa", "tau"])
     'random split, Λ = fc1, τ = 0.5'
     """
@@ -285,37 +287,6 @@ def scale(config: Mapping[str, Any]) -> str:
         "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
     }  # fmt: skip
     return ", ".join(form.format(config[key]) for key, form in parts.items() if config.get(key) is not None)
-
-
-def plus_minus(mean: float, error: float, digits: int = 4) -> str:
-    """Mean ± standard error; the mean alone where there is no error.
-
-    Examples
-    --------
-    >>> plus_minus(0.5, 0.0123, 3), plus_minus(0.5, math.nan), plus_minus(math.nan, math.nan)
-    ('0.500 ± 0.012', '0.5000', '–')
-    """
-    text = number(mean, digits)
-    return f"{text} ± {error:.{digits}f}" if math.isfinite(error) and math.isfinite(mean) else text
-
-
-def interval(middle: float, low: float, high: float, digits: int = 4) -> str:
-    """Signed estimate with its interval.
-
-    Examples
-    --------
-    >>> interval(0.01, -0.02, 0.04), interval(0.01, math.nan, math.nan)
-    ('+0.0100 [-0.0200, +0.0400]', '+0.0100')
-    """
-    if not math.isfinite(middle):
-        return "–"
-    around = f" [{low:+.{digits}f}, {high:+.{digits}f}]" if math.isfinite(low) else ""
-    return f"{middle:+.{digits}f}{around}"
-
-
-def number(x: float | None, digits: int = 4) -> str:
-    """Print a number, or a dash where there is none."""
-    return "–" if x is None or not math.isfinite(x) else f"{x:.{digits}f}"
 
 
 def _same(x: Any, value: str) -> bool:

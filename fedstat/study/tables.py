@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedstat.results.numbers import p_value
 from fedstat.stats import compare, pooled
 from fedstat.store import open_run
 from fedstat.study import rules, show, summary
@@ -22,6 +23,8 @@ NEW_RULES = {
     "lg-fedavg": ("ensemble",), "fedem": ("local_train",), "fedrep": ("local_train",), "local": ("ensemble",),
 }  # fmt: skip
 """How new clients predict by a method's own proposal (FedFac §5.2); the others, FedFac first, are shown both ways."""
+
+p_text = p_value
 
 SE = "±: standard error over seeds"
 TOGETHER = "[95 %] and p: for all rows of a block together (Dunnett), with one residual variance of all within seeds"
@@ -269,13 +272,7 @@ def claim(difference: float, low: float, high: float, df: float) -> str:
 def _ratio(r: Mapping[Any, Any]) -> str:
     if np.isfinite(r["ratio"]) and r["pooled_df"] < pooled.LEAST_DF:
         return f"{number(r['ratio'], 3)} (too few seeds)"
-    around = f" [{r['ratio_low']:.3f}, {r['ratio_high']:.3f}]" if np.isfinite(r["ratio_low"]) else ""
-    return number(r["ratio"], 3) + around
-
-
-def p_text(p: float) -> str:
-    """Print a p-value."""
-    return "–" if not np.isfinite(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"
+    return interval(r["ratio"], r["ratio_low"], r["ratio_high"], 3, sign=False)
 
 
 def _settings(grid: Grid) -> list[str]:

@@ -281,9 +281,9 @@ def test_labelled_entropy_takes_one_coordinate_arrays_and_tensors():
     labelled = xr.DataArray(x, dims=("client", "unit"))
     one = fedstat.knn_entropy(labelled.expand_dims("axis", axis=1), feature_dim="axis")
     np.testing.assert_array_equal(one["entropy"], fedstat.knn_entropy(labelled)["entropy"])
-    np.testing.assert_array_equal(fedstat.knn_entropy(x).estimate, one["entropy"])
+    np.testing.assert_array_equal(fedstat.knn_entropy(x).entropy, one["entropy"])
     torch.testing.assert_close(
-        fedstat.knn_entropy(torch.from_numpy(x)).estimate, torch.from_numpy(one["entropy"].values)
+        fedstat.knn_entropy(torch.from_numpy(x)).entropy, torch.from_numpy(one["entropy"].values)
     )
 
 

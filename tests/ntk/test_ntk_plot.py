@@ -42,7 +42,7 @@ def test_freezing_draws_five_measures_by_width(first):
     ax = plot.freezing(first)
     assert len(ax.get_legend().get_texts()) == 5
     assert [t.get_text() for t in ax.get_xticklabels()] == ["8", "16"]
-    glance = first.glance().query("method == 'fedsplit'")
+    glance = first.by_setting().query("method == 'fedsplit'")
     np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), glance["gap_shared"])
 
 
@@ -53,7 +53,7 @@ def test_generalization_draws_bound_and_observation(second):
     ax = plot.generalization(second, ax=given)
     assert ax is given
     np.testing.assert_allclose(ax.get_lines()[0].get_xdata(), [1, 2, 4])
-    np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), second.glance()["bound"])
+    np.testing.assert_allclose(ax.get_lines()[0].get_ydata(), second.by_setting()["bound"])
 
 
 @pytest.mark.slow

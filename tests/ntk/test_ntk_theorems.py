@@ -62,7 +62,7 @@ def test_training_approaches_its_infinite_width_limit_and_the_kernels_freeze():
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 def test_bound_holds_in_every_replicate_under_both_reductions(reduction):
     result = small(widths=[256], rounds=60, replicates=4, reduction=reduction)
-    glance = result.glance()
+    glance = result.by_setting()
     assert glance["held"].tolist() == [True] * 3
     assert (glance["fill"] < 1).all()
     assert (glance["looseness"] > 1).all()
@@ -79,7 +79,7 @@ def test_a_bound_that_fails_is_reported_as_failed():
     result = small()
     q = xr.full_like(result.data["contraction"], 0.01)
     wrong = ConvergenceResult(result.data.assign(contraction=q))
-    assert wrong.glance()["held"].tolist() == [False] * 3
+    assert wrong.by_setting()["held"].tolist() == [False] * 3
     assert "did NOT hold in 0 of 2 runs" in wrong.summary()
 
 
@@ -118,7 +118,7 @@ def test_divergence_is_said_at_its_round_and_the_run_kept():
         assert np.isfinite(loss[:t]).all()
         assert not loss[t] <= 1e4 * loss[0]
         assert np.isnan(loss[t + 1 :]).all()
-    assert result.glance()["held"].isna().all()  # a negative contraction is no bound
+    assert result.by_setting()["held"].isna().all()  # a negative contraction is no bound
     assert "run(s) diverged" in result.summary()
 
 
@@ -133,7 +133,7 @@ def test_parallel_samples_are_named_and_give_no_rate():
     a = result.data.attrs
     expected = 1 - a["rho2"] * a["lambda_p"] / 2  # the pair is in two clients: H^p is regular
     assert result.data["contraction"].values[0] == pytest.approx(expected)
-    assert result.glance().loc[1, "held"] is None  # FedAvg: no rate at all
+    assert result.by_setting().loc[1, "held"] is None  # FedAvg: no rate at all
     assert "VIOLATED: 1 parallel" in result.summary()
 
 
@@ -154,7 +154,7 @@ def test_smallest_settings_work(shape):
     if shape[1] == 1:
         assert a["lambda_p"] == pytest.approx(0.5)
     assert np.isnan(result.faster()["conf_low"]).all()
-    assert result.glance()["held"].all()
+    assert result.by_setting()["held"].all()
 
 
 def test_unequal_clients_use_the_largest_for_the_bound():
@@ -162,7 +162,7 @@ def test_unequal_clients_use_the_largest_for_the_bound():
     result = convergence(x, y, client, widths=[64], rounds=20, replicates=2, reduction="mean")
     a = result.data.attrs
     assert (a["n"], a["n_min"], a["divisor"]) == (5, 2, 5.0)
-    assert result.glance()["held"].all()
+    assert result.by_setting()["held"].all()
 
 
 def test_theorem_step_is_its_formula():
@@ -170,12 +170,12 @@ def test_theorem_step_is_its_formula():
     a = result.data.attrs
     gammas = a["lambda_s_max"] / a["lambda_s"] * a["lambda_p_max"] / a["lambda_p"]
     assert a["lr"] == pytest.approx((a["lambda_s"] + a["lambda_p"]) / (gammas * 2 * 12**2))
-    assert result.glance()["held"].all()
+    assert result.by_setting()["held"].all()
 
 
 def test_dynamic_has_no_bound_and_runs_at_the_smallest_width_only():
     result = small(widths=[16, 32], methods=["fedsplit", "dynamic"], rounds=6)
-    glance = result.glance().set_index(["method", "width"])
+    glance = result.by_setting().set_index(["method", "width"])
     assert ("dynamic", 32) not in glance.index
     assert glance.loc[("dynamic", 16), "held"] is None
     assert 0 < glance.loc[("dynamic", 16), "rate"] < 1
@@ -254,7 +254,7 @@ def test_results_survive_a_store(tmp_path):
         back = type(result).from_datatree(xr.open_datatree(path, engine="zarr", consolidated=False))
         assert back.summary() == result.summary()
         assert "<pre>" in back._repr_html_()
-        assert repr(back) == back.summary()
+        assert repr(back) == repr(result)
     with pytest.raises(ValueError, match="must hold a GeneralizationResult, but got 'ConvergenceResult'"):
         GeneralizationResult.from_datatree(first.to_datatree())
 
@@ -288,13 +288,13 @@ def test_confidence_is_its_formula():
 def test_generalization_recuts_clients_at_constant_n_and_grows_n():
     data = datasets.gaussian(clients=4, n=6, d=5, n_test=6)
     common = {"width": 16, "rounds": 5, "replicates": 2}
-    by_clients = generalization(data, clients=[1, 2, 8], **common).glance()
+    by_clients = generalization(data, clients=[1, 2, 8], **common).by_setting()
     assert by_clients["clients"].tolist() == [1, 2, 8]
     assert (by_clients["clients"] * by_clients["n"] == 24).all()
     assert by_clients["complexity"].is_monotonic_increasing
-    by_n = generalization(data, samples=[2, 6], **common).glance()
+    by_n = generalization(data, samples=[2, 6], **common).by_setting()
     assert by_n["n"].tolist() == [2, 6]
-    same = generalization(data, **common).glance()
+    same = generalization(data, **common).by_setting()
     assert same["complexity"][0] == pytest.approx(by_n["complexity"][1])
 
 
@@ -337,7 +337,7 @@ def test_bound_is_informative_where_n_is_large_and_labels_are_easy():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TheoryWarning)
         result = generalization(x, np.ones((1, 240)), split=split, normalize=True, width=64, rounds=20, replicates=1)
-    row = result.glance().iloc[0]
+    row = result.by_setting().iloc[0]
     assert not row["vacuous"]
     assert row["held"]
     assert "(< 1) in 1 of 1" in result.summary()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,28 @@ import pytest
 import scipy.sparse
 import torch
 import xarray as xr
+from array_api_compat import array_namespace, is_torch_array
 from layers import weights
 
 import fedstat.labelled as fs
-from fedstat.stats import entropy, modes
+from fedstat.stats import (
+    bootstrap,
+    components,
+    components_reml,
+    eigen,
+    entropy,
+    extreme_eigenvalues,
+    factor,
+    icc,
+    icc_bootstrap,
+    indices,
+    kernel,
+    modes,
+    moments,
+    nfactors,
+    scale,
+    split,
+)  # fmt: skip
 
 W = weights()
 Z = fs.layer_matrix(W)
@@ -81,3 +100,97 @@ def test_real_numbers_of_any_precision_are_taken(dtype: str) -> None:
     w = np.round(10 * np.abs(W)).astype(dtype)
     expected = fs.split(w.astype(np.float64), n_factors=2).communality
     np.testing.assert_array_equal(fs.split(w, n_factors=2).communality, expected)
+
+
+R = np.corrcoef(Z, rowvar=False)
+NU = np.linspace(0.1, 0.9, 8)
+UNIT = W[0] / (1.1 * np.linalg.norm(W[0], axis=1, keepdims=True))
+HALVES = np.stack([W, W[::-1]], axis=1)
+
+
+def of_clients(w: Any) -> moments.Moments:
+    """Moments of each client, stacked."""
+    each = [moments.moments(one.T) for one in w]
+    xp = array_namespace(w)
+    return moments.Moments(*(xp.stack([xp.asarray(x) for x in field]) for field in zip(*each, strict=True)))
+
+
+# What gives arrays of the kind it takes, in float64.
+KEPT: dict[str, tuple[Any, np.ndarray]] = {
+    "moments.moments": (moments.moments, Z),
+    "moments.scaled_moments": (moments.scaled_moments, Z),
+    "moments.rescaled": (lambda z: moments.rescaled(*moments.scaled_moments(z)), Z),
+    "moments.correlation": (lambda z: moments.correlation(moments.moments(z)), Z),
+    "scale.power": (lambda z: scale.power(scale.exponent(scale.largest(z, 0))), Z),
+    "eigen.leading": (lambda r: eigen.leading(array_namespace(r), r, 2), R),
+    "factor.fit": (lambda r: factor.fit(r, n_factors=2), R),
+    "factor.fit, minres": (lambda r: factor.fit(r, n_factors=2, method="minres"), R),
+    "factor.starts": (lambda r: factor.starts(r, 1, seed=0, n_factors=2)[0], R),
+    "split.threshold": (lambda nu: split.threshold(nu, 0.5), NU),
+    "split.shared": (lambda nu: split.shared(nu, tau=0.5), NU),
+    "split.auc": (lambda nu: split.auc(nu, nu > 0.4), NU),
+    "split.same_state": (lambda nu: split.same_state(nu > 0.4, nu > 0.6), NU),
+    "split.adjusted_rand": (lambda nu: split.adjusted_rand(nu > 0.4, nu > 0.6), NU),
+    "split.iteration_stability": (lambda r: split.iteration_stability(r, max_iter=(5,)), R),
+    "bootstrap.bootstrap": (lambda w: bootstrap.bootstrap(of_clients(w), replicates=2, n_factors=2), W),
+    "bootstrap.permutation": (lambda w: bootstrap.permutation(of_clients(w), replicates=2, n_factors=2), W),
+    "entropy.knn_entropy": (entropy.knn_entropy, Z),
+    "icc.sums": (icc.sums, W),
+    "icc.mean_squares": (lambda w: icc.mean_squares(icc.sums(w)), W),
+    "icc.layer_mean_squares": (lambda w: icc.layer_mean_squares(icc.sums(w)), W),
+    "kernel.kernel": (kernel.kernel, UNIT),
+    "kernel.gram": (lambda x: kernel.gram(x, x, x), UNIT),
+    "kernel.shared_gram": (lambda x: kernel.shared_gram(x, x, x), UNIT),
+    "extreme_eigenvalues": (extreme_eigenvalues.extreme_eigenvalues, R),
+}  # fmt: skip
+# What takes tensors, too, and gives NumPy arrays, as its module says.
+ON_HOST: dict[str, tuple[Any, np.ndarray]] = {
+    "icc.coefficients": (lambda w: icc.coefficients(icc.mean_squares(icc.sums(w))), W),
+    "icc.agreement": (lambda w: icc.agreement(icc.sums(w)), W),
+    "icc_bootstrap.bootstrap": (lambda w: icc_bootstrap.bootstrap(w, None, replicates=2, seed=0), W),
+    "components.components": (lambda w: components.components(components.parts(w)), HALVES),
+    "components_reml.gram": (components_reml.gram, HALVES),
+    "components_reml.reml": (components_reml.reml, HALVES),
+    "modes.peaks": (lambda x: modes.peaks(x, 1), Z[:, 0]),
+    "modes.mixture": (lambda x: modes.mixture(x, draws=1), Z[:, 0]),
+}
+# What takes NumPy arrays alone, as its module says.
+NUMPY: dict[str, tuple[Any, np.ndarray]] = {
+    "indices.kmo": (indices.kmo, R),
+    "indices.fit_indices": (lambda r: indices.fit_indices(r, r / 2, 2, 60), R),
+    "nfactors.compare": (lambda r: nfactors.compare(r, 60, kappa=0.8, draws=2, quantile=0.9, seed=0), R),
+    "nfactors.minimum_average_partial": (nfactors.minimum_average_partial, R),
+}
+
+
+def arrays(found: Any) -> Iterator[Any]:
+    if is_torch_array(found) or isinstance(found, np.ndarray | np.generic):
+        yield found
+    elif isinstance(found, dict):
+        yield from arrays(tuple(found.values()))
+    elif isinstance(found, tuple | list):
+        for part in found:
+            yield from arrays(part)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", [*KEPT, *ON_HOST, *NUMPY])
+def test_statistics_give_the_kind_of_array_that_they_say(name: str, dtype: type) -> None:
+    call, data = (KEPT | ON_HOST | NUMPY)[name]
+    data = data.astype(dtype)
+    plain = list(arrays(call(data)))
+    assert all(isinstance(x, np.ndarray | np.generic) for x in plain)
+    if name in NUMPY:
+        return
+    found = list(arrays(call(torch.asarray(data))))
+    assert all(is_torch_array(x) == (name in KEPT) for x in found)
+    floats = [x for x in found if "float" in str(x.dtype)]
+    assert {str(x.dtype).removeprefix("torch.") for x in floats} <= {"float64"}
+    if name in KEPT:
+        for x, y in zip(floats, (x for x in plain if "float" in str(x.dtype)), strict=True):
+            np.testing.assert_allclose(np.abs(x.numpy()), np.abs(y), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("module", [icc, icc_bootstrap, components, components_reml, modes, indices, nfactors])
+def test_modules_that_leave_the_kind_of_their_input_say_so(module: Any) -> None:
+    assert "NumPy" in module.__doc__

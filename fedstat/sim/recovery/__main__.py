@@ -9,11 +9,11 @@ import textwrap
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import xarray as xr
 
 from fedstat import _cli, store
+from fedstat.results.numbers import plus_minus
 from fedstat.sim.model8 import SOURCE
 from fedstat.sim.recovery import DEFAULT, KAPPA, draw, recover, spectrum, tidy
 
@@ -119,7 +119,7 @@ def _table(block: pd.DataFrame) -> str:
 
 def _cell(auc: float, se: float, converged: float) -> str:
     mark = " " if converged == 1 else "*"
-    return f"{auc:.3f}{mark}" if np.isnan(se) else f"{auc:.3f} ± {se:.3f}{mark}"
+    return plus_minus(auc, se, 3) + mark
 
 
 def _findings(block: pd.DataFrame) -> str:

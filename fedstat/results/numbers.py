@@ -1,0 +1,68 @@
+"""How numbers are printed: the one place for a number, with its error, with its interval, and for a p-value."""
+
+from __future__ import annotations
+
+import math
+
+NONE = "–"
+"""What stands for a number that there is not."""
+
+
+def number(x: float | None, digits: int = 4, *, none: str = NONE) -> str:
+    """Print a number, or a dash where there is none.
+
+    Examples
+    --------
+    >>> number(0.5), number(None), number(math.nan, none="-"), number(-math.inf, 2)
+    ('0.5000', '–', '-', '-inf')
+    """
+    return none if x is None or math.isnan(x) else f"{x:.{digits}f}"
+
+
+def coefficient(x: float, digits: int = 2, *, none: str = "-") -> str:
+    """Print a number as :func:`number` does, and what rounds to 0 without a sign.
+
+    Examples
+    --------
+    >>> coefficient(-0.001), number(-0.001, 2)
+    ('0.00', '-0.00')
+    """
+    return number(round(x, digits) + 0.0, digits, none=none)
+
+
+def plus_minus(mean: float, error: float, digits: int = 4) -> str:
+    """Mean ± standard error; the mean alone where there is no error.
+
+    Examples
+    --------
+    >>> plus_minus(0.5, 0.0123, 3), plus_minus(0.5, math.nan), plus_minus(math.nan, math.nan)
+    ('0.500 ± 0.012', '0.5000', '–')
+    """
+    text = number(mean, digits)
+    return f"{text} ± {error:.{digits}f}" if math.isfinite(error) and math.isfinite(mean) else text
+
+
+def interval(middle: float, low: float, high: float, digits: int = 4, *, sign: bool = True) -> str:
+    """Estimate with its interval, signed unless told otherwise; the estimate alone where there is no interval.
+
+    Examples
+    --------
+    >>> interval(0.01, -0.02, 0.04), interval(0.01, math.nan, math.nan), interval(0.5, 0.4, 0.6, 2, sign=False)
+    ('+0.0100 [-0.0200, +0.0400]', '+0.0100', '0.50 [0.40, 0.60]')
+    """
+    if not math.isfinite(middle):
+        return NONE
+    form = f"{'+' if sign else ''}.{digits}f"
+    around = f" [{low:{form}}, {high:{form}}]" if math.isfinite(low) else ""
+    return f"{middle:{form}}{around}"
+
+
+def p_value(p: float) -> str:
+    """Print a p-value to four places.
+
+    Examples
+    --------
+    >>> p_value(0.01234), p_value(1e-6), p_value(math.nan)
+    ('0.0123', '<0.0001', '–')
+    """
+    return NONE if not math.isfinite(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"
