@@ -195,8 +195,8 @@ class Algorithm(NamedTuple):
         Local training that turns what a client has downloaded into the model it predicts with; forgotten after.
     choice : Choice, optional
         How far clients follow their fine-tuning, or which of several.
-    loss : callable (Loss) -> Loss, optional
-        The loss of the wrapped network.
+    loss : callable (Loss, Net) -> Loss, optional
+        The loss of the wrapped network, from that of plain outputs and this network.
     keeps : callable (Net) -> sequence of str, optional
         Parameters of which ``reshare`` may ever make an entry personal, so that clients' own copies are kept; without
         it, or with ``mix``, all are. Where there is neither, the entries that are personal at the start are kept.
@@ -213,7 +213,7 @@ class Algorithm(NamedTuple):
     wrap: Callable[[Net], Net] | None = None
     mix: Callable[[Uploads], Tensor] | None = None
     finetune: tuple[Phase, ...] = ()
-    loss: Callable[[Loss], Loss] | None = None
+    loss: Callable[[Loss, Net], Loss] | None = None
     keeps: Callable[[Net], Sequence[str]] | None = None
     uploads: Callable[[Net, Sharing], Mask] | None = None
     choice: Choice | None = None

@@ -13,7 +13,7 @@ from fedstat.fl import batches
 from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.job import Job, State, each_chunk, personal
 from fedstat.fl.losses import Loss
-from fedstat.fl.nets import Gradient, Params
+from fedstat.fl.nets import Gradient, Params, in_training
 from fedstat.fl.optim import Optimizer
 
 
@@ -166,13 +166,14 @@ def _accumulate(
 ) -> None:
     """Into ← beta·into + alpha·∂loss, by the network's own derivative or by autograd."""
     net = job.net
+    given = in_training(net, weight > 0)
     if net.accumulate and job.precision != "bfloat16":
-        net.accumulate(params, x, gradient, into, beta, alpha)
+        net.accumulate(params, x, gradient, into, beta, alpha, **given)
         return
     # .data, not detach(): chunks are views of one tensor, and another thread's step is no change here.
     leaves = {name: p.data.requires_grad_(name in into) for name, p in params.items()}
     with torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
-        out = net.apply(leaves, x, weight > 0) if net.buffers else net.apply(leaves, x)
+        out = net.apply(leaves, x, **given)
     grads = torch.autograd.grad(out, [leaves[name] for name in into], gradient(out.detach().float().clone()).to(out))
     for total, grad in zip(into.values(), grads, strict=True):
         total.mul_(beta).add_(grad, alpha=alpha)

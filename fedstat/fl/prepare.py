@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import batches, choice, halves, losses
+from fedstat.fl import batches, choice, halves, losses, nets
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Precision, Probe, device_named
@@ -67,7 +67,7 @@ def prepare(
     except RuntimeError as error:
         shape = tuple(train_rows.x.shape[1:])
         raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
-    outputs = list(net.shapes.values())[-1][0]
+    outputs = nets.n_outputs(net)
     for name, rows in {"train": train_rows, "test": test_rows, "validation": validation}.items():
         if rows is not None:
             require_classes(rows, outputs, name)
@@ -82,12 +82,13 @@ def prepare(
     if probe is not None:
         _check.choice("probe", probe, ("halves",))
     loss = losses.for_outputs(outputs)
+    net = nets.require(algorithm.wrap(net) if algorithm.wrap else net)
     job = Job(
         train_rows,
         test_rows,
-        algorithm.wrap(net) if algorithm.wrap else net,
+        net,
         algorithm,
-        algorithm.loss(loss) if algorithm.loss else loss,
+        algorithm.loss(loss, net) if algorithm.loss else loss,
         optimizer,
         participation=participation,
         local_epochs=_check.integer("local_epochs", local_epochs),

@@ -208,7 +208,7 @@ def write_weights(writer: Writer, job: Job, state: State, checkpoint: int, layer
     few = _clients_at_once(job)
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
-        for name, p in personal(job, state, clients).items():
+        for name, p in nets.whole(job.net, personal(job, state, clients)).items():
             if nets.layer_of(name) in layers:
                 flat = p.flatten(2) if p.ndim > 2 else p
                 where = (checkpoint, slice(low, low + len(clients)))
@@ -224,7 +224,7 @@ def _weights_layout(job: Job, checkpoints: Sequence[int], layers: Sequence[str])
     """Groups ``weights/<layer>`` of a run."""
     groups = {}
     for layer in layers:
-        shapes = {variable(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
+        shapes = {variable(n): s for n, s in nets.base_of(job.net).shapes.items() if nets.layer_of(n) == layer}
         wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
         # An LSTM's bias has four numbers a unit: a dim of its own beside that of the weights.
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}

@@ -205,7 +205,7 @@ def train(
     for one in plan.readouts.values():
         choice.require(one)
     for rows in plan.new or ():
-        require_classes(rows, list(net.shapes.values())[-1][0], "new clients'")
+        require_classes(rows, nets.n_outputs(net), "new clients'")
         if rows.x.shape[1:] != job.train.x.shape[1:]:
             theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
             raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")

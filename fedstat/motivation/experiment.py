@@ -245,7 +245,7 @@ def _net(settings: Settings, images: xr.Dataset) -> Net:
 
 def _job(settings: Settings, net: Net, rows: Rows, client_chunk: int | None, threads: int | None) -> engine.Job:
     return engine.Job(
-        rows, rows, net, algorithms.local(), losses.for_outputs(list(net.shapes.values())[-1][0]),
+        rows, rows, net, algorithms.local(), losses.for_outputs(nets.n_outputs(net)),
         optim.adam(settings.lr), local_epochs=settings.local_epochs, batch_size=settings.batch_size,
         seed=settings.seed, client_chunk=None if client_chunk is None else _check.integer("client_chunk", client_chunk),
         threads=os.cpu_count() or 1 if threads is None else _check.integer("threads", threads),
