@@ -166,7 +166,7 @@ def _accumulate(
 ) -> None:
     """Into ← beta·into + alpha·∂loss, by the network's own derivative or by autograd."""
     net = job.net
-    given = in_training(net, weight > 0)
+    given = in_training(net, weight)
     if net.accumulate and job.precision != "bfloat16":
         net.accumulate(params, x, gradient, into, beta, alpha, **given)
         return

@@ -123,17 +123,17 @@ def n_features(net: Net) -> int:
     return math.prod(base_of(net).shapes[f"{head_layers(net)[-1]}.weight"][1:])
 
 
-def in_training(net: Net, live: Tensor, noise: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
+def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
     """What ``apply`` of this network takes in training beside parameters and x, as keyword arguments.
 
     Parameters
     ----------
     net : Net
-    live : bool Tensor (client, sample)
-        Samples that are no padding.
+    weight : Tensor (client, sample)
+        0 where a sample is padding.
     noise : mapping from name to Tensor (client, sample, *shape), optional
     """
-    given: dict[str, Any] = {"live": live} if net.buffers else {}
+    given: dict[str, Any] = {"live": weight > 0} if net.buffers else {}
     return given | {"noise": noise} if net.noise else given
 
 

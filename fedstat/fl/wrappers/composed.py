@@ -83,77 +83,91 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
     >>> list(low.shapes), nets.layers(low)
     (['fc1.weight', 'fc1.b', 'fc1.a', 'fc1.bias', 'fc2.weight', 'fc2.bias'], {'fc1': 3, 'fc2': 2})
     """
-    names = {weight: {kind: f"{layer_of(weight)}.{kind}" for kind in part.shapes} for weight, part in parts.items()}
     for weight, part in parts.items():
         _check.choice("a composed weight", weight, [name for name in net.shapes if name not in net.buffers])
         _require(weight, part, net.shapes[weight])
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, shape in net.shapes.items():
-        new = {own: parts[name].shapes[kind] for kind, own in names[name].items()} if name in parts else {name: shape}
-        if twice := [own for own in new if own in shapes or (own in net.shapes and own != name)]:
-            raise ValueError(f"{name!r}: the name of its factor {twice[0]!r} is taken by another parameter")
-        shapes |= new
-
-    def compose(params: Params, wanted: Collection[str]) -> Params:
-        """Parameters of ``net``, but for composed weights that nobody wants."""
-        made = {weight: parts[weight].value(_of(params, names[weight])) for weight in wanted}
-        order = [name for name in net.shapes if name in made or name not in parts]
-        return {name: made[name] if name in made else params[name] for name in order}
-
-    def init(rng: np.random.Generator) -> Params:
-        start = net.init(rng)
-        for weight, part in parts.items():
-            found = part.init(rng, start.pop(weight))
-            _require_shapes(f"{weight!r}: the start of its factors", found, part.shapes)
-            start |= {names[weight][kind]: p for kind, p in found.items()}
-        return {name: start[name] for name in shapes}
-
-    def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
-        return net.apply(compose(params, parts), x, **given)
-
-    def accumulate(
-        params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
-    ) -> None:
-        seen = compose(params, parts)
-        trained = {weight: [kind for kind, own in names[weight].items() if own in into] for weight in parts}
-        at = {weight: torch.zeros_like(seen[weight]) for weight, kinds in trained.items() if kinds}
-        direct = {name: p for name, p in into.items() if name in net.shapes and name not in parts}
-        net.accumulate(seen, x, gradient, direct | at, beta, alpha, **given)  # type: ignore[misc]
-        for weight, derivative in at.items():
-            # All gradients of a weight's factors before the first of them moves: each depends on the others.
-            found = _pulled(parts[weight], _of(params, names[weight]), derivative, trained[weight])
-            for kind, grad in found.items():
-                into[names[weight][kind]].mul_(beta).add_(grad)
-
-    of_head = {weight for weight in parts if layer_of(weight) in nets.head_layers(net)}
-
-    def features(params: Params, x: Tensor, **given: Any) -> Tensor:
-        return net.features(compose(params, set(parts) - of_head), x, **given)  # type: ignore[misc]
-
-    def head(params: Params, h: Tensor) -> Tensor:
-        return net.head(compose(params, of_head), h)  # type: ignore[misc]
-
+    names = {weight: {kind: f"{layer_of(weight)}.{kind}" for kind in part.shapes} for weight, part in parts.items()}
     divided = {names[weight].get(kind) for weight, part in parts.items() for kind in (_kind(weight), *part.by_unit)}
+    made = _Composed(net, parts, names)
     return net._replace(
-        shapes=shapes,
-        init=init,
-        apply=apply,
-        accumulate=accumulate if net.accumulate else None,
-        features=features if net.features else None,
-        head=head if net.head else None,
+        shapes=made.shapes(),
+        init=made.init,
+        apply=lambda params, x, **given: net.apply(made.weights(params, parts), x, **given),
+        accumulate=made.accumulate if net.accumulate else None,
+        features=made.features if net.features else None,
+        head=made.head if net.head else None,
         undivided=(*net.undivided, *(own for of in names.values() for own in of.values() if own not in divided)),
         base=nets.base_of(net),
-        whole=lambda params: nets.whole(net, compose(params, parts)),
+        whole=lambda params: nets.whole(net, made.weights(params, parts)),
     )
+
+
+class _Composed(NamedTuple):
+    """A network, what some of its weights are made of, and how each one's factors are called outside their part."""
+
+    net: Net
+    parts: Mapping[str, Part]
+    names: Mapping[str, Mapping[str, str]]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all parameters, factors in the place of their weight."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in self.net.shapes.items():
+            new = {name: shape}
+            if name in self.parts:
+                new = {own: self.parts[name].shapes[kind] for kind, own in self.names[name].items()}
+            if twice := [own for own in new if own in found or (own in self.net.shapes and own != name)]:
+                raise ValueError(f"{name!r}: the name of its factor {twice[0]!r} is taken by another parameter")
+            found |= new
+        return found
+
+    def factors(self, params: Params, weight: str) -> Params:
+        """Factors of one weight, as its part calls them."""
+        return {kind: params[name] for kind, name in self.names[weight].items()}
+
+    def weights(self, params: Params, wanted: Collection[str]) -> Params:
+        """Parameters of the network, but for composed weights that are not wanted."""
+        made = {weight: self.parts[weight].value(self.factors(params, weight)) for weight in wanted}
+        order = [name for name in self.net.shapes if name in made or name not in self.parts]
+        return {name: made[name] if name in made else params[name] for name in order}
+
+    def init(self, rng: np.random.Generator) -> Params:
+        """One client's start: the network's, and what the parts make of it."""
+        start = dict(self.net.init(rng))
+        for weight, part in self.parts.items():
+            found = part.init(rng, start.pop(weight))
+            _require_shapes(f"{weight!r}: the start of its factors", found, part.shapes)
+            start |= {self.names[weight][kind]: p for kind, p in found.items()}
+        return {name: start[name] for name in self.shapes()}
+
+    def accumulate(
+        self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
+    ) -> None:
+        """Into ← beta·into + alpha·∂loss, by way of alpha·∂loss/∂W for every W of which a factor is in ``into``."""
+        seen = self.weights(params, self.parts)
+        trained = {weight: [kind for kind, own in of.items() if own in into] for weight, of in self.names.items()}
+        at = {weight: torch.zeros_like(seen[weight]) for weight, kinds in trained.items() if kinds}
+        direct = {name: p for name, p in into.items() if name in self.net.shapes and name not in self.parts}
+        self.net.accumulate(seen, x, gradient, direct | at, beta, alpha, **given)  # type: ignore[misc]
+        for weight, derivative in at.items():
+            # All gradients of a weight's factors before the first of them moves: each depends on the others.
+            found = _pulled(self.parts[weight], self.factors(params, weight), derivative, trained[weight])
+            for kind, grad in found.items():
+                into[self.names[weight][kind]].mul_(beta).add_(grad)
+
+    def features(self, params: Params, x: Tensor, **given: Any) -> Tensor:
+        """The network up to its output layer."""
+        body = [weight for weight in self.parts if layer_of(weight) not in nets.head_layers(self.net)]
+        return self.net.features(self.weights(params, body), x, **given)  # type: ignore[misc]
+
+    def head(self, params: Params, h: Tensor) -> Tensor:
+        """The output layer."""
+        last = [weight for weight in self.parts if layer_of(weight) in nets.head_layers(self.net)]
+        return self.net.head(self.weights(params, last), h)  # type: ignore[misc]
 
 
 def _kind(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _of(params: Params, names: Mapping[str, str]) -> Params:
-    """Factors of one weight, by their names in its part."""
-    return {kind: params[name] for kind, name in names.items()}
 
 
 def _pulled(part: Part, factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
