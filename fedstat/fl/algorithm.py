@@ -301,8 +301,8 @@ class Algorithm(NamedTuple):
         clients sent, in place of the mean that all others of them get.
     finetune : tuple of Phase
         Local training that turns what a client has downloaded into the model it predicts with; forgotten after.
-    loss : callable (Loss) -> Loss, optional
-        The loss of the wrapped network.
+    loss : callable (Loss, Net) -> Loss, optional
+        The loss of the wrapped network, from that of plain outputs and this network.
     keeps : callable (Net) -> sequence of str, optional
         Parameters of which ``reshare`` may ever make an entry personal, so that clients' own copies are kept; without
         it, or with ``mix`` or ``receive``, all are. Where there is none of these, the entries that are personal at the
@@ -337,7 +337,7 @@ class Algorithm(NamedTuple):
     wrap: Callable[[Net], Net] | None = None
     mix: Callable[[Uploads], Tensor] | None = None
     finetune: tuple[Phase, ...] = ()
-    loss: Callable[[Loss], Loss] | None = None
+    loss: Callable[[Loss, Net], Loss] | None = None
     keeps: Callable[[Net], Sequence[str]] | None = None
     uploads: Callable[[Net, Sharing], Mask] | None = None
     choice: Choice | None = None

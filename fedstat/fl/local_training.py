@@ -16,7 +16,7 @@ from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
 from fedstat.fl.losses import Loss
-from fedstat.fl.nets import Params
+from fedstat.fl.nets import Params, in_training
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.state import State, personal, remembered
 
@@ -292,7 +292,7 @@ def _gradient(loss: Loss, batch: _Batch, total: Tensor | None, out: Tensor) -> T
 def _loss(job: Job, params: Params, batch: _Batch) -> Tensor:
     """Mean loss (client,) of a batch."""
     with torch.no_grad():
-        out = job.net.apply(params, batch.x, **({"noise": batch.noise} if batch.noise else {}))
+        out = job.net.apply(params, batch.x, **({"noise": batch.noise} if job.net.noise else {}))
         return (job.loss.value(out.float(), batch.y) * batch.weight).sum(1)
 
 
@@ -322,14 +322,14 @@ def _accumulate(
 ) -> None:
     """Into ← beta·into + alpha·∂loss, by the network's own derivative or by autograd."""
     net, gradient = job.net, partial(_gradient, job.loss, batch, total)
-    if net.accumulate and job.precision != "bfloat16" and not net.noise:
-        net.accumulate(params, batch.x, gradient, into, beta, alpha)
+    given = in_training(net, batch.weight, batch.noise)
+    if net.accumulate and job.precision != "bfloat16":
+        net.accumulate(params, batch.x, gradient, into, beta, alpha, **given)
         return
     # .data, not detach(): chunks are views of one tensor, and another thread's step is no change here.
     leaves = {name: p.data.requires_grad_(name in into) for name, p in params.items()}
-    more = ({"live": batch.weight > 0} if net.buffers else {}) | ({"noise": batch.noise} if net.noise else {})
     with torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
-        out = net.apply(leaves, batch.x, **more)
+        out = net.apply(leaves, batch.x, **given)
     at_outputs = gradient(out.detach().float().clone()).to(out)
     grads = torch.autograd.grad(
         out, [leaves[name] for name in into], at_outputs, allow_unused=True, materialize_grads=True

@@ -76,7 +76,8 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
     Raises
     ------
     ValueError
-        If a layer is not in the network or the number of units differs.
+        If a layer is not in the network, the number of units differs, or some but not all units of a layer are shared
+        in which a parameter has no axis of units (``net.undivided``).
     """
     sizes = nets.layers(net)
     shared = {require_layer(net, layer): flags for layer, flags in shared.items()}
@@ -93,8 +94,14 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
         if (layer := nets.layer_of(name)) in shared:
             given = shared[layer]
             flags = torch.as_tensor(given if isinstance(given, torch.Tensor) else np.asarray(given), device=device)
+            if name in net.undivided and flags.any() and not flags.all():
+                raise ValueError(
+                    f"layer {layer!r} cannot be split by unit: {name!r}, of shape {shape}, has no axis of units. "
+                    "Share it as a whole or not at all, or split the network without such factors."
+                )
             stays = name in net.unshared or (weights_only and name not in incoming(net, layer))
-            mask[name] = (torch.zeros_like(flags) if stays else flags).view(-1, *(1,) * (len(shape) - 1))
+            own = torch.zeros_like(flags) if stays else flags
+            mask[name] = own.all() if name in net.undivided else own.view(-1, *(1,) * (len(shape) - 1))
     return mask
 
 
@@ -176,7 +183,8 @@ def shared_units(net: Net, mask: Mask, layer: str) -> torch.Tensor:
     for name in names:
         rank = len(net.shapes[name])
         own = by_all(mask[name], rank)
-        shared = shared & (own.reshape(len(own), -1).all(1) if own.ndim == rank else own.all())
+        by_row = own.ndim == rank and name not in net.undivided
+        shared = shared & (own.reshape(len(own), -1).all(1) if by_row else own.all())
     return shared
 
 

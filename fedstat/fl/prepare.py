@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import batches, choice, losses, participation
+from fedstat.fl import batches, choice, losses, nets, participation
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Machine, Training, device_named
@@ -52,18 +52,19 @@ def prepare(
             f"and {len(test_rows.start) - 1} test samples"
         )
     _require_taken(net, train_rows)
-    outputs = list(net.shapes.values())[-1][0]
+    outputs = nets.n_outputs(net)
     for name, rows in {"train": train_rows, "test": test_rows, "validation": validation}.items():
         if rows is not None:
             require_classes(rows, outputs, name)
     loss = losses.for_outputs(outputs)
     checked = _training(training, len(train_rows.start) - 1)
+    net = nets.require(algorithm.wrap(net) if algorithm.wrap else net)
     job = Job(
         train_rows,
         test_rows,
-        algorithm.wrap(net) if algorithm.wrap else net,
+        net,
         algorithm,
-        algorithm.loss(loss) if algorithm.loss else loss,
+        algorithm.loss(loss, net) if algorithm.loss else loss,
         validation,
         track=track,
         **vars(checked),

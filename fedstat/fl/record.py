@@ -15,7 +15,7 @@ from fedstat.fl import choice, masks, nets
 from fedstat.fl.algorithm import Memory, Sharing
 from fedstat.fl.engine import Round
 from fedstat.fl.job import Job
-from fedstat.fl.nets import Params
+from fedstat.fl.nets import Net, Params
 from fedstat.fl.state import State, personal
 from fedstat.stats.factor import Fit
 from fedstat.store import Group, Variable, Writer
@@ -183,17 +183,17 @@ def write_checkpoint(writer: Writer, job: Job, state: State, done: Round, checkp
     position, few = checkpoints.rounds.index(state.round), _clients_at_once(job)
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
-        _write_weights(writer, "weights", position, low, personal(job, state, clients), checkpoints.layers)
+        _write_weights(writer, "weights", position, low, job.net, personal(job, state, clients), checkpoints.layers)
     for i, c in enumerate(done.uploads.clients) if checkpoints.uploads else ():
         own = {name: p[i : i + 1] for name, p in done.uploads.after.items()}
-        _write_weights(writer, "uploads", position, int(c), own, checkpoints.layers)
+        _write_weights(writer, "uploads", position, int(c), job.net, own, checkpoints.layers)
 
 
 def _write_weights(
-    writer: Writer, group: str, checkpoint: int, first: int, params: Params, layers: Sequence[str]
+    writer: Writer, group: str, checkpoint: int, first: int, net: Net, params: Params, layers: Sequence[str]
 ) -> None:
     """Write the weights of clients that follow one another, from number ``first`` on."""
-    for name, p in params.items():
+    for name, p in nets.whole(net, params).items():
         if nets.layer_of(name) in layers:
             flat = p.flatten(2) if p.ndim > 2 else p
             where = (checkpoint, slice(first, first + len(p)))
@@ -209,7 +209,7 @@ def _weights_layout(job: Job, group: str, checkpoints: Checkpoints) -> dict[str,
     """Groups ``<group>/<layer>`` of a run."""
     groups = {}
     for layer in checkpoints.layers:
-        shapes = {variable(n): s for n, s in job.net.shapes.items() if nets.layer_of(n) == layer}
+        shapes = {variable(n): s for n, s in nets.base_of(job.net).shapes.items() if nets.layer_of(n) == layer}
         wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
         # An LSTM's bias has four numbers a unit: a dim of its own beside that of the weights.
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}

@@ -252,7 +252,7 @@ def _unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
     """Training and test samples of new clients, () if there are none; ValueError if the network does not take them."""
     found = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
     for rows in found:
-        require_classes(rows, list(job.net.shapes.values())[-1][0], "new clients'")
+        require_classes(rows, nets.n_outputs(job.net), "new clients'")
         if rows.x.shape[1:] != job.train.x.shape[1:]:
             theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
             raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")

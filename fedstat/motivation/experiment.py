@@ -220,7 +220,7 @@ def _net(settings: Settings, images: xr.Dataset) -> Net:
 
 def _job(settings: Settings, net: Net, rows: Rows, machine: Machine) -> engine.Job:
     return engine.Job(
-        rows, rows, net, algorithms.local(), losses.for_outputs(list(net.shapes.values())[-1][0]),
+        rows, rows, net, algorithms.local(), losses.for_outputs(nets.n_outputs(net)),
         optimizer=optim.adam(settings.lr), local_epochs=settings.local_epochs, batch_size=settings.batch_size,
         seed=settings.seed, **vars(machine.computing()),
     )  # fmt: skip

@@ -42,7 +42,8 @@ def make(optimizer, *, threads, chunk=None, algorithm=None):
     rows = Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES)
     job = engine.Job(
         rows, rows, nets.cnn((1, 28, 28), 10), algorithm or algorithms.fedavg(), losses.cross_entropy,
-        optimizer=OPTIMIZERS[optimizer][0], participation=ACTIVE / CLIENTS, batch_size=BATCH, threads=threads, client_chunk=chunk,
+        optimizer=OPTIMIZERS[optimizer][0], participation=ACTIVE / CLIENTS, batch_size=BATCH,
+        threads=threads, client_chunk=chunk,
     )  # fmt: skip
     return training_rounds.stacked(job)
 

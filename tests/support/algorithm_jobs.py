@@ -52,14 +52,15 @@ def dataset(sizes, seed=0):
 
 def job(algorithm, *, net=None, data=None, sizes=SAMPLES, **options):
     net = nets.mlp(SIZES) if net is None else net
-    loss = losses.for_outputs([*net.shapes.values()][-1][0])
+    loss = losses.for_outputs(nets.n_outputs(net))
+    net = algorithm.wrap(net) if algorithm.wrap else net
     settings = {"local_epochs": 2, "batch_size": 5, "seed": 4, "optimizer": optim.sgd(0.1)} | options
     return engine.Job(
         rows(sizes, 0) if data is None else data,
         rows([12] * len(sizes), 1),
-        algorithm.wrap(net) if algorithm.wrap else net,
+        net,
         algorithm,
-        algorithm.loss(loss) if algorithm.loss else loss,
+        algorithm.loss(loss, net) if algorithm.loss else loss,
         **settings,
     )
 

@@ -20,6 +20,7 @@ from fedstat.fl.algorithms.fedsplit import fedsplit, random_split
 from fedstat.fl.algorithms.lg_fedavg import lg_fedavg
 from fedstat.fl.algorithms.local import local
 from fedstat.fl.wrappers.finetuned import fedavg_plus, fedprox_plus, finetuned
+from fedstat.fl.wrappers.private_head import private_head
 from fedstat.fl.wrappers.shrunken import shrunken
 
 Constructor = Callable[..., Algorithm]
@@ -58,7 +59,7 @@ ALGORITHMS: dict[str, Constructor] = {
 }
 """Constructors by the names that runs, grids and tables use; what a partial binds is no setting of its method."""
 
-WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken}
+WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken, "-private-head": private_head}
 """What the end of a name makes of any other method: "fedper+", "random-shrunken"."""
 
 
@@ -137,6 +138,7 @@ __all__ = [
     "lg_fedavg",
     "local",
     "named",
+    "private_head",
     "random_split",
     "settings_of",
     "shrunken",

@@ -31,7 +31,7 @@ def fedem(*, components: int = 3) -> Algorithm:
         phases=(Phase(trains=lambda name: name != WEIGHTS, weigh=_e_step),),
         settings={"components": components},
         wrap=lambda net: mixture(net, components),
-        loss=mixture_loss,
+        loss=lambda inner, _: mixture_loss(inner),
     )
 
 

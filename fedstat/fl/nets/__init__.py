@@ -1,6 +1,19 @@
 """Networks written for stacked clients: every parameter has a leading client dimension."""
 
-from fedstat.fl.nets.base import Gradient, Net, Params, layer_of, layers
+from fedstat.fl.nets.base import (
+    Gradient,
+    Net,
+    Params,
+    base_of,
+    head_layers,
+    in_training,
+    layer_of,
+    layers,
+    n_features,
+    n_outputs,
+    require,
+    whole,
+)
 from fedstat.fl.nets.fasttext import fasttext
 from fedstat.fl.nets.images import cnn, lenet, resnet8, resnet10, resnet18, vgg16
 from fedstat.fl.nets.lstm import lstm
@@ -14,19 +27,26 @@ __all__ = [
     "Gradient",
     "Net",
     "Params",
+    "base_of",
     "cnn",
     "fasttext",
     "from_module",
+    "head_layers",
+    "in_training",
     "layer_of",
     "layers",
     "lenet",
     "lstm",
     "mlp",
+    "n_features",
+    "n_outputs",
     "named",
+    "require",
     "resnet8",
     "resnet10",
     "resnet18",
     "takes_text",
     "transformer",
     "vgg16",
+    "whole",
 ]

@@ -49,7 +49,7 @@ class Layer(NamedTuple):
 
 def assemble(
     layers: Mapping[str, Layer],
-    forward: Callable[[Run, Tensor], Tensor],
+    features: Callable[[Run, Tensor], Tensor],
     *,
     convolution: Way = "auto",
     statistics: Literal["shared", "local"] = "shared",
@@ -59,11 +59,11 @@ def assemble(
     Parameters
     ----------
     layers : mapping from name to Layer
-        The output layer last.
-    forward : callable (run, h) -> Tensor (client, sample, output)
-        ``run(name, h)`` sends activations through a layer; what stands between layers is ``forward``'s own.
-        A convolution takes and gives (sample, client·channel, row, column), a dense layer takes this or
-        (client, sample, feature) and gives (client, sample, output).
+        The output layer, a dense one, last.
+    features : callable (run, h) -> Tensor
+        The network up to the output layer: ``run(name, h)`` sends activations through a layer; what stands between
+        layers is ``features``' own. A convolution takes and gives (sample, client·channel, row, column), a dense layer
+        takes this or (client, sample, feature) and gives (client, sample, output).
     convolution : {"auto", "loop", "grouped", "unfold"}, default "auto"
         How clients' convolutions are computed: client by client, as one grouped convolution, or as one matrix product
         of unfolded inputs; with one client all are that client's own convolution. See :func:`choose`.
@@ -91,14 +91,16 @@ def assemble(
                 start[name] = torch.full(shape, 1.0 if kind in ("scale", "running_var") else 0.0)
         return start
 
-    def together(params: Params, x: Tensor, live: Tensor | None, unfold: bool) -> Tensor:
+    last = list(layers)[-1]
+
+    def features_of(params: Params, x: Tensor, live: Tensor | None, unfold: bool) -> Tensor:
         k = len(x)
         real = None if live is None or bool(live.all()) else live
 
         def run(name: str, h: Tensor) -> Tensor:
             layer = layers[name]
             if not layer.kernel:
-                return _dense(params, name, h, k)
+                return _dense(params, name, _rows(h, k))
             h = convolve(h, params[f"{name}.weight"], params.get(f"{name}.bias"), layer.stride, layer.padding, unfold)
             if layer.norm == "group":
                 scale, shift = params[f"{name}.scale"].flatten(), params[f"{name}.shift"].flatten()
@@ -107,21 +109,34 @@ def assemble(
                 h = batch_norm(params, name, h, live is not None, real)
             return h
 
-        return forward(run, _fold(x.to(next(iter(params.values())).dtype)))
+        return _rows(features(run, _fold(x.to(next(iter(params.values())).dtype))), k)
+
+    def way(x: Tensor) -> Way:
+        """How; a single client's own convolution is that of the loop."""
+        if len(x) == 1:
+            return "unfold" if convolution == "unfold" else "grouped"
+        return choose(widest, x.device) if convolution == "auto" else convolution
+
+    def forward(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        chosen = way(x)
+        if chosen != "loop":
+            return features_of(params, x, live, chosen == "unfold")
+        return torch.cat([features_of(own, x[c : c + 1], _one(live, c), False) for c, own in enumerate(_each(params))])
+
+    def head(params: Params, h: Tensor) -> Tensor:
+        if way(h) != "loop":
+            return _dense(params, last, h)
+        return torch.cat([_dense(own, last, h[c : c + 1]) for c, own in enumerate(_each(params))])
 
     def apply(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
-        way = choose(widest, x.device) if convolution == "auto" else convolution
-        if len(x) == 1 or way != "loop":
-            return together(params, x, live, way == "unfold")
-        parts = {name: p.split(1) for name, p in params.items()}
-        return torch.cat(
-            [
-                together({name: p[c] for name, p in parts.items()}, x[c : c + 1], _one(live, c), unfold=False)
-                for c in range(len(x))
-            ]
-        )
+        if way(x) != "loop":
+            return head(params, forward(params, x, live))
+        # Client by client through all layers, so that one client's activations at a time are in the cache.
+        parts = enumerate(_each(params))
+        return torch.cat([head(own, forward(own, x[c : c + 1], _one(live, c))) for c, own in parts])
 
-    return Net(shapes, init, apply, buffers=buffers, unshared=buffers if statistics == "local" else ())
+    unshared = buffers if statistics == "local" else ()
+    return Net(shapes, init, apply, buffers=buffers, unshared=unshared, features=forward, head=head)
 
 
 def choose(channels: int, device: torch.device) -> Way:
@@ -194,11 +209,21 @@ def _shapes(layer: Layer) -> dict[str, tuple[int, ...]]:
     return found | dict.fromkeys(kinds[layer.norm], (layer.outputs,))
 
 
-def _dense(params: Params, name: str, h: Tensor, k: int) -> Tensor:
-    if h.ndim == 4:
-        h = h.reshape(len(h), k, -1).transpose(0, 1)
+def _each(params: Params) -> list[Params]:
+    """Every client's parameters, (1, ...)."""
+    parts = {name: p.split(1) for name, p in params.items()}
+    return [{name: p[c] for name, p in parts.items()} for c in range(len(next(iter(parts.values()))))]
+
+
+def _rows(h: Tensor, k: int) -> Tensor:
+    """Activations (sample, client·channel, row, column) of k clients as (client, sample, feature)."""
+    return h.reshape(len(h), k, -1).transpose(0, 1) if h.ndim == 4 else h
+
+
+def _dense(params: Params, name: str, h: Tensor) -> Tensor:
+    """Dense layer of stacked clients: h (client, sample, in) to (client, sample, out)."""
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-    if k == 1:
+    if len(h) == 1:
         # squeeze, not [0]: its derivative is a view, that of [0] a copy into zeros of the stacked tensor's size.
         return functional.linear(h.squeeze(0), weight.squeeze(0), bias.squeeze(0)).unsqueeze(0)
     # The weights stand on the left so that autograd returns their gradient in their own order of memory.

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional
 
-from fedstat.fl.nets import text
+from fedstat.fl.nets import dense, text
 from fedstat.fl.nets.base import Net, Params
 
 
@@ -60,18 +60,18 @@ def fasttext(
     padding = text.check_padding(padding, vocabulary)
     dim = text.scaled("embedding", embedding, width)
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (dim, vocabulary)}
-    shapes |= text.dense_shapes("fc1", dim, dim) | text.dense_shapes("fc2", dim, outputs)
+    shapes |= dense.shapes("fc1", dim, dim) | dense.shapes("fc2", dim, outputs)
 
     def init(rng: np.random.Generator) -> Params:
         params = {"embedding.weight": text.normal(rng, shapes["embedding.weight"])}
-        return params | text.dense(rng, "fc1", dim, dim) | text.dense(rng, "fc2", dim, outputs)
+        return params | dense.start(rng, "fc1", dim, dim) | dense.start(rng, "fc2", dim, outputs)
 
-    def apply(params: Params, x: Tensor) -> Tensor:
+    def features(params: Params, x: Tensor) -> Tensor:
         table = params["embedding.weight"].mT.flatten(0, 1)
         real = text.real(x, padding).to(table.dtype)
         share = real / real.sum(-1, keepdim=True).clamp(min=1)
         at = text.rows(x, vocabulary).flatten(0, 1)
         h = functional.embedding_bag(at, table, mode="sum", per_sample_weights=share.flatten(0, 1))
-        return text.linear(params, "fc2", text.linear(params, "fc1", h.view(*x.shape[:2], dim)))
+        return dense.linear(params, "fc1", h.view(*x.shape[:2], dim))
 
-    return Net(shapes, init, apply)
+    return dense.with_head(shapes, init, features, "fc2")

@@ -116,13 +116,13 @@ def vgg16(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm
     layers["fc2"] = Layer(hidden, hidden)
     layers["fc3"] = Layer(hidden, _check.integer("outputs", outputs))
 
-    def forward(run: Run, h: Tensor) -> Tensor:
+    def features(run: Run, h: Tensor) -> Tensor:
         for name in convs:
             h = run(name, h)
             h = relu_(functional.max_pool2d(h, 2, ceil_mode=True) if name in pooled else h)
-        return run("fc3", relu(run("fc2", relu(run("fc1", h)))))
+        return relu(run("fc2", relu(run("fc1", h))))
 
-    return assemble(layers, forward, **options)
+    return assemble(layers, features, **options)
 
 
 def _two_and_two(
@@ -137,22 +137,22 @@ def _two_and_two(
     """Two 5×5 convolutions, each followed by 2×2 max pooling and ReLU, and two dense layers."""
     inputs, rows, columns = image(sample, 16)
     a, b = (scaled(c, width) for c in channels)
-    features = b * after_two(rows) * after_two(columns)
+    left = b * after_two(rows) * after_two(columns)
     hidden = scaled(hidden, width)
     layers = {
         "conv1": Layer(inputs, a, 5, norm=norm),
         "conv2": Layer(a, b, 5, norm=norm),
-        "fc1": Layer(features, hidden),
+        "fc1": Layer(left, hidden),
         "fc2": Layer(hidden, _check.integer("outputs", outputs)),
     }
 
-    def forward(run: Run, h: Tensor) -> Tensor:
+    def features(run: Run, h: Tensor) -> Tensor:
         # ReLU after pooling is the same function and a quarter of the work.
         for name in ("conv1", "conv2"):
             h = relu_(functional.max_pool2d(run(name, h), 2))
-        return run("fc2", relu(run("fc1", h)))
+        return relu(run("fc1", h))
 
-    return assemble(layers, forward, **options)
+    return assemble(layers, features, **options)
 
 
 def _resnet(
@@ -180,14 +180,14 @@ def _resnet(
             channels = to
     layers = convs | shortcuts | {"fc1": Layer(channels, _check.integer("outputs", outputs))}
 
-    def forward(run: Run, h: Tensor) -> Tensor:
+    def features(run: Run, h: Tensor) -> Tensor:
         h = relu_(run("conv1", h))
         for first, second in blocks:
             past = f"shortcut{first[4:]}"
             h = relu_(run(second, relu_(run(first, h))) + (run(past, h) if past in layers else h))
-        return run("fc1", h.mean((2, 3), keepdim=True))
+        return h.mean((2, 3), keepdim=True)
 
-    return assemble(layers, forward, **options)
+    return assemble(layers, features, **options)
 
 
 def after_two(size: int) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedstat import _check
-from fedstat.fl.nets import text
+from fedstat.fl.nets import dense, text
 from fedstat.fl.nets.base import Net, Params
 
 Cell = Literal["fused", "stacked"]
@@ -81,17 +81,17 @@ def lstm(
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (embedding, vocabulary)}
     for name, n_in in zip(names, inputs, strict=True):
         shapes |= {f"{name}.weight": (hidden, 4, n_in + hidden), f"{name}.bias": (hidden, 4)}
-    shapes |= text.dense_shapes("fc1", hidden, fc) | text.dense_shapes("fc2", fc, outputs)
+    shapes |= dense.shapes("fc1", hidden, fc) | dense.shapes("fc2", fc, outputs)
 
     def init(rng: np.random.Generator) -> Params:
         params = {"embedding.weight": text.normal(rng, shapes["embedding.weight"])}
         for name in names:
             own = {n: shapes[n] for n in (f"{name}.weight", f"{name}.bias")}
-            params |= text.uniform(rng, own, 1 / math.sqrt(hidden))
-            params[f"{name}.bias"] += text.uniform(rng, {"": (hidden, 4)}, 1 / math.sqrt(hidden))[""]
-        return params | text.dense(rng, "fc1", hidden, fc) | text.dense(rng, "fc2", fc, outputs)
+            params |= dense.uniform(rng, own, 1 / math.sqrt(hidden))
+            params[f"{name}.bias"] += dense.uniform(rng, {"": (hidden, 4)}, 1 / math.sqrt(hidden))[""]
+        return params | dense.start(rng, "fc1", hidden, fc) | dense.start(rng, "fc2", fc, outputs)
 
-    def apply(params: Params, x: Tensor) -> Tensor:
+    def features(params: Params, x: Tensor) -> Tensor:
         table = params["embedding.weight"].mT.flatten(0, 1)
         gates = [
             _by_gate(params[f"{n}.weight"], params[f"{n}.bias"], n_in) for n, n_in in zip(names, inputs, strict=True)
@@ -99,9 +99,9 @@ def lstm(
         h = functional.embedding(text.rows(x, vocabulary), table)
         fused = cell == "fused" or (cell is None and not x.is_cuda)
         h = _fused(h, gates) if fused else _stacked(h, gates)
-        return text.linear(params, "fc2", torch.relu(text.linear(params, "fc1", h)))
+        return torch.relu(dense.linear(params, "fc1", h))
 
-    return Net(shapes, init, apply)
+    return dense.with_head(shapes, init, features, "fc2")
 
 
 Gates = tuple[Tensor, Tensor, Tensor]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedstat import _check
-from fedstat.fl.nets.base import Gradient, Net, Params, layer_of
+from fedstat.fl.nets import dense
+from fedstat.fl.nets.base import Gradient, Net, Params
 
 
 def mlp(sizes: Sequence[int]) -> Net:
@@ -35,29 +35,30 @@ def mlp(sizes: Sequence[int]) -> Net:
     if len(sizes) < 2:
         raise ValueError(f"sizes must hold an input and an output size, but got {list(sizes)!r}")
     sizes = [_check.integer("sizes", s) for s in sizes]
-    names = [f"fc{i}" for i in range(1, len(sizes))]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, (n_in, n_out) in zip(names, pairwise(sizes), strict=True):
-        shapes |= {f"{name}.weight": (n_out, n_in), f"{name}.bias": (n_out,)}
+    layers = [(f"fc{i}", *ends) for i, ends in enumerate(pairwise(sizes), 1)]
+    names = [name for name, _, _ in layers]
 
     def init(rng: np.random.Generator) -> Params:
-        bound = {name: 1 / math.sqrt(n_in) for name, n_in in zip(names, sizes, strict=False)}
-        return {
-            name: torch.from_numpy(rng.uniform(-bound[layer_of(name)], bound[layer_of(name)], shape)).float()
-            for name, shape in shapes.items()
-        }
+        return dict(chain.from_iterable(dense.start(rng, *layer).items() for layer in layers))
 
-    def forward(params: Params, x: Tensor) -> list[Tensor]:
-        """Inputs of every layer, then the outputs."""
-        seen = [x.flatten(2).to(params[f"{names[0]}.weight"].dtype)]
-        for name in names:
-            z = torch.baddbmm(params[f"{name}.bias"].unsqueeze(1), seen[-1], params[f"{name}.weight"].mT)
-            seen.append(z if name == names[-1] else torch.relu_(z))
+    def inputs_of_layers(params: Params, x: Tensor) -> list[Tensor]:
+        seen = [x.flatten(2).to(next(iter(params.values())).dtype)]
+        for name in names[:-1]:
+            seen.append(torch.relu_(dense.linear(params, name, seen[-1])))
         return seen
 
+    def head(params: Params, h: Tensor) -> Tensor:
+        return dense.linear(params, names[-1], h)
+
+    def features(params: Params, x: Tensor) -> Tensor:
+        return inputs_of_layers(params, x)[-1]
+
+    def apply(params: Params, x: Tensor) -> Tensor:
+        return head(params, features(params, x))
+
     def accumulate(params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float) -> None:
-        *inputs, outputs = forward(params, x)
-        delta = gradient(outputs)
+        inputs = inputs_of_layers(params, x)
+        delta = gradient(head(params, inputs[-1]))
         for name, h in zip(reversed(names), reversed(inputs), strict=True):
             weight, bias = f"{name}.weight", f"{name}.bias"
             # The layer below needs this weight as it was, so it comes before the update.
@@ -70,4 +71,5 @@ def mlp(sizes: Sequence[int]) -> Net:
             if below is not None:
                 delta = torch.ops.aten.threshold_backward(below, h, 0)
 
-    return Net(shapes, init, lambda params, x: forward(params, x)[-1], accumulate)
+    shapes = dict(chain.from_iterable(dense.shapes(*layer).items() for layer in layers))
+    return Net(shapes, init, apply, accumulate, features=features, head=head)

@@ -6,12 +6,14 @@ import copy
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from fedstat import _check
 from fedstat.fl.nets.base import Net, Params, layer_of
@@ -99,18 +101,23 @@ def from_module(
     statistic = tuple(n for n in names if n.endswith((".running_mean", ".running_var")))
     fixed = {theirs for theirs, p in module.named_parameters() if not p.requires_grad}
     frozen = tuple(n for n, theirs in names.items() if theirs in fixed)
-    skeleton, own = copy.deepcopy(module).to("meta"), threading.local()
+    body = _body(module, names[last].rpartition(".")[0], one)
+    of_body = {ours: theirs for ours, theirs in names.items() if layer_of(ours) != layer_of(last)}
+    kinds = [n.rpartition(".")[2] for n in names if n not in of_body]
+    skeletons = {kind: copy.deepcopy(part).to("meta") for kind, part in (("module", module), ("body", body)) if part}
+    own = threading.local()
 
-    def apply(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+    def run(kind: str, names: dict[str, str], params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
         # functional_call puts tensors into the module while it runs, so every thread needs a module of its own.
-        if not hasattr(own, "module"):
-            own.module = copy.deepcopy(skeleton)
-        own.module.train(live is not None)
-        parts = {name: p.unbind() for name, p in params.items()}
+        if not hasattr(own, kind):
+            setattr(own, kind, copy.deepcopy(skeletons[kind]))
+        mine = getattr(own, kind)
+        mine.train(live is not None)
+        parts = {name: params[name].unbind() for name in names}
         return torch.stack(
             [
                 _forward(
-                    own.module,
+                    mine,
                     {names[n]: p[c].mT if n in turned else _buffer(p[c], n in statistic) for n, p in parts.items()},
                     x[c],
                     None if live is None or bool(live[c].all()) else live[c],
@@ -120,13 +127,37 @@ def from_module(
             ]
         )
 
+    def head(params: Params, h: Tensor) -> Tensor:
+        clients = zip(h.unbind(), *(params[f"{layer_of(last)}.{kind}"].unbind() for kind in kinds), strict=True)
+        return torch.stack([functional.linear(*own) for own in clients])
+
     return Net(
         shapes,
         init,
-        apply,
+        partial(run, "module", names),
         buffers=(*statistic, *frozen),
         unshared=statistic if statistics == "local" else (),
+        features=None if body is None else partial(run, "body", of_body),
+        head=None if body is None else head,
     )
+
+
+def _body(module: nn.Module, path: str, sample: Tensor) -> nn.Module | None:
+    """The module without its last layer, if that is a Linear and what comes before is all that it gets; else None."""
+    last = module.get_submodule(path)
+    if not path or not isinstance(last, nn.Linear):
+        return None
+    body, whole = copy.deepcopy(module).eval(), copy.deepcopy(module).eval()
+    body.set_submodule(path, nn.Identity())
+    x = torch.stack([sample, sample])
+    with torch.no_grad():
+        expected = whole(x)
+        try:
+            features = body(x)
+        except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
+            return None  # its forward reads the layer itself
+    fits = isinstance(features, Tensor) and features.shape == (2, last.in_features)
+    return body if fits and torch.equal(last(features), expected) else None
 
 
 def _redrawn(module: nn.Module, rng: np.random.Generator) -> nn.Module:

@@ -1,16 +1,14 @@
-"""What networks for text have in common: token numbers, and starting values as those of torch.nn."""
+"""What networks for text have in common: token numbers and tables of their vectors."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedstat import _check
-from fedstat.fl.nets.base import Params
 
 
 def check(sample: Sequence[int], outputs: int, vocabulary: int | None) -> tuple[int, int, int]:
@@ -66,24 +64,3 @@ def rows(x: Tensor, vocabulary: int) -> Tensor:
 def normal(rng: np.random.Generator, shape: Sequence[int]) -> Tensor:
     """Start of ``torch.nn.Embedding``: N(0, 1)."""
     return torch.from_numpy(rng.normal(size=shape)).float()
-
-
-def uniform(rng: np.random.Generator, shapes: Mapping[str, Sequence[int]], bound: float) -> Params:
-    """Start at U(−bound, bound)."""
-    return {name: torch.from_numpy(rng.uniform(-bound, bound, shape)).float() for name, shape in shapes.items()}
-
-
-def dense(rng: np.random.Generator, layer: str, n_in: int, n_out: int) -> Params:
-    """Start of ``torch.nn.Linear``: weight and bias at U(−1/√in, 1/√in)."""
-    shapes = {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}
-    return uniform(rng, shapes, 1 / math.sqrt(n_in))
-
-
-def linear(params: Params, layer: str, h: Tensor) -> Tensor:
-    """Dense layer of stacked clients: h (client, row, in) to (client, row, out)."""
-    return torch.baddbmm(params[f"{layer}.bias"].unsqueeze(1), h, params[f"{layer}.weight"].mT)
-
-
-def dense_shapes(layer: str, n_in: int, n_out: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of a dense layer's parameters."""
-    return {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}

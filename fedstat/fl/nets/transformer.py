@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedstat import _check
-from fedstat.fl.nets import text
+from fedstat.fl.nets import dense, text
 from fedstat.fl.nets.base import Net, Params
 
 
@@ -82,10 +82,10 @@ def transformer(
     shapes["position.weight"] = (dim, length)
     for b in numbers:
         shapes |= {f"attention{b}.weight": (dim, 3, dim), f"attention{b}.bias": (dim, 3)}
-        shapes |= text.dense_shapes(f"project{b}", dim, dim) | normalised(f"project{b}")
-        shapes |= text.dense_shapes(f"up{b}", dim, hidden)
-        shapes |= text.dense_shapes(f"down{b}", hidden, dim) | normalised(f"down{b}")
-    shapes |= text.dense_shapes("out", dim, outputs)
+        shapes |= dense.shapes(f"project{b}", dim, dim) | normalised(f"project{b}")
+        shapes |= dense.shapes(f"up{b}", dim, hidden)
+        shapes |= dense.shapes(f"down{b}", hidden, dim) | normalised(f"down{b}")
+    shapes |= dense.shapes("out", dim, outputs)
 
     def init(rng: np.random.Generator) -> Params:
         params = {name: torch.full(shape, float(name.endswith(".scale"))) for name, shape in shapes.items()}
@@ -94,12 +94,12 @@ def transformer(
         for b in numbers:
             # Xavier's bound for the query, key and value matrices as one.
             weight = f"attention{b}.weight"
-            params |= text.uniform(rng, {weight: shapes[weight]}, math.sqrt(6 / (3 * dim + dim)))
-            params |= text.dense(rng, f"project{b}", dim, dim) | {f"project{b}.bias": torch.zeros(dim)}
-            params |= text.dense(rng, f"up{b}", dim, hidden) | text.dense(rng, f"down{b}", hidden, dim)
-        return params | text.dense(rng, "out", dim, outputs)
+            params |= dense.uniform(rng, {weight: shapes[weight]}, math.sqrt(6 / (3 * dim + dim)))
+            params |= dense.start(rng, f"project{b}", dim, dim) | {f"project{b}.bias": torch.zeros(dim)}
+            params |= dense.start(rng, f"up{b}", dim, hidden) | dense.start(rng, f"down{b}", hidden, dim)
+        return params | dense.start(rng, "out", dim, outputs)
 
-    def apply(params: Params, x: Tensor) -> Tensor:
+    def features(params: Params, x: Tensor) -> Tensor:
         clients, samples, _ = x.shape
         if x.shape[2] != length:
             raise ValueError(f"the network takes texts of {length} tokens, but got {x.shape[2]}")
@@ -111,15 +111,15 @@ def transformer(
         before = "embedding"
         for b in numbers:
             mixed = _attention(params, f"attention{b}", _normalise(params, before, h), seen, heads)
-            h = h + text.linear(params, f"project{b}", mixed)
-            up = text.linear(params, f"up{b}", _normalise(params, f"project{b}", h))
-            h = h + text.linear(params, f"down{b}", torch.relu(up))
+            h = h + dense.linear(params, f"project{b}", mixed)
+            up = dense.linear(params, f"up{b}", _normalise(params, f"project{b}", h))
+            h = h + dense.linear(params, f"down{b}", torch.relu(up))
             before = f"down{b}"
         h = _normalise(params, before, h).view(clients, samples, length, dim)
         share = real.to(h.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
-        return text.linear(params, "out", (share.unsqueeze(2) @ h).squeeze(2))
+        return (share.unsqueeze(2) @ h).squeeze(2)
 
-    return Net(shapes, init, apply)
+    return dense.with_head(shapes, init, features, "out")
 
 
 def _normalise(params: Params, layer: str, h: Tensor) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from fedstat.fl import nets
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Gradient, Net, Params
 
@@ -31,10 +34,16 @@ def mixture(net: Net, components: int) -> Net:
         z = torch.stack(outputs, 2)
         return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
 
-    def apply(params: Params, x: Tensor, *live: Tensor | None) -> Tensor:
-        return join(params, [net.apply(part(params, prefix), x, *live) for prefix in prefixes])
+    def own(given: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """What a component takes beside its parameters and x: noise of its own."""
+        return given | {"noise": part(given["noise"], prefix)} if given.get("noise") else given
 
-    def accumulate(params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float) -> None:
+    def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
+        return join(params, [net.apply(part(params, prefix), x, **own(given, prefix)) for prefix in prefixes])
+
+    def accumulate(
+        params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
+    ) -> None:
         def derivative(seen: list[Tensor]) -> Tensor:
             """Run the other components inside this one's forward pass: the loss needs the outputs of all at once."""
             if len(seen) == components:
@@ -46,10 +55,15 @@ def mixture(net: Net, components: int) -> Net:
                 return found[0][:, :, len(seen), :-1].contiguous()
 
             prefix = prefixes[len(seen)]
-            net.accumulate(part(params, prefix), x, at_outputs, part(into, prefix), beta, alpha)  # type: ignore[misc]
+            parts = part(params, prefix), x, at_outputs, part(into, prefix), beta, alpha
+            net.accumulate(*parts, **own(given, prefix))  # type: ignore[misc]
             return found[0]
 
         derivative([])
+
+    def whole(params: Params) -> Params:
+        parts = {prefix: nets.whole(net, part(params, prefix)) for prefix in prefixes}
+        return {WEIGHTS: params[WEIGHTS]} | {prefix + n: p for prefix, own in parts.items() for n, p in own.items()}
 
     def init(rng: np.random.Generator) -> Params:
         starts = [net.init(rng) for _ in range(components)]
@@ -69,6 +83,13 @@ def mixture(net: Net, components: int) -> Net:
         buffers=all_of(net.buffers),
         unshared=all_of(net.unshared),
         activations=components * net.activations if net.activations else None,
+        features=None,
+        head=None,
+        heads=tuple(prefix + layer for prefix in prefixes for layer in nets.head_layers(net)),
+        noise={prefix + name: shape for prefix in prefixes for name, shape in net.noise.items()},
+        undivided=all_of(net.undivided),
+        base=None if net.base is None else mixture(net.base, components),
+        whole=whole if net.whole else None,
     )
 
 

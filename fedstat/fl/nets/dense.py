@@ -1,0 +1,46 @@
+"""Dense layers of stacked clients: shapes, start as that of ``torch.nn.Linear``, and networks that end with one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstat.fl.nets.base import Net, Params
+
+
+def shapes(layer: str, n_in: int, n_out: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of a dense layer's parameters."""
+    return {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}
+
+
+def start(rng: np.random.Generator, layer: str, n_in: int, n_out: int) -> Params:
+    """Start of ``torch.nn.Linear``: weight and bias at U(−1/√in, 1/√in)."""
+    return uniform(rng, shapes(layer, n_in, n_out), 1 / math.sqrt(n_in))
+
+
+def uniform(rng: np.random.Generator, shapes: Mapping[str, Sequence[int]], bound: float) -> Params:
+    """Start at U(−bound, bound)."""
+    return {name: torch.from_numpy(rng.uniform(-bound, bound, shape)).float() for name, shape in shapes.items()}
+
+
+def linear(params: Params, layer: str, h: Tensor) -> Tensor:
+    """Outputs (client, row, out) of a dense layer for h (client, row, in)."""
+    return torch.baddbmm(params[f"{layer}.bias"].unsqueeze(1), h, params[f"{layer}.weight"].mT)
+
+
+def with_head(
+    shapes: Mapping[str, tuple[int, ...]],
+    init: Callable[[np.random.Generator], Params],
+    features: Callable[[Params, Tensor], Tensor],
+    layer: str,
+) -> Net:
+    """Network of features (client, sample, feature) and a dense output layer of that name."""
+
+    def head(params: Params, h: Tensor) -> Tensor:
+        return linear(params, layer, h)
+
+    return Net(shapes, init, lambda params, x: head(params, features(params, x)), features=features, head=head)

@@ -1,0 +1,219 @@
+"""A network whose weights are made of factors: low rank, sums, products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstat import _check
+from fedstat.fl import nets
+from fedstat.fl.nets import Gradient, Net, Params, layer_of
+
+Pull = Callable[[Params, Tensor], Tensor]
+
+
+class Part(NamedTuple):
+    """What one weight W is made of.
+
+    Attributes
+    ----------
+    shapes : mapping from name to tuple of int
+        One client's factors: "u" of "fc1.weight" becomes the network's parameter "fc1.u". The weight itself may be
+        one of them, by its own name: "weight".
+    init : callable (numpy Generator, Tensor) -> Params
+        One client's starting factors, given the start of the weight.
+    value : callable (Params) -> Tensor (client, *shape of W)
+        W of the factors (client, ...); differentiable.
+    pullback : mapping from name to callable (Params, Tensor) -> Tensor, optional
+        For every factor the gradient of the loss at it, from the factors and the gradient at W, in which it is linear.
+        It is asked for only where the factor trains, and only of networks that write their own gradients
+        (``accumulate``). None: by autograd.
+    by_unit : tuple of str
+        Factors whose axis 0 is the units of the layer, so that a mask by unit may split them; the weight itself always
+        is one.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    init: Callable[[np.random.Generator, Tensor], Params]
+    value: Callable[[Params], Tensor]
+    pullback: Mapping[str, Pull] | None = None
+    by_unit: tuple[str, ...] = ()
+
+
+def composed(net: Net, parts: Mapping[str, Part]) -> Net:
+    """Network that sees W = value(factors) wherever a part is given, and trains the factors instead of W.
+
+    Low-rank and additive weights of personalised methods: W = u vᵀ + μ (Jeong and Hwang, 2022, "Factorized-FL",
+    arXiv:2202.00270), W = σ + BA (FedDecomp), Hadamard products of two low-rank parts (Hyeon-Woo, Ye-Bin and Oh, 2022,
+    "FedPara", ICLR).
+
+    Parameters
+    ----------
+    net : Net
+    parts : mapping from "layer.parameter" to Part
+        Kernels, recurrent weights and embeddings as well as dense weights; buffers cannot be composed.
+
+    Returns
+    -------
+    Net
+        Factors stand where their weight stood. ``init`` draws the start of ``net`` first, then the factors, so that
+        what ``net`` has in common starts as without factors. ``base`` is ``net``, and ``whole`` gives its weights.
+
+    Raises
+    ------
+    ValueError
+        If ``net`` has no such weight, a factor has the name of another parameter, or a value, pull-back or start has
+        other names or shapes than it must, with the weight and both shapes.
+
+    Examples
+    --------
+    W = σ + BA of rank 1, which starts at σ:
+
+    >>> low_rank = Part(
+    ...     {"weight": (3, 4), "b": (3, 1), "a": (1, 4)},
+    ...     lambda rng, weight: {"weight": weight, "b": torch.zeros(3, 1), "a": torch.ones(1, 4)},
+    ...     lambda f: f["weight"] + f["b"] @ f["a"],
+    ...     {"weight": lambda f, d: d, "b": lambda f, d: d @ f["a"].mT, "a": lambda f, d: f["b"].mT @ d},
+    ... )
+    >>> low = composed(nets.mlp([4, 3, 2]), {"fc1.weight": low_rank})
+    >>> list(low.shapes), nets.layers(low)
+    (['fc1.weight', 'fc1.b', 'fc1.a', 'fc1.bias', 'fc2.weight', 'fc2.bias'], {'fc1': 3, 'fc2': 2})
+    """
+    for weight, part in parts.items():
+        _check.choice("a composed weight", weight, [name for name in net.shapes if name not in net.buffers])
+        _require(weight, part, net.shapes[weight])
+    names = {weight: {kind: f"{layer_of(weight)}.{kind}" for kind in part.shapes} for weight, part in parts.items()}
+    divided = {names[weight].get(kind) for weight, part in parts.items() for kind in (_kind(weight), *part.by_unit)}
+    made = _Composed(net, parts, names)
+    return net._replace(
+        shapes=made.shapes(),
+        init=made.init,
+        apply=lambda params, x, **given: net.apply(made.weights(params, parts), x, **given),
+        accumulate=made.accumulate if net.accumulate else None,
+        features=made.features if net.features else None,
+        head=made.head if net.head else None,
+        undivided=(*net.undivided, *(own for of in names.values() for own in of.values() if own not in divided)),
+        base=nets.base_of(net),
+        whole=lambda params: nets.whole(net, made.weights(params, parts)),
+    )
+
+
+class _Composed(NamedTuple):
+    """A network, what some of its weights are made of, and how each one's factors are called outside their part."""
+
+    net: Net
+    parts: Mapping[str, Part]
+    names: Mapping[str, Mapping[str, str]]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all parameters, factors in the place of their weight."""
+        found: dict[str, tuple[int, ...]] = {}
+        for name, shape in self.net.shapes.items():
+            new = {name: shape}
+            if name in self.parts:
+                new = {own: self.parts[name].shapes[kind] for kind, own in self.names[name].items()}
+            if twice := [own for own in new if own in found or (own in self.net.shapes and own != name)]:
+                raise ValueError(f"{name!r}: the name of its factor {twice[0]!r} is taken by another parameter")
+            found |= new
+        return found
+
+    def factors(self, params: Params, weight: str) -> Params:
+        """Factors of one weight, as its part calls them."""
+        return {kind: params[name] for kind, name in self.names[weight].items()}
+
+    def weights(self, params: Params, wanted: Collection[str]) -> Params:
+        """Parameters of the network, but for composed weights that are not wanted."""
+        made = {weight: self.parts[weight].value(self.factors(params, weight)) for weight in wanted}
+        order = [name for name in self.net.shapes if name in made or name not in self.parts]
+        return {name: made[name] if name in made else params[name] for name in order}
+
+    def init(self, rng: np.random.Generator) -> Params:
+        """One client's start: the network's, and what the parts make of it."""
+        start = dict(self.net.init(rng))
+        for weight, part in self.parts.items():
+            found = part.init(rng, start.pop(weight))
+            _require_shapes(f"{weight!r}: the start of its factors", found, part.shapes)
+            start |= {self.names[weight][kind]: p for kind, p in found.items()}
+        return {name: start[name] for name in self.shapes()}
+
+    def accumulate(
+        self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
+    ) -> None:
+        """Into ← beta·into + alpha·∂loss, by way of alpha·∂loss/∂W for every W of which a factor is in ``into``."""
+        seen = self.weights(params, self.parts)
+        trained = {weight: [kind for kind, own in of.items() if own in into] for weight, of in self.names.items()}
+        at = {weight: torch.zeros_like(seen[weight]) for weight, kinds in trained.items() if kinds}
+        direct = {name: p for name, p in into.items() if name in self.net.shapes and name not in self.parts}
+        self.net.accumulate(seen, x, gradient, direct | at, beta, alpha, **given)  # type: ignore[misc]
+        for weight, derivative in at.items():
+            # All gradients of a weight's factors before the first of them moves: each depends on the others.
+            found = _pulled(self.parts[weight], self.factors(params, weight), derivative, trained[weight])
+            for kind, grad in found.items():
+                into[self.names[weight][kind]].mul_(beta).add_(grad)
+
+    def features(self, params: Params, x: Tensor, **given: Any) -> Tensor:
+        """The network up to its output layer."""
+        body = [weight for weight in self.parts if layer_of(weight) not in nets.head_layers(self.net)]
+        return self.net.features(self.weights(params, body), x, **given)  # type: ignore[misc]
+
+    def head(self, params: Params, h: Tensor) -> Tensor:
+        """The output layer."""
+        last = [weight for weight in self.parts if layer_of(weight) in nets.head_layers(self.net)]
+        return self.net.head(self.weights(params, last), h)  # type: ignore[misc]
+
+
+def _kind(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _pulled(part: Part, factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
+    """Gradients at some factors from that at the weight."""
+    if part.pullback is not None:
+        return {kind: part.pullback[kind](factors, derivative) for kind in kinds}
+    leaves = {kind: p.data.requires_grad_(kind in kinds) for kind, p in factors.items()}
+    with torch.enable_grad():
+        value = part.value(leaves)
+    grads = torch.autograd.grad(value, [leaves[kind] for kind in kinds], derivative, materialize_grads=True)
+    return dict(zip(kinds, grads, strict=True))
+
+
+def _require(weight: str, part: Part, shape: tuple[int, ...]) -> None:
+    """ValueError unless a part fits its weight, tried on two clients of zeros."""
+    for kind, own in part.shapes.items():
+        if not own or "." in kind:
+            raise ValueError(
+                f"{weight!r}: a factor must have a name without dots and a shape of one number or more, but got "
+                f"{kind!r} of shape {own}"
+            )
+    for kind in (*part.by_unit, *({_kind(weight)} & set(part.shapes))):
+        own = part.shapes.get(kind, ())
+        if own[:1] != shape[:1] or (kind == _kind(weight) and own != shape):
+            rest = "of that shape" if kind == _kind(weight) else f"with {shape[0]} rows, one a unit"
+            raise ValueError(f"{weight!r}, of shape {shape}: its factor {kind!r} must be {rest}, but has shape {own}")
+    zeros = {kind: torch.zeros(2, *own) for kind, own in part.shapes.items()}
+    value = part.value(zeros)
+    if value.shape != (2, *shape):
+        raise ValueError(
+            f"{weight!r}: the value of its part must have the shape (client, *{shape}), but for 2 clients got "
+            f"{tuple(value.shape)}"
+        )
+    if part.pullback is None:
+        return
+    if set(part.pullback) != set(part.shapes):
+        raise ValueError(
+            f"{weight!r}: the pull-back of its part must be of the factors {list(part.shapes)}, but got "
+            f"{list(part.pullback)}. Without a pullback gradients are taken by autograd."
+        )
+    pulled = _pulled(part, zeros, torch.zeros_like(value), part.shapes)
+    _require_shapes(f"{weight!r}: the pull-back of its part", {kind: p[0] for kind, p in pulled.items()}, part.shapes)
+
+
+def _require_shapes(what: str, found: Params, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """ValueError unless tensors have the names and shapes of the factors."""
+    seen = {kind: tuple(p.shape) for kind, p in found.items()}
+    if seen != dict(shapes):
+        raise ValueError(f"{what} must have the shapes {dict(shapes)}, but got {seen}")

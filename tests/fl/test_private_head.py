@@ -1,0 +1,86 @@
+"""Any method with the output layer kept by its client."""
+
+from __future__ import annotations
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+from algorithm_jobs import SIZES, assert_equal, job, models, run
+
+from fedstat.fl import algorithms, engine, masks, nets, traffic
+from fedstat.fl.algorithms import named, private_head
+from fedstat.stats import factor, split
+
+
+def test_fedavg_with_a_private_head_is_fedper_to_the_bit():
+    mine, theirs = job(private_head(algorithms.fedavg())), job(algorithms.fedper())
+    assert_equal(models(mine), models(theirs))
+    assert run(mine).params.keys() == run(theirs).params.keys() == {"fc2.weight", "fc2.bias"}
+
+
+def of_layers(flags):
+    return {"fc1.weight": flags[..., None], "fc1.bias": flags, "fc2.weight": np.False_, "fc2.bias": np.False_}
+
+
+def analysed(trained, _):
+    z = np.concatenate([w.T for w in trained["fc1.weight"].astype(float)])
+    return of_layers(split.shared(factor.fit(np.corrcoef(z, rowvar=False), kappa=0.7).communality))
+
+
+def half_square(now, anchor):
+    return sum(0.35 * (now[n] - anchor[n]).square().sum() for n in now)
+
+
+PLAIN = {
+    "fedprox-private-head": (
+        {"mu": 0.7},
+        lambda *_: of_layers(np.ones(10, bool)),
+        {"phases": ({"penalty": half_square},)},
+    ),
+    "fedfac-dynamic-private-head": ({"layers": ["fc1"], "kappa": 0.7, "warm_start": False}, analysed, {}),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_method_with_a_private_head_equals_the_plain_loop(name):
+    settings, shared, options = PLAIN[name]
+    j = job(named(name, **settings), participation=0.7, client_chunk=4)
+    assert j.algorithm.name == name
+    sgd = lambda p: torch.optim.SGD(p, lr=0.1)  # noqa: E731
+    theirs, _ = plain_loop.run(j, SIZES, sgd, rounds=4, shared=shared, before=of_layers(np.ones(10, bool)), **options)
+    mine = models(j, 4)
+    for c, model in enumerate(theirs):
+        for parameter, p in model.items():
+            torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("components", [1, 2])
+def test_a_private_head_is_never_sent_and_of_a_mixture_no_components_is(components):
+    inner = algorithms.fedem(components=components) if components > 1 else algorithms.fedfac(["fc1"])
+    j = job(private_head(inner))
+    state = run(j)
+    heads = [name for name in j.net.shapes if nets.layer_of(name) in nets.head_layers(j.net)]
+    assert len(heads) == 2 * components
+    sent = j.algorithm.uploads(j.net, state.sharing) if j.algorithm.uploads else state.sharing.shared
+    assert not any(bool(mask[name].any()) for mask in (sent, state.sharing.shared) for name in heads)
+    assert bool(sent[next(n for n in sent if n.endswith("fc1.weight"))].all())
+    one = np.array([0])
+    up, _ = traffic.traffic(j.algorithm, j.net, state.sharing, state.sharing, one)
+    assert up == 4 * components * (10 * 6 + 10)
+
+
+def test_a_server_that_mixes_leaves_private_heads_alone():
+    half = lambda up: torch.full((len(up.clients),) * 2, 1 / len(up.clients))  # noqa: E731
+    j = job(private_head(algorithms.fedavg()._replace(mix=half)))
+    state = engine.start(j)
+    trained = engine.round_of(j, state)[1]
+    after = engine.personal(j, engine.step(j, state), trained.clients)
+    assert torch.equal(after["fc2.weight"], trained.after["fc2.weight"])
+    assert torch.equal(after["fc1.bias"], after["fc1.bias"][:1].expand_as(after["fc1.bias"]))
+
+
+def test_a_network_of_one_layer_has_no_head_to_keep():
+    with pytest.raises(ValueError, match=r"only layer is 'fc1': a private head leaves none to share"):
+        engine.start(job(private_head(algorithms.fedavg()), net=nets.mlp([6, 3])))
+    assert masks.last_layers(nets.mlp(SIZES), "personal_layers", 1) == nets.head_layers(nets.mlp(SIZES))
