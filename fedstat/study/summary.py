@@ -52,7 +52,31 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     """
     config, metrics = config_of(run), _metrics(run)
     test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
-    mean = weighted(test, weight)
+    own = clients(run)["accuracy"].dropna()
+    return {
+        "label": config.get("label") or config.get("data") or "run",
+        "method": config["algorithm"],
+        "seed": config["seed"],
+        "layers": _layers(config),
+        **{name: _number(_setting(config, name)) for name in ("kappa", "tau")},
+        "estimator": _setting(config, "estimator") or _setting(config, "method") or "",
+        "clients": test.shape[1],
+        "rounds": len(test),
+        "revision": run.attrs.get("revision", ""),
+        "code": run.attrs.get("code", ""),
+        **_by_rules(metrics, weighted(test, weight)),
+        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-span(len(test)) :]),
+        "unweighted": own.mean(),
+        "spread": own.std(),
+        "q10": own.quantile(0.1),
+        "bytes_up": _total(metrics, "bytes_up"),
+        "bytes_down": _total(metrics, "bytes_down"),
+        "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
+    }
+
+
+def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
+    """Accuracies of a run by every rule, from its mean accuracy (round,) on test samples."""
     best, best_round = best_window(mean)
     size = "n_validation" if "n_validation" in metrics else "n_train"
     validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
@@ -67,27 +91,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         _, last = best_window(np.where(np.isfinite(mean), validation, np.nan))
         if math.isfinite(last):
             found["optimism"] = best - _nanmean(mean[int(last) - WINDOW : int(last)])
-    own = clients(run)["accuracy"].dropna()
-    return {
-        "label": config.get("label") or config.get("data") or "run",
-        "method": config["algorithm"],
-        "seed": config["seed"],
-        "layers": _layers(config),
-        **{name: _number(_setting(config, name)) for name in ("kappa", "tau")},
-        "estimator": _setting(config, "estimator") or _setting(config, "method") or "",
-        "clients": test.shape[1],
-        "rounds": len(test),
-        "revision": run.attrs.get("revision", ""),
-        "code": run.attrs.get("code", ""),
-        **found,
-        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-span(len(test)) :]),
-        "unweighted": own.mean(),
-        "spread": own.std(),
-        "q10": own.quantile(0.1),
-        "bytes_up": _total(metrics, "bytes_up"),
-        "bytes_down": _total(metrics, "bytes_down"),
-        "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
-    }
+    return found
 
 
 def clients(run: xr.DataTree) -> pd.DataFrame:
