@@ -8,6 +8,7 @@ DATA_DIR ?= $(FEDSTAT_DATA)
 MOTIVATION := $(if $(DATA_DIR),mnist,digits)
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-$(EXTRAS)
+SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py))))
 
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
@@ -38,6 +39,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	for scripts in $(SCRIPTS); do $(BIN)/mypy $$scripts/*.py || exit 1; done  # each folder alone: papers name their scripts alike
 	$(BIN)/lint-imports
 
 check: lint test  ## what CI runs
@@ -52,10 +54,10 @@ figures: figures-motivation $(if $(DATA_DIR),figures-real) runs/vary_p-$(SCALE).
 	$(BIN)/python paper_figs/theory_generalization.py --scale $(SCALE)
 
 tables: runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE)  ## Tables 2 to 8 of real data from DATA_DIR at SCALE=quick, cpu or paper
-	for n in 2 3 7 8; do $(BIN)/python analysis/table$$n.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
-	for n in 4 5 6; do $(BIN)/python analysis/table$$n.py --runs runs/tune-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
-	$(BIN)/python analysis/table8.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/table8-split
-	$(BIN)/python analysis/decomposition.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/decomposition
+	for n in 2 3 7 8; do $(BIN)/python analysis/fedfac/table$$n.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
+	for n in 4 5 6; do $(BIN)/python analysis/fedfac/table$$n.py --runs runs/tune-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
+	$(BIN)/python analysis/fedfac/table8.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/table8-split
+	$(BIN)/python analysis/fedfac/decomposition.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/decomposition
 
 personal: runs/personal-$(SCALE)  ## the study of personalisation (simulations/personal.md) on real data from DATA_DIR at SCALE=quick or cpu
 	$(BIN)/python analysis/personal.py --runs $< --out runs/tables-$(SCALE)/personal $(if $(NOISE),--noise '$(NOISE)')

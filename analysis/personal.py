@@ -8,20 +8,20 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from fedstat import _cli
+from fedstat.results.numbers import interval, number, p_value, plus_minus
 from fedstat.stats.claims import claim, rank_correlation
-from fedstat.study import contrasts, readouts, show, summary
+from fedstat.study import collect, contrasts, origin, readouts
 from fedstat.study.planned import Planned, planned
-from fedstat.study.show import Table, interval, number, plus_minus
-from fedstat.study.tables import p_text
+from fedstat.study.table import Table, require_writable
 
 FILE = Path("simulations/personal.toml")
 MARGIN, FLOOR, HALF = 0.005, 0.003, 0.5
@@ -67,9 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def work(args: argparse.Namespace) -> None:
     for name in ("accuracy", "answers", "profile") if args.out is not None else ():
-        show.require_writable(Path(f"{args.out}-{name}"))
-    runs = summary.collect(args.runs)
-    plan = planned(show.select(runs, ()), args.config)
+        require_writable(Path(f"{args.out}-{name}"))
+    runs = collect.collect(args.runs)
+    plan = planned(collect.select(runs, ()), args.config)
     floor = noise_floor(runs, args.noise, len(plan.seeds))
     outcomes, shares, steps = readouts.gather(plan.grid, readouts.scores, readouts.shares, readouts.steps)
     data = named(outcomes, plan)
@@ -96,13 +96,13 @@ def named(data: pd.DataFrame, plan: Planned) -> pd.DataFrame:
     return data.sort_values(["order", "seed"], ignore_index=True).drop(columns=["order", "estimator"])
 
 
-def noise_floor(runs: summary.Grid, again: Path | None, seeds: int) -> Floor:
+def noise_floor(runs: collect.Grid, again: Path | None, seeds: int) -> Floor:
     """0.003, or twice the noise of one comparison over the root of the number of seeds, if that is more."""
     if again is None:
         return Floor(
             FLOOR, f"noise floor: {FLOOR:g}, as set beforehand; the noise of computation itself was not measured"
         )
-    found = contrasts.repeated(runs, summary.collect(again))
+    found = contrasts.repeated(runs, collect.collect(again))
     counts = found.groupby("method", sort=False)["difference"].agg(["std", "size"])
     if absent := {"fedavg", "fedavg+"} - set(counts.index):
         raise ValueError(f"{again} must hold FedAvg with FedAvg+ read out of it, but lacks {', '.join(sorted(absent))}")
@@ -132,11 +132,11 @@ def accuracies(plan: Planned, data: pd.DataFrame) -> Table:
     groups = {name: own for name, own in blocks.items() if len(own) > 1}
     groups["others"] = [own[0] for own in blocks.values() if len(own) == 1] + ["all settings"]
     shown = {
-        name: wide[own].rename(columns=lambda label, name=name: label.removeprefix(f"{name}, ")).reset_index()
+        name: wide[own].rename(columns={label: label.removeprefix(f"{name}, ") for label in own}).reset_index()
         for name, own in groups.items()
     }
     what = "accuracy of the clients' models after the last round, weighted by their test samples"
-    said = (f"{what}; ±: standard error over seeds", *KEYS, *plan.notes, *show.caption(plan.grid, 10_000))
+    said = (f"{what}; ±: standard error over seeds", *KEYS, *plan.notes, *origin.caption(plan.grid, 10_000))
     return Table("Test accuracy of what was run and read out", values.drop(columns="shown"), shown, said)
 
 
@@ -182,7 +182,7 @@ def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floo
         "below the noise floor: the interval leaves out 0, but for a difference that is too small to count",
         "questions, comparisons and rules were written down before the runs: simulations/personal.md",
     )
-    last = (*KEYS, *plan.notes, *show.caption(plan.grid, 10_000))
+    last = (*KEYS, *plan.notes, *origin.caption(plan.grid, 10_000))
     return Table("Three questions, answered by the rules of simulations/personal.md", values, blocks, (*rules, *last))
 
 
@@ -206,14 +206,14 @@ def lines(found: pd.DataFrame) -> pd.DataFrame:
 
 def beside(found: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Comparisons in every setting, side by side."""
-    shown = {"setting": next(iter(found.values()))["label"]}
+    shown: dict[str, Any] = {"setting": next(iter(found.values()))["label"]}
     for name, rows in found.items():
         shown[f"{name} [95 %]"] = [interval(*row) for row in rows[["difference", "low", "high"]].to_numpy(dtype=float)]
         shown[f"{name.partition(' − ')[0]} is"] = rows["verdict"]
     return pd.DataFrame(shown)
 
 
-def sentence(row: dict[str, object]) -> str:
+def sentence(row: Mapping[Any, Any]) -> str:
     """What a comparison says, in words."""
     first, _, second = str(row["comparison"]).partition(" − ")
     words = {
@@ -223,8 +223,7 @@ def sentence(row: dict[str, object]) -> str:
         "below the noise floor": f"{first} differs from {second} by less than the noise floor",
         "undecided": f"undecided between {first} and {second}",
     }
-    limits = [float(str(row[name])) for name in ("difference", "low", "high")]
-    return f"{words[str(row['verdict'])]} ({interval(*limits)})"
+    return f"{words[row['verdict']]} ({interval(row['difference'], row['low'], row['high'])})"
 
 
 def never_worse(found: pd.DataFrame, floor: Floor) -> str:
@@ -253,7 +252,7 @@ def predictions(shares: pd.DataFrame, gain: pd.DataFrame) -> pd.DataFrame:
 
 
 def predicted_lines(found: pd.DataFrame) -> pd.DataFrame:
-    def told(row: dict[str, object], name: str) -> str:
+    def told(row: Mapping[Any, Any], name: str) -> str:
         return "–" if not row["differs"] else "right" if row[f"{name}_right"] else "wrong"
 
     rows = found.to_dict("records")
@@ -278,7 +277,7 @@ def predicts(found: pd.DataFrame) -> list[str]:
         r = f"{ranks.r:+.2f}" if math.isfinite(ranks.r) else "–"
         said.append(
             f"the personal share of {words} is right in {right} (of {len(found)} in all); Spearman's r = {r}, "
-            f"permutation p = {p_text(ranks.p_value)}"
+            f"permutation p = {p_value(ranks.p_value)}"
         )
     return said
 
@@ -291,7 +290,8 @@ def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
     for (_, _, label, layer), own in ordered.groupby(["at", "place", "label", "layer"]):
         mean, low, high = student(own["personal"])
         change = student(own["last"] - own["first"])
-        pooled_b, own_b = chosen.loc[(label, layer)][["fedavg-shrunken", "fedavg-shrunken by=layer"]]
+        at = str(label), str(layer)
+        pooled_b, own_b = (chosen[name].loc[at] for name in ("fedavg-shrunken", "fedavg-shrunken by=layer"))
         rows.append(
             {
                 "label": label, "layer": layer, "seeds": len(own), "personal": mean, "low": low, "high": high,
@@ -307,7 +307,7 @@ def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
         "share: personal share of what clients differ by, beyond noise, mean over seeds with Student's interval",
         "last − first: share in the last probed round less that in the first, within seeds",
         "pooled B, B by layer: steps taken after the last round, means over clients and seeds",
-        *plan.notes, *show.caption(plan.grid, 10_000),
+        *plan.notes, *origin.caption(plan.grid, 10_000),
     )  # fmt: skip
     return Table("How personal each layer is, by FedAvg's probe", values, blocks, said)
 

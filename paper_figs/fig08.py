@@ -15,7 +15,7 @@ import pandas as pd
 
 import fedstat
 from fedstat import _cli, plot
-from fedstat.study import show, summary
+from fedstat.study import collect, origin, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,8 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> None:
     out = args.out or Path("paper_figs") / f"fig08-{args.runs.name}.png"
     _cli.require_figure("--out", out)
-    grid = show.select(summary.collect(args.runs), ())
-    labels = show.labels(grid)
+    grid = collect.select(collect.collect(args.runs), ())
+    labels = collect.labels(grid)
     clients = pd.concat(
         summary.clients(fedstat.open_run(r["path"])).assign(label=r["label"], method=r["method"])
         for r in grid.table.to_dict("records")
@@ -47,7 +47,7 @@ def work(args: argparse.Namespace) -> None:
     note = (
         "clients of all seeds; accuracy: mean over the last 10 rounds (if there are as many); white: mean over clients"
     )
-    figure.supxlabel("\n".join([note, *show.caption(grid)]), fontsize="x-small", color="0.4")
+    figure.supxlabel("\n".join([note, *origin.caption(grid)]), fontsize="x-small", color="0.4")
     _cli.save_figure(figure, out, dpi=110)
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 import fedstat
 from fedstat import _cli, plot
-from fedstat.study import show, summary
+from fedstat.study import collect, origin, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,11 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> None:
     out = args.out or Path("paper_figs") / f"fig09-{args.runs.name}.png"
     _cli.require_figure("--out", out)
-    grid = summary.collect(args.runs)
-    grid = show.select(grid._replace(table=grid.table[grid.table["method"].isin(args.methods)]), ())
+    grid = collect.collect(args.runs)
+    grid = collect.select(grid._replace(table=grid.table[grid.table["method"].isin(args.methods)]), ())
     if absent := set(args.methods) - set(grid.table["method"]):
         raise ValueError(f"not run: {', '.join(sorted(absent))}")
-    labels = show.labels(grid)
+    labels = collect.labels(grid)
     curves = pd.concat(
         summary.curve(fedstat.open_run(r["path"])).assign(label=r["label"], method=r["method"], seed=r["seed"])
         for r in grid.table.to_dict("records")
@@ -50,7 +50,7 @@ def work(args: argparse.Namespace) -> None:
     for ax, label in zip(axes.flat, labels, strict=False):
         plot.loss_curves(curves[curves["label"] == label], ax=ax).set_title(label)
     note = "mean loss of the active clients' batches, weighted by their samples; bands: one standard error over seeds"
-    figure.supxlabel("\n".join([note, *show.caption(grid)]), fontsize="x-small", color="0.4")
+    figure.supxlabel("\n".join([note, *origin.caption(grid)]), fontsize="x-small", color="0.4")
     _cli.save_figure(figure, out, dpi=110)
 
 

@@ -14,13 +14,17 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xarray as xr
+from numpy.typing import NDArray
+from torch import Tensor
 
 import fedstat
 from fedstat import _cli, plot
 from fedstat.fl import nets
-from fedstat.study import experiment, features, show, summary
+from fedstat.fl.nets import Net
+from fedstat.study import collect, experiment, features, origin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +48,7 @@ def work(args: argparse.Namespace) -> None:
 
 def pair(args: argparse.Namespace) -> tuple[xr.DataTree, xr.DataTree, str]:
     """First run of FedFac with a split convolution, FedAvg's of the same seed and network, and that layer."""
-    runs = [fedstat.open_run(p) for folder in args.runs for p in summary.stores(folder)]
+    runs = [fedstat.open_run(p) for folder in args.runs for p in collect.stores(folder)]
     runs = [r for r in runs if "ended" in r.attrs and "weights" in r.children]
     same = ("data", "partition", "shapes", "seed")
     for fedfac in (r for r in runs if config(r)["algorithm"] == "fedfac-dynamic"):
@@ -72,6 +76,35 @@ def split_convolutions(run: xr.DataTree) -> Iterator[str]:
             yield layer
 
 
+def side_by_side(
+    fedfac: xr.DataTree, fedavg: xr.DataTree, net: Net, layer: str, x: Tensor, *, client: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Feature maps of one image by FedFac's and by FedAvg's model of a client, and FedFac's split.
+
+    Parameters
+    ----------
+    fedfac, fedavg : DataTree
+        Runs that keep the weights of all layers.
+    net : Net
+        Network of both.
+    layer : str
+        A convolution that FedFac splits.
+    x : Tensor (channel, row, column)
+    client : int
+
+    Returns
+    -------
+    fedfac, fedavg : array (unit, row, column)
+    shared : bool array (unit,)
+        Units that are shared after FedFac's last round.
+    """
+    maps = [
+        features.feature_maps(net, features.stored(run, net.shapes, client=client), layer, x.unsqueeze(0))[0]
+        for run in (fedfac, fedavg)
+    ]
+    return maps[0], maps[1], fedfac[f"split/{layer}/shared"].isel(round=-1).to_numpy()
+
+
 def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Namespace) -> Any:
     settings = config(fedfac)
     same = experiment.Settings(**{f.name: settings[f.name] for f in fields(experiment.Settings) if f.name in settings})
@@ -85,14 +118,14 @@ def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Na
         )
     x = images[args.image]
     net = experiment.network(same, fed)
-    *maps, shared = features.side_by_side(fedfac, fedavg, net, layer, torch.from_numpy(x), client=args.client)
+    *maps, shared = side_by_side(fedfac, fedavg, net, layer, torch.from_numpy(x), client=args.client)
     figure = plot.feature_grid((x - x.min()) / (x.max() - x.min()), *maps, shared)
     attrs = fedfac.attrs
     filters = f"{int(shared.sum())} of {len(shared)} filters are shared"
     lines = [
         f"{settings['label']}, {layer}: {filters}; client {args.client}, its test image {args.image}",
         *textwrap.wrap(
-            f"{show.scale(settings)}; seed {settings['seed']}; commit {attrs['revision'] or 'not known'}", 110
+            f"{origin.scale(settings)}; seed {settings['seed']}; commit {attrs['revision'] or 'not known'}", 110
         ),
         "image as the clients get it, standardised by their training images; every map has its own grey scale",
     ]

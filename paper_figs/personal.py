@@ -16,7 +16,7 @@ import pandas as pd
 from scipy import stats
 
 from fedstat import _cli, plot
-from fedstat.study import contrasts, readouts, show, summary
+from fedstat.study import collect, contrasts, origin, readouts
 from fedstat.study.planned import Planned, planned
 
 FILE = Path("simulations/personal.toml")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> None:
     out = args.out or Path("paper_figs") / f"personal-{args.runs.name.removeprefix('personal-')}.png"
     _cli.require_figure("--out", out)
-    plan = planned(show.select(summary.collect(args.runs), ()), args.config)
+    plan = planned(collect.select(collect.collect(args.runs), ()), args.config)
     grid = plan.grid._replace(table=plan.grid.table[plan.grid.table["method"] == "fedavg"])
     outcomes, shares = readouts.gather(grid, readouts.scores, readouts.shares)
     figure = plt.figure(figsize=(14, 6.6), layout="constrained")
@@ -54,7 +54,7 @@ def work(args: argparse.Namespace) -> None:
     together = f"95 % intervals of a method hold together over the settings (Bonferroni), {seeds}; band: ±{MARGIN:g}"
     what = "share of what clients differ by, beyond noise, in FedAvg probed by halves, last ten rounds"
     lines = [f"left: after the last round; {together}", f"right: {what}; mean and 95 % interval over {seeds}"]
-    lines += [*plan.notes[1:], *show.caption(grid)]
+    lines += [*plan.notes[1:], *origin.caption(grid)]
     figure.supxlabel("\n".join(lines), fontsize="x-small", color="0.4")
     _cli.save_figure(figure, out, dpi=110)
 

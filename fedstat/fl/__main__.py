@@ -17,14 +17,14 @@ from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, nets
 from fedstat.fl.training import COMMAND
 from fedstat.stats.split import METHODS as ESTIMATORS
-from fedstat.study import experiment, grid, report
+from fedstat.study import experiment, federation, grid, report
 from fedstat.study.experiment import Settings
 from fedstat.study.tuning import check, tune
 
 HELP = {
     "label": "name of the setting in tables",
     "data": f"data set: {', '.join(datasets.SOURCES)}",
-    "partition": f"how samples go to clients: {', '.join(experiment.PARTITIONS)}",
+    "partition": f"how samples go to clients: {', '.join(federation.PARTITIONS)}",
     "clients": "clients C; the partition natural has its own",
     "samples": "most samples of a client",
     "min_size": "fewest samples of a client",

@@ -10,8 +10,8 @@ import pandas as pd
 
 from fedstat import store
 from fedstat.study import readouts
-from fedstat.study.summary import Grid
-from fedstat.study.tables import against_zero
+from fedstat.study.collect import Grid
+from fedstat.study.compare import against_zero
 
 _NOT_OF_TRAINING = ("readouts", "probe", "masking", "checkpoints", "keep_weights")
 
@@ -30,7 +30,7 @@ def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.Da
     -------
     DataFrame
         A row for every pair: ``comparison``, the two names with " − " between, and the columns of
-        :func:`fedstat.study.tables.against_zero`: ``conf_low``, ``conf_high`` for each by itself, ``all_low``,
+        :func:`fedstat.study.compare.against_zero`: ``conf_low``, ``conf_high`` for each by itself, ``all_low``,
         ``all_high`` for all pairs together (Bonferroni).
     """
     wide = data.pivot(index="seed", columns=["label", "method"], values="accuracy").T.groupby("method").mean().T
@@ -52,7 +52,7 @@ def by_setting(data: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
     -------
     DataFrame
         A row for every setting, in order of appearance: ``label``, and the columns of
-        :func:`fedstat.study.tables.against_zero`.
+        :func:`fedstat.study.compare.against_zero`.
     """
     parts = []
     for label, rows in data.groupby("label", sort=False):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
-from functools import lru_cache, partial
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
@@ -17,17 +16,14 @@ import xarray as xr
 from fedstat import _check, store
 from fedstat import data as datasets
 from fedstat._settings import require_types
-from fedstat.data import partition
 from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Precision
 from fedstat.fl.nets import Net
 from fedstat.fl.training import train
 from fedstat.stats import split as splitting
-from fedstat.study import words
-
-PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural")
-"""Ways to deal the samples: S classes a client, concentration A of the Dirichlet distribution."""
+from fedstat.study import federation, words
+from fedstat.study.federation import Federation
 
 TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
 """Data sets of texts; the others are images."""
@@ -42,7 +38,7 @@ class Settings:
     label : str, optional
         Name of the setting in tables; data set and partition by default.
     data, partition : str
-        A name of ``fedstat.data.SOURCES`` and one of ``PARTITIONS``.
+        A name of ``fedstat.data.SOURCES`` and one of ``fedstat.study.federation.PARTITIONS``.
     clients : int
         Number of clients; the partition "natural" has its own.
     samples : int, optional
@@ -121,7 +117,7 @@ class Settings:
             object.__setattr__(self, "tau", str(self.tau))
         require_types(vars(self), Settings)
         _check.choice("data", self.data, list(datasets.SOURCES))
-        _partition_of(self.partition)
+        federation.partition_of(self.partition)
         _check.choice("net", self.net, list(nets.NETS))
         for name in ("clients", "min_size", "rounds", "local_epochs", "evaluate_every"):
             _check.integer(name, getattr(self, name))
@@ -276,115 +272,14 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[xr.Dataset, xr.Dataset | None]:
     """Clients that train, and those that are new (None if there are none)."""
-    fields = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "seed")
     # Runs that differ in the method alone share their data.
-    key = Settings(
-        net="lstm" if settings.data in TEXTS else "mlp", **{name: getattr(settings, name) for name in fields}
-    )
-    return _federated(key, None if data_dir is None else str(data_dir))
-
-
-@lru_cache(maxsize=1)
-def _federated(settings: Settings, data_dir: str | None) -> tuple[xr.Dataset, xr.Dataset | None]:
-    fed = _dealt(settings, data_dir)
-    kind, _ = _partition_of(settings.partition)
-    if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
-        fed = _published_split(fed, settings)
-    else:
-        if settings.samples is not None:
-            fed = partition.limit(fed, samples=settings.samples, seed=settings.seed)
-        shares: dict[str, Any] = {"test": settings.test, "validation": settings.validation}
-        fed = partition.train_test(fed, **shares, short="drop", seed=settings.seed)
-    if not fed.sizes["sample"]:
-        raise ValueError(
-            f"no client has samples for all of training, test and validation, with samples={settings.samples} and "
-            f"min_size={settings.min_size}. Give each more."
-        )
-    if "scale" in fed.x.attrs:
-        fed = _standardised(fed)
-    if not settings.new_share:
-        return fed, None
-    return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
+    dealt = Federation(*(getattr(settings, name) for name in Federation._fields))
+    return federation.federated(dealt, None if data_dir is None else str(data_dir))
 
 
 def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
     """Read the data sets of some runs, the first one's last and kept; raises as :func:`fedstat.data.load`."""
-    for name in reversed(list(dict.fromkeys(one.data for one in runs))):
-        _loaded(name, None if data_dir is None else str(data_dir))
-
-
-# Reading the files takes longer than dealing the samples anew for another seed.
-_loaded = lru_cache(maxsize=1)(datasets.load)
-
-
-def _dealt(settings: Settings, data_dir: str | None) -> xr.Dataset:
-    source = _loaded(settings.data, data_dir)
-    if settings.partition == "natural" and "user" not in source.coords:
-        raise ValueError(f"partition 'natural' needs samples that belong to users, but those of {settings.data} do not")
-    kind, number = _partition_of(settings.partition)
-    common: dict[str, Any] = {"clients": settings.clients, "seed": settings.seed}
-    ways: dict[str, Callable[[], xr.Dataset]] = {
-        "iid": lambda: partition.iid(source, **common),
-        "one-class": lambda: partition.one_class(source, **common),
-        "pathological": lambda: partition.pathological(source, classes_per_client=int(number), **common),
-        "dirichlet": lambda: partition.dirichlet(
-            source, concentration=number, min_size=settings.min_size, below="move", **common
-        ),
-        "dirichlet-equal": lambda: partition.dirichlet_equal(
-            source.assign_coords(split=("sample", np.full(source.sizes["sample"], "train", dtype=object))),
-            concentration=number, n_train=settings.samples or source.sizes["sample"] // settings.clients, n_test=0,
-            **common,
-        ),
-        "natural": lambda: partition.natural(source, min_size=settings.min_size),
-    }  # fmt: skip
-    return ways[kind]()
-
-
-def _partition_of(text: str) -> tuple[str, float]:
-    """``"dirichlet:0.1"`` to ("dirichlet", 0.1)."""
-    kind, colon, number = text.partition(":")
-    kinds = {known.partition(":")[0]: ":" in known for known in PARTITIONS}
-    _check.choice("partition", kind, kinds)
-    if kinds[kind] != bool(colon):
-        raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r}")
-    if not colon:
-        return kind, math.nan
-    try:
-        value = float(number)
-    except ValueError:
-        raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r}") from None
-    _check.real("the number in partition", value, low=0, open_low=True)
-    if kind == "pathological":
-        _check.integer("the classes of a client in partition", int(value) if value.is_integer() else value)
-    return kind, value
-
-
-def _published_split(fed: xr.Dataset, settings: Settings) -> xr.Dataset:
-    """The split that the data came with, limited in proportion; validation is the last part of the training samples."""
-    split, parts = fed["split"].to_numpy(), []
-    for name, share in (("train", 1 - settings.test), ("test", settings.test)):
-        part = fed.isel(sample=np.flatnonzero(split == name))
-        if settings.samples is not None:
-            part = partition.limit(part, samples=max(1, round(share * settings.samples)), seed=settings.seed)
-        parts.append(part)
-    both = np.intersect1d(parts[0]["client"].to_numpy(), parts[1]["client"].to_numpy())
-    fed = xr.concat([part.isel(sample=np.isin(part["client"], both)) for part in parts], "sample")
-    split, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
-    for c in both if settings.validation else ():
-        rows = np.flatnonzero((client == c) & (split == "train"))
-        split[rows[len(rows) - max(1, round(settings.validation * len(rows))) :]] = "validation"
-    return fed.assign_coords(split=("sample", split))
-
-
-def _standardised(fed: xr.Dataset) -> xr.Dataset:
-    """Images as float32 with mean 0 and standard deviation 1 in every channel of the training samples."""
-    train_x = fed.x.values[fed["split"].to_numpy() == "train"]
-    axes = (0, 2, 3)
-    scale = float(fed.x.attrs["scale"])
-    mean = train_x.mean(axes, dtype=np.float64) / scale
-    square = np.array([np.square(train_x[:, c], dtype=np.float32).mean(dtype=np.float64) for c in range(len(mean))])
-    sd = np.sqrt(square / scale**2 - mean**2)
-    return datasets.to_float(fed, mean=mean.tolist(), sd=sd.tolist())
+    federation.read((one.data for one in runs), None if data_dir is None else str(data_dir))
 
 
 def network(settings: Settings, fed: xr.Dataset) -> Net:

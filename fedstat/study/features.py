@@ -1,4 +1,4 @@
-"""Feature maps: what the filters of a trained convolution make of an image (FedFac §5.6)."""
+"""Parameters of one client as a run keeps them, and what its convolutions make of samples: feature maps."""
 
 from __future__ import annotations
 
@@ -65,34 +65,6 @@ class _Watch(TorchFunctionMode):
         if func is torch.conv2d and args[1].untyped_storage().data_ptr() == self._memory:
             self.seen = result
         return result
-
-
-def side_by_side(
-    fedfac: xr.DataTree, fedavg: xr.DataTree, net: Net, layer: str, x: Tensor, *, client: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Feature maps of one image by FedFac's and by FedAvg's model of a client, and FedFac's split.
-
-    Parameters
-    ----------
-    fedfac, fedavg : DataTree
-        Runs that keep the weights of all layers.
-    net : Net
-        Network of both.
-    layer : str
-        A convolution that FedFac splits.
-    x : Tensor (channel, row, column)
-    client : int
-
-    Returns
-    -------
-    fedfac, fedavg : array (unit, row, column)
-    shared : bool array (unit,)
-        Units that are shared after FedFac's last round.
-    """
-    maps = [
-        feature_maps(net, stored(run, net.shapes, client=client), layer, x.unsqueeze(0))[0] for run in (fedfac, fedavg)
-    ]
-    return maps[0], maps[1], fedfac[f"split/{layer}/shared"].isel(round=-1).to_numpy()
 
 
 def stored(run: xr.DataTree, shapes: Mapping[str, Sequence[int]], *, client: int, checkpoint: int = -1) -> Params:

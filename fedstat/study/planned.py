@@ -13,8 +13,8 @@ import pandas as pd
 from fedstat import store
 from fedstat._settings import read_toml
 from fedstat.study import experiment, grid
+from fedstat.study.collect import Grid
 from fedstat.study.experiment import Settings
-from fedstat.study.summary import Grid
 
 
 class Planned(NamedTuple):
@@ -47,7 +47,7 @@ def planned(runs: Grid, file: str | Path) -> Planned:
     Parameters
     ----------
     runs : Grid
-        Of :func:`fedstat.study.summary.collect`.
+        Of :func:`fedstat.study.collect.collect`.
     file : path
         Read by :func:`fedstat.study.grid.cells`.
 

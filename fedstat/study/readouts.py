@@ -11,7 +11,8 @@ import xarray as xr
 
 from fedstat.fl.profiles import profile
 from fedstat.store import open_run
-from fedstat.study.summary import Grid, weighted
+from fedstat.study.collect import Grid
+from fedstat.study.summary import weighted
 
 
 def gather(grid: Grid, *of_run: Callable[[xr.DataTree], pd.DataFrame]) -> list[pd.DataFrame]:

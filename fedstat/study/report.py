@@ -14,8 +14,8 @@ import xarray as xr
 from fedstat.fl import halves
 from fedstat.fl.profiles import profile
 from fedstat.results.components import personal_from
+from fedstat.results.numbers import number, plus_minus
 from fedstat.study import rules, summary
-from fedstat.study.show import number, plus_minus
 
 
 def line(run: xr.DataTree) -> str:

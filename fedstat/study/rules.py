@@ -14,8 +14,7 @@ WINDOW = 10
 """Consecutive rounds over which accuracies are averaged (FedFac §5.2)."""
 
 RULES = {
-    "best10": "best mean over 10 consecutive rounds{}, chosen on the test data that it reports (as the paper's Table "
-    "2)",
+    "best10": "best mean over 10 consecutive rounds{}, chosen on the test data that it reports",
     "last10": "mean over the last 10 rounds{}",
     "final": "the last evaluated round",
     "validated": "the round with the best accuracy on validation data",
@@ -60,7 +59,7 @@ def choose(table: pd.DataFrame, asked: str | None = None) -> str:
     table : DataFrame
         ``label`` and ``rounds`` of every run.
     asked : str, optional
-        One of ``RULES``. By default best10, the paper's; final where a run has fewer than 10 rounds.
+        One of ``RULES``. By default best10, as papers report it; final where a run has fewer than 10 rounds.
 
     Raises
     ------

@@ -1,12 +1,11 @@
-"""From runs to numbers: one row a run, and the accuracies, curves and costs that tables and figures are made of."""
+"""From a run to numbers: one row, and the accuracies, curves and states that tables and figures are made of."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,33 +14,7 @@ from numpy.typing import NDArray
 
 from fedstat.fl import nets
 from fedstat.stats.split import adjusted_rand, same_state
-from fedstat.store import open_run, require_sound
 from fedstat.study.rules import WINDOW, best_window, span
-
-SCALE = (
-    "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
-    "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
-    "evaluate_every", "precision",
-)  # fmt: skip
-"""Settings that runs of one label must have in common to be compared."""
-
-
-class Grid(NamedTuple):
-    """Runs that belong together.
-
-    Attributes
-    ----------
-    table : DataFrame
-        One row per finished run, as :func:`row` makes it, with the path of its store: ``path``.
-    unfinished : tuple of str
-        Paths of the runs that are left out because they have not ended.
-    configs : mapping from label to dict
-        Settings of the first run of each label: those that make its scale hold for all.
-    """
-
-    table: pd.DataFrame
-    unfinished: tuple[str, ...] = ()
-    configs: Mapping[str, dict[str, Any]] = {}
 
 
 def row(run: xr.DataTree) -> dict[str, Any]:
@@ -77,9 +50,33 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     best10 picks rounds by the test data that it reports (as FedFac Table 2 and all its peers do) and so is too high;
     ``optimism`` says by how much. Where rounds are evaluated now and then, the evaluated ones in each window count.
     """
-    config, metrics = _config(run), _metrics(run)
+    config, metrics = config_of(run), _metrics(run)
     test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
-    mean = weighted(test, weight)
+    own = clients(run)["accuracy"].dropna()
+    return {
+        "label": config.get("label") or config.get("data") or "run",
+        "method": config["algorithm"],
+        "seed": config["seed"],
+        "layers": _layers(config),
+        **{name: _number(_setting(config, name)) for name in ("kappa", "tau")},
+        "estimator": _setting(config, "estimator") or _setting(config, "method") or "",
+        "clients": test.shape[1],
+        "rounds": len(test),
+        "revision": run.attrs.get("revision", ""),
+        "code": run.attrs.get("code", ""),
+        **_by_rules(metrics, weighted(test, weight)),
+        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-span(len(test)) :]),
+        "unweighted": own.mean(),
+        "spread": own.std(),
+        "q10": own.quantile(0.1),
+        "bytes_up": _total(metrics, "bytes_up"),
+        "bytes_down": _total(metrics, "bytes_down"),
+        "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
+    }
+
+
+def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
+    """Accuracies of a run by every rule, from its mean accuracy (round,) on test samples."""
     best, best_round = best_window(mean)
     size = "n_validation" if "n_validation" in metrics else "n_train"
     validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
@@ -94,97 +91,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         _, last = best_window(np.where(np.isfinite(mean), validation, np.nan))
         if math.isfinite(last):
             found["optimism"] = best - _nanmean(mean[int(last) - WINDOW : int(last)])
-    own = clients(run)["accuracy"].dropna()
-    return {
-        "label": config.get("label") or config.get("data") or "run",
-        "method": config["algorithm"],
-        "seed": config["seed"],
-        "layers": _layers(config),
-        **{name: _number(_setting(config, name)) for name in ("kappa", "tau")},
-        "estimator": _setting(config, "estimator") or _setting(config, "method") or "",
-        "clients": test.shape[1],
-        "rounds": len(test),
-        "revision": run.attrs.get("revision", ""),
-        "code": run.attrs.get("code", ""),
-        **found,
-        "before": _nanmean(weighted(_values(metrics, "accuracy_before"), weight)[-span(len(test)) :]),
-        "unweighted": own.mean(),
-        "spread": own.std(),
-        "q10": own.quantile(0.1),
-        "bytes_up": _total(metrics, "bytes_up"),
-        "bytes_down": _total(metrics, "bytes_down"),
-        "seconds": float(np.nanmedian(metrics["seconds"])) if "seconds" in metrics else math.nan,
-    }
-
-
-def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
-    """Rows of many runs.
-
-    Parameters
-    ----------
-    runs : path or sequence of paths
-        A folder of stores (``*.zarr``), or stores.
-
-    Returns
-    -------
-    Grid
-        Unfinished runs are left out, and named.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no run.
-    ValueError
-        If runs of one label were made at different scales; the settings that differ are named. If a run cannot be read.
-    """
-    paths = stores(runs)
-    rows, configs, unfinished = [], [], []
-    for path in paths:
-        run = open_run(path)
-        if "ended" not in run.attrs:
-            unfinished.append(str(path))
-            continue
-        try:
-            rows.append(row(run) | {"path": str(path)})
-        except (ValueError, RuntimeError) as error:
-            require_sound(path, checksums=True)  # which zarr says in words of its own
-            raise ValueError(f"{path}: {error}") from error
-        configs.append(_config(run))
-    table = pd.DataFrame(rows)
-    labels = [r["label"] for r in rows]
-    same_scale(configs, labels)
-    first = {label: configs[labels.index(label)] for label in dict.fromkeys(labels)}
-    return Grid(table, tuple(unfinished), first)
-
-
-def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Paths of the stores in a folder, or those given, sorted."""
-    paths = sorted(Path(runs).glob("*.zarr")) if isinstance(runs, str | Path) else sorted(map(Path, runs))
-    if not paths:
-        raise FileNotFoundError(
-            f"there is no run in {runs}: a run is a folder NAME.zarr that python -m fedstat.fl writes"
-        )
-    return paths
-
-
-def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
-    """Raise ValueError, naming the settings, if runs of one label were made at different scales.
-
-    Examples
-    --------
-    >>> same_scale([{"rounds": 10}, {"rounds": 20}], ["a", "a"])
-    Traceback (most recent call last):
-    ValueError: runs of 'a' cannot stand in one table: they differ in rounds (10, 20). Keep each scale in ...
-    """
-    for label in dict.fromkeys(labels):
-        here = [c for c, name in zip(configs, labels, strict=True) if name == label]
-        seen = {key: list(dict.fromkeys(json.dumps(c.get(key)) for c in here)) for key in SCALE}
-        differ = [f"{key} ({', '.join(values)})" for key, values in seen.items() if len(values) > 1]
-        if differ:
-            raise ValueError(
-                f"runs of {label!r} cannot stand in one table: they differ in {'; '.join(differ)}. "
-                "Keep each scale in its own folder."
-            )
+    return found
 
 
 def clients(run: xr.DataTree) -> pd.DataFrame:
@@ -318,7 +225,8 @@ def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArra
         return np.asarray(np.where(there, values * weight, 0).sum(axis=-1) / np.where(total > 0, total, np.nan))
 
 
-def _config(run: xr.DataTree) -> dict[str, Any]:
+def config_of(run: xr.DataTree) -> dict[str, Any]:
+    """Settings of a run, as its store notes them; ValueError if it is none of the trainer."""
     try:
         config = dict(json.loads(run.attrs["config"]))
     except KeyError:

@@ -1,4 +1,4 @@
-"""FedFac's tuning as a procedure: Λ, then τ, then κ, each by accuracy on validation samples (FedFac §5.3, §6).
+"""Tuning as a procedure: Λ, then τ, then κ, each by accuracy on validation samples (FedFac §5.3, §6).
 
 The paper tunes by hand and does not say on which samples; here the test samples are never looked at.
 """

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,11 +9,13 @@ import xarray as xr
 from fl_stores import grid, write
 from numpy.testing import assert_allclose
 from scipy import stats
+from scripts import ROOT, load
 
 import fedstat
-from fedstat.study import decomposition, summary
+from fedstat.study import collect, summary
 
-ROOT = Path(__file__).parents[2]
+SCRIPT = load("analysis/fedfac/decomposition.py")
+checks = SCRIPT.checks
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +40,14 @@ def test_states_say_when_a_split_settled(tmp_path):
 
 
 def test_estimators_agree_where_one_factor_makes_the_split(alike):
-    found = decomposition.variants(alike, kappas=(0.4,), taus=(0.5,)).set_index("estimator")
+    found = checks.variants(alike, kappas=(0.4,), taus=(0.5,)).set_index("estimator")
     assert found.loc[["pa", "minres", "pc"], "ari"].tolist() == [1.0, 1.0, 1.0]
     assert found.loc["pa", "converged"]
     assert (found["units"] == 8).all()
 
 
 def test_variants_are_the_splits_of_the_package(alike):
-    found = decomposition.variants(alike, kappas=(0.4, 0.7), taus=(0.25, 0.5))
+    found = checks.variants(alike, kappas=(0.4, 0.7), taus=(0.25, 0.5))
     assert len(found) == 4 * 2 * 2
     row = found.query("estimator == 'pc' and kappa == 0.7 and tau == 0.25").iloc[0]
     one = fedstat.fa(fedstat.layer_matrix(alike), kappa=0.7, method="pc").split(tau=0.25).shared
@@ -58,10 +57,10 @@ def test_variants_are_the_splits_of_the_package(alike):
 
 
 def test_certainty_is_high_with_structure_and_low_without(alike):
-    found = decomposition.certainty(alike, replicates=30)
+    found = checks.certainty(alike, replicates=30)
     assert found["ari"] > 0.8
     noise = alike.copy(data=np.random.default_rng(1).normal(size=alike.shape))
-    none = decomposition.certainty(noise, replicates=30)
+    none = checks.certainty(noise, replicates=30)
     assert none["ari"] < found["ari"]
     assert none["sure"] < 0.8
     assert none["p_identity"] > 0.05
@@ -70,9 +69,9 @@ def test_certainty_is_high_with_structure_and_low_without(alike):
 def test_only_hidden_layers_in_which_clients_differ_are_analysed(tmp_path):
     shapes = {"conv1.weight": [8, 3, 5, 5], "out.weight": [10, 8]}
     run = fedstat.open_run(write(tmp_path / "a.zarr", weights=True, shapes=shapes))
-    assert list(decomposition.hidden_weights(run)) == ["conv1"]
+    assert list(checks.hidden_weights(run)) == ["conv1"]
     last = fedstat.open_run(write(tmp_path / "b.zarr", weights=True, shapes={"conv1.weight": [8, 3, 5, 5]}))
-    assert decomposition.hidden_weights(last) == {}
+    assert checks.hidden_weights(last) == {}
 
 
 def test_fedfac_is_compared_with_a_random_split_of_the_same_size_and_seed(tmp_path):
@@ -83,10 +82,10 @@ def test_fedfac_is_compared_with_a_random_split_of_the_same_size_and_seed(tmp_pa
         other = {"algorithm": "fedfac-dynamic", "layers": ["fc1"], "tau": "0.5", "kappa": 0.85, "seed": seed}
         write(tmp_path / f"g{seed}.zarr", **other)
         write(tmp_path / f"d{seed}.zarr", algorithm="random-redrawn", seed=seed, **same)
-    found = decomposition.against_random(summary.collect(tmp_path))
+    found = checks.against_random(collect.collect(tmp_path))
     assert found["layers"].tolist() == ["conv1", "conv1"]
     found = found[found["method"] == "fedfac-dynamic"]
-    rows = summary.collect(tmp_path).table.query("layers == 'conv1'").pivot(index="seed", columns="method")["best10"]
+    rows = collect.collect(tmp_path).table.query("layers == 'conv1'").pivot(index="seed", columns="method")["best10"]
     test = stats.ttest_rel(rows["fedfac-dynamic"], rows["random"])
     assert_allclose(found[["n", "p_value"]].iloc[0].tolist(), [3, test.pvalue])
     assert_allclose(found["difference"], (rows["fedfac-dynamic"] - rows["random"]).mean())
@@ -98,7 +97,7 @@ def test_the_script_answers_in_four_tables(tmp_path, monkeypatch, capsys):
         assert path.exists()
     monkeypatch.chdir(ROOT)
     arguments = ["--runs", runs, "--replicates", 5, "--out", tmp_path / "t"]
-    assert runpy.run_path("analysis/decomposition.py")["main"]([*map(str, arguments)]) == 0
+    assert SCRIPT.main([*map(str, arguments)]) == 0
     text = capsys.readouterr().out
     for said in ("better than a random one?", "Does the split settle?", "How sure is", "Do the estimators agree?"):
         assert said in text
@@ -113,7 +112,7 @@ def test_designs_are_told_apart_and_resampled_with_their_own_settings(tmp_path):
             settings = {"layers": ["conv1"], "kappa": kappa, "tau": tau, "estimator": estimator, "seed": seed}
             name = f"{kappa}-{tau}-{estimator}-{seed}.zarr"
             write(tmp_path / name, algorithm="fedfac-dynamic", weights=True, **settings)
-    _, settled, sure, agree = decomposition.study(summary.collect(tmp_path), replicates=10)
+    _, settled, sure, agree = SCRIPT.study(collect.collect(tmp_path), replicates=10)
     (block,) = settled.blocks.values()
     rows = [("0.4", "0.5", "pa"), ("0.85", "0.5", "leverage"), ("0.85", "0.5", "pa"), ("0.85", "0.75", "pa")]
     assert list(block[["κ", "τ", "estimator"]].itertuples(index=False, name=None)) == rows
@@ -122,7 +121,7 @@ def test_designs_are_told_apart_and_resampled_with_their_own_settings(tmp_path):
     for kappa, tau, estimator in designs:
         run = fedstat.open_run(tmp_path / f"{kappa}-{tau}-{estimator}-1.zarr")
         own = {"kappa": kappa, "tau": float(tau), "estimator": estimator}
-        by_hand = decomposition.certainty(decomposition.hidden_weights(run)["conv1"], **own, replicates=10)
+        by_hand = checks.certainty(checks.hidden_weights(run)["conv1"], **own, replicates=10)
         here = sure.values.query("seed == 1 and kappa == @kappa and tau == @own['tau'] and estimator == @estimator")
         assert_allclose(here[["sure", "ari", "p_identity"]].iloc[0].astype(float), list(by_hand.values()))
     assert sure.values.groupby("kappa")["ari"].mean().nunique() == 2

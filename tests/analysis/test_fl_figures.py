@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -12,14 +9,13 @@ import pytest
 import torch
 from fl_stores import grid
 from numpy.testing import assert_allclose
+from scripts import ROOT, load
 from torch.nn import functional
 
 import fedstat
 from fedstat import plot
 from fedstat.fl import nets
 from fedstat.study import experiment, features
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +42,7 @@ def digits(tmp_path_factory):
 
 def figure(name, *arguments, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert runpy.run_path(f"paper_figs/{name}.py")["main"]([*map(str, arguments)]) == 0
+    assert load(f"paper_figs/{name}.py").main([*map(str, arguments)]) == 0
 
 
 @pytest.mark.parametrize("name", ["fig08", "fig09"])
@@ -98,11 +94,11 @@ def test_feature_maps_are_those_of_the_convolution_itself():
 
 
 def test_filters_are_shown_by_kind_beside_fedavg(digits, tmp_path, monkeypatch):
-    made, drawn = features.side_by_side, plot.feature_grid
-    seen, shown = [], []
-    monkeypatch.setattr(features, "side_by_side", lambda *a, **k: seen.append(made(*a, **k)) or seen[-1])
+    fig10, drawn = load("paper_figs/fig10.py"), plot.feature_grid
+    made, seen, shown = fig10.side_by_side, [], []
+    monkeypatch.setattr(fig10, "side_by_side", lambda *a, **k: seen.append(made(*a, **k)) or seen[-1])
     monkeypatch.setattr(plot, "feature_grid", lambda *a: shown.append(a) or drawn(*a))
-    figure("fig10", "--runs", digits, "--out", tmp_path / "figure.png", monkeypatch=monkeypatch)
+    assert fig10.main(["--runs", str(digits), "--out", str(tmp_path / "figure.png")]) == 0
     assert (tmp_path / "figure.png").stat().st_size > 20_000
     for ours, theirs in zip(shown[0][1:], seen[0], strict=True):
         assert_allclose(ours, theirs)
@@ -113,7 +109,7 @@ def test_maps_are_those_of_each_runs_own_model_and_of_its_split(digits):
     fedfac, fedavg = (fedstat.open_run(digits / f"{name}.zarr") for name in ("fedfac-dynamic", "fedavg"))
     net = nets.named("resnet8", (1, 8, 8), 10, width=0.25)
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 8, 8)).astype(np.float32))
-    *maps, shared = features.side_by_side(fedfac, fedavg, net, "conv1", x, client=3)
+    *maps, shared = load("paper_figs/fig10.py").side_by_side(fedfac, fedavg, net, "conv1", x, client=3)
     for run, seen in zip((fedfac, fedavg), maps, strict=True):
         w = run["weights/conv1/w"][-1, 3].to_numpy().reshape(-1, 1, 3, 3)
         assert_allclose(seen, functional.conv2d(x[None], torch.from_numpy(w), padding=1)[0], atol=1e-5)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import runpy
 import shutil
-import tomllib
-from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,17 +11,19 @@ import pytest
 from fl_stores import grid, write
 from numpy.testing import assert_allclose
 from scipy import stats
+from scripts import ROOT, load
 
 from fedstat.fl.probes.ablation import PARTS
+from fedstat.results.numbers import p_value
 from fedstat.store import open_run
-from fedstat.study import ablations, show, summary, tables
+from fedstat.study import collect, origin, show
 from fedstat.study.experiment import Settings
 from fedstat.study.grid import cells, name_of
+from fedstat.study.reference import Reference, read
 from fedstat.study.tuning import tune
 
-ROOT = Path(__file__).parents[2]
-PAPER = tomllib.loads((ROOT / "analysis" / "paper_fedfac.toml").read_text(encoding="utf-8"))
-COLLECT = functools.cache(summary.collect)
+PAPER = read(ROOT / "analysis" / "fedfac" / "reference.toml")
+COLLECT = functools.cache(collect.collect)
 METHODS = ("fedavg", "fedper", "random", "fedfac-dynamic")
 
 
@@ -51,13 +49,13 @@ def tuned(tmp_path_factory):
 
 def script(name, *arguments, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    assert runpy.run_path(f"analysis/{name}.py")["main"]([*map(str, arguments)]) == 0
+    assert load(f"analysis/fedfac/{name}.py").main([*map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 
 @pytest.fixture
 def run_table(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(summary, "collect", COLLECT)  # reading a grid once is enough here
+    monkeypatch.setattr(collect, "collect", COLLECT)  # reading a grid once is enough here
 
     def made(name, folder, suffix="", *arguments):
         out = script(
@@ -127,11 +125,12 @@ def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_
     assert "fewer than 10 rounds" in text
     assert "CIFAR-10, π = 0.1: 6 rounds" in " ".join(text.split())
     assert "| method | final | " in markdown
+    table2 = load("analysis/fedfac/table2.py")
     for rule in ("best10", "last10"):
         with pytest.raises(
             ValueError, match=f"{rule} averages 10 rounds, but there are fewer: .*: 6 rounds.*Use final"
         ):
-            tables.accuracy(COLLECT(folder), PAPER, Namespace(rule=rule, reference=None))
+            table2.accuracy(COLLECT(folder), table2.Asked(PAPER, rule))
     text, _, _ = run_table("table8", folder, "b")
     assert "final: the last evaluated round random:" in " ".join(text.split())
 
@@ -141,7 +140,7 @@ def test_intervals_of_all_methods_rest_on_the_residuals_of_all(runs, run_table):
     here = values.set_index("method")
     row = here.loc["fedavg"]
     shown = show.interval(row["pooled_difference"], row["pooled_low"], row["pooled_high"])
-    assert f"{shown}  {tables.p_text(row['pooled_p'])}" in text
+    assert f"{shown}  {p_value(row['pooled_p'])}" in text
     assert row["pooled_df"] == 3 * 2
     assert "with one residual variance of all within seeds" in " ".join(text.split())
     ratios = run_table("table7", runs)[1].query("method == 'random'")
@@ -174,13 +173,13 @@ def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
 def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
     found = COLLECT(runs)
     assert found.table["code"].nunique() == 1
-    assert not any("versions of the code" in note for note in show.origin(found))
+    assert not any("versions of the code" in note for note in origin.origin(found))
     label = found.table["label"].iloc[0]
     mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
-    notes = show.origin(found._replace(table=mixed))
+    notes = origin.origin(found._replace(table=mixed))
     assert f"runs of one setting were made by several versions of the code: {label} by 3" in notes
-    assert "evaluated every 5" in show.scale({"rounds": 20, "evaluate_every": 5})
-    assert "evaluated" not in show.scale({"rounds": 20, "evaluate_every": 1})
+    assert "evaluated every 5" in origin.scale({"rounds": 20, "evaluate_every": 5})
+    assert "evaluated" not in origin.scale({"rounds": 20, "evaluate_every": 1})
 
 
 def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
@@ -198,7 +197,8 @@ def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
 
 
 def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fine_tuned():
-    rules = {name: tables.NEW_RULES[name] for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
+    new_rules = load("analysis/fedfac/table3.py").NEW_RULES
+    rules = {name: new_rules[name] for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
     assert list(rules.values()) == [("global",), ("global",), ("finetuned",), ("finetuned",)]
 
 
@@ -249,10 +249,11 @@ def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
     assert sizes[["none", "shared", "personal"]].tolist() == [0, 2, 6]
     between = values.query("method == 'personal − shared'")
     assert (between["difference"] < 0).all()
-    block = ablations.masking(COLLECT(tmp_path), {}, None).blocks["Personal masked − shared masked"]
+    table8 = load("analysis/fedfac/table8.py")
+    block = table8.masking(COLLECT(tmp_path), table8.Asked(Reference())).blocks["Personal masked − shared masked"]
     for r, line in zip(between.to_dict("records"), block.to_dict("records"), strict=True):
         assert line["difference [95 %]"] == show.interval(r["difference"], r["all_low"], r["all_high"])
-        assert line["p"] == tables.p_text(r["p_holm"])
+        assert line["p"] == p_value(r["p_holm"])
     assert (between["p_holm"] >= between["p_value"]).all()
     assert between["p_holm"].min() == pytest.approx(4 * between["p_value"].min(), rel=1e-4)
     assert "not made: several splits of one method in a setting (they differ in τ)" in text
@@ -326,21 +327,20 @@ def test_nothing_is_tuned_on_test_data(tmp_path, monkeypatch, capsys):
     assert "test data are not tuned on" in " ".join(capsys.readouterr().err.split())
 
 
-def test_every_paper_value_is_in_range_and_of_a_known_method():
-    tables = {name: table for name, table in PAPER.items() if name != "source"}
-    assert list(tables) == [f"table{i}" for i in range(2, 9)]
-    for name, table in tables.items():
+def test_every_published_value_is_in_range_and_of_a_known_method():
+    assert list(PAPER.tables) == [f"table{i}" for i in range(2, 9)]
+    for name, table in PAPER.tables.items():
         for values in table.values():
             assert all(0 < x < (13 if name == "table7" else 1) for x in values.values())
             if name in ("table2", "table7"):
                 assert set(values) <= set(show.METHODS)
-    assert [len(t) for t in tables.values()] == [8, 3, 3, 3, 3, 8, 8]
+    assert [len(t) for t in PAPER.tables.values()] == [8, 3, 3, 3, 3, 8, 8]
 
 
 def test_runs_are_selected_by_their_settings(runs):
     found = COLLECT(runs)
-    assert set(show.select(found, ["method=fedavg"]).table["method"]) == {"fedavg"}
+    assert set(collect.select(found, ["method=fedavg"]).table["method"]) == {"fedavg"}
     with pytest.raises(ValueError, match="no finished run is left"):
-        show.select(found, ["seed=9"])
+        collect.select(found, ["seed=9"])
     with pytest.raises(ValueError, match="Did you mean 'kappa'"):
-        show.select(found, ["kapa=0.5"])
+        collect.select(found, ["kapa=0.5"])

@@ -19,7 +19,7 @@ from scipy import stats
 
 from fedstat import open_run, plot
 from fedstat.fl import profile
-from fedstat.study import contrasts, grid, planned, readouts, summary
+from fedstat.study import collect, contrasts, grid, planned, readouts
 
 LABELS = stores.LABELS[:2]
 GAIN = {"fedavg": 0.0, "fedavg+": 0.3, "fedavg-shrunken": 0.31, "random": 0.2, "fedfac-static, icc": 0.25}
@@ -109,7 +109,7 @@ def test_scores_are_weighted_by_test_samples(folder):
 
 
 def test_shares_are_those_of_the_profile(folder):
-    runs = summary.collect(folder / "runs")
+    runs = collect.collect(folder / "runs")
     shares, steps = readouts.gather(runs, readouts.shares, readouts.steps)
     probed = runs.table[runs.table["method"] == "fedavg"]
     assert len(shares) == 3 * len(probed) == 12
@@ -168,7 +168,7 @@ def study(script, *, adaptive, split=0.05, gain=EIGHT["gain"], share=EIGHT["shar
     )  # fmt: skip
     labels = tuple(dict.fromkeys(data["label"]))
     runs = pd.DataFrame({"label": labels, "seed": 0, "method": "fedavg", "code": "", "revision": "", "rounds": 12})
-    plan = planned.Planned(summary.Grid(runs, (), {label: {} for label in labels}), "cpu", labels, tuple(range(10)), ())
+    plan = planned.Planned(collect.Grid(runs, (), {label: {} for label in labels}), "cpu", labels, tuple(range(10)), ())
     table = script.answers(plan, data, shares, script.Floor(floor, "noise floor"))
     return table.blocks["Answers"].iloc[:, 0].tolist(), table
 
@@ -247,23 +247,23 @@ def test_an_unfinished_run_leaves_its_seed_out_and_no_seed_is_refused(some):
             if cell.seed == 1:
                 stores.write(path, cell, accuracy, finish=False)
     with pytest.raises(ValueError, match=r"no seed of .* is complete .* 0 \(9 of 10 runs\), 1 \(9 of 10 runs\)"):
-        planned.planned(summary.collect(runs), file)
+        planned.planned(collect.collect(runs), file)
 
 
 def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
     runs, file = some / "runs", some / "grid.toml"
     with pytest.raises(ValueError, match="none of the 20 finished runs is one of"):
-        planned.planned(summary.collect(runs), stores.FILE)
+        planned.planned(collect.collect(runs), stores.FILE)
     fewer = stores.plan(some, LABELS[:1])
-    found = planned.planned(summary.collect(runs), fewer)
+    found = planned.planned(collect.collect(runs), fewer)
     assert found.labels == LABELS[:1]
     assert len(found.grid.table) == 10
     assert "finished runs of the folder that are not of" in found.notes[-1]
     assert found.notes[-1].endswith("10")
     cell = next(c for c in grid.cells(file, scale="large") if c.algorithm == "random")
-    both = summary.collect([*runs.glob("*.zarr")])
+    both = collect.collect([*runs.glob("*.zarr")])
     stores.write(some / "large.zarr", cell, accuracy)
-    table = pd.concat([both.table, summary.collect([some / "large.zarr"]).table], ignore_index=True)
+    table = pd.concat([both.table, collect.collect([some / "large.zarr"]).table], ignore_index=True)
     with pytest.raises(ValueError, match=r"runs of several scales .* small, large"):
         planned.planned(both._replace(table=table), folder / "grid.toml")
     twice = both._replace(table=pd.concat([both.table, both.table.iloc[:1]], ignore_index=True))
@@ -277,7 +277,7 @@ def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, tmp_p
     for cell, x in zip(cells, shift, strict=True):
         path = tmp_path / f"{grid.name_of(cell)}.zarr"
         stores.write(path, cell, lambda *of, x=x: accuracy(*of) + (x if of[1] == "fedavg" else x / 2))
-    runs = summary.collect(folder / "runs")
+    runs = collect.collect(folder / "runs")
     found = script.noise_floor(runs, tmp_path, 9)
     assert_allclose(found.value, 2 * np.std(shift, ddof=1) / 3, rtol=1e-6)
     assert "(4 runs)" in found.note
@@ -286,13 +286,13 @@ def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, tmp_p
 
 
 def test_noise_is_of_other_computations_of_the_same_runs(folder, tmp_path):
-    runs = summary.collect(folder / "runs")
+    runs = collect.collect(folder / "runs")
     with pytest.raises(ValueError, match="is not another computation of"):
         contrasts.repeated(runs, runs)
     cell = next(c for c in grid.cells(folder / "grid.toml", scale="large") if c.algorithm == "fedavg")
     stores.write(tmp_path / "other.zarr", cell, accuracy)
     with pytest.raises(ValueError, match="repeats no run of the grid"):
-        contrasts.repeated(runs, summary.collect(tmp_path))
+        contrasts.repeated(runs, collect.collect(tmp_path))
 
 
 def test_the_names_are_those_of_the_study(script):

@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, nets, train
-from fedstat.study import report, rules, summary
+from fedstat.study import collect, report, rules, summary
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_a_run_of_the_trainer_is_read(tmp_path):
     data = fedstat.sim.generate(clients=4, d=5, m=6, n_train=20, n_test=10)
     algorithm = algorithms.fedfac(["fc1"], kappa=0.7)
     train(data, nets.mlp([5, 6, 1]), algorithm, rounds=3, batch_size=5, out=tmp_path / "a.zarr")
-    found = summary.collect([tmp_path / "a.zarr"]).table.iloc[0]
+    found = collect.collect([tmp_path / "a.zarr"]).table.iloc[0]
     assert (found["method"], found["layers"], found["kappa"], found["tau"]) == ("fedfac-dynamic", "fc1", 0.7, 0.5)
     assert found["rounds"] == 3
     assert 0 <= found["final"] <= 1
@@ -127,7 +127,7 @@ def test_a_run_of_the_trainer_is_read(tmp_path):
 def test_a_grid_is_one_row_a_run_and_unfinished_runs_are_named(tmp_path):
     grid(tmp_path, seeds=2, methods=("fedavg", "fedfac-dynamic"))
     write(tmp_path / "half.zarr", finish=False, seed=9)
-    found = summary.collect(tmp_path)
+    found = collect.collect(tmp_path)
     assert len(found.table) == 8
     assert found.table.groupby(["label", "method"])["seed"].apply(list).tolist() == [[0, 1]] * 4
     assert found.unfinished == (str(tmp_path / "half.zarr"),)
@@ -137,17 +137,17 @@ def test_scales_are_not_mixed(tmp_path):
     write(tmp_path / "a.zarr")
     write(tmp_path / "b.zarr", rounds=12, lr=0.01, seed=1)
     with pytest.raises(ValueError, match=r"they differ in rounds \(24, 12\); lr \(0.001, 0.01\)"):
-        summary.collect(tmp_path)
+        collect.collect(tmp_path)
     write(tmp_path / "c.zarr", label="another", rounds=12)
-    assert len(summary.collect([tmp_path / "a.zarr", tmp_path / "c.zarr"]).table) == 2
+    assert len(collect.collect([tmp_path / "a.zarr", tmp_path / "c.zarr"]).table) == 2
 
 
 def test_what_is_not_a_run_of_the_trainer_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no run in"):
-        summary.collect(tmp_path)
+        collect.collect(tmp_path)
     store.create(tmp_path / "other.zarr", {}, store.provenance("other", {}, command="other")).finish()
     with pytest.raises(ValueError, match=r"other\.zarr: not a run of the trainer"):
-        summary.collect(tmp_path)
+        collect.collect(tmp_path)
 
 
 def test_of_equal_values_the_first_in_the_network_is_chosen():
@@ -165,4 +165,4 @@ def test_a_damaged_run_is_named_by_a_table_of_many(tmp_path):
     for damaged in (chunk.read_bytes()[:9], chunk.read_bytes()[:-1] + b"?"):
         chunk.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"a.zarr is damaged.*emove it and run again"):
-            summary.collect(tmp_path)
+            collect.collect(tmp_path)

@@ -13,7 +13,7 @@ from fl_runs import command
 from fedstat import store
 from fedstat.fl import engine
 from fedstat.fl.algorithms import ALGORITHMS
-from fedstat.study import grid, summary
+from fedstat.study import collect, grid, summary
 from fedstat.study.tuning import tune
 
 GRID = """
@@ -193,7 +193,7 @@ def test_a_run_that_diverges_does_not_keep_a_grid_from_the_others(grid_file, tmp
     said = capsys.readouterr().err
     assert "a, fedavg, seed 0 (digits-dirichlet-0.1-fedavg-seed0" in said
     assert "b, fedavg, seed 0" in said
-    assert len(summary.collect(tmp_path / "runs").table) == 4
+    assert len(collect.collect(tmp_path / "runs").table) == 4
 
 
 def test_a_layer_that_a_net_lacks_is_named_with_its_run(grid_file, tmp_path):

@@ -387,8 +387,8 @@ LINES = [
     *_config("fedstat.fl", "--config", GRID_TOML, "--data-dir nowhere"),
     *_config("fedstat.fl", "--config", SCALE_TOML, "--scale quick"),
     *_config("fedstat.fl", "--config", TUNE_TOML, "--tune"),
-    *(line for n in range(2, 9) for line in _lines(f"analysis/table{n}.py", TABLES)),
-    *_lines("analysis/decomposition.py", "--runs nowhere | there is no run\n"
+    *(line for n in range(2, 9) for line in _lines(f"analysis/fedfac/table{n}.py", TABLES)),
+    *_lines("analysis/fedfac/decomposition.py", "--runs nowhere | there is no run\n"
             "--runs grid --replicates x | invalid int value\n--runs grid --out file.txt/t | --out"),
     *_lines("analysis/sim_table.py", "nowhere.zarr t.csv | there is no run at nowhere.zarr\nsim.zarr | required: csv\n"
             "sim.zarr nowhere/t.csv | csv must be in an existing folder\nfile.txt t.csv | there is no run at file.txt\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import runpy
-import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import zarr
 from command_lines import LINES
 from fl_runs import SMALL
+from scripts import load
 from wrong_files import TOML
 
 from fedstat import motivation, sim
@@ -25,12 +24,11 @@ ROOT = Path(__file__).parents[2]
 def workplace(tmp_path_factory):
     """Folder with what the command lines name, in a folder that nobody may touch."""
     place = tmp_path_factory.mktemp("precious") / "work"
-    for folder in ("folder", "folder.png", "blocked.csv", "blockeda.csv", "analysis", "grid", "others", "swapped"):
+    for folder in ("folder", "folder.png", "blocked.csv", "blockeda.csv", "grid", "others", "swapped"):
         (place / folder).mkdir(parents=True)
     for name in ("../precious.txt", "file.txt", "folder/precious.txt", "photo.png", "bad.npz", "bad.pt"):
         (place / name).write_text("precious")
     (place / "bad.safetensors").write_bytes(b"\xff" * 40)
-    shutil.copy(ROOT / "analysis" / "paper_fedfac.toml", place / "analysis")
     for client in "ab":
         w = np.random.default_rng(ord(client)).normal(size=(6, 8))
         np.savez(place / f"{client}.npz", **{"fc1.weight": w})
@@ -60,7 +58,7 @@ def workplace(tmp_path_factory):
 def call(command, argv):
     """Exit status of a command or a script, in this process."""
     if command.endswith(".py"):
-        main = runpy.run_path(str(ROOT / command))["main"]
+        main = load(command).main
     else:
         main = import_module(f"{command}.__main__").main
     try:

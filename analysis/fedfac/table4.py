@@ -1,6 +1,6 @@
 """FedFac Table 4: tuning Λ of FedFac on validation data.
 
-python analysis/table4.py --runs runs/tune-quick --out runs/tables/table4
+python analysis/fedfac/table4.py --runs runs/tune-quick --out runs/tables/table4
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from fedstat.study import ablations, show
+from command import command
+from tuning import tuning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return show.command(__doc__, {"": partial(ablations.tuning, name="table4")}, runs="runs/tune-quick", argv=argv)
+    return command(__doc__, {"": partial(tuning, name="table4")}, runs="runs/tune-quick", argv=argv)
 
 
 if __name__ == "__main__":

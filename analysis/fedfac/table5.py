@@ -1,6 +1,6 @@
 """FedFac Table 5: tuning τ of FedFac on validation data.
 
-python analysis/table5.py --runs runs/tune-quick --out runs/tables/table5
+python analysis/fedfac/table5.py --runs runs/tune-quick --out runs/tables/table5
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from fedstat.study import ablations, show
+from command import command
+from tuning import tuning
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return show.command(__doc__, {"": partial(ablations.tuning, name="table5")}, runs="runs/tune-quick", argv=argv)
+    return command(__doc__, {"": partial(tuning, name="table5")}, runs="runs/tune-quick", argv=argv)
 
 
 if __name__ == "__main__":

@@ -1,159 +1,58 @@
-"""What the decomposition means on real data: is a split stable, certain, agreed on, and better than chance?"""
+"""What FedFac's decomposition means: is its split better than random, stable, certain, and agreed on by estimators?
+
+python analysis/fedfac/decomposition.py --runs runs/fedfac-quick --out runs/tables/decomposition
+"""
 
 from __future__ import annotations
 
-import json
-import warnings
+import argparse
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+import checks
 import pandas as pd
-import xarray as xr
+import rounds
+from checks import KAPPA, TAU
 from threadpoolctl import threadpool_limits
+from tqdm import tqdm
 
-from fedstat.fl import nets
-from fedstat.labelled import bootstrap, fa, permutation_test
-from fedstat.labelled.coerce import client_sums, correlation_of
-from fedstat.results import ConvergenceWarning
-from fedstat.stats import factor
-from fedstat.stats.split import adjusted_rand
+from fedstat import _cli
+from fedstat.results.numbers import number, plus_minus
 from fedstat.store import open_run
-from fedstat.study import rules, show, summary
+from fedstat.study import collect, rules, show, summary
+from fedstat.study.collect import Grid
+from fedstat.study.compare import claim
+from fedstat.study.origin import caption
 from fedstat.study.rules import WINDOW
-from fedstat.study.show import METHODS, Table, caption, number, plus_minus
-from fedstat.study.summary import Grid
-from fedstat.study.tables import against_zero, claim
+from fedstat.study.show import METHODS
+from fedstat.study.table import Table, require_writable
 
-KAPPAS, TAUS = (0.5, 0.75, 0.85, 0.9, 0.95), (0.25, 0.5, 0.75)
-KAPPA, TAU = 0.85, 0.5
 ANALYSED = ("local", "fedfac-static", "fedfac-dynamic")
 """Methods whose runs are analysed: those under which clients' weights of a hidden layer differ."""
 
 
-def hidden_weights(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Last weights of the hidden layers in which clients differ: layer to (client, unit, weight)."""
-    shapes = json.loads(run.attrs["config"]).get("shapes", {})
-    last = nets.layer_of(list(shapes)[-1]) if shapes else None
-    found: dict[str, xr.DataArray] = {}
-    for layer, node in (run["weights"].children if "weights" in run.children else {}).items():
-        if layer != last and "w" in node and node.sizes["client"] > 1:
-            w = xr.DataArray(node["w"]).isel(checkpoint=-1).load()
-            if bool((w != w.isel(client=0)).any()):
-                found[str(layer)] = w
-    return found
+def main(argv: Sequence[str] | None = None) -> int:
+    cli = _cli.Parser(description=__doc__.splitlines()[0])
+    cli.add_argument("--runs", type=Path, default=Path("runs/fedfac-quick"), help="folder of the grid's stores")
+    cli.add_argument("--out", type=Path, help="name without ending: writes NAME-1.csv, NAME-1.md, ...")
+    rounds.add_rule(cli)
+    cli.add_argument("--replicates", type=int, default=50, help="bootstrap samples and shuffles (default 50)")
+    cli.add_argument("--methods", nargs="+", default=ANALYSED, help="whose weights are analysed")
+    return _cli.run(cli, work, argv)
 
 
-def variants(weights: xr.DataArray, *, kappas: Sequence[float] = KAPPAS, taus: Sequence[float] = TAUS) -> pd.DataFrame:
-    """Splits of one layer by every estimator at several κ and τ, against the paper's estimator.
-
-    Parameters
-    ----------
-    weights : DataArray (client, unit, weight)
-    kappas, taus : sequence of float
-
-    Returns
-    -------
-    DataFrame
-        ``estimator``, ``kappa``, ``tau``; ``ari``, adjusted Rand index with principal axis at the same κ and τ;
-        ``ari_kappa``, with principal axis at κ = 0.85 and the same τ; ``units``, those with a communality;
-        ``n_factors``; ``converged``; ``heywood``, the number of communalities above 1. Non-convergence, and as many
-        factors as units (every communality is 1 then, and tells nothing), are columns and no warnings.
-    """
-    m, *_ = client_sums(weights)
-    r = correlation_of(m)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fits = {
-            (e, k): fa(r, corr=True, kappa=k, method=e)
-            for e, k in product(factor.METHODS, dict.fromkeys((*kappas, KAPPA)))
-        }
-        rows = []
-        for e, k, t in product(factor.METHODS, kappas, taus):
-            fit, shared = fits[e, k], fits[e, k].split(tau=t).shared
-            rows.append(
-                {
-                    "estimator": e,
-                    "kappa": k,
-                    "tau": t,
-                    "ari": float(adjusted_rand(shared, fits["pa", k].split(tau=t).shared)),
-                    "ari_kappa": float(adjusted_rand(shared, fits["pa", KAPPA].split(tau=t).shared)),
-                    "units": int(np.isfinite(fit.communality).sum()),
-                    "n_factors": fit.n_factors,
-                    "converged": fit.converged,
-                    "heywood": int(fit.heywood.sum()),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def certainty(
-    weights: xr.DataArray,
-    *,
-    kappa: float = KAPPA,
-    tau: float = TAU,
-    estimator: factor.Method = "pa",
-    replicates: int = 50,
-    seed: int = 0,
-) -> dict[str, float]:
-    """How sure is the split of one layer, clients being resampled?
-
-    Parameters
-    ----------
-    weights : DataArray (client, unit, weight)
-    kappa, tau, estimator
-        Of the split.
-    replicates : int
-        Bootstrap samples of clients, and shuffles of units.
-    seed : int
-
-    Returns
-    -------
-    dict
-        ``sure``: share of units that are shared in at least 95 % or at most 5 % of the samples; ``ari``: mean adjusted
-        Rand index of a sample's split with the split of all clients, 0 for chance; ``p_identity``: of the test that
-        units have an identity across clients, by shuffling them within clients; NaN for minres, which takes a second
-        and more for every shuffle.
-    """
-    how: dict[str, Any] = {"kappa": kappa, "method": estimator, "replicates": replicates, "seed": seed}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        drawn = bootstrap(weights, tau=tau, **how)
-        identity = np.nan if estimator == "minres" else float(permutation_test(weights, **how).p_value)
-    p = np.asarray(drawn.p_shared)
-    return {
-        "sure": float(((p >= 0.95) | (p <= 0.05)).mean()),
-        "ari": float(np.mean([adjusted_rand(s, drawn.split.shared) for s in drawn.shared])),
-        "p_identity": identity,
-    }
-
-
-def against_random(grid: Grid, *, value: str | None = None) -> pd.DataFrame:
-    """FedFac less a random split of as many units, within settings and seeds, by Λ, κ, τ and estimator.
-
-    So too a random split that is drawn anew in every round: what a split loses that does not stay.
-
-    Returns
-    -------
-    DataFrame
-        ``label``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
-        :func:`fedstat.stats.compare.paired`; Holm's adjustment runs over all rows.
-    """
-    table, value = show.in_order(grid), rules.choose(grid.table, value)
-    chance = table[table["method"] == "random"].set_index(["label", "layers", "tau", "seed"])[value]
-    others = table[_by_analysis(table) | (table["method"] == "random-redrawn")]
-    there = others.set_index(chance.index.names).index.isin(chance.index)
-    if not there.any():
-        return pd.DataFrame()
-    settings = ["label", "method", *show.SETTINGS]
-    data = others[there].assign(of=lambda t: t.groupby(settings, dropna=False, sort=False).ngroup().map(str))
-    data["less"] = data[value] - chance.loc[pd.MultiIndex.from_frame(data[chance.index.names])].to_numpy()
-    return data[["of", *settings]].drop_duplicates("of").merge(against_zero(data, "of", "less")).drop(columns="of")
-
-
-def _by_analysis(table: pd.DataFrame) -> pd.Series[bool]:
-    return table["method"].str.startswith("fedfac")
+def work(args: argparse.Namespace) -> None:
+    if args.out is not None:
+        require_writable(Path(f"{args.out}-1"))
+    grid = collect.select(collect.collect(args.runs), ())
+    bar = partial(tqdm, unit="run", disable=not sys.stderr.isatty())
+    tables = study(grid, value=args.rule, methods=args.methods, replicates=args.replicates, progress=bar)
+    for n, made in enumerate(tables, 1) if args.out is not None else ():
+        made.write(Path(f"{args.out}-{n}"))
+    print("\n\n\n".join(made.text() for made in tables))
 
 
 @threadpool_limits.wrap(limits=1, user_api="blas")  # at 128 units two threads take longer than one
@@ -188,7 +87,7 @@ def study(
         was run is left out.
     """
     value = rules.choose(grid.table, value)
-    better = against_random(grid, value=value)
+    better = checks.against_random(grid, value=value)
     runs = show.in_order(grid)
     runs = runs[runs["method"].isin(methods)]
     keys = ["method", *(show.varying(runs) if len(runs) else ()), "layer"]
@@ -198,13 +97,13 @@ def study(
         own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
         own = {name: value for name, value in own.items() if show.setting(value) != "–"}
         settled.append(summary.states(run).assign(**at))
-        for layer, w in hidden_weights(run).items():
+        for layer, w in checks.hidden_weights(run).items():
             # "mean" is no quantile, which alone is taken anew in a sample; agreement is no factor analysis.
             if not isinstance(record["tau"], str) and record["estimator"] != "icc":
-                sure.append(at | {"layer": layer} | certainty(w, **own, replicates=replicates, seed=seed))
-            agree.append(variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
+                sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
+            agree.append(checks.variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
     notes = caption(grid, 10_000)
-    tables = [_better(better, value, (f"{value}: {rules.words(value, grid.table)}", *notes))]
+    tables = [_better(better, value, (f"{value}: {rounds.words(value, grid.table)}", *notes))]
     if any(map(len, settled)):
         tables.append(_settled(pd.concat(settled), keys, notes))
     if sure:
@@ -235,7 +134,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
         )
         for label, rows in table.groupby("label", sort=False)
     }
-    fedfac, tests = table[_by_analysis(table)], int(table["p_holm"].notna().sum())
+    fedfac, tests = table[checks.by_analysis(table)], int(table["p_holm"].notna().sum())
     clear = fedfac["p_holm"] < 0.05
     wins, losses = (int((clear & (sign * fedfac["difference"] > 0)).sum()) for sign in (1, -1))
     unclear = int(fedfac["p_holm"].notna().sum()) - wins - losses
@@ -309,3 +208,7 @@ def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str], digit
             found.append(line | {c: plus_minus(float(means[c]), float(errors[c]), digits) for c in columns})
         blocks[str(label)] = pd.DataFrame(found)
     return blocks
+
+
+if __name__ == "__main__":
+    sys.exit(main())

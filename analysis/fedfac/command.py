@@ -1,0 +1,58 @@
+"""Command line of the paper's tables: runs and published values -> tables, written and printed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rounds import add_rule
+
+from fedstat import _cli
+from fedstat.study import collect, reference
+from fedstat.study.collect import Grid
+from fedstat.study.reference import Reference
+from fedstat.study.table import Table, make, require_writable
+
+PUBLISHED = Path(__file__).with_name("reference.toml")
+
+
+class Asked(NamedTuple):
+    """What a table is asked for beside its runs: published values; rounds that count, reference method if named."""
+
+    paper: Reference
+    rule: str | None = None
+    reference: str | None = None
+
+
+Build = Callable[[Grid, Asked], Table]
+
+
+def command(
+    description: str | None,
+    builds: Mapping[str, Build],
+    *,
+    runs: str = "runs/fedfac-quick",
+    argv: Sequence[str] | None = None,
+) -> int:
+    """Exit status of a command that builds tables; a suffix is added to the names of a table's files."""
+    cli = _cli.Parser(description=(description or "").partition("\n")[0])
+    cli.add_argument("--runs", type=Path, default=Path(runs), help=f"folder of the grid's stores (default {runs})")
+    cli.add_argument("--out", type=Path, help="name without ending: writes NAME.csv and NAME.md")
+    cli.add_argument("--paper", type=Path, default=PUBLISHED, help="the paper's values (default: its own)")
+    add_rule(cli)
+    cli.add_argument("--reference", help="method that the others are compared with")
+    cli.add_argument(
+        "--select", action="append", default=[], metavar="KEY=VALUE", help="only runs with this, such as tau=0.5"
+    )
+    return _cli.run(cli, lambda args: work(args, builds), argv)
+
+
+def work(args: argparse.Namespace, builds: Mapping[str, Build]) -> None:
+    for suffix in builds if args.out is not None else ():
+        require_writable(Path(f"{args.out}{suffix}"))
+    asked = Asked(reference.read(args.paper), args.rule, args.reference)
+    grid = collect.select(collect.collect(args.runs), args.select)
+    print(make({suffix: partial(build, grid, asked) for suffix, build in builds.items()}, args.out))

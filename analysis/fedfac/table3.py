@@ -1,0 +1,64 @@
+"""FedFac Table 3: accuracy of clients that took no part in training.
+
+python analysis/fedfac/table3.py --runs runs/fedfac-quick --out runs/tables/table3
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import pandas as pd
+from command import Asked, command
+
+from fedstat.results.numbers import number
+from fedstat.store import open_run
+from fedstat.study import summary
+from fedstat.study.collect import Grid
+from fedstat.study.compare import SE, compared, line, together
+from fedstat.study.table import Table
+
+NEW_RULES = {
+    "fedavg": ("global",), "fedprox": ("global",), "fedavg+": ("finetuned",), "fedprox+": ("finetuned",),
+    "lg-fedavg": ("ensemble",), "fedem": ("local_train",), "fedrep": ("local_train",), "local": ("ensemble",),
+}  # fmt: skip
+"""How new clients predict by a method's own proposal (FedFac §5.2); the others, FedFac first, are shown both ways."""
+
+
+def new_clients(grid: Grid, asked: Asked) -> Table:
+    """Table 3: accuracy of clients that took no part in training."""
+    rows = []
+    for run in grid.table.to_dict("records"):
+        tree = open_run(run["path"])
+        if "new" in tree.children:
+            mean = summary.new_clients(tree)
+            for rule in NEW_RULES.get(run["method"], ("local_train", "ensemble")):
+                name = run["method"] if run["method"] in NEW_RULES else f"{run['method']}, {rule}"
+                rows.append(
+                    {"label": run["label"], "seed": run["seed"], "method": name, "new": float(mean.sel(rule=rule))}
+                )
+    if not rows:
+        raise ValueError("no run held clients out, so nothing is known of new clients: run with new_share > 0")
+    table, reference = pd.DataFrame(rows), asked.reference or "fedfac-dynamic, ensemble"
+    values, notes = compared(table, grid, "new", reference)
+    values["paper"] = [asked.paper.of("table3", r["label"]).get(r["method"]) for r in values.to_dict("records")]
+    blocks = {
+        str(label): pd.DataFrame(
+            line(r, "new clients", reference) | {"paper": number(r["paper"])} for r in part.to_dict("records")
+        )
+        for label, part in values.groupby("label")
+    }
+    said = (
+        f"new clients: accuracy on their test samples, after the last round; {SE}", *together(grid, reference),
+        "FedAvg, FedProx: the global model; FedAvg+, FedProx+: fine-tuned; FedEM, FedRep: local_train",
+        "LG-FedAvg, Local: ensemble",
+    )  # fmt: skip
+    return Table("Table 3. Test accuracy of new clients", values, blocks, (*said, *notes, *asked.paper.notes(grid)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command(__doc__, {"": new_clients}, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""FedFac Tables 4 to 6: Λ, then τ, then κ, each chosen on validation data and shown on test data (§5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import rounds
+from command import Asked
+
+from fedstat.results.numbers import number, plus_minus
+from fedstat.stats import compare
+from fedstat.study import show, summary
+from fedstat.study.collect import Grid, labels
+from fedstat.study.compare import SE, TOGETHER, from_all
+from fedstat.study.reference import Reference
+from fedstat.study.show import METHODS
+from fedstat.study.table import Table
+
+STAGES = {"table4": ("layers", "Λ"), "table5": ("tau", "τ"), "table6": ("kappa", "κ")}
+"""What each table of §5.3 varies, in the order of tuning."""
+
+TAU, KAPPA = 0.5, 0.85
+"""τ and κ while Λ is tuned (FedFac Table 4), κ while τ is."""
+
+
+def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic") -> Table:
+    """Tables 4–6: one setting of FedFac is varied, the best on validation data is chosen, its test accuracy is shown.
+
+    Parameters
+    ----------
+    grid : Grid
+        Runs of ``method`` in which layers, tau or kappa vary; they need validation data.
+    asked : Asked
+    name : {"table4", "table5", "table6"}
+        Table 4 varies Λ at τ = 0.5 and κ = 0.85; Table 5 varies τ at the Λ chosen there; Table 6 κ at both.
+    method : str
+
+    Raises
+    ------
+    ValueError
+        If there are no such runs, or none with validation data: nothing is chosen on test data.
+    """
+    varied, symbol = STAGES[name]
+    blocks, values, notes = {}, [], []
+    runs = show.in_order(grid)
+    for label in labels(grid):
+        rows = runs[(runs["label"] == label) & (runs["method"] == method)]
+        rows, fixed = _stage(rows, name, grid.configs[label])
+        if not len(rows):
+            notes.append(f"{label}: not run at {fixed}")
+            continue
+        table = _tuned(rows, varied, summary.chosen(rows, varied, grid.configs[label]))
+        theirs = asked.paper.of(name, label)
+        table["paper"] = [theirs.get(str(x)) for x in table[varied]]
+        values.append(table.assign(label=label, fixed=fixed))
+        blocks[f"{label}; {fixed}"] = _tuning_block(table, varied, symbol)
+        if len(table) == 1:
+            notes.append(f"{label}: one {symbol} only was run")
+    if not values:
+        raise ValueError(f"no finished run of {method} is one of {name}: {'; '.join(notes) or 'no such run at all'}")
+    blocks |= _references(grid, asked.paper, name, symbol)
+    said = (
+        f"chosen (*): best mean validation accuracy; test: of the round chosen on validation data; {SE}",
+        f"best10: {rounds.words('best10', runs)}",
+        f"difference: test, from the chosen, within seeds; {TOGETHER}",
+    )  # fmt: skip
+    title = f"Table {name[-1]}. Tuning {symbol} on validation data, {METHODS.get(method, method)}"
+    return Table(title, pd.concat(values, ignore_index=True), blocks, (*said, *notes, *asked.paper.notes(grid)))
+
+
+def _stage(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> tuple[pd.DataFrame, str]:
+    """Runs of one stage of tuning, and what they have in common, in words."""
+    fixed: dict[str, Any] = {"tau": TAU, "kappa": KAPPA}
+    if name != "table4":
+        fixed = {"layers": _best_of(rows, "table4", config), "kappa": KAPPA}
+    if name == "table6":
+        fixed = {"layers": fixed["layers"], "tau": _best_of(rows, "table5", config)}
+    for key, value in fixed.items():
+        rows = rows[rows[key] == value]
+    return rows, ", ".join(f"{show.SETTINGS[k]} = {v if v is not None else 'none'}" for k, v in fixed.items())
+
+
+def _best_of(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
+    """What a stage of tuning chose, None if nothing of it was run."""
+    rows, _ = _stage(rows, name, config)
+    return summary.chosen(rows, STAGES[name][0], config) if len(rows) else None
+
+
+def _tuned(rows: pd.DataFrame, varied: str, chosen: Any) -> pd.DataFrame:
+    """Comparison of the values of one setting, in the order of the rows, with the chosen one."""
+    names = rows.assign(value=rows[varied].map(str))
+    table = compare.paired(names, reference=str(chosen), value="validated", method="value").table
+    means = names.groupby("value")[["validation", "best10"]].agg(["mean", "sem"])
+    table["chosen"] = table["method"] == str(chosen)
+    for name in ("validation", "best10"):
+        for kind in ("mean", "sem"):
+            table[f"{name}_{kind}"] = table["method"].map(means[name, kind])
+    return table.rename(columns={"method": varied})
+
+
+def _tuning_block(table: pd.DataFrame, varied: str, symbol: str) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            symbol: f"{r[varied]}{' *' if r['chosen'] else ''}",
+            "validation": plus_minus(r["validation_mean"], r["validation_sem"]),
+            "test": plus_minus(r["mean"], r["std_error_mean"]),
+            "difference [95 %]": "chosen" if r["chosen"] else from_all(r),
+            "best10": number(r["best10_mean"]),
+            "paper": number(r["paper"]),
+        }
+        for r in table.to_dict("records")
+    )
+
+
+def _references(grid: Grid, paper: Reference, name: str, symbol: str) -> Mapping[str, pd.DataFrame]:
+    """The paper's own settings, where none of them was run: as a reference, not as results."""
+    if any(paper.of(name, label) for label in labels(grid)):
+        return {}
+    settings = pd.DataFrame(paper.tables.get(name, {}))
+    shown = settings.map(number).reset_index(names=symbol)
+    return {"The paper's values, as a reference (CIFAR-100, VGG-16; not run here)": shown} if len(settings) else {}

@@ -1,0 +1,143 @@
+"""Runs that belong together: read from a folder, checked to be of one scale, and selected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from fedstat import _check
+from fedstat.store import open_run, require_sound
+from fedstat.study import summary
+
+SCALE = (
+    "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
+    "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
+    "evaluate_every", "precision",
+)  # fmt: skip
+"""Settings that runs of one label must have in common to be compared."""
+
+
+class Grid(NamedTuple):
+    """Runs that belong together.
+
+    Attributes
+    ----------
+    table : DataFrame
+        One row per finished run, as :func:`fedstat.study.summary.row` makes it, with the path of its store: ``path``.
+    unfinished : tuple of str
+        Paths of the runs that are left out because they have not ended.
+    configs : mapping from label to dict
+        Settings of the first run of each label: those that make its scale hold for all.
+    """
+
+    table: pd.DataFrame
+    unfinished: tuple[str, ...] = ()
+    configs: Mapping[str, dict[str, Any]] = {}
+
+
+def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
+    """Rows of many runs.
+
+    Parameters
+    ----------
+    runs : path or sequence of paths
+        A folder of stores (``*.zarr``), or stores.
+
+    Returns
+    -------
+    Grid
+        Unfinished runs are left out, and named.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no run.
+    ValueError
+        If runs of one label were made at different scales; the settings that differ are named. If a run cannot be read.
+    """
+    paths = stores(runs)
+    rows, configs, unfinished = [], [], []
+    for path in paths:
+        run = open_run(path)
+        if "ended" not in run.attrs:
+            unfinished.append(str(path))
+            continue
+        try:
+            rows.append(summary.row(run) | {"path": str(path)})
+        except (ValueError, RuntimeError) as error:
+            require_sound(path, checksums=True)  # which zarr says in words of its own
+            raise ValueError(f"{path}: {error}") from error
+        configs.append(summary.config_of(run))
+    table = pd.DataFrame(rows)
+    labels = [r["label"] for r in rows]
+    same_scale(configs, labels)
+    first = {label: configs[labels.index(label)] for label in dict.fromkeys(labels)}
+    return Grid(table, tuple(unfinished), first)
+
+
+def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
+    """Paths of the stores in a folder, or those given, sorted."""
+    paths = sorted(Path(runs).glob("*.zarr")) if isinstance(runs, str | Path) else sorted(map(Path, runs))
+    if not paths:
+        raise FileNotFoundError(
+            f"there is no run in {runs}: a run is a folder NAME.zarr that python -m fedstat.fl writes"
+        )
+    return paths
+
+
+def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
+    """Raise ValueError, naming the settings, if runs of one label were made at different scales.
+
+    Examples
+    --------
+    >>> same_scale([{"rounds": 10}, {"rounds": 20}], ["a", "a"])
+    Traceback (most recent call last):
+    ValueError: runs of 'a' cannot stand in one table: they differ in rounds (10, 20). Keep each scale in ...
+    """
+    for label in dict.fromkeys(labels):
+        here = [c for c, name in zip(configs, labels, strict=True) if name == label]
+        seen = {key: list(dict.fromkeys(json.dumps(c.get(key)) for c in here)) for key in SCALE}
+        differ = [f"{key} ({', '.join(values)})" for key, values in seen.items() if len(values) > 1]
+        if differ:
+            raise ValueError(
+                f"runs of {label!r} cannot stand in one table: they differ in {'; '.join(differ)}. "
+                "Keep each scale in its own folder."
+            )
+
+
+def select(grid: Grid, conditions: Iterable[str]) -> Grid:
+    """Keep the runs of a grid that fulfil conditions such as "tau=0.5"; runs that lack the setting stay.
+
+    Raises
+    ------
+    ValueError
+        If there is no such column, or no finished run is left.
+    """
+    table = grid.table
+    for condition in conditions if len(table) else ():
+        key, _, value = condition.partition("=")
+        column = table[_check.choice("the key of a selection", key, [str(c) for c in table.columns])]
+        empty = column.isna() | (column.astype(str) == "")
+        table = table[empty | column.map(lambda x, value=value: _same(x, value))]
+    if not len(table):
+        raise ValueError(
+            f"no finished run is left, but got {len(grid.table)} finished ({len(grid.unfinished)} unfinished) before "
+            f"{list(conditions)} were asked for"
+        )
+    return grid._replace(table=table.reset_index(drop=True))
+
+
+def labels(grid: Grid) -> list[str]:
+    """Settings of a grid, sorted."""
+    return sorted(dict.fromkeys(grid.table["label"]))
+
+
+def _same(x: Any, value: str) -> bool:
+    try:
+        return float(x) == float(value)
+    except (TypeError, ValueError):
+        return str(x) == value

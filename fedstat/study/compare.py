@@ -1,0 +1,130 @@
+"""Methods compared within seeds: means, paired differences with intervals, and the lines that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedstat.results.numbers import interval, p_value, plus_minus
+from fedstat.stats import compare, pooled
+from fedstat.study.collect import Grid, labels
+from fedstat.study.show import METHODS, ordered
+
+SE = "±: standard error over seeds"
+TOGETHER = "[95 %] and p: for all rows of a block together (Dunnett), with one residual variance of all within seeds"
+POOLED = "all settings: means without ±, for settings differ; pairs are settings and seeds, taken as independent"
+
+
+def together(grid: Grid, reference: str) -> list[str]:
+    """What differences, intervals and p-values mean, and what so few seeds can say at all."""
+    name, _, way = reference.partition(", ")
+    n = int(grid.table.groupby("label")["seed"].nunique().max())
+    compared_with = METHODS.get(name, name) + (f", {way}" if way else "")
+    return [
+        f"difference: from {compared_with}, within seeds; {TOGETHER}",
+        "in the CSV: paired t tests of each method on its own, p_holm adjusted, all_low and all_high Bonferroni's",
+        *([f"the exact sign-flip p (in the CSV) cannot fall below {2.0 ** (1 - n):g} with {n} seeds"] if n > 1 else []),
+    ]
+
+
+def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
+    """Mean of each name's values over labels and seeds against 0; adjusted over all names.
+
+    Parameters
+    ----------
+    data : DataFrame
+        Differences within seeds: ``label``, ``seed``, and the columns of their names and of their values.
+    name, value : str
+        Those columns.
+
+    Returns
+    -------
+    DataFrame
+        The name, and ``n``, ``difference`` and the rest of :func:`fedstat.stats.compare.paired`, one row per name.
+    """
+    zero = data[["label", "seed"]].drop_duplicates()
+    zero[name], zero[value] = "zero", 0.0
+    found = compare.paired(
+        pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"]
+    ).table.iloc[1:]
+    # Zero does not vary, so that it has no variance in common with the differences.
+    others = [c for c in found.columns if c.startswith("pooled")]
+    return found.drop(columns=["mean", "std_error_mean", "n_values", *others]).rename(columns={"method": name})
+
+
+def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
+    """Comparison with the reference within seeds, for every setting; what could not be compared is said."""
+    parts, notes = [], []
+    for label in labels(grid):
+        here = table[table["label"] == label]
+        here = here.assign(place=here["method"].map({m: i for i, m in enumerate(_ordered(here["method"]))}))
+        if not len(here):
+            notes.append(f"{label}: nothing to show")
+            continue
+        found, said = _paired(here.sort_values(["place", "seed"]), value, reference)
+        parts.append(found.assign(label=label))
+        notes += [f"{label}: {note}" for note in said]
+    values = pd.concat(parts, ignore_index=True)
+    return values[["label", *values.columns.drop("label")]], notes
+
+
+def with_pooled(
+    values: pd.DataFrame, notes: list[str], rows: pd.DataFrame, value: str, reference: str
+) -> tuple[pd.DataFrame, list[str]]:
+    """Add the comparison over all settings, where there are several: a pair is then a setting and a seed."""
+    if rows["label"].nunique() < 2 or reference not in set(rows["method"]):
+        return values, notes
+    place = rows["method"].map({m: i for i, m in enumerate(ordered(rows["method"]))})
+    found = compare.paired(
+        rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
+        block=["label", "seed"],
+    )  # fmt: skip
+    pooled = found.table.assign(label="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
+    return pd.concat([values, pooled], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
+
+
+def _paired(rows: pd.DataFrame, value: str, reference: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    if reference in set(rows["method"]):
+        found = compare.paired(rows, reference=reference, value=value)
+        return found.table, found.notes
+    alone = compare.paired(rows, reference=str(rows["method"].iloc[0]), value=value).table
+    alone[[c for c in alone.columns if c not in ("method", "n_values", "mean", "std_error_mean")]] = np.nan
+    return alone, (f"{reference} was not run, so nothing is compared with it",)
+
+
+def _ordered(names: pd.Series) -> list[str]:
+    """Methods in the order of tables; a way to treat new clients stands with its method."""
+    first = ordered(name.split(", ")[0] for name in names)
+    return sorted(dict.fromkeys(names), key=lambda n: (first.index(n.split(", ")[0]), n))
+
+
+def line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]:
+    """Shown line of a comparison: name, mean ± standard error, difference from the reference, p."""
+    method, _, way = str(row["method"]).partition(", ")
+    return {
+        "method": METHODS.get(method, method) + (f", {way}" if way else ""),
+        heading: plus_minus(row["mean"], row["std_error_mean"]),
+        "difference [95 %]": "reference" if row["method"] == reference else from_all(row),
+        "p": p_value(row["pooled_p"]),
+    }
+
+
+def from_all(row: Mapping[Any, Any]) -> str:
+    """Difference of a comparison with the interval that holds for all of its table."""
+    return claim(row["pooled_difference"], row["pooled_low"], row["pooled_high"], row["pooled_df"])
+
+
+def claim(difference: float, low: float, high: float, df: float) -> str:
+    """Difference with its interval, or in place of that the word that so few seeds allow none.
+
+    Examples
+    --------
+    >>> claim(0.01, -0.02, 0.04, 6), claim(0.01, -6.1, 6.2, 1)
+    ('+0.0100 [-0.0200, +0.0400]', '+0.0100 (too few seeds)')
+    """
+    if np.isfinite(difference) and df < pooled.LEAST_DF:
+        return f"{interval(difference, np.nan, np.nan)} (too few seeds)"
+    return interval(difference, low, high)

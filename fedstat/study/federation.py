@@ -1,0 +1,136 @@
+"""A data set dealt to clients by settings: partition, split, and which clients are new."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from fedstat import _check
+from fedstat import data as datasets
+from fedstat.data import partition
+
+PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural")
+"""Ways to deal the samples: S classes a client, concentration A of the Dirichlet distribution."""
+
+
+class Federation(NamedTuple):
+    """Settings of the clients and their samples, see :class:`fedstat.study.experiment.Settings`."""
+
+    data: str
+    partition: str
+    clients: int
+    samples: int | None
+    min_size: int
+    test: float
+    validation: float
+    new_share: float
+    seed: int
+
+
+@lru_cache(maxsize=1)
+def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, xr.Dataset | None]:
+    """Clients that train, and those that are new (None if there are none); the last ones are kept."""
+    fed = _dealt(settings, data_dir)
+    kind, _ = partition_of(settings.partition)
+    if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
+        fed = _published_split(fed, settings)
+    else:
+        if settings.samples is not None:
+            fed = partition.limit(fed, samples=settings.samples, seed=settings.seed)
+        shares: dict[str, Any] = {"test": settings.test, "validation": settings.validation}
+        fed = partition.train_test(fed, **shares, short="drop", seed=settings.seed)
+    if not fed.sizes["sample"]:
+        raise ValueError(
+            f"no client has samples for all of training, test and validation, with samples={settings.samples} and "
+            f"min_size={settings.min_size}. Give each more."
+        )
+    if "scale" in fed.x.attrs:
+        fed = _standardised(fed)
+    if not settings.new_share:
+        return fed, None
+    return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
+
+
+def read(names: Iterable[str], data_dir: str | None) -> None:
+    """Read some data sets, the first one last and kept; raises as :func:`fedstat.data.load`."""
+    for name in reversed(list(dict.fromkeys(names))):
+        _loaded(name, data_dir)
+
+
+# Reading the files takes longer than dealing the samples anew for another seed.
+_loaded = lru_cache(maxsize=1)(datasets.load)
+
+
+def _dealt(settings: Federation, data_dir: str | None) -> xr.Dataset:
+    source = _loaded(settings.data, data_dir)
+    if settings.partition == "natural" and "user" not in source.coords:
+        raise ValueError(f"partition 'natural' needs samples that belong to users, but those of {settings.data} do not")
+    kind, number = partition_of(settings.partition)
+    common: dict[str, Any] = {"clients": settings.clients, "seed": settings.seed}
+    ways: dict[str, Callable[[], xr.Dataset]] = {
+        "iid": lambda: partition.iid(source, **common),
+        "one-class": lambda: partition.one_class(source, **common),
+        "pathological": lambda: partition.pathological(source, classes_per_client=int(number), **common),
+        "dirichlet": lambda: partition.dirichlet(
+            source, concentration=number, min_size=settings.min_size, below="move", **common
+        ),
+        "dirichlet-equal": lambda: partition.dirichlet_equal(
+            source.assign_coords(split=("sample", np.full(source.sizes["sample"], "train", dtype=object))),
+            concentration=number, n_train=settings.samples or source.sizes["sample"] // settings.clients, n_test=0,
+            **common,
+        ),
+        "natural": lambda: partition.natural(source, min_size=settings.min_size),
+    }  # fmt: skip
+    return ways[kind]()
+
+
+def partition_of(text: str) -> tuple[str, float]:
+    """``"dirichlet:0.1"`` to ("dirichlet", 0.1); ValueError if it is none of ``PARTITIONS``."""
+    kind, colon, number = text.partition(":")
+    kinds = {known.partition(":")[0]: ":" in known for known in PARTITIONS}
+    _check.choice("partition", kind, kinds)
+    if kinds[kind] != bool(colon):
+        raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r}")
+    if not colon:
+        return kind, math.nan
+    try:
+        value = float(number)
+    except ValueError:
+        raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r}") from None
+    _check.real("the number in partition", value, low=0, open_low=True)
+    if kind == "pathological":
+        _check.integer("the classes of a client in partition", int(value) if value.is_integer() else value)
+    return kind, value
+
+
+def _published_split(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
+    """The split that the data came with, limited in proportion; validation is the last part of the training samples."""
+    split, parts = fed["split"].to_numpy(), []
+    for name, share in (("train", 1 - settings.test), ("test", settings.test)):
+        part = fed.isel(sample=np.flatnonzero(split == name))
+        if settings.samples is not None:
+            part = partition.limit(part, samples=max(1, round(share * settings.samples)), seed=settings.seed)
+        parts.append(part)
+    both = np.intersect1d(parts[0]["client"].to_numpy(), parts[1]["client"].to_numpy())
+    fed = xr.concat([part.isel(sample=np.isin(part["client"], both)) for part in parts], "sample")
+    split, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
+    for c in both if settings.validation else ():
+        rows = np.flatnonzero((client == c) & (split == "train"))
+        split[rows[len(rows) - max(1, round(settings.validation * len(rows))) :]] = "validation"
+    return fed.assign_coords(split=("sample", split))
+
+
+def _standardised(fed: xr.Dataset) -> xr.Dataset:
+    """Images as float32 with mean 0 and standard deviation 1 in every channel of the training samples."""
+    train_x = fed.x.values[fed["split"].to_numpy() == "train"]
+    axes = (0, 2, 3)
+    scale = float(fed.x.attrs["scale"])
+    mean = train_x.mean(axes, dtype=np.float64) / scale
+    square = np.array([np.square(train_x[:, c], dtype=np.float32).mean(dtype=np.float64) for c in range(len(mean))])
+    sd = np.sqrt(square / scale**2 - mean**2)
+    return datasets.to_float(fed, mean=mean.tolist(), sd=sd.tolist())

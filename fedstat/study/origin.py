@@ -1,0 +1,68 @@
+"""Where the numbers of a table or a figure come from: scale, seeds, commits, and what is missing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedstat.study import rules
+from fedstat.study.collect import Grid, labels
+
+
+def origin(grid: Grid) -> list[str]:
+    """Scale of each setting, seeds, commits, and what has not ended: notes for a table or a caption."""
+    notes = []
+    for label in labels(grid):
+        seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
+        notes.append(f"{label}: {scale(grid.configs[label])}; seeds {', '.join(map(str, seeds))}")
+    # A run that other code went on with names both.
+    made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
+    made = made.explode("code")
+    of_package = made.assign(code=made["code"].str.partition("+")[0]).groupby("label")["code"].nunique()
+    of_method = made.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # with a user's own code
+    versions = of_package.where(of_package >= of_method, of_method)
+    if (versions > 1).any():
+        mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
+        notes.append(f"runs of one setting were made by several versions of the code: {mixed}")
+    if few := rules.few(grid.table):
+        notes.append(
+            f"fewer than {rules.WINDOW} rounds, so that all that averages the last {rules.WINDOW} is of the last one, "
+            f"and best10, last10 and optimism are left out: {few}"
+        )
+    commits = sorted({r for names in made["revision"] for r in names if r})
+    notes.append(f"commit {', '.join(commits)}" if commits else "commit not known")
+    if grid.unfinished:
+        notes.append(f"not finished and left out: {', '.join(Path(p).name for p in grid.unfinished)}")
+    return notes
+
+
+def caption(grid: Grid, width: int = 150) -> list[str]:
+    """Lines of :func:`origin`, settings of one scale in one line, to be set under a figure."""
+    names: dict[str, list[str]] = {}
+    for label in labels(grid):
+        seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
+        what = scale({k: v for k, v in grid.configs[label].items() if k != "partition"})
+        names.setdefault(f"{what}; seeds {', '.join(map(str, seeds))}", []).append(label)
+    lines = [f"{' | '.join(own)}: {what}" for what, own in names.items()]
+    return [part for line in (*lines, *origin(grid)[len(labels(grid)) :]) for part in textwrap.wrap(line, width)]
+
+
+def scale(config: Mapping[str, Any]) -> str:
+    """Size of a run in a line.
+
+    Examples
+    --------
+    >>> scale({"clients": 20, "net": "lenet", "width": 0.5, "rounds": 30, "evaluate_every": 5, "local_epochs": 1})
+    '20 clients, net lenet × 0.5, 30 rounds, evaluated every 5, local epochs 1'
+    """
+    width = f" × {config['width']:g}" if config.get("width") not in (None, 1) else ""
+    norm = f" with {config['norm']} norm" if config.get("norm") else ""
+    every = f", evaluated every {config['evaluate_every']}" if config.get("evaluate_every", 1) > 1 else ""
+    parts = {
+        "partition": "{}", "clients": "{} clients", "samples": "at most {} samples each",
+        "net": "net {}" + width + norm, "rounds": "{} rounds" + every, "participation": "participation {}",
+        "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
+    }  # fmt: skip
+    return ", ".join(form.format(config[key]) for key, form in parts.items() if config.get(key) is not None)

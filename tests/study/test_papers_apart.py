@@ -1,0 +1,69 @@
+"""The package shows no paper's tables: published values and what shows them stand beside it, in analysis/."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+
+import pytest
+from scripts import ROOT
+
+from fedstat.study import reference
+
+FILES = sorted(ROOT.glob("analysis/*/reference.toml"))
+PACKAGED = sorted(path for path in (ROOT / "fedstat").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def words(path):
+    """Strings of a module that are no docstrings, and so may be shown."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said
+    ]
+
+
+def test_the_wheel_is_the_package_and_holds_code_alone():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    assert wheel["wheel"] == {"packages": ["fedstat"]}
+    assert {path.suffix or path.name for path in PACKAGED} <= {".py", "py.typed"}
+
+
+def test_the_package_shows_no_table_of_a_paper_and_names_no_folder_of_runs():
+    for path in PACKAGED:
+        if path.suffix == ".py":
+            shown = [text for text in words(path) if re.search(r"\b[Tt]able ?\d|^(runs|analysis|simulations)/", text)]
+            assert not shown, path
+
+
+def test_the_package_holds_no_published_value():
+    values = set()
+    for path in FILES:
+        values |= set(re.findall(r"\b\d+\.\d{4,}\b", path.read_text(encoding="utf-8")))
+    assert len(values) > 150
+    for path in PACKAGED:
+        if path.suffix == ".py":
+            assert not values & set(re.findall(r"\b\d+\.\d{4,}\b", path.read_text(encoding="utf-8"))), path
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+def test_published_values_are_read_in_one_format(path):
+    found = reference.read(path)
+    assert found.source
+    percent = tomllib.loads(path.read_text(encoding="utf-8")).get("percent", [])
+    for name in percent:
+        assert all(0 < x < 1 for values in found.tables[name].values() for x in values.values())
+
+
+def test_values_in_percent_are_shares_and_a_list_begins_with_the_mean(tmp_path):
+    file = tmp_path / "reference.toml"
+    file.write_text('source = "A"\npercent = ["table1"]\n[table1.a]\nfedavg = [25.0, 1.5]\n[table2.a]\nfedavg = 3\n')
+    found = reference.read(file)
+    assert (found.of("table1", "A"), found.of("table2", "a")) == ({"fedavg": 0.25}, {"fedavg": 3})
+    assert found.of("table3", "a") == {}
+    file.write_text('[table1.a]\nfedavg = "much"\n')
+    with pytest.raises(ValueError, match=r"table1.*'a', fedavg must be a number .* but got 'much'"):
+        reference.read(file)
