@@ -173,6 +173,28 @@ class Choice(NamedTuple):
     held_out: HeldOut | None = None
 
 
+class About(NamedTuple):
+    """How a method stands in tables and lists.
+
+    Attributes
+    ----------
+    title : str
+        As tables and figures show it, "FedFac dynamic"; empty: the algorithm's name.
+    citation : str
+        Short, with arXiv where there is one.
+    shared, own : str
+        What is shared, and what is a client's own.
+    new_clients : tuple of str
+        How clients that did not train predict, of :data:`fedstat.fl.newcomers.RULES`; of several, tables show each.
+    """
+
+    title: str = ""
+    citation: str = ""
+    shared: str = ""
+    own: str = ""
+    new_clients: tuple[str, ...] = ("local_train", "ensemble")
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm.
 
@@ -203,6 +225,7 @@ class Algorithm(NamedTuple):
     uploads : callable (Net, Sharing) -> Mask, optional
         Entries that a client sends after local training under the round's new split; without it those that some client
         shares.
+    about : About
     """
 
     name: str
@@ -217,3 +240,4 @@ class Algorithm(NamedTuple):
     keeps: Callable[[Net], Sequence[str]] | None = None
     uploads: Callable[[Net, Sharing], Mask] | None = None
     choice: Choice | None = None
+    about: About = About()

@@ -14,17 +14,14 @@ import pandas as pd
 
 from fedstat import _check, _cli
 from fedstat._settings import read_toml
+from fedstat.fl import algorithms
+from fedstat.fl.algorithm import About
 from fedstat.study import rules, summary
 from fedstat.study.summary import Grid
 
 WIDTH = 100
 
-METHODS = {
-    "local": "Local", "fedavg": "FedAvg", "fedavg+": "FedAvg+", "fedprox": "FedProx", "fedprox+": "FedProx+",
-    "fedper": "FedPer", "lg-fedavg": "LG-FedAvg", "fedem": "FedEM", "fedrep": "FedRep", "fedsplit": "FedSplit",
-    "random": "random split", "random-redrawn": "random, redrawn", "fedfac-static": "FedFac static",
-    "fedfac-dynamic": "FedFac dynamic",
-}  # fmt: skip
+METHODS = {name: algorithms.about(name).title for name in algorithms.ALGORITHMS}
 """Names of the methods as tables and figures show them, in their order."""
 
 SETTINGS = {"layers": "Λ", "kappa": "κ", "tau": "τ", "estimator": "estimator"}
@@ -203,9 +200,21 @@ def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
     'random split, Λ = fc1, τ = 0.5'
     """
     values = {SETTINGS[name]: setting(run[name]) for name in names}
-    return ", ".join(
-        [METHODS.get(run["method"], run["method"]), *(f"{k} = {v}" for k, v in values.items() if v != "–")]
-    )
+    return ", ".join([about(run["method"]).title, *(f"{k} = {v}" for k, v in values.items() if v != "–")])
+
+
+def about(method: str) -> About:
+    """Row of a method; of one that is not known here, its name.
+
+    Examples
+    --------
+    >>> about("fedper+").title, about("mine").title
+    ('FedPer+', 'mine')
+    """
+    try:
+        return algorithms.about(method)
+    except ValueError:
+        return About(method)
 
 
 def setting(value: Any) -> str:

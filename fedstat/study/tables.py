@@ -17,12 +17,6 @@ from fedstat.study.summary import Grid
 
 Paper = Mapping[str, Any]
 
-NEW_RULES = {
-    "fedavg": ("global",), "fedprox": ("global",), "fedavg+": ("finetuned",), "fedprox+": ("finetuned",),
-    "lg-fedavg": ("ensemble",), "fedem": ("local_train",), "fedrep": ("local_train",), "local": ("ensemble",),
-}  # fmt: skip
-"""How new clients predict by a method's own proposal (FedFac §5.2); the others, FedFac first, are shown both ways."""
-
 SE = "±: standard error over seeds"
 TOGETHER = "[95 %] and p: for all rows of a block together (Dunnett), with one residual variance of all within seeds"
 POOLED = "all settings: means without ±, for settings differ; pairs are settings and seeds, taken as independent"
@@ -98,8 +92,9 @@ def newcomers(grid: Grid, paper: Paper, args: Namespace) -> Table:
         tree = open_run(run["path"])
         if "new" in tree.children:
             mean = summary.new_clients(tree)
-            for rule in NEW_RULES.get(run["method"], ("local_train", "ensemble")):
-                name = run["method"] if run["method"] in NEW_RULES else f"{run['method']}, {rule}"
+            ways = show.about(run["method"]).new_clients
+            for rule in ways:
+                name = run["method"] if len(ways) == 1 else f"{run['method']}, {rule}"
                 rows.append(
                     {"label": run["label"], "seed": run["seed"], "method": name, "new": float(mean.sel(rule=rule))}
                 )
@@ -116,10 +111,19 @@ def newcomers(grid: Grid, paper: Paper, args: Namespace) -> Table:
     }
     said = (
         f"new clients: accuracy on their test samples, after the last round; {SE}", *together(grid, reference),
-        "FedAvg, FedProx: the global model; FedAvg+, FedProx+: fine-tuned; FedEM, FedRep: local_train",
-        "LG-FedAvg, Local: ensemble",
+        *_ways(grid),
     )  # fmt: skip
     return Table("Table 3. Test accuracy of new clients", values, blocks, (*said, *notes, *source(grid, paper)))
+
+
+def _ways(grid: Grid) -> list[str]:
+    """How new clients of the methods predict that have one way for them."""
+    found: dict[str, list[str]] = {}
+    for method in ordered(grid.table["method"]):
+        row = show.about(method)
+        if len(row.new_clients) == 1:
+            found.setdefault(row.new_clients[0], []).append(row.title)
+    return [f"{', '.join(titles)}: {rule}" for rule, titles in found.items()]
 
 
 def time(grid: Grid, paper: Paper, args: Namespace) -> Table:

@@ -125,6 +125,6 @@ def test_fedfac_says_what_a_test_needs():
         algorithms.fedfac(method="icc", tau="test")
     with pytest.raises(ValueError, match="fdr has no effect"):
         algorithms.fedfac(method="icc", fdr=0.1)
-    made = Settings(algorithm="fedfac-static", estimator="icc", tau="test", options="fdr=0.1").make_algorithm()
+    made = Settings.of(algorithm="fedfac-static", estimator="icc", tau="test", options="fdr=0.1").make_algorithm()
     assert made.settings["fdr"] == 0.1
     assert made.settings["tau"] == "test"
