@@ -158,7 +158,7 @@ def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
     w = torch.from_numpy(np.random.default_rng(2).normal(size=(6, 10, 6))).float()
     trained = {"fc1.weight": w, "fc2.weight": w[:, :3].mT}
     fields = (np.array(SAMPLES), 0, CPU, lambda _: trained, lambda _: ({}, None))
-    given = algorithms.fedfac(variant="code", dynamic=False).split(Start(nets.mlp(SIZES), *fields))
+    given = algorithms.fedfac(variant="code", dynamic=False).sharing(Start(nets.mlp(SIZES), *fields))
     values, vectors = np.linalg.eigh(np.corrcoef(np.concatenate([c.double().numpy().T for c in w]), rowvar=False))
     share = np.cumsum(values[::-1]) / values.sum()
     nu = (vectors[:, ::-1][:, : int((share < 0.85).sum())] ** 2).sum(1)
@@ -266,7 +266,7 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("fedrep", {"head_epochs": 0}, "head_epochs must be an integer >= 1"),
         ("fedem", {"components": 0}, "components must be an integer >= 1"),
         ("fedfac-dynamic", {"tau": 1.5}, "tau must be a finite number"),
-        ("fedfac-dynamic", {"tau": "median"}, "tau must be a finite number"),
+        ("fedfac-dynamic", {"tau": "median"}, "tau must be a number, inf, -inf, mean or test, but got"),
         ("fedfac-static", {"kappa": 0}, "kappa must be a finite number"),
         ("fedfac-static", {"variant": "cod"}, "variant must be one of 'paper', 'code'.*Did you mean 'code'"),
         ("random", {"share": 2}, "share must be a finite number"),

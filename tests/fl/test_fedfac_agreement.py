@@ -104,7 +104,7 @@ def test_a_layer_of_several_weights_is_analysed_as_one():
     rng = np.random.default_rng(0)
     w = {name: torch.from_numpy(rng.normal(size=(6, *shape))).float() for name, shape in (net.shapes | extra).items()}
     wide, cpu = net._replace(shapes=net.shapes | extra), torch.device("cpu")
-    given = j.algorithm.share(Start(wide, np.array(SAMPLES), 0, cpu, lambda _: w, lambda _: ({}, None)))
+    given = j.algorithm.sharing(Start(wide, np.array(SAMPLES), 0, cpu, lambda _: w, lambda _: ({}, None)))
     both = np.concatenate([w["fc1.weight"], w["fc1.weight_more"]], axis=2)
     np.testing.assert_allclose(given.icc["fc1"], icc(both).agreement, rtol=1e-12)
 
