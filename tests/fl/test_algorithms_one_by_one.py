@@ -134,7 +134,7 @@ def test_a_layer_without_weights_cannot_be_analysed():
     shapes = {"norm1.scale": (10,)} | net.shapes
     start = Start(net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {}, lambda _: ({}, None))
     with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyse, only \['norm1.scale'\]"):
-        algorithms.fedfac("norm1", dynamic=False).split(start)
+        algorithms.fedfac("norm1", dynamic=False).sharing(start)
 
 
 def test_a_network_of_one_layer_has_none_to_share_beside_a_private_one():
