@@ -12,6 +12,20 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 
+class NoEffectError(ValueError):
+    """An argument was given that can have no effect beside the others.
+
+    Attributes
+    ----------
+    name : str
+        Of that argument, with which the message begins.
+    """
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(f"{name} has no effect {why}")
+        self.name = name
+
+
 def integer(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:
     """Return ``value`` as an int in [low, high], or raise ValueError naming the argument."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)

@@ -13,16 +13,10 @@ from command import Asked, command
 
 from fedstat.results.numbers import number
 from fedstat.store import open_run
-from fedstat.study import summary
+from fedstat.study import show, summary
 from fedstat.study.collect import Grid
 from fedstat.study.compare import SE, compared, line, together
 from fedstat.study.table import Table
-
-NEW_RULES = {
-    "fedavg": ("global",), "fedprox": ("global",), "fedavg+": ("finetuned",), "fedprox+": ("finetuned",),
-    "lg-fedavg": ("ensemble",), "fedem": ("local_train",), "fedrep": ("local_train",), "local": ("ensemble",),
-}  # fmt: skip
-"""How new clients predict by a method's own proposal (FedFac §5.2); the others, FedFac first, are shown both ways."""
 
 
 def new_clients(grid: Grid, asked: Asked) -> Table:
@@ -32,8 +26,9 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
         tree = open_run(run["path"])
         if "new" in tree.children:
             mean = summary.new_clients(tree)
-            for rule in NEW_RULES.get(run["method"], ("local_train", "ensemble")):
-                name = run["method"] if run["method"] in NEW_RULES else f"{run['method']}, {rule}"
+            ways = show.about(run["method"]).new_clients
+            for rule in ways:
+                name = run["method"] if len(ways) == 1 else f"{run['method']}, {rule}"
                 rows.append(
                     {"label": run["label"], "seed": run["seed"], "method": name, "new": float(mean.sel(rule=rule))}
                 )
@@ -50,10 +45,19 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
     }
     said = (
         f"new clients: accuracy on their test samples, after the last round; {SE}", *together(grid, reference),
-        "FedAvg, FedProx: the global model; FedAvg+, FedProx+: fine-tuned; FedEM, FedRep: local_train",
-        "LG-FedAvg, Local: ensemble",
+        *_ways(grid),
     )  # fmt: skip
     return Table("Table 3. Test accuracy of new clients", values, blocks, (*said, *notes, *asked.paper.notes(grid)))
+
+
+def _ways(grid: Grid) -> list[str]:
+    """How new clients of the methods predict that have one way for them."""
+    found: dict[str, list[str]] = {}
+    for method in show.ordered(grid.table["method"]):
+        row = show.about(method)
+        if len(row.new_clients) == 1:
+            found.setdefault(row.new_clients[0], []).append(row.title)
+    return [f"{', '.join(titles)}: {rule}" for rule, titles in found.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

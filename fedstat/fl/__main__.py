@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from inspect import Parameter
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,16 @@ from fedstat import data as datasets
 from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, nets
 from fedstat.fl.training import COMMAND
-from fedstat.stats.split import METHODS as ESTIMATORS
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.experiment import Settings
 from fedstat.study.tuning import check, tune
+
+
+def named() -> list[str]:
+    """Algorithms that a command line can make: FedSplit's split, say, it cannot name."""
+    every = ((name, algorithms.settings_of(name).values()) for name in algorithms.ALGORITHMS)
+    return [name for name, settings in every if all(one.default is not Parameter.empty for one in settings)]
+
 
 HELP = {
     "label": "name of the setting in tables",
@@ -35,18 +42,8 @@ HELP = {
     "width": "factor of the network's channels and hidden units",
     "norm": "normalisation of the network's layers",
     "net_options": "more arguments of the network, as hidden=32 or hidden=64,32",
-    # fedsplit takes a split that a command line cannot name.
-    "algorithm": f"algorithm: {', '.join(name for name in algorithms.ALGORITHMS if name != 'fedsplit')}; "
-    "any of these with + (fine-tuned) or -shrunken",
-    "layers": "Λ, layers to split, by name or number from 1 (default: the last hidden layer)",
-    "kappa": "κ, share of the eigenvalues' sum that decides the number of factors (default 0.85)",
-    "tau": "τ, quantile of communality or ICC from which units are shared, inf, mean or, as --tau=-inf, "
-    "-inf (default 0.5); test with --estimator icc: units on which clients are not shown to differ",
-    "estimator": "what FedFac splits by: an estimator of the communality (shared: explained by the other units), or "
-    "icc (shared: clients agree) (default pa)",
-    "variant": "the paper's text or the published code, where they differ (default paper)",
-    "mu": "μ of FedProx (default 0.01)",
-    "options": "more settings of the algorithm, as components=2",
+    "algorithm": f"algorithm: {', '.join(named())}; any of these with + (fine-tuned) or -shrunken",
+    "options": "settings of the algorithm, those of + and -shrunken too, as by=client",
     "rounds": "communication rounds T",
     "participation": "share of the clients active in a round",
     "local_epochs": "epochs of local training in a round",
@@ -62,13 +59,13 @@ HELP = {
     "precision": "of products in training",
 }
 CHOICES = {
-    "norm": ("group", "batch"), "estimator": ESTIMATORS, "variant": ("paper", "code"), "optimizer": ("sgd", "adam"),
-    "precision": ("float32", "tf32", "bfloat16"), "probe": ("halves",),
+    "norm": ("group", "batch"), "optimizer": ("sgd", "adam"), "precision": ("float32", "tf32", "bfloat16"),
+    "probe": ("halves",),
 }  # fmt: skip
 
 
 def parser() -> _cli.Parser:
-    """Arguments of the command; those of a run are the fields of :class:`fedstat.study.experiment.Settings`."""
+    """Arguments of the command; those of a run are :func:`fedstat.study.experiment.names`."""
     cli = _cli.Parser(
         prog="python -m fedstat.fl",
         description="Train a federated network on a data set of which the files are at hand, or, with --config, all "
@@ -76,6 +73,10 @@ def parser() -> _cli.Parser:
         usage="python -m fedstat.fl [--data NAME] [--algorithm NAME] [other options, listed by --help]",
     )
     add_arguments(cli, Settings, HELP, CHOICES)
+    of_methods = cli.add_argument_group("settings of single algorithms")
+    for name, (said, several) in flags().items():
+        option, nargs = f"--{name.replace('_', '-')}", "+" if several else None
+        of_methods.add_argument(option, dest=name, nargs=nargs, metavar="VALUE", help=said)
     add = cli.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="a grid of runs, such as simulations/fedfac.toml")
     add("--scale", metavar="NAME", help="table of --config under [scale]")
@@ -91,6 +92,25 @@ def parser() -> _cli.Parser:
     add("--repeat", action="store_true", help="with --config: make runs again that other code has finished")
     add("--quiet", action="store_true", help="no progress bar")
     return cli
+
+
+def flags() -> dict[str, tuple[str, bool]]:
+    """Settings that methods themselves take: what helps with each, by whom it is taken, whether it may be several."""
+    takers: dict[str, dict[str, list[str]]] = {}
+    several = {}
+    for method in named():
+        for name, one in algorithms.settings_of(method).items():
+            if one.of_method:
+                said = one.help + (f" (default {one.default})" if one.default is not None else "")
+                takers.setdefault(name, {}).setdefault(said, []).append(method)
+                several[name] = one.several
+    lines = {n: "; ".join(f"{', '.join(who)}: {said}" for said, who in own.items()) for n, own in takers.items()}
+    return {name: (line.replace("%", "%%"), several[name]) for name, line in lines.items()}
+
+
+def chosen(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings of a run and of its algorithm that were given on the command line."""
+    return given(args, Settings) | {name: getattr(args, name) for name in flags() if getattr(args, name) is not None}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -114,7 +134,7 @@ def _one(args: argparse.Namespace) -> None:
     _cli.fill_out(args, "fl")
     _cli.claim(args, COMMAND)
     begun = experiment.settings_of(args.out) if args.resume and args.out.exists() else {}
-    settings = Settings(**{**begun, **given(args, Settings)})
+    settings = Settings(**begun).but(**chosen(args))
     with tqdm(total=settings.rounds, unit="round", disable=args.quiet or not sys.stderr.isatty()) as bar:
         run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **where)
     print(report.report(run))
@@ -122,7 +142,7 @@ def _one(args: argparse.Namespace) -> None:
 
 
 def _grid(args: argparse.Namespace) -> None:
-    if fixed := sorted(given(args, Settings)):
+    if fixed := sorted(chosen(args)):
         option = fixed[0].replace("_", "-")
         raise ValueError(f"--{option} belongs into {args.config}: a grid takes its settings from the file")
     args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
@@ -148,7 +168,7 @@ def _grid(args: argparse.Namespace) -> None:
 
 def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:
     candidates = grid.candidates(args.config, scale=args.scale)
-    fitting = [one for one in runs if all(experiment.takes(step, one.algorithm) for step in candidates)]
+    fitting = [one for one in runs if all(step in algorithms.settings_of(one.algorithm) for step in candidates)]
     if not fitting:
         raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, say")
     for one in fitting:

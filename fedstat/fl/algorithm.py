@@ -280,6 +280,28 @@ class Choice(NamedTuple):
     held_out: HeldOut | None = None
 
 
+class About(NamedTuple):
+    """How a method stands in tables and lists.
+
+    Attributes
+    ----------
+    title : str
+        As tables and figures show it, "FedFac dynamic"; empty: the algorithm's name.
+    citation : str
+        Short, with arXiv where there is one.
+    shared, own : str
+        What is shared, and what is a client's own.
+    new_clients : tuple of str
+        How clients that did not train predict, of :data:`fedstat.fl.newcomers.RULES`; of several, tables show each.
+    """
+
+    title: str = ""
+    citation: str = ""
+    shared: str = ""
+    own: str = ""
+    new_clients: tuple[str, ...] = ("local_train", "ensemble")
+
+
 class Algorithm(NamedTuple):
     """A federated algorithm.
 
@@ -327,6 +349,7 @@ class Algorithm(NamedTuple):
     measures : mapping from str to Measure
     sparse : callable (name) -> bool, optional
         Parameters that are sent as their entries that are not 0 and one bit for each that says where these stand.
+    about : About
     """
 
     name: str
@@ -348,3 +371,4 @@ class Algorithm(NamedTuple):
     receive: Callable[[Received], Params] | None = None
     measures: Mapping[str, Measure] = {}
     sparse: Callable[[str], bool] | None = None
+    about: About = About()

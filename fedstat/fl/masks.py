@@ -1,12 +1,12 @@
 """Which entries are shared, that is averaged over clients and the same for all, as one boolean tensor per parameter.
 
 Which units these are is for an algorithm to say: FedFac shares those that the other units explain, or, by
-``method="icc"``, those on which clients agree.
+``estimator="icc"``, those on which clients agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -119,7 +119,8 @@ def given_layers(layers: Layers | None) -> list[str | int] | None:
     """Layers as a list without repetition, before the network is known; ValueError if there is none."""
     if layers is None:
         return None
-    given: list[str | int] = [layers] if isinstance(layers, str | int) else list(dict.fromkeys(layers))
+    one = isinstance(layers, str) or not isinstance(layers, Iterable)
+    given: list[str | int] = [layers] if one else list(dict.fromkeys(layers))  # type: ignore[list-item, arg-type]
     if not given:
         raise ValueError("layers must name at least one layer to split, but got none. Without one, use fedavg().")
     return given

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat.plot._axes import given
-from fedstat.study.show import METHODS
+from fedstat.study.show import METHODS, about
 
 HIGHLIGHT = "fedfac-dynamic"
 _ORANGE, _GREY = "#e69f00", "#b8c4cc"
@@ -44,7 +44,7 @@ def clients(data: pd.DataFrame, *, highlight: str = HIGHLIGHT, ax: Axes | None =
     order = data.groupby("method")["accuracy"].median().sort_values().index.tolist()
     values = [data.loc[data["method"] == m, "accuracy"].dropna().to_numpy() for m in order]
     drawn = ax.boxplot(
-        values, tick_labels=[METHODS.get(m, m) for m in order], widths=0.65, patch_artist=True, showmeans=True,
+        values, tick_labels=[about(m).title for m in order], widths=0.65, patch_artist=True, showmeans=True,
         medianprops={"color": "0.15"}, flierprops={"marker": ".", "markersize": 3, "markeredgecolor": "0.4"},
         meanprops={"marker": "o", "markerfacecolor": "white", "markeredgecolor": "0.25", "markersize": 4},
     )  # fmt: skip
@@ -83,7 +83,7 @@ def loss_curves(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ax.set(xlabel="round", ylabel="training loss")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     handles, labels = ax.get_legend_handles_labels()
-    ax.legend(handles, [METHODS.get(m, m) for m in labels], frameon=False)
+    ax.legend(handles, [about(m).title for m in labels], frameon=False)
     return ax
 
 
@@ -186,7 +186,7 @@ def differences(
     for method in found:
         i, own = names.index(method), data[data["method"] == method]
         at = own["label"].map(labels.index) + 0.66 * ((i + 0.5) / len(names) - 0.5)
-        _points(own, at, "difference", ax, label=METHODS.get(method, method), color=colours[i], marker="os^Dv"[i % 5])
+        _points(own, at, "difference", ax, label=about(method).title, color=colours[i], marker="os^Dv"[i % 5])
     if margin:
         ax.axhspan(-margin, margin, color="0.9", zorder=0)
     ax.axhline(0, color="0.4", linewidth=0.8)

@@ -222,7 +222,7 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
     tau = settings.tau
     if tau is None:
         tau = -math.inf if share == 1 else math.inf if share == 0 else 1 - share
-    analysis: dict[str, Any] = {"kappa": settings.kappa, "tau": tau, "method": settings.estimator}
+    analysis: dict[str, Any] = {"kappa": settings.kappa, "tau": tau, "estimator": settings.estimator}
     table: dict[str, Callable[[], Algorithm]] = {
         "true": lambda: algorithms.fedsplit({LAYER: truth}),
         "oracle": lambda: algorithms.fedsplit({LAYER: split.shared(oracle.communality, tau=tau)}),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import xarray as xr
 
 from fedstat import _check, store
@@ -21,7 +19,6 @@ from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Precision
 from fedstat.fl.nets import Net
 from fedstat.fl.training import train
-from fedstat.stats import split as splitting
 from fedstat.study import federation, words
 from fedstat.study.federation import Federation
 
@@ -31,7 +28,7 @@ TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one run; those that are None are left to the constructor that takes them.
+    """Settings of one run; :meth:`of` takes those of its algorithm by name, too.
 
     Parameters
     ----------
@@ -59,11 +56,9 @@ class Settings:
         More arguments of the network, as "hidden=32".
     algorithm : str
         A name of ``fedstat.fl.algorithms.ALGORITHMS``.
-    layers, kappa, tau, estimator, variant, mu
-        Of the algorithms that take them; random splits share 1 − τ of the units. ``estimator`` is FedFac's ``method``:
-        "icc" splits by agreement between clients, without κ.
     options : tuple of str
-        More settings of the algorithm, as "components=2".
+        Settings of the algorithm, as "components=2", see :func:`fedstat.fl.algorithms.settings_of`; in its order, and
+        those that are not given are left to it.
     rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, masking, probe,
     precision
         See :func:`fedstat.fl.train`; ``batch_size`` 0 takes all samples. The seed is that of the partition, too.
@@ -86,12 +81,6 @@ class Settings:
     norm: Literal["group", "batch"] | None = None
     net_options: tuple[str, ...] = ()
     algorithm: str = "fedfac-dynamic"
-    layers: tuple[str, ...] | None = None
-    kappa: float | None = None
-    tau: str | None = None
-    estimator: splitting.Method | None = None
-    variant: Literal["paper", "code"] | None = None
-    mu: float | None = None
     options: tuple[str, ...] = ()
     rounds: int = 20
     participation: float = 0.1
@@ -109,13 +98,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         # What can be said before the data are read; the rest is checked where it is used.
-        for name in ("layers", "options", "net_options", "readouts"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, words.strings(name, value))
-        if isinstance(self.tau, Real) and not isinstance(self.tau, bool):
-            object.__setattr__(self, "tau", str(self.tau))
+        for name in ("options", "net_options", "readouts"):
+            object.__setattr__(self, name, words.strings(name, getattr(self, name)))
         require_types(vars(self), Settings)
+        object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
         _check.choice("data", self.data, list(datasets.SOURCES))
         federation.partition_of(self.partition)
         _check.choice("net", self.net, list(nets.NETS))
@@ -135,7 +121,7 @@ class Settings:
             make(self.make_algorithm())
         known, net = self.make_algorithm().settings, _make_net(self, *_like(self.data))
         if "layers" in known:
-            masks.resolve(net, self._layers())
+            masks.resolve(net, known["layers"])
         for name in {"personal_layers", "global_layers"} & set(known):
             masks.last_layers(net, name, known[name], all_too=name == "global_layers")
 
@@ -144,33 +130,41 @@ class Settings:
         """Label, or data set and partition."""
         return self.label or f"{self.data}, {self.partition}"
 
-    def _layers(self) -> list[int | str] | None:
-        return None if self.layers is None else [int(n) if n.isdecimal() else n for n in self.layers]
+    @property
+    def given(self) -> dict[str, Any]:
+        """Settings that the algorithm is given, by name."""
+        return words.options("options", self.options)
+
+    @classmethod
+    def of(cls, **settings: Any) -> Settings:
+        """Settings of a run and of its algorithm, by their names.
+
+        Raises
+        ------
+        ValueError
+            If there is no such setting, with the nearest names, or one is given by name and among the options.
+
+        Examples
+        --------
+        >>> Settings.of(algorithm="fedprox", mu=0.3).options
+        ('mu=0.3',)
+        """
+        return cls(**_sorted(settings, settings.get("options", ())))
+
+    def but(self, **settings: Any) -> Settings:
+        """These settings with others in place of some, by their names; None leaves one to the algorithm.
+
+        Examples
+        --------
+        >>> Settings.of(kappa=0.75, tau=0.5).but(rounds=3, tau=0.25).options
+        ('kappa=0.75', 'tau=0.25')
+        """
+        kept = () if "options" in settings else tuple(o for o in self.options if o.partition("=")[0] not in settings)
+        return replace(self, **_sorted(settings, settings.get("options", kept)))
 
     def make_algorithm(self) -> Algorithm:
         """The algorithm, with the settings that it was given."""
-        takes = algorithms.settings_of(self.algorithm)
-        chosen: dict[str, Any] = {
-            "layers": self._layers(),
-            "kappa": self.kappa,
-            "method": self.estimator,
-            "variant": self.variant,
-            "mu": self.mu,
-        }
-        if self.tau is not None:
-            tau = words.tau(self.tau)
-            if "share" in takes and "tau" not in takes:
-                if isinstance(tau, str):
-                    raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
-                splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range
-                chosen["share"] = min(1.0, max(0.0, 1 - tau))
-            else:
-                chosen["tau"] = tau
-        options = words.options("options", self.options)
-        if twice := {"estimator" if k == "method" else k for k in options if chosen.get(k) is not None}:
-            raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(self.options)}")
-        chosen |= options
-        return algorithms.named(self.algorithm, **{k: v for k, v in chosen.items() if v is not None})
+        return algorithms.named(self.algorithm, **self.given)
 
     def make_readouts(self) -> dict[str, Callable[[Algorithm], Algorithm]]:
         """The readouts, each to be made of the algorithm."""
@@ -192,10 +186,39 @@ class Settings:
         return made
 
 
-def takes(settings: str, algorithm: str) -> bool:
-    """Whether an algorithm has a use for one of the settings that only some algorithms take."""
-    known = algorithms.settings_of(algorithm)
-    return {"estimator": "method", "tau": "tau" if "tau" in known else "share"}.get(settings, settings) in known
+def names() -> list[str]:
+    """Names of all settings: fields of :class:`Settings`, and settings of the algorithms."""
+    own = [setting for algorithm in algorithms.ALGORITHMS for setting in algorithms.settings_of(algorithm)]
+    return list(dict.fromkeys([*(field.name for field in fields(Settings)), *own]))
+
+
+def _sorted(settings: Mapping[str, Any], options: Any) -> dict[str, Any]:
+    """Fields of :class:`Settings`; settings of the algorithm are added to the options."""
+    own = {field.name for field in fields(Settings)}
+    chosen = {k: v for k, v in settings.items() if k in own}
+    known, options = names(), words.strings("options", options)
+    for name in settings:
+        _check.choice("a setting", name, known)
+    if twice := {option.partition("=")[0] for option in options} & (settings.keys() - own):
+        raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(options)}")
+    more = [f"{k}={words.text(k, v)}" for k, v in settings.items() if k not in own and v is not None]
+    return chosen | {"options": (*options, *more)}
+
+
+def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
+    """Options in the order of the algorithm's settings, a number as what it is: "mu=1" to "mu=1.0"."""
+    takes, given = algorithms.settings_of(algorithm), words.options("options", options)
+    algorithms.require_settings(algorithm, given)
+    found = []
+    for name, setting in takes.items():
+        if name in given:
+            value = given[name]
+            if isinstance(value, tuple) and not setting.several:
+                raise ValueError(f"{name} must be one value, but got {value}")
+            if setting.number and isinstance(value, int) and not isinstance(value, bool):
+                value = float(value)
+            found.append(f"{name}={words.text(name, value)}")
+    return tuple(found)
 
 
 def run(
@@ -226,7 +249,7 @@ def run(
 
     Examples
     --------
-    >>> done = run(Settings(clients=10, rounds=2, participation=0.5, tau="0.5"))
+    >>> done = run(Settings.of(clients=10, rounds=2, participation=0.5, tau=0.5))
     >>> done["metrics/accuracy"].sizes
     Frozen({'round': 2, 'client': 10})
     """

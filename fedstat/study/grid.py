@@ -6,17 +6,15 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fedstat import _check, store
-from fedstat._settings import read_toml, require_known, table, tables
-from fedstat.fl.algorithms import constructor
+from fedstat._settings import read_toml, table, tables
+from fedstat.fl.algorithms import settings_of
 from fedstat.study import experiment
 from fedstat.study.experiment import Settings
-
-# Settings that a data set may have and that only some methods use.
-_OF_METHODS = ("layers", "kappa", "tau", "estimator", "variant", "mu")
 
 
 def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
@@ -27,9 +25,10 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     path : path
         A TOML file: settings of all runs at the top, among them ``seeds``; ``[[dataset]]`` and ``[[method]]`` tables,
         which are crossed; ``[scale.NAME]`` tables, whose settings override all others. A data set's own table may have
-        a table of that name too, which overrides that. ``[tune]`` is for :func:`candidates`. Settings that a method has
-        no use for are left out, unless they stand in its own table. A data set can say which ``methods`` it
-        is for, by name.
+        a table of that name too, which overrides that. ``[tune]`` is for :func:`candidates`. Settings that only some
+        methods take stand with the others, by their names; those that a method does not take, or that can have no
+        effect with what it is given, are left out, unless they stand in its own table. A data set can say which
+        ``methods`` it is for, by name.
     scale : str, optional
         Table of ``scale``.
 
@@ -99,15 +98,20 @@ def _chosen(
 def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
     algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
     where = f"{where}, data set {settings.get('label', settings.get('data', Settings.data))!r}, method {algorithm!r}"
-    require_known({**settings, **method}, Settings, where)
+    known = experiment.names()
+    for name in (*settings, *method):
+        _check.choice(f"a setting of {where}", name, known)
+    own = {field.name for field in fields(Settings)}
     try:
-        constructor(algorithm)
-        estimator = method.get("estimator", settings.get("estimator"))
-        unused = ("kappa",) if estimator == "icc" else ()  # of a method that makes no factor analysis
-        used = {k: v for k, v in settings.items() if k not in _OF_METHODS or experiment.takes(k, algorithm)}
-        used = {k: v for k, v in used.items() if k not in unused}
-        chosen: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
-        return Settings(**chosen)
+        takes = settings_of(algorithm)
+        used = {k: v for k, v in settings.items() if k in own or k in takes}
+        while True:
+            try:
+                chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
+                return Settings.of(**chosen)
+            except _check.NoEffectError as error:
+                if error.name in method or used.pop(error.name, None) is None:
+                    raise
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 

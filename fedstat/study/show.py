@@ -7,15 +7,12 @@ from typing import Any
 
 import pandas as pd
 
+from fedstat.fl import algorithms
+from fedstat.fl.algorithm import About
 from fedstat.study import summary
 from fedstat.study.collect import Grid
 
-METHODS = {
-    "local": "Local", "fedavg": "FedAvg", "fedavg+": "FedAvg+", "fedprox": "FedProx", "fedprox+": "FedProx+",
-    "fedper": "FedPer", "lg-fedavg": "LG-FedAvg", "fedem": "FedEM", "fedrep": "FedRep", "fedsplit": "FedSplit",
-    "random": "random split", "random-redrawn": "random, redrawn", "fedfac-static": "FedFac static",
-    "fedfac-dynamic": "FedFac dynamic",
-}  # fmt: skip
+METHODS = {name: algorithms.about(name).title for name in algorithms.ALGORITHMS}
 """Names of the methods as tables and figures show them, in their order."""
 
 SETTINGS = {"layers": "Λ", "kappa": "κ", "tau": "τ", "estimator": "estimator"}
@@ -63,9 +60,21 @@ def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
     'random split, Λ = fc1, τ = 0.5'
     """
     values = {SETTINGS[name]: setting(run[name]) for name in names}
-    return ", ".join(
-        [METHODS.get(run["method"], run["method"]), *(f"{k} = {v}" for k, v in values.items() if v != "–")]
-    )
+    return ", ".join([about(run["method"]).title, *(f"{k} = {v}" for k, v in values.items() if v != "–")])
+
+
+def about(method: str) -> About:
+    """Row of a method; of one that is not known here, its name.
+
+    Examples
+    --------
+    >>> about("fedper+").title, about("mine").title
+    ('FedPer+', 'mine')
+    """
+    try:
+        return algorithms.about(method)
+    except ValueError:
+        return About(method)
 
 
 def setting(value: Any) -> str:

@@ -59,7 +59,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         "seed": config["seed"],
         "layers": _layers(config),
         **{name: _number(_setting(config, name)) for name in ("kappa", "tau")},
-        "estimator": _setting(config, "estimator") or _setting(config, "method") or "",
+        "estimator": _setting(config, "estimator") or "",
         "clients": test.shape[1],
         "rounds": len(test),
         "revision": run.attrs.get("revision", ""),

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedstat import _check, store
-from fedstat.study import experiment, grid, summary
+from fedstat.fl.algorithms import settings_of
+from fedstat.study import grid, summary, words
 from fedstat.study.experiment import Settings
 
 STEPS = ("layers", "tau", "kappa")
@@ -51,9 +51,9 @@ def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
         _check.choice("a step of tuning", name, STEPS)
         if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise ValueError(f"every step of tuning needs a list of candidates, but {name} has {values!r}")
-        if not experiment.takes(name, settings.algorithm):
+        if name not in settings_of(settings.algorithm):
             raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
-        tried = [replace(settings, **{name: value}) for value in values]
+        tried = [settings.but(**{name: value}) for value in values]
         grid.require_distinct(tried, f"tuning of {name}")
 
 
@@ -97,20 +97,20 @@ def tune(
     >>> start = Settings(clients=10, rounds=2, participation=0.5, validation=0.2)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     steps = list(tune(start, {"tau": [0.25, 0.75]}, folder))
-    >>> steps[0].table["value"].tolist(), steps[0].settings.tau in ("0.25", "0.75")
+    >>> steps[0].table["value"].tolist(), steps[0].settings.given["tau"] in (0.25, 0.75)
     (['0.25', '0.75'], True)
     """
     check(settings, candidates)
     steps = [step for step in STEPS if step in candidates]
     for name in steps:
-        tried = [replace(settings, **{name: value}) for value in candidates[name]]
+        tried = [settings.but(**{name: value}) for value in candidates[name]]
         if name != steps[0] and settings not in tried:
             tried.append(settings)
-        runs = [replace(one, seed=seed) for one in tried for seed in seeds]
+        runs = [one.but(seed=seed) for one in tried for seed in seeds]
         made = [store.open_run(path) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)]
         rows = pd.DataFrame(map(summary.row, made))
         chosen = rows[name] == summary.chosen(rows, name, json.loads(made[0].attrs["config"]))
-        rows = rows.assign(value=[_shown(getattr(one, name)) for one in runs], chosen=chosen)
+        rows = rows.assign(value=[_shown(name, one) for one in runs], chosen=chosen)
         table = rows.groupby("value", sort=False).agg(
             validation=("validation", "mean"),
             std_error=("validation", "sem"),
@@ -121,5 +121,5 @@ def tune(
         yield Step(name, table.reset_index(), settings)
 
 
-def _shown(value: Any) -> str:
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+def _shown(name: str, settings: Settings) -> str:
+    return words.text(name, settings.given[name]) if name in settings.given else "None"

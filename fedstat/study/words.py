@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -12,16 +12,6 @@ def strings(name: str, given: Any) -> tuple[str, ...]:
     if not all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in several):
         raise ValueError(f"{name} must be a string or a list of such, but got {given!r}")
     return tuple(map(str, several))
-
-
-def tau(text: str) -> float | str:
-    """``"0.5"`` to 0.5, ``"mean"`` and ``"test"`` to themselves."""
-    if text in ("mean", "test"):
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"tau must be a number, inf, -inf, mean or test, but got {text!r}") from None
 
 
 def options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
@@ -47,3 +37,16 @@ def value(text: str) -> Any:
         except ValueError:
             pass
     return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def text(name: str, given: Any) -> str:
+    """3 to ``"3"``, True to ``"true"``, (64, 32) to ``"64,32"``: what :func:`value` reads."""
+    if isinstance(given, bool):
+        return str(given).lower()
+    if isinstance(given, str | Real):
+        return str(given)
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str | Real) for one in given):
+        raise ValueError(f"{name} must be a string, a number, true, false or a list of such, but got {given!r}")
+    if not given:
+        raise ValueError(f"{name} must hold a value, but got {given!r}")
+    return ",".join(text(name, one) for one in given)

@@ -35,7 +35,7 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     common = {"data": "digits", "clients": 6, "rounds": 2, "participation": 1.0, "net": "resnet8", "width": 0.25}
     for algorithm, layers in (("fedavg", None), ("fedfac-dynamic", ("conv1",))):
-        settings = experiment.Settings(**common, algorithm=algorithm, layers=layers, samples=40)
+        settings = experiment.Settings.of(**common, algorithm=algorithm, layers=layers, samples=40)
         experiment.run(settings, out=folder / f"{algorithm}.zarr")
     return folder
 

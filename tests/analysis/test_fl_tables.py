@@ -197,8 +197,7 @@ def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
 
 
 def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fine_tuned():
-    new_rules = load("analysis/fedfac/table3.py").NEW_RULES
-    rules = {name: new_rules[name] for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
+    rules = {name: show.about(name).new_clients for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
     assert list(rules.values()) == [("global",), ("global",), ("finetuned",), ("finetuned",)]
 
 
@@ -291,7 +290,7 @@ def test_tuning_goes_from_layers_to_tau_to_kappa_on_validation_data(name, column
 
 def test_tables_4_to_6_choose_what_tune_chose(tmp_path, run_table):
     common = {"clients": 8, "samples": 40, "rounds": 2, "participation": 0.5, "validation": 0.3, "width": 0.1}
-    start = Settings(**common, tau="0.5", kappa=0.85)
+    start = Settings.of(**common, tau=0.5, kappa=0.85)
     candidates = {"layers": [["fc2"], ["fc1"]], "tau": [0.25, 0.75], "kappa": [0.5]}
     steps = list(tune(start, candidates, tmp_path / "runs", seeds=(0, 1)))
     assert [len(step.table) for step in steps] == [2, 3, 2]

@@ -100,7 +100,7 @@ def test_intervals_of_settings_hold_together_over_all():
 
 def test_scores_are_weighted_by_test_samples(folder):
     cells = grid.cells(folder / "grid.toml", scale="small")
-    cell = next(c for c in cells if c.estimator == "icc")
+    cell = next(c for c in cells if c.given.get("estimator") == "icc")
     tree = open_run(folder / "runs" / f"{grid.name_of(cell)}.zarr")
     found = readouts.scores(tree)
     assert found["method"].tolist() == ["fedfac-static", "fedfac-static+"]

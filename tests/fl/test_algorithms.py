@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import plain_loop
@@ -13,10 +14,11 @@ import torch
 from algorithm_jobs import FLAGS, SAMPLES, SIZES, assert_equal, dataset, job, make, models, rows, run
 
 from fedstat import _random
-from fedstat.fl import algorithms, engine, evaluate, nets, optim, train
+from fedstat.fl import algorithms, engine, evaluate, nets, newcomers, optim, train
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.batches import Rows
 from fedstat.stats import factor, split
+from fedstat.study import Settings
 
 # --- the plain loop
 
@@ -110,6 +112,35 @@ def test_stacked_equals_the_plain_loop(name, optimizer):
         for parameter, p in model.items():
             torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
     np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+
+
+# --- how every method stands in lists
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_lists_the_methods_as_they_say_themselves():
+    found = README.partition("| algorithm |")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = {name: algorithms.about(name) for name in ALGORITHMS}
+    assert found == [f"| `{name}` | {row.shared} | {row.own} | {row.citation} |" for name, row in rows.items()]
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_says_what_tables_and_command_lines_show(name):
+    made = make(name)
+    assert made.about == algorithms.about(name), "whatever its settings"
+    assert made.name == name
+    assert all(made.about[:4]) or name == "local"
+    assert set(made.about.new_clients) <= set(newcomers.RULES)
+    for setting, one in algorithms.settings_of(name).items():
+        assert one.help, f"{setting} has no help"
+        assert setting not in Settings.__dataclass_fields__, f"{setting} is a setting of runs"
+
+
+def test_titles_tell_the_methods_apart():
+    every = [*ALGORITHMS, *(f"{name}{end}" for name in ("fedper", "random") for end in algorithms.WRAPPERS)]
+    titles = [algorithms.about(name).title for name in every]
+    assert len(set(titles)) == len(every)
 
 
 # --- what every method has to keep

@@ -117,7 +117,7 @@ def test_layers_of_a_clients_own_tell_nothing_and_are_left_out():
     text = report(fedper)
     assert "fc2          – (a client's own" in text
     assert "nan" not in text
-    split = run(Settings(algorithm="fedfac-static", estimator="icc", **options))
+    split = run(Settings.of(algorithm="fedfac-static", estimator="icc", **options))
     assert (profile(split, window=2).conf_high < 0.5).all(), "of split layers the shared units alone"
     alone = run(Settings(algorithm="local", **options))
     assert "nothing was probed" in report(alone)

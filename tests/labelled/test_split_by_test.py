@@ -91,7 +91,7 @@ def test_weights_without_replicates_have_no_test():
 
 
 def test_static_fedfac_by_test_is_the_split_of_models_trained_on_halves():
-    j = job(algorithms.fedfac(method="icc", tau="test", dynamic=False), sizes=LARGER, participation=0.5)
+    j = job(algorithms.fedfac(estimator="icc", tau="test", dynamic=False), sizes=LARGER, participation=0.5)
     start = j.net.init(_random.generator(j.seed, "start"))
     trained = []
     for half in halves.halves(j.train, np.arange(8), seed=j.seed, number=-1):
@@ -107,24 +107,24 @@ def test_static_fedfac_by_test_is_the_split_of_models_trained_on_halves():
         trained.append(np.stack(models))
     want = split(np.stack(trained, 1), method="icc", tau="test", covariate=np.array(LARGER, float))
     state = run(j, 2)
-    mine = masks.shared_units(j.net, state.split.shared, "fc1").numpy()
+    mine = masks.shared_units(j.net, state.sharing.shared, "fc1").numpy()
     np.testing.assert_array_equal(mine, want.shared)
-    np.testing.assert_allclose(state.split.icc["fc1"], want.icc, rtol=1e-4)
+    np.testing.assert_allclose(state.sharing.icc["fc1"], want.icc, rtol=1e-4)
     assert mine.sum() > 0
 
 
 def test_a_client_of_one_sample_takes_no_part_in_the_test():
-    j = job(algorithms.fedfac(method="icc", tau="test", dynamic=False, fdr=0.2), sizes=[*LARGER, 1])
-    assert run(j, 1).split.shared["fc1.weight"].shape == (10, 1)
+    j = job(algorithms.fedfac(estimator="icc", tau="test", dynamic=False, fdr=0.2), sizes=[*LARGER, 1])
+    assert run(j, 1).sharing.shared["fc1.weight"].shape == (10, 1)
 
 
 def test_fedfac_says_what_a_test_needs():
-    with pytest.raises(ValueError, match="needs method='icc' and dynamic=False, but got method='pa'"):
+    with pytest.raises(ValueError, match="needs estimator='icc' and dynamic=False, but got estimator='pa'"):
         algorithms.fedfac(tau="test", dynamic=False)
     with pytest.raises(ValueError, match="dynamic=True"):
-        algorithms.fedfac(method="icc", tau="test")
+        algorithms.fedfac(estimator="icc", tau="test")
     with pytest.raises(ValueError, match="fdr has no effect"):
-        algorithms.fedfac(method="icc", fdr=0.1)
-    made = Settings(algorithm="fedfac-static", estimator="icc", tau="test", options="fdr=0.1").make_algorithm()
+        algorithms.fedfac(estimator="icc", fdr=0.1)
+    made = Settings.of(algorithm="fedfac-static", estimator="icc", tau="test", options="fdr=0.1").make_algorithm()
     assert made.settings["fdr"] == 0.1
     assert made.settings["tau"] == "test"

@@ -18,7 +18,7 @@ from fedstat.study.experiment import Settings
 
 
 def test_a_run_by_name_is_the_run_that_its_parts_make(tmp_path):
-    settings = replace(SMALL, tau="0.5", kappa=0.75, validation=0.2)
+    settings = SMALL.but(tau=0.5, kappa=0.75, validation=0.2)
     by_name = experiment.run(settings, out=tmp_path / "a.zarr")
     fed, new = experiment.federated(settings)
     assert new is None
@@ -81,14 +81,19 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
         ({"options": ("components",)}, "options must look like NAME=VALUE"),
         ({"algorithm": "fedprox", "options": ("nu=1",)}, "fedprox takes mu, but got 'nu'"),
         ({"kappa": 0.9, "options": ("kappa=0.5",)}, "kappa is given twice"),
-        ({"estimator": "pc", "options": ("method=pa",)}, "estimator is given twice"),
+        ({"options": ("method=pa",)}, "fedfac-dynamic takes layers, kappa, .*, but got 'method'"),
+        ({"clinets": 3}, "Did you mean 'clients'"),
+        ({"kappa": (0.5, 0.7)}, "kappa must be one value"),
+        ({"layers": ()}, "layers must hold a value"),
+        ({"algorithm": "random", "tau": "mean"}, "tau must be a number to size a random split"),
+        ({"algorithm": "random", "tau": 0.5, "share": 0.5}, "share has no effect beside tau"),
         ({"algorithm": "fedem", "options": ("components=2", "components=3")}, "once, but got 'components' twice"),
         ({"algorithm": "fedsplit", "options": ("shared=fc1",)}, "shared must be a mapping"),
     ],
 )
 def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, message):
     with pytest.raises(ValueError, match=message):
-        replace(SMALL, **wrong)
+        SMALL.but(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, messa
 )
 def test_what_only_the_network_or_the_data_can_tell_is_told_too(wrong, message):
     with pytest.raises(ValueError, match=message):
-        experiment.run(replace(SMALL, **wrong))
+        experiment.run(SMALL.but(**wrong))
 
 
 def test_hidden_layers_of_the_mlp_by_name():
@@ -114,8 +119,21 @@ def test_hidden_layers_of_the_mlp_by_name():
         assert [*nets.layers(experiment.network(replace(SMALL, net_options=(given,)), fed)).values()] == sizes
 
 
+def test_settings_are_the_same_however_they_are_said():
+    said = [
+        Settings.of(layers=["fc1"], tau=0.5, kappa=1),
+        Settings.of(kappa=1.0, tau="0.50", layers="fc1"),
+        Settings(options=("tau=.5", "kappa=1", "layers=fc1")),
+        Settings.of(options=("kappa=1",), layers=("fc1",), tau=0.25).but(tau=0.5),
+    ]
+    assert len(set(said)) == 1
+    assert said[0].options == ("layers=fc1", "kappa=1.0", "tau=0.5")
+    assert Settings.of(layers=[1, "fc2"], warm_start=False).given == {"layers": (1, "fc2"), "warm_start": False}
+    assert said[0].but(tau=None).given == {"layers": "fc1", "kappa": 1.0}
+
+
 def test_random_splits_share_what_the_threshold_would():
-    assert replace(SMALL, algorithm="random", tau="0.75").make_algorithm().settings["share"] == 0.25
+    assert SMALL.but(algorithm="random", tau=0.75).make_algorithm().settings["share"] == 0.25
 
 
 def test_evaluation_now_and_then_leaves_the_other_rounds_nan():
@@ -136,7 +154,7 @@ def test_bfloat16_trains_nearly_as_float32_does():
 
 def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
     texts = [
-        report.report(experiment.run(replace(SMALL, **settings)))
+        report.report(experiment.run(SMALL.but(**settings)))
         for settings in ({"kappa": 1.0}, {"tau": "inf"}, {"algorithm": "fedper", "ablation": 1}, {})
     ]
     told, personal, head, usual = texts
@@ -177,7 +195,7 @@ def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
         (("--resume",), "--resume needs --out"),
         (("--tune",), "--tune needs --config"),
         (("--config", "nothing.toml"), "cannot be read"),
-        (("--config", "nothing.toml", "--kappa", "0.5"), "belongs into"),
+        (("--config", "nothing.toml", "--kappa", "0.5"), "--kappa belongs into"),
         (("--data", "mnist", "--data-dir", "nowhere"), "nowhere"),
         (("--precision", "tf32", "--clients", "8"), "needs a CUDA device"),
     ],

@@ -69,7 +69,7 @@ def test_a_grid_crosses_data_sets_methods_and_seeds_and_each_level_overrides_the
     ]
     assert {r.rounds for r in runs} == {2}
     assert [r.samples for r in runs[:3]] == [30, 30, 40]
-    assert [(r.tau, r.kappa) for r in runs[:2]] == [(None, None), ("0.25", 0.75)]
+    assert [r.given for r in runs[:2]] == [{}, {"tau": 0.25, "kappa": 0.75}]
     assert [r.rounds for r in grid.cells(grid_file, scale="two")] == [3, 3, 3]
     assert [r.rounds for r in grid.cells(grid_file)] == [20, 20, 9]
 
@@ -234,13 +234,13 @@ def test_tuning_takes_the_best_on_validation_samples_step_by_step(grid_file, tmp
     table = steps[0].table
     assert table["chosen"].sum() == 1
     best = table["value"][table["validation"].idxmax()]
-    assert steps[0].settings.tau == steps[1].settings.tau == best
+    assert str(steps[0].settings.given["tau"]) == str(steps[1].settings.given["tau"]) == best
     assert sorted(steps[1].table["value"]) == ["0.75", "0.8"]
     assert len(list((tmp_path / "tune").iterdir())) == 6
     with pytest.raises(ValueError, match="tuning needs validation samples"):
         list(tune(replace(run, validation=0.0), candidates, tmp_path))
     with pytest.raises(ValueError, match="fedavg does not take tau"):
-        list(tune(replace(run, algorithm="fedavg", tau=None, kappa=None), candidates, tmp_path))
+        list(tune(run.but(algorithm="fedavg", tau=None, kappa=None), candidates, tmp_path))
 
 
 def test_tuning_does_not_look_at_test_samples(grid_file, tmp_path, monkeypatch):
@@ -252,12 +252,12 @@ def test_tuning_does_not_look_at_test_samples(grid_file, tmp_path, monkeypatch):
     def against(tree):
         """Test accuracies that rank the other way round."""
         found = row(tree)
-        by_tau = rank[json.loads(tree.attrs["config"])["tau"]]
+        by_tau = rank[json.loads(tree.attrs["config"])["algorithm_settings"]["tau"]]
         return found | {"validation": by_tau, "validated": 1 - by_tau, "best10": 1 - by_tau, "last10": 1 - by_tau}
 
     monkeypatch.setattr(summary, "row", against)
     (step,) = tune(run, candidates, tmp_path, seeds=(0,))
-    assert step.settings.tau == "0.2"
+    assert step.settings.given["tau"] == 0.2
 
 
 def test_the_command_runs_a_grid_once(grid_file, tmp_path, capsys):

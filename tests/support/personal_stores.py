@@ -70,7 +70,7 @@ def write(
     finish: bool = True,
 ) -> Path:
     """Write one run; clients differ, but their mean by test samples is the accuracy that is given."""
-    end = f", {cell.estimator}" if cell.estimator else ""
+    end = f", {cell.given['estimator']}" if "estimator" in cell.given else ""
 
     def of_clients(name: str) -> np.ndarray:
         return accuracy(cell.name, name + end, cell.seed) + _OFFSETS
@@ -111,7 +111,7 @@ def write(
         for name, (coords, variables) in groups.items()
     }
     about = experiment.about(cell)
-    config = about | {"algorithm_settings": {}, "shapes": SHAPES}
+    config = about | {"algorithm_settings": cell.given, "shapes": SHAPES}
     attrs = store.provenance("made up", config, command="fedstat.fl") | {"about": store.to_json(about)}
     with store.create(path, layout, attrs) as writer:
         for name, (_, variables) in groups.items():

@@ -306,8 +306,8 @@ FL = """
 --tau 1.5 | tau
 --tau half | tau must be a number, inf, -inf, mean or test, but got 'half'
 --tau nan | tau
---estimator ml | invalid choice
---variant mine | invalid choice
+--estimator ml | estimator must be one of
+--variant mine | variant must be one of
 --algorithm fedprox --mu -1 | mu
 --options components | options must look like NAME=VALUE
 --algorithm fedem --options components=0 | components

@@ -2,62 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from inspect import Parameter, Signature, signature
-from typing import Any
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from fedstat import _check
-from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.algorithms.fedavg import fedavg
+from fedstat.fl.algorithm import About, Algorithm
+from fedstat.fl.algorithms.fedavg import fedavg, fedavg_plus
 from fedstat.fl.algorithms.fedem import fedem
 from fedstat.fl.algorithms.fedfac import fedfac
 from fedstat.fl.algorithms.fedper import fedper
-from fedstat.fl.algorithms.fedprox import fedprox
+from fedstat.fl.algorithms.fedprox import fedprox, fedprox_plus
 from fedstat.fl.algorithms.fedrep import fedrep
 from fedstat.fl.algorithms.fedsplit import fedsplit, random_split
 from fedstat.fl.algorithms.lg_fedavg import lg_fedavg
 from fedstat.fl.algorithms.local import local
-from fedstat.fl.wrappers.finetuned import fedavg_plus, fedprox_plus, finetuned
+from fedstat.fl.wrappers.finetuned import finetuned
 from fedstat.fl.wrappers.private_head import private_head
 from fedstat.fl.wrappers.shrunken import shrunken
 
 Constructor = Callable[..., Algorithm]
 
 
+class Setting(NamedTuple):
+    """One setting of a method, as its constructor's signature says it.
+
+    Attributes
+    ----------
+    default : object
+        ``Parameter.empty`` where it must be given.
+    help : str
+        A line for command lines, the ``Annotated`` of the parameter; empty where it has none.
+    of_method : bool
+        Of the method itself, not of what wraps it.
+    number, several : bool
+        Whether it is a number, that is a float, and whether it may be a sequence.
+    """
+
+    default: Any
+    help: str
+    of_method: bool
+    number: bool
+    several: bool
+
+
 def _wrapped(make: Constructor, wrap: Constructor) -> Constructor:
     """A constructor that takes the settings of both."""
-    own = signature(make).parameters
-    more = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in list(signature(wrap).parameters.values())[1:]]
+    own = _parameters(make)
+    more = list(signature(wrap, eval_str=True).parameters.values())[1:]
 
     def made(**settings: Any) -> Algorithm:
         inner = {name: settings.pop(name) for name in own if name in settings}
         return wrap(make(**inner), **settings)
 
-    mine = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in own.values() if p.name not in getattr(make, "keywords", {})]
-    made.__signature__ = Signature(mine + more)  # type: ignore[attr-defined]
+    both = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in (*own.values(), *more)]
+    made.__signature__ = Signature(both)  # type: ignore[attr-defined]
+    made.wraps = make  # type: ignore[attr-defined]
     return made
+
+
+@cache
+def _parameters(make: Constructor) -> dict[str, Parameter]:
+    """Parameters of a constructor that are not bound."""
+    bound = getattr(make, "keywords", {})
+    return {name: p for name, p in signature(make, eval_str=True).parameters.items() if name not in bound}
 
 
 ALGORITHMS: dict[str, Constructor] = {
     "local": local,
     "fedavg": fedavg,
-    "fedprox": fedprox,
     "fedavg+": _wrapped(fedavg, finetuned),
-    "fedprox+": _wrapped(fedprox, finetuned),
     "fedavg-shrunken": _wrapped(fedavg, shrunken),
+    "fedprox": fedprox,
+    "fedprox+": _wrapped(fedprox, finetuned),
     "fedper": fedper,
     "lg-fedavg": lg_fedavg,
-    "fedrep": fedrep,
     "fedem": fedem,
+    "fedrep": fedrep,
     "fedsplit": fedsplit,
-    "fedfac-static": partial(fedfac, dynamic=False, on="weights", warm_start=False),
-    "fedfac-dynamic": partial(fedfac, dynamic=True, pretrain_epochs=None),
     "random": partial(random_split, redrawn=False),
     "random-redrawn": partial(random_split, redrawn=True),
+    "fedfac-static": partial(fedfac, dynamic=False, on="weights", warm_start=False),
+    "fedfac-dynamic": partial(fedfac, dynamic=True, pretrain_epochs=None),
 }
-"""Constructors by the names that runs, grids and tables use; what a partial binds is no setting of its method."""
+"""Constructors by the names that runs and grids use, in the order of tables; what a partial binds is no setting."""
 
 WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken, "-private-head": private_head}
 """What the end of a name makes of any other method: "fedper+", "random-shrunken"."""
@@ -73,16 +103,36 @@ def constructor(name: str) -> Constructor:
     return ALGORITHMS[_check.choice("algorithm", name, known)]
 
 
-def settings_of(name: str) -> list[str]:
-    """Names of the settings that an algorithm of the table takes.
+def settings_of(name: str) -> dict[str, Setting]:
+    """Settings that an algorithm takes, by their names.
 
     Examples
     --------
-    >>> settings_of("fedprox+")
-    ['mu', 'epochs', 'rate', 'by', 'held_out']
+    >>> list(settings_of("fedprox+")), settings_of("fedprox+")["mu"].default
+    (['mu', 'epochs', 'rate', 'by', 'held_out'], 0.01)
     """
     make = constructor(name)
-    return [setting for setting in signature(make).parameters if setting not in getattr(make, "keywords", {})]
+    inner = _parameters(getattr(make, "wraps", make))
+    found = {}
+    for setting, p in _parameters(make).items():
+        noted = get_origin(p.annotation) is Annotated
+        kind, said = get_args(p.annotation)[:2] if noted else (p.annotation, "")
+        kinds = (kind, *get_args(kind))
+        several = any(get_origin(one) is Sequence for one in kinds)
+        found[setting] = Setting(p.default, said, setting in inner, float in kinds, several)
+    return found
+
+
+def about(name: str) -> About:
+    """Row of an algorithm, whatever its settings; what must be given, as FedSplit's split, is given empty.
+
+    Examples
+    --------
+    >>> about("fedfac-dynamic").title, about("fedper+").title, about("fedavg").new_clients
+    ('FedFac dynamic', 'FedPer+', ('global',))
+    """
+    made = constructor(name)(**{key: {} for key, one in settings_of(name).items() if one.default is Parameter.empty})
+    return made.about._replace(title=made.about.title or name)
 
 
 def named(name: str, **settings: Any) -> Algorithm:
@@ -98,7 +148,8 @@ def named(name: str, **settings: Any) -> Algorithm:
     Raises
     ------
     ValueError
-        If there is no such algorithm, with the nearest names, or it does not take a setting, with those it takes.
+        If there is no such algorithm, with the nearest names, it does not take a setting, with those it takes, or lacks
+        one that must be given.
 
     Examples
     --------
@@ -106,8 +157,9 @@ def named(name: str, **settings: Any) -> Algorithm:
     {'personal_layers': 2}
     """
     require_settings(name, settings)
-    if name.startswith("fedsplit") and "shared" not in settings:
-        raise ValueError("fedsplit needs shared, a mapping from layer to bool per unit, but got none")
+    for setting, one in settings_of(name).items():
+        if one.default is Parameter.empty and setting not in settings:
+            raise ValueError(f"{name} needs {setting}, {one.help}, but got none")
     return constructor(name)(**settings)
 
 
@@ -124,6 +176,8 @@ def require_settings(name: str, settings: Iterable[str]) -> None:
 __all__ = [
     "ALGORITHMS",
     "WRAPPERS",
+    "Setting",
+    "about",
     "constructor",
     "fedavg",
     "fedavg_plus",
@@ -140,6 +194,7 @@ __all__ = [
     "named",
     "private_head",
     "random_split",
+    "require_settings",
     "settings_of",
     "shrunken",
 ]

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
 from fedstat import _check
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Memory, Phase, Samples, Sharing
+from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples, Sharing
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.mixture import WEIGHTS, log_joint, mixture, mixture_loss, of_class
+
+ABOUT = About(
+    "FedEM",
+    "Marfoq et al. (2021), arXiv:2108.10252",
+    "several components",
+    "the weights of their mixture",
+    ("local_train",),
+)
 
 _BLOCK = 256  # samples that are run forward at a time
 
 
-def fedem(*, components: int = 3) -> Algorithm:
+def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Algorithm:
     """A mixture of shared components with personal weights, fitted by a federated EM algorithm.
 
     Marfoq, Neglia, Bellet, Kameni and Vidal (2021), "Federated multi-task learning under a mixture of distributions",
@@ -32,6 +42,7 @@ def fedem(*, components: int = 3) -> Algorithm:
         settings={"components": components},
         wrap=lambda net: mixture(net, components),
         loss=lambda inner, _: mixture_loss(inner),
+        about=ABOUT,
     )
 
 

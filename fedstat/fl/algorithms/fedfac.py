@@ -5,39 +5,55 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Literal, cast
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
 from fedstat import _check
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Mask, Sharing, Start, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Mask, Sharing, Start, Uploads
+from fedstat.fl.algorithms.fedsplit import Split
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import components, factor, icc
 from fedstat.stats import split as splitting
 from fedstat.stats.moments import correlation, moments
+
+STATIC = About(
+    "FedFac static", "Wang, Tang and Li", "units of high ν, or agreement, in the layers Λ", "the other units of Λ"
+)
+DYNAMIC = STATIC._replace(title="FedFac dynamic", shared=f"{STATIC.shared}, anew in every round")
 
 _KAPPA = 0.85
 _BLOCK = 200_000  # entries of a layer's weights that are summed at a time
 
 
 def fedfac(
-    layers: masks.Layers | None = None,
+    layers: Split = None,
     *,
     dynamic: bool = True,
-    kappa: float = _KAPPA,
-    tau: splitting.Tau | Literal["mean", "test"] | None = None,
-    method: splitting.Method | None = None,
-    on: Literal["weights", "updates"] = "weights",
-    pretrain_epochs: int | None = None,
-    warm_start: bool = True,
-    variant: Literal["paper", "code"] = "paper",
-    fdr: float | None = None,
+    kappa: Annotated[float, "κ, share of the eigenvalues' sum that decides the number of factors"] = _KAPPA,
+    tau: Annotated[
+        splitting.Tau | Literal["mean", "test"] | None,
+        "τ, quantile of communality or ICC from which units are shared, inf, mean or, as --tau=-inf, -inf (default "
+        "0.5); test with --estimator icc, static: units on which clients are not shown to differ",
+    ] = None,
+    estimator: Annotated[
+        splitting.Method | None,
+        f"how units are judged: an estimator of the communality, {', '.join(factor.METHODS)} (shared: explained by "
+        "the other units), or icc (shared: clients agree) (default pa)",
+    ] = None,
+    on: Annotated[Literal["weights", "updates"], "what is analysed: weights or updates"] = "weights",
+    pretrain_epochs: Annotated[int | None, "epochs before the analysis"] = None,
+    warm_start: Annotated[bool, "whether a round's analysis starts from the last one's"] = True,
+    variant: Annotated[
+        Literal["paper", "code"], "the paper's text or the published code, where they differ: paper or code"
+    ] = "paper",
+    fdr: Annotated[float | None, "false discovery rate of tau=test (default 0.05)"] = None,
 ) -> Algorithm:
     """FedFac, static (Algorithm 1) or dynamic (Algorithm 2): shared are units that the other units explain.
 
-    With ``method="icc"`` shared are units on which clients agree instead.
+    With ``estimator="icc"`` shared are units on which clients agree instead.
 
     Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data", §4.
     Shared: the units of Λ with communality ν >= τ (or ICC2 >= τ), and every other layer. Private: the other units of Λ.
@@ -51,13 +67,14 @@ def fedfac(
     dynamic : bool
         Analyse the active clients' weights after every round's local training. Otherwise every client first trains
         alone from the common start, and one analysis of those weights fixes the split.
-    kappa, tau, method
-        As in :func:`fedstat.stats.factor.fit` and :func:`fedstat.stats.split.shared`; ``tau="mean"`` shares units
-        with ν >= mean ν. By default the median (0.5) of ``"pa"``, and with ``variant="code"`` the mean of
-        ``"leverage"``. ``method="icc"`` makes no factor analysis: τ is then about ICC2 of the active clients
+    kappa, tau, estimator
+        As in :func:`fedstat.stats.factor.fit`, whose ``method`` is the estimator, and
+        :func:`fedstat.stats.split.shared`; ``tau="mean"`` shares units with ν >= mean ν. By default the median (0.5) of
+        ``"pa"``, and with ``variant="code"`` the mean of ``"leverage"``. ``estimator="icc"`` makes no factor analysis:
+        τ is then about ICC2 of the active clients
         (:func:`fedstat.icc`), at least 2, and ``kappa`` and ``warm_start`` have no effect. Of dynamic splits: averaging
         makes a shared unit alike in all clients, so that by agreement on ``"weights"`` the first split tends to stay;
-        agreement on ``"updates"`` is asked anew in every round. ``tau="test"``, with ``method="icc"`` and not
+        agreement on ``"updates"`` is asked anew in every round. ``tau="test"``, with ``estimator="icc"`` and not
         ``dynamic``: every client first trains twice, on either half of its samples, and shared are units on which
         clients are not shown to differ more than halves do (:func:`fedstat.variance_components`), however many.
     on : {"weights", "updates"}
@@ -80,7 +97,7 @@ def fedfac(
     Raises
     ------
     ValueError
-        If an argument is out of range, or was changed and has no effect with ``method="icc"``.
+        If an argument is out of range, or was changed and has no effect with ``estimator="icc"``.
 
     Notes
     -----
@@ -91,21 +108,23 @@ def fedfac(
     code = _check.choice("variant", variant, ("paper", "code")) == "code"
     given = masks.given_layers(layers)
     limit: splitting.Tau | Literal["mean", "test"] = ("mean" if code else 0.5) if tau is None else tau
-    if limit not in ("mean", "test"):
-        splitting.threshold(np.array([0.0, 1.0]), cast(splitting.Tau, limit))  # raises if tau is out of range
+    if isinstance(limit, str) and limit not in ("mean", "test"):
+        raise ValueError(f"tau must be a number, inf, -inf, mean or test, but got {limit!r}")
+    if not isinstance(limit, str):
+        splitting.threshold(np.array([0.0, 1.0]), limit)  # raises if tau is out of range
     _check.choice("on", on, ("weights", "updates"))
     _check.real("kappa", kappa, low=0, open_low=True, high=1)
-    estimator = _check.choice("method", method or ("leverage" if code else "pa"), splitting.METHODS)
-    by_agreement = estimator == "icc"
+    judge = _check.choice("estimator", estimator or ("leverage" if code else "pa"), splitting.METHODS)
+    by_agreement = judge == "icc"
     if by_agreement:
         _require_none_of_factors(kappa, warm_start or not dynamic)
     if limit == "test" and (dynamic or not by_agreement):
         raise ValueError(
             "tau='test' compares two models of every client, which are trained before the first round: it needs "
-            f"method='icc' and dynamic=False, but got method={estimator!r} and dynamic={dynamic}"
+            f"estimator='icc' and dynamic=False, but got estimator={judge!r} and dynamic={dynamic}"
         )
     if fdr is not None and limit != "test":
-        raise ValueError(f"fdr has no effect but with tau='test', but got fdr={fdr!r} and tau={tau!r}")
+        raise _check.NoEffectError("fdr", f"but with tau='test', but got fdr={fdr!r} and tau={tau!r}")
     rate = _check.real("fdr", 0.05 if fdr is None else fdr, low=0, high=1, open_low=True, open_high=True)
 
     def decide(net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Sharing:
@@ -118,7 +137,7 @@ def fedfac(
                 alike[layer] = _agreement([weights[name] for name in names])
             else:
                 r = _correlation([weights[name] for name in names])
-                fits[layer] = _analyse(r, kappa, estimator, before.get(layer) if warm_start else None)
+                fits[layer] = _analyse(r, kappa, judge, before.get(layer) if warm_start else None)
         statistic = alike or {layer: fit.communality for layer, fit in fits.items()}
         flags = {layer: _flags(values, limit) for layer, values in statistic.items()}
         return Sharing(masks.units(net, flags, device, weights_only=code), fits, alike)
@@ -140,14 +159,16 @@ def fedfac(
             weights = {name: p - before[name] for name, p in up.after.items()}
         return decide(up.net, weights, up.weights.device, up.sharing.fits)
 
-    settings = {"layers": given, "kappa": kappa, "tau": str(limit), "method": estimator, "variant": variant}
+    settings = {"layers": given, "kappa": kappa, "tau": str(limit), "estimator": judge, "variant": variant}
     if limit == "test":
         settings["fdr"] = rate
     of_dynamic = {"on": on, "warm_start": warm_start}
     if by_agreement:
         del settings["kappa"], of_dynamic["warm_start"]
     if not dynamic:
-        return Algorithm("fedfac-static", static, settings=settings | {"pretrain_epochs": pretrain_epochs})
+        return Algorithm(
+            "fedfac-static", static, settings=settings | {"pretrain_epochs": pretrain_epochs}, about=STATIC
+        )
     return Algorithm(
         "fedfac-dynamic",
         lambda start: Sharing(whole(start.net, start.device)),
@@ -155,6 +176,7 @@ def fedfac(
         settings=settings | of_dynamic,
         keeps=lambda net: masks.of_layers(net, masks.resolve(net, given)),
         uploads=lambda net, split: whole(net, masks.device_of(split.shared)),
+        about=DYNAMIC,
     )
 
 
@@ -162,9 +184,10 @@ def _require_none_of_factors(kappa: float, warm_start: bool) -> None:
     """ValueError for an argument of factor analysis that was changed from its default."""
     for name, value, default in (("kappa", kappa, _KAPPA), ("warm_start", warm_start, True)):
         if value != default:
-            raise ValueError(
-                f"{name} has no effect with method='icc', which makes no factor analysis, but got {value!r}. "
-                "Leave it out, or split by 'pa', 'minres', 'pc' or 'leverage'."
+            raise _check.NoEffectError(
+                name,
+                f"with estimator='icc', which makes no factor analysis, but got {value!r}. "
+                "Leave it out, or split by 'pa', 'minres', 'pc' or 'leverage'.",
             )
 
 

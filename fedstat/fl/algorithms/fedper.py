@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm, Sharing, Start
+
+ABOUT = About("FedPer", "Arivazhagan et al. (2019), arXiv:1912.00818", "all but the last layers", "the last layers")
+
+PersonalLayers = Annotated[int, "last layers that are a client's own"]
 
 
-def fedper(*, personal_layers: int = 1) -> Algorithm:
+def fedper(*, personal_layers: PersonalLayers = 1) -> Algorithm:
     """The last layers are private, the rest is shared.
 
     Arivazhagan, Aggarwal, Singh and Choudhary (2019), "Federated learning with personalization layers",
@@ -18,4 +24,4 @@ def fedper(*, personal_layers: int = 1) -> Algorithm:
         private = masks.last_layers(start.net, "personal_layers", personal_layers)
         return Sharing(masks.private_layers(start.net, private, start.device))
 
-    return Algorithm("fedper", sharing, settings={"personal_layers": personal_layers})
+    return Algorithm("fedper", sharing, settings={"personal_layers": personal_layers}, about=ABOUT)

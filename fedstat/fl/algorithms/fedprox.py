@@ -1,14 +1,26 @@
-"""FedProx."""
+"""FedProx, and FedProx+ whose clients fine-tune its model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Annotated
+
 from fedstat import _check
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Phase, Sharing
+from fedstat.fl.algorithm import About, Algorithm, Phase, Sharing
 from fedstat.fl.nets import Params
+from fedstat.fl.wrappers.finetuned import finetuned
+
+ABOUT = About(
+    "FedProx",
+    "Li et al. (2020), arXiv:1812.06127",
+    "everything; clients stay near the server's model",
+    "nothing",
+    ("global",),
+)
 
 
-def fedprox(*, mu: float = 0.01) -> Algorithm:
+def fedprox(*, mu: Annotated[float, "μ, how near clients stay to the server's model"] = 0.01) -> Algorithm:
     """FedAvg with μ/2 ‖W − W(t)‖² added to each client's loss; W(t) are the parameters as downloaded.
 
     Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith (2020), "Federated optimization in heterogeneous networks", MLSys,
@@ -22,4 +34,9 @@ def fedprox(*, mu: float = 0.01) -> Algorithm:
 
     phases = (Phase(penalty=penalty if mu else None),)
     sharing = lambda start: Sharing(masks.everything(start.net, start.device))  # noqa: E731
-    return Algorithm("fedprox", sharing, phases=phases, settings={"mu": mu})
+    return Algorithm("fedprox", sharing, phases=phases, settings={"mu": mu}, about=ABOUT)
+
+
+def fedprox_plus(*, mu: float = 0.01, epochs: int | Sequence[int] | None = None) -> Algorithm:
+    """:func:`fedprox`, :func:`fedstat.fl.wrappers.finetuned.finetuned`; the penalty holds in the rounds only."""
+    return finetuned(fedprox(mu=mu), epochs)

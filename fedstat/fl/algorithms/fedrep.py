@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fedstat import _check
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Phase
-from fedstat.fl.algorithms.fedper import fedper
+from fedstat.fl.algorithm import About, Algorithm, Phase
+from fedstat.fl.algorithms.fedper import PersonalLayers, fedper
 from fedstat.fl.nets import Net
 
+ABOUT = About(
+    "FedRep",
+    "Collins et al. (2021), arXiv:2102.07078",
+    "all but the last layers",
+    "the last layers, which are trained first",
+    ("local_train",),
+)
 
-def fedrep(*, personal_layers: int = 1, head_epochs: int | None = None, body_epochs: int = 1) -> Algorithm:
+
+def fedrep(
+    *,
+    personal_layers: PersonalLayers = 1,
+    head_epochs: Annotated[int | None, "epochs in which the last layers are trained"] = None,
+    body_epochs: Annotated[int, "epochs in which the others are trained"] = 1,
+) -> Algorithm:
     """FedPer whose clients train the private head first, then the shared body under the head they have.
 
     Collins, Hassani, Mokhtari and Shakkottai (2021), "Exploiting shared representations for personalized federated
@@ -28,4 +43,4 @@ def fedrep(*, personal_layers: int = 1, head_epochs: int | None = None, body_epo
     settings = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
     sharing = fedper(personal_layers=personal_layers).sharing
     phases = (Phase(epochs, layers=head), Phase(body_epochs, layers=body))
-    return Algorithm("fedrep", sharing, phases=phases, settings=settings)
+    return Algorithm("fedrep", sharing, phases=phases, settings=settings, about=ABOUT)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from fedstat import _check, _random
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Mask, Sharing, Start, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Mask, Sharing, Start, Uploads
 from fedstat.fl.nets import Net
+from fedstat.stats import split as splitting
+
+_PAPER = "Wang, Tang and Li"
+FEDSPLIT = About("FedSplit", _PAPER, "units of a given split", "the other units")
+RANDOM = About("random split", _PAPER, "units of the layers Λ, by chance", "the other units of Λ")
+REDRAWN = RANDOM._replace(title="random, redrawn", shared="units of the layers Λ, by chance, drawn anew in every round")
+
+Split = Annotated[masks.Layers | None, "Λ, layers to split, by name or number from 1 (default: the last hidden layer)"]
 
 
-def fedsplit(shared: Mapping[str | int, Any]) -> Algorithm:
+def fedsplit(shared: Annotated[Mapping[str | int, Any], "a mapping from layer to bool per unit"]) -> Algorithm:
     """FedSplit: shared units are averaged, personal units stay with their client.
 
     Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data", §3.1.
@@ -28,11 +36,20 @@ def fedsplit(shared: Mapping[str | int, Any]) -> Algorithm:
         raise ValueError(f"shared must be a mapping from layer to one bool per unit, but got {shared!r}")
     named = {str(layer): np.flatnonzero(flags).tolist() for layer, flags in shared.items()}
     return Algorithm(
-        "fedsplit", lambda start: Sharing(masks.units(start.net, shared, start.device)), settings={"shared": named}
+        "fedsplit",
+        lambda start: Sharing(masks.units(start.net, shared, start.device)),
+        settings={"shared": named},
+        about=FEDSPLIT,
     )
 
 
-def random_split(layers: masks.Layers | None = None, *, share: float = 0.5, redrawn: bool = False) -> Algorithm:
+def random_split(
+    layers: Split = None,
+    *,
+    share: Annotated[float | None, "share of the units that is shared (default 0.5)"] = None,
+    tau: Annotated[splitting.Tau | None, "in place of share, 1 − share"] = None,
+    redrawn: bool = False,
+) -> Algorithm:
     """A split by random guess (the same paper, §4.3 and Table 8). Up and down: what is shared, as in FedSplit.
 
     Hidden units are exchangeable at the start, so a random split that stays is equal in distribution to any other
@@ -42,13 +59,15 @@ def random_split(layers: masks.Layers | None = None, *, share: float = 0.5, redr
     ----------
     layers : sequence of str or int, str, or int, optional
         Layers to split, by name or number from 1; by default the last hidden layer.
-    share : float
-        Share of each layer's units that is shared: round(share · units).
+    share : float, optional
+        Share of each layer's units that is shared: round(share · units); 0.5 by default.
+    tau : float in (0, 1), inf or -inf, optional
+        The same as FedFac's quantile, which shares as many units: 1 − share, in place of it.
     redrawn : bool
         Draw the split anew after every round's local training.
     """
     given = masks.given_layers(layers)
-    _check.real("share", share, low=0, high=1)
+    share = _share(share, tau)
 
     def draw(net: Net, seed: int, number: int, device: Any) -> Mask:
         flags = {}
@@ -69,6 +88,19 @@ def random_split(layers: masks.Layers | None = None, *, share: float = 0.5, redr
         "random-redrawn" if redrawn else "random",
         sharing,
         reshare if redrawn else None,
-        settings={"layers": given, "share": share},
+        settings={"layers": given, "share": share} | ({} if tau is None else {"tau": str(tau)}),
         keeps=(lambda net: masks.of_layers(net, masks.resolve(net, given))) if redrawn else None,
+        about=REDRAWN if redrawn else RANDOM,
     )
+
+
+def _share(share: float | None, tau: splitting.Tau | None) -> float:
+    """Share of the units, which is given as such or as that of a quantile."""
+    if tau is None:
+        return _check.real("share", 0.5 if share is None else share, low=0, high=1)
+    if share is not None:
+        raise _check.NoEffectError("share", f"beside tau, which says the same, but got {share!r} and tau={tau!r}")
+    if isinstance(tau, str | splitting.Absolute):
+        raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
+    splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range
+    return min(1.0, max(0.0, 1 - tau))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm, Sharing, Start
+
+ABOUT = About(
+    "LG-FedAvg", "Liang et al. (2020), arXiv:2001.01523", "the last layers", "the first layers", ("ensemble",)
+)
 
 
-def lg_fedavg(*, global_layers: int = 1) -> Algorithm:
+def lg_fedavg(*, global_layers: Annotated[int, "last layers that are shared"] = 1) -> Algorithm:
     """The first layers are private, the last are shared: local representations under a global head.
 
     Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency (2020), "Think locally, act globally: Federated
@@ -21,4 +27,4 @@ def lg_fedavg(*, global_layers: int = 1) -> Algorithm:
         private = [layer for layer in nets.layers(start.net) if layer not in shared]
         return Sharing(masks.private_layers(start.net, private, start.device))
 
-    return Algorithm("lg-fedavg", sharing, settings={"global_layers": global_layers})
+    return Algorithm("lg-fedavg", sharing, settings={"global_layers": global_layers}, about=ABOUT)

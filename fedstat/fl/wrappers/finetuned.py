@@ -1,24 +1,24 @@
-"""FedAvg+ and FedProx+: the global model, fine-tuned by every client."""
+"""A method whose clients fine-tune what they have downloaded before they predict: FedAvg+, FedProx+."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fedstat import _check
-from fedstat.fl.algorithm import Algorithm, Choice, HeldOut, Phase
-from fedstat.fl.algorithms.fedavg import fedavg
-from fedstat.fl.algorithms.fedprox import fedprox
+from fedstat.fl.algorithm import About, Algorithm, Choice, HeldOut, Phase
+
+HeldOutHelp = Annotated[HeldOut | None, "samples to choose on: validation or halves"]
 
 
 def finetuned(
     algorithm: Algorithm,
-    epochs: int | Sequence[int] | None = None,
+    epochs: Annotated[int | Sequence[int] | None, "epochs of fine-tuning, or several to choose among"] = None,
     *,
-    rate: float | Sequence[float] = 1.0,
-    by: Literal["pooled", "client"] = "pooled",
-    held_out: HeldOut | None = None,
+    rate: Annotated[float | Sequence[float], "factor of its learning rate, or several to choose among"] = 1.0,
+    by: Annotated[Literal["pooled", "client"], "who chooses: pooled or client"] = "pooled",
+    held_out: HeldOutHelp = None,
 ) -> Algorithm:
     """Let every client train its downloaded model once more, on its own loss alone, before it predicts.
 
@@ -45,6 +45,7 @@ def finetuned(
 
     Examples
     --------
+    >>> from fedstat.fl.algorithms import fedavg
     >>> len(finetuned(fedavg(), [1, 2, 5]).choice.finetunings)
     3
     """
@@ -56,30 +57,36 @@ def finetuned(
     for factor in factors:
         _check.real("rate", factor, low=0, open_low=True)
     if lengths == [0] and factors != [1]:
-        raise ValueError(f"rate has no effect with epochs=0, no fine-tuning, but got rate={rate!r}")
+        raise _check.NoEffectError("rate", f"with epochs=0, no fine-tuning, but got rate={rate!r}")
     settings: dict[str, Any] = {**algorithm.settings, "finetune_epochs": epochs, "rate": rate}
     ways = tuple(dict.fromkeys(() if n == 0 else (Phase(n, lr=f),) for n, f in product(lengths, factors)))
+    made = algorithm._replace(
+        name=f"{algorithm.name}+",
+        finetune=ways[-1],
+        settings=settings,
+        about=with_copy(algorithm, "+", "a fine-tuned copy to predict with", "arXiv:1910.10252"),
+    )
     if len(ways) == 1:
         if held_out is not None or by != "pooled":
             raise ValueError("by and held_out say how to choose among epochs or rates, but there is one of each")
-        return algorithm._replace(name=f"{algorithm.name}+", finetune=ways[0], settings=settings)
+        return made
     _check.choice("by", by, ("pooled", "client"))
-    return algorithm._replace(
-        name=f"{algorithm.name}+",
-        finetune=ways[-1],
+    return made._replace(
         choice=Choice(finetunings=ways, by=by, held_out=checked(held_out)),
         settings=settings | {"by": by, "held_out": held_out},
     )
 
 
-def fedavg_plus(*, epochs: int | Sequence[int] | None = None) -> Algorithm:
-    """:func:`fedavg`, :func:`finetuned`."""
-    return finetuned(fedavg(), epochs)
-
-
-def fedprox_plus(*, mu: float = 0.01, epochs: int | Sequence[int] | None = None) -> Algorithm:
-    """:func:`fedprox`, :func:`finetuned`; the penalty holds in the rounds only."""
-    return finetuned(fedprox(mu=mu), epochs)
+def with_copy(algorithm: Algorithm, end: str, copy: str, citation: str) -> About:
+    """Row of a method whose clients predict with another copy of what they have downloaded."""
+    row = algorithm.about
+    own = copy if row.own in ("", "nothing") else f"{row.own}; {copy}"
+    return row._replace(
+        title=f"{row.title or algorithm.name}{end}",
+        citation="; ".join(filter(None, (row.citation, citation))),
+        own=own,
+        new_clients=("finetuned",) if row.new_clients == ("global",) else row.new_clients,
+    )
 
 
 def require_plain(algorithm: Algorithm) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fedstat import _check
-from fedstat.fl.algorithm import Algorithm, Choice, HeldOut
-from fedstat.fl.wrappers.finetuned import checked, finetuned, require_plain
+from fedstat.fl.algorithm import Algorithm, Choice
+from fedstat.fl.wrappers.finetuned import HeldOutHelp, checked, finetuned, require_plain, with_copy
 
 GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -15,10 +15,10 @@ GRID = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 def shrunken(
     algorithm: Algorithm,
     *,
-    by: Literal["pooled", "client", "layer"] = "pooled",
-    grid: Sequence[float] | None = None,
-    held_out: HeldOut | None = None,
-    epochs: int | None = None,
+    by: Annotated[Literal["pooled", "client", "layer"], "who chooses B: pooled, client or layer"] = "pooled",
+    grid: Annotated[Sequence[float] | None, "values of B to choose among"] = None,
+    held_out: HeldOutHelp = None,
+    epochs: Annotated[int | None, "epochs of fine-tuning"] = None,
 ) -> Algorithm:
     """Let every client predict with W + B (W' − W): W as downloaded, W' fine-tuned.
 
@@ -69,7 +69,7 @@ def shrunken(
     if by == "layer":
         for name, value in (("grid", grid), ("held_out", held_out)):
             if value is not None:
-                raise ValueError(f"{name} has no effect with by='layer', which tries no values, but got {value!r}")
+                raise _check.NoEffectError(name, f"with by='layer', which tries no values, but got {value!r}")
         choice = Choice(by=by)
     else:
         given = GRID if grid is None else grid if isinstance(grid, Sequence) else [grid]
@@ -78,4 +78,6 @@ def shrunken(
             raise ValueError(f"the grid of B must hold two different values or more, but got {list(given)}")
         choice = Choice(steps, by=by, held_out=checked(held_out))
         settings |= {"grid": list(steps), "held_out": held_out}
-    return base._replace(name=f"{algorithm.name}-shrunken", choice=choice, settings=settings)
+    copy = "a copy moved towards the fine-tuned one as far as held-out data say"
+    about = with_copy(algorithm, " shrunken", copy, "Efron and Morris (1973)")
+    return base._replace(name=f"{algorithm.name}-shrunken", choice=choice, settings=settings, about=about)
