@@ -52,7 +52,8 @@ def add_arguments(
 def _kind(hint: Any) -> tuple[type, bool]:
     """Type of one value of a field, and whether it takes several: ``tuple[float, ...] | None`` to (float, True)."""
     if get_origin(hint) in _UNIONS:
-        hint = next(part for part in get_args(hint) if part is not NoneType)
+        parts = [part for part in get_args(hint) if part is not NoneType]
+        hint = next((part for part in parts if get_origin(part) is tuple), parts[0])
     many = get_origin(hint) is tuple
     kind = get_args(hint)[0] if many else hint
     return (kind, many) if kind in _METAVAR else (str, many)

@@ -31,13 +31,13 @@ from fedstat.study.compare import (
 from fedstat.study.table import Table
 
 
-def masking(grid: Grid, asked: Asked) -> Table:
+def ablation(grid: Grid, asked: Asked) -> Table:
     """Table 8 A: accuracy when the shared or the personal units are replaced by random values."""
     rows, named = [], show.varying(grid.table)
     for run in show.in_order(grid).to_dict("records"):
         tree = open_run(run["path"])
         split = summary.states(tree).query("0 < shared < units")
-        if "masking" not in tree.children or not len(split):  # with no split layer nothing was masked
+        if "ablation" not in tree.children or not len(split):  # with no split layer nothing was masked
             continue
         here = {name: run[name] for name in ("label", "seed", *show.SETTINGS)} | {"of": run["method"]}
         here["heading"] = f"{run['label']}, {show.design(run, named)}"
@@ -46,7 +46,7 @@ def masking(grid: Grid, asked: Asked) -> Table:
             replaced = 0 if part == "none" else shared if part.startswith("shared") else units - shared
             rows.append(here | {"method": part, "units": replaced, "masked": float(mean.sel(part=part))})
     if not rows:
-        raise ValueError("no run with a split layer was evaluated with masked parts: run with masking asked for")
+        raise ValueError("no run with a split layer was evaluated with masked parts: run with ablation > 0")
     table = pd.DataFrame(rows)
     blocks, values, notes = {}, [], []
     for heading, own in table.groupby("heading", sort=False):
@@ -139,7 +139,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command(__doc__, {"a": masking, "b": random_split}, argv=argv)
+    return command(__doc__, {"a": ablation, "b": random_split}, argv=argv)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from fedstat import _cli, store
 from fedstat import data as datasets
 from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, nets
-from fedstat.fl.training import COMMAND
+from fedstat.fl.training import COMMAND, PROBES
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.experiment import Settings
 from fedstat.study.tuning import check, tune
@@ -42,10 +42,10 @@ HELP = {
     "width": "factor of the network's channels and hidden units",
     "norm": "normalisation of the network's layers",
     "net_options": "more arguments of the network, as hidden=32 or hidden=64,32",
-    "algorithm": f"algorithm: {', '.join(named())}; any of these with + (fine-tuned) or -shrunken",
+    "algorithm": f"algorithm: {', '.join(named())}; any of these with + (fine-tuned), -shrunken or -private-head",
     "options": "settings of the algorithm, those of + and -shrunken too, as by=client",
     "rounds": "communication rounds T",
-    "participation": "share of the clients active in a round",
+    "participation": "share of the clients active in a round, or the range from which it is drawn in every round",
     "local_epochs": "epochs of local training in a round",
     "batch_size": "samples in a batch, 0 for all",
     "optimizer": "local optimiser",
@@ -53,14 +53,15 @@ HELP = {
     "server_lr": "learning rate of the server",
     "seed": "seed of partition, start, participation and batches",
     "evaluate_every": "rounds between evaluations",
-    "masking": "draws of random values that replace shared or personal units at the end, 0 for none",
-    "probe": "halves: train active clients on either half of their samples too, to tell what is their own from noise",
+    "ablation": "draws of random values that replace shared or personal units at the end, 0 for none",
+    "probe": "halves: train active clients on either half of their samples too, to tell what is their own from noise; "
+    "drift: how far rounds take clients from the server; uploads: weights before aggregation",
     "readouts": "other methods by which to predict after the last round, as fedavg+ or 'fedavg-shrunken by=layer'",
     "precision": "of products in training",
 }
 CHOICES = {
     "norm": ("group", "batch"), "optimizer": ("sgd", "adam"), "precision": ("float32", "tf32", "bfloat16"),
-    "probe": ("halves",),
+    "probe": PROBES,
 }  # fmt: skip
 
 

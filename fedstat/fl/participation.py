@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from fedstat import _random
+from fedstat import _check, _random
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Participation
 
@@ -20,6 +22,17 @@ def active(job: Job, number: int) -> np.ndarray:
         return np.arange(job.clients)
     draws = [_random.generator(job.seed, "participation", number, c).random() for c in range(everyone)]
     return np.flatnonzero(np.isin(job.train.ids, np.argsort(draws, kind="stable")[:k]))
+
+
+def checked(given: Any) -> Participation:
+    """A share of the clients, or a range of it; ValueError otherwise."""
+    several = isinstance(given, tuple | list)
+    ends = tuple(given) if several and len(given) > 1 else (given[0] if several and given else given,)
+    for end in ends:
+        _check.real("participation", end, low=0, open_low=True, high=1)
+    if len(ends) > 2 or ends[0] > ends[-1]:
+        raise ValueError(f"participation must be a share or a range (low, high) of it, but got {given!r}")
+    return (ends[0], ends[1]) if len(ends) == 2 else ends[0]
 
 
 def fewest(participation: Participation, clients: int) -> int:

@@ -76,13 +76,7 @@ def prepare(
 
 def _training(given: Training, clients: int) -> Training:
     """The settings, checked in the order in which they are documented."""
-    share = given.participation
-    if isinstance(share, tuple | list):
-        if len(share) != 2 or not share[0] <= share[1]:
-            raise ValueError(f"participation must be a share or a range (low, high) of it, but got {share!r}")
-        share = (float(share[0]), float(share[1]))
-    for one in share if isinstance(share, tuple) else (share,):
-        _check.real("participation", one, low=0, open_low=True, high=1)
+    share = participation.checked(given.participation)
     if participation.fewest(share, clients) < 1:
         raise ValueError(f"participation selects no client: {share} of {clients}. Use at least {1 / clients:.2g}.")
     _check.integer("local_epochs", given.local_epochs)

@@ -13,7 +13,7 @@ from fedstat.study import readouts
 from fedstat.study.collect import Grid
 from fedstat.study.compare import against_zero
 
-_NOT_OF_TRAINING = ("readouts", "probe", "masking", "checkpoints", "keep_weights")
+_NOT_OF_TRAINING = ("readouts", "probe", "ablation", "checkpoints", "keep_weights")
 
 
 def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:

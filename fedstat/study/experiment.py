@@ -14,11 +14,11 @@ import xarray as xr
 from fedstat import _check, store
 from fedstat import data as datasets
 from fedstat._settings import require_types
-from fedstat.fl import algorithms, masks, nets
+from fedstat.fl import algorithms, masks, nets, participation
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Precision
+from fedstat.fl.job import Participation, Precision
 from fedstat.fl.nets import Net
-from fedstat.fl.training import train
+from fedstat.fl.training import PROBES, train
 from fedstat.study import federation, words
 from fedstat.study.federation import Federation
 
@@ -59,12 +59,13 @@ class Settings:
     options : tuple of str
         Settings of the algorithm, as "components=2", see :func:`fedstat.fl.algorithms.settings_of`; in its order, and
         those that are not given are left to it.
-    rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, masking, probe,
+    rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, ablation, probe,
     precision
-        See :func:`fedstat.fl.train`; ``batch_size`` 0 takes all samples. The seed is that of the partition, too.
+        See :func:`fedstat.fl.train`; ``batch_size`` 0 takes all samples, two numbers are a range of participation. The
+        seed is that of the partition, too.
     readouts : tuple of str
         Other methods by which to predict after the last round: the algorithm's name with an end of
-        ``fedstat.fl.algorithms.WRAPPERS``, and settings of that, as "fedavg-shrunken by=layer".
+        ``fedstat.fl.algorithms.READOUTS``, and settings of that, as "fedavg-shrunken by=layer".
     """
 
     label: str | None = None
@@ -83,7 +84,7 @@ class Settings:
     algorithm: str = "fedfac-dynamic"
     options: tuple[str, ...] = ()
     rounds: int = 20
-    participation: float = 0.1
+    participation: Participation = 0.1
     local_epochs: int = 1
     batch_size: int = 32
     optimizer: Literal["sgd", "adam"] = "adam"
@@ -91,14 +92,14 @@ class Settings:
     server_lr: float = 1.0
     seed: int = 0
     evaluate_every: int = 1
-    masking: int = 0
-    probe: Literal["halves"] | None = None
+    ablation: int = 0
+    probe: tuple[str, ...] = ()
     readouts: tuple[str, ...] = ()
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         # What can be said before the data are read; the rest is checked where it is used.
-        for name in ("options", "net_options", "readouts"):
+        for name in ("options", "net_options", "readouts", "probe"):
             object.__setattr__(self, name, words.strings(name, getattr(self, name)))
         require_types(vars(self), Settings)
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
@@ -107,13 +108,15 @@ class Settings:
         _check.choice("net", self.net, list(nets.NETS))
         for name in ("clients", "min_size", "rounds", "local_epochs", "evaluate_every"):
             _check.integer(name, getattr(self, name))
-        for name in ("batch_size", "seed", "masking"):
+        for name in ("batch_size", "seed", "ablation"):
             _check.integer(name, getattr(self, name), low=0)
         if self.samples is not None:
             _check.integer("samples", self.samples)
         for name in ("width", "lr", "server_lr"):
             _check.real(name, getattr(self, name), low=0, open_low=True)
-        _check.real("participation", self.participation, low=0, open_low=True, high=1)
+        for name in self.probe:
+            _check.choice("probe", name, PROBES)
+        object.__setattr__(self, "participation", participation.checked(self.participation))
         _check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
         _check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
         _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
@@ -170,15 +173,15 @@ class Settings:
         """The readouts, each to be made of the algorithm."""
         made: dict[str, Callable[[Algorithm], Algorithm]] = {}
         for text in self.readouts:
-            if self.algorithm.endswith((*algorithms.WRAPPERS,)):
+            if self.algorithm.endswith(algorithms.READOUTS):
                 raise ValueError(
                     f"{self.algorithm} predicts in a way of its own: give the readouts to the method without it, as in "
                     "algorithm fedavg with readouts fedavg+"
                 )
             name, *options = text.split() or [""]
             end = name.removeprefix(self.algorithm)
-            if not name.startswith(self.algorithm) or end not in algorithms.WRAPPERS:
-                ways = ", ".join(self.algorithm + end for end in algorithms.WRAPPERS)
+            if not name.startswith(self.algorithm) or end not in algorithms.READOUTS:
+                ways = ", ".join(self.algorithm + end for end in algorithms.READOUTS)
                 raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r}")
             chosen = words.options("readouts", tuple(options))
             algorithms.require_settings(name, chosen)
@@ -274,7 +277,7 @@ def run(
         resume=resume,
         evaluate_every=settings.evaluate_every,
         new=new,
-        ablation=settings.masking,
+        ablation=settings.ablation,
         probe=settings.probe,
         readouts=settings.make_readouts(),
         progress=progress,

@@ -52,12 +52,14 @@ def report(run: xr.DataTree) -> str:
         parts.append(_readouts(run))
     if "new" in run.children:
         parts.append(_new(run))
-    if "masking" in run.children:
-        parts.append(_masking(run))
+    if "ablation" in run.children:
+        parts.append(_ablation(run))
     return "\n\n".join(parts)
 
 
-def _share(participation: float) -> str:
+def _share(participation: float | list[float]) -> str:
+    if isinstance(participation, list):
+        return f"{100 * participation[0]:.4g} to {100 * participation[1]:.4g} % of the clients"
     return "all clients" if participation == 1 else f"{100 * participation:.4g} % of the clients"
 
 
@@ -91,7 +93,7 @@ def _new(run: xr.DataTree) -> str:
     return f"accuracy on {run['new'].sizes['client']} clients that did not train: {found}"
 
 
-def _masking(run: xr.DataTree) -> str:
+def _ablation(run: xr.DataTree) -> str:
     masked = summary.masked(run)
     if np.ptp(masked.to_numpy()) == 0:
         return "no layer has both shared and personal units, so nothing was masked"

@@ -177,7 +177,7 @@ def new_clients(run: xr.DataTree) -> xr.DataArray:
 
 def masked(run: xr.DataTree) -> xr.DataArray:
     """Accuracy (part, draw) with a part of the split layers masked, weighted by the clients' test samples."""
-    return run["masking"].to_dataset()["accuracy"].weighted(_metrics(run)["n_test"]).mean("client")
+    return run["ablation"].to_dataset()["accuracy"].weighted(_metrics(run)["n_test"]).mean("client")
 
 
 def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -31,7 +31,7 @@ METHODS = ("fedavg", "fedper", "random", "fedfac-dynamic")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grid")
     write(folder / "half.zarr", finish=False)
-    return grid(folder, methods=METHODS, new=True, masking=True)
+    return grid(folder, methods=METHODS, new=True, ablation=True)
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_table_8_masks_and_splits_at_random(runs, run_table, tmp_path):
 
 
 def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
-    split = {"layers": ["conv1"], "masking": True}
+    split = {"layers": ["conv1"], "ablation": True}
     for seed in range(3):
         for tau in ("0.5", "0.75"):
             write(tmp_path / f"r{tau}-{seed}.zarr", algorithm="random", tau=tau, seed=seed, **split)
@@ -249,7 +249,7 @@ def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
     between = values.query("method == 'personal − shared'")
     assert (between["difference"] < 0).all()
     table8 = load("analysis/fedfac/table8.py")
-    block = table8.masking(COLLECT(tmp_path), table8.Asked(Reference())).blocks["Personal masked − shared masked"]
+    block = table8.ablation(COLLECT(tmp_path), table8.Asked(Reference())).blocks["Personal masked − shared masked"]
     for r, line in zip(between.to_dict("records"), block.to_dict("records"), strict=True):
         assert line["difference [95 %]"] == show.interval(r["difference"], r["all_low"], r["all_high"])
         assert line["p"] == p_value(r["p_holm"])

@@ -86,7 +86,7 @@ def test_accuracy_falls_where_units_are_masked_and_only_there():
 
 
 @pytest.mark.parametrize(("part", "own"), [(1, True), (2, True), (3, False), (4, False)])
-def test_masking_replaces_one_part_and_leaves_the_other(part, own, monkeypatch):
+def test_the_ablation_replaces_one_part_and_leaves_the_other(part, own, monkeypatch):
     flags = np.arange(12) % 2 == 0
     j, _ = job(algorithms.fedsplit({"fc1": flags}))
     state = engine.step(j, engine.start(j))

@@ -531,7 +531,12 @@ def test_what_does_not_fit_is_named_before_the_first_round(bad, monkeypatch):
 
 @pytest.mark.parametrize(
     ("participation", "message"),
-    [((0.9, 0.3), "a range"), ((0.3,), "a range"), ((0.0, 0.5), "participation"), ((0.01, 1.0), "selects no client")],
+    [
+        ((0.9, 0.3), "a range"),
+        ((0.3, 0.5, 0.7), "a range"),
+        ((0.0, 0.5), "participation"),
+        ((0.01, 1.0), "selects no client"),
+    ],
 )
 def test_ranges_that_are_none_are_named(participation, message):
     with pytest.raises(ValueError, match=message):

@@ -169,7 +169,7 @@ def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
 def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
     out = tmp_path / "run.zarr"
     args = ("--clients", 8, "--participation", 0.5, "--rounds", 3, "--samples", 40, "--validation", 0.2,
-            "--new-share", 0.25, "--masking", 2, "--tau", 0.5, "--out", out)  # fmt: skip
+            "--new-share", 0.25, "--ablation", 2, "--tau", 0.5, "--out", out)  # fmt: skip
     assert command(*args) == 0
     said = capsys.readouterr().out
     for text in ("fedfac-dynamic, 3 rounds, 6 clients", "MB up", "fc1 ", "did not train: global", "personal, N(0, 1)"):

@@ -30,7 +30,7 @@ def write(
     path: Path,
     *,
     new: bool = False,
-    masking: bool = False,
+    ablation: bool = False,
     weights: bool = False,
     finish: bool = True,
     gain: float = 0.0,
@@ -80,13 +80,13 @@ def write(
                 "n_test": (("client",), [20.0, 30.0, 40.0]),
             },
         )
-    if masking:
+    if ablation:
         lost = np.array([0, 0.05, 0.2, 0.3, 0.4])[:, None, None]
         groups["ablation"] = _group(
             {"part": list(PARTS), "draw": np.arange(2), "client": np.arange(clients)},
             {"accuracy": (("part", "draw", "client"), level - lost + rng.normal(0, 0.05, (len(PARTS), 2, clients)))},
         )
-    if weights or masking:
+    if weights or ablation:
         groups |= _convolutions(c, rng)
     values = {f"{g}/{v}": x for g, (_, variables) in groups.items() for v, (_, x) in variables.items()}
     layout = {
@@ -151,9 +151,9 @@ def grid(folder: Path, *, seeds: int = 3, methods: tuple[str, ...] = tuple(GAIN)
                 path = folder / f"{partition.replace(':', '-')}-{method}-{seed}.zarr"
                 split = {"layers": ["conv1"], "kappa": 0.85, "tau": "0.5", "estimator": "pa"}
                 settings = split if "fac" in method or method == "random" else {}
-                masking = options.get("masking", False) and "fedfac" in method
+                ablation = options.get("ablation", False) and "fedfac" in method
                 write(
                     path, label=label, partition=partition, algorithm=method, seed=seed,
-                    **(settings | options | {"masking": masking}),
+                    **(settings | options | {"ablation": ablation}),
                 )  # fmt: skip
     return folder

@@ -90,7 +90,10 @@ ALGORITHMS: dict[str, Constructor] = {
 """Constructors by the names that runs and grids use, in the order of tables; what a partial binds is no setting."""
 
 WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken, "-private-head": private_head}
-"""What the end of a name makes of any other method: "fedper+", "random-shrunken"."""
+"""What the end of a name makes of any other method: "fedper+", "random-shrunken", "fedavg-private-head"."""
+
+READOUTS = ("+", "-shrunken")
+"""Those of them that change nothing but what clients predict with, so that it can be read out of another run."""
 
 
 def constructor(name: str) -> Constructor:
@@ -175,6 +178,7 @@ def require_settings(name: str, settings: Iterable[str]) -> None:
 
 __all__ = [
     "ALGORITHMS",
+    "READOUTS",
     "WRAPPERS",
     "Setting",
     "about",
