@@ -292,7 +292,7 @@ class About(NamedTuple):
     shared, own : str
         What is shared, and what is a client's own.
     new_clients : tuple of str
-        How clients that did not train predict, of :data:`fedstat.fl.newcomers.RULES`; of several, tables show each.
+        How clients that did not train predict, of :data:`fedstat.fl.probes.new_clients.RULES`; tables show each.
     """
 
     title: str = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ STATIC = About(
 )
 DYNAMIC = STATIC._replace(title="FedFac dynamic", shared=f"{STATIC.shared}, anew in every round")
 
+Limit = splitting.Tau | Literal["mean", "test"]
 _KAPPA = 0.85
 _BLOCK = 200_000  # entries of a layer's weights that are summed at a time
 
@@ -34,7 +35,7 @@ def fedfac(
     dynamic: bool = True,
     kappa: Annotated[float, "κ, share of the eigenvalues' sum that decides the number of factors"] = _KAPPA,
     tau: Annotated[
-        splitting.Tau | Literal["mean", "test"] | None,
+        Limit | None,
         "τ, quantile of communality or ICC from which units are shared, inf, mean or, as --tau=-inf, -inf (default "
         "0.5); test with --estimator icc, static: units on which clients are not shown to differ",
     ] = None,
@@ -106,78 +107,117 @@ def fedfac(
     each client's own.
     """
     code = _check.choice("variant", variant, ("paper", "code")) == "code"
-    given = masks.given_layers(layers)
-    limit: splitting.Tau | Literal["mean", "test"] = ("mean" if code else 0.5) if tau is None else tau
-    if isinstance(limit, str) and limit not in ("mean", "test"):
-        raise ValueError(f"tau must be a number, inf, -inf, mean or test, but got {limit!r}")
-    if not isinstance(limit, str):
-        splitting.threshold(np.array([0.0, 1.0]), limit)  # raises if tau is out of range
+    judge = _check.choice("estimator", estimator or ("leverage" if code else "pa"), splitting.METHODS)
+    limit: Limit = ("mean" if code else 0.5) if tau is None else tau
     _check.choice("on", on, ("weights", "updates"))
     _check.real("kappa", kappa, low=0, open_low=True, high=1)
-    judge = _check.choice("estimator", estimator or ("leverage" if code else "pa"), splitting.METHODS)
     by_agreement = judge == "icc"
     if by_agreement:
         _require_none_of_factors(kappa, warm_start or not dynamic)
-    if limit == "test" and (dynamic or not by_agreement):
-        raise ValueError(
-            "tau='test' compares two models of every client, which are trained before the first round: it needs "
-            f"estimator='icc' and dynamic=False, but got estimator={judge!r} and dynamic={dynamic}"
-        )
+    _require_limit(limit, judge, dynamic)
     if fdr is not None and limit != "test":
         raise _check.NoEffectError("fdr", f"but with tau='test', but got fdr={fdr!r} and tau={tau!r}")
     rate = _check.real("fdr", 0.05 if fdr is None else fdr, low=0, high=1, open_low=True, open_high=True)
-
-    def decide(net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Sharing:
-        fits, alike = {}, {}
-        for layer in masks.resolve(net, given):
-            names = masks.incoming(net, layer)
-            if not names:
-                raise ValueError(f"layer {layer!r} has no weights to analyse, only {masks.of_layers(net, [layer])}")
-            if by_agreement:
-                alike[layer] = _agreement([weights[name] for name in names])
-            else:
-                r = _correlation([weights[name] for name in names])
-                fits[layer] = _analyse(r, kappa, judge, before.get(layer) if warm_start else None)
-        statistic = alike or {layer: fit.communality for layer, fit in fits.items()}
-        flags = {layer: _flags(values, limit) for layer, values in statistic.items()}
-        return Sharing(masks.units(net, flags, device, weights_only=code), fits, alike)
-
-    def static(start: Start) -> Sharing:
-        masks.resolve(start.net, given)  # raises before any training
-        if limit == "test":
-            return _tested(start, masks.resolve(start.net, given), pretrain_epochs, rate, weights_only=code)
-        return decide(start.net, start.pretrain(pretrain_epochs), start.device, {})
-
-    def whole(net: Net, device: torch.device) -> Mask:
-        flags = {layer: np.ones(nets.layers(net)[layer], dtype=bool) for layer in masks.resolve(net, given)}
-        return masks.units(net, flags, device, weights_only=code)
-
-    def reshare(up: Uploads) -> Sharing:
-        weights = up.after
-        if on == "updates":
-            before = up.before()
-            weights = {name: p - before[name] for name, p in up.after.items()}
-        return decide(up.net, weights, up.weights.device, up.sharing.fits)
-
-    settings = {"layers": given, "kappa": kappa, "tau": str(limit), "estimator": judge, "variant": variant}
+    rule = _Rule(masks.given_layers(layers), judge, kappa, limit, rate, warm_start, code)
+    settings = {"layers": rule.given, "kappa": kappa, "tau": str(limit), "estimator": judge, "variant": variant}
     if limit == "test":
         settings["fdr"] = rate
     of_dynamic = {"on": on, "warm_start": warm_start}
     if by_agreement:
         del settings["kappa"], of_dynamic["warm_start"]
     if not dynamic:
+        settings |= {"pretrain_epochs": pretrain_epochs}
         return Algorithm(
-            "fedfac-static", static, settings=settings | {"pretrain_epochs": pretrain_epochs}, about=STATIC
+            "fedfac-static", lambda start: rule.before_training(start, pretrain_epochs), settings=settings, about=STATIC
         )
     return Algorithm(
         "fedfac-dynamic",
-        lambda start: Sharing(whole(start.net, start.device)),
-        reshare,
+        lambda start: Sharing(rule.whole(start.net, start.device)),
+        lambda up: rule.after_training(up, updates=on == "updates"),
         settings=settings | of_dynamic,
-        keeps=lambda net: masks.of_layers(net, masks.resolve(net, given)),
-        uploads=lambda net, split: whole(net, masks.device_of(split.shared)),
+        keeps=lambda net: masks.of_layers(net, rule.layers(net)),
+        uploads=lambda net, sharing: rule.whole(net, masks.device_of(sharing.shared)),
         about=DYNAMIC,
     )
+
+
+class _Rule(NamedTuple):
+    """How it is decided which units of Λ are shared.
+
+    Attributes
+    ----------
+    given : list of str or int, or None
+        Λ; None is the last hidden layer.
+    judge : str
+        Estimator of the communality, or "icc".
+    kappa, limit, fdr, warm_start
+        As of :func:`fedfac`.
+    weights_only : bool
+        Whether biases and normalisation of a split layer stay with the client, as in the published code.
+    """
+
+    given: list[str | int] | None
+    judge: splitting.Method
+    kappa: float
+    limit: Limit
+    fdr: float
+    warm_start: bool
+    weights_only: bool
+
+    def layers(self, net: Net) -> list[str]:
+        """Names of Λ; ValueError if one is not in the network or has no weights."""
+        found = masks.resolve(net, self.given)
+        for layer in found:
+            if not masks.incoming(net, layer):
+                raise ValueError(f"layer {layer!r} has no weights to analyse, only {masks.of_layers(net, [layer])}")
+        return found
+
+    def whole(self, net: Net, device: torch.device) -> Mask:
+        """All units shared, of Λ what may be."""
+        flags = {layer: np.ones(nets.layers(net)[layer], dtype=bool) for layer in self.layers(net)}
+        return masks.units(net, flags, device, weights_only=self.weights_only)
+
+    def before_training(self, start: Start, epochs: int | None) -> Sharing:
+        """Static: one decision, from clients that were trained alone."""
+        layers = self.layers(start.net)  # raises before any training
+        if self.limit == "test":
+            return _tested(start, layers, epochs, self.fdr, weights_only=self.weights_only)
+        return self.decide(start.net, start.pretrain(epochs), start.device, {})
+
+    def after_training(self, up: Uploads, *, updates: bool) -> Sharing:
+        """Dynamic: a decision in every round, from the active clients' weights or their updates."""
+        weights = up.after
+        if updates:
+            before = up.before()
+            weights = {name: p - before[name] for name, p in up.after.items()}
+        return self.decide(up.net, weights, up.weights.device, up.sharing.fits)
+
+    def decide(self, net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Sharing:
+        """The sharing that stacked weights (client, ...) lead to, given the last round's analyses."""
+        fits, alike = {}, {}
+        for layer in self.layers(net):
+            own = [weights[name] for name in masks.incoming(net, layer)]
+            if self.judge == "icc":
+                alike[layer] = _agreement(own)
+            else:
+                earlier = before.get(layer) if self.warm_start else None
+                fits[layer] = _analyse(_correlation(own), self.kappa, self.judge, earlier)
+        statistic = alike or {layer: fit.communality for layer, fit in fits.items()}
+        flags = {layer: _flags(values, self.limit) for layer, values in statistic.items()}
+        return Sharing(masks.units(net, flags, device, weights_only=self.weights_only), fits, alike)
+
+
+def _require_limit(limit: Limit, judge: str, dynamic: bool) -> None:
+    """ValueError if there is no such τ, or it does not go with the rest."""
+    if isinstance(limit, str) and limit not in ("mean", "test"):
+        raise ValueError(f"tau must be a number, inf, -inf, mean or test, but got {limit!r}")
+    if not isinstance(limit, str):
+        splitting.threshold(np.array([0.0, 1.0]), limit)  # raises if tau is out of range
+    if limit == "test" and (dynamic or judge != "icc"):
+        raise ValueError(
+            "tau='test' compares two models of every client, which are trained before the first round: it needs "
+            f"estimator='icc' and dynamic=False, but got estimator={judge!r} and dynamic={dynamic}"
+        )
 
 
 def _require_none_of_factors(kappa: float, warm_start: bool) -> None:
@@ -203,7 +243,7 @@ def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float,
     return Sharing(masks.units(start.net, flags, start.device, weights_only=weights_only), {}, alike)
 
 
-def _flags(statistic: factor.Array, tau: splitting.Tau | Literal["mean", "test"]) -> factor.Array:
+def _flags(statistic: factor.Array, tau: Limit) -> factor.Array:
     """Which units are shared; dead ones (NaN) take no part in the mean."""
     if isinstance(tau, str):
         live = statistic[statistic == statistic]

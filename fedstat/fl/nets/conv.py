@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -80,17 +81,6 @@ def assemble(
     widest = max((layer.outputs for layer in layers.values() if layer.kernel), default=0)
     buffers = tuple(name for name in shapes if name.endswith((".running_mean", ".running_var")))
 
-    def init(rng: np.random.Generator) -> Params:
-        start: Params = {}
-        for name, shape in shapes.items():
-            layer, kind = name.split(".")
-            if kind in ("weight", "bias"):
-                bound = 1 / math.sqrt(math.prod(shapes[f"{layer}.weight"][1:]))
-                start[name] = torch.from_numpy(rng.uniform(-bound, bound, shape)).float()
-            else:
-                start[name] = torch.full(shape, 1.0 if kind in ("scale", "running_var") else 0.0)
-        return start
-
     last = list(layers)[-1]
 
     def features_of(params: Params, x: Tensor, live: Tensor | None, unfold: bool) -> Tensor:
@@ -136,7 +126,20 @@ def assemble(
         return torch.cat([head(own, forward(own, x[c : c + 1], _one(live, c))) for c, own in parts])
 
     unshared = buffers if statistics == "local" else ()
-    return Net(shapes, init, apply, buffers=buffers, unshared=unshared, features=forward, head=head)
+    return Net(shapes, partial(_start, shapes), apply, buffers=buffers, unshared=unshared, features=forward, head=head)
+
+
+def _start(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Params:
+    """Starting values as those of torch.nn."""
+    start: Params = {}
+    for name, shape in shapes.items():
+        layer, kind = name.split(".")
+        if kind in ("weight", "bias"):
+            bound = 1 / math.sqrt(math.prod(shapes[f"{layer}.weight"][1:]))
+            start[name] = torch.from_numpy(rng.uniform(-bound, bound, shape)).float()
+        else:
+            start[name] = torch.full(shape, 1.0 if kind in ("scale", "running_var") else 0.0)
+    return start
 
 
 def choose(channels: int, device: torch.device) -> Way:

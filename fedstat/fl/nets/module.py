@@ -93,11 +93,7 @@ def from_module(
 
     shapes = {name: tuple(p.shape) for name, p in parameters(module).items()}
     last = next(reversed(shapes))
-    if shapes[last][0] != outputs:
-        raise ValueError(
-            f"the last layer that the module uses must be its output layer, but it returns {outputs} outputs and "
-            f"{layer_of(last)} ({names[last].rpartition('.')[0]}) has {shapes[last][0]} units"
-        )
+    _require_last(last, names[last].rpartition(".")[0], shapes[last][0], outputs)
     statistic = tuple(n for n in names if n.endswith((".running_mean", ".running_var")))
     fixed = {theirs for theirs, p in module.named_parameters() if not p.requires_grad}
     frozen = tuple(n for n, theirs in names.items() if theirs in fixed)
@@ -140,6 +136,15 @@ def from_module(
         features=None if body is None else partial(run, "body", of_body),
         head=None if body is None else head,
     )
+
+
+def _require_last(name: str, path: str, units: int, outputs: int) -> None:
+    """ValueError unless the last layer gives the outputs."""
+    if units != outputs:
+        raise ValueError(
+            f"the last layer that the module uses must be its output layer, but it returns {outputs} outputs and "
+            f"{layer_of(name)} ({path}) has {units} units"
+        )
 
 
 def _body(module: nn.Module, path: str, sample: Tensor) -> nn.Module | None:
