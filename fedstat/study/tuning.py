@@ -1,6 +1,7 @@
-"""Tuning as a procedure: Λ, then τ, then κ, each by accuracy on validation samples (FedFac §5.3, §6).
+"""Tuning as a procedure: one setting of a method after the other, each by accuracy on validation samples.
 
-The paper tunes by hand and does not say on which samples; here the test samples are never looked at.
+So FedFac is tuned (§5.3, §6: Λ, then τ, then κ), by hand and on samples that are not told; here the test samples are
+never looked at.
 """
 
 from __future__ import annotations
@@ -12,13 +13,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedstat import _check, store
+from fedstat import store
 from fedstat.fl.algorithms import settings_of
 from fedstat.study import grid, summary, words
 from fedstat.study.experiment import Settings
-
-STEPS = ("layers", "tau", "kappa")
-"""What is tuned, in this order; the paper finds Λ to matter most, then τ, then κ."""
 
 
 class Step(NamedTuple):
@@ -27,7 +25,7 @@ class Step(NamedTuple):
     Attributes
     ----------
     name : str
-        Of ``STEPS``.
+        The setting that was tuned.
     table : DataFrame
         One row per candidate: ``value``; ``validation``, mean over seeds of the accuracy on validation samples in the
         round where it is best, and its ``std_error``; ``accuracy``, that on test samples in the same round, which is
@@ -46,13 +44,13 @@ def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
     if not settings.validation:
         raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1 or so.")
     if not candidates:
-        raise ValueError(f"tuning needs candidates for one of {', '.join(STEPS)}, but got none")
+        raise ValueError(f"tuning needs candidates for a setting of {settings.algorithm}, but got none")
+    takes = settings_of(settings.algorithm)
     for name, values in candidates.items():
-        _check.choice("a step of tuning", name, STEPS)
+        if name not in takes:
+            raise ValueError(f"{settings.algorithm} does not take {name}, but {', '.join(takes) or 'no settings'}")
         if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise ValueError(f"every step of tuning needs a list of candidates, but {name} has {values!r}")
-        if name not in settings_of(settings.algorithm):
-            raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
         tried = [settings.but(**{name: value}) for value in values]
         grid.require_distinct(tried, f"tuning of {name}")
 
@@ -66,15 +64,15 @@ def tune(
     progress: Callable[[Settings, int, int], Callable[[int], object]] | None = None,
     **where: Any,
 ) -> Iterator[Step]:
-    """Choose Λ, τ and κ one after the other, each with the others at their last choice.
+    """Choose settings of a method one after the other, each with the others at their last choice.
 
     Parameters
     ----------
     settings : Settings
         Where to begin; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
     candidates : mapping from step to sequence
-        ``layers``: sequences of layers; ``tau``; ``kappa``. Steps that are missing are left out. From the second step
-        on, the value to begin with is a candidate, too: its runs are there from the step before.
+        Values to try of every setting, in the order of tuning. From the second step on, the value to begin with is a
+        candidate, too: its runs are there from the step before.
     folder : path
         Where the runs are stored; those that are there are not made again.
     seeds : sequence of int
@@ -101,16 +99,15 @@ def tune(
     (['0.25', '0.75'], True)
     """
     check(settings, candidates)
-    steps = [step for step in STEPS if step in candidates]
-    for name in steps:
+    for number, name in enumerate(candidates):
         tried = [settings.but(**{name: value}) for value in candidates[name]]
-        if name != steps[0] and settings not in tried:
+        if number and settings not in tried:
             tried.append(settings)
         runs = [one.but(seed=seed) for one in tried for seed in seeds]
         made = [store.open_run(path) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)]
-        rows = pd.DataFrame(map(summary.row, made))
-        chosen = rows[name] == summary.chosen(rows, name, json.loads(made[0].attrs["config"]))
-        rows = rows.assign(value=[_shown(name, one) for one in runs], chosen=chosen)
+        rows = pd.DataFrame(map(summary.row, made)).assign(value=[_shown(name, one) for one in runs])
+        by = name if name in rows else "value"
+        rows["chosen"] = rows[by] == summary.chosen(rows, by, json.loads(made[0].attrs["config"]))
         table = rows.groupby("value", sort=False).agg(
             validation=("validation", "mean"),
             std_error=("validation", "sem"),
