@@ -8,7 +8,7 @@ import torch
 
 from fedstat.fl import nets
 from fedstat.fl.algorithm import Algorithm, Mask, Sharing, Start, Uploads
-from fedstat.fl.nets import Net
+from fedstat.fl.nets import Net, Params
 
 
 def private_head(algorithm: Algorithm) -> Algorithm:
@@ -50,12 +50,21 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     def uploads(net: Net, split: Sharing) -> Mask:
         return private(net, algorithm.uploads(net, split))  # type: ignore[misc]
 
+    def send(up: Uploads) -> Params:
+        return {name: p for name, p in algorithm.send(up).items() if name not in _parameters(up.net)}  # type: ignore[misc]
+
     return algorithm._replace(
         name=f"{algorithm.name}-private-head",
         sharing=sharing,
         reshare=reshare if algorithm.reshare else None,
         keeps=keeps if algorithm.keeps else None,
         uploads=uploads if algorithm.uploads else None,
+        send=send if algorithm.send else None,
+        about=algorithm.about._replace(
+            title=f"{algorithm.about.title or algorithm.name}, private head",
+            own=f"{algorithm.about.own}; the output layer" if algorithm.about.own else "the output layer",
+            new_clients=("local_train", "ensemble"),
+        ),
     )
 
 
