@@ -145,7 +145,7 @@ def _probe(run: xr.DataTree, rounds: int) -> str:
     seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
     sizes = [probe["n_train"].to_numpy()[row] for row in seen if row.any()]
     weights = int(probe["n_weights"].sum())
-    up, down = np.sum([halves.traffic(weights, len(table), n) for n in sizes], axis=0)
+    up, down = np.sum([halves.bytes_sent(weights, len(table), n) for n in sizes], axis=0)
     sent = f"sent for it, in {len(sizes)} probed rounds: {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
     lone = int((probe["n_train"] < 2).sum())
     left_out = [f"{lone} clients took no part: one training sample has no halves"] if lone else []

@@ -14,9 +14,10 @@ import torch
 from algorithm_jobs import FLAGS, SAMPLES, SIZES, assert_equal, dataset, job, make, models, rows, run
 
 from fedstat import _random
-from fedstat.fl import algorithms, engine, evaluate, nets, newcomers, optim, train
+from fedstat.fl import algorithms, engine, evaluate, nets, optim, train
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.batches import Rows
+from fedstat.fl.probes import new_clients
 from fedstat.stats import factor, split
 from fedstat.study import Settings
 
@@ -131,7 +132,7 @@ def test_every_method_says_what_tables_and_command_lines_show(name):
     assert made.about == algorithms.about(name), "whatever its settings"
     assert made.name == name
     assert all(made.about[:4]) or name == "local"
-    assert set(made.about.new_clients) <= set(newcomers.RULES)
+    assert set(made.about.new_clients) <= set(new_clients.RULES)
     for setting, one in algorithms.settings_of(name).items():
         assert one.help, f"{setting} has no help"
         assert setting not in Settings.__dataclass_fields__, f"{setting} is a setting of runs"

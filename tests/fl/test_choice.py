@@ -222,7 +222,7 @@ WRONG = {
     "halves of one sample": (lambda: train(ODD, NET, algorithms.fedavg(), rounds=1, probe="halves"), "one training"),
     "own halves of one sample": (
         lambda: train(ODD, NET, algorithms.shrunken(algorithms.fedavg(), by="client"), rounds=1),
-        "5 of the 5 clients have one training sample",
+        "5 of the 5 clients have only one training sample",
     ),
     "few active": (
         lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="halves", participation=0.4),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from algorithm_jobs import SIZES, assert_equal, job, models, run
 
-from fedstat.fl import algorithms, engine, masks, nets, traffic
+from fedstat.fl import algorithms, communication, engine, masks, nets
 from fedstat.fl.algorithms import named, private_head
 from fedstat.stats import factor, split
 
@@ -66,7 +66,7 @@ def test_a_private_head_is_never_sent_and_of_a_mixture_no_components_is(componen
     assert not any(bool(mask[name].any()) for mask in (sent, state.sharing.shared) for name in heads)
     assert bool(sent[next(n for n in sent if n.endswith("fc1.weight"))].all())
     one = np.array([0])
-    up, _ = traffic.traffic(j.algorithm, j.net, state.sharing, state.sharing, one)
+    up, _ = communication.in_bytes(j.algorithm, j.net, state.sharing, state.sharing, one)
     assert up == 4 * components * (10 * 6 + 10)
 
 
@@ -75,8 +75,8 @@ def test_a_server_that_mixes_leaves_private_heads_alone():
     j = job(private_head(algorithms.fedavg()._replace(mix=half)))
     state = engine.start(j)
     trained = engine.round_of(j, state)[1]
-    after = engine.personal(j, engine.step(j, state), trained.clients)
-    assert torch.equal(after["fc2.weight"], trained.after["fc2.weight"])
+    after = engine.personal(j, engine.step(j, state), trained.uploads.clients)
+    assert torch.equal(after["fc2.weight"], trained.uploads.after["fc2.weight"])
     assert torch.equal(after["fc1.bias"], after["fc1.bias"][:1].expand_as(after["fc1.bias"]))
 
 

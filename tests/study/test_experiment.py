@@ -195,7 +195,7 @@ def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
         (("--resume",), "--resume needs --out"),
         (("--tune",), "--tune needs --config"),
         (("--config", "nothing.toml"), "cannot be read"),
-        (("--config", "nothing.toml", "--kappa", "0.5"), "--kappa belongs into"),
+        (("--config", "nothing.toml", "--kappa", "0.5"), "--kappa belongs in"),
         (("--data", "mnist", "--data-dir", "nowhere"), "nowhere"),
         (("--precision", "tf32", "--clients", "8"), "needs a CUDA device"),
     ],
