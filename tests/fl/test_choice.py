@@ -209,7 +209,7 @@ WRONG = {
     "grid of one": (lambda: algorithms.shrunken(algorithms.fedavg(), grid=[0.5]), "two different values"),
     "grid by layer": (lambda: algorithms.shrunken(algorithms.fedavg(), by="layer", grid=[0, 1]), "grid has no effect"),
     "by": (lambda: algorithms.shrunken(algorithms.fedavg(), by="clients"), "Did you mean 'client'"),
-    "no epochs": (lambda: algorithms.shrunken(algorithms.fedavg(), epochs=0), "needs an epoch"),
+    "no epochs": (lambda: algorithms.shrunken(algorithms.fedavg(), epochs=0), "needs at least one epoch"),
     "twice": (lambda: algorithms.shrunken(algorithms.fedavg_plus()), "fine-tunes already"),
     "plus twice": (lambda: algorithms.finetuned(algorithms.fedavg_plus()), "fine-tunes already"),
     "held_out": (lambda: algorithms.shrunken(algorithms.fedavg(), held_out="test"), "held_out must be one of"),

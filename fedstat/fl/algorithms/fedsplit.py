@@ -15,8 +15,8 @@ from fedstat.stats import split as splitting
 
 _PAPER = "Wang, Tang and Li"
 FEDSPLIT = About("FedSplit", _PAPER, "units of a given split", "the other units")
-RANDOM = About("random split", _PAPER, "random units of the layers Λ", "the other units of Λ")
-REDRAWN = RANDOM._replace(title="random, redrawn", shared="random units of the layers Λ, drawn anew in every round")
+RANDOM = About("random split", _PAPER, "units of the layers Λ, by chance", "the other units of Λ")
+REDRAWN = RANDOM._replace(title="random, redrawn", shared="units of the layers Λ, by chance, drawn anew in every round")
 
 Split = Annotated[masks.Layers | None, "Λ, layers to split, by name or number from 1 (default: the last hidden layer)"]
 
