@@ -171,7 +171,7 @@ def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:
     candidates = grid.candidates(args.config, scale=args.scale)
     fitting = [one for one in runs if all(step in algorithms.settings_of(one.algorithm) for step in candidates)]
     if not fitting:
-        raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, say")
+        raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, for example")
     for one in fitting:
         check(one, candidates)
     for label, method in dict.fromkeys((one.name, one.algorithm) for one in fitting):

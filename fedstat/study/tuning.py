@@ -1,6 +1,6 @@
 """Tuning as a procedure: Λ, then τ, then κ, each by accuracy on validation samples (FedFac §5.3, §6).
 
-The paper tunes by hand and does not say on which samples; here the test samples are never looked at.
+The paper tunes by hand and does not say on which samples; here test samples are never used.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ class Step(NamedTuple):
     Attributes
     ----------
     name : str
-        Of ``STEPS``.
+        One of ``STEPS``.
     table : DataFrame
-        One row per candidate: ``value``; ``validation``, mean over seeds of the accuracy on validation samples in the
-        round where it is best, and its ``std_error``; ``accuracy``, that on test samples in the same round, which is
-        shown and not used; ``chosen``.
+        One row per candidate: ``value``; ``validation``, mean over seeds of the best validation accuracy of any round,
+        and its ``std_error``; ``accuracy``, test accuracy in the same rounds, which is shown but not used; ``chosen``.
     settings : Settings
-        With the candidate that :func:`fedstat.study.summary.chosen` takes.
+        With the candidate that :func:`fedstat.study.summary.chosen` selects.
     """
 
     name: str
@@ -44,15 +43,15 @@ class Step(NamedTuple):
 def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
     """Raise what :func:`tune` raises, before any run."""
     if not settings.validation:
-        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1 or so.")
+        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1, for example.")
     if not candidates:
-        raise ValueError(f"tuning needs candidates for one of {', '.join(STEPS)}, but got none")
+        raise ValueError(f"tuning needs candidates for at least one of {', '.join(STEPS)}, but got none")
     for name, values in candidates.items():
         _check.choice("a step of tuning", name, STEPS)
         if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise ValueError(f"every step of tuning needs a list of candidates, but {name} has {values!r}")
         if name not in settings_of(settings.algorithm):
-            raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, say")
+            raise ValueError(f"{settings.algorithm} does not take {name}: tune fedfac-dynamic, for example")
         tried = [settings.but(**{name: value}) for value in values]
         grid.require_distinct(tried, f"tuning of {name}")
 
@@ -71,12 +70,12 @@ def tune(
     Parameters
     ----------
     settings : Settings
-        Where to begin; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
+        Starting point; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
     candidates : mapping from step to sequence
-        ``layers``: sequences of layers; ``tau``; ``kappa``. Steps that are missing are left out. From the second step
-        on, the value to begin with is a candidate, too: its runs are there from the step before.
+        ``layers``: sequences of layers; ``tau``; ``kappa``. Missing steps are skipped. From the second step on the
+        starting value is also a candidate, as its runs exist from the step before.
     folder : path
-        Where the runs are stored; those that are there are not made again.
+        Where the runs are stored; finished ones are not repeated.
     seeds : sequence of int
         Every candidate is run with every seed.
     progress, **where
@@ -89,7 +88,7 @@ def tune(
     Raises
     ------
     ValueError
-        If there are no validation samples, an unknown step, a step without candidates, or one twice.
+        If validation samples are missing, or a step is unknown, has no candidates or one twice.
 
     Examples
     --------

@@ -214,7 +214,7 @@ WRONG = {
     "plus twice": (lambda: algorithms.finetuned(algorithms.fedavg_plus()), "fine-tunes already"),
     "held_out": (lambda: algorithms.shrunken(algorithms.fedavg(), held_out="test"), "held_out must be one of"),
     "rate": (lambda: algorithms.finetuned(algorithms.fedavg(), rate=0), "rate must be"),
-    "no choice": (lambda: algorithms.finetuned(algorithms.fedavg(), held_out="halves"), "there is one of each"),
+    "no choice": (lambda: algorithms.finetuned(algorithms.fedavg(), held_out="halves"), "only one of each is given"),
     "no validation": (
         lambda: train(dense(), NET, algorithms.shrunken(algorithms.fedavg(), held_out="validation"), rounds=1),
         "the data have none",
@@ -234,7 +234,7 @@ WRONG = {
         "begin with one of fedper",
     ),
     "readout's option": (lambda: Settings(algorithm="fedavg", readouts=("fedavg+ grid=1",)), "but got 'grid'"),
-    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "to the method without it"),
+    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "to the plain method"),
     "rate of nothing": (lambda: algorithms.finetuned(algorithms.fedavg(), 0, rate=2), "rate has no effect"),
     "ends of ends": (lambda: algorithms.named("fedavg++"), "algorithm must be one of"),
 }

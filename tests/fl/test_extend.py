@@ -234,7 +234,7 @@ def test_more_rounds_of_a_study_or_fewer_replicates_are_refused(tmp_path):
     out = tmp_path / "run.zarr"
     sim.study(**FEW | {"replicates": 2}, out=out)
     for changes, says in (
-        ({"replicates": 2, "rounds": 3}, "has runs of 2 rounds, and a study keeps no states .* but not rounds=3"),
+        ({"replicates": 2, "rounds": 3}, "has runs of 2 rounds, and a study stores no states .* but not rounds=3"),
         ({"replicates": 1}, r"other settings \(replicates: 2 there, 1 now\)"),
         ({"replicates": 3, "methods": ["true"]}, "other settings .methods: "),
         ({"replicates": 3, "seed": 1}, r"other settings \(seed: 0 there, 1 now\)"),

@@ -278,4 +278,4 @@ def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_pa
     grid_file.write_text(GRID.replace('"fedfac-dynamic"\ntau = 0.25', '"fedper"'))
     with pytest.raises(SystemExit):
         command(*how)
-    assert "takes tau, kappa: tune fedfac-dynamic, say" in capsys.readouterr().err
+    assert "takes tau, kappa: tune fedfac-dynamic, for example" in capsys.readouterr().err

@@ -131,7 +131,7 @@ SIM = """
 --out sim.zarr | --out sim.zarr exists
 --out sim.zarr --resume --clients 9 | was started with other settings
 --out sim.zarr --resume --replicates 2 --clients 9 | was started with other settings
---out sim.zarr --resume --rounds 2 | has runs of 1 rounds, and a study keeps no states
+--out sim.zarr --resume --rounds 2 | has runs of 1 rounds, and a study stores no states
 """
 RECOVERY = """
 --p 1 | p
