@@ -83,7 +83,7 @@ COMPUTE = """
 --threads 0 | threads must be an integer >= 1, but got 0
 --threads two | invalid int value: 'two'
 --client-chunk 0 | client_chunk must be an integer >= 1
---device gpu | device must be such as 'cpu' or 'cuda:0', but got 'gpu'
+--device gpu | device must be a name like 'cpu' or 'cuda:0', but got 'gpu'
 --device meta | device must be the CPU or a CUDA device
 --device '' | device must be
 --device cuda | PyTorch sees no CUDA device
@@ -131,7 +131,7 @@ SIM = """
 --out sim.zarr | --out sim.zarr exists
 --out sim.zarr --resume --clients 9 | was started with other settings
 --out sim.zarr --resume --replicates 2 --clients 9 | was started with other settings
---out sim.zarr --resume --rounds 2 | has runs of 1 rounds, and a study keeps no states
+--out sim.zarr --resume --rounds 2 | has runs of 1 rounds, and a study stores no states
 """
 RECOVERY = """
 --p 1 | p
@@ -333,7 +333,7 @@ FL = """
 --config latin.toml | latin.toml cannot be read
 --config bytes.toml | bytes.toml cannot be read
 --config broken.toml | broken.toml cannot be read
---config empty.toml --kappa 0.5 | --kappa belongs into empty.toml
+--config empty.toml --kappa 0.5 | --kappa belongs in empty.toml
 --config empty.toml --scale quick | scale must be one of
 --config empty.toml --tune | needs a table [tune]
 --config empty.toml --out file.txt | file.txt must be a folder of runs
