@@ -152,7 +152,7 @@ def require_effect(method: str, n_factors: int | None, kappa: float, options: di
 
 
 def require_room(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
-    """ValueError if the machine cannot hold what the analysis of so many units takes."""
+    """ValueError if the analysis of this many units does not fit into the machine's memory."""
     if is_torch_array(data) and data.device.type != "cpu":
         return  # torch says itself what a device lacks
     few_pairs = isinstance(n_factors, int) and eigen.pays(units, n_factors) and method != "minres"

@@ -27,7 +27,7 @@ from fedstat import _check
 from fedstat.stats import blocks, pooled
 
 SIGN_FLIP_BLOCKS = 16
-"""Up to so many blocks all 2ⁿ changes of sign are tried."""
+"""Up to this many blocks all 2ⁿ changes of sign are tried."""
 
 
 class Comparison(NamedTuple):

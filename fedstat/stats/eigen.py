@@ -1,6 +1,6 @@
 """Leading eigenpairs of symmetric matrices, warm-started where that is cheaper than the whole decomposition.
 
-NumPy or torch, the same out; in float64, but for :func:`full` and :func:`with_diagonal`, which keep the dtype.
+NumPy or torch, the same out; in float64, except for :func:`full` and :func:`with_diagonal`, which keep the dtype.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def _joined(a: _Pairs, b: _Pairs) -> _Pairs:
 
 
 def _as_one(p: _Pairs) -> _Pairs:
-    """All units as one, but for their means."""
+    """All units as one, except their means."""
     xp = array_namespace(p.cross)
     top = xp.max(p.exponent)
     by = scale.power(2 * (p.exponent - top))[:, None, None]

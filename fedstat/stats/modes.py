@@ -21,7 +21,7 @@ _STARTS = 3
 
 
 class Peaks(NamedTuple):
-    """Silverman's test of "at most so many peaks".
+    """Silverman's test of "at most n peaks".
 
     Attributes
     ----------

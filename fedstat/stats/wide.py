@@ -15,7 +15,7 @@ _SMALL = 2**30
 
 
 def safe_blas(units: int) -> AbstractContextManager[object]:
-    """Context in which BLAS may work on symmetric matrices of so many units: on one thread if they are many."""
+    """Context in which BLAS may work on symmetric matrices of this size: on one thread if it is large."""
     return threadpool_limits(1, user_api="blas") if units > _WIDE else nullcontext()
 
 

@@ -322,7 +322,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
         if fixed := [one for one in found if one.fixed]:
             raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {place.AGAIN}")
         _require_same(path, config)
-        if ended and not found:  # but for the last steps of finishing it
+        if ended and not found:  # except for the last steps of finishing it
             files.finish()
             files.close()
             return Writer(path, None)

@@ -81,8 +81,8 @@ def recover(
     Raises
     ------
     ValueError
-        If an argument is out of range, p leaves neurons of one kind only, or ``"icc"`` is asked of fewer than 2 clients
-        or covariates.
+        If an argument is out of range, p leaves neurons of one kind only, or ``"icc"`` is requested with fewer than 2
+        clients or covariates.
 
     Notes
     -----
