@@ -178,7 +178,7 @@ def test_a_damaged_run_is_mended_before_it_is_made_longer(tmp_path):
     out = tmp_path / "run.zarr"
     go("fedavg", out, rounds=2)
     (out / "metrics" / "loss" / "c.0.0").unlink()
-    with pytest.raises(ValueError, match=r"damaged: metrics/loss is missing\. Resume it with the settings it has"):
+    with pytest.raises(ValueError, match=r"damaged: metrics/loss is missing\. First resume it with its own settings"):
         go("fedavg", out, rounds=3, resume=True)
     with pytest.warns(UserWarning, match="computed again"):
         go("fedavg", out, rounds=2, resume=True)

@@ -53,7 +53,7 @@ OUT = """
 --out . | exists
 --out file.txt | --out file.txt exists
 --out file.txt/x | --out file.txt/x cannot be written
---out file.txt/x/y.zarr | file.txt is no folder
+--out file.txt/x/y.zarr | file.txt is not a folder
 --out foreign.zarr | --out foreign.zarr exists
 """
 PLOT = """
@@ -61,7 +61,7 @@ PLOT = """
 --plot x | --plot must end in .png, .pdf or .svg
 --plot nowhere/x.png | --plot must be in an existing folder
 --plot file.txt/x.png | --plot must be in an existing folder
---plot photo.png | is no figure that fedstat drew
+--plot photo.png | was not drawn by fedstat
 --plot folder.png | --plot must be a file, but folder.png is a folder
 """
 USAGE = """
@@ -154,7 +154,7 @@ RECOVERY = """
 --out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.sim.recovery
 --out folder --overwrite | --out folder
 --spectrum x.xyz | --spectrum must end in .png, .pdf or .svg, but got x.xyz
---spectrum photo.png | is no figure that fedstat drew
+--spectrum photo.png | was not drawn by fedstat
 --spectrum new.png --plot new.png | --plot and --spectrum must be two files
 --clients 1 | needs at least 2 clients and 2 covariates
 """
@@ -363,7 +363,7 @@ TABLES = """
 FIGURES = """
 --out x.xyz | --out must end in .png, .pdf or .svg
 --out nowhere/x.png | --out must be in an existing folder
---out photo.png | is no figure that fedstat drew
+--out photo.png | was not drawn by fedstat
 --out folder.png | --out must be a file, but folder.png is a folder
 --no-such | unrecognized arguments
 """
