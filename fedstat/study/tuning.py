@@ -1,6 +1,6 @@
 """Tuning as a procedure: one setting of a method after the other, each by accuracy on validation samples.
 
-FedFac's authors tune Λ, then τ, then κ, by hand, and do not say on which samples (§5.3, §6); here test samples are never
+FedFac's authors tune Λ, then τ, then κ by hand and do not say on which samples (§5.3, §6); here test samples are never
 used.
 """
 
