@@ -266,7 +266,7 @@ def test_what_was_not_run_is_said_and_not_made_up(runs, run_table, tmp_path, mon
     for path in runs.glob("*fedper*.zarr"):
         shutil.copytree(path, bare / path.name)
     text, _, _ = run_table("table8", bare, "b")
-    assert "not made: no run with a split layer was evaluated" in text
+    assert "not made: no run with a split layer has an ablation" in text
     text, values, _ = run_table("table2", bare)
     assert "fedfac-dynamic was not run" in text
     assert values["p_value"].isna().all()
