@@ -123,7 +123,7 @@ def test_layers_of_a_clients_own_tell_nothing_and_are_left_out():
     assert "nothing was probed" in report(alone)
     with pytest.raises(ValueError, match="nothing in common"):
         profile(alone)
-    shrunken = run(Settings(algorithm="fedper-shrunken", options="by=layer", **options | {"probe": None}))
+    shrunken = run(Settings(algorithm="fedper-shrunken", options="by=layer", **options | {"probe": ()}))
     assert shrunken["choice/step"][-1].sel(layer="fc2") == 1
     assert shrunken["choice/step"][-1].sel(layer="fc1") < 0.5
 
