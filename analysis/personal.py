@@ -48,7 +48,7 @@ KEYS = (
 
 
 class Floor(NamedTuple):
-    """Noise floor of a comparison, and how it is known."""
+    """Noise floor of a comparison, and a note on its origin."""
 
     value: float
     note: str
@@ -97,7 +97,7 @@ def named(data: pd.DataFrame, plan: Planned) -> pd.DataFrame:
 
 
 def noise_floor(runs: collect.Grid, again: Path | None, seeds: int) -> Floor:
-    """0.003, or twice the noise of one comparison over the root of the number of seeds, if that is more."""
+    """The larger of 0.003 and twice the noise of one comparison over the root of the number of seeds."""
     if again is None:
         return Floor(
             FLOOR, f"noise floor: {FLOOR:g}, as set beforehand; the noise of computation itself was not measured"
@@ -141,7 +141,7 @@ def accuracies(plan: Planned, data: pd.DataFrame) -> Table:
 
 
 def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floor) -> Table:
-    """The three questions: comparisons, and what the page's rules say of them."""
+    """The three questions: comparisons, and verdicts by the rules of the page."""
     split = judged(contrasts.over_settings(data, SPLIT), "conf", floor)
     split_beside = judged(contrasts.over_settings(data, SPLIT_BESIDE), "conf", floor)
     step = judged(contrasts.over_settings(data, [("pooled B", "FedAvg+")]), "conf", floor)
@@ -214,7 +214,7 @@ def beside(found: dict[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def sentence(row: Mapping[Any, Any]) -> str:
-    """What a comparison says, in words."""
+    """Verdict of a comparison in words."""
     first, _, second = str(row["comparison"]).partition(" − ")
     words = {
         "better": f"{first} is better than {second}",
@@ -241,7 +241,7 @@ def never_worse(found: pd.DataFrame, floor: Floor) -> str:
 
 
 def predictions(shares: pd.DataFrame, gain: pd.DataFrame) -> pd.DataFrame:
-    """Personal shares of the last hidden layer and of the head, means over seeds, beside what fine-tuning gains."""
+    """Personal shares of the last hidden layer and the head, means over seeds, and the gain from fine-tuning."""
     from_top = shares.groupby(["label", "seed"])["place"].transform("max") - shares["place"]
     mean = {name: shares[from_top == k].groupby("label")["personal"].mean() for name, k in (("hidden", 1), ("head", 0))}
     found = gain.assign(**{name: gain["label"].map(x) for name, x in mean.items()})
@@ -269,7 +269,7 @@ def predicted_lines(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def predicts(found: pd.DataFrame) -> list[str]:
-    """How often a layer's share is right about the sign of the gain, and whether the two go together."""
+    """How often a layer's share predicts the sign of the gain, and their rank correlation."""
     said, decided = [], found[found["differs"]]
     for name, words in (("hidden", "the last hidden layer"), ("head", "the head")):
         ranks = rank_correlation(found[name], found["difference"])
@@ -283,7 +283,7 @@ def predicts(found: pd.DataFrame) -> list[str]:
 
 
 def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
-    """Personal share by layer and setting, over the last ten rounds and in the first and last probed one, beside B."""
+    """Personal share by layer and setting (last ten rounds, first and last probed round), and B."""
     chosen = steps.pivot_table(index=["label", "layer"], columns="readout", values="step")
     rows = []
     ordered = shares.assign(at=shares["label"].map(plan.labels.index))

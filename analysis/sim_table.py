@@ -1,4 +1,4 @@
-"""Table of a simulation study: store -> csv, one row per p, α and way to split.
+"""Table of a simulation study: store -> csv, one row per p, α and method.
 
 python analysis/sim_table.py runs/vary_p-quick.zarr table.csv
 """

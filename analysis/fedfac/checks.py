@@ -1,4 +1,4 @@
-"""What a decomposition means on real data: is a split stable, certain, agreed on, and better than chance?"""
+"""Is a split of real networks better than chance, certain, and the same for every estimator?"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KAPPA, TAU = 0.85, 0.5
 
 
 def hidden_weights(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Last weights of the hidden layers in which clients differ: layer to (client, unit, weight)."""
+    """Final weights of the hidden layers in which clients differ: layer to (client, unit, weight)."""
     shapes = json.loads(run.attrs["config"]).get("shapes", {})
     last = nets.layer_of(list(shapes)[-1]) if shapes else None
     found: dict[str, xr.DataArray] = {}
@@ -51,9 +51,9 @@ def variants(weights: xr.DataArray, *, kappas: Sequence[float] = KAPPAS, taus: S
     -------
     DataFrame
         ``estimator``, ``kappa``, ``tau``; ``ari``, adjusted Rand index with principal axis at the same κ and τ;
-        ``ari_kappa``, with principal axis at κ = 0.85 and the same τ; ``units``, those with a communality;
+        ``ari_kappa``, with principal axis at κ = 0.85 and the same τ; ``units``, number with a communality;
         ``n_factors``; ``converged``; ``heywood``, the number of communalities above 1. Non-convergence, and as many
-        factors as units (every communality is 1 then, and tells nothing), are columns and no warnings.
+        factors as units (every communality is then 1 and uninformative), show in the columns, without warnings.
     """
     m, *_ = client_sums(weights)
     r = correlation_of(m)
@@ -91,13 +91,13 @@ def certainty(
     replicates: int = 50,
     seed: int = 0,
 ) -> dict[str, float]:
-    """How sure is the split of one layer, clients being resampled?
+    """How sure is the split of one layer when clients are resampled?
 
     Parameters
     ----------
     weights : DataArray (client, unit, weight)
     kappa, tau, estimator
-        Of the split.
+        Settings of the split.
     replicates : int
         Bootstrap samples of clients, and shuffles of units.
     seed : int
@@ -105,10 +105,10 @@ def certainty(
     Returns
     -------
     dict
-        ``sure``: share of units that are shared in at least 95 % or at most 5 % of the samples; ``ari``: mean adjusted
-        Rand index of a sample's split with the split of all clients, 0 for chance; ``p_identity``: of the test that
-        units have an identity across clients, by shuffling them within clients; NaN for minres, which takes a second
-        and more for every shuffle.
+        ``sure``: proportion of units that are shared in at least 95 % or at most 5 % of the samples; ``ari``: mean
+        adjusted Rand index of a sample's split and that of all clients, 0 for chance; ``p_identity``: p value of the
+        test that units have an identity across clients, by shuffling them within clients; NaN for minres, which takes
+        over a second per shuffle.
     """
     how: dict[str, Any] = {"kappa": kappa, "method": estimator, "replicates": replicates, "seed": seed}
     with warnings.catch_warnings():
@@ -124,9 +124,9 @@ def certainty(
 
 
 def against_random(grid: Grid, *, value: str | None = None) -> pd.DataFrame:
-    """FedFac less a random split of as many units, within settings and seeds, by Λ, κ, τ and estimator.
+    """FedFac minus a random split of the same size, within settings and seeds, by Λ, κ, τ and estimator.
 
-    So too a random split that is drawn anew in every round: what a split loses that does not stay.
+    Likewise a random split that is redrawn in every round: what is lost when a split does not stay.
 
     Returns
     -------

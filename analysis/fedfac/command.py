@@ -20,7 +20,7 @@ PUBLISHED = Path(__file__).with_name("reference.toml")
 
 
 class Asked(NamedTuple):
-    """What a table is asked for beside its runs: published values; rounds that count, reference method if named."""
+    """What a table needs besides its runs: published values and, optionally, a rule and a reference method."""
 
     paper: Reference
     rule: str | None = None
@@ -37,15 +37,19 @@ def command(
     runs: str = "runs/fedfac-quick",
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Exit status of a command that builds tables; a suffix is added to the names of a table's files."""
+    """Exit status of a command that builds tables; a table's suffix is added to the names of its files."""
     cli = _cli.Parser(description=(description or "").partition("\n")[0])
     cli.add_argument("--runs", type=Path, default=Path(runs), help=f"folder of the grid's stores (default {runs})")
-    cli.add_argument("--out", type=Path, help="name without ending: writes NAME.csv and NAME.md")
+    cli.add_argument("--out", type=Path, help="name without extension: writes NAME.csv and NAME.md")
     cli.add_argument("--paper", type=Path, default=PUBLISHED, help="the paper's values (default: its own)")
     add_rule(cli)
     cli.add_argument("--reference", help="method that the others are compared with")
     cli.add_argument(
-        "--select", action="append", default=[], metavar="KEY=VALUE", help="only runs with this, such as tau=0.5"
+        "--select",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="only runs with this, such as tau=0.5",
     )
     return _cli.run(cli, lambda args: work(args, builds), argv)
 

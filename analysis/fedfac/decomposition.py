@@ -1,4 +1,4 @@
-"""What FedFac's decomposition means: is its split better than random, stable, certain, and agreed on by estimators?
+"""FedFac's decomposition: is its split better than random, stable, certain, and the same for every estimator?
 
 python analysis/fedfac/decomposition.py --runs runs/fedfac-quick --out runs/tables/decomposition
 """
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_argument("--out", type=Path, help="name without ending: writes NAME-1.csv, NAME-1.md, ...")
     rounds.add_rule(cli)
     cli.add_argument("--replicates", type=int, default=50, help="bootstrap samples and shuffles (default 50)")
-    cli.add_argument("--methods", nargs="+", default=ANALYSED, help="whose weights are analysed")
+    cli.add_argument("--methods", nargs="+", default=ANALYSED, help="methods whose weights are analysed")
     return _cli.run(cli, work, argv)
 
 
@@ -55,7 +55,7 @@ def work(args: argparse.Namespace) -> None:
     print("\n\n\n".join(made.text() for made in tables))
 
 
-@threadpool_limits.wrap(limits=1, user_api="blas")  # at 128 units two threads take longer than one
+@threadpool_limits.wrap(limits=1, user_api="blas")  # with 128 units two threads are slower than one
 def study(
     grid: Grid,
     *,
@@ -83,8 +83,8 @@ def study(
     Returns
     -------
     list of Table
-        Accuracy against random splits; states over rounds; certainty; agreement of estimators. A part of which nothing
-        was run is left out.
+        Accuracy against random splits; states over rounds; certainty; agreement of estimators. Tables without runs are
+        left out.
     """
     value = rules.choose(grid.table, value)
     better = checks.against_random(grid, value=value)
@@ -98,7 +98,7 @@ def study(
         own = {name: value for name, value in own.items() if show.setting(value) != "–"}
         settled.append(summary.states(run).assign(**at))
         for layer, w in checks.hidden_weights(run).items():
-            # "mean" is no quantile, which alone is taken anew in a sample; agreement is no factor analysis.
+            # Only a quantile τ (not "mean") can be taken anew in a sample; agreement is not a factor analysis.
             if not isinstance(record["tau"], str) and record["estimator"] != "icc":
                 sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
             agree.append(checks.variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
@@ -197,7 +197,7 @@ _AFTER = "weights are those after the last round: under FedFac shared units are 
 def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str], digits: int) -> dict[str, pd.DataFrame]:
     """Means ± standard errors over seeds, one block per label, one row per value of the keys."""
     blocks = {}
-    if (table["layers"] == table["layer"]).all():  # as where Λ is one layer
+    if (table["layers"] == table["layer"]).all():  # if Λ is always one layer
         keys = [name for name in keys if name != "layers"]
     for label, rows in table.groupby("label", sort=False):
         found: list[dict[str, Any]] = []

@@ -27,22 +27,22 @@ from fedstat.study.table import Table
 NAME = "simulations/fedfac.toml"
 FILE = Path(__file__).parents[2] / NAME
 TUNED = (
-    f"{NAME}: FedFac's Λ, κ and τ were tuned on validation samples of CIFAR-10 and taken over for the "
-    "other data (Shakespeare's Λ was not tuned); FedProx's μ = 0.01, LG-FedAvg's one global layer and what else other "
-    "methods can set were not tuned"
+    f"{NAME}: FedFac's Λ, κ and τ were tuned on validation samples of CIFAR-10 and used for the "
+    "other data too (Shakespeare's Λ was not tuned); FedProx's μ = 0.01, LG-FedAvg's one global layer and other "
+    "methods' settings were not tuned"
 )
 UNKNOWN = f"runs that are not those of {NAME}: whether any setting was tuned is not known here"
 
 
 def accuracy(grid: Grid, asked: Asked) -> Table:
-    """Table 2: test accuracy of all methods, with the other rules beside the one that is compared."""
+    """Table 2: test accuracy of all methods, compared by one rule, with the other rules beside it."""
     rule, reference = rules.choose(grid.table, asked.rule), asked.reference or "fedfac-dynamic"
     values, notes = compared(grid.table, grid, rule, reference)
     values, notes = with_pooled(values, notes, grid.table, rule, reference)
     others = grid.table.groupby(["label", "method"])[[*rules.RULES, "optimism", "before"]].mean()
     values = values.join(others, on=["label", "method"])
     values["paper"] = [asked.paper.of("table2", r["label"]).get(r["method"]) for r in values.to_dict("records")]
-    beside = [name for name in rules.RULES if name not in (rule, "final")]  # which is in the CSV
+    beside = [name for name in rules.RULES if name not in (rule, "final")]  # final is in the CSV
     blocks = {
         str(label): pd.DataFrame(
             line(r, rule, reference) | {name: number(r[name]) for name in (*beside, "optimism", "before", "paper")}
@@ -99,7 +99,7 @@ def interaction(grid: Grid, asked: Asked) -> Table:
 
 
 def designs(grid: Grid) -> list[str]:
-    """What FedFac was run with, and where."""
+    """Settings of FedFac, and the data they were used on."""
     found: dict[str, list[str]] = {}
     for run in show.in_order(grid).to_dict("records"):
         if run["method"].startswith("fedfac"):
@@ -108,7 +108,7 @@ def designs(grid: Grid) -> list[str]:
 
 
 def tuned(grid: Grid) -> list[str]:
-    """What is known of tuning: that of the runs of one file, which a run's name tells, as it holds all settings."""
+    """What is known about tuning: only for runs of one file, recognised by their names, which identify all settings."""
     names = {grids.name_of(run) for scale in read_toml(FILE)["scale"] for run in grids.cells(FILE, scale=scale)}
     of_file = {Path(path).stem in names for path in grid.table["path"]}
     return [note for known, note in ((True, TUNED), (False, UNKNOWN)) if known in of_file]

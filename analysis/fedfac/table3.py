@@ -51,7 +51,7 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
 
 
 def _ways(grid: Grid) -> list[str]:
-    """How new clients of the methods predict that have one way for them."""
+    """How new clients predict, for the methods that have only one way."""
     found: dict[str, list[str]] = {}
     for method in show.ordered(grid.table["method"]):
         row = show.about(method)

@@ -45,8 +45,8 @@ def time(grid: Grid, asked: Asked) -> Table:
     }
     name = METHODS.get(reference, reference)
     said = (
-        "seconds: median of a run's rounds with all that belongs to them but evaluation, geometric mean over seeds",
-        "FedFac static trains and analyses once before round 1, which is in no round and not counted",
+        "seconds: median of a run's rounds, without evaluation; geometric mean over seeds",
+        "FedFac static trains and analyses once before round 1, which is not counted",
         f"ratio: to {name} of the same seed; {TOGETHER}",
         "runs that shared a busy machine make these ratios noisy",
     )

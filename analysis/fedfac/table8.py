@@ -1,4 +1,4 @@
-"""FedFac Table 8: (A) shared and personal parts masked, (B) the split by factor analysis against random splits.
+"""FedFac Table 8: (A) ablation of shared and personal parts, (B) the split by factor analysis against random splits.
 
 python analysis/fedfac/table8.py --runs runs/fedfac-quick --out runs/tables/table8
 """
@@ -37,7 +37,7 @@ def ablation(grid: Grid, asked: Asked) -> Table:
     for run in show.in_order(grid).to_dict("records"):
         tree = open_run(run["path"])
         split = summary.states(tree).query("0 < shared < units")
-        if "ablation" not in tree.children or not len(split):  # with no split layer nothing was masked
+        if "ablation" not in tree.children or not len(split):  # without a split layer nothing was replaced
             continue
         here = {name: run[name] for name in ("label", "seed", *show.SETTINGS)} | {"of": run["method"]}
         here["heading"] = f"{run['label']}, {show.design(run, named)}"
@@ -46,7 +46,7 @@ def ablation(grid: Grid, asked: Asked) -> Table:
             replaced = 0 if part == "none" else shared if part.startswith("shared") else units - shared
             rows.append(here | {"method": part, "units": replaced, "masked": float(mean.sel(part=part))})
     if not rows:
-        raise ValueError("no run with a split layer was evaluated with masked parts: run with ablation > 0")
+        raise ValueError("no run with a split layer has an ablation: run with ablation > 0")
     table = pd.DataFrame(rows)
     blocks, values, notes = {}, [], []
     for heading, own in table.groupby("heading", sort=False):
@@ -93,7 +93,7 @@ def ablation(grid: Grid, asked: Asked) -> Table:
 
 
 def _personal_less_shared(table: pd.DataFrame) -> pd.DataFrame:
-    """Accuracy with the personal units masked less that with the shared ones masked, adjusted over all splits."""
+    """Accuracy without the personal units minus that without the shared ones, adjusted over all splits."""
     shared, personal = (
         table[table["method"] == part].set_index(["heading", "seed"]) for part in ("shared", "personal")
     )
@@ -113,7 +113,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     if named := show.varying(rows):
         raise ValueError(
             f"several splits of one method in a setting (they differ in {', '.join(show.SETTINGS[n] for n in named)}); "
-            "analysis/decomposition.py compares each with the random split of the same Λ and τ"
+            "analysis/fedfac/decomposition.py compares each with the random split of the same Λ and τ"
         )
     if "random" not in set(rows["method"]):
         raise ValueError("no run has a random split, so there is nothing to compare with: run the algorithm 'random'")

@@ -22,11 +22,11 @@ STAGES = {"table4": ("layers", "Λ"), "table5": ("tau", "τ"), "table6": ("kappa
 """What each table of §5.3 varies, in the order of tuning."""
 
 TAU, KAPPA = 0.5, 0.85
-"""τ and κ while Λ is tuned (FedFac Table 4), κ while τ is."""
+"""τ and κ while Λ is tuned (FedFac Table 4), and κ while τ is tuned."""
 
 
 def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic") -> Table:
-    """Tables 4–6: one setting of FedFac is varied, the best on validation data is chosen, its test accuracy is shown.
+    """Tables 4–6: vary one setting of FedFac, choose the best on validation data, show its test accuracy.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic
     Raises
     ------
     ValueError
-        If there are no such runs, or none with validation data: nothing is chosen on test data.
+        If there are no such runs, or none with validation data; nothing is chosen on test data.
     """
     varied, symbol = STAGES[name]
     blocks, values, notes = {}, [], []
@@ -71,7 +71,7 @@ def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic
 
 
 def _stage(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> tuple[pd.DataFrame, str]:
-    """Runs of one stage of tuning, and what they have in common, in words."""
+    """Runs of one stage of tuning, and their common settings in words."""
     fixed: dict[str, Any] = {"tau": TAU, "kappa": KAPPA}
     if name != "table4":
         fixed = {"layers": _best_of(rows, "table4", config), "kappa": KAPPA}
@@ -83,13 +83,13 @@ def _stage(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> tuple[pd
 
 
 def _best_of(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
-    """What a stage of tuning chose, None if nothing of it was run."""
+    """The choice of a stage of tuning; None if none of its runs exist."""
     rows, _ = _stage(rows, name, config)
     return summary.chosen(rows, STAGES[name][0], config) if len(rows) else None
 
 
 def _tuned(rows: pd.DataFrame, varied: str, chosen: Any) -> pd.DataFrame:
-    """Comparison of the values of one setting, in the order of the rows, with the chosen one."""
+    """Comparison of the values of one setting with the chosen one, in the order of the rows."""
     names = rows.assign(value=rows[varied].map(str))
     table = compare.paired(names, reference=str(chosen), value="validated", method="value").table
     means = names.groupby("value")[["validation", "best10"]].agg(["mean", "sem"])
@@ -115,7 +115,7 @@ def _tuning_block(table: pd.DataFrame, varied: str, symbol: str) -> pd.DataFrame
 
 
 def _references(grid: Grid, paper: Reference, name: str, symbol: str) -> Mapping[str, pd.DataFrame]:
-    """The paper's own settings, where none of them was run: as a reference, not as results."""
+    """The paper's own settings, if none of them was run: a reference, not results."""
     if any(paper.of(name, label) for label in labels(grid)):
         return {}
     settings = pd.DataFrame(paper.tables.get(name, {}))

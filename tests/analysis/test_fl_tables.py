@@ -14,7 +14,7 @@ from scipy import stats
 from scripts import ROOT, load
 
 from fedstat.fl.probes.ablation import PARTS
-from fedstat.results.numbers import p_value
+from fedstat.results.numbers import interval, p_value
 from fedstat.store import open_run
 from fedstat.study import collect, origin, show
 from fedstat.study.experiment import Settings
@@ -139,7 +139,7 @@ def test_intervals_of_all_methods_rest_on_the_residuals_of_all(runs, run_table):
     text, values, _ = run_table("table2", runs, "", "--select", "label=CIFAR-10, π = 0.1")
     here = values.set_index("method")
     row = here.loc["fedavg"]
-    shown = show.interval(row["pooled_difference"], row["pooled_low"], row["pooled_high"])
+    shown = interval(row["pooled_difference"], row["pooled_low"], row["pooled_high"])
     assert f"{shown}  {p_value(row['pooled_p'])}" in text
     assert row["pooled_df"] == 3 * 2
     assert "with one common residual variance within seeds" in " ".join(text.split())
@@ -251,7 +251,7 @@ def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
     table8 = load("analysis/fedfac/table8.py")
     block = table8.ablation(COLLECT(tmp_path), table8.Asked(Reference())).blocks["Personal masked − shared masked"]
     for r, line in zip(between.to_dict("records"), block.to_dict("records"), strict=True):
-        assert line["difference [95 %]"] == show.interval(r["difference"], r["all_low"], r["all_high"])
+        assert line["difference [95 %]"] == interval(r["difference"], r["all_low"], r["all_high"])
         assert line["p"] == p_value(r["p_holm"])
     assert (between["p_holm"] >= between["p_value"]).all()
     assert between["p_holm"].min() == pytest.approx(4 * between["p_value"].min(), rel=1e-4)
@@ -266,7 +266,7 @@ def test_what_was_not_run_is_said_and_not_made_up(runs, run_table, tmp_path, mon
     for path in runs.glob("*fedper*.zarr"):
         shutil.copytree(path, bare / path.name)
     text, _, _ = run_table("table8", bare, "b")
-    assert "not made: no run with a split layer was evaluated" in text
+    assert "not made: no run with a split layer has an ablation" in text
     text, values, _ = run_table("table2", bare)
     assert "fedfac-dynamic was not run" in text
     assert values["p_value"].isna().all()

@@ -104,7 +104,7 @@ def test_a_run_of_fewer_than_ten_rounds_is_judged_by_its_last_and_has_no_mean_of
 
 def test_the_report_says_how_many_of_ten_rounds_were_evaluated(tmp_path):
     sparse = fedstat.open_run(write(tmp_path / "a.zarr", evaluate_every=5, rounds=25))
-    assert "mean of the last 10 rounds (over 2 that were evaluated)" in report.report(sparse)
+    assert "mean of the last 10 rounds (over the 2 that were evaluated)" in report.report(sparse)
     assert "evaluated)" not in report.report(fedstat.open_run(write(tmp_path / "b.zarr")))
 
 

@@ -27,7 +27,7 @@ def study(out: Path, replicates: int = 2) -> None:
 
 
 def trained(out: Path, rounds: int = ROUNDS) -> None:
-    """One run of the trainer, with a split that moves, checkpoints and masked parts."""
+    """One run of the trainer, with a split that moves, checkpoints and an ablation."""
     data = sim.generate(clients=4, d=5, m=8, n_train=12, n_test=6, seed=1)
     train(
         data, nets.mlp([5, 8, 1]), algorithms.fedfac(["fc1"], kappa=0.7), rounds=rounds, batch_size=6, lr=0.05,
