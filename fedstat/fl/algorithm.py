@@ -143,6 +143,7 @@ class Received(NamedTuple):
 
     Attributes
     ----------
+    net : Net
     own : Params (client, ...)
         Their own copies.
     server : Params
@@ -153,6 +154,7 @@ class Received(NamedTuple):
         Of these clients, and of the server.
     """
 
+    net: Net
     own: Params
     server: Params
     shared: Mask
@@ -345,7 +347,7 @@ class Algorithm(NamedTuple):
         The memory after a round: of the active clients, in their order, and of the server.
     receive : callable (Received) -> Params (client, ...), optional
         Model from which some clients train, and with which they predict unless they fine-tune; the server's copy where
-        an entry is shared, a client's own elsewhere, by default.
+        an entry is shared, a client's own elsewhere, by default, and for parameters that it does not return.
     measures : mapping from str to Measure
     sparse : callable (name) -> bool, optional
         Parameters that are sent as their entries that are not 0 and one bit for each that says where these stand.

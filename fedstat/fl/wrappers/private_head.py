@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Algorithm, Mask, Sharing, Start, Uploads
-from fedstat.fl.nets import Net
+from fedstat.fl.algorithm import Algorithm, Mask, Received, Sharing, Start, Uploads
+from fedstat.fl.nets import Net, Params
 
 
 def private_head(algorithm: Algorithm) -> Algorithm:
@@ -50,12 +50,20 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     def uploads(net: Net, split: Sharing) -> Mask:
         return private(net, algorithm.uploads(net, split))  # type: ignore[misc]
 
+    def without(net: Net, found: Params) -> Params:
+        return {name: p for name, p in found.items() if name not in _parameters(net)}
+
+    def receive(received: Received) -> Params:
+        return without(received.net, algorithm.receive(received))  # type: ignore[misc]
+
     return algorithm._replace(
         name=f"{algorithm.name}-private-head",
         sharing=sharing,
         reshare=reshare if algorithm.reshare else None,
         keeps=keeps if algorithm.keeps else None,
         uploads=uploads if algorithm.uploads else None,
+        send=(lambda up: without(up.net, algorithm.send(up))) if algorithm.send else None,  # type: ignore[misc]
+        receive=receive if algorithm.receive else None,
     )
 
 
