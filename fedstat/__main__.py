@@ -1,4 +1,4 @@
-"""``python -m fedstat``: the commands there are, and ``python -m fedstat verify RUN``: whether runs are as written."""
+"""``python -m fedstat`` lists the commands; ``python -m fedstat verify RUN`` checks runs against their checksums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMANDS = {
     "fedstat.fl": "federated training on real data, one run or a grid",
     "fedstat.motivation": "neurons' outputs over clients: entropy, its peaks, its relation to the split",
     "fedstat.ntk": "FedFac's theorems against training",
-    "fedstat verify": "whether runs are as they were written, by their checksums",
+    "fedstat verify": "check that runs are as they were written, by their checksums",
 }
 
 

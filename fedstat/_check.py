@@ -13,12 +13,12 @@ from array_api_compat import is_torch_array
 
 
 class NoEffectError(ValueError):
-    """An argument was given that can have no effect beside the others.
+    """An argument was given that has no effect with the others.
 
     Attributes
     ----------
     name : str
-        Of that argument, with which the message begins.
+        Name of that argument; the message begins with it.
     """
 
     def __init__(self, name: str, why: str) -> None:
@@ -69,16 +69,16 @@ def choice(name: str, value: Any, options: Collection[Any]) -> Any:
 
 
 def distinct(name: str, values: Collection[Any]) -> Any:
-    """Return ``values`` if there is at least one and none twice, or raise ValueError naming the argument."""
+    """Return ``values`` if they are not empty and none occurs twice, or raise ValueError naming the argument."""
     if not values or len({*map(str, values)}) < len(values):
         raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r}")
     return values
 
 
 def numbers(name: str, values: Any) -> Any:
-    """Return an array or tensor of real numbers, of which none is masked, or raise ValueError naming the argument.
+    """Return an array or tensor of real numbers, none of them masked, or raise ValueError naming the argument.
 
-    Anything but a tensor or what has labels (it has ``dims``) becomes a NumPy array. No value is read of what is lazy.
+    Anything but a tensor or a labelled array (one with ``dims``) becomes a NumPy array. Lazy values are not read.
     """
     if np.ma.is_masked(values):
         raise ValueError(

@@ -60,7 +60,7 @@ def run(
     argv : sequence of str, optional
         Arguments, those of the process by default.
     kept : callable (arguments) -> str
-        Says, once the work has begun, what a command that is cut off has left, and how to go on.
+        Message for a command that is cut off after its work has begun: what it leaves, and how to go on.
 
     Returns
     -------
@@ -160,7 +160,7 @@ def require_figure(option: str, path: Path | None) -> None:
         raise ValueError(f"{option} must end in .png, .pdf or .svg, but got {path}")
     require_file(option, path)
     if path.exists() and _MARKS[path.suffix.lower()][1] not in path.read_bytes():
-        raise ValueError(f"{option} {path} exists and is no figure that fedstat drew: remove it or choose another name")
+        raise ValueError(f"{option} {path} exists and was not drawn by fedstat: remove it or choose another name")
 
 
 def require_file(option: str, path: Path) -> None:
@@ -168,9 +168,9 @@ def require_file(option: str, path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a folder")
     if not path.parent.is_dir():
-        raise ValueError(f"{option} must be in an existing folder, but {path.parent} is none")
+        raise ValueError(f"{option} must be in an existing folder, but {path.parent} is not one")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ValueError(f"{option} {path} cannot be written: {path.parent} is no folder that you may write to")
+        raise ValueError(f"{option} {path} cannot be written: {path.parent} is not a folder that you may write to")
 
 
 def save_figure(figure: Any, path: Path, **options: Any) -> None:

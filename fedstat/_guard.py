@@ -1,4 +1,4 @@
-"""What a file may be and hold: a regular file, inside its folder, and no larger than a stated limit once expanded."""
+"""What may be read: a regular file, inside its folder, and no larger than a stated limit once expanded."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _JSON_COSTS = {b",": 32, b"[": 64, b"{": 64, b'"': 26}
 
 
 class LimitError(ValueError):
-    """Something would come to more than the limit; the message names the file, the size and the way on."""
+    """Something would take more than the limit; the message names the file, the size and the way out."""
 
 
 def limit() -> int:
-    """Most bytes that one file may come to in memory: the environment's FEDSTAT_MAX_BYTES, else 4 GiB.
+    """Most bytes that one file may take in memory: the environment's FEDSTAT_MAX_BYTES, else 4 GiB.
 
     Raises
     ------
     ValueError
-        If the variable is no positive number.
+        If the variable is not a positive number.
     """
     text = os.environ.get(_VARIABLE)
     if not text:
@@ -39,7 +39,7 @@ def limit() -> int:
 
 
 def size(where: object, declared: int, what: str = "its content") -> int:
-    """Return ``declared``, the bytes something would come to in memory, or raise LimitError if they pass the limit."""
+    """Return ``declared``, the bytes something would take in memory, or raise LimitError if they exceed the limit."""
     if declared > limit():
         raise LimitError(
             f"{where}: {what} would take {declared:,} bytes, but at most {limit():,} are read from one file. "
@@ -49,12 +49,12 @@ def size(where: object, declared: int, what: str = "its content") -> int:
 
 
 def regular(path: Path) -> Path:
-    """Return ``path`` if it is a file of data that ends, no larger than the limit.
+    """Return ``path`` if it is a regular file no larger than the limit.
 
     Raises
     ------
     FileNotFoundError
-        If there is nothing.
+        If nothing is there.
     ValueError
         If it is a folder, a pipe or a device, or too large.
     """
@@ -63,7 +63,7 @@ def regular(path: Path) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"there is no file {path}. Check its name.")
     if not path.is_file():
-        raise ValueError(f"{path} is no regular file but a pipe or a device. Copy what it gives to a file first.")
+        raise ValueError(f"{path} is not a regular file but a pipe or a device. Copy its content to a file first.")
     size(path, path.stat().st_size)
     return path
 
@@ -80,13 +80,13 @@ def inside(folder: Path, name: str, where: object) -> Path:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong in a line: the first of the message with the kind of error, the kind alone if it says nothing."""
+    """What went wrong, in one line: the kind of error and the first line of its message, if it has one."""
     kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
     return (f"{kind}{error}".removesuffix(": ") or type(error).__name__).splitlines()[0][:300]
 
 
 def parsed(where: object, text: bytes) -> Any:
-    """Content of JSON in which no name stands twice in an object and every number is finite.
+    """Parse JSON in which no object repeats a name and every number is finite.
 
     Raises
     ------
@@ -115,12 +115,12 @@ def _no_constant(name: str) -> Any:
 
 
 def zipped(path: Path) -> None:
-    """Check what the members of a zip file come to, if it is one, by the sizes in its directory.
+    """Check the unzipped size of a file, if it is a zip file, by the sizes in its directory.
 
     Raises
     ------
     ValueError, zipfile.BadZipFile
-        If they pass the limit, or the directory is damaged.
+        If it exceeds the limit, or the directory is damaged.
     """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:

@@ -8,7 +8,7 @@ from types import TracebackType
 
 
 def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Leave with one line and exit status 130 where nobody caught Ctrl-C; show other errors as ever."""
+    """Leave with one line and exit status 130 where nobody caught Ctrl-C; show other errors as usual."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return

@@ -14,8 +14,8 @@ from fedstat import _check
 def generator(seed: int, *key: int | str) -> np.random.Generator:
     """Stream of random numbers that belongs to one purpose, client and round.
 
-    Equal arguments give equal streams on every machine, and any other arguments a statistically independent one:
-    whatever is drawn for client 7 in round 3 is the same however the clients are chunked, ordered or sampled.
+    Equal arguments give equal streams on every machine, different arguments statistically independent ones: whatever is
+    drawn for client 7 in round 3 is the same however the clients are chunked, ordered or sampled.
 
     Parameters
     ----------

@@ -69,14 +69,14 @@ def read_toml(path: Path) -> dict[str, Any]:
     """Contents of a TOML file, or ValueError naming the file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # among them what is no UTF-8, and no TOML
+    except (OSError, ValueError) as error:  # also for what is not UTF-8, or not TOML
         raise ValueError(f"{path} cannot be read: {error}") from None
     except RecursionError:
         raise ValueError(f"{path} cannot be read: its values are nested too deep") from None
 
 
 def table(found: Mapping[str, Any], key: str, where: object) -> dict[str, Any]:
-    """Table of that name in what a file holds, {} if there is none; ValueError if it is no table."""
+    """Table of that name in a file's content, {} if there is none; ValueError if it is not a table."""
     value = found.get(key, {})
     if not isinstance(value, dict):
         raise ValueError(f"{key} in {where} must be a table, [{key}], but got {value!r}")
@@ -84,7 +84,7 @@ def table(found: Mapping[str, Any], key: str, where: object) -> dict[str, Any]:
 
 
 def tables(found: Mapping[str, Any], key: str, where: object) -> list[dict[str, Any]]:
-    """Tables of that name in what a file holds, one empty if there are none; ValueError if they are no tables."""
+    """Tables of that name in a file's content, an empty one if there are none; ValueError if they are not tables."""
     value = found.get(key, [{}])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise ValueError(f"{key} in {where} must be tables, each headed by [[{key}]], but got {value!r}")
@@ -92,7 +92,7 @@ def tables(found: Mapping[str, Any], key: str, where: object) -> list[dict[str, 
 
 
 def require_types(found: Mapping[str, Any], settings: type, where: str = "") -> None:
-    """ValueError if a value is not of the type that its field of the settings has; ``where`` ends the name."""
+    """ValueError if a value does not have the type of its field in the settings; ``where`` ends the name."""
     for key, value in found.items():
         hint = _hints(settings)[key]
         if not _fits(hint, value):
@@ -126,6 +126,6 @@ def _described(hint: Any) -> str:
 
 
 def require_known(found: Mapping[str, Any], settings: type, where: str) -> None:
-    """ValueError, with the nearest names, if there is a key that is no field of the settings."""
+    """ValueError, with the nearest names, if a key is not a field of the settings."""
     for key in found:
         _check.choice(f"a setting of {where}", key, [field.name for field in fields(settings)])

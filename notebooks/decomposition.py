@@ -15,7 +15,7 @@
 # # From weights to a conclusion
 #
 # Thirty clients each train a small network on their own data. Which hidden units carry what all clients know, which are
-# one client's own, and how sure are we? This notebook walks the whole way on weights whose truth we know: model (8) of
+# one client's own, and how certain is that? This notebook finds out on weights whose truth we know: model (8) of
 # the FedFac paper, in which half of the 60 hidden neurons are shared. Nothing is trained here; weights trained by any
 # library enter the same way, through `read_weights`.
 
@@ -77,7 +77,7 @@ plot.loadings(result, ax=axes[1], units=40)
 figure.tight_layout()
 
 # %% [markdown]
-# ## 4. How sure are we?
+# ## 4. How certain is the split?
 #
 # The client is the independent unit, so clients are resampled. A replicate re-weights the clients' sums; the stacked
 # matrix is never rebuilt.
@@ -134,8 +134,8 @@ pd.crosstab(pd.Series(found.group, name="found"), pd.Series(np.where(shared, "sh
 # %% [markdown]
 # ## 7. Do clients agree?
 #
-# ν says how well *other units* explain a unit. Whether *clients* have the unit alike is another question, and it has an
-# answer of its own, without κ: an intraclass correlation over clients.
+# ν says how well *other units* explain a unit. Whether the unit is alike in all *clients* is another question, with an
+# answer that needs no κ: an intraclass correlation over clients.
 
 # %%
 agreement = fs.icc(weights)
@@ -167,4 +167,4 @@ pd.DataFrame(rows).set_index("sd of noise").round(2)
 # Without a choice to make, agreement tells all neurons apart up to noise larger than the weights (sd 1), and most of
 # them at sd 3, while ν does so at none of these three κ where the noise has sd 0.3, and at two of them where it has
 # sd 1. It asks for units that every client has in the same place, and clients that have hardly left a common start
-# agree for that reason alone: `fs.icc(weights, start=...)` takes it out.
+# agree for that reason alone: `fs.icc(weights, start=...)` subtracts it.

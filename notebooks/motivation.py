@@ -16,7 +16,7 @@
 #
 # FedFac begins with a picture (Wang, Tang and Li, section 1, Figs. 1 and 2): one MLP with 200 hidden units for each of
 # 100 clients, trained alone from a common start; once the clients hold random samples of MNIST, once one digit each.
-# Of every neuron the paper takes the entropy of its outputs over clients. In the IID case most entropies are near or
+# For every neuron the paper takes the entropy of its outputs over clients. In the IID case most entropies are near or
 # below zero; in the other case the paper sees two peaks, near zero and near two.
 #
 # This notebook reads the study that `make figures DATA_DIR=...` stores, MNIST if its files were given and else the
@@ -46,7 +46,7 @@ plot.fig1(run)
 plt.show()
 
 # %% [markdown]
-# With random samples every neuron does the same for all clients. With one digit a client, clients of one digit are
+# With random samples every neuron does the same for all clients. With one digit per client, clients of one digit are
 # alike and digits differ: a neuron is either on or exactly zero for nearly all clients of a digit. The
 # 2-means clusters mostly follow one digit, the one with the largest outputs.
 
@@ -71,11 +71,11 @@ plt.show()
 # they lie lower than the paper's, the second holds seven of the 200 neurons, and there is only one when the pixels
 # are standardised (`--mean 0.1307 --sd 0.3081`), which the paper does not settle. The seven are neurons whose outputs,
 # up to ten, differ between clients of the same digit too. Neurons with large outputs for most clients, the paper's
-# common ones, are not found: none is on for 80 of the 100 clients.
+# common ones, do not occur: none is on for 80 of the 100 clients.
 #
-# How far apart outputs are is not what the entropies show. Outputs of one-digit clients spread about five times as
+# The entropies do not show how far apart outputs are. Outputs of one-digit clients spread about five times as
 # widely (`spread`), but half of them are exact zeros (`zero_share`), which have no density and are set apart, and the
-# rest stand in ten narrow groups, one a digit. The third neighbour of a client lies in its own group of ten, so the
+# rest lie in ten narrow groups, one per digit. The third neighbour of a client lies in its own group of ten, so the
 # estimate is of the spread *within* a digit. It rises with k:
 
 # %%
@@ -108,7 +108,7 @@ plt.show()
 
 # %% [markdown]
 # `*`: the principal-axis iteration had not converged. **What is found:** on MNIST the answer depends on the estimator
-# and on whether weights or updates are analysed, and where it matters, with one digit a client, there is next to none:
+# and on whether weights or updates are analysed, and where it matters, with one digit per client, the relation is weak:
 # the correlations lie within a quarter of zero. With random samples the updates of concentrated neurons do have the
 # higher communality, but on the weights themselves the estimators contradict each other, because all clients carry the
 # same random start, which fills the correlation matrix. Entropy of outputs and communality of weights measure

@@ -17,7 +17,7 @@
 # FedFac §3.3 makes two claims about network (4), two layers with personal and shared units: with local steps it
 # converges linearly at $1-\tfrac12(\rho_1\lambda^s+\rho_2\lambda^p)$ per round (Theorem 1), and its test loss is
 # bounded by a term in $y^\top(H^{s\infty}+H^{p\infty})^{-1}y$ (Theorem 2). Both are statements about numbers that can
-# be computed. Here they are, on handwritten digits, one class a client.
+# be computed. Here they are, on handwritten digits, one class per client.
 
 # %%
 import seaborn as sns
@@ -64,7 +64,7 @@ plt.show()
 # ## Theorem 2
 #
 # The number of samples is kept and cut into more and more clients. Labels are ±1, so a bound of 1 or more says nothing:
-# the loss is never larger. From the statement itself follows that it can say something only where $8C^2/(1+1/C) < N$.
+# the loss is never larger. The statement itself implies that it says something only where $8C^2/(1+1/C) < N$.
 
 # %%
 iid = datasets.digits(clients=10, n=30, n_test=20, partition="iid")

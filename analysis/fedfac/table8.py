@@ -41,7 +41,7 @@ def ablation(grid: Grid, asked: Asked) -> Table:
             continue
         here = {name: run[name] for name in ("label", "seed", *show.SETTINGS)} | {"of": run["method"]}
         here["heading"] = f"{run['label']}, {show.design(run, named)}"
-        mean, shared, units = summary.masked(tree).mean("draw"), split["shared"].sum(), split["units"].sum()
+        mean, shared, units = summary.ablated(tree).mean("draw"), split["shared"].sum(), split["units"].sum()
         for part in map(str, mean["part"].values):
             replaced = 0 if part == "none" else shared if part.startswith("shared") else units - shared
             rows.append(here | {"method": part, "units": replaced, "masked": float(mean.sel(part=part))})

@@ -41,7 +41,7 @@ def load(
     split : {"train", "test"}, optional
         Read only this split. None: all of it.
     **options
-        Of the module of that data set: ``vocabulary`` for "ag-news".
+        Arguments of that data set's module: ``vocabulary`` for "ag-news".
 
     Returns
     -------
@@ -53,10 +53,10 @@ def load(
     Raises
     ------
     FileNotFoundError
-        If a file is missing; says which, where it was looked for, and where the data set is had.
+        If a file is missing; names it, where it was looked for, and where to download the data set.
     ValueError
-        If a file is corrupt or truncated; says which and at which byte or line. If what a file declares or unzips to
-        would take more than 4 GiB; the environment variable FEDSTAT_MAX_BYTES sets another limit.
+        If a file is corrupt or truncated; names it and the byte or line. If what a file declares or unzips to would
+        take more than 4 GiB; the environment variable FEDSTAT_MAX_BYTES sets another limit.
 
     Warns
     -----

@@ -100,7 +100,7 @@ def _kept(
 
 
 def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
-    """Leave every client at most so many samples, drawn at random; smaller clients stay as they are.
+    """Keep at most this many samples of every client, drawn at random; smaller clients stay as they are.
 
     Parameters
     ----------

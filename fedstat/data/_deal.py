@@ -67,7 +67,7 @@ def top_up(counts: np.ndarray, min_size: int) -> int:
 
 
 def draw_equal(proportion: np.ndarray, n: int, supply: np.ndarray) -> tuple[np.ndarray, int]:
-    """Counts (client, class) of n samples a client near its proportions, out of a limited supply.
+    """Counts (client, class) of n samples per client near its proportions, out of a limited supply.
 
     Clients draw one after the other. Where a class is used up, the client's other classes fill its place in proportion,
     and where these are used up, any.
@@ -76,7 +76,7 @@ def draw_equal(proportion: np.ndarray, n: int, supply: np.ndarray) -> tuple[np.n
     -------
     counts : int array (client, class)
     moved : int
-        Samples that are not of the class they would be of with unlimited supply.
+        Samples whose class is not the one that unlimited supply would give.
     """
     supply = supply.copy()
     counts = np.zeros(proportion.shape, dtype=np.int64)

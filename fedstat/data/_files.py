@@ -23,7 +23,7 @@ _MOST_INFLATION = 1032  # the most bytes that one byte of deflate can stand for
 
 
 class Source(NamedTuple):
-    """What a data set is called, where its files are had, and the rows they hold as published."""
+    """What a data set is called, where to download its files, and how many rows were published."""
 
     title: str
     home: str
@@ -49,7 +49,7 @@ def find(root: Path, places: Iterable[str], names: Iterable[str], source: Source
     Raises
     ------
     FileNotFoundError
-        Naming what was looked for, where, and where the data set is had.
+        Names what was looked for, where, and where to download the data set.
     """
     names, looked = list(names), [root / place for place in places]
     for place in looked:

@@ -35,7 +35,7 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     FileExistsError
         If it exists.
     ValueError
-        If the name of a variable is no plain name of a file, or two have one name as text.
+        If the name of a variable is not a plain file name, or two names are equal as text.
     """
     folder = Path(path)
     names = [str(key) for key in data.variables]
@@ -117,6 +117,6 @@ def _plain(name: str, where: object) -> None:
     """Raise ValueError if ``name`` is not the name of one file in the folder."""
     if name != Path(name).name or name in ("", "..") or {"/", "\\", "\0"} & set(name):
         raise ValueError(
-            f"{where} has a variable {name!r:.200}, which is no plain name: its file would lie outside of the folder. "
+            f"{where} has a variable {name!r:.200}, which is not a plain name: its file would lie outside the folder. "
             "Rename it."
         )

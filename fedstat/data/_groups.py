@@ -1,4 +1,4 @@
-"""Partitions that follow what the samples are of: writers and roles, groups of classes."""
+"""Partitions by the origin of the samples: writers and roles, groups of classes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def domains(
     for g, name in enumerate(groups):
         here = np.flatnonzero(domain == g)
         if len(here) < per:
-            raise ValueError(f"domain {name!r} must have at least {per} samples, one a client, but got {len(here)}")
+            raise ValueError(f"domain {name!r} must have at least {per} samples, one per client, but got {len(here)}")
         rng = generator(seed, "partition", "domains", g)
         client[here[rng.permutation(len(here))]] = g * per + np.arange(len(here)) * per // len(here)
         y[here] = np.unique(y[here], return_inverse=True)[1]

@@ -39,7 +39,7 @@ def load(name: str, root: Path, split: Split | None, *, vocabulary: Sequence[str
         As in ``fedstat.data.load``.
     vocabulary : sequence of str, optional
         Words from 2 on. By default those of the training rows that were read (of the test rows when only these were),
-        by falling frequency, then by alphabet. Give the training set's to read the test set alone.
+        by descending frequency, then alphabetically. Pass the training set's to read the test set alone.
     """
     source = SOURCES[name]
     texts, labels = {}, {}

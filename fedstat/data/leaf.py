@@ -100,7 +100,7 @@ def _users(path: Path, part: Split) -> Iterator[tuple[str, dict[str, Any]]]:
         raise damaged(path, f"user {extra[0]!r:.100}", f"user_data has it, but users does not. {_AGAIN}")
     counts = content.get("num_samples", [None] * len(users))
     if not isinstance(counts, list) or len(counts) != len(users):
-        raise damaged(path, 0, f"num_samples must be a list of one count a user. {_AGAIN}")
+        raise damaged(path, 0, f"num_samples must be a list of one count per user. {_AGAIN}")
     for user, count in zip(users, counts, strict=True):
         block = blocks.get(user, {})
         if not _paired(block):

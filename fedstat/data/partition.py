@@ -83,7 +83,7 @@ def one_class(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     data, seed
         As for ``iid``.
     clients : int
-        At least the number of classes; where it is no multiple of it, the first classes are cut into one more shard.
+        At least the number of classes; if it is not a multiple, the first classes are cut into one more shard.
 
     Returns
     -------
@@ -184,7 +184,7 @@ def dirichlet(
     clients : int
         Number of clients.
     concentration : float
-        Parameter of the distribution, π of FedFac and β of FedCP: small values, a class in few hands.
+        Parameter of the distribution, π of FedFac and β of FedCP: small values give each class to few clients.
     min_size : int
         Fewest samples of a client.
     below : {"redraw", "move"}
@@ -248,7 +248,7 @@ def dirichlet_equal(
     data, clients, seed
         As for ``iid``; with both splits, unless ``n_test`` is 0.
     concentration : float
-        Parameter of the distribution, α of FedDecomp: small values, clients of few classes.
+        Parameter of the distribution, α of FedDecomp: small values give clients few classes.
     n_train, n_test : int
         Samples of each client.
 

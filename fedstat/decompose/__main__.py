@@ -28,7 +28,7 @@ def parser() -> _cli.Parser:
         description="Split the units of a layer into shared and client-specific ones: by factor analysis, or by "
         "agreement between clients.",
     )
-    p.add_argument("files", nargs="+", metavar="FILE", help="one state_dict a client: .pt, .pth, .safetensors or .npz")
+    p.add_argument("files", nargs="+", metavar="FILE", help="state_dict of a client: .pt, .pth, .safetensors or .npz")
     p.add_argument("--layer", nargs="+", metavar="NAME", help="layers to split, such as fc1 (default: all)")
     p.add_argument("--kappa", type=float, default=0.85, help="eigenvalue share that decides the number of factors")
     p.add_argument("--n-factors", type=int, help="a given number of factors instead")
@@ -42,8 +42,7 @@ def parser() -> _cli.Parser:
         "--method",
         choices=METHODS,
         default="pa",
-        help="estimator of the communality, by which shared means: "
-        "explained by the other units; or icc, by which it means: clients agree",
+        help="estimator of the communality (shared: explained by the other units), or icc (shared: clients agree)",
     )
     p.add_argument("--start", choices=("pc", "smc"), default="pc", help="communalities to iterate from")
     p.add_argument("--max-iter", type=int, help="cap on the eigendecompositions")
@@ -113,7 +112,7 @@ def decompose(options: argparse.Namespace) -> dict[str, tuple[SplitResult, Boots
 
 @contextmanager
 def _named(layer: str) -> Iterator[None]:
-    """Warnings say of which layer they are."""
+    """Make warnings name their layer."""
     with warnings.catch_warnings(record=True) as said:
         yield
     for one in said:

@@ -37,8 +37,9 @@ def read_weights(
     Parameters
     ----------
     sources : iterable of paths or state_dicts
-        One a client: a file (.pt or .pth of torch.save, .safetensors, .npz) or a mapping from name to array or tensor.
-        A dict that holds the state_dict under "state_dict", "model_state_dict", "model" or "net" is looked into.
+        One per client: a file (.pt or .pth of torch.save, .safetensors, .npz) or a mapping of names to arrays or
+        tensors. A dict that holds the state_dict under "state_dict", "model_state_dict", "model" or "net" is looked
+        into.
     layers : sequence of str, optional
         Layers to keep, "fc1" or "fc1.weight"; all whose weight has at least 2 dims if not given.
     clients : sequence, optional
@@ -54,12 +55,12 @@ def read_weights(
     Raises
     ------
     ValueError
-        If a file is not what its suffix says, a layer is missing (what there is, is listed), two weights would be one
+        If a file is not what its suffix says, a layer is missing (those present are listed), two weights would be one
         layer, a weight is a kernel of Flax or Keras, whose units come last, shapes differ between clients (both are
-        named), a tensor is not dense, real and of some numbers, one file is given twice, there are no sources, or a
-        single source or layer is given bare; or if a file, its unzipped content or the layers of a client would take
-        more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another limit). Nothing in a file is executed:
-        torch files are read with ``weights_only``, NumPy files without pickle.
+        named), a tensor is not dense, real and non-empty, one file is given twice, there are no sources, or a single
+        source or layer is given bare; or if a file, its unzipped content or the layers of a client would take more than
+        4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another limit). Nothing in a file is executed: torch
+        files are read with ``weights_only``, NumPy files without pickle.
     FileNotFoundError
         If there is no such file.
 
@@ -79,7 +80,7 @@ def read_weights(
     _no_single("layers", layers, (str,))
     given = list(sources)
     if not given:
-        raise ValueError("at least one file or state_dict must be given, one a client, but got none")
+        raise ValueError("at least one file or state_dict must be given, one per client, but got none")
     _no_file_twice(given)
     names = _names(given, clients)
     states = [_read(Path(s)) if isinstance(s, str | Path) else _state(s, "the state_dict") for s in given]
@@ -168,7 +169,7 @@ def _by_unit(array: NDArray[Any], key: str, state: State) -> NDArray[Any]:
     gates, rest = divmod(len(array), hidden) if hidden else (0, 0)
     if gates in _GATES and not rest:
         return array.reshape(gates, -1, array.shape[1]).swapaxes(0, 1)
-    if (gates, rest) != (1, 0):  # a plain recurrent layer has one row a unit
+    if (gates, rest) != (1, 0):  # a plain recurrent layer has one row per unit
         warnings.warn(
             f"{key!r} has {len(array)} rows, those of the gates of a recurrent layer one after the other: each row is "
             "taken for a unit, as the number of hidden units is not known.",
@@ -183,7 +184,7 @@ def _key(state: State, stem: str, layer: str) -> str | None:
 
 
 def _bytes(value: Any) -> int:
-    """Bytes of the numbers that an array or tensor claims, of which an expanded one stores fewer."""
+    """Bytes of the numbers that an array or tensor claims; an expanded one stores fewer."""
     if isinstance(value, torch.Tensor) and value.is_nested:
         return 0
     return prod(getattr(value, "shape", ())) * getattr(value, "itemsize", 1)

@@ -23,41 +23,41 @@ from fedstat.study.tuning import check, tune
 
 
 def named() -> list[str]:
-    """Algorithms that a command line can make: FedSplit's split, say, it cannot name."""
+    """Algorithms that a command line can make; FedSplit is not one, as it needs a split."""
     every = ((name, algorithms.settings_of(name).values()) for name in algorithms.ALGORITHMS)
     return [name for name, settings in every if all(one.default is not Parameter.empty for one in settings)]
 
 
 HELP = {
-    "label": "name of the setting in tables",
+    "label": "name of this setting in tables",
     "data": f"data set: {', '.join(datasets.SOURCES)}",
     "partition": f"how samples go to clients: {', '.join(federation.PARTITIONS)}",
-    "clients": "clients C; the partition natural has its own",
-    "samples": "most samples of a client",
-    "min_size": "fewest samples of a client",
+    "clients": "number of clients C; the partition natural has its own",
+    "samples": "largest number of samples per client",
+    "min_size": "smallest number of samples per client",
     "test": "share of a client's samples for test",
     "validation": "share of a client's samples for validation",
-    "new_share": "share of the clients that do not train and are evaluated at the end",
+    "new_share": "share of new clients, which do not train and are evaluated at the end",
     "net": f"network: {', '.join(nets.NETS)}",
     "width": "factor of the network's channels and hidden units",
     "norm": "normalisation of the network's layers",
-    "net_options": "more arguments of the network, as hidden=32 or hidden=64,32",
-    "algorithm": f"algorithm: {', '.join(named())}; any of these with + (fine-tuned), -shrunken or -private-head",
-    "options": "settings of the algorithm, those of + and -shrunken too, as by=client",
+    "net_options": "further arguments of the network, such as hidden=32 or hidden=64,32",
+    "algorithm": f"algorithm: {', '.join(named())}; with + (fine-tuned), -shrunken or -private-head at the end",
+    "options": "settings of the algorithm and of its suffix, such as by=client",
     "rounds": "communication rounds T",
-    "participation": "share of the clients active in a round, or the range from which it is drawn in every round",
+    "participation": "share of the clients active in a round, or a range from which it is drawn in every round",
     "local_epochs": "epochs of local training in a round",
     "batch_size": "samples in a batch, 0 for all",
     "optimizer": "local optimiser",
-    "lr": "its learning rate",
+    "lr": "local learning rate",
     "server_lr": "learning rate of the server",
     "seed": "seed of partition, start, participation and batches",
     "evaluate_every": "rounds between evaluations",
-    "ablation": "draws of random values that replace shared or personal units at the end, 0 for none",
-    "probe": "halves: train active clients on either half of their samples too, to tell what is their own from noise; "
-    "drift: how far rounds take clients from the server; uploads: weights before aggregation",
-    "readouts": "other methods by which to predict after the last round, as fedavg+ or 'fedavg-shrunken by=layer'",
-    "precision": "of products in training",
+    "ablation": "number of draws of random values that replace shared or personal units at the end",
+    "probe": "halves: also train active clients on each half of their samples, to tell what is their own from noise; "
+    "drift: distance of clients from the server's aggregate; uploads: weights before aggregation",
+    "readouts": "other ways to predict after the last round, such as fedavg+ or 'fedavg-shrunken by=layer'",
+    "precision": "precision of matrix products in training",
 }
 CHOICES = {
     "norm": ("group", "batch"), "optimizer": ("sgd", "adam"), "precision": ("float32", "tf32", "bfloat16"),
@@ -69,8 +69,8 @@ def parser() -> _cli.Parser:
     """Arguments of the command; those of a run are :func:`fedstat.study.experiment.names`."""
     cli = _cli.Parser(
         prog="python -m fedstat.fl",
-        description="Train a federated network on a data set of which the files are at hand, or, with --config, all "
-        "runs of a grid; print accuracy over clients, what was sent, and the split.",
+        description="Train a federated network on a data set whose files are at hand or, with --config, all runs of a "
+        "grid; print accuracy over clients, communication, and the split.",
         usage="python -m fedstat.fl [--data NAME] [--algorithm NAME] [other options, listed by --help]",
     )
     add_arguments(cli, Settings, HELP, CHOICES)
@@ -81,22 +81,22 @@ def parser() -> _cli.Parser:
     add = cli.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="a grid of runs, such as simulations/fedfac.toml")
     add("--scale", metavar="NAME", help="table of --config under [scale]")
-    add("--data-dir", type=Path, metavar="DIR", help="folder of the data sets' files (default $FEDSTAT_DATA)")
+    add("--data-dir", type=Path, metavar="DIR", help="folder with the data sets' files (default $FEDSTAT_DATA)")
     _cli.add_compute(cli)
-    add("--out", type=Path, metavar="PATH", help="store to write, or folder of a grid (default runs/fl-<time>.zarr)")
+    add("--out", type=Path, metavar="PATH", help="store to write, or folder for a grid (default runs/fl-<time>.zarr)")
     add(
         "--resume",
         action="store_true",
-        help="go on with the run at --out, if there is one, with its settings or more --rounds; grids always do",
+        help="continue the run at --out, if there is one, with its settings or more --rounds; grids always do",
     )
     add("--tune", action="store_true", help="with --config: choose Λ, then τ, then κ on validation samples")
-    add("--repeat", action="store_true", help="with --config: make runs again that other code has finished")
+    add("--repeat", action="store_true", help="with --config: repeat runs that other code has finished")
     add("--quiet", action="store_true", help="no progress bar")
     return cli
 
 
 def flags() -> dict[str, tuple[str, bool]]:
-    """Settings that methods themselves take: what helps with each, by whom it is taken, whether it may be several."""
+    """Settings of single methods: a help text that names the methods, and whether several values may be given."""
     takers: dict[str, dict[str, list[str]]] = {}
     several = {}
     for method in named():
@@ -110,7 +110,7 @@ def flags() -> dict[str, tuple[str, bool]]:
 
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
-    """Settings of a run and of its algorithm that were given on the command line."""
+    """Settings of a run and its algorithm that were given on the command line."""
     return given(args, Settings) | {name: getattr(args, name) for name in flags() if getattr(args, name) is not None}
 
 
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _kept(args: argparse.Namespace) -> str:
-    return f"Runs that are done are in {args.out}: the same command goes on." if args.config else _cli.resumable(args)
+    return f"Finished runs are in {args.out}: the same command continues." if args.config else _cli.resumable(args)
 
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _one(args: argparse.Namespace) -> None:
 def _grid(args: argparse.Namespace) -> None:
     if fixed := sorted(chosen(args)):
         option = fixed[0].replace("_", "-")
-        raise ValueError(f"--{option} belongs into {args.config}: a grid takes its settings from the file")
+        raise ValueError(f"--{option} belongs in {args.config}: a grid takes its settings from the file")
     args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
     runs = grid.cells(args.config, scale=args.scale)
     bars = None if args.quiet or not sys.stderr.isatty() else _bars
@@ -162,16 +162,16 @@ def _grid(args: argparse.Namespace) -> None:
             spent = time.monotonic() - begun
             print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {settings.algorithm}, "
                   f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
-    print(f"{len(runs)} runs in {args.out}, {made} of them made now")
+    print(f"{len(runs)} runs in {args.out}, {made} of them new")
     if others:
-        print(f"{others} stay as other code (of fedstat or of an algorithm) finished them: --repeat makes them again")
+        print(f"{others} were finished by other code (fedstat's or an algorithm's) and stay: --repeat runs them again")
 
 
 def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:
     candidates = grid.candidates(args.config, scale=args.scale)
     fitting = [one for one in runs if all(step in algorithms.settings_of(one.algorithm) for step in candidates)]
     if not fitting:
-        raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, say")
+        raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, for example")
     for one in fitting:
         check(one, candidates)
     for label, method in dict.fromkeys((one.name, one.algorithm) for one in fitting):
@@ -181,7 +181,7 @@ def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:
             heading = f"{label}, {method}: {step.name}, seeds {', '.join(map(str, seeds))}"
             print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
     print(
-        "validation: mean validation accuracy, by which is chosen, and its standard error over seeds; accuracy: on test"
+        "validation: mean validation accuracy, which decides, and its standard error over seeds; accuracy: on test data"
     )
 
 

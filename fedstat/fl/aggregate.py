@@ -1,8 +1,8 @@
 """How the server turns what clients send into its own entries: pure functions that can be chained.
 
-An aggregator is a pair ``init``, ``apply``, as the gradient transformations of optax are: each takes what the one
-before it has made. Clipping of clients' updates, a mean, noise on it, a server's optimiser, or a sum over machines are
-all of this form::
+An aggregator is a pair ``init``, ``apply``, like optax's gradient transformations: each takes what the one before it
+returned. Clipping clients' updates, a mean, noise on it, a server's optimiser and a sum over machines all have this
+form::
 
     chain(clip(1.0), weighted_mean(), noise(0.1))
 """
@@ -21,13 +21,13 @@ from fedstat.fl.nets import Params
 
 
 class Sent(NamedTuple):
-    """What the active clients have sent in a round, or what has been made of it.
+    """What the active clients have sent in a round, or an aggregator has made of it.
 
     Attributes
     ----------
     values : Params
-        Of every parameter of which entries are shared: (active, ...) as sent, (...) once averaged. Entries that are not
-        shared may hold anything, and whatever is made of them is ignored.
+        Parameters with shared entries: (active, ...) as sent, (...) once averaged. Entries that are not shared may
+        hold anything; results for them are ignored.
     server : Params (...)
         The server's copy before the round, of the same parameters.
     shared : Mask
@@ -35,7 +35,7 @@ class Sent(NamedTuple):
     sizes : Tensor (active,)
         Numbers of training samples.
     weights : Tensor (active,) or None
-        The algorithm's own weights; what is missing to 1 stays with the server's copy.
+        The algorithm's own weights; if their sum is below 1, the server's copy gets the rest.
     clients : int array (active,)
         Numbers that name the clients' random streams.
     round : int
@@ -59,9 +59,9 @@ class Aggregator(NamedTuple):
     Attributes
     ----------
     init : callable (Params) -> state
-        State before the first round, of the server's copy: tensors, in dicts or tuples, that are saved and resumed.
+        State before the first round, from the server's copy: tensors, in dicts or tuples, which are saved and resumed.
     apply : callable (Sent, state) -> (Sent, state)
-        A round. After the last one of a chain ``values`` have no client dimension.
+        One round. After the last aggregator of a chain ``values`` have no client dimension.
     name : str
         For the record of a run.
     """
@@ -72,7 +72,7 @@ class Aggregator(NamedTuple):
 
 
 def stateless(name: str, values: Callable[[Sent], Params]) -> Aggregator:
-    """Aggregator that computes new values and remembers nothing."""
+    """Aggregator without state, from the new values."""
     return Aggregator(lambda _: (), lambda sent, state: (sent._replace(values=values(sent)), state), name)
 
 

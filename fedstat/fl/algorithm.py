@@ -1,22 +1,22 @@
-"""What an algorithm is: a record of pure functions around one engine.
+"""What an algorithm is: a record of pure functions that one engine runs.
 
 A method says which entries are shared, how that may change after local training, which parameters a client trains
-in which phase and what is added to its loss; everything else is the engine's. How the kinds of method map onto it:
+in which phase, and what is added to its loss; the engine does the rest. Kinds of methods, and the fields they use:
 
 - masks (FedPer, LG-FedAvg, FedBN, FedSplit): ``sharing``;
-- masks that move (dynamic FedFac, FedCAC, random-redrawn): ``reshare``;
+- masks that change (dynamic FedFac, FedCAC, random-redrawn): ``reshare``;
 - penalties (FedProx, Ditto, pFedMe's inner problem): ``Phase.penalty`` and its ``anchor``;
 - phases (FedRep's head then body, FedDecomp's τ then σ): several ``Phase``;
 - steps of their own (proximal L1, moving averages, a gradient taken ahead as Per-FedAvg's): ``Phase.after``,
   ``Phase.direction``;
-- fine-tuned models (FedAvg+, FedProx+): ``finetune``; how far, or by which fine-tuning, chosen from data: ``choice``;
+- fine-tuned models (FedAvg+, FedProx+): ``finetune``; which fine-tuning, or how far, chosen from data: ``choice``;
 - two models, K components or reparametrised layers (Ditto, FedEM, FedDecomp, Factorized-FL, pFedPara): ``wrap``
-  turns the network into one with more parameters, which masks and phases then tell apart by name;
+  makes a network with more parameters, which masks and phases tell apart by name;
 - similarity-weighted servers (FedAMP, FedFomo, Clustered-FL, Factorized-FL): ``mix``;
-- something else sent than what was trained (FedCP's head, pFedMe's): ``send``; other weights than sample numbers in the
-  mean (FedDecomp's uniform ones): ``weights``;
-- what lasts from round to round beside models (teachers, clusters): ``memory`` and ``remember``; what a client makes of
-  its own copy, the server's and its memory before training (FedPHP): ``receive``.
+- sending something other than what was trained (FedCP's head, pFedMe): ``send``; weighting the mean by something other
+  than sample numbers (FedDecomp: uniformly): ``weights``;
+- what lasts between rounds besides models (teachers, clusters): ``memory`` and ``remember``; combining a client's own
+  copy, the server's and its memory before training (FedPHP): ``receive``.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from fedstat.fl.nets import Net, Params, layer_of, layers
 from fedstat.stats import factor
 
 Mask = dict[str, Tensor]
-"""For every parameter a bool Tensor that broadcasts against (client, *shape): True where the entry is shared.
+"""For every parameter a bool Tensor that broadcasts against (client, *shape): True where an entry is shared.
 
-Such as (unit, 1) by unit, (1, column) by column, (unit, column) by entry, () for the parameter as a whole. Where masks
-differ between clients, rows of all clients stand in front, by number, whoever is active. The server's copy of an entry
-moves to the mean of *all* active clients' values wherever *some* client shares the entry, and a client downloads it
-where it shares the entry itself.
+For example (unit, 1) by unit, (1, column) by column, (unit, column) by entry, () for the whole parameter. If masks
+differ between clients, the first axis has one row per client, by number, active or not. An entry's copy on the server
+moves to the mean over *all* active clients if *any* client shares the entry; a client downloads the entry only if it
+shares it itself.
 """
 
 
 class Sharing(NamedTuple):
-    """Which entries are shared, and the factor analyses, or the agreement between clients, that decided it.
+    """Which entries are shared, and the factor analyses or the agreement between clients behind it.
 
     Attributes
     ----------
     shared : Mask
     fits : mapping from layer to factor.Fit
-        Empty where no factor analysis was made.
+        Empty without factor analysis.
     icc : mapping from layer to array (unit,)
-        ICC2 over clients; empty where agreement decided nothing.
+        ICC2 over clients; empty if agreement decided nothing.
     """
 
     shared: Mask
@@ -59,14 +59,14 @@ class Sharing(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Arrays that last from round to round beside the models: saved, resumed and chunked as parameters are.
+    """Arrays that last between rounds besides the models: saved, resumed and chunked like parameters.
 
     Attributes
     ----------
     clients : Params (client, ...)
-        Each client's own. Where some clients are concerned, the rows of these.
+        Each client's own; a function that gets some clients gets their rows.
     server : Params
-        The server's, of any shape.
+        The server's own, of any shape.
     """
 
     clients: Mapping[str, Tensor] = {}
@@ -84,10 +84,10 @@ class Start(NamedTuple):
     seed : int
     device : torch.device
     pretrain : callable (epochs or None) -> Params
-        Every client's parameters (client, ...) after that many local epochs (None: the run's own number) from the
-        common start, with nothing shared.
+        Every client's parameters (client, ...) after that many local epochs (None: the run's number) from the common
+        start, with nothing shared.
     halves : callable (epochs or None) -> Params (client, 2, ...), array (client,) or None
-        The same on either half of the samples of all clients that have two or more, see
+        The same on each half of the samples, of all clients that have two or more; see
         :func:`fedstat.fl.halves.trained`.
     """
 
@@ -100,7 +100,7 @@ class Start(NamedTuple):
 
 
 class Uploads(NamedTuple):
-    """What is known after local training of a round.
+    """What is known after a round's local training.
 
     Attributes
     ----------
@@ -115,14 +115,14 @@ class Uploads(NamedTuple):
     before, after : callable () -> Params and Params (active, ...)
         Parameters as downloaded and as trained.
     sharing : Sharing
-        The sharing under which the clients downloaded. Rows of its masks, if there are any, are all clients by number,
-        and so are those of the sharing that ``reshare`` returns.
+        The sharing under which the clients downloaded. If its masks have rows of clients, these are all clients, by
+        number; the same holds for the sharing that ``reshare`` returns.
     server : Params
-        The server's copy of every entry, before the round.
+        The server's copy of every entry before the round.
     memory : Memory
-        Of the active clients, and of the server.
+        Of the active clients and the server.
     evaluate : callable (Params (model, ...), int array (client,)) -> Tensor (client, model)
-        Mean loss of every model on the validation samples of each of these clients, by number.
+        Mean loss of every model on the validation samples of these clients, given by number.
     """
 
     net: Net
@@ -139,7 +139,7 @@ class Uploads(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What some clients have before local training, and before they predict.
+    """What some clients have before they train or predict.
 
     Attributes
     ----------
@@ -149,9 +149,9 @@ class Received(NamedTuple):
     server : Params
         The server's copy of every entry.
     shared : Mask
-        With rows of these clients, where masks differ between clients.
+        With rows of these clients, if masks differ between clients.
     memory : Memory
-        Of these clients, and of the server.
+        Of these clients and the server.
     """
 
     net: Net
@@ -177,13 +177,13 @@ class Samples(NamedTuple):
 
 
 BatchGradient = Callable[..., Params]
-"""``gradient(params, part=0, of=1)``: of the loss of a batch, or of every ``of``-th of its samples, at ``params``."""
+"""``gradient(params, part=0, of=1)``: gradient of a batch's loss at ``params``, or of every ``of``-th sample's."""
 
 
 class Phase(NamedTuple):
     """One stretch of local training.
 
-    Parameters that a function gets have a leading client dimension: of those clients that still have batches.
+    Functions get parameters with a leading client dimension: the clients that still have batches.
 
     Attributes
     ----------
@@ -194,23 +194,23 @@ class Phase(NamedTuple):
     penalty : callable (params, anchor) -> Params, optional
         Gradient of what is added to a client's loss.
     weigh : callable (net, params, Samples, Memory) -> Tensor (client, sample, ...), optional
-        Called once before the phase with all training samples of the clients. It may change ``params`` in place; what
-        it returns is given, sample by sample, to the gradient of the algorithm's ``loss`` as a fourth argument.
+        Called once before the phase with all training samples of the clients. It may change ``params`` in place; the
+        gradient of the algorithm's ``loss`` gets its result, sample by sample, as fourth argument.
     layers : callable (Net) -> sequence of str, optional
-        Layers to which ``trains`` is limited, where they depend on the network: FedRep's head.
+        Layers to which ``trains`` is limited, if they depend on the network: FedRep's head.
     lr : float
-        Factor of the run's local learning rate.
+        Multiplies the run's local learning rate.
     anchor : {"phase", "download"} or callable (Params, Memory) -> Params
-        What ``penalty`` and ``after`` get as anchor: parameters at the start of the phase, those at the start of local
-        training, or what is made of the latter and of the clients' memory.
+        The anchor of ``penalty`` and ``after``: parameters at the start of the phase, at the start of local training,
+        or a function of the latter and of the clients' memory.
     direction : callable (gradient, params, lr) -> Params, optional
-        What the optimiser takes for the gradient: for every name that moves, see :data:`BatchGradient`.
+        What the optimiser takes for the gradient, for every name that moves; see :data:`BatchGradient`.
     after : callable (params, anchor, lr, step) -> None, optional
-        Changes ``params`` in place after every step, from 0: a proximal operator, a moving average.
+        Changes ``params`` in place after every step (numbered from 0): a proximal operator, a moving average.
     steps : int, optional
-        Batches, instead of epochs.
+        Number of batches, instead of epochs.
     repeats : int
-        Steps on every batch.
+        Number of steps on every batch.
     """
 
     epochs: int | None = None
@@ -233,14 +233,14 @@ class Phase(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """Something that a method measures in every round, kept in the store's group ``measures``.
+    """Something that a method measures in every round, stored in the group ``measures``.
 
     Attributes
     ----------
     value : callable (Uploads) -> array
-        Active clients stand for ``"client"``, in the order of ``Uploads.clients``.
+        Along ``"client"`` are the active clients, in the order of ``Uploads.clients``.
     dims : tuple of str
-        Of ``value``: "client", "other" (a client, too: of a matrix), "layer", or any with its size in ``sizes``.
+        Of ``value``: "client", "other" (also clients: columns of a matrix), "layer", or any dim in ``sizes``.
     sizes : mapping from dim to int
     long_name, units : str
     """
@@ -256,24 +256,24 @@ HeldOut = Literal["validation", "halves"]
 
 
 class Choice(NamedTuple):
-    """What is chosen, from data that the models were not trained on, before clients predict.
+    """A choice made before clients predict, on data that the models were not trained on.
 
-    The candidates are W + B (W' − W), where W is what a client has downloaded and W' its fine-tuned copy, for every
-    fine-tuning and every B.
+    The candidates are W + B (W' − W) for every fine-tuning and every B, where W is what a client has downloaded and W'
+    its fine-tuned copy.
 
     Attributes
     ----------
     steps : tuple of float
         Values of B: 0 is the downloaded model, 1 the fine-tuned one.
     finetunings : tuple of tuple of Phase
-        Instead of the algorithm's one ``finetune``.
+        In place of the algorithm's single ``finetune``.
     by : {"pooled", "client", "layer"}
-        The candidate with the least loss over all samples that the round's active clients hold for it, for all
-        clients; each client's own; or, without candidates, B of every layer from the share of clients' differences
-        that is their own (:func:`fedstat.stats.components.components`), of the round's active clients.
+        "pooled": one candidate for all clients, with the least total loss over the held-out samples of the round's
+        active clients; "client": each client's own best; "layer": no candidates, B of each layer is the share of the
+        active clients' differences that is their own (:func:`fedstat.stats.components.components`).
     held_out : {"validation", "halves"} or None
-        Samples for it: the validation samples; or each half of a client's training samples, for a model fine-tuned on
-        the other half (two-fold cross-fitting). None: validation samples where there are any, halves otherwise.
+        Samples to choose on: the validation samples; or each half of a client's training samples, for a model
+        fine-tuned on the other half (two-fold cross-fitting). None: validation samples if there are any, else halves.
     """
 
     steps: tuple[float, ...] = (1.0,)
@@ -283,18 +283,18 @@ class Choice(NamedTuple):
 
 
 class About(NamedTuple):
-    """How a method stands in tables and lists.
+    """How a method is shown in tables and lists.
 
     Attributes
     ----------
     title : str
-        As tables and figures show it, "FedFac dynamic"; empty: the algorithm's name.
+        In tables and figures, as "FedFac dynamic"; empty: the algorithm's name.
     citation : str
         Short, with arXiv where there is one.
     shared, own : str
-        What is shared, and what is a client's own.
+        What is shared, and what is each client's own.
     new_clients : tuple of str
-        How clients that did not train predict, of :data:`fedstat.fl.probes.new_clients.RULES`; tables show each.
+        How clients that did not train predict: some of :data:`fedstat.fl.probes.new_clients.RULES`; tables show each.
     """
 
     title: str = ""
@@ -313,44 +313,43 @@ class Algorithm(NamedTuple):
     sharing : callable (Start) -> Sharing
         The sharing before the first round.
     reshare : callable (Uploads) -> Sharing, optional
-        The sharing after a round's local training; aggregation uses the new one.
+        The sharing after a round's local training, which aggregation uses.
     phases : tuple of Phase
-        Those of 0 epochs are left out, unless they weigh samples.
+        Phases of 0 epochs are skipped, unless they weigh samples.
     settings : mapping
-        What it was made with, for the record of a run.
+        Its arguments, for the record of a run.
     wrap : callable (Net) -> Net, optional
-        The network that is really trained.
+        The network that is actually trained.
     mix : callable (Uploads) -> Tensor (active, active), optional
-        The mixing matrix: row i holds the weights with which client i averages the shared entries that the active
-        clients sent, in place of the mean that all others of them get.
+        The mixing matrix: row i holds the weights with which client i averages the shared entries of the active
+        clients, in place of their common mean.
     finetune : tuple of Phase
-        Local training that turns what a client has downloaded into the model it predicts with; forgotten after.
+        Local training that turns the download into the model a client predicts with, which is then discarded.
     loss : callable (Loss, Net) -> Loss, optional
-        The loss of the wrapped network, from that of plain outputs and this network.
+        The loss of the wrapped network, made from the loss of plain outputs and this network.
     keeps : callable (Net) -> sequence of str, optional
-        Parameters of which ``reshare`` may ever make an entry personal, so that clients' own copies are kept; without
-        it, or with ``mix`` or ``receive``, all are. Where there is none of these, the entries that are personal at the
-        start are kept.
+        Parameters that may ever have personal entries under ``reshare`` or ``receive``, so that clients' own copies
+        are kept; by default all. With ``mix`` all are kept; with none of the three, the entries personal at the start.
     uploads : callable (Net, Sharing) -> Mask, optional
-        Entries that a client sends after local training under the round's new sharing; without it those that some
+        Entries that a client sends after local training, under the round's new sharing; by default those that any
         client shares.
     choice : Choice, optional
-        How far clients follow their fine-tuning, or which of several.
+        How far clients follow their fine-tuning, or which of several they take.
     send : callable (Uploads) -> Params (active, ...), optional
-        What is averaged or mixed in place of ``Uploads.after``, for any parameters of which entries are shared.
+        What is averaged or mixed in place of ``Uploads.after``, for any parameters with shared entries.
     weights : callable (sizes, active) -> array (active,), optional
-        Weights of the mean, at least 0; what is missing to 1 stays with the server's copy. ``sizes`` (active,) are
-        numbers of training samples, ``active`` the clients' numbers. n_k / Σ n_k by default.
+        Weights of the mean, at least 0; if their sum is below 1, the server's copy gets the rest. ``sizes`` (active,)
+        are numbers of training samples, ``active`` the clients' numbers. n_k / Σ n_k by default.
     memory : callable (Start) -> Memory, optional
-        What lasts from round to round beside models, as it is before the first.
+        What lasts between rounds besides models, before the first round.
     remember : callable (Uploads) -> Memory, optional
-        The memory after a round: of the active clients, in their order, and of the server.
+        The memory after a round, of the active clients (in their order) and the server.
     receive : callable (Received) -> Params (client, ...), optional
-        Model from which some clients train, and with which they predict unless they fine-tune; the server's copy where
-        an entry is shared, a client's own elsewhere, by default, and for parameters that it does not return.
+        Model from which clients train, and with which they predict unless they fine-tune; by default the server's copy
+        of shared entries and the client's own of the others, also of parameters that it does not return.
     measures : mapping from str to Measure
     sparse : callable (name) -> bool, optional
-        Parameters that are sent as their entries that are not 0 and one bit for each that says where these stand.
+        Parameters sent as their non-zero entries, and one bit per entry to say where they are.
     about : About
     """
 

@@ -1,4 +1,4 @@
-"""Clients' samples as rows of one tensor, and the schedule of which rows stand in which batch."""
+"""Clients' samples as rows of one tensor, and the schedule of batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstat import _random
 
 
 class Rows(NamedTuple):
-    """Samples of all clients, one client after the other: ragged without padding.
+    """Samples of all clients, one client after the other, without padding.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     start : int array (client + 1,)
         Client c holds rows start[c] to start[c + 1].
     numbers : int array (client,), optional
-        Clients' numbers in the whole, where these are some of them.
+        The clients' numbers among all clients, if these are only some.
     """
 
     x: Tensor
@@ -45,14 +45,14 @@ class Rows(NamedTuple):
 
 
 def part(data: Rows, clients: np.ndarray) -> Rows:
-    """Samples of some clients, who keep the numbers that name their random streams."""
+    """Samples of some clients, with the numbers that name their random streams unchanged."""
     x, y = ([a[data.start[c] : data.start[c + 1]] for c in clients] for a in (data.x, data.y))
     start = np.concatenate([[0], np.cumsum(data.sizes[clients])])
     return Rows(torch.cat(x), torch.cat(y), start, data.ids[clients])
 
 
 def digest(*parts: Rows) -> str:
-    """Fingerprint of data sets, by which a run knows its data again."""
+    """Fingerprint of data sets, by which a run recognises its data."""
     found = sha256()
     for rows in parts:
         for a in (rows.x.cpu().numpy(), rows.y.cpu().numpy(), rows.start):
@@ -62,14 +62,14 @@ def digest(*parts: Rows) -> str:
 
 
 class Schedule(NamedTuple):
-    """Batches of some clients, in the order of descending numbers of samples, so that step s concerns a prefix of them.
+    """Batches of some clients, by descending number of samples, so that step s concerns the first ``live[s]`` of them.
 
     Attributes
     ----------
     rows : int64 Tensor (step, client, batch)
-        Rows of the samples; positions past a batch's end hold row 0 with weight 0.
+        Rows of the samples; positions past the end of a batch hold row 0 with weight 0.
     weight : float32 Tensor (step, client, batch)
-        1 / (samples in this batch), so that a batch's loss is their mean.
+        1 / (samples in this batch), so that the batch's loss is their mean.
     live : int array (step,)
         Number of clients that still have a batch at this step.
     """
@@ -80,13 +80,13 @@ class Schedule(NamedTuple):
 
 
 def rows_of(data: xr.Dataset, subset: str, device: torch.device) -> Rows:
-    """Take one subset ("train", "test", ...) of a federated data set.
+    """Samples of one subset ("train", "test", ...) of a federated data set.
 
     Parameters
     ----------
     data : Dataset
         Either dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate
-        ``client`` (sample). A coordinate ``split`` (sample) tells the subsets apart; without it all is "train".
+        ``client`` (sample). A coordinate ``split`` (sample) names the subset; without it every sample is "train".
     subset : str
     device : torch.device
 
@@ -128,7 +128,7 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device) -> Rows:
 
 
 def _clients(data: xr.Dataset) -> np.ndarray:
-    """Labels of the clients, sorted where they come sample by sample."""
+    """Labels of the clients, sorted if the data are sample-major."""
     if "client" in data["x"].dims:
         return np.asarray(data["client"])
     if "client" not in data.coords or data["client"].dims != ("sample",):
@@ -140,7 +140,7 @@ def _clients(data: xr.Dataset) -> np.ndarray:
 
 
 def _classes(y: np.ndarray) -> np.ndarray:
-    """Class numbers as int64, or ValueError: nothing is rounded."""
+    """Class numbers as int64; ValueError for anything that would have to be rounded."""
     kind = np.asarray(y).dtype.kind
     if kind in "iub":
         return y.astype(np.int64)
@@ -162,7 +162,7 @@ def schedule(
 ) -> Schedule:
     """Shuffle each client's samples anew in every epoch and cut them into batches; the last may be smaller.
 
-    The shuffle of a client depends on (seed, key, its number) alone: not on the other clients, the chunk or the device.
+    A client's shuffle depends only on (seed, key, its number): not on other clients, the chunk or the device.
 
     Parameters
     ----------
@@ -176,11 +176,11 @@ def schedule(
     key : tuple
         Names the stream, usually ("batches", round).
     steps : int, optional
-        Batches of every client, instead of epochs.
+        Number of batches of every client, instead of epochs.
     """
     sizes = data.sizes[np.asarray(clients)]
     size = np.minimum(sizes if batch_size is None else batch_size, sizes)
-    each = -(-sizes // size)  # batches an epoch
+    each = -(-sizes // size)  # batches per epoch
     repeats = np.full(len(sizes), epochs) if steps is None else -(-steps // each)
     n = repeats * each if steps is None else np.full(len(sizes), steps)
     rows = np.full((len(sizes), n.max(), size.max()), -1)
@@ -204,7 +204,7 @@ def schedule(
 
 
 def whole(data: Rows, clients: np.ndarray) -> tuple[Tensor, Tensor]:
-    """All rows of some clients, padded with their last: rows and bool ``live``, each (client, sample)."""
+    """All rows of some clients, padded with each one's last row: rows and bool ``live``, each (client, sample)."""
     sizes, first = data.sizes[clients], data.start[clients]
     at = np.arange(sizes.max())
     rows = first[:, None] + np.minimum(at, sizes[:, None] - 1)

@@ -1,4 +1,4 @@
-"""What a method's functions return, checked: before the first round on a trial, and in every round."""
+"""Checks of what a method's functions return: in a trial before the first round, and in every round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def entries(found: Any, expected: Params, where: str) -> None:
         raise ValueError(f"{where} must return a dict of tensors by name, but got {type(found).__name__}")
     for name, value in found.items():
         if name not in expected:
-            raise ValueError(f"{where} returns {name!r}, but the names are {list(expected)}")
+            raise ValueError(f"{where} returns {name!r}, but may only return {list(expected)}")
         shape = tuple(expected[name].shape)
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             seen = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -81,7 +81,7 @@ def mixture(found: Any, clients: int, device: torch.device, method: str) -> Tens
 
 
 def sent(found: Any, uploads: Uploads, sharing: Sharing, method: str) -> Params:
-    """What ``send`` returned; ValueError unless it is of all active clients, and of parameters that are shared."""
+    """What ``send`` returned; ValueError unless it has all active clients, and only parameters with shared entries."""
     where = f"method {method!r}: send(uploads)"
     entries(found, uploads.after, where)
     for name in found:
@@ -95,7 +95,7 @@ def sent(found: Any, uploads: Uploads, sharing: Sharing, method: str) -> Params:
 
 
 def weights(found: Any, clients: int, device: torch.device, method: str) -> Tensor:
-    """Weights (active,) of the mean as a float32 Tensor, or ValueError."""
+    """Weights (active,) of the mean as a float32 Tensor; ValueError if they are none."""
     where = f"method {method!r}: weights(sizes, active)"
     try:
         given = torch.as_tensor(found, dtype=torch.float32, device=device)
@@ -104,16 +104,16 @@ def weights(found: Any, clients: int, device: torch.device, method: str) -> Tens
     if tuple(given.shape) != (clients,):
         raise ValueError(f"{where} must have shape ({clients},), one for each active client, but got {(*given.shape,)}")
     low, total = float(given.min()), float(given.sum(dtype=torch.float64))
-    if not low >= 0 or not total <= 1 + 1e-5:  # a NaN is neither
+    if not low >= 0 or not total <= 1 + 1e-5:  # also true for NaN
         raise ValueError(
-            f"{where} must be 0 or more and sum to 1 at most (what is missing stays with the server's copy), but got a "
-            f"least weight of {low:g} and a sum of {total:g}"
+            f"{where} must be at least 0 and sum to at most 1 (the server's copy gets the rest), but the smallest is "
+            f"{low:g} and the sum {total:g}"
         )
     return given
 
 
 def memory(found: Memory, clients: int, method: str) -> None:
-    """ValueError unless it is a memory of tensors, and the first axis of what clients remember is the clients."""
+    """ValueError unless it is a memory of tensors, and the first axis of the clients' memory is the clients."""
     _require_memory(found, f"method {method!r}: memory(start)")
     for name, value in found.server.items():
         if not isinstance(value, Tensor):
@@ -143,18 +143,18 @@ def remembered(found: Memory, before: Memory, method: str) -> None:
         where = f"method {method!r}: remember(uploads), {part}"
         entries(new, old, where)
         if missing := [name for name in old if name not in new]:
-            raise ValueError(f"{where}, lacks {missing}: return what is to be remembered, changed or not")
+            raise ValueError(f"{where}, lacks {missing}: return all that is to be remembered, changed or not")
 
 
 def measured(found: Any, shape: tuple[int, ...], name: str, method: str) -> None:
-    """ValueError unless a measure has the shape that its dims say."""
+    """ValueError unless a measure has the shape of its dims."""
     seen = tuple(getattr(found, "shape", ()))
     if seen != shape:
         raise ValueError(f"method {method!r}: its measure {name!r} must have shape {shape}, but got {seen}")
 
 
 def trial(job: Job, uploads: Uploads, sharing: Sharing) -> None:
-    """Call what the algorithm does after local training once before any, so that what does not fit is said at once."""
+    """Call the algorithm's functions for after local training once before it, so that errors show at once."""
     algorithm, clients = job.algorithm, uploads.clients
     method = f"method {algorithm.name!r}:"
     if algorithm.send:

@@ -1,4 +1,4 @@
-"""Models that clients predict with, chosen among candidates: how far, or by which fine-tuning, from the download."""
+"""Choosing the models that clients predict with: which fine-tuning of the download, and how far to follow it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Chosen(NamedTuple):
     Attributes
     ----------
     finetuning : int array (), or (client,) where every client chooses
-        Which of the fine-tunings.
-    step : array (), (client,) likewise, or (layer,) where it is chosen by layer
+        Position of the fine-tuning among the candidates.
+    step : array (), (client,) where every client chooses, or (layer,) where B is chosen by layer
         B of W + B (W' − W).
     """
 
@@ -55,12 +55,12 @@ def require(job: Job) -> None:
         if choice.by == "client" and (lone := np.flatnonzero(job.train.sizes < 2)).size:
             raise ValueError(
                 f"{job.algorithm.name} divides each client's training samples, but client(s) {lone[:5].tolist()} have "
-                "one. Choose for all clients together (by='pooled'), or on validation samples."
+                "only one. Choose for all clients together (by='pooled'), or on validation samples."
             )
 
 
 def dims(job: Job) -> dict[str, tuple[str, ...]]:
-    """What the job's algorithm chooses, of the fields of :class:`Chosen`, with their dims."""
+    """Fields of :class:`Chosen` that the job's algorithm chooses, with their dims."""
     if (choice := job.algorithm.choice) is None:
         return {}
     by = {"pooled": (), "client": ("client",), "layer": ("layer",)}[choice.by]
@@ -69,10 +69,10 @@ def dims(job: Job) -> dict[str, tuple[str, ...]]:
 
 
 def evaluate(job: Job, state: State) -> tuple[dict[str, np.ndarray], Chosen]:
-    """Scores (client,) of the chosen models of all clients, see :func:`fedstat.fl.scores.measured`; and the choice.
+    """Scores (client,) of every client's chosen model, see :func:`fedstat.fl.scores.measured`, and the choice.
 
-    Who takes part in the choice is trained once: scores are taken of every candidate. With a pooled choice these are
-    the clients that were active in the round before; all others train the chosen candidate.
+    Clients that take part in the choice score every candidate. In a pooled choice these are the clients that were
+    active in the previous round; the others train only the chosen candidate.
     """
     choice, everyone = _of(job), np.arange(job.clients)
     if choice.by == "layer":
@@ -83,7 +83,7 @@ def evaluate(job: Job, state: State) -> tuple[dict[str, np.ndarray], Chosen]:
     voters = _last_active(job, state) if pooled else everyone
     found = _together(job, state, voters)
     held = _held(job, state, voters, found)
-    best = np.argmin(held[voters].sum(0) if pooled else held, axis=-1)  # of equal ones the first
+    best = np.argmin(held[voters].sum(0) if pooled else held, axis=-1)  # the first if several are equal
     chosen = Chosen(best // len(choice.steps), np.asarray(choice.steps)[best % len(choice.steps)])
     at = np.broadcast_to(best, everyone.shape)
     scores = {name: values[everyone, at] for name, values in found.items()}
@@ -112,7 +112,7 @@ def _finetunings(job: Job) -> tuple[tuple[Phase, ...], ...]:
 
 
 def _together(job: Job, state: State, voters: np.ndarray) -> dict[str, np.ndarray]:
-    """Scores (client, candidate) of every candidate of some clients."""
+    """Scores (client, candidate) of every candidate for some clients."""
     clients, steps = by_size(job.train, voters), _of(job).steps
 
     def candidates(span: slice) -> Iterator[Params]:
@@ -128,7 +128,7 @@ def _together(job: Job, state: State, voters: np.ndarray) -> dict[str, np.ndarra
 def _alone(
     job: Job, state: State, some: np.ndarray, finetuning: int, step: float | dict[str, float]
 ) -> dict[str, np.ndarray]:
-    """Scores (client,) of one candidate of some clients."""
+    """Scores (client,) of one candidate for some clients."""
     clients, phases = by_size(job.train, some), _finetunings(job)[finetuning]
 
     def models(span: slice) -> Params:
@@ -165,9 +165,9 @@ def _held(job: Job, state: State, voters: np.ndarray, found: dict[str, np.ndarra
 
 
 def _steps_by_layer(job: Job, state: State) -> np.ndarray:
-    """B (layer,): the share of the differences between clients' fine-tuned models that is their own, within [0, 1]."""
+    """B (layer,): share of the differences between fine-tuned models that is the clients' own, clipped to [0, 1]."""
     clients = halves.divisible(job, max(state.round - 1, 0))
     parts = halves.parts(job, state, clients, job.algorithm.finetune)
     share = {layer: float(components.components(part).personal[0]) for layer, part in parts.items()}
-    # What is a client's own is followed all the way, and so may be a layer that no client changes.
+    # B is 1 for a client's own layers, and for layers that no client changes, where it makes no difference.
     return np.nan_to_num(np.clip([share.get(layer, 1.0) for layer in nets.layers(job.net)], 0, 1), nan=1.0)

@@ -1,4 +1,4 @@
-"""How clients are cut into chunks, each trained as one tensor, and the chunks computed side by side."""
+"""Cutting clients into chunks, each trained as one tensor, and computing the chunks in parallel."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedstat.fl.job import Job
 
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
 _CHUNK_BYTES = 3.5e6
-# On a GPU: parameters, gradients, optimiser state and activations of a chunk within this share of the free memory.
+# On a GPU a chunk's parameters, gradients, optimiser state and activations get this share of the free memory.
 _GPU_SHARE = 0.5
 
 
 def each_chunk(job: Job, n: int, work: Callable[[slice], None]) -> None:
-    """Do the work for every chunk of n clients, one chunk a thread on the CPU.
+    """Do the work for every chunk of n clients; on the CPU, one chunk per thread.
 
-    Where a CUDA device has too little memory for a chunk, the chunk is halved until it fits, for the rest of the
-    run, with one warning.
+    If a CUDA device has too little memory, chunks are halved until they fit, for the rest of the run, with one
+    warning.
     """
     if job.device.type != "cpu":
         _within_memory(job, n, work)
@@ -66,7 +66,7 @@ def chunks(job: Job, n: int) -> Iterator[slice]:
             cuts = math.ceil(n / max(1.0, _CHUNK_BYTES / (4 * (weights + batch * each))) / job.threads) * job.threads
             ends = [n * i // min(n, cuts) for i in range(min(n, cuts) + 1)]
             return (slice(low, high) for low, high in pairwise(ends))
-        # Beside the parameters: gradient, two moments of Adam; activations once forward and once backward.
+        # Besides the parameters: gradient, two moments of Adam; activations once forward and once backward.
         free = torch.cuda.mem_get_info(job.device)[0]
         size = max(1, int(_GPU_SHARE * free / (4 * (4 * weights + 2 * batch * each))))
     return (slice(low, min(low + size, n)) for low in range(0, n, size))

@@ -1,4 +1,4 @@
-"""What a round sends, by count: float32 entries, and a sharing that moved at one bit per unit or entry."""
+"""Bytes that a round sends: float32 entries, and one bit per unit or entry where the sharing changed."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Values = Callable[[], Params]
 
 
 def of_round(job: Job, done: Round, state: State, previous: Sharing) -> tuple[int, int]:
-    """Bytes that the active clients of a round sent and received, together, see :func:`in_bytes`.
+    """Bytes that the active clients of a round sent and received, in total; see :func:`in_bytes`.
 
     Parameters
     ----------
     job : Job
     done : Round
     state : State
-        After it.
+        After the round.
     previous : Sharing
-        Before it.
+        Before the round.
     """
     clients = done.uploads.clients
     values = (lambda: done.sent, lambda: personal(job, state, clients))
@@ -44,35 +44,34 @@ def in_bytes(
     clients: np.ndarray,
     values: tuple[Values, Values] | None = None,
 ) -> tuple[int, int]:
-    """Bytes that the active clients send and receive in a round, together.
+    """Bytes that the active clients send and receive in a round, in total.
 
     Parameters
     ----------
     algorithm : Algorithm
     net : Net
-        The network that is trained, wrapped if the algorithm wraps it.
+        The network as trained: wrapped, if the algorithm wraps it.
     sharing, previous : Sharing
-        After the round and before it.
+        After and before the round.
     clients : int array (active,)
     values : pair of callable () -> Params (active, ...), optional
-        What is sent and received; needed where the algorithm sends parameters as ``sparse``.
+        What is sent and received; needed if the algorithm sends ``sparse`` parameters.
 
     Returns
     -------
     up : int
-        What the server needs: of every client the entries that the new sharing shares, for some client if masks differ
-        between them, or what ``algorithm.uploads`` names (dynamic FedFac: the layers of Λ whole, as its analysis reads
-        all units before it is known which are shared).
+        What the server needs from each client: the entries that the new sharing shares (for any client, if masks
+        differ between them), or what ``algorithm.uploads`` names (dynamic FedFac: all of the layers Λ, as its analysis
+        reads every unit before deciding which to share).
     down : int
-        The round's result: the entries that the new sharing shares for the client, and for every layer whose sharing
-        moved for it one bit per unit, or where masks are finer than that one bit for each of their entries, in whole
-        bytes.
+        The round's result: the entries that the new sharing shares for the client and, in whole bytes, the new sharing
+        of each layer where it changed for the client: one bit per unit, or per entry where masks are finer than units.
 
     Notes
     -----
-    One download a participation. What precedes round 1 is not counted: the common start, the same for every method,
-    and static FedFac's one upload of the layers of Λ; nor what a transport adds or compresses. Of a sparse parameter
-    the entries that are not 0 count, and for each entry, of a client, one bit that says which these are.
+    One download per participation. Not counted: what precedes round 1 (the common start, the same for every method,
+    and static FedFac's one upload of the layers Λ), and what a transport adds or compresses. A sparse parameter counts
+    its non-zero entries and, to say where they are, one bit per entry.
 
     Examples
     --------
@@ -88,19 +87,19 @@ def in_bytes(
         up = algorithm.uploads(net, sharing)
     else:
         up = {name: masks.by_some(sharing.shared[name], len(shape)) for name, shape in net.shapes.items()}
-    moved = 0
+    changed = 0
     if sharing.shared is not previous.shared:
-        moved = sum(_moved(net, sharing.shared, previous.shared, layer, clients) for layer in nets.layers(net))
+        changed = sum(_changed(net, sharing.shared, previous.shared, layer, clients) for layer in nets.layers(net))
     sent, received = (
         _of_entries(algorithm, net, mask, clients, i, values) for i, mask in enumerate((up, sharing.shared))
     )
-    return sent, received + moved
+    return sent, received + changed
 
 
 def _of_entries(
     algorithm: Algorithm, net: Net, mask: Mask, clients: np.ndarray, way: int, values: tuple[Values, Values] | None
 ) -> int:
-    """Bytes of the entries that a mask picks of some clients, together."""
+    """Bytes of the entries that a mask picks for some clients, in total."""
     sparse = [name for name in net.shapes if algorithm.sparse and algorithm.sparse(name)]
     total = _BYTES * entries(net, mask, clients, leave_out=sparse)
     if sparse:
@@ -114,7 +113,7 @@ def _of_entries(
 
 
 def entries(net: Net, mask: Mask, clients: np.ndarray, *, leave_out: Sequence[str] = ()) -> int:
-    """Number of entries that a mask picks of some clients, together."""
+    """Number of entries that a mask picks for some clients, in total."""
     total = 0
     for name, shape in net.shapes.items():
         if name in leave_out:
@@ -124,15 +123,15 @@ def entries(net: Net, mask: Mask, clients: np.ndarray, *, leave_out: Sequence[st
     return total
 
 
-def _moved(net: Net, new: Mask, old: Mask, layer: str, clients: np.ndarray) -> int:
-    """Bytes that tell those of some clients for whom it moved the new sharing of a layer."""
+def _changed(net: Net, new: Mask, old: Mask, layer: str, clients: np.ndarray) -> int:
+    """Bytes that tell a layer's new sharing to those of some clients for whom it changed."""
     names = [name for name in net.shapes if nets.layer_of(name) == layer]
-    moved, bits, by_unit = torch.zeros(len(clients), dtype=torch.bool, device=masks.device_of(new)), 0, True
+    changed, bits, by_unit = torch.zeros(len(clients), dtype=torch.bool, device=masks.device_of(new)), 0, True
     for name in names:
         rank = len(net.shapes[name])
         differs = masks.of_clients(new[name] != old[name], rank, clients)
-        moved = moved | (differs.reshape(len(differs), -1).any(1) if differs.ndim > rank else differs.any())
+        changed = changed | (differs.reshape(len(differs), -1).any(1) if differs.ndim > rank else differs.any())
         one = new[name].shape[-rank:] if new[name].ndim else ()
         bits += math.prod(one)
         by_unit &= math.prod(one[-(rank - 1) :] if rank > 1 else ()) == 1
-    return int(moved.sum()) * math.ceil((nets.layers(net)[layer] if by_unit else bits) / 8)
+    return int(changed.sum()) * math.ceil((nets.layers(net)[layer] if by_unit else bits) / 8)

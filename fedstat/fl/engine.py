@@ -25,18 +25,18 @@ __all__ = ["Job", "Round", "State", "active", "personal", "round_of", "start", "
 
 
 class Round(NamedTuple):
-    """What a round leaves beside the new state.
+    """What a round leaves besides the new state.
 
     Attributes
     ----------
     uploads : Uploads
         Of the active clients, by descending number of training samples.
     loss : Tensor (active,)
-        Mean loss of their batches.
+        Mean loss of each client's batches.
     sent : Params (active, ...)
-        What was averaged or mixed of them where entries are shared.
+        What was averaged or mixed where entries are shared.
     mixture : Tensor (active, active) or None
-        The mixing matrix, where the algorithm mixes.
+        The mixing matrix, if the algorithm mixes.
     """
 
     uploads: Uploads
@@ -46,13 +46,13 @@ class Round(NamedTuple):
 
 
 def start(job: Job) -> State:
-    """State before the first round: one start for all clients.
+    """State before the first round: the same start for all clients.
 
     Raises
     ------
     ValueError
-        If the method's sharing has no bool mask that broadcasts against (client, *shape) for every parameter, or what
-        one of its functions returns does not fit.
+        If a parameter has no bool mask that broadcasts against (client, *shape), or a function of the method returns
+        something that does not fit.
     """
     server = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
 
@@ -89,9 +89,9 @@ def start(job: Job) -> State:
 
 
 def _own(job: Job, sharing: Sharing) -> dict[str, Tensor | None]:
-    """Units of each parameter of which clients have copies of their own."""
+    """Parameters of which clients have their own copies, and the units of these: None for all."""
     algorithm = job.algorithm
-    if algorithm.mix or (algorithm.receive and not algorithm.keeps):  # of shared entries, too
+    if algorithm.mix or (algorithm.receive and not algorithm.keeps):  # also of shared entries
         return dict.fromkeys(job.net.shapes)
     if algorithm.reshare or algorithm.receive:
         kept = algorithm.keeps(job.net) if algorithm.keeps else job.net.shapes
@@ -115,7 +115,7 @@ def _require_own(job: Job, own: Collection[str], sharing: Sharing) -> None:
         if name not in own and not bool(mask.all()):
             raise ValueError(
                 f"method {job.algorithm.name!r} makes entries of {name!r} personal, but its keeps(net) names only "
-                f"{list(own)}. Name every parameter that may turn personal, or leave keeps out."
+                f"{list(own)}. Name every parameter that may become personal, or leave keeps out."
             )
 
 
@@ -130,8 +130,8 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     Raises
     ------
     ValueError
-        If the new sharing is no mask of every parameter, or makes entries personal of which no copies are kept; if what
-        a function of the method returns does not fit.
+        If the new sharing lacks a parameter, or makes entries personal of which clients have no copies; if a function
+        of the method returns something that does not fit.
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
@@ -187,8 +187,8 @@ def _uploads(job: Job, state: State, clients: np.ndarray, after: Params) -> Uplo
 def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent: Params) -> tuple[Params, object]:
     """The server's copy after the round, of every entry, and the aggregator's state.
 
-    W ← W + η_g (mean − W) where an entry stays shared, the mean where it turns shared, the old copy elsewhere. Where
-    masks differ between clients, an entry is shared if some client shares it; the mean is of all active clients.
+    W ← W + η_g (mean − W) where an entry stays shared, the mean where it becomes shared, the old copy elsewhere. If
+    masks differ between clients, an entry is shared if any client shares it; the mean is over all active clients.
     """
     algorithm, clients = job.algorithm, uploads.clients
     shared = {name: masks.by_some(sharing.shared[name], p.ndim) for name, p in state.server.items()}
@@ -220,7 +220,7 @@ def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent:
 
 
 def _mixed(job: Job, uploads: Uploads, sharing: Sharing, sent: Params, mixture: Tensor) -> Params:
-    """Active clients' models with their own mixture of what was sent where entries are shared."""
+    """Active clients' models: where entries are shared, each client's own mixture of what was sent."""
     models = dict(uploads.after)
     before = uploads.before() if job.server_lr != 1 else {}
     for name, p in sent.items():

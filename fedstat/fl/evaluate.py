@@ -1,4 +1,4 @@
-"""How good the clients' models are, and a round with its evaluation."""
+"""Evaluation of the clients' models, and a round with its evaluation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedstat.fl.state import State, personal
 
 
 def evaluate(job: Job, state: State) -> dict[str, np.ndarray]:
-    """Accuracy and mean loss of every client's personal model, inactive clients caught up: (client,).
+    """Accuracy and mean loss (client,) of every client's personal model; inactive clients first download.
 
-    On the test samples, and on the validation samples (``validation_accuracy``, ``validation_loss``), where there are
-    any. Methods that fine-tune do so first; those that choose say what: ``choice/step``, ``choice/finetuning``, see
+    On the test samples and, if there are any, the validation samples (``validation_accuracy``, ``validation_loss``).
+    Methods that fine-tune do so first; methods that choose add ``choice/step`` and ``choice/finetuning``, see
     :class:`fedstat.fl.choice.Chosen`.
     """
     if job.algorithm.choice is not None:
@@ -37,24 +37,24 @@ def evaluate(job: Job, state: State) -> dict[str, np.ndarray]:
 
 
 def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dict[str, np.ndarray], engine.Round]:
-    """A round and what is measured of it.
+    """A round and its measurements.
 
     Parameters
     ----------
     job : Job
     state : State
     full : bool
-        Whether the models are evaluated; otherwise only what costs nothing is measured.
+        Whether to evaluate the models; otherwise only what costs nothing is measured.
 
     Returns
     -------
     state : State
     metrics : dict of array
-        ``seconds``, wall time of the round without its evaluation; if ``full``, those of :func:`evaluate`; and if the
-        job tracks them, ``bytes_up`` and ``bytes_down``, over the active clients
-        (:func:`fedstat.fl.communication.of_round`), and, NaN for inactive clients, ``train_loss`` (client,), mean
-        over the batches of the round, and, if ``full``, ``accuracy_before`` (client,): test accuracy of the models as
-        they leave local training.
+        ``seconds``, wall time of the round without evaluation; if ``full``, those of :func:`evaluate`. If the job
+        tracks them: ``bytes_up`` and ``bytes_down``, over the active clients
+        (:func:`fedstat.fl.communication.of_round`); ``train_loss`` (client,), mean over the batches of the round; and,
+        if ``full``, ``accuracy_before`` (client,), test accuracy of the models as they leave local training. The last
+        two are NaN for inactive clients.
     done : Round
     """
     begun, before = time.perf_counter(), state.sharing

@@ -1,4 +1,4 @@
-"""Two disjoint halves of clients' training samples: what clients learn twice is their own, the rest is noise."""
+"""Training on two disjoint halves of clients' samples: what a client learns from both is its own, the rest noise."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fedstat.stats.components import Parts
 
 
 def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[Rows, Rows]:
-    """Divide the samples of some clients at random; all others have none in either half.
+    """Divide the samples of some clients into random halves; the other clients have none in either.
 
     Parameters
     ----------
     data : Rows
     clients : int array (k,)
-        With 2 samples or more each; of an odd number the first half gets one more.
+        Clients with 2 samples or more. The first half of an odd number gets one more.
     seed, number : int
-        Name the stream of the division, with the client's number: the run's seed and its round.
+        Seed and round of the run; with the client's number they name the random stream of the division.
     """
     rows: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     sizes = np.zeros((2, len(data.sizes)), int)
@@ -49,22 +49,22 @@ def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[
 
 
 def divisible(job: Job, number: int) -> np.ndarray:
-    """Clients active in round ``number`` that have samples for two halves, by descending number of samples."""
+    """Clients active in round ``number`` with two samples or more, by descending number of samples."""
     clients = by_size(job.train, active(job, number))
     return clients[job.train.sizes[clients] >= 2]
 
 
 def fewest(job: Job) -> int:
-    """How many clients a probe needs: one more than the straight line on their sizes takes, and a degree of freedom."""
+    """Least number of clients for a probe: two more than the parameters of its fit (mean; slope if sizes differ)."""
     return 4 if len(np.unique(job.train.sizes)) > 1 else 3
 
 
 def require(job: Job, what: str, least: int) -> None:
-    """ValueError unless every round has as many active clients whose samples can be divided."""
+    """ValueError unless every round has ``least`` active clients with two training samples or more."""
     single = int((job.train.sizes < 2).sum())
     k = participation.fewest(job.participation, job.clients)
     if k - single < least:
-        lone = f", of which {single} of the {job.clients} clients have one training sample" if single else ""
+        lone = f", and {single} of the {job.clients} clients have only one training sample" if single else ""
         raise ValueError(
             f"{what} compares halves of at least {least} active clients' training samples, but {k} clients are active "
             f"in a round{lone}. Take more clients, a higher participation, or more samples."
@@ -72,7 +72,7 @@ def require(job: Job, what: str, least: int) -> None:
 
 
 def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> tuple[Params, np.ndarray | None]:
-    """Train clients twice from what they download, on either half of their samples.
+    """Train clients twice from the same download, once on each half of their samples.
 
     Parameters
     ----------
@@ -80,16 +80,15 @@ def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ..
     state : State
         Before the training.
     clients : int array (k,)
-        With 2 samples or more each.
+        Clients with 2 samples or more.
     phases : tuple of Phase
-        The training.
 
     Returns
     -------
     models : Params (k, 2, ...)
-        Of the clients by ascending number; without buffers.
+        By ascending client number; without buffers.
     covariate : array (k,) or None
-        Their numbers of samples where they differ: who has more makes more steps, which is no knowledge.
+        Numbers of samples, if they differ: clients with more take more steps, which is not knowledge.
     """
     clients = np.sort(clients)
     data = halves(job.train, clients, seed=job.seed, number=state.round)
@@ -104,8 +103,8 @@ def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ..
 def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> dict[str, Parts]:
     """Compare models of :func:`trained`, by layer: sums of squares over the entries that all clients download alike.
 
-    Entries of a client's own take no part, nor do layers without others: both halves start from what the client has
-    learnt before, noise and all, so that their having it in common shows nothing.
+    A client's own entries are left out, and so are layers that have no others: both halves start from what the client
+    learnt before, noise included, so agreement between them shows nothing.
     """
     if job.algorithm.mix or job.algorithm.receive:  # every client downloads a model of its own
         return {}
@@ -122,23 +121,23 @@ def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]
     return found
 
 
-def traffic(n_weights: int, n_layers: int, sizes: np.ndarray) -> tuple[int, int]:
-    """Bytes that a probe of some clients sends up and down, together, beside the download that all have.
+def bytes_sent(n_weights: int, n_layers: int, sizes: np.ndarray) -> tuple[int, int]:
+    """Bytes that a probe sends up and down, summed over its clients, beyond the usual download.
 
-    Up goes the mean of a client's two models, n_weights float32, and later two float32 a layer, its ``between`` and
-    ``within``; down the fit over clients that it needs for ``between``: their mean, and where sizes differ the slope.
-    The server needs no client's own models: sums of the means, and of the means times sizes, do.
+    Up: the mean of a client's two models (n_weights float32), then its ``between`` and ``within`` (two float32 a
+    layer). Down: the fit over clients that ``between`` needs, their mean and, if sizes differ, the slope. The server
+    needs only sums over clients, of the means and of the means times sizes.
     """
     fits = 1 if covariate(sizes) is None else 2
     return 4 * len(sizes) * (n_weights + 2 * n_layers), 4 * len(sizes) * fits * n_weights
 
 
 def covariate(sizes: np.ndarray) -> np.ndarray | None:
-    """Clients' numbers of samples, unless they are equal, or of all clients but one, who would be fitted by itself."""
+    """Clients' numbers of samples; None if all or all but one are equal, as a lone client would be fitted exactly."""
     return sizes if np.unique(sizes, return_counts=True)[1].max() < len(sizes) - 1 else None
 
 
 def n_weights(net: Net) -> list[int]:
-    """Trained parameters of every layer."""
+    """Number of trained parameters of each layer."""
     trained = {name: shape for name, shape in net.shapes.items() if name not in net.buffers}
     return [sum(math.prod(s) for n, s in trained.items() if nets.layer_of(n) == layer) for layer in nets.layers(net)]

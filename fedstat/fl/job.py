@@ -1,4 +1,4 @@
-"""Everything that decides a run, in records that name each setting once."""
+"""Everything that determines a run, in records that name each setting once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEAN = weighted_mean()
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Settings that decide the numbers of a run; see :func:`fedstat.fl.train` for what they mean."""
+    """Settings that determine the numbers of a run; see :func:`fedstat.fl.train`."""
 
     optimizer: Optimizer
     participation: Participation = 1.0
@@ -38,7 +38,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Computing:
-    """How a run is computed, which changes results by rounding alone."""
+    """How a run is computed; changes results only by rounding."""
 
     client_chunk: int | None = None
     threads: int = 1
@@ -53,17 +53,17 @@ class Job(Training, Computing):
     ----------
     train, test : Rows
     net : Net
-        As it is trained: wrapped, if the algorithm wraps it.
+        The network as trained: wrapped, if the algorithm wraps it.
     algorithm : Algorithm
     loss : Loss
         Of that network.
     validation : Rows, optional
     everyone : int, optional
-        Number of all clients, where the data are those of some of them (:func:`fedstat.fl.batches.part`).
+        Number of all clients, if the data are those of some (:func:`fedstat.fl.batches.part`).
     track : bool
-        Whether losses of batches and the accuracy before aggregation are measured too.
+        Whether batch losses and the accuracy before aggregation are measured too.
     limits : dict
-        The chunk size that a CUDA device was found to have memory for.
+        The chunk size found to fit a CUDA device's memory.
     """
 
     train: Rows
@@ -78,7 +78,7 @@ class Job(Training, Computing):
 
     @property
     def device(self) -> torch.device:
-        """Where the data are, and so where everything is computed."""
+        """Device of the data, on which everything is computed."""
         return self.train.x.device
 
     @property
@@ -88,7 +88,7 @@ class Job(Training, Computing):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Stretches of local training that do something: one of 0 epochs does not rename the others' streams."""
+        """Phases that do something; one of 0 epochs must not rename the others' random streams."""
         return tuple(phase for phase in self.algorithm.phases if phase.epochs != 0 or phase.weigh)
 
     @property
@@ -103,11 +103,11 @@ class Job(Training, Computing):
 
 
 def device_named(name: str) -> torch.device:
-    """Device of that name, or ValueError if it is unknown or absent."""
+    """Device of that name; ValueError if it is unknown or absent."""
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"device must be such as 'cpu' or 'cuda:0', but got {name!r}") from None
+        raise ValueError(f"device must be a name like 'cpu' or 'cuda:0', but got {name!r}") from None
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be the CPU or a CUDA device, but got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -117,12 +117,12 @@ def device_named(name: str) -> torch.device:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where a run is computed, as users say it: see :func:`fedstat.fl.train`.
+    """Where a run is computed, as users specify it: see :func:`fedstat.fl.train`.
 
     Raises
     ------
     ValueError
-        If the device is unknown or absent, a number is no integer >= 1, or the device has no such precision.
+        If the device is unknown, absent or lacks the precision, or a number is not an integer >= 1.
     """
 
     device: str = "cpu"
@@ -140,6 +140,6 @@ class Machine:
             raise ValueError(f"precision='tf32' needs a CUDA device, but got device {self.device!r}. Use 'float32'.")
 
     def computing(self) -> Computing:
-        """The same, with as many threads as there are cores where none are asked for."""
+        """The same without the device; threads default to the number of cores."""
         threads = self.threads or os.cpu_count() or 1
         return Computing(client_chunk=self.client_chunk, threads=threads, precision=self.precision)

@@ -29,11 +29,11 @@ class Trained(NamedTuple):
     ----------
     params : Params (active, ...)
     optimizer : Params (client, ...)
-        Optimiser state of all clients, empty if it does not last.
+        Optimiser state of all clients; empty if it does not last.
     loss : Tensor (active,)
-        Mean loss of a client's batches, each before its step; 0 unless the job tracks it.
+        Mean loss of a client's batches, each before its step; 0 unless the job tracks losses.
     finite : bool array (active,)
-        False for clients of a chunk in which some parameter is not finite.
+        False for all clients of a chunk that has a parameter that is not finite.
     """
 
     params: Params
@@ -75,7 +75,7 @@ def local_training(job: Job, state: State, clients: np.ndarray, phases: tuple[Ph
 
 
 def finetune(job: Job, state: State, params: Params, clients: np.ndarray, phases: tuple[Phase, ...]) -> None:
-    """Fine-tune one chunk of clients, in place, to the models that they predict with."""
+    """Fine-tune one chunk of clients in place, to the models they predict with."""
     train_chunk(job, params, clients, phases, key=("finetune", state.round), memory=remembered(state, clients))
 
 
@@ -85,13 +85,13 @@ class _Chunk(NamedTuple):
     Attributes
     ----------
     params, optimizer, download : Params (client, ...)
-        As they are, the optimiser's state, and as they were before training (empty if no phase asks).
+        Present parameters, optimiser state, and parameters before training (empty if no phase needs them).
     clients : int array (client,)
     memory : Memory
     held : mapping from name to (bool Tensor, Tensor (client, ...))
-        Entries that do not move, and where they are.
+        Masks of entries that do not move, and their values.
     loss : Tensor (client,)
-        Sum of the batches' losses.
+        Sum of batch losses.
     """
 
     params: Params
@@ -114,7 +114,7 @@ def train_chunk(
     frozen: Mask | None = None,
     memory: Memory = Memory(),  # noqa: B008
 ) -> Tensor:
-    """Local training of one chunk of clients, in place; the mean loss of their batches (client,), if tracked.
+    """Train one chunk of clients in place; return the mean loss of their batches (client,), if tracked.
 
     Parameters
     ----------
@@ -124,11 +124,11 @@ def train_chunk(
         By descending number of training samples.
     phases : tuple of Phase
     key : tuple
-        Names the stream of the batches.
+        Names the random stream of the batches.
     optimizer : Params, optional
-        Optimiser state to go on with; changed in place.
+        Optimiser state to continue from; changed in place.
     frozen : Mask, optional
-        Entries that stay as they are; without rows of clients.
+        Entries that do not move; without rows of clients.
     memory : Memory
         Of these clients.
     """
@@ -149,7 +149,7 @@ def train_chunk(
 
 
 def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) -> np.ndarray:
-    """One phase; the number of batches (client,)."""
+    """Run one phase; return the number of batches (client,)."""
     params, clients = chunk.params, chunk.clients
     own = None if phase.weigh is None else _weigh(job, phase, chunk)
     epochs = job.local_epochs if phase.epochs is None else phase.epochs
@@ -166,7 +166,7 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
     noise = _noise(job, schedule, clients, key)
     y, live = job.train.y[schedule.rows], 0
     for s, k in enumerate(schedule.live):
-        if k != live:  # the first k clients still have batches; views of them, made anew when k falls
+        if k != live:  # the first k clients still have batches; new views of them when k decreases
             live, now = k, _first(params, k)
             into, before, moments = _first(grads, k), _first(anchor, k), _first(chunk.optimizer, k)
             if lr is not None:
@@ -196,7 +196,7 @@ def _hold(chunk: _Chunk, now: Params, k: int) -> None:
 
 
 class _Batch(NamedTuple):
-    """One batch of some clients: inputs, targets, weights, what ``weigh`` gave and draws, (client, sample, ...)."""
+    """One batch of some clients (client, sample, ...): inputs, targets, weights, results of ``weigh``, and draws."""
 
     x: Tensor
     y: Tensor
@@ -205,7 +205,7 @@ class _Batch(NamedTuple):
     noise: Params
 
     def part(self, first: int, of: int) -> _Batch:
-        """Every ``of``-th sample; weights sum to 1 again, but where a client has none of these."""
+        """Every ``of``-th sample; weights again sum to 1, except for a client that has none of these samples."""
         at = (slice(None), slice(first, None, of))
         weight = self.weight[at]
         weight = weight / weight.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
@@ -223,7 +223,7 @@ def _direction(
     rule: Optimizer,
     total: Tensor | None,
 ) -> None:
-    """Into ← what the optimiser takes for the gradient: that of the loss or the phase's own, and of the penalty."""
+    """Into ← gradient for the optimiser: of the loss, or the phase's own direction, plus that of the penalty."""
     if phase.direction is None:
         _accumulate(job, now, batch, into, 0.0, 1.0, total)
     else:
@@ -285,7 +285,7 @@ def _scaled(optimizer: Optimizer, factor: float) -> Optimizer:
 
 
 def _noise(job: Job, schedule: Schedule, clients: np.ndarray, key: tuple[int | str, ...]) -> Params:
-    """Draws U(0, 1) for a network that asks for them: (step, client, batch, ...), from streams of each client."""
+    """U(0, 1) draws for a network with noise: (step, client, batch, ...), each client's from its own stream."""
     found: Params = {}
     steps, _, size = schedule.rows.shape
     for name, shape in job.net.noise.items():
@@ -300,7 +300,7 @@ def _noise(job: Job, schedule: Schedule, clients: np.ndarray, key: tuple[int | s
 
 
 def _gradient(loss: Loss, batch: _Batch, total: Tensor | None, out: Tensor) -> Tensor:
-    """Derivative at the outputs; adds the batch's mean loss to ``total`` (client,), if there is one."""
+    """Derivative at the outputs; adds the batch's mean loss to ``total`` (client,), if given."""
     if total is not None:
         total += (loss.value(out, batch.y) * batch.weight).sum(1)
     return loss.gradient(out, batch.y, batch.weight, *batch.extra)
@@ -314,7 +314,7 @@ def _loss(job: Job, params: Params, batch: _Batch) -> Tensor:
 
 
 def _weigh(job: Job, phase: Phase, chunk: _Chunk) -> Tensor:
-    """``Phase.weigh`` of whole training sets, padded."""
+    """Result of ``Phase.weigh`` on whole training sets, padded."""
     assert phase.weigh is not None  # noqa: S101
     rows, live = batches.whole(job.train, chunk.clients)
     found = phase.weigh(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.memory)
@@ -328,7 +328,7 @@ def _weigh(job: Job, phase: Phase, chunk: _Chunk) -> Tensor:
 
 
 def _of_rows(own: Tensor, rows: Tensor, first: np.ndarray) -> Tensor:
-    """Entries (client, batch, ...) of ``own`` (client, sample, ...) that belong to rows of the data."""
+    """Entries (client, batch, ...) of ``own`` (client, sample, ...) for rows of the data."""
     at = (rows - torch.from_numpy(first).to(rows.device)[:, None]).clamp_(min=0)
     return own[torch.arange(len(own), device=rows.device)[:, None], at.clamp_(max=own.shape[1] - 1)]
 
@@ -350,7 +350,7 @@ def _accumulate(
     if net.accumulate and job.precision != "bfloat16":
         net.accumulate(params, batch.x, gradient, into, beta, alpha, **given)
         return
-    # .data, not detach(): chunks are views of one tensor, and another thread's step is no change here.
+    # .data, not detach(): chunks are views of one tensor, and another thread's step must not count as a change here.
     leaves = {name: p.data.requires_grad_(name in into) for name, p in params.items()}
     with torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
         out = net.apply(leaves, batch.x, **given)

@@ -1,4 +1,4 @@
-"""Losses of stacked outputs: value per sample, and derivative at the outputs."""
+"""Losses of stacked outputs: value per sample, and derivative with respect to the outputs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which entries are shared, that is averaged over clients and the same for all, as one boolean tensor per parameter.
+"""Masks: one boolean tensor per parameter, True where an entry is shared, that is averaged over clients.
 
-Which units these are is for an algorithm to say: FedFac shares those that the other units explain, or, by
+Algorithms decide which entries these are: FedFac shares the units that the other units explain or, with
 ``estimator="icc"``, those on which clients agree.
 """
 
@@ -46,7 +46,7 @@ def by_depth(net: Net) -> list[list[str]]:
 
 
 def last_layers(net: Net, name: str, number: int, *, all_too: bool = False) -> list[str]:
-    """Names of the last ``number`` layers; ValueError about the argument ``name`` unless some layer is left."""
+    """Names of the last ``number`` layers; ValueError, naming the argument ``name``, if no layer is left."""
     depths = by_depth(net)
     most = len(depths) - (not all_too)
     if most == 0:
@@ -67,17 +67,16 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
     ----------
     net : Net
     shared : mapping from layer (name, or number from 1) to bool array (unit,)
-        True: the unit's incoming weights, bias and normalisation parameters are shared, together; never what
-        ``net.unshared`` names.
+        True shares a unit's incoming weights, bias and normalisation parameters, except those in ``net.unshared``.
     device : torch.device
     weights_only : bool
-        Of the layers named only incoming weights may be shared; biases and normalisation stay with the client.
+        Share no more than incoming weights in these layers; biases and normalisation stay with the client.
 
     Raises
     ------
     ValueError
-        If a layer is not in the network, the number of units differs, or some but not all units of a layer are shared
-        in which a parameter has no axis of units (``net.undivided``).
+        If a layer is not in the network, the number of units differs, or only some units are shared in a layer that
+        has a parameter without an axis of units (``net.undivided``).
     """
     sizes = nets.layers(net)
     shared = {require_layer(net, layer): flags for layer, flags in shared.items()}
@@ -85,10 +84,10 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
         if getattr(flags, "ndim", 1) != 1 or not _boolean(flags):
             raise ValueError(
                 f"the split of layer {layer!r} must be one bool per unit, but got {np.asarray(flags).dtype} values of "
-                f"shape {np.shape(flags)}. Of communalities make it with fedstat.split(...).shared."
+                f"shape {np.shape(flags)}. Make one from communalities with fedstat.split(...).shared."
             )
         if len(flags) != sizes[layer]:
-            raise ValueError(f"layer {layer!r} has {sizes[layer]} units, but the split names {len(flags)}")
+            raise ValueError(f"layer {layer!r} has {sizes[layer]} units, but the split has {len(flags)}")
     mask = everything(net, device)
     for name, shape in net.shapes.items():
         if (layer := nets.layer_of(name)) in shared:
@@ -106,7 +105,7 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
 
 
 def incoming(net: Net, layer: str) -> list[str]:
-    """Parameters of a layer that hold its units' incoming weights: "<layer>.weight", and what else begins so."""
+    """Parameters of a layer that hold its units' incoming weights: names that begin with "<layer>.weight"."""
     return [name for name in net.shapes if name.startswith(f"{layer}.weight")]
 
 
@@ -190,7 +189,7 @@ def shared_units(net: Net, mask: Mask, layer: str) -> torch.Tensor:
 
 
 def of_clients(mask: torch.Tensor, rank: int, clients: np.ndarray) -> torch.Tensor:
-    """Rows of some clients in one parameter's mask; the mask as it is where it does not differ between clients.
+    """Rows of some clients in one parameter's mask; the mask itself if it is the same for all clients.
 
     Parameters
     ----------
@@ -219,11 +218,11 @@ def by_all(mask: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def require(net: Net, mask: Mask, clients: int, method: str) -> None:
-    """Raise ValueError, naming method and parameter, unless there is a mask that fits for every parameter."""
+    """Raise ValueError, naming method and parameter, unless every parameter has a mask that fits."""
     if not isinstance(mask, Mapping):
         raise ValueError(f"method {method!r} must have a dict of masks by parameter, but got {type(mask).__name__}")
     if unknown := [name for name in mask if name not in net.shapes]:
-        raise ValueError(f"method {method!r} has masks of {unknown}, but the network's are {list(net.shapes)}")
+        raise ValueError(f"method {method!r} has masks of {unknown}, but the network has {list(net.shapes)}")
     for name, shape in net.shapes.items():
         if name not in mask:
             raise ValueError(
@@ -239,5 +238,5 @@ def require(net: Net, mask: Mask, clients: int, method: str) -> None:
         if len(seen) > len(whole) or any(n not in (1, size) for n, size in fits):
             raise ValueError(
                 f"method {method!r}: the mask of {name!r} must broadcast against (client, *shape) = {whole}, but has "
-                f"shape {seen}. One bool a unit is of shape {(shape[0], *(1,) * (len(shape) - 1))}."
+                f"shape {seen}. One bool per unit has shape {(shape[0], *(1,) * (len(shape) - 1))}."
             )

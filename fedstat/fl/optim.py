@@ -13,7 +13,7 @@ from fedstat.fl.nets import Params
 
 
 class Optimizer(NamedTuple):
-    """An optimiser as pure functions, but for the in-place update.
+    """An optimiser as pure functions, except that ``step`` updates in place.
 
     Attributes
     ----------
@@ -26,7 +26,7 @@ class Optimizer(NamedTuple):
     name : str
         Settings, for the record of a run.
     scaled : callable (factor) -> Optimizer, optional
-        The same with that multiple of the learning rate.
+        The same optimiser with its learning rate multiplied by that factor.
     lr : float, optional
         Learning rate.
     """

@@ -14,7 +14,7 @@ from fedstat.fl.job import Job, Participation
 def active(job: Job, number: int) -> np.ndarray:
     """Clients that take part in round ``number``, ascending: those with the smallest draws.
 
-    Their share is ``participation``; or, where that is a range, drawn from it uniformly for every round.
+    Their share is ``participation`` or, if that is a range, drawn from it uniformly in every round.
     """
     everyone = job.everyone or job.clients
     k = _number(job, number, everyone)
@@ -25,13 +25,13 @@ def active(job: Job, number: int) -> np.ndarray:
 
 
 def checked(given: Any) -> Participation:
-    """A share of the clients, or a range of it; ValueError otherwise."""
+    """The given share of the clients or range of shares; ValueError if it is neither."""
     several = isinstance(given, tuple | list)
     ends = tuple(given) if several and len(given) > 1 else (given[0] if several and given else given,)
     for end in ends:
         _check.real("participation", end, low=0, open_low=True, high=1)
     if len(ends) > 2 or ends[0] > ends[-1]:
-        raise ValueError(f"participation must be a share or a range (low, high) of it, but got {given!r}")
+        raise ValueError(f"participation must be a share of the clients or a range (low, high), but got {given!r}")
     return (ends[0], ends[1]) if len(ends) == 2 else ends[0]
 
 
@@ -48,5 +48,5 @@ def _number(job: Job, number: int, clients: int) -> int:
 
 
 def by_size(data: Rows, clients: np.ndarray) -> np.ndarray:
-    """Order clients by descending number of training samples: those still at work are always the first ones."""
+    """Order clients by descending number of training samples, so that those with batches left always come first."""
     return clients[np.argsort(-data.sizes[clients], kind="stable")]

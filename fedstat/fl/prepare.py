@@ -1,4 +1,4 @@
-"""From a data set and settings to a job: everything that can be checked before training."""
+"""From data and settings to a job, with every check that is possible before training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedstat.fl.optim import OPTIMIZERS, Optimizer
 
 
 def optimizer_named(given: str | Optimizer, lr: float) -> Optimizer:
-    """An optimiser, by its name or itself."""
+    """The optimiser itself, given it or its name."""
     return OPTIMIZERS[_check.choice("optimizer", given, OPTIMIZERS)](lr) if isinstance(given, str) else given
 
 
@@ -30,13 +30,13 @@ def prepare(
     *,
     track: bool = False,
 ) -> Job:
-    """Check the settings of a run and bring the data to the device; arguments as in :func:`fedstat.fl.train`."""
+    """Check the settings of a run and move the data to the device; arguments as in :func:`fedstat.fl.train`."""
     if not isinstance(data, xr.Dataset):
         raise ValueError(f"data must be an xarray.Dataset with variables x and y, but got {type(data).__name__}")
     if not isinstance(net, Net):
         raise ValueError(
             f"net must be a network of fedstat.fl.nets, but got {type(net).__name__}. "
-            "Take a torch module with nets.from_module(module, sample)."
+            "Convert a torch module with nets.from_module(module, sample)."
         )
     if not isinstance(algorithm, Algorithm):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""How personal each layer was, from what ``probe="halves"`` left in a run."""
+"""How personal each layer was, from a run with ``probe="halves"``."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from fedstat.stats import components
 
 
 def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95) -> pd.DataFrame:
-    """Share of the differences between clients that is their own, beyond noise, by layer.
+    """Share of the differences between clients that is their own and not noise, by layer.
 
-    Active clients were trained on either half of their samples from one download; what differs between clients in both
-    halves is their own (:func:`fedstat.stats.components.components`). Only entries that all clients download alike say
-    so, the shared ones of a layer; a layer without any, such as FedPer's head, is NaN: both of its halves start from
-    what the client learnt in earlier rounds, noise and all.
+    Active clients were trained on each half of their samples from one download; differences between clients that both
+    halves show are their own (:func:`fedstat.stats.components.components`). This holds only for entries that all
+    clients download alike, the shared ones. A layer without any, such as FedPer's head, is NaN: both halves start from
+    what the client learnt in earlier rounds, noise included.
 
     Parameters
     ----------
     run : DataTree
-        Of ``fedstat.fl.train(..., probe="halves")``.
+        Result of ``fedstat.fl.train(..., probe="halves")``.
     window : int, optional
-        Take the rounds that were probed among the last so many together; by default each by itself.
+        Pool the probed rounds among the last ``window`` rounds; by default each round is taken by itself.
     level : float
-        Of the intervals.
+        Level of the intervals.
 
     Returns
     -------
     DataFrame
-        A row for every layer, in the order of the network, and every probed round, or one for all: ``layer``, ``round``
-        (the last), ``clients``, ``between`` (σ_b²) and ``within`` (σ_e², noise of a half), per weight of the layer,
-        ``personal`` (σ_b² / (σ_b² + σ_e²/2): for models trained on all samples), ``conf_low``, ``conf_high``,
-        ``p_value`` (of no difference beyond noise). Clients probed in several rounds of a window count once for
-        intervals and p values.
+        A row for every layer, in the order of the network, and every probed round (one for all with a ``window``):
+        ``layer``, ``round`` (the last), ``clients``, ``between`` (σ_b²) and ``within`` (σ_e², noise of a half), per
+        weight of the layer, ``personal`` (σ_b² / (σ_b² + σ_e²/2), for models trained on all samples), ``conf_low``,
+        ``conf_high``, ``p_value`` (null hypothesis: noise only). A client probed in several rounds of a window counts
+        once in intervals and p values.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95)
     if not len(rounds):
         raise ValueError(
             "no round of the window was probed. Rounds are probed where they are evaluated; where clients download "
-            "nothing alike (local training, mixtures of their own) there is nothing to probe."
+            "nothing in common (local training, mixtures of their own) there is nothing to probe."
         )
     groups = [rounds] if window is not None else [np.array([r]) for r in rounds]
     return pd.concat([_rows(probe, group, seen, level) for group in groups], ignore_index=True)

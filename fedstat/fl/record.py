@@ -1,4 +1,4 @@
-"""What a run leaves on disk: its layout, finished rounds, and the state from which it can be resumed."""
+"""What a run leaves on disk: its layout, its finished rounds, and the state to resume from."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Buffer:
         self._rows: dict[str, list[tuple[int, Any]]] = {}
 
     def add(self, job: Job, state: State, metrics: dict[str, Any]) -> None:
-        """Take in the round that has just ended."""
+        """Add the round that has just ended."""
         values = {name if "/" in name else f"metrics/{name}": value for name, value in metrics.items()}
         for layer in self._layers:
             values[f"split/{layer}/shared"] = masks.shared_units(job.net, state.sharing.shared, layer).cpu().numpy()
@@ -58,7 +58,7 @@ class Buffer:
             self._rows.setdefault(name, []).append((state.round - 1, value))
 
     def flush(self) -> None:
-        """Write what was taken in."""
+        """Write the rounds added since the last flush."""
         for name, rows in self._rows.items():
             for first, values in _stretches(rows):
                 self._writer.write(name, (*self._where, slice(first, first + len(values))), np.stack(values))
@@ -66,7 +66,7 @@ class Buffer:
 
 
 def _stretches(rows: list[tuple[int, Any]]) -> list[tuple[int, list[Any]]]:
-    """Values of rounds that follow one another, with the first of these rounds."""
+    """Stretches of consecutive rounds: the first round of each, and the values."""
     found: list[tuple[int, list[Any]]] = []
     for number, value in rows:
         if found and found[-1][0] + len(found[-1][1]) == number:
@@ -94,7 +94,7 @@ def layout(
     Notes
     -----
     ``split/<layer>/shared`` is True where all incoming weights of a unit are shared by all clients, which says nothing
-    of the single entries and clients of a finer mask.
+    about single entries or clients of a finer mask.
     """
     coords = {**lead, "round": ("round", np.arange(1, n_rounds + 1))}
     clients, chunk = ("client", np.arange(n_clients)), dict.fromkeys(lead, 1)
@@ -129,7 +129,7 @@ def layout(
 
 
 class Checkpoints(NamedTuple):
-    """After which rounds clients' weights are stored, of which layers; and whether as uploaded, too."""
+    """Rounds after which clients' weights are stored, the layers, and whether uploads are stored too."""
 
     rounds: list[int]
     layers: list[str]
@@ -137,7 +137,7 @@ class Checkpoints(NamedTuple):
 
 
 def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Group]:
-    """Groups of the store of one run, but for those of probes."""
+    """Groups of the store of one run, except those of probes."""
     also = {
         "accuracy_before": "test accuracy of an active client's model as it leaves local training",
         "train_loss": "mean training loss of an active client's batches",
@@ -160,7 +160,7 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
 
 
 def _choice_layout(job: Job, rounds: xr.DataArray) -> dict[str, Group]:
-    """Group ``choice`` of a run that has one."""
+    """Group ``choice``, if the run has one."""
     if not (dims := choice.dims(job)):
         return {}
     every = {
@@ -177,7 +177,7 @@ def _choice_layout(job: Job, rounds: xr.DataArray) -> dict[str, Group]:
 
 
 def write_checkpoint(writer: Writer, job: Job, state: State, done: Round, checkpoints: Checkpoints) -> None:
-    """Write clients' weights, if the round that has just ended is among the checkpoints."""
+    """Write clients' weights, if the round that has just ended is a checkpoint."""
     if state.round not in checkpoints.rounds:
         return
     position, few = checkpoints.rounds.index(state.round), _clients_at_once(job)
@@ -192,7 +192,7 @@ def write_checkpoint(writer: Writer, job: Job, state: State, done: Round, checkp
 def _write_weights(
     writer: Writer, group: str, checkpoint: int, first: int, net: Net, params: Params, layers: Sequence[str]
 ) -> None:
-    """Write the weights of clients that follow one another, from number ``first`` on."""
+    """Write the weights of consecutive clients, from number ``first`` on."""
     for name, p in nets.whole(net, params).items():
         if nets.layer_of(name) in layers:
             flat = p.flatten(2) if p.ndim > 2 else p
@@ -201,7 +201,7 @@ def _write_weights(
 
 
 def _clients_at_once(job: Job) -> int:
-    """Clients whose models together take about 64 MB: what is written, and what one chunk of a store holds."""
+    """Clients to write at a time, and in one chunk of a store: their models take about 64 MB."""
     return max(1, int(16e6 / sum(np.prod(s) for s in job.net.shapes.values())))
 
 
@@ -211,7 +211,7 @@ def _weights_layout(job: Job, group: str, checkpoints: Checkpoints) -> dict[str,
     for layer in checkpoints.layers:
         shapes = {variable(n): s for n, s in nets.base_of(job.net).shapes.items() if nets.layer_of(n) == layer}
         wide = {name: int(np.prod(shape[1:])) for name, shape in shapes.items()}
-        # An LSTM's bias has four numbers a unit: a dim of its own beside that of the weights.
+        # An LSTM's bias has four numbers per unit, and so a dim of its own.
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
         coords: dict[str, Any] = {
             "checkpoint": (
@@ -239,42 +239,42 @@ def variable(name: str) -> str:
 
 
 def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
-    """Make the store of a run longer where the settings ask for more rounds than it has, and differ in nothing else.
+    """Extend the store of a run if the settings ask for more rounds and are otherwise the same.
 
-    The store becomes the one that an uninterrupted run of so many rounds would have begun: what was kept or measured
-    of the old last round for being the last is not taken over. These are its weights, unless ``checkpoints`` name it,
-    its evaluation, unless that is due anyway, and the groups ``new``, ``ablation`` and ``readouts``, made once more
-    after the new last round. To go on from, a finished store keeps the last state: the server's model, clients' own
-    copies of what may be personal, and optimiser states where they are kept.
+    The store becomes what an uninterrupted run of that many rounds would have begun. Whatever the old last round has
+    only because it was the last is dropped: its weights, unless it is in ``checkpoints``; its evaluation, unless that
+    is due anyway; and the groups ``new``, ``ablation`` and ``readouts``, which are made after the new last round. The
+    run continues from the last state, which a finished store holds: the server's model, clients' own copies of what
+    may be personal, and optimiser states that last.
 
     Raises
     ------
     ValueError
-        If fewer rounds are asked for, other checkpoints among those that were due, or there is no state to go on from.
+        If fewer rounds are asked for, checkpoints among the rounds done differ, or there is no state to continue from.
     """
     store.claim(path, attrs["command"], resume=True)
     if (there := store.attributes(path).get("layout", 1)) != LAYOUT:
         raise ValueError(
             f"{path} has the layout {there} of {store.attributes(path).get('source', 'another fedstat')}, and this "
-            f"fedstat writes layout {LAYOUT}: it can be read, but not gone on with. Go on with the version that began "
-            "it, or make the run anew at another path."
+            f"fedstat writes layout {LAYOUT}: it can be read, but not continued. Continue with the version that "
+            "began it, or start a new run at another path."
         )
     growth = store.changed(path, config)
     if "rounds" not in growth or growth.keys() - {"rounds", "checkpoints"}:
         return
     before, rounds = growth["rounds"]
     if rounds < before:
-        raise ValueError(f"{path} has {before} rounds: it can be made longer, not shorter, but got rounds={rounds}")
-    kept, wanted = ([n for n in numbers if n < before] for numbers in growth["checkpoints"])
-    if kept != wanted:
+        raise ValueError(f"{path} has {before} rounds: a run can be made longer, not shorter, but got rounds={rounds}")
+    stored, wanted = ([n for n in numbers if n < before] for numbers in growth["checkpoints"])
+    if stored != wanted:
         raise ValueError(
-            f"{path} keeps weights after rounds {kept} of the first {before - 1}, but got checkpoints {wanted} there. "
-            "Add only later ones."
+            f"{path} holds weights after rounds {stored} of the first {before - 1}, but got checkpoints {wanted} "
+            "there. Add only later ones."
         )
     if "ended" in store.attributes(path) and not store.has_state(path):
         raise ValueError(
-            f"{path} was finished by an older fedstat, which kept no state to go on from. Make a run of {rounds} "
-            "rounds anew at another path."
+            f"{path} was finished by an older fedstat, which stored no state to continue from. Start a new run of "
+            f"{rounds} rounds at another path."
         )
 
     def taken(name: str, array: xr.DataArray) -> xr.DataArray | None:
@@ -289,7 +289,7 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
 
 
 def save_state(writer: Writer, state: State) -> None:
-    """Add the state to what the writer commits next: run and state belong together by round."""
+    """Add the state to the writer's next commit, so that run and state are of the same round."""
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.sharing.fits.items()}
     alike = {layer: torch.from_numpy(values) for layer, values in state.sharing.icc.items()}
     parts = state._asdict() | {"sharing": (state.sharing.shared, fits, alike), "memory": tuple(state.memory)}
@@ -305,7 +305,7 @@ def _tensor(part: Any) -> torch.Tensor:
 
 
 def load_state(writer: Writer, job: Job) -> State | None:
-    """Read what :func:`save_state` wrote; None if nothing was saved or what was has been damaged since."""
+    """Read what :func:`save_state` wrote; None if there is none, or it is damaged."""
     if writer.state is None or writer.damaged:
         return None
     parts = torch.load(writer.state, map_location=job.device, weights_only=True)

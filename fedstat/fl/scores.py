@@ -17,31 +17,31 @@ _SCORES = ("accuracy", "loss")
 
 
 def measured(job: Job, clients: np.ndarray, models: Callable[[slice], Params]) -> dict[str, np.ndarray]:
-    """Scores of one model of each of some clients, who stand in the order given: (client,), NaN for all others.
+    """Scores (client,) of one model for each of some clients, in the order given; NaN for the other clients.
 
-    Accuracy and loss on the test samples; and, if there are validation samples, ``validation_accuracy`` and
+    Accuracy and loss on the test samples and, if there are validation samples, ``validation_accuracy`` and
     ``validation_loss``.
     """
     return {name: values[:, 0] for name, values in table(job, clients, lambda span: (models(span),), 1).items()}
 
 
 def table(job: Job, clients: np.ndarray, models: Callable[[slice], Iterable[Params]], n: int) -> dict[str, np.ndarray]:
-    """Scores as :func:`measured`, of n models of each client: (client, n)."""
-    splits = {"": job.test} | ({} if job.validation is None else {"validation_": job.validation})
-    found = {f"{split}{name}": np.full((job.clients, n), np.nan, np.float32) for split in splits for name in _SCORES}
+    """Scores (client, n) of n models for each client, see :func:`measured`."""
+    subsets = {"": job.test} | ({} if job.validation is None else {"validation_": job.validation})
+    found = {f"{of}{name}": np.full((job.clients, n), np.nan, np.float32) for of in subsets for name in _SCORES}
 
     def work(span: slice) -> None:
         for i, params in enumerate(models(span)):
-            for split, rows in splits.items():
+            for of, rows in subsets.items():
                 for name, values in zip(_SCORES, scores(job, params, rows, clients[span]), strict=True):
-                    found[split + name][clients[span], i] = values
+                    found[of + name][clients[span], i] = values
 
     each_chunk(job, len(clients), work)
     return found
 
 
 def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracy and mean loss (client,) of stacked models on the samples of the clients of ``data``."""
+    """Accuracy and mean loss (client,) of stacked models on the clients' samples in ``data``."""
     sizes = torch.from_numpy(data.sizes[clients])
     right, total = torch.zeros(len(clients)), torch.zeros(len(clients))
     first = torch.from_numpy(data.start[clients])
@@ -58,7 +58,7 @@ def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[n
 
 
 def losses_of(job: Job, models: Params, clients: np.ndarray) -> torch.Tensor:
-    """Mean loss (client, model) of every one of some models (model, ...) on the validation samples of some clients."""
+    """Mean loss (client, model) of models (model, ...) on the validation samples of some clients."""
     if job.validation is None:
         raise ValueError(
             f"{job.algorithm.name} evaluates models on validation samples, but the data have none. Give some "

@@ -1,4 +1,4 @@
-"""What a run is between two rounds, and the models that its clients have."""
+"""The state of a run between two rounds, and the models of its clients."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from fedstat.fl.nets import Params
 
 
 class State(NamedTuple):
-    """A run between two rounds.
+    """State of a run between two rounds.
 
     Attributes
     ----------
     round : int
         Rounds done.
     params : Params (client, own unit, ...)
-        Clients' own copies of what may be personal; entries that are shared now are behind until they download.
+        Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded.
     own : mapping from name to int64 Tensor (own unit,) or None
-        Which units ``params`` holds of a parameter; None: all. Parameters that are never personal are not in it.
+        Units of each parameter that ``params`` holds; None: all. Parameters that are never personal are absent.
     server : Params (...)
         The server's copy of every entry, shared or not.
     sharing : Sharing
     optimizer : Params (client, ...)
-        Clients' optimiser state; empty unless it lasts from round to round.
+        Clients' optimiser state; empty unless it lasts between rounds.
     memory : Memory
-        What the algorithm remembers beside models.
+        What the algorithm remembers besides models.
     aggregator : any
         The aggregator's state.
     """
@@ -69,7 +69,7 @@ def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Pa
         if units is not None:
             p.copy_(state.server[name].expand_as(p))
             p[:, units] = mine
-        elif job.algorithm.mix or job.algorithm.receive:  # a mixture is in place already; receive decides by itself
+        elif job.algorithm.mix or job.algorithm.receive:  # already mixed, or for receive to decide
             p.copy_(mine)
         else:
             shared = masks.of_clients(state.sharing.shared[name], state.server[name].ndim, clients)
@@ -102,12 +102,12 @@ def _receive(job: Job, state: State, clients: np.ndarray, own: Params) -> None:
 
 
 def remembered(state: State, clients: np.ndarray) -> Memory:
-    """Memory of some clients, and of the server."""
+    """Memory of some clients and of the server."""
     return Memory({name: p[clients] for name, p in state.memory.clients.items()}, state.memory.server)
 
 
 def _take(p: Tensor, clients: np.ndarray) -> Tensor:
-    """Rows of some clients; a view where they follow one another."""
+    """Rows of some clients; a view if they are consecutive."""
     if len(clients) == clients[-1] - clients[0] + 1 and (np.diff(clients) == 1).all():
         return p[clients[0] : clients[-1] + 1]
     return p[clients]

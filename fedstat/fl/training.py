@@ -37,7 +37,7 @@ COMMAND = "fedstat.fl"
 PROBES = ("halves", "drift", "uploads")
 _COMMIT_SECONDS = 1.0
 _SAVE_SECONDS = 20.0
-# Nor is more than this share of a run's time spent on saving its state.
+# Saving the state takes no more than this share of a run's time.
 _SAVE_SHARE = 0.02
 
 
@@ -72,28 +72,28 @@ def train(
     progress: Callable[[int], object] | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> xr.DataTree:
-    """Train a federated network and keep what a statistician needs of it.
+    """Train a federated network and store what a statistician needs.
 
     Parameters
     ----------
     data : Dataset
         Dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate ``client``; the
-        coordinate ``split`` (sample) says "train", "test" or, if there is such a split, "validation".
+        coordinate ``split`` (sample) says "train", "test" or, optionally, "validation".
     net : Net
-        Such as ``fedstat.fl.nets.mlp([100, 200, 1])``.
+        For example ``fedstat.fl.nets.mlp([100, 200, 1])``.
     algorithm : Algorithm
-        Such as ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85, tau=0.5)``.
+        For example ``fedstat.fl.algorithms.fedfac(["fc1"], kappa=0.85, tau=0.5)``.
     rounds : int
         Communication rounds T.
     participation : float or (float, float), default 1
-        Share of the clients that is active in a round, or the range from which it is drawn for every round.
+        Share of the clients active in a round, or the range from which it is drawn for every round.
     local_epochs : int, default 1
         G, epochs of local training in a round.
     batch_size : int, optional
         B; None takes a client's samples as one batch.
     optimizer : {"sgd", "adam"} or Optimizer, default "sgd"
     lr : float, default 0.1
-        η_l, local learning rate, where the optimiser is given by name.
+        η_l, local learning rate, if the optimiser is given by name.
     server_lr : float, default 1
         η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
     aggregator : Aggregator, optional
@@ -105,38 +105,38 @@ def train(
         Every draw comes from a stream named by seed, purpose, client and round.
     device : str, default "cpu"
     client_chunk : int, optional
-        Clients trained as one tensor; chosen from their size otherwise.
+        Clients trained as one tensor; by default chosen from their size.
     threads : int, optional
-        Chunks trained side by side on the CPU; all cores otherwise.
+        Chunks trained in parallel on the CPU; by default all cores.
     precision : {"float32", "tf32", "bfloat16"}, default "float32"
-        Of products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
+        Of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
     out : path, optional
-        Store to write, a zarr folder; without it the run is kept in memory.
+        Store to write, a zarr folder; without it the run stays in memory.
     resume : bool
-        Go on with the run at ``out``, if there is one; the numbers are those of an uninterrupted run. Finished or not,
-        it may get more ``rounds``, all else equal, and ``checkpoints`` among these: see :func:`record.extend`.
+        Continue the run at ``out``, if there is one; the numbers are those of an uninterrupted run. Finished or not,
+        it may get more ``rounds``, and ``checkpoints`` among these, all else equal: see :func:`record.extend`.
     checkpoints : sequence of int
-        Rounds after which the clients' weights are stored, beside the last.
+        Rounds after which the clients' weights are stored, in addition to the last.
     keep_weights : sequence of str, optional
         Layers whose weights are stored; all by default.
     evaluate_every : int, default 1
-        Evaluate the models after every so many rounds, and after the last.
+        Rounds between evaluations of the models; the last round is always evaluated.
     new : Dataset, optional
-        Clients that do not train, with splits "train" and "test", evaluated after the last round.
+        New clients, which do not train, with subsets "train" and "test"; evaluated after the last round.
     ablation : int, default 0
-        Draws of random values that replace, after the last round, the shared or the personal units' parameters.
+        Number of draws of random values that replace the shared or the personal units' parameters after the last round.
     probe : {"halves", "drift", "uploads"} or sequence of these, optional
-        "halves": before every round that is evaluated, train the active clients on either half of their samples, too:
-        how much of what clients differ by is their own, beyond noise (:func:`fedstat.fl.profile`). "drift": how far
-        every round takes clients from what the server makes of it. "uploads": weights before aggregation, at the
+        "halves": before every evaluated round, train the active clients also on each half of their samples, to tell
+        how much of the differences between clients is their own and not noise (:func:`fedstat.fl.profile`). "drift":
+        distance of clients from the server's aggregate, in every round. "uploads": weights before aggregation, at the
         checkpoints.
     readouts : mapping from str to callable (Algorithm) -> Algorithm, optional
-        Other ways to predict from the models after the last round, such as ``{"fedavg+": algorithms.finetuned}``: the
-        scores that the run of that algorithm would have had.
+        Other ways to predict from the models after the last round, such as ``{"fedavg+": algorithms.finetuned}``:
+        the scores that a run of that algorithm would have had.
     progress : callable (int), optional
         Called with 1 after every round.
     about : mapping, optional
-        What else to note among the run's settings: names of the data set and the partition, say.
+        Further settings to note in the run, such as the names of the data set and the partition.
 
     Returns
     -------
@@ -159,9 +159,9 @@ def train(
     Raises
     ------
     ValueError
-        If a setting is out of range, or ``resume`` meets a run with other settings, or one that cannot go on.
+        If a setting is out of range, or ``resume`` finds a run with other settings, or one that cannot continue.
     FloatingPointError
-        If a client diverges; the rounds before stay in the store.
+        If a client diverges; earlier rounds stay in the store.
 
     Examples
     --------
@@ -198,8 +198,9 @@ def train(
     machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision)
     job = prepare(data, net, algorithm, training, machine, track=True)
     asked = _asked(probe)
-    kept = [*nets.layers(job.net)] if keep_weights is None else [masks.require_layer(job.net, n) for n in keep_weights]
-    at = record.Checkpoints(sorted({*checkpoints, rounds}), kept, uploads="uploads" in asked)
+    named = nets.layers(job.net) if keep_weights is None else keep_weights
+    layers = [masks.require_layer(job.net, layer) for layer in named]
+    at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, uploads="uploads" in asked)
     others, unseen = readout_jobs(job, readouts or {}), _unseen(job, new)
     probes = [measures_probe(job, rounds)]
     probes += [halves_probe(job, rounds)] if "halves" in asked else []
@@ -229,13 +230,13 @@ def train(
     }
     title = f"{algorithm.name}, {rounds} rounds"
     attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=(algorithm, aggregator))
-    attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # about as given: config has what was found
-    plan = _Plan(rounds, at, evaluate_every, probes, progress or (lambda _: None))
-    return store.run_at(out, lambda path: _make(job, plan, config, attrs, path, resume), resume=resume)
+    attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # as given; config holds the final values
+    course = _Course(rounds, at, evaluate_every, probes, progress or (lambda _: None))
+    return store.run_at(out, lambda path: _make(job, course, config, attrs, path, resume), resume=resume)
 
 
-class _Plan(NamedTuple):
-    """What a run does beside the rounds."""
+class _Course(NamedTuple):
+    """How many rounds a run has, and what it stores and measures in them."""
 
     rounds: int
     checkpoints: record.Checkpoints
@@ -245,7 +246,7 @@ class _Plan(NamedTuple):
 
 
 def _asked(probe: str | Sequence[str] | None) -> list[str]:
-    """Names of probes, each once, in their order."""
+    """Names of the probes asked for, each once, in the order of ``PROBES``."""
     given = [] if probe is None else [probe] if isinstance(probe, str) else list(probe)
     for name in given:
         _check.choice("probe", name, PROBES)
@@ -253,7 +254,7 @@ def _asked(probe: str | Sequence[str] | None) -> list[str]:
 
 
 def _unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
-    """Training and test samples of new clients, () if there are none; ValueError if the network does not take them."""
+    """Training and test samples of new clients, () if there are none; ValueError if they do not fit the network."""
     found = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
     for rows in found:
         require_classes(rows, nets.n_outputs(job.net), "new clients'")
@@ -263,10 +264,12 @@ def _unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
     return found
 
 
-def _make(job: Job, plan: _Plan, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool) -> None:
-    """Make the run at ``path``, or go on with it."""
-    groups = record.run_layout(job, plan.rounds, plan.checkpoints)
-    for probe in plan.probes:
+def _make(
+    job: Job, course: _Course, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool
+) -> None:
+    """Make the run at ``path``, or continue it."""
+    groups = record.run_layout(job, course.rounds, course.checkpoints)
+    for probe in course.probes:
         groups |= probe.groups
     own = (job.algorithm, job.aggregator)
     store.settle(path)
@@ -275,15 +278,15 @@ def _make(job: Job, plan: _Plan, config: Mapping[str, Any], attrs: Mapping[str, 
         writer = store.resume(path, config, command=COMMAND, own=own)
     else:
         writer = store.create(path, groups, attrs)
-    # Matrices of a few hundred units gain nothing from BLAS threads, and on a busy machine lose much by them.
+    # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
     with writer, _tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"):
         if not writer.finished:
-            _run(job, record.load_state(writer, job) or engine.start(job), plan, writer)
+            _run(job, record.load_state(writer, job) or engine.start(job), course, writer)
 
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether CUDA's products and convolutions (which PyTorch lets by default) may round their factors to TF32."""
+    """Whether CUDA may round the factors of products and convolutions (the latter PyTorch's default) to TF32."""
     settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [one.allow_tf32 for one in settings]
     try:
@@ -295,12 +298,12 @@ def _tf32(allowed: bool) -> Iterator[None]:
             one.allow_tf32 = value
 
 
-def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
-    """Train to the last round, committing finished rounds about once a second, and at times a state to resume from."""
+def _run(job: Job, state: State, course: _Course, writer: Writer) -> None:
+    """Train to the last round; commit finished rounds about once a second, and now and then a state to resume from."""
     buffer = record.Buffer(writer, list(nets.layers(job.net)))
     committed = saved = time.monotonic()
     patience = _SAVE_SECONDS
-    plan.progress(state.round)
+    course.progress(state.round)
 
     def commit(*, with_state: bool) -> None:
         buffer.flush()
@@ -309,13 +312,13 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
         writer.commit()
 
     try:
-        while state.round < plan.rounds:
-            due = (state.round + 1) % plan.evaluate_every == 0 or state.round + 1 == plan.rounds
-            new, metrics, done = _round(job, state, plan, full=due)
+        while state.round < course.rounds:
+            due = (state.round + 1) % course.evaluate_every == 0 or state.round + 1 == course.rounds
+            new, metrics, done = _round(job, state, course, full=due)
             buffer.add(job, new, metrics)
-            record.write_checkpoint(writer, job, new, done, plan.checkpoints)
-            state = new  # only now: a run that stops before this does the round once more
-            plan.progress(1)
+            record.write_checkpoint(writer, job, new, done, course.checkpoints)
+            state = new  # only now: a run that stops before this repeats the round
+            course.progress(1)
             now = time.monotonic()
             if now - committed > _COMMIT_SECONDS:
                 commit(with_state=now - saved > patience)
@@ -323,7 +326,7 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
                 if now - saved > patience:
                     saved, patience = committed, max(_SAVE_SECONDS, (committed - now) / _SAVE_SHARE)
         buffer.flush()
-        for probe in plan.probes:
+        for probe in course.probes:
             for name, values in probe.last(job, state).items() if probe.last else ():
                 writer.write(name, (), values)
         record.save_state(writer, state)  # so that the run can be made longer
@@ -334,15 +337,15 @@ def _run(job: Job, state: State, plan: _Plan, writer: Writer) -> None:
     writer.finish()
 
 
-def _round(job: Job, state: State, plan: _Plan, *, full: bool) -> tuple[State, dict[str, Any], engine.Round]:
-    """A round and all that is measured of it."""
+def _round(job: Job, state: State, course: _Course, *, full: bool) -> tuple[State, dict[str, Any], engine.Round]:
+    """A round and everything measured in it."""
     metrics: dict[str, Any] = {}
-    for probe in plan.probes:
+    for probe in course.probes:
         if full and probe.before:
             metrics |= probe.before(job, state)
     new, measured, done = timed_step(job, state, full=full)
     metrics |= measured
-    for probe in plan.probes:
+    for probe in course.probes:
         if probe.after:
             metrics |= probe.after(job, done, new)
     return new, metrics, done

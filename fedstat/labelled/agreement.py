@@ -39,8 +39,8 @@ def icc(
     """How far clients agree on each unit: the share of the variance of its weights that all clients have in common.
 
     That is *agreement*: one unit of one client beside the same unit of the others. FedFac's communality ν
-    (:func:`fedstat.fa`) is something else, how well *other units* explain a unit: units that every client has alike,
-    but that no other unit resembles, have ν near 0 and agreement 1.
+    (:func:`fedstat.fa`) is something else, how well *other units* explain a unit: a unit that is the same in every
+    client but resembles no other unit has ν near 0 and agreement 1.
 
     The weights of a unit are the targets, the clients the raters of a two-way layout, and the six coefficients are
     those of Shrout and Fleiss [1]_ under the names of R's ``psych::ICC``. Which one answers "do clients agree on this
@@ -54,23 +54,24 @@ def icc(
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...)
-        As in :func:`layer_matrix`: at least 2 clients and 2 weights a unit. Of a lazy DataArray every stored chunk is
+        As in :func:`layer_matrix`: at least 2 clients and 2 weights per unit. Of a lazy DataArray every stored chunk is
         read once; only sums over clients are kept.
     start : array, tensor or DataArray (unit, weight...), optional
         Weights that all clients started from. Agreement is then that of the changes, weights − start: clients that
         have hardly left a common start agree on their weights for that reason alone.
     level : float in (0, 1)
-        Of the intervals.
+        Confidence level of the intervals.
     replicates : int
-        Bootstrap samples of clients; 0: none. They hold the weights of all clients in memory, in their own type.
+        Bootstrap samples of clients; 0: none. The bootstrap holds the weights of all clients in memory, in their own
+        type.
     seed : int
-        Of the bootstrap.
+        Seed of the bootstrap.
 
     Returns
     -------
     IccResult
         For each unit, and for the layer, whose targets are all weights of all units together: there, differences
-        between the units' means are agreement, too. A unit that has one value throughout (a dead unit) is NaN, counted
+        between the units' means count as agreement. A unit that has one value throughout (a dead unit) is NaN, counted
         and named.
 
     Raises
@@ -83,10 +84,10 @@ def icc(
     -----
     F tests (of a coefficient of 0) and intervals take targets as independent and normal. The weights of a unit are
     neither, and thousands of them make any agreement significant: read the coefficient before the p value. The
-    bootstrap takes the weights as given and clients as independent. Measured share of its 95 % intervals of ICC2 that
-    hold the truth, 5 to 30 clients: 0.90 to 0.95 (above 0.98 at an ICC of 0, where it is cautious); where clients
-    differ much in their noise (log-normal, σ = 0.5), 0.66 to 0.83 with 5 and 0.86 to 0.88 with 30 clients. F intervals
-    hold it in 0.55 to 0.81 and 0.87 to 0.89 there.
+    bootstrap takes the weights as given and clients as independent. Measured coverage of its 95 % intervals of ICC2, 5
+    to 30 clients: 0.90 to 0.95 (above 0.98 at an ICC of 0, where it is cautious); where clients differ much in their
+    noise (log-normal, σ = 0.5), 0.66 to 0.83 with 5 and 0.86 to 0.88 with 30 clients. The coverage of F intervals there
+    is 0.55 to 0.81 and 0.87 to 0.89.
 
     References
     ----------
@@ -100,7 +101,7 @@ def icc(
     >>> alike = rng.normal(size=(1, 2, 50)) + 0.5 * rng.normal(size=(10, 2, 50))  # ICC = 1 / (1 + 0.25)
     >>> own = rng.normal(size=(10, 2, 50))
     >>> icc(np.concatenate([alike, own], axis=1))
-    Agreement of 10 clients on the weights of 4 units, 50 weights a unit
+    Agreement of 10 clients on the weights of 4 units, 50 weights per unit
       layer: ICC2 0.43, 95 % from 0.37 to 0.49
       units: ICC2 median 0.41, 2 above 0 at a false discovery rate of 0.05, 0 dead
       highest: 1 0.81, 0 0.79, 2 0.03, 3 -0.04
@@ -161,7 +162,7 @@ def _origin(start: Any, weights: Weights, w: Any) -> Any:
     if tuple(start.shape) != tuple(shape):
         raise ValueError(
             f"start must have the shape of one client's weights, {tuple(shape)}, but got {tuple(start.shape)}. "
-            "It is one start for all clients; subtract starts of their own from the weights."
+            "It is common to all clients; subtract client-specific starts from the weights."
         )
     start = start.reshape(shape[0], -1)
     if is_torch_array(w):
@@ -179,7 +180,7 @@ def _require_aligned(start: xr.DataArray, one: xr.DataArray) -> None:
     if set(start.dims) != set(one.dims):
         raise ValueError(
             f"start must have the dims of one client's weights, {one.dims}, but got {start.dims}. "
-            "Select one checkpoint first; it is one start for all clients."
+            "Select one checkpoint first; the start is common to all clients."
         )
     try:
         xr.align(one, start, join="exact", copy=False)

@@ -178,12 +178,12 @@ def need_dims(values: xr.DataArray, *dims: str) -> None:
 
 
 def refuse_replicates(weights: Any) -> None:
-    """Raise ValueError if there are several models a client."""
+    """Raise ValueError if there are several models per client."""
     if isinstance(weights, xr.DataArray) and "replicate" in weights.dims:
         raise ValueError(
-            "one model a client is taken, but the weights have a dim replicate. How much clients differ beyond the "
-            "noise between a client's replicates is fedstat.variance_components, and the split by that "
-            "fedstat.split(weights, method='icc', tau='test'); else select one replicate, or average."
+            "there must be one model per client, but the weights have a dim replicate. To see how much clients differ "
+            "beyond the noise between replicates, use fedstat.variance_components(weights), and to split by that, "
+            "fedstat.split(weights, method='icc', tau='test'); otherwise select one replicate, or average."
         )
 
 

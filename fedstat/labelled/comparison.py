@@ -32,7 +32,7 @@ def compare(
     block : str or sequence of str
         Columns that make a block: seeds, or settings and seeds.
     level : float in (0, 1)
-        Of the intervals.
+        Confidence level of the intervals.
 
     Returns
     -------
@@ -41,19 +41,19 @@ def compare(
     Raises
     ------
     ValueError
-        If a column or the reference is not there, a row does not say its method or block, a value is infinite, or a
-        method has two values in a block.
+        If a column or the reference is missing, a row lacks its method or block, a value is infinite, or a method has
+        two values in a block.
 
     Notes
     -----
-    :func:`fedstat.stats.compare.paired` says what each column is and by which method it is found.
+    :func:`fedstat.stats.compare.paired` documents the columns and their methods.
 
     Examples
     --------
     >>> data = pd.DataFrame({"method": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2], "accuracy": [5, 6, 7, 9, 5, 8.0]})
     >>> compare(data, reference="a")
     1 methods against a, within blocks: mean ± standard error, difference
-    with 95 % intervals of all together (Bonferroni), p by Holm
+    with simultaneous 95 % intervals (Bonferroni), p by Holm
       a  5.6667 ± 0.6667
       b  7.6667 ± 0.8819  +2.0000 [-0.4841, +4.4841]  p 0.0742
     """

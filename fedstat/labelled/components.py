@@ -1,4 +1,4 @@
-"""What of the differences between clients is their own, beyond noise: the verb ``variance_components``."""
+"""How much of the differences between clients is their own, beyond noise: the verb ``variance_components``."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def variance_components(
     method: Literal["moments", "reml"] = "moments",
     level: float = 0.95,
 ) -> ComponentsResult:
-    """How much of what clients differ by is their own, and how much is noise of the sample?
+    """How much of the differences between clients is their own, and how much is sampling noise?
 
-    Every client is trained twice or more from the same download, on disjoint parts of its data (replicates). What of
-    its difference from the others comes back in all of them is its own; the rest is noise. For client c, replicate r
-    and weight i of a unit, w_cri = m_i + x_c' γ_i + b_ci + e_cri with Var b = σ_b² and the mean of Var e = σ_e². The
+    Every client is trained twice or more from the same download, on disjoint parts of its data (replicates). The part
+    of its difference from the others that recurs in all of them is its own; the rest is noise. For client c, replicate
+    r and weight i of a unit, w_cri = m_i + x_c' γ_i + b_ci + e_cri with Var b = σ_b² and the mean of Var e = σ_e². The
     result is the **personal share** σ_b² / (σ_b² + σ_e²/R) of each unit and of the layer: of the differences between
-    clients, each trained on all its data, the share that is no noise.
+    clients, each trained on all its data, the share that is not noise.
 
     - It is the reliability of clients' differences: the correlation of two halves, stepped up by Spearman and Brown
       [1]_ [2]_, the way the reliability of a test is found from its halves.
     - A client's own weights are nearer to its true ones than the mean over clients if and only if it is above 1/2.
     - It is the factor that best shrinks a client's own difference towards the mean (BLUP [3]_, empirical Bayes [4]_).
 
-    Beware of the name's neighbour: in :func:`fedstat.icc` a high value means that clients *agree* on the pattern of a
+    This is the opposite of :func:`fedstat.icc`: there a high value means that clients *agree* on the pattern of a
     unit's weights; here it means that they really *differ*.
 
     Parameters
@@ -56,12 +56,12 @@ def variance_components(
         At least 3 clients, 4 with a covariate, and 2 replicates. Of a lazy DataArray a block of units is in memory at a
         time.
     covariate : array or DataArray (client,), optional
-        What is to be taken out first, as the number of training samples: a client with more of them makes more steps
-        from the common start, a difference that is no knowledge of its own.
+        What clients are adjusted for first, such as the number of training samples: a client with more samples makes
+        more steps from the common start, a difference that is not knowledge of its own.
     sizes : array or DataArray (client,) or (client, replicate), optional
         Training samples, for "reml" alone; equal if not given.
     method : {"moments", "reml"}
-        "moments" is unbiased however unequal the noise of clients is, and its estimates fall below 0 at times. "reml"
+        "moments" is unbiased however unequal the noise of clients is, and its estimates are sometimes negative. "reml"
         is restricted maximum likelihood for noise that falls as 1 / samples; where that holds and sizes are unequal it
         is more precise; where it does not, it is biased.
     level : float in (0, 1)
@@ -83,7 +83,7 @@ def variance_components(
     independent. :func:`fedstat.stats.components.components` has the formulas and how often the intervals hold. A
     covariate that itself belongs to what clients know (a class that only large clients have) takes that out, too.
 
-    The share of a replicate is stepped up on the assumption that noise falls as 1 / samples. Common noise of a client's
+    The share of a replicate is stepped up on the assumption that noise falls as 1 / samples. Noise common to a client's
     replicates (the same order of batches, say, if it is fixed by the client) counts as the client's own.
 
     References
@@ -100,7 +100,7 @@ def variance_components(
     >>> rng = np.random.default_rng(0)
     >>> own = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0, 1, 3])[:, None]
     >>> variance_components(own + rng.normal(size=(20, 2, 4, 50)))  # shares 0, 0, 2/3 and 18/19
-    Differences of 20 clients on 4 units, 50 weights a unit, each client trained on halves of its data
+    Differences of 20 clients on 4 units, 50 weights per unit, each client trained on halves of its data
       layer: personal share 0.83, 95 % from 0.82 to 0.85; method of moments
              own: a client's own weights are nearer to its true ones than the mean over clients
       units: personal share median 0.33, 2 beyond noise at a false discovery rate of 0.05, 0 dead;
@@ -136,7 +136,7 @@ def variance_components(
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
         warnings.warn(
-            f"the replicates of client(s) {few(clients[equal])} are equal bit by bit, as if they had no noise: the "
+            f"the replicates of client(s) {few(clients[equal])} are identical bit for bit, as if without noise: the "
             "personal share comes out too high. Were they trained on different samples? Leave these clients out.",
             UserWarning,
             stacklevel=2,
@@ -162,7 +162,7 @@ def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
         if w.ndim < 4 or 0 in w.shape:
             raise ValueError(
                 "weights must be (client, replicate, unit, weight...) with at least one of each, but got shape "
-                f"{tuple(w.shape)}. Biases are one weight a unit: w[..., None]."
+                f"{tuple(w.shape)}. Biases are one weight per unit: w[..., None]."
             )
         yield slice(None), w.reshape(*w.shape[:3], -1)
         return
@@ -187,7 +187,7 @@ def _dense(weights: Any) -> Any:
         for r, shape in enumerate(of_client):
             if shape != shapes[0][0] or len(of_client) != len(shapes[0]):
                 raise ValueError(
-                    f"every client needs as many replicates, of one shape: client 0 has {len(shapes[0])} of shape "
+                    f"all clients need equally many replicates, of one shape: client 0 has {len(shapes[0])} of shape "
                     f"{shapes[0][0]}, but client {c} has {len(of_client)}, number {r} of shape {shape}"
                 )
     return np.array([[np.asarray(w) for w in client] for client in weights])

@@ -65,7 +65,7 @@ def fa(
     n_starts : int
         With more than one, random starts are tried too and the number of distinct solutions is reported.
     seed : int
-        Of the random starts.
+        Seed of the random starts.
     heywood : {"allow", "bound", "error"}
         Communalities above 1 are kept and flagged, clipped to 1 in every step, or an error that names the units.
     max_iter : int, optional
@@ -80,16 +80,16 @@ def fa(
     Raises
     ------
     ValueError
-        If ``z`` is no matrix, holds NaN or infinite values (the units are named), is no correlation matrix although
-        ``corr``, or an argument is out of range or can have no effect: ``kappa`` with ``n_factors``, ``n_obs`` with raw
-        rows, and ``start``, ``n_starts``, ``heywood``, ``max_iter`` and ``tol`` with ``"pc"`` and ``"leverage"``.
+        If ``z`` is not a matrix, holds NaN or infinite values (the units are named), is not a correlation matrix
+        although ``corr``, or an argument is out of range or has no effect: ``kappa`` with ``n_factors``, ``n_obs`` with
+        raw rows, and ``start``, ``n_starts``, ``heywood``, ``max_iter`` and ``tol`` with ``"pc"`` and ``"leverage"``.
 
     Warns
     -----
     ConvergenceWarning
-        If the cap was reached first, as is usual for ``"pa"``: of 20 hidden layers trained on MNIST and CIFAR-10
-        (20 clients, 10 rounds) 1 converged within 50 steps at κ = 0.85, 5 at 0.75 and 15 at 0.5; within 1000 steps
-        19, 19 and 20 did. So no κ is a cure, and the default is the paper's; a higher ``max_iter`` mostly is.
+        If the cap was reached first, as is usual for ``"pa"``: of 20 hidden layers trained on MNIST and CIFAR-10 (20
+        clients, 10 rounds) 1 converged within 50 steps at κ = 0.85, 5 at 0.75 and 15 at 0.5; within 1000 steps 19, 19
+        and 20 did. No κ is a cure, so the default is the paper's; a higher ``max_iter`` usually is one.
 
     Examples
     --------
@@ -129,11 +129,11 @@ def changed(value: Any, default: Any) -> bool:
 
 
 def require_effect(method: str, n_factors: int | None, kappa: float, options: dict[str, Any]) -> None:
-    """ValueError for an argument that was changed from its default and that nothing would read."""
+    """ValueError for an argument that was changed from its default and has no effect."""
     if method == "icc":
         raise ValueError(
-            "agreement is no factor analysis, but got method='icc'. Use fedstat.split(weights, method='icc') to split "
-            "by it, or fedstat.icc(weights) for the correlations themselves."
+            "agreement is not a factor analysis, but got method='icc'. Use fedstat.split(weights, method='icc') to "
+            "split by it, or fedstat.icc(weights) for the correlations themselves."
         )
     _check.choice("method", method, factor.METHODS)
     if method not in factor.ITERATE:
@@ -152,7 +152,7 @@ def require_effect(method: str, n_factors: int | None, kappa: float, options: di
 
 
 def require_room(data: Any, units: int, method: str, n_factors: int | None, start: Any) -> None:
-    """ValueError if the machine cannot hold what the analysis of so many units takes."""
+    """ValueError if the analysis of this many units does not fit into the machine's memory."""
     if is_torch_array(data) and data.device.type != "cpu":
         return  # torch says itself what a device lacks
     few_pairs = isinstance(n_factors, int) and eigen.pays(units, n_factors) and method != "minres"
@@ -170,7 +170,7 @@ def analyse(
     rotation: Any,
     options: dict[str, Any],
 ) -> FactorResult:
-    """Factor analysis of a correlation matrix, with the warnings that it deserves."""
+    """Factor analysis of a correlation matrix, with its warnings."""
     heywood = _check.choice("heywood", options["heywood"], ("allow", "bound", "error"))
     n_starts = _check.integer("n_starts", options["n_starts"])
     arguments = {k: options[k] for k in ("start", "max_iter", "tol")}
@@ -208,15 +208,15 @@ def analyse(
     live = int((~result.dead).sum())
     if method != "leverage" and (rank := _exhausted(numpy_of(fit.eigenvalues)[: result.n_factors], live)):
         warnings.warn(
-            f"there are as many factors as the correlations have rank, {rank} for {live} live units: "
-            "every communality is 1 and tells nothing. Lower kappa or n_factors, or use more rows.",
+            f"there are as many factors as the rank of the correlations, {rank} for {live} live units: "
+            "every communality is 1 and says nothing. Lower kappa or n_factors, or use more rows.",
             UserWarning,
             stacklevel=3,
         )
     if not result.converged:
         warnings.warn(
             f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "
-            f"factors for {live} units. Raise max_iter (1000 mostly does), lower kappa or n_factors, use "
+            f"factors for {live} units. Raise max_iter (1000 is usually enough), lower kappa or n_factors, use "
             "method='minres', or see fedstat.stability for whether the split moves too.",
             ConvergenceWarning,
             stacklevel=3,

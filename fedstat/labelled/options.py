@@ -1,4 +1,4 @@
-"""Further arguments of the verbs: what an editor shows and a type checker knows behind ``**options``."""
+"""Further arguments of the verbs: what editors and type checkers know of ``**options``."""
 
 from __future__ import annotations
 
@@ -53,16 +53,15 @@ class SplitOptions(_FitOptions, total=False):
     method : {"pa", "minres", "pc", "leverage", "icc"}
         Estimator of the communalities, or agreement between clients.
     rotation : {"varimax", "promax", "oblimin"}, optional
-        Of the loadings.
+        Rotation of the loadings.
     n_starts, seed : int
         Random starts, and their seed.
     heywood : {"allow", "bound", "error"}
         Communalities above 1 are kept and flagged, clipped to 1 in every step, or an error that names the units.
     fdr : float in (0, 1)
-        False discovery rate of ``tau="test"``.
+        With ``tau="test"``: false discovery rate.
     covariate : array (client,)
-        Of ``tau="test"``: what clients' weights may depend on and is taken out, see
-        :func:`fedstat.variance_components`.
+        With ``tau="test"``: what clients are adjusted for, see :func:`fedstat.variance_components`.
     """
 
     method: split.Method
@@ -84,9 +83,9 @@ class EntropyOptions(TypedDict, total=False):
     resolution : float, optional
         Step of the grid the values were rounded to; required by "jitter".
     seed : int
-        Of the jitter.
+        Seed of the jitter.
     axis, feature_axis : int
-        Of the samples and of their coordinates, in an array or tensor.
+        Axes of the samples and of their coordinates, in an array or tensor.
     """
 
     ties: entropy.Ties

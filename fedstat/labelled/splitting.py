@@ -27,30 +27,30 @@ def split(
 ) -> SplitResult:
     """Split a layer's units into shared and client-specific ones: by default those that the other units explain.
 
-    *Shared* means one of two things. By factor analysis (``method`` "pa", "minres", "pc" or "leverage"; FedFac §4.1)
-    it means *explained by the other units*: communality ν at or above the threshold. By ``method="icc"`` it means
-    *clients agree*: ICC2, the share of the variance of a unit's weights that all clients have in common
-    (:func:`icc`), at or above the threshold. Units that all clients have alike, but that no other unit resembles, have
-    ν near 0 and ICC 1. Whichever decides, the result shows the ICC of every unit beside it.
+    *Shared* means one of two things. By factor analysis (``method`` "pa", "minres", "pc" or "leverage"; FedFac §4.1) it
+    means *explained by the other units*: communality ν at or above the threshold. By ``method="icc"`` it means *clients
+    agree*: ICC2, the share of the variance of a unit's weights that all clients have in common (:func:`icc`), at or
+    above the threshold. A unit that is the same in all clients but resembles no other unit has ν near 0 and ICC 1.
+    Whichever decides, the result shows the ICC of every unit beside it.
 
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...)
-        As in :func:`layer_matrix`; at least 2 clients and 2 weights a unit for ``method="icc"``.
+        As in :func:`layer_matrix`; at least 2 clients and 2 weights per unit for ``method="icc"``.
     kappa : float in (0, 1]
         The number of factors is the smallest whose eigenvalues hold this share of their sum.
     tau : float in (0, 1), inf, -inf, Absolute or "test"
-        Quantile of ν, or of the ICC, at which units begin to be shared; ``Absolute(x)`` for a value; ``inf``: the
-        whole layer is personal (FedPer, LG-FedAvg); ``-inf``: the whole layer is shared (FedAvg). Units that tie with
-        the threshold are all shared, so that of 12 units in 16 that are equal in all clients (ICC 1) ``tau=0.5``
-        shares 12. A unit that has one value throughout (dead) has neither ν nor ICC and is shared by ``-inf`` alone.
-        With ``method="icc"``, ``"test"``: weights have a dim ``replicate`` (:func:`variance_components`), and shared is
-        where clients differ no more than their replicates explain; how many that are is not fixed in advance.
+        Quantile of ν, or of the ICC, at which units begin to be shared; ``Absolute(x)`` for a value; ``inf``: the whole
+        layer is personal (FedPer, LG-FedAvg); ``-inf``: the whole layer is shared (FedAvg). Units that tie with the
+        threshold are all shared: if 12 of 16 units are equal in all clients (ICC 1), ``tau=0.5`` shares these 12. A
+        unit that has one value throughout (dead) has neither ν nor ICC and is shared by ``-inf`` alone. ``"test"``,
+        with ``method="icc"`` and weights that have a dim ``replicate`` (:func:`variance_components`), shares the units
+        on which clients differ no more than their replicates explain; their number is not fixed in advance.
     **options
-        Those of :class:`fedstat.labelled.options.SplitOptions`.
-        ``method``: "pa" (default), "minres", "pc", "leverage" or "icc"; for factor analysis n_factors, rotation,
-        start, n_starts, seed, heywood, max_iter and tol of :func:`fa`; for ``tau="test"`` fdr, the false discovery rate
-        (0.05), and covariate, clients' numbers of samples, say, of :func:`variance_components`.
+        Those of :class:`fedstat.labelled.options.SplitOptions`. ``method``: "pa" (default), "minres", "pc", "leverage"
+        or "icc"; for factor analysis n_factors, rotation, start, n_starts, seed, heywood, max_iter and tol of
+        :func:`fa`; for ``tau="test"`` fdr, the false discovery rate (0.05), and covariate (clients' numbers of samples,
+        say), as in :func:`variance_components`.
 
     Returns
     -------
@@ -76,14 +76,14 @@ def split(
 
     Notes
     -----
-    By factor analysis the correlation matrix is summed client by client: the stacked matrix is never built. By
-    agreement no matrix unit × unit is: of d units with n weights it takes Σ_c w and the sums of squares of the weights
-    and of the clients' means, all additive over clients (:func:`fedstat.stats.icc.sums`). A server that gets sums
-    alone, as in secure aggregation, needs of every client d·n + 2d + 1 numbers: its weights, one sum of squares and one
-    squared mean a unit, and the squared mean of the layer. So for one client that is no less than its weights, d·n
-    numbers; what is spared is that the server sees any client's own. The moments for factor analysis are d(d + 3)/2 + 1
-    numbers, fewer where d < 2n: in float64 2.06 MB against 1.05 MB for 512 units × 500 weights, whose weights are
-    1.02 MB in float32. ``stats.icc.Sums`` holds d·n + 5d + 6 numbers, its sums taken about means to keep their digits.
+    By factor analysis the correlation matrix is summed client by client: the stacked matrix is never built. Agreement
+    needs no unit × unit matrix: for d units with n weights it takes Σ_c w and the sums of squares of the weights and of
+    the clients' means, all additive over clients (:func:`fedstat.stats.icc.sums`). A server that gets sums alone, as in
+    secure aggregation, needs d·n + 2d + 1 numbers from every client: its weights, one sum of squares and one squared
+    mean a unit, and the squared mean of the layer. That is no less than the d·n weights themselves; the gain is that
+    the server sees no single client's. The moments for factor analysis are d(d + 3)/2 + 1 numbers, fewer where d < 2n:
+    in float64 2.06 MB against 1.05 MB for 512 units × 500 weights, whose weights are 1.02 MB in float32.
+    ``stats.icc.Sums`` holds d·n + 5d + 6 numbers, its sums taken about means to keep their digits.
 
     Examples
     --------
@@ -107,10 +107,10 @@ def split(
             found = variance_components(weights, covariate=tested.get("covariate"))
             return found.split(fdr=tested.get("fdr", 0.05))
     for name, value in tested.items():
-        raise ValueError(f"{name} has no effect but with method='icc' and tau='test', but got {value!r}. Leave it out.")
+        raise ValueError(f"{name} has no effect without method='icc' and tau='test', but got {value!r}. Leave it out.")
     if tau == "test":
         raise ValueError(
-            "tau='test' asks whether clients differ more than replicates explain, which is no question of "
+            "tau='test' asks whether clients differ more than replicates explain, which is not a question for "
             f"method={method!r}. Use method='icc', with weights that have a dim replicate."
         )
     if method == "icc":
@@ -170,8 +170,8 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     Returns
     -------
     FactorResult or SplitResult
-        Of the kind of ``previous``. Where there is one solution it is the one of a fresh start, in fewer steps; in
-        the Heywood regime (κ >= 0.85) it may be another, nearer to the last one.
+        Of the kind of ``previous``. Where the solution is unique it is that of a fresh start, in fewer steps; in the
+        Heywood regime (κ >= 0.85) it may be another, nearer to the last one.
 
     Examples
     --------
@@ -207,9 +207,9 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
 def _updated_agreement(previous: Any, fit: IccResult | ComponentsResult, weights: Weights) -> SplitResult:
     if isinstance(fit, ComponentsResult) or fit.of_change or not isinstance(previous, SplitResult):
         raise ValueError(
-            "update repeats factor analyses and splits of weights; of agreement, of changes from a start and of tests "
-            "nothing carries over. Use fedstat.icc(weights, start=...) or fedstat.variance_components(weights), and "
-            ".split(...) of it."
+            "update repeats factor analyses and splits by them; agreement, changes from a start and tests have nothing "
+            "to carry over. Use fedstat.icc(weights, start=...) or fedstat.variance_components(weights), then "
+            ".split(...)."
         )
     return icc(weights, level=fit.level).split(tau=cast(Tau, previous.tau))
 
@@ -231,8 +231,8 @@ def say_if_contradicted(result: SplitResult) -> None:
         shared, personal = (coefficient(result.median_icc(g)) for g in ("shared", "personal"))
         warnings.warn(
             f"clients agree less on the shared units (median ICC2 {shared}) than on the personal ones "
-            f"({personal}): here shared means explained by the other units, and not alike over clients. "
-            "Use method='icc' to share units on which clients agree, or another kappa, on which the labels depend.",
+            f"({personal}): here shared means explained by the other units, not alike over clients. "
+            "Use method='icc' to share units on which clients agree, or try another kappa: the labels depend on it.",
             AgreementWarning,
             stacklevel=3,
         )

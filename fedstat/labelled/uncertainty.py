@@ -1,4 +1,4 @@
-"""How sure is a split, and how many factors: ``bootstrap``, ``permutation_test``, ``stability``, ``n_factors``."""
+"""How certain is a split, how many factors? ``bootstrap``, ``permutation_test``, ``stability``, ``n_factors``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bootstrap(
         As in :func:`fedstat.split`; a quantile is taken anew in every replicate.
     replicates : int
     level : float in (0, 1)
-        Of the percentile intervals.
+        Confidence level of the percentile intervals.
     seed : int
     **options
         n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, as
@@ -59,7 +59,7 @@ def bootstrap(
     ValueError
         If there are fewer than 2 clients, or as :func:`fedstat.split`.
     TypeError
-        If an argument is none of these; those that there are, are listed.
+        If an argument is none of these; the message lists them.
 
     Examples
     --------
@@ -135,13 +135,13 @@ def stability(
     ----------
     weights : array, tensor or DataArray (client, unit, weight...)
     tau, kappa, method
-        Of the reference split.
+        Settings of the reference split.
     kappas, taus
         Values to compare, one at a time.
     n_starts : int
         Random starts to compare, for ``"pa"`` and ``"minres"``.
     seed : int
-        Of the random starts.
+        Seed of the random starts.
 
     Returns
     -------
@@ -194,14 +194,14 @@ def n_factors(
     z : array, tensor or DataArray (row, unit)
         As in :func:`fedstat.fa`; dead units are left out.
     kappa : float
-        Of the κ rule.
+        Threshold of the κ rule.
     corr, n_obs
         As in :func:`fedstat.fa`; parallel analysis needs ``n_obs`` with a correlation matrix. Rows of one client are
         alike, so a smaller number than that of the rows is the cautious choice.
     draws : int
         Noise matrices of parallel analysis.
     quantile : float
-        Of their eigenvalues.
+        Quantile of their eigenvalues.
     seed : int
 
     Returns
@@ -240,7 +240,7 @@ def _known(verb: str, own: tuple[str, ...], options: Mapping[str, Any]) -> None:
 def _refuse_agreement(verb: str, method: object) -> None:
     if method == "icc":
         raise ValueError(
-            f"{verb} repeats factor analyses, of which agreement is none, but got method='icc'. "
+            f"{verb} repeats factor analyses, and agreement is not one, but got method='icc'. "
             "fedstat.icc(weights, replicates=B) resamples clients for agreement; split its result by .split(tau=...)."
         )
 

@@ -21,7 +21,7 @@ HELP = {
     "batch_size": "samples in a batch",
     "lr": "learning rate of Adam",
     "mean": "subtracted from the inputs in [0, 1]",
-    "sd": "that divides the inputs",
+    "sd": "divisor of the inputs, after the mean is subtracted",
     "common_samples": "samples of the common evaluation set",
     "k": "neighbour of the entropy estimate",
     "kappa": "share of the eigenvalues' sum that decides the number of factors",

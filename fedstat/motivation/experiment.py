@@ -48,7 +48,7 @@ class Settings:
     data : str
         Name of an image data set of :func:`fedstat.data.load`; its training split is divided among the clients.
     cases : tuple of {"iid", "one-class"}
-        Partitions: samples at random, or every class cut into equal shards, one a client.
+        Partitions: samples at random, or every class cut into equal shards, one per client.
     clients, hidden : int
         C, and the ReLU units of the one hidden layer.
     local_epochs, batch_size, lr
@@ -64,7 +64,7 @@ class Settings:
     replicates : int
         Half-samples of the clients behind the intervals of the rank correlations.
     seed : int
-        Of the partition, the start, the batches and the half-samples.
+        Seed of the partition, the start, the batches and the half-samples.
     """
 
     data: str = "digits"
@@ -146,7 +146,7 @@ def study(
     Raises
     ------
     ValueError
-        If a setting is out of range, the data are no images, or ``resume`` meets a study with other settings.
+        If a setting is out of range, the data are not images, or ``resume`` meets a study with other settings.
     FileNotFoundError
         If the data set's files are not there.
 
@@ -243,7 +243,7 @@ def mean_outputs(net: Net, params: Params, samples: Callable[[int], Samples]) ->
         As :func:`fedstat.fl.nets.mlp` makes it.
     params : Params (client, ...)
     samples : callable (client) -> Samples
-        On what a client's model is looked at.
+        Samples on which a client's model is evaluated.
 
     Returns
     -------

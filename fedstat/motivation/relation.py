@@ -33,8 +33,9 @@ def dispersion(outputs: Array, *, k: int = 3) -> dict[str, NDArray]:
     Returns
     -------
     dict of arrays (unit,)
-        entropy, std_error (nats) of the outputs less atoms, on which n clients; atom_share, the share of the clients
-        in atoms (values that more than k share, as dead neurons' zeros); zero_share; spread, the standard deviation.
+        entropy, std_error (nats) of the outputs without atoms; n, the clients they rest on; atom_share, the share of
+        the clients in atoms (values that more than k share, as dead neurons' zeros); zero_share; spread, the standard
+        deviation.
     """
     found = knn_entropy(outputs, k=k, ties="atoms")
     return {
@@ -50,8 +51,8 @@ def dispersion(outputs: Array, *, k: int = 3) -> dict[str, NDArray]:
 def halves(strata: NDArray[np.int64], replicates: int, *, seed: int = 0) -> NDArray[np.bool_]:
     """Random halves of the clients, drawn within strata without replacement.
 
-    A bootstrap proper repeats clients, and repeated clients have distance 0, which kNN entropy cannot have. Halves
-    without repetition have, of the full sample's statistic, the bootstrap's variance: the factor m / (n − m) of the
+    A bootstrap repeats clients, and repeated clients have distance 0, for which kNN entropy is undefined. Halves
+    without repetition have the same variance as the bootstrap of the full sample: the factor m / (n − m) of the
     delete-d jackknife is 1 [1]_.
 
     Parameters

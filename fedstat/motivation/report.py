@@ -39,10 +39,10 @@ def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int 
         ``neurons``, ``dead``: with entropy, and without (tied for all but k clients). ``entropy``, ``q05``, ``q95``:
         median and quantiles over neurons, nats; ``entropy_se``: jackknife standard error of the median over clients;
         ``std_error``: median standard error of one neuron's entropy. ``p_one_peak``: Silverman's test of one peak;
-        ``p_one_normal``: one normal against a mixture of two, with ``bic_gain`` (of one less of two: positive for
-        two). Both take neurons for independent, which those of one start are not quite. ``modes``, ``modes_se``:
-        peaks of the density of entropies, as many as are not rejected at 5 % (at most 3), and their jackknife
-        standard errors over clients.
+        ``p_one_normal``: one normal against a mixture of two, with ``bic_gain`` (of one less of two: positive for two).
+        Both treat neurons as independent, which is not quite true of neurons with a common start. ``modes``,
+        ``modes_se``: peaks of the density of entropies, as many as are not rejected at 5 % (at most 3), and their
+        jackknife standard errors over clients.
     """
     rows = []
     for case in run["outputs"].to_dataset()["case"].to_numpy():
@@ -166,7 +166,7 @@ def _interval(row: Any) -> str:
 
 
 def _entropy(outputs: NDArray, k: int) -> NDArray[np.float64]:
-    """Entropies of the neurons that have one."""
+    """Entropies of the neurons for which it is defined."""
     entropy = relation.dispersion(outputs, k=k)["entropy"]
     return np.asarray(entropy[np.isfinite(entropy)])
 

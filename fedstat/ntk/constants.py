@@ -27,7 +27,7 @@ class Constants(NamedTuple):
     h_personal : list of C arrays (sample_c, sample_c)
         Diagonal blocks of H^p∞.
     shared, personal : ExtremeEigenvalues
-        Of H^s∞ and H^p∞.
+        Extreme eigenvalues of H^s∞ and H^p∞.
     violations : fedstat.stats.ntk.Violations
     """
 

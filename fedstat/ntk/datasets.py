@@ -118,7 +118,7 @@ def read(
     ----------
     path : path of a zarr store
     n, n_test, clients : int, optional
-        Keep the first so many training samples, test samples and clients.
+        Number of training samples, test samples and clients to keep, the first ones.
 
     Raises
     ------

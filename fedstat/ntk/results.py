@@ -232,7 +232,7 @@ class ConvergenceResult(_Result):
         reference : str
             Method to compare the others with.
         level : float
-            Of the t interval.
+            Confidence level of the t interval.
 
         Returns
         -------

@@ -16,7 +16,7 @@ class Samples(NamedTuple):
     x : array (sample, feature)
     y : array (sample,)
     client : int array (sample,)
-        Rising from 0.
+        Ascending, from 0.
     names : tuple
         Label of every client.
     """
@@ -76,8 +76,8 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     Raises
     ------
     ValueError
-        If the shapes do not fit each other, there is no sample, a value is no real finite number, or a zero sample is
-        to be normalised.
+        If the shapes do not fit each other, there is no sample, a value is not a finite real number, or a zero sample
+        is to be normalised.
     """
     if isinstance(x, xr.Dataset):
         if "x" not in x:

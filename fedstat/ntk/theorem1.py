@@ -50,7 +50,7 @@ def convergence(
         As in :func:`fedstat.ntk.samples.gather`: a Dataset, or arrays (client, sample, feature), (client, sample), or
         (sample, feature), (sample,) with the client of every sample. Samples with split "test" are left out.
     widths : sequence of int
-        m1 = m2. The kernels stand still, and the theorem applies, as the width grows.
+        m1 = m2. As the width grows, the kernels stop changing and the theorem applies.
     methods : sequence of {"fedsplit", "fedavg", "fedavg-matched", "dynamic"}
         See :func:`fedstat.ntk.descent.network`. The paper has no theory for dynamic FedFac: it gets no bound. As its
         factor analysis costs eigendecompositions of 2·width units in every round, it runs at the smallest width only.
@@ -70,7 +70,7 @@ def convergence(
     normalize : bool
         Scale samples to unit length, so that ‖x‖ ≤ 1 holds.
     kappa, tau : float
-        Of dynamic FedFac's factor analysis.
+        Parameters of dynamic FedFac's factor analysis.
     device : str, optional
         None computes with NumPy; "cpu", "cuda", … with torch there.
     progress : bool

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 
 def given(ax: Axes | None) -> Axes:
-    """Return the axes, or without them the current ones; those of a new figure if something is drawn there already."""
+    """Return the axes or, without them, the current ones; those of a new figure if the current ones are in use."""
     if ax is not None:
         return ax
     current = plt.gca()

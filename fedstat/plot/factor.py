@@ -103,7 +103,7 @@ def loadings(result: FactorResult | SplitResult, *, ax: Axes | None = None, unit
     ax : matplotlib Axes, optional
         Where to draw; the current axes if not given.
     units, factors : int
-        Most to draw; of more units the two ends are kept, of more factors the first.
+        Largest numbers to draw; of more units the two ends are kept, of more factors the first.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def loadings(result: FactorResult | SplitResult, *, ax: Axes | None = None, unit
     table = pd.DataFrame(fit.loadings[order, :g], index=fit.units[order], columns=range(1, g + 1))
     limit = float(np.abs(table.to_numpy()).max())
     sns.heatmap(table, ax=ax, cmap="vlag", vmin=-limit, vmax=limit, cbar_kws={"label": "loading"})
-    ax.set(xlabel="factor", ylabel="unit, by falling communality", title=note)
+    ax.set(xlabel="factor", ylabel="unit, by descending communality", title=note)
     return ax
 
 

@@ -23,7 +23,7 @@ _ORANGE, _GREY = "#e69f00", "#b8c4cc"
 
 
 def clients(data: pd.DataFrame, *, highlight: str = HIGHLIGHT, ax: Axes | None = None) -> Axes:
-    """Accuracies of all clients, one box a method, ordered by their medians (FedFac Fig. 8).
+    """Accuracies of all clients, one box per method, ordered by their medians (FedFac Fig. 8).
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def clients(data: pd.DataFrame, *, highlight: str = HIGHLIGHT, ax: Axes | None =
 
 
 def loss_curves(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Training loss over rounds, one line a method, with bands of one standard error over seeds (FedFac Fig. 9).
+    """Training loss over rounds, one line per method, with bands of one standard error over seeds (FedFac Fig. 9).
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def feature_grid(
     shared : bool array (unit,)
         FedFac's split of that layer.
     units : int
-        Most filters of each kind that are shown: those whose maps vary most in FedFac.
+        Largest number of filters of each kind to show: those whose maps vary most in FedFac.
 
     Returns
     -------

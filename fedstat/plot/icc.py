@@ -1,4 +1,4 @@
-"""Forest plots of a layer's units: agreement between clients, or what of their differences is their own."""
+"""Forest plots of a layer's units: agreement between clients, or how much of their differences is their own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def forest(
     type : {"ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k"}
         Which coefficient of an IccResult.
     units : int
-        Most to draw, of more units the two ends; dead units are left out and counted.
+        Largest number to draw; of more units the two ends are kept. Dead units are left out and counted.
     ax : matplotlib Axes, optional
         Where to draw; the current axes if not given.
 

@@ -20,7 +20,7 @@ CASE = {"iid": "IID", "one-class": "non-IID (one class a client)"}
 
 
 def neuron_order(outputs: xr.DataArray) -> np.ndarray:
-    """Order of the neurons in the heat map: two 2-means clusters, the one with larger outputs first, falling within.
+    """Order of the neurons in the heat map: two 2-means clusters, the larger outputs first, descending within each.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def heatmap(
     outputs : DataArray (client, unit)
         ``mean_output`` of one case and one kind of output.
     label : DataArray (client,), optional
-        Class of each client; where the clients stand by class, the classes are marked under the columns.
+        Class of each client; where clients are ordered by class, the classes are marked under the columns.
     vmax : float, optional
         Top of the colour scale, for figures that share one; the largest output by default.
     ax : matplotlib Axes, optional
@@ -117,7 +117,7 @@ def entropies(entropy: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
 
 def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "weights", ax: Axes | None = None) -> Axes:
-    """Rank of every neuron's communality against its entropy, one colour an estimator, and their rank correlations.
+    """Rank of every neuron's communality against its entropy, one colour per estimator, and their rank correlations.
 
     Parameters
     ----------

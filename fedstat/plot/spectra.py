@@ -61,10 +61,10 @@ def spectrum(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes | Non
     Returns
     -------
     matplotlib Axes
-        One bar an eigenvector: as wide as its share of the eigenvalues' sum, so that the bars left of κ are the
+        One bar per eigenvector: as wide as its share of the eigenvalues' sum, so that the bars left of κ are the
         factors that κ takes; as high as its eigenvalue (logarithmic). 1, 2 and 3 stand at the personal neurons'
-        eigenvectors with eigenvalues above 1, the shared neurons', and the personal neurons' other ones, with
-        the number of those that hold at least a thousandth of the sum.
+        eigenvectors with eigenvalues above 1, the shared neurons', and the personal neurons' other ones, with the
+        number of those that hold at least a thousandth of the sum.
 
     Raises
     ------

@@ -19,14 +19,14 @@ WIDTH = 100
 class Result(ABC):
     """What all results have in common.
 
-    A result is frozen, and its fields are what was found. Of every one
+    A result is frozen, and its fields hold what was found. For every result
 
-    - ``repr`` says in at most 100 columns what was found, and ``summary()`` tells more where there is more to tell;
-    - ``tidy()`` is a table with one row a term: a unit, a method, a rule, or a run and round;
+    - ``repr`` says what was found, in at most 100 columns; ``summary()`` is the full report;
+    - ``tidy()`` is a table with one row per term: a unit, a method, a rule, or a run and round;
     - ``glance()`` is one row for the whole;
     - ``to_dict()``, ``to_latex()`` and ``_repr_html_()`` are these two tables as plain values, LaTeX and HTML.
 
-    Where there is more to say of each unit or row than ``tidy`` does, ``augment()`` says it. A class gives
+    Some results also have ``augment()``, which says more about each unit or row than ``tidy``. A class defines
     ``__repr__``, ``tidy`` and ``glance``; the rest follows.
     """
 
@@ -36,14 +36,14 @@ class Result(ABC):
 
     @abstractmethod
     def tidy(self) -> pd.DataFrame:
-        """One row a term."""
+        """One row per term."""
 
     @abstractmethod
     def glance(self) -> pd.DataFrame:
         """One row for the whole result."""
 
     def summary(self) -> str:
-        """Text with all that is to be read; that of ``repr`` where there is no more."""
+        """Full report as text; that of ``repr`` where there is nothing to add."""
         return repr(self)
 
     def to_dict(self) -> dict[str, Any]:

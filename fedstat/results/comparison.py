@@ -20,7 +20,7 @@ class ComparisonResult(Result):
         One row per method; columns as in :class:`fedstat.stats.compare.Comparison`.
     reference : str
     level : float
-        Of the intervals.
+        Confidence level of the intervals.
     notes : tuple of str
         What was left out or cannot be said, in words.
     """
@@ -31,14 +31,14 @@ class ComparisonResult(Result):
     notes: tuple[str, ...]
 
     def tidy(self) -> pd.DataFrame:
-        """One row a method but the reference: term, n, estimate (difference), std_error, ..., p_holm, all_low, ..."""
+        """One row per other method: term, n, estimate (difference), std_error, ..., p_holm, all_low, all_high, ..."""
         others = self.table[self.table["method"] != self.reference]
         columns = {"method": "term", "difference": "estimate"}
         others = others.drop(columns=["n_values", "mean", "std_error_mean"]).reset_index(drop=True)
         return others.rename(columns=columns)
 
     def augment(self) -> pd.DataFrame:
-        """One row a method, the reference among them: term, n, mean and std_error of its own values."""
+        """One row per method, the reference included: term, n, mean and std_error of its own values."""
         columns = {"method": "term", "n_values": "n", "std_error_mean": "std_error"}
         return self.table[["method", "n_values", "mean", "std_error_mean"]].rename(columns=columns)
 
@@ -60,7 +60,7 @@ class ComparisonResult(Result):
         width = max(map(len, self.table["method"]))
         head = [
             f"{len(self.table) - 1} methods against {self.reference}, within blocks: mean ± standard error, difference",
-            f"with {100 * self.level:g} % intervals of all together (Bonferroni), p by Holm",
+            f"with simultaneous {100 * self.level:g} % intervals (Bonferroni), p by Holm",
         ]
         rows = []
         for x in self.table.to_dict("records"):

@@ -1,4 +1,4 @@
-"""What of clients' differences is their own, and from which layer on: results of replicated training."""
+"""How much of clients' differences is their own, and from which layer on: results of replicated training."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from fedstat.stats.icc import fdr as adjusted
 Floats = NDArray[np.float64]
 Verdict = Literal["own", "mean", "undecided", "no difference shown beyond noise", "undefined"]
 COLUMNS = ("layer", "personal", "conf_low", "conf_high", "p_value")
-"""What :func:`personal_from` reads of a table of layers."""
+"""Columns that :func:`personal_from` reads of a table of layers."""
 
 
 def verdict(personal: float, conf_low: float, conf_high: float, p_value: float, *, level: float = 0.95) -> Verdict:
-    """Whose weights are nearer to a client's true ones, its own or the mean over clients, in a word.
+    """Which weights are nearer to a client's true ones, its own or the mean over clients, as a keyword.
 
     A client's own weights, trained on all its data, miss its true ones by the noise, σ_e²/R; the mean over clients
     misses them by σ_b² (1 − 1/C) + σ_e²/(R C). Own is nearer, in expected squared error, if and only if σ_b² > σ_e²/R,
-    that is personal > 1/2. Best is neither, but own weights shrunk towards the mean by the factor ``personal`` [1]_
+    that is personal > 1/2. Better than either are own weights shrunk towards the mean by the factor ``personal`` [1]_
     [2]_.
 
     Returns
@@ -65,15 +65,15 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     Parameters
     ----------
     results : DataFrame, or mapping of layer to ComponentsResult
-        One row a layer, in order of depth, with columns layer, personal, conf_low, conf_high and p_value.
+        One row per layer, in order of depth, with columns layer, personal, conf_low, conf_high and p_value.
     level : float in (0, 1)
-        Of the intervals in a table; results know theirs.
+        Confidence level of the intervals in a table; results carry their own.
 
     Returns
     -------
     str
-        The first layer from which on all are "own" (:func:`verdict`), with shares and intervals; or that there is none,
-        and which layer stands against it.
+        The first layer from which on all are "own" (:func:`verdict`), with shares and intervals; or, if there is none,
+        the layer that prevents it.
 
     Raises
     ------
@@ -82,9 +82,10 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
 
     Notes
     -----
-    Layers are tested from the last backwards, in an order fixed in advance, up to the first that is not "own". So the
-    intervals need no correction for the number of layers: the chance to name too early a layer is no higher than that
-    of one interval to lie too high (Westfall and Krishen 2001, J. Statistical Planning and Inference 99, 25-40).
+    Layers are tested from the last backwards, in an order fixed in advance, up to the first that is not "own". The
+    intervals therefore need no correction for the number of layers: the chance of naming too early a layer is at most
+    the chance that a single interval lies too high (Westfall and Krishen 2001, J. Statistical Planning and Inference
+    99, 25-40).
 
     Examples
     --------
@@ -92,13 +93,13 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     ...                        "conf_low": [0.0, 0.6, 0.7], "conf_high": [0.2, 0.8, 0.9], "p_value": [0.04, 0, 0]})
     >>> print(personal_from(layers))
     A client's own weights beat the mean over clients from layer fc1 on: personal share fc1 0.70 [0.60, 0.80], fc2 0.80
-    [0.70, 0.90]; before it, of conv1 0.10 [0.00, 0.20] the mean beats a client's own.
+    [0.70, 0.90]; before it, for conv1 0.10 [0.00, 0.20] the mean beats a client's own.
     Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best is in
     between: the mean of the trained models, moved by that share towards a client's own.
     """
     if not isinstance(results, pd.DataFrame | Mapping):
         raise ValueError(
-            "results must be a table with one row a layer, or a mapping such as {'fc1': result}, but got "
+            "results must be a table with one row per layer, or a mapping such as {'fc1': result}, but got "
             f"{type(results).__name__}"
         )
     if not isinstance(results, pd.DataFrame):
@@ -114,8 +115,8 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     names = [str(x) for x in results["layer"]]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"the table must have one row a layer, but has {names.count(twice[0])} for {twice[0]!r}. Of several rounds "
-            "take one, or all together: fedstat.fl.profile(run, window=10)."
+            f"the table must have one row per layer, but has {names.count(twice[0])} for {twice[0]!r}. Select "
+            "one round, or take several together: fedstat.fl.profile(run, window=10)."
         )
     values = results[list(COLUMNS[1:])].to_numpy(dtype=float)
     verdicts = [verdict(*row, level=level) for row in values]
@@ -125,18 +126,18 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
         first -= 1
     why = (
         "Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best "
-        "is in between: the mean of the trained models, moved by that share towards a client's own."
+        "lies in between: the mean of the trained models, moved by that share towards a client's own."
     )
     says = {
-        "mean": "of {} the mean beats a client's own", "undecided": "{} is undecided",
+        "mean": "for {} the mean beats a client's own", "undecided": "{} is undecided",
         "no difference shown beyond noise": "{} shows no difference beyond noise", "undefined": "{} is undefined",
     }  # fmt: skip
     against = says[verdicts[first - 1]].format(shares[first - 1]) if first else ""
     earlier = [share for share, v in zip(shares[:first], verdicts[:first], strict=True) if v == "own"]
     if earlier:
-        against += f" ({', '.join(earlier)} is own, but stands before it)"
+        against += f" ({', '.join(earlier)} is own, but comes before it)"
     if first == len(names):
-        found = f"From no layer on is a client's own shown to beat the mean over clients: the last, {against}."
+        found = f"No layer is shown from which on a client's own weights beat the mean: the last, {against}."
     else:
         found = f"A client's own weights beat the mean over clients from layer {names[first]} on: personal share "
         found += ", ".join(shares[first:]) + (f"; before it, {against}." if first else ", in all layers.")
@@ -161,7 +162,7 @@ class ComponentsResult(Result):
     agreement : array (unit,)
         ICC2 of the clients' means over replicates: on which units they agree.
     adjusted : bool
-        Whether a covariate of clients was taken out.
+        Whether clients were adjusted for a covariate.
     """
 
     statistic_name: ClassVar[str] = "adjusted p"
@@ -178,7 +179,7 @@ class ComponentsResult(Result):
 
     @property
     def level(self) -> float:
-        """Of the intervals."""
+        """Confidence level of the intervals."""
         return self.components.level
 
     @property
@@ -198,15 +199,15 @@ class ComponentsResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """What a split of this result goes by: :attr:`p_adjusted`."""
+        """Statistic that a split of this result uses: :attr:`p_adjusted`."""
         return self.p_adjusted
 
     def split(self, *, fdr: float = 0.05) -> SplitResult:
         """Shared units: those on which clients differ no more than replicates of one client explain.
 
-        Personal are the units for which the test of no variance between clients rejects at that false discovery rate,
-        so that the share of shared units is not fixed in advance. Shared means "not shown to differ": with few clients
-        or much noise everything is shared.
+        A unit is personal if the test of no variance between clients rejects at that false discovery rate, so that the
+        share of shared units is not fixed in advance. Shared means "not shown to differ": with few clients or much
+        noise everything is shared.
 
         Parameters
         ----------
@@ -241,11 +242,11 @@ class ComponentsResult(Result):
 
     @property
     def verdict(self) -> Verdict:
-        """Of the layer, as :func:`verdict` says it."""
+        """Verdict on the layer, see :func:`verdict`."""
         return _verdicts(self.layer_components)[0]
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit.
+        """One row per unit.
 
         Returns
         -------
@@ -289,14 +290,14 @@ class ComponentsResult(Result):
         return pd.DataFrame([row])
 
     def augment(self) -> pd.DataFrame:
-        """:meth:`tidy` with what follows from it for each unit.
+        """:meth:`tidy` with columns derived from it.
 
         Returns
         -------
         DataFrame (unit)
             Besides: personal_replicate, the share for models trained on one replicate's data; shrink, the factor that
             brings a client's own difference from the mean nearest to the true one (personal, cut to 0 to 1); statistic
-            (t, of the test); verdict, unit by unit, without regard to how many there are; dead.
+            (t, of the test); verdict, unit by unit, not corrected for their number; dead.
         """
         c = self.components
         return self.tidy().assign(
@@ -313,7 +314,7 @@ class ComponentsResult(Result):
         Parameters
         ----------
         rows : int
-            Units (by falling personal share) to print.
+            Number of units to print, by descending personal share.
         """
         cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)})"
         units = self.tidy().sort_values("personal", ascending=False, kind="stable").head(rows)
@@ -339,8 +340,8 @@ class ComponentsResult(Result):
         share, low, high = (number(float(x[f"layer_{name}"]), 2) for name in ("personal", "low", "high"))
         halves = "halves" if self.n_replicates == 2 else f"{self.n_replicates} parts"
         by = "restricted maximum likelihood" if self.method == "reml" else "method of moments"
-        how = by + (", a covariate taken out" if self.adjusted else "")
-        size = f"{self.n_clients} clients on {len(known)} units, {self.n_weights} weights a unit"
+        how = by + (", adjusted for a covariate" if self.adjusted else "")
+        size = f"{self.n_clients} clients on {len(known)} units, {self.n_weights} weights per unit"
         beyond = f"{x['n_beyond_noise']} beyond noise at a false discovery rate of {1 - self.level:.2g}"
         median = number(float(x["personal_median"]), 2)
         open_ = int(((self.components.conf_low <= 0.5) & (self.components.conf_high >= 0.5)).sum())
@@ -349,7 +350,7 @@ class ComponentsResult(Result):
             f"  layer: personal share {share}, {100 * self.level:g} % from {low} to {high}; {how}",
             f"         {_MEANING[self.verdict]}",
             f"  units: personal share median {median}, {beyond}, {x['n_dead']} dead;",
-            f"         1/2 is within the interval of {open_}",
+            f"         the intervals of {open_} contain 1/2",
             listing("  highest:", named[:8]),
             listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
         ]

@@ -26,7 +26,7 @@ class EntropyResult(Result):
     Attributes
     ----------
     entropy : (...,)
-        Of the continuous part; NaN where at most k samples are left beside the atoms (a dead neuron).
+        Entropy of the continuous part; NaN where at most k samples are left beside the atoms (a dead neuron).
     std_error : (...,)
     n : (...,)
         Samples the estimate rests on: all of them, less those in atoms.
@@ -62,7 +62,7 @@ class EntropyResult(Result):
         return data
 
     def tidy(self) -> pd.DataFrame:
-        """One row a series: its labels, estimate and std_error (nats), n, n_atoms and the mass of all its atoms."""
+        """One row per series: its labels, estimate and std_error (nats), n, n_atoms and the mass of all its atoms."""
         data = self.to_dataset()
         mass = data["atom_mass"]
         kept = data[["entropy", "std_error", "n"]].rename(entropy="estimate")
@@ -100,13 +100,13 @@ class EntropyResult(Result):
         error = number(float(x["std_error_median"]), 2)
         lines = [
             f"Entropy in nats, neighbour {self.k}: {x['n_series']} series of {size} samples",
-            f"  median {middle}, from {least} to {most}; standard error {error} in the median",
+            f"  median {middle}, from {least} to {most}; median standard error {error}",
         ]
         if x["n_with_atoms"]:
             most_mass = float(table["atom_mass"].max())
             lines.append(
                 f"  {x['n_with_atoms']} with atoms, which hold up to {100 * most_mass:.0f} % of the samples; "
-                f"{x['n_undefined']} have nothing beside them"
+                f"{x['n_undefined']} undefined, with too few others"
             )
         if named:
             lines += [listing("  lowest: ", named[:8]), listing("  highest:", named[: -min(9, len(named) + 1) : -1])]

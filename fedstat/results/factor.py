@@ -34,7 +34,7 @@ class FactorResult(Result):
     communality : array (unit,)
         ν: share of a unit's variance that the common factors explain; NaN for a dead unit (zero variance).
     loadings : array (unit, factor)
-        Pattern coefficients, columns by falling sum of squares; NaN rows for dead units.
+        Pattern coefficients, columns in descending order of their sum of squares; NaN rows for dead units.
     correlation : array (unit, unit)
         R; NaN rows and columns for dead units.
     n_factors, n_iter : int
@@ -61,7 +61,7 @@ class FactorResult(Result):
         Starts tried, and how many distinct solutions they ended in.
     agreement : array (unit,) or None
         ICC2 of each unit over clients (:func:`fedstat.icc`), beside ν; NaN where it is undefined: for a dead unit, one
-        client, or one weight a unit. None where the analysis was of a matrix of rows or correlations, without clients.
+        client, or one weight per unit. None where a matrix of rows or correlations was analysed, without clients.
     """
 
     communality: Floats
@@ -88,7 +88,7 @@ class FactorResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """What a split of this result goes by: the communality."""
+        """Statistic that a split of this result uses: the communality."""
         return self.communality
 
     @property
@@ -103,7 +103,7 @@ class FactorResult(Result):
 
     @cached_property
     def eigenvalues(self) -> Floats:
-        """Eigenvalues of R, falling, one 0 for each dead unit; array (unit,)."""
+        """Eigenvalues of R, descending, one 0 for each dead unit; array (unit,)."""
         live = np.linalg.eigvalsh(self._live)[::-1]
         return np.concatenate([live, np.zeros(int(self.dead.sum()))])
 
@@ -163,7 +163,7 @@ class FactorResult(Result):
         )
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit: term, loadings, h2 (communality), icc (if known), u2 (1 − h2), complexity, heywood, dead."""
+        """One row per unit: term, loadings, h2 (communality), icc if known, u2 (1 − h2), complexity, heywood, dead."""
         columns = {f"factor_{m + 1}": self.loadings[:, m] for m in range(self.n_factors)}
         return pd.DataFrame(
             {"term": self.units}
@@ -235,7 +235,7 @@ class FactorResult(Result):
         Parameters
         ----------
         rows, factors : int
-            Units (by falling h2) and factors to print.
+            Number of units to print, by descending h2, and of factors.
         """
         g = min(factors, self.n_factors)
         table = self.tidy().rename(columns={"complexity": "com"}).sort_values("h2", ascending=False)

@@ -37,9 +37,9 @@ class IccResult(Result):
     units : array (unit,)
         Labels of the units.
     level : float
-        Of the intervals.
+        Confidence level of the intervals.
     of_change : bool
-        Whether the weights were taken less a common start.
+        Whether a common start was subtracted from the weights.
     replicates : array (replicate, unit, type) or None
         Coefficients of resampled clients; NaN where a replicate drew one client alone.
     layer_replicates : array (replicate, type) or None
@@ -73,7 +73,7 @@ class IccResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """What a split of this result goes by: :attr:`agreement`."""
+        """Statistic that a split of this result uses: :attr:`agreement`."""
         return self.agreement
 
     @property
@@ -89,7 +89,7 @@ class IccResult(Result):
 
     @property
     def layer(self) -> pd.DataFrame:
-        """The layer as a whole, one row a type; the columns of :meth:`tidy` that are not about units."""
+        """The layer as a whole, one row per type; the columns of :meth:`tidy` that are not about units."""
         return _table(self.layer_coefficients, self.layer_replicates, self.level)
 
     def of_type(self, type: Type) -> Floats:  # noqa: A002  (the word of psych)
@@ -97,7 +97,7 @@ class IccResult(Result):
         return self.coefficients.icc[:, TYPES.index(_check.choice("type", type, TYPES))]
 
     def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
-        """Shared units, those on which clients agree: ICC2 from ``tau`` up.
+        """Shared units, those on which clients agree: ICC2 at or above the threshold.
 
         Parameters
         ----------
@@ -107,7 +107,7 @@ class IccResult(Result):
         Returns
         -------
         SplitResult
-            By agreement on the changes, if this result is about weights less a common start.
+            By agreement on the changes, if a common start was subtracted from the weights.
         """
         return SplitResult(
             communality=np.full(len(self.units), np.nan),
@@ -122,7 +122,7 @@ class IccResult(Result):
         return self.augment().rename(columns={"unit": "term"})
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit and type: unit, type, icc, statistic (F), df1, df2, p_value, conf_low, conf_high, p_fdr.
+        """One row per unit and type: unit, type, icc, statistic (F), df1, df2, p_value, conf_low, conf_high, p_fdr.
 
         With replicates also std_error, boot_low and boot_high: standard deviation and percentiles of the coefficient
         over resampled clients. Forms with k have no std_error where a replicate is minus infinity.
@@ -158,14 +158,14 @@ class IccResult(Result):
         return pd.DataFrame([row])
 
     def augment(self) -> pd.DataFrame:
-        """One row a unit: its ICC2 with interval, and where the variance of its weights lies.
+        """One row per unit: its ICC2 with interval, and where the variance of its weights lies.
 
         Returns
         -------
         DataFrame (unit)
             unit, icc, conf_low, conf_high, p_fdr; mean squares ms_weights, ms_clients and ms_residual; the components
             of variance that they estimate by the method of moments, var_weights (common to all clients), var_clients
-            (offsets of whole clients) and var_residual, of which the first two may be negative; dead.
+            (offsets of whole clients) and var_residual (the first two may be negative); dead.
         """
         c, ms, t = self.coefficients, self.mean_squares, TYPES.index(HEADLINE)
         by = (2 * ms.exponent).astype(int)
@@ -190,7 +190,7 @@ class IccResult(Result):
         Parameters
         ----------
         rows : int
-            Units (by falling ICC2) to print.
+            Number of units to print, by descending ICC2.
         """
         n = len(self.units) * self.n_weights
         cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)} by {HEADLINE})"
@@ -218,7 +218,7 @@ class IccResult(Result):
         layer = [number(float(x[f"layer_{name}"]), 2) for name in ("icc", "low", "high")]
         found = f"median {number(float(x['icc_median']), 2)}, {self._above_0} above 0 at a false discovery rate of"
         lines = [
-            f"Agreement of {self.n_clients} clients on the {of} of {len(icc)} units, {self.n_weights} weights a unit",
+            f"Agreement of {self.n_clients} clients on the {of} of {len(icc)} units, {self.n_weights} weights per unit",
             f"  layer: {HEADLINE} {layer[0]}, {100 * self.level:g} % from {layer[1]} to {layer[2]}",
             f"  units: {HEADLINE} {found} {1 - self.level:.2g}, {x['n_dead']} dead",
             listing("  highest:", named[:8]),
@@ -227,7 +227,7 @@ class IccResult(Result):
         ms = self.mean_squares
         if n_equal := int(((ms.clients == 0) & (ms.residual == 0) & ~self.dead).sum()):
             lines.append(
-                f"  {n_equal} units are equal in all clients: as averaging leaves them, which shows no agreement"
+                f"  {n_equal} units are equal in all clients, as averaging leaves them: no evidence of agreement"
             )
         if self.dead.any():
             lines.append(listing("  dead:", (str(u) for u in self.units[self.dead])))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 NONE = "–"
-"""What stands for a number that there is not."""
+"""Printed where there is no number."""
 
 
 def number(x: float | None, digits: int = 4, *, none: str = NONE) -> str:

@@ -29,9 +29,9 @@ class AgreementWarning(UserWarning):
 class SplitResult(Result):
     """Shared and client-specific units of a layer, as :func:`fedstat.split` returns it.
 
-    A shared unit is one that the other units explain (communality ν from the threshold up) where ``fit`` is a factor
-    analysis; one on which clients agree (ICC2 from the threshold up) where it is an :class:`IccResult`; and one on
-    which they are not shown to differ (adjusted p above the threshold) where it is a :class:`ComponentsResult`.
+    A shared unit is one that the other units explain (communality ν at or above the threshold) where ``fit`` is a
+    factor analysis; one on which clients agree (ICC2 at or above the threshold) where it is an :class:`IccResult`; and
+    one on which they are not shown to differ (adjusted p above the threshold) where it is a :class:`ComponentsResult`.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class SplitResult(Result):
     tau : float, Absolute or "test"
         The threshold as it was asked for: a quantile, ±inf, a value, or a test's false discovery rate.
     fit : FactorResult, IccResult or ComponentsResult
-        What the split was made by.
+        Analysis that the split rests on.
     """
 
     communality: Floats
@@ -70,7 +70,7 @@ class SplitResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """What the threshold is about: ν, ICC2 or adjusted p values, by ``fit``; array (unit,)."""
+        """Statistic that the threshold applies to: ν, ICC2 or adjusted p values, as ``fit`` has it; array (unit,)."""
         return self.fit.statistic
 
     @property
@@ -93,7 +93,7 @@ class SplitResult(Result):
         return self.icc is not None and _split.contradicted(self.shared, self.icc)
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit: those of the factor analysis, of agreement or of the test, then group and margin.
+        """One row per unit: the columns of the factor analysis, agreement or test, then group and margin.
 
         The column ``h2`` holds the communality, ``icc`` the agreement between clients, where there are any.
         """
@@ -107,7 +107,7 @@ class SplitResult(Result):
         return pd.concat([pd.DataFrame([row]), self.fit.glance()], axis=1)
 
     def summary(self) -> str:
-        """Return the split, then the summary of what it was made by."""
+        """Return the split, then the summary of the analysis behind it."""
         return f"{self!r}\n\n{self.fit.summary()}"
 
     def median_icc(self, group: str) -> float:

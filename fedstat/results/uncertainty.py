@@ -1,4 +1,4 @@
-"""How sure is a split, and how many factors: results of the bootstrap, the permutation test, stability, n_factors."""
+"""How certain is a split, how many factors? Results of the bootstrap, the permutation test, stability, n_factors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class BootstrapResult(Result):
         return np.asarray(_split.adjusted_rand(self.shared, self.split.shared[None]))
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit: term, estimate (ν), std_error, conf_low, conf_high (percentiles), p_shared, group."""
+        """One row per unit: term, estimate (ν), std_error, conf_low, conf_high (percentiles), p_shared, group."""
         dead = np.isnan(self.communality).all(0)
         nu = np.where(dead, 0, self.communality)
         tail = 50 * (1 - self.level)
@@ -113,7 +113,7 @@ class PermutationResult(Result):
 
     @property
     def statistic(self) -> float:
-        """Standard deviation of ν over units: how much units differ in what factors explain of them."""
+        """Standard deviation of ν over units: how much units differ in the share that factors explain."""
         return float(np.nanstd(self.split.communality))
 
     @property
@@ -124,7 +124,7 @@ class PermutationResult(Result):
         return min(1.0, 2 * (1 + float(min(above, below))) / (1 + len(null)))
 
     def tidy(self) -> pd.DataFrame:
-        """One row a unit: term, estimate (ν), p_value (one-sided: upper tail of all shuffled ν), p_adjusted, group."""
+        """One row per unit: term, estimate (ν), p_value (one-sided, upper tail of shuffled ν), p_adjusted, group."""
         from statsmodels.stats.multitest import multipletests  # half a second to import
 
         null = np.sort(self.communality[~np.isnan(self.communality)])
@@ -176,7 +176,7 @@ class StabilityResult(Result):
     ----------
     reference : SplitResult
     table : DataFrame
-        One row a variant: varied, value, adjusted_rand and same_state with the reference, n_factors, converged,
+        One row per variant: varied, value, adjusted_rand and same_state with the reference, n_factors, converged,
         n_heywood.
     """
 
@@ -184,7 +184,7 @@ class StabilityResult(Result):
     table: pd.DataFrame
 
     def tidy(self) -> pd.DataFrame:
-        """One row a variant of the analysis."""
+        """One row per variant of the analysis."""
         return self.table.copy()
 
     def glance(self) -> pd.DataFrame:
@@ -219,7 +219,7 @@ class NFactorsResult(Result):
     n_obs: int
 
     def tidy(self) -> pd.DataFrame:
-        """One row a rule: term, n_factors, share of the eigenvalues' sum that so many hold, what the rule says."""
+        """One row per rule: term, n_factors, share of the eigenvalues' sum that they hold, what the rule says."""
         says = {
             "kappa": f"eigenvalues hold {self.kappa:g} of their sum",
             "kaiser": "eigenvalue above 1",

@@ -45,7 +45,7 @@ class Settings:
         ``random``: a random split of the true size that stays; ``random-redrawn``: one drawn anew in every round;
         ``fedavg``: all shared; ``local``: nothing shared.
     clients, d, m, n_train, n_test, sigma, means
-        Of the data, see :func:`fedstat.sim.generate`.
+        Settings of the data, see :func:`fedstat.sim.generate`.
     rounds, local_epochs, batch_size, lr
         T, G, B (0: all samples as one batch) and η_l of the training by SGD.
     participation : float

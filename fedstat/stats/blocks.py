@@ -14,7 +14,7 @@ from fedstat import _check
 
 
 def told(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
-    """These columns, if every row says where it belongs and its value is a finite number or NaN."""
+    """Return these columns; ValueError unless every row is labelled and its value is finite or NaN."""
     for column in (value, *labels):
         if column not in data.columns:
             _check.choice("a column of data", column, [str(c) for c in data.columns])
@@ -22,8 +22,8 @@ def told(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
     for column in labels:
         if (hole := data[column].isna()).any():
             raise ValueError(
-                f"every row must say its {column!r}, but {hole.sum()} of {len(data)} rows does not, "
-                f"first that with {_where(data[hole], labels)}. Fill in or leave out such rows."
+                f"every row must have its {column!r}, but {hole.sum()} of {len(data)} rows lack it, "
+                f"first the row with {_where(data[hole], labels)}. Fill in or leave out these rows."
             )
     for column in data.columns:
         if np.iscomplexobj(data[column]) and column == value:
@@ -32,7 +32,7 @@ def told(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
         if numeric and (out := np.isinf(data[column].astype(float))).any():
             raise ValueError(
                 f"{column!r} must be finite or NaN, but got {data.loc[out, column].iloc[0]} in the row with "
-                f"{_where(data[out], labels)}. A diverged run counts as NaN."
+                f"{_where(data[out], labels)}. Enter NaN for a diverged run."
             )
     return data
 
@@ -43,7 +43,7 @@ def require_one_each(data: pd.DataFrame, method: str, block: list[str]) -> None:
     if twice.any():
         raise ValueError(
             f"a method must have one value in a block, but got {data.loc[twice, method].iloc[0]!r} twice at "
-            f"{_where(data[twice], block)}. Name what else varies in block, or select."
+            f"{_where(data[twice], block)}. Add what else varies to block, or select one value of it."
         )
 
 

@@ -1,4 +1,4 @@
-"""How sure is a split: clients resampled, units permuted, all by re-weighting sums (FedFac §4.1 made inferential).
+"""How certain is a split? Clients resampled, units permuted, by re-weighting sums (inference for FedFac §4.1).
 
 The client is the independent unit. R is additive over clients, so a bootstrap sample is a weighted sum of the clients'
 moments and a permutation re-orders each client's own; the stacked matrix is never rebuilt.
@@ -85,7 +85,7 @@ def bootstrap(
         As in :func:`fedstat.stats.split.shared`; a quantile is taken anew in each replicate.
     seed : int
     chunk : int, optional
-        Replicates summed at once: what fits 64 MB by default. On a GPU they are analysed at once, too.
+        Replicates summed at once; by default as many as fit into 64 MB. On a GPU they are also analysed at once.
     **options
         Arguments of :func:`fedstat.stats.factor.fit`.
 
@@ -125,7 +125,7 @@ def permutation(
     Returns
     -------
     Replicates
-        ``shared`` is at the median of ν.
+        ``shared`` is the split at the median of ν.
     """
     k, d = _clients(m), m.mean.shape[-1]
     rng = generator(seed, "permutation")

@@ -1,4 +1,4 @@
-"""What a difference and its interval allow to be said, and whether two orders go together: rules, in words.
+"""What a difference and its interval justify saying, and whether two rankings agree: rules, in words.
 
 Numbers and sequences of them in, numbers and words out.
 """
@@ -27,7 +27,7 @@ def claim(difference: float, low: float, high: float, *, floor: float, margin: f
     difference, low, high : float
         Estimate and limits of its interval; NaN limits where there is none.
     floor : float >= 0
-        What computation alone makes differ: no difference up to it is called one.
+        Difference that computation alone can produce; no difference up to it is claimed.
     margin : float > 0
         Differences within ± ``margin`` do not matter.
 
@@ -36,7 +36,7 @@ def claim(difference: float, low: float, high: float, *, floor: float, margin: f
     str
         "better" ("worse"): the interval lies above (below) 0, and the difference exceeds the floor. "the same": if
         neither, and the interval lies within the margin. "below the noise floor": if not that either, and the interval
-        leaves out 0. Otherwise "undecided".
+        excludes 0. Otherwise "undecided".
 
     Examples
     --------
@@ -75,8 +75,8 @@ def rank_correlation(x: ArrayLike, y: ArrayLike) -> Ranks:
     -------
     Ranks
         NaN for fewer than 3 pairs, or where all values of x or of y are equal. The p value is the share of orders of y
-        whose correlation is at least as far from 0: of all n! orders up to n = 8 (exact), of 99999 random ones, drawn
-        from seed 0, and the observed one beyond.
+        whose correlation is at least as far from 0: of all n! orders up to n = 8 (exact), beyond that of the observed
+        order and 99999 random ones drawn from seed 0.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def rank_correlation(x: ArrayLike, y: ArrayLike) -> Ranks:
     a, b = (np.asarray(v, dtype=np.float64) for v in (x, y))
     if a.ndim != 1 or a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise ValueError(
-            f"x and y must be as many finite numbers each, but got shapes {a.shape} and {b.shape}: {a}, {b}"
+            f"x and y must hold equally many finite numbers, but got shapes {a.shape} and {b.shape}: {a}, {b}"
         )
     n = len(a)
     if n < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:

@@ -27,7 +27,7 @@ from fedstat import _check
 from fedstat.stats import blocks, pooled
 
 SIGN_FLIP_BLOCKS = 16
-"""Up to so many blocks all 2ⁿ changes of sign are tried."""
+"""Up to this many blocks all 2ⁿ changes of sign are tried."""
 
 
 class Comparison(NamedTuple):
@@ -36,16 +36,16 @@ class Comparison(NamedTuple):
     Attributes
     ----------
     table : DataFrame
-        One row per method, in the order of appearance: ``method``; ``n_values``, ``mean`` and ``std_error_mean`` of
-        its own values; ``n`` blocks that it shares with the reference; ``difference``, mean of value − reference within
+        One row per method, in the order of appearance: ``method``; ``n_values``, ``mean`` and ``std_error_mean`` of its
+        own values; ``n`` blocks that it shares with the reference; ``difference``, mean of value − reference within
         blocks, with ``std_error``, ``statistic`` (t), ``df``, ``p_value``, ``conf_low`` and ``conf_high``; ``p_holm``,
-        adjusted over all methods of the table; ``all_low`` and ``all_high``, intervals that hold for all methods
-        together; ``p_sign_flip``; and, with one residual variance of all methods, the columns of
+        adjusted over all methods of the table; ``all_low`` and ``all_high``, simultaneous intervals for all methods;
+        ``p_sign_flip``; and, with one residual variance of all methods, the columns of
         :class:`fedstat.stats.pooled.Pooled`. NaN for the reference itself, and where a single block leaves no standard
         error.
     reference : str
     level : float
-        Of the intervals.
+        Confidence level of the intervals.
     notes : tuple of str
         What was left out or cannot be said, in words.
     """
@@ -117,19 +117,20 @@ def paired(
     Raises
     ------
     ValueError
-        If a column or the reference is not there, a row does not say its method or block, a value is infinite, or a
-        method has two values in a block.
+        If a column or the reference is missing, a row lacks its method or block, a value is infinite, or a method has
+        two values in a block.
 
     Notes
     -----
     Tests and intervals are those of the paired t test. ``p_holm`` is Holm's step-down adjustment [1]_. ``all_low`` and
-    ``all_high`` are Bonferroni's t intervals, at level 1 − (1 − level)/m for m comparisons: they hold together, and
-    being as wide as Holm's first step they never leave out 0 where Holm does not reject; Holm may reject where they
-    hold 0. With few blocks each method's own variance is hardly known; ``pooled_low``, ``pooled_high`` and ``pooled_p``
-    estimate one for all (Dunnett, see :func:`fedstat.stats.pooled.many_to_one`). ``p_sign_flip`` is exact under the one
-    assumption that differences are symmetric about 0 [2]_: the share of the 2ⁿ changes of sign whose mean is at least
-    as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks. Beyond 16 blocks it is NaN. Differences that vary
-    by less than the rounding of float32, in which accuracies are stored, count as the same.
+    ``all_high`` are Bonferroni's t intervals, at level 1 − (1 − level)/m for m comparisons: they hold simultaneously.
+    Being as wide as Holm's first step, they never exclude 0 where Holm does not reject; Holm may reject where they
+    contain 0. With few blocks each method's own variance is poorly known; ``pooled_low``, ``pooled_high`` and
+    ``pooled_p`` rest on one variance of all methods (Dunnett, see :func:`fedstat.stats.pooled.many_to_one`).
+    ``p_sign_flip`` is exact under the one assumption that differences are symmetric about 0 [2]_: the share of the 2ⁿ
+    changes of sign whose mean is at least as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks. Beyond 16
+    blocks it is NaN. Differences that vary by less than the rounding of float32, in which accuracies are stored, count
+    as the same.
 
     References
     ----------
@@ -220,8 +221,8 @@ def mixed(
     data : DataFrame
         One row per method, heterogeneity and group; rows whose value is NaN are left out.
     reference : str, optional
-        Method that the others are compared with; the first one by default. Of a heterogeneity that is not a number
-        the first level is the reference.
+        Method that the others are compared with; the first one by default. Of a categorical heterogeneity the first
+        level is the reference.
     value, method, heterogeneity, group : str
         Columns. A numeric heterogeneity enters as a number, any other as levels.
     level : float in (0, 1)

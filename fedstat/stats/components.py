@@ -1,4 +1,4 @@
-"""How much of what clients differ by is their own, and how much is noise of the sample? Variance components.
+"""How much of the differences between clients is their own, how much sampling noise? Variance components.
 
 Every client is trained R >= 2 times from one download on disjoint parts of its data (replicates). For client c,
 replicate r and weight i of a unit
@@ -6,7 +6,7 @@ replicate r and weight i of a unit
     w_cri = m_i + x_c' γ_i + b_ci + e_cri,    Var b_ci = σ_b² (the client's own),    Var e_cri = σ_cr² (noise),
 
 with an optional covariate x_c of clients. NumPy arrays or torch tensors; sums in float64, a block of weights at a time.
-What :func:`components` makes of the sums, a number a unit, are NumPy arrays, on the host.
+The results of :func:`components`, one number per unit, are NumPy arrays on the host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedstat.stats.icc import fdr as adjusted
 Array = Any
 Floats = NDArray[np.float64]
 
-# A client whose leverage is this near 1 is fitted by itself; a covariate that varies by less of its size is constant.
+# A client with leverage this near 1 is fitted by itself; a covariate that varies by less of its size is constant.
 _ALONE, _CONSTANT = 1e-9, 1e-10
 
 
@@ -44,7 +44,7 @@ class Parts(NamedTuple):
     design : array (client, p), NumPy
         Orthonormal basis of (1, covariate): p is 1, or 2 with a covariate.
     n_weights : int
-        Of a unit.
+        Weights per unit.
     n_replicates : int
         R.
     """
@@ -84,23 +84,23 @@ class Components(NamedTuple):
     Attributes
     ----------
     between : array
-        σ_b², variance of a weight between clients beyond noise. Unbiased, hence negative at times.
+        σ_b², variance of a weight between clients beyond noise. Unbiased, hence sometimes negative.
     within : array
         σ_e², noise of one replicate: mean over clients, weighted by 1 − leverage (equal without a covariate).
     personal : array
         σ_b² / (σ_b² + σ_e²/R): share of the differences between clients, each trained on all its data, that is the
         client's own. Below 1; negative where σ_b² is.
     personal_replicate : array
-        σ_b² / (σ_b² + σ_e²): the same for models trained on one replicate's data; where ``between`` is from −σ_e²
-        down it means nothing and is minus infinity.
+        σ_b² / (σ_b² + σ_e²): the same for models trained on one replicate's data; minus infinity, without a meaning,
+        where ``between`` is −σ_e² or less.
     conf_low, conf_high : array
         Interval of ``personal``.
     statistic, p_value : array
         One-sided t test of σ_b² = 0 against σ_b² > 0.
     df : int
-        Clients less columns of the fit.
+        Number of clients minus number of columns of the fit.
     level : float
-        Of the intervals.
+        Confidence level of the intervals.
     """
 
     between: Floats
@@ -123,8 +123,8 @@ def parts(w: Array, covariate: Any = None) -> Parts:
     w : array (client, replicate, unit, weight)
         Any real type; at least 2 replicates, and 2 clients more than the fit has columns.
     covariate : array (client,), optional
-        What is to be taken out of the differences between clients, as the number of training samples: a client with
-        more of them makes more steps from the common start, which is no knowledge of its own.
+        What the differences between clients are adjusted for, such as the number of training samples: a client with
+        more samples makes more steps from the common start, which is not knowledge of its own.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def checked(w: Array, covariate: Any) -> tuple[Array, Floats]:
         raise ValueError(f"w must be (client, replicate, unit, weight), but got shape {tuple(w.shape)}")
     if w.shape[1] < 2:
         raise ValueError(
-            f"noise shows between replicates of a client, at least 2, but got {w.shape[1]}. "
+            f"noise shows only between replicates, at least 2 per client, but got {w.shape[1]}. "
             "Train every client on disjoint parts of its data, from the same download."
         )
     return w, design(w.shape[0], covariate)
@@ -183,7 +183,7 @@ def design(n_clients: int, covariate: Any = None) -> Floats:
         x = covariate.detach().cpu().numpy() if is_torch_array(covariate) else covariate
         x = np.asarray(_check.numbers("covariate", x), dtype=np.float64)
         if x.shape != (n_clients,):
-            raise ValueError(f"covariate must hold one number a client, shape ({n_clients},), but got {x.shape}")
+            raise ValueError(f"covariate must hold one number per client, shape ({n_clients},), but got {x.shape}")
         if not np.isfinite(x).all():
             bad = np.flatnonzero(~np.isfinite(x)).tolist()
             raise ValueError(f"covariate must be finite, but got NaN or infinite values for client(s) {bad}")
@@ -199,23 +199,23 @@ def design(n_clients: int, covariate: Any = None) -> Floats:
     q = np.stack([c / np.linalg.norm(c) for c in columns], axis=1)
     if (alone := (q**2).sum(axis=1) > 1 - _ALONE).any():
         raise ValueError(
-            f"covariate sets client {int(np.flatnonzero(alone)[0])} apart from all others, which are equal in it: "
-            "the fit goes through that client and leaves nothing of it. Leave the client or the covariate out."
+            f"covariate sets client {int(np.flatnonzero(alone)[0])} apart from all others, which share one value: "
+            "the fit passes through that client and leaves no residual. Leave out the client or the covariate."
         )
     return q
 
 
 def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Components:
-    """Variance components by the method of moments, with intervals and tests that take clients as the sample.
+    """Variance components by the method of moments, with intervals and tests in which clients are the sample.
 
     Parameters
     ----------
     p : Parts
         Of units, or of a layer (:meth:`Parts.pooled`).
     level : float in (0, 1)
-        Of the two-sided intervals of ``personal``.
+        Confidence level of the two-sided intervals of ``personal``.
     cluster : int array (client,), optional
-        Numbers of the clients, where rows of ``p`` are of one client in several rounds: they are left out together.
+        Client number of each row of ``p``, where a client has rows for several rounds: these are left out together.
 
     Returns
     -------
@@ -224,7 +224,7 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
     Raises
     ------
     ValueError
-        If replicates are equal bit by bit in all clients while clients differ: there is no noise to compare with.
+        If replicates are identical bit for bit in all clients while clients differ: there is no noise to compare with.
 
     Notes
     -----
@@ -238,12 +238,13 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
 
     Weights of a unit are not independent, so that their number gives no degrees of freedom. Intervals and test come
     from leaving out one client at a time (jackknife [3]_) on the scale of log F, with t of C − p degrees of freedom; an
-    interval holds 0 if the two-sided test of that level does not reject. The scale was chosen by simulation: 10 to 40
-    clients of equal and of unequal sizes (to 1 : 7), with and without a covariate, 1, 3 or 30 effectively independent
-    weights a unit, 20,000 runs a case (4,000 of the others). There the 95 % intervals held the truth in 0.929 to 0.997,
-    and the test at 0.05 rejected in 0.036 to 0.061. The delta method on the same scale held it in 0.85 to 0.996, and
-    the jackknife of ``personal`` itself in 0.89 to 0.997, nearly all of its misses on one side. Where a fifth of the
-    clients has all that is personal, 10 clients are too few: 0.87 to 0.89; 20 and 40 gave 0.94 to 0.96.
+    interval contains 0 if the two-sided test of that level does not reject. The scale was chosen by simulation: 10 to
+    40 clients of equal and of unequal sizes (to 1 : 7), with and without a covariate, 1, 3 or 30 effectively
+    independent weights per unit, 20,000 runs per case (4,000 of the others). There the 95 % intervals covered the truth
+    in 0.929 to 0.997, and the test at 0.05 rejected in 0.036 to 0.061. The delta method on the same scale covered it in
+    0.85 to 0.996, and the jackknife of ``personal`` itself in 0.89 to 0.997, nearly all of its misses on one side.
+    Where all that is personal belongs to a fifth of the clients, 10 clients are too few: 0.87 to 0.89; 20 and 40 gave
+    0.94 to 0.96.
 
     References
     ----------
@@ -345,12 +346,12 @@ class BadWeightsError(ValueError):
 
 
 class NoNoiseError(ValueError):
-    """Units whose replicates are equal bit by bit in all clients."""
+    """Units whose replicates are identical bit for bit in all clients."""
 
     def __init__(self, units: NDArray[Any]) -> None:
         super().__init__(
-            f"replicates are equal bit by bit in all clients in {len(units)} unit(s), first in unit {units[0]}: the "
-            "noise is exactly 0, so that there is nothing to compare clients with. Replicates must be trained on "
+            f"replicates are identical bit for bit in all clients in {len(units)} unit(s), first in unit {units[0]}: "
+            "the noise is exactly 0, so that there is nothing to compare clients with. Replicates must be trained on "
             "different data; leave out units that were not trained."
         )
         self.units = units

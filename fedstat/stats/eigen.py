@@ -1,6 +1,6 @@
 """Leading eigenpairs of symmetric matrices, warm-started where that is cheaper than the whole decomposition.
 
-NumPy or torch, the same out; in float64, but for :func:`full` and :func:`with_diagonal`, which keep the dtype.
+NumPy or torch, the same out; in float64, except for :func:`full` and :func:`with_diagonal`, which keep the dtype.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def leading(xp: Any, a: Array, g: int, *, guess: Array | None = None, accuracy: 
     Returns
     -------
     values : array (..., k), vectors : array (..., unit, k)
-        k >= g, falling; only the first g are exact.
+        k >= g pairs, in descending order; only the first g are exact.
     """
     a = xp.astype(a, xp.float64, copy=False)
     k = min(g + _GUARD, a.shape[-1])
@@ -73,7 +73,7 @@ def leading(xp: Any, a: Array, g: int, *, guess: Array | None = None, accuracy: 
 
 
 def _ritz(xp: Any, a: Array, block: Array) -> tuple[Array, Array, Array]:
-    """Best eigenpairs in the span of a block, falling, and the norms of their residuals."""
+    """Best eigenpairs in the span of a block, in descending order, and the norms of their residuals."""
     q, _ = xp.linalg.qr(block)
     aq = a @ q
     t = xp.matrix_transpose(q) @ aq

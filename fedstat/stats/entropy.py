@@ -114,11 +114,11 @@ def knn_entropy(
     Notes
     -----
     The standard error is √((Var log f + χ)/n). Var log f is the variance of log ε_i^d less ψ'(k), the part of it that
-    is due to the neighbours' randomness; χ(k, d), free of f, carries this part with the covariances between
-    neighbours (for k = 1, [2]_). Bias is not in it: of order (k/n)^(2/d) for smooth densities [3]_, it is small beside
-    the error for d = 1 and k much below n, and leads from d = 3 on. Measured share of estimate ± 1.96 std_error that
-    holds the truth, k = 3, normal, uniform and exponential samples: 0.93 to 0.96 for n = 100, 0.945 to 0.953 for
-    n = 1000; normal samples of n = 1000 with d = 2, 3, 4: 0.92, 0.87, 0.67.
+    is due to the neighbours' randomness; χ(k, d), free of f, carries this part with the covariances between neighbours
+    (for k = 1, [2]_). Bias is not in it: of order (k/n)^(2/d) for smooth densities [3]_, it is small beside the error
+    for d = 1 and k much below n, and leads from d = 3 on. Measured coverage of estimate ± 1.96 std_error, k = 3,
+    normal, uniform and exponential samples: 0.93 to 0.96 for n = 100, 0.945 to 0.953 for n = 1000; normal samples of n
+    = 1000 with d = 2, 3, 4: 0.92, 0.87, 0.67.
 
     References
     ----------
@@ -318,7 +318,7 @@ def _collect(
 def _tied_message(tied: Array, series: list[int], k: int) -> str:
     where = f" in {len(series)} of {tied.shape[0]} series, first in series {series[0]}" if tied.shape[0] > 1 else ""
     return (
-        f"x has more than k = {k} samples of one value ({int(tied[series[0], :].sum())} such samples{where}), so a "
+        f"x has more than k = {k} equal samples ({int(tied[series[0], :].sum())} tied{where}), so a "
         'distance is 0 and the entropy -inf. Use ties="atoms" to set these values apart (dead neurons), '
         'ties="jitter" if they are due to rounding, or a larger k.'
     )
@@ -327,8 +327,8 @@ def _tied_message(tied: Array, series: list[int], k: int) -> str:
 def neighbour_variance(k: int, d: int) -> float:
     """χ(k, d): n times the variance of the estimate for a uniform density without borders, n large.
 
-    Found by simulation for k up to 10 and d up to 6, to 0.1 % for d = 1 and 1.5 % for d > 1. Beyond, it is taken to
-    fall as 1/k, as it does from k = 3 on, and to be that of d = 6.
+    Found by simulation for k up to 10 and d up to 6, to 0.1 % for d = 1 and 1.5 % for d > 1. Beyond that range it is
+    taken to fall as 1/k, as it does from k = 3 on, and to be that of d = 6.
 
     Examples
     --------

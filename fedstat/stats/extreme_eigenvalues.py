@@ -110,7 +110,7 @@ def _extremes(xp: Any, low: Array, high: Array, error_low: Array, error_high: Ar
 
 
 def _iterative(xp: Any, h: Array, tol: float) -> Extremes | None:
-    """Lanczos for the top, shift-inverted Lanczos for the bottom; None if either does not settle."""
+    """Lanczos for the top, shift-inverted Lanczos for the bottom; None if either does not converge."""
     n = h.shape[-1]
     start = xp.asarray(generator(0, "lanczos").normal(size=n), device=device_of(h))
 

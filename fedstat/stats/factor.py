@@ -35,10 +35,10 @@ class Fit(NamedTuple):
     communality : array (..., unit)
         ν of FedFac §4.1: the share of a unit's variance that the factors explain. NaN for a dead unit.
     loadings : array (..., unit, factor)
-        Column m holds the loadings on factor m, by falling eigenvalue; columns past ``n_factors`` are 0. Their
-        squares sum to ν over a row, except where a bound holds ν at 1.
+        Column m holds the loadings on factor m, in descending order of eigenvalue; columns past ``n_factors`` are 0.
+        Their squares sum to ν over a row, except where a bound holds ν at 1.
     eigenvalues : array (..., unit)
-        Eigenvalues of R, falling; NaN past those that were needed (a given ``n_factors`` on a large layer).
+        Eigenvalues of R, descending; NaN past those that were needed (a given ``n_factors`` on a large layer).
     n_factors, n_iter : int array (...,)
         Number of factors G; number of eigendecompositions, counted as R's psych does.
     converged : bool array (...,)
@@ -69,7 +69,7 @@ def count_factors(eigenvalues: Array, *, kappa: float) -> Array:
     Parameters
     ----------
     eigenvalues : array (..., unit)
-        Eigenvalues of R, falling. Negative ones (rounding) count as 0.
+        Eigenvalues of R, descending. Negative ones (rounding) count as 0.
     kappa : float
         0 < kappa <= 1.
 
@@ -115,7 +115,7 @@ def fit(
         Σ_{m≤G−1} u_jm².
     start : {"pc", "smc"} or array (..., unit)
         Communalities that ``"pa"`` and ``"minres"`` start from: principal components (all 1, the paper), squared
-        multiple correlations, or given ones, such as those of the round before.
+        multiple correlations, or given ones, such as those of the previous round.
     heywood : {"allow", "bound"}
         Whether ``"pa"`` may pass 1 or is clipped there in every step; ``"minres"`` is always bounded.
     max_iter : int, optional
@@ -204,8 +204,8 @@ def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options
     Returns
     -------
     best : Fit
-        For ``"minres"`` the one with the smallest objective, the first on ties; for ``"pa"``, which minimises
-        nothing it could be judged by, the one from ``options["start"]``.
+        For ``"minres"`` the one with the smallest objective, the first on ties; for ``"pa"``, which has no objective to
+        compare, the one from ``options["start"]``.
     n_solutions : int
         Distinct end points; those that did not converge count too.
     """
@@ -238,7 +238,7 @@ def _iterate(
     max_iter: int,
     tol: float,
 ) -> tuple[Array, Array, Array, Array]:
-    """Principal-axis steps of every matrix until each one's own communalities stand still."""
+    """Principal-axis steps of every matrix until its own communalities no longer change."""
     n_iter, residual = xp.zeros_like(g), xp.zeros_like(g, dtype=xp.float64)
     moving = xp.ones_like(g, dtype=xp.bool)
     loadings, pairs = xp.zeros_like(r)[..., : int(xp.max(g))], known

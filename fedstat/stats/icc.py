@@ -1,6 +1,6 @@
 """Do clients agree on a unit's weights? Intraclass correlations from sums over clients.
 
-Targets are a unit's weights, raters are the clients: a two-way layout with one value a cell, complete by construction.
+Targets are a unit's weights, raters the clients: a two-way layout with one value per cell, complete by construction.
 NumPy arrays or torch tensors; sums and mean squares are of the same kind, in float64. The F distributions are SciPy's,
 so that coefficients, agreement and adjusted p-values are NumPy arrays, on the host.
 """
@@ -31,14 +31,14 @@ _CACHED, _BLOCK = 1 << 19, 1 << 24
 _ALL = slice(None)
 # Sums of squares between this and its reciprocal are far from the ends of float64.
 _ORDINARY = 2.0**500
-# Where squares are so much more than the residual, what clients have in common is taken out before they are summed.
+# Where squares exceed the residual this many times, what clients have in common is subtracted before summing.
 _LOSES = 1e3
 
 
 class TwoWay(NamedTuple):
     """Sums of a layout clients x weights; ``+`` joins disjoint sets of clients without loss of digits.
 
-    They hold what Σ_c w and Σ_c w² hold, taken about means and joined pairwise (Chan, Golub and LeVeque 1983, The
+    Equivalent to Σ_c w and Σ_c w², but taken about means and joined pairwise (Chan, Golub and LeVeque 1983, The
     American Statistician 37, 242-247).
 
     Attributes
@@ -46,7 +46,7 @@ class TwoWay(NamedTuple):
     n : array ()
         Clients.
     exponent : array (unit,)
-        All else is in units of 2 to this power, its square for squares.
+        All other fields are in units of 2 to this power; squares, of its square.
     mean : array (unit,)
         Over clients and weights.
     profile : array (unit, weight)
@@ -170,7 +170,7 @@ def mean_squares(s: Sums) -> MeanSquares:
 
 
 def layer_mean_squares(s: Sums) -> MeanSquares:
-    """Mean squares of the layer, its targets the weights of all units, those of dead ones too; arrays ()."""
+    """Mean squares of the layer, whose targets are the weights of all units, dead ones included; arrays ()."""
     t, m = s.units, s.layer
     xp = array_namespace(t.mean)
     k, (d, n) = int(t.n), t.profile.shape
@@ -190,12 +190,12 @@ def coefficients(ms: MeanSquares, *, level: float = 0.95) -> Coefficients:
     ms : MeanSquares
         On the host.
     level : float in (0, 1)
-        Of the two-sided intervals.
+        Confidence level of the two-sided intervals.
 
     Returns
     -------
     Coefficients
-        NaN where nothing varies. Where clients are equal, 1 with F = ∞ and an interval of no length. The forms with k
+        NaN where nothing varies. Where clients are equal, 1 with F = ∞ and an interval of length 0. The forms with k
         are minus infinity where the variance of a mean over clients is estimated as 0 or less.
 
     References
@@ -303,13 +303,13 @@ def _ones(x: Array, n: int) -> Array:
 
 
 def mean_squares_of(b: Array, j: Array, e: Array, offset: Array, exponent: Array, k: int, n: int) -> MeanSquares:
-    """From sums of squares; those that are rounding beside all squares, the mean's too, are 0."""
+    """Mean squares from sums of squares; a sum that is mere rounding beside all of them and the mean's becomes 0."""
     if k < 2:
         raise ValueError(f"agreement between clients needs at least 2 clients, but got {k}")
     if n < 2:
         raise ValueError(
             f"an intraclass correlation needs at least 2 weights in a unit, but got {n}. "
-            "Biases are one number a unit: put them beside the weights, or leave them out."
+            "Biases are one number per unit: put them beside the weights, or leave them out."
         )
     xp = array_namespace(b)
     rounding = _ZERO * (xp.abs(b) + j + e + k * n * offset)
@@ -326,7 +326,7 @@ def six(b: Any, j: Any, e: Any, n: int, k: int) -> NDArray[np.float64]:
 
 
 def _stepped_up(single: NDArray[np.float64], k: int) -> NDArray[np.float64]:
-    """Coefficients of means over k clients (Spearman-Brown); minus infinity from -1 / (k - 1) down."""
+    """Coefficients of means over k clients (Spearman-Brown); minus infinity at -1 / (k - 1) or below."""
     below = 1 + (k - 1) * single
     return np.where(below <= 0, -np.inf, k * single / below)
 
@@ -345,7 +345,7 @@ def _limits_agreement(b: Any, j: Any, e: Any, icc: Any, n: int, k: int, q: float
     rest = n * (1 + (k - 1) * icc) - k * icc
     above = (n - 1) * (k - 1) * (k * icc * j + rest * e) ** 2
     below = (n - 1) * (k * icc * j) ** 2 + (rest * e) ** 2
-    df = np.where(below == 0, 1.0, above / below)  # equal clients: any
+    df = np.where(below == 0, 1.0, above / below)  # any value will do for equal clients
     f1, f2 = special.fdtri(n - 1, df, q), special.fdtri(df, n - 1, q)
     error = k * j + (k * n - k - n) * e
     return n * (b - f1 * e) / (f1 * error + n * b), n * (f2 * b - e) / (error + n * f2 * b)

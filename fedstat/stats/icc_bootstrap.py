@@ -1,4 +1,4 @@
-"""How sure is agreement between clients? Intraclass correlations of clients drawn with replacement.
+"""How certain is agreement between clients? Intraclass correlations of clients drawn with replacement.
 
 Weights may be NumPy arrays or torch tensors; the coefficients are NumPy arrays, on the host.
 """
@@ -26,7 +26,7 @@ def bootstrap(
     """Coefficients of clients drawn with replacement (Efron and Tibshirani 1993, An introduction to the bootstrap).
 
     The mean squares are means over pairs of clients. A client drawn twice agrees with itself, which says nothing about
-    how clients agree: such pairs are left out, or every coefficient would be about (1 - ICC) / clients too high.
+    how clients agree: these pairs are left out, or every coefficient would be about (1 - ICC) / clients too high.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def bootstrap(
     Raises
     ------
     ValueError
-        If there are fewer than 3 clients: of two, a replicate is the sample itself or has no pair.
+        If there are fewer than 3 clients: with two, a replicate is the sample itself or has no pair.
     """
     xp = array_namespace(w)
     k, d, n = w.shape
@@ -104,7 +104,7 @@ def _joined(a: _Pairs, b: _Pairs) -> _Pairs:
 
 
 def _as_one(p: _Pairs) -> _Pairs:
-    """All units as one, but for their means."""
+    """All units as one, except their means."""
     xp = array_namespace(p.cross)
     top = xp.max(p.exponent)
     by = scale.power(2 * (p.exponent - top))[:, None, None]

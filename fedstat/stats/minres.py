@@ -1,6 +1,6 @@
 """MINRES: communalities in [0, 1] that minimise the squared off-diagonal residuals of a correlation matrix.
 
-With h the communalities and λ the eigenvalues of R with h on its diagonal, falling, the objective is
+With h the communalities and λ the eigenvalues of R with h on its diagonal, in descending order, the objective is
 
     f(h) = ½ (Σ_m λ_m² − Σ_{m≤G} max(λ_m, 0)²),    ∇f(h) = h − F(h),
 

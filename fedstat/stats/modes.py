@@ -21,7 +21,7 @@ _STARTS = 3
 
 
 class Peaks(NamedTuple):
-    """Silverman's test of "at most so many peaks".
+    """Silverman's test of "at most n peaks".
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class Peaks(NamedTuple):
     position : array (peak,)
         Where the density with this bandwidth has its peaks, ascending.
     p_value : float
-        Small: there are more peaks. NaN where no test was asked for.
+        Small values speak for more peaks. NaN where no test was asked for.
     """
 
     bandwidth: float
@@ -49,9 +49,9 @@ class Mixture(NamedTuple):
     p_value : float
         Share of samples from the fitted normal, of the same size, with a statistic at least as large.
     bic : array (2,)
-        Bayesian information criterion of the one and of the two; the smaller is the better.
+        Bayesian information criterion of one and of two components; the smaller is better.
     mean, sd, weight : array (2,)
-        Of the two components, by ascending mean.
+        Parameters of the two components, in ascending order of the mean.
     """
 
     statistic: float
@@ -150,7 +150,7 @@ def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
     """
     x, unit = _sample(x)
     draws = _check.integer("draws", draws)
-    z = (x - x.mean()) / x.std()  # the ratio is free of place and scale, and EM's floor of variances is not
+    z = (x - x.mean()) / x.std()  # the ratio is free of location and scale, EM's floor of variances is not
     one, two, ratio = _fits(z)
     rng = generator(seed, "modes", "mixture")
     larger = sum(_fits(rng.normal(size=len(z)))[2] >= ratio for _ in range(draws))

@@ -108,7 +108,7 @@ def rescaled(m: Moments, exponent: Array) -> Moments:
 
 
 def broken_units(m: Moments) -> list[int]:
-    """Units (positions) whose sums are NaN or infinite in any batch element, in rising order."""
+    """Units (positions) whose sums are NaN or infinite in any batch element, in ascending order."""
     xp = array_namespace(m.cross)
     bad = ~xp.isfinite(xp.linalg.diagonal(m.cross))
     return sorted({int(i) for i in xp.nonzero(bad)[-1]})

@@ -60,7 +60,7 @@ def squared_multiple_correlations(r: Floats) -> Floats:
 
 
 def reduced_eigenvalues(r: Floats) -> Floats:
-    """Eigenvalues, falling, of R with squared multiple correlations on its diagonal."""
+    """Eigenvalues, descending, of R with squared multiple correlations on its diagonal."""
     reduced = r.copy()
     np.fill_diagonal(reduced, squared_multiple_correlations(r))
     return np.asarray(np.linalg.eigvalsh(reduced)[::-1], dtype=np.float64)
@@ -129,7 +129,7 @@ def compare(
     n_obs, draws, quantile, seed
         As in :func:`parallel_analysis`.
     kappa : float
-        Of the κ rule.
+        Threshold of the κ rule.
 
     Returns
     -------

@@ -129,10 +129,10 @@ def theorem_lr(lambda_s: float, gamma_s: float, lambda_p: float, gamma_p: float,
 def limit_map(
     h_shared: Array, h_personal: Sequence[Array], steps: Steps, *, divisors: Sequence[float] | None = None
 ) -> Array:
-    """Linear map from y − h(t) to y − h(t+1) of a network so wide that its kernels stand still.
+    """Linear map from y − h(t) to y − h(t+1) of a network so wide that its kernels do not change.
 
     I − η_l(η_g/C · H^s + H^p)·S, S the block diagonal of Σ_{g<G} (I − η_l K_c)^g, K_c the client's block of H^s + H^p:
-    what the parallel gradient descent does exactly, G local steps included, where Theorem 1 keeps λ_min only.
+    what the parallel gradient descent does exactly, G local steps included, while Theorem 1 keeps λ_min only.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def confidence(n: int, lambda_min: float, *, delta: float = 0.05, constant: floa
 
 
 def largest_informative_clients(n_total: int) -> int:
-    """Most clients for which Theorem 2 can say anything about labels ±1 on unit-norm samples.
+    """Largest number of clients for which Theorem 2 says anything about labels ±1 on unit-norm samples.
 
     yᵀH⁻¹y ≥ ‖y‖²/λ_max(H) and λ_max(H^s∞ + H^p∞) ≤ N/2 + N/(2C), so the complexity term is at least
     2C √(2 / (1 + 1/C) / N): at or above 1, the largest value of the loss, unless 8C²/(1 + 1/C) < N. This follows from

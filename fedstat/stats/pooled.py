@@ -25,14 +25,14 @@ _NORMAL = stats.norm.pdf(_GRID) * (_GRID[1] - _GRID[0])
 
 
 class Pooled(NamedTuple):
-    """Comparisons with a reference under value = method + block + error, errors of one variance.
+    """Comparisons with a reference under value = method + block + error, with errors of equal variance.
 
     Attributes
     ----------
     table : DataFrame
         One row per method but the reference: ``method``; ``pooled_difference`` (least squares) from the reference,
         ``pooled_error`` and ``pooled_df``; ``pooled_p``, adjusted for all methods; ``pooled_low`` and ``pooled_high``,
-        intervals that hold for all methods together: NaN with fewer than ``LEAST_DF`` degrees of freedom, or where the
+        simultaneous intervals for all methods: NaN with fewer than ``LEAST_DF`` degrees of freedom, or where the
         residuals do not differ from rounding.
     note : str
         Why there are no intervals, or what they rest on; "" where all is well.
@@ -52,9 +52,9 @@ def many_to_one(wide: pd.DataFrame, reference: str, *, level: float, rounding: f
     reference : str
         A column.
     level : float in (0, 1)
-        At which the intervals hold together.
+        Simultaneous confidence level of the intervals.
     rounding : float
-        A residual standard deviation up to this is none.
+        A residual standard deviation up to this counts as 0.
 
     Returns
     -------
@@ -62,9 +62,8 @@ def many_to_one(wide: pd.DataFrame, reference: str, *, level: float, rounding: f
 
     Notes
     -----
-    In a complete layout any two differences have correlation 1/2, and the intervals are exact, as those of R's
-    multcomp are. Where cells are missing they rest on correlation 0, which makes them no shorter than they have to
-    be [1]_.
+    In a complete layout any two differences have correlation 1/2, and the intervals are exact, as in R's multcomp.
+    Where cells are missing, correlation 0 is used, which makes the intervals conservative [1]_.
 
     References
     ----------
@@ -88,7 +87,7 @@ def many_to_one(wide: pd.DataFrame, reference: str, *, level: float, rounding: f
     m, df = len(others), len(y) - design.shape[1]
     table["pooled_difference"], table["pooled_df"] = effect[:m], df
     if df < LEAST_DF:
-        return Pooled(table, f"too few blocks for any claim: residual degrees of freedom of all methods together: {df}")
+        return Pooled(table, f"too few blocks for any claim: {df} residual degrees of freedom for all methods together")
     sigma = math.sqrt(float(np.square(y - design @ effect).sum()) / df)
     if sigma <= rounding:
         return Pooled(table, "")
@@ -100,7 +99,7 @@ def many_to_one(wide: pd.DataFrame, reference: str, *, level: float, rounding: f
     table["pooled_error"] = error
     table["pooled_p"] = [p_value(t, m, df, correlation=correlation) for t in np.abs(effect[:m]) / error]
     table["pooled_low"], table["pooled_high"] = effect[:m] - half, effect[:m] + half
-    return Pooled(table, "" if alike else "cells are missing, so that pooled intervals are a little wider than need be")
+    return Pooled(table, "" if alike else "cells are missing, so pooled intervals are a little wider than necessary")
 
 
 def p_value(t: float, m: int, df: float, *, correlation: float = 0.5) -> float:

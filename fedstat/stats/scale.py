@@ -20,12 +20,12 @@ def exponent(largest: Array) -> Array:
     Parameters
     ----------
     largest : float64 array (...,)
-        Largest absolute values. Where one is 0 the exponent is the lowest, -1000, where it is not finite 0.
+        Largest absolute values. For 0 the exponent is -1000, the lowest; where it is not finite, 0.
 
     Returns
     -------
     array (...,)
-        The quotients are below 2^±250, so that sums of their squares stay within float64.
+        Quotients other than 0 lie between 2^-250 and 2^250, so that sums of their squares stay within float64.
 
     Examples
     --------

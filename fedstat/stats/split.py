@@ -80,9 +80,9 @@ def threshold(statistic: Array, tau: Tau) -> Array:
     n_live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
     n_shared = xp.astype(xp.round((1 - tau) * xp.astype(n_live, xp.float64)), xp.int64)
     infinity = xp.asarray(math.inf, dtype=xp.float64, device=device_of(statistic))
-    rising = xp.sort(xp.where(dead, infinity, statistic), axis=-1)
+    ascending = xp.sort(xp.where(dead, infinity, statistic), axis=-1)
     index = xp.clip(n_live - n_shared, min=0, max=statistic.shape[-1] - 1)
-    value = xp.take_along_axis(rising, index[..., None], axis=-1)[..., 0]
+    value = xp.take_along_axis(ascending, index[..., None], axis=-1)[..., 0]
     return xp.where(n_shared == 0, infinity, value)
 
 
@@ -92,7 +92,7 @@ def shared(statistic: Array, *, tau: Tau = 0.5) -> Array:
     Parameters
     ----------
     statistic : array (..., unit)
-        Communality, by which shared means: explained by the other units; or ICC, by which it means: clients agree.
+        Communality (shared means explained by the other units) or ICC (shared means that clients agree).
     tau : float in (0, 1), inf, -inf or Absolute
         See :func:`threshold`. Units that tie with the threshold, up to rounding (1e-12), are all shared.
 
@@ -117,10 +117,10 @@ def shared(statistic: Array, *, tau: Tau = 0.5) -> Array:
 def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64]) -> bool:
     """Whether units labelled shared are less alike over clients than those labelled personal.
 
-    Two things are asked for. The contradiction must be gross: of a shared and a personal unit, drawn at random, the
+    Two conditions must hold. The contradiction must be gross: of a shared and a personal unit, drawn at random, the
     shared one has the higher ICC in fewer than a third of the pairs (AUC < 1/3). With hundreds of units an AUC a little
-    below 1/2 is significant and says nothing of use. And it must be no chance: two-sided p < .01 in the test of Mann
-    and Whitney. With a dozen units a small AUC is no news, and p < .05 would warn of every fortieth layer of noise.
+    below 1/2 is significant but of no consequence. And it must not be due to chance: two-sided p < .01 in the test of
+    Mann and Whitney. With a dozen units small AUCs are common, and p < .05 would warn of every fortieth layer of noise.
 
     Parameters
     ----------

@@ -15,7 +15,7 @@ _SMALL = 2**30
 
 
 def safe_blas(units: int) -> AbstractContextManager[object]:
-    """Context in which BLAS may work on symmetric matrices of so many units: on one thread if they are many."""
+    """Context in which BLAS may work on symmetric matrices of this size: on one thread if it is large."""
     return threadpool_limits(1, user_api="blas") if units > _WIDE else nullcontext()
 
 
@@ -28,7 +28,7 @@ def require_memory(units: int, *, all_pairs: bool, clients: int = 0) -> None:
     all_pairs : bool
         Whether the fit takes all eigenpairs, or the leading ones.
     clients : int
-        Clients whose own matrices are held beside, twice while they are stacked.
+        Clients whose own matrices are held as well, twice while they are stacked.
     """
     need = 8 * units**2 * ((_ALL if all_pairs else _LEADING) + 2 * clients)
     if need > _SMALL and need > (free := available_memory()):
@@ -43,7 +43,7 @@ def require_memory(units: int, *, all_pairs: bool, clients: int = 0) -> None:
 
 
 def available_memory() -> float:
-    """Bytes of memory that the process may still get; infinity where the system does not say (it is no Linux)."""
+    """Bytes of memory that the process may still get; infinity where the system does not say (other than Linux)."""
     return min(_unused(), _allowed())
 
 
@@ -56,7 +56,7 @@ def _unused() -> float:
 
 
 def _allowed() -> float:
-    """What the control group, a container's say, leaves to its processes."""
+    """Memory that the control group, a container's say, leaves to its processes."""
     try:
         most, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
         return float(most) - float(used)

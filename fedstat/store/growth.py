@@ -1,4 +1,4 @@
-"""Runs made longer: a store with more rounds, replicates or other labels takes the place of the one it goes on from."""
+"""Runs made longer: a store with more rounds, replicates or other labels replaces the one it continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedstat.store.read import damage, describe, open_run
 from fedstat.store.write import STATE, Group, Writer, changed, lay_out, require_journal
 
 Taken = Callable[[str, xr.DataArray], xr.DataArray | None]
-"""What of an array of the old store, by name, the new one takes over; None for nothing."""
+"""Chooses, by name, what the new store takes over of an array of the old one; None for nothing."""
 
 
 def extend(
@@ -31,10 +31,10 @@ def extend(
     *,
     taken: Taken = lambda _, array: array,
 ) -> None:
-    """Lay a run out anew, with what it holds, its state to go on from, and room for more.
+    """Lay a run out anew, with its content, the state to go on from, and room for more.
 
-    The new store is written beside the old one and takes its place whole: whatever cuts this off, one of the two stands
-    there or will.
+    The new store is written beside the old one and then takes its place: after any interruption one of the two is in
+    place, or will be put back.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def extend(
     groups : mapping from group name to Group
         Layout of the new store. Cells are taken over by the labels of their coordinates.
     attrs : mapping
-        Attributes that change, ``config`` among them. Others stay but for ``ended``; ``history`` gets a line more.
+        Attributes that change, ``config`` among them. The others stay, except ``ended``; ``history`` gains a line.
     growth : mapping from name to (there, now)
         Settings that differ from the old ones, as :func:`changed` found them.
     taken : callable (name, DataArray), optional
@@ -61,8 +61,8 @@ def extend(
     with closing(Journal(path)) as files:
         if found := damage(path, checksums=True):
             raise journal.DamageError(
-                f"the run at {path} is damaged: {describe(found)}. Resume it with the settings it has, which computes "
-                "again what can be, and make it longer then."
+                f"the run at {path} is damaged: {describe(found)}. First resume it with its own settings, which "
+                "computes again what can be; then make it longer."
             )
         if changed(path, json.loads(attrs["config"])) != growth:
             raise BlockingIOError(f"{path} was changed by another process in the meantime. Try again.")
@@ -85,7 +85,7 @@ def extend(
 
 
 def _take_over(path: Path, groups: Mapping[str, Group], writer: Writer, taken: Taken) -> None:
-    """Write what an old store holds to the cells of the same labels in a new one."""
+    """Write the content of an old store to the cells with the same labels in a new one."""
     with closing(open_run(path, verify=False)) as run:
         for group, (coords, variables) in groups.items():
             here = run[group].data_vars if f"/{group}" in run.groups else {}

@@ -1,9 +1,9 @@
 """A folder that loses nothing: files are written beside their places, noted with checksums, and then put in place.
 
-The folder ``journal`` of a store holds the file ``log``, of one line a commit: the files of the commit, each with its
-size, its CRC-32 and the name under which it was staged. A commit (1) brings the staged files to the disk, (2) adds
-its line to the log and brings that to the disk, (3) renames the files to their places. Whatever cuts it off, what the
-log names is on the disk, at its place or still staged, and what the log does not name was never written.
+The folder ``journal`` of a store holds the file ``log``, with one line per commit: the files of the commit, each with
+its size, its CRC-32 and the name under which it was staged. A commit (1) brings the staged files to the disk, (2) adds
+its line to the log and brings that to the disk, (3) renames the files to their places. After any interruption, what the
+log names is on the disk, in its place or still staged, and what the log does not name was never written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 
 FOLDER = "journal"
 FIRST = "0"
-"""What stands as staged name for the files that a store began with."""
+"""Staged name given to the files that a store began with."""
 _BLOCK = 1 << 22
 # A log of more lines than this is written anew, with one line for all files.
 _LINES = 1000
@@ -75,7 +75,7 @@ class Journal:
             raise
 
     def _recover(self) -> None:
-        """Put in place what a commit that was cut off had still staged, and remove what no commit names."""
+        """Finish a commit that was cut off, and remove files that no commit names."""
         for key, entry in self.files.items():
             if self._draft(entry).is_file() and problem(self._draft(entry), entry) is None:
                 self._place(self._draft(entry), key)
@@ -114,7 +114,7 @@ class Journal:
             self._draft(before).unlink(missing_ok=True)
 
     def commit(self) -> None:
-        """Make all that is staged count, at once.
+        """Commit all staged files at once.
 
         A commit that is interrupted or fails can be done again: what is staged stays so until it is in its place.
         """
@@ -197,7 +197,7 @@ def hold(root: Path) -> FileLock:
     Raises
     ------
     BlockingIOError
-        If somebody has it.
+        If another process has it.
     """
     lock = FileLock(root / FOLDER / "lock", blocking=False, thread_local=False)
     try:
@@ -244,7 +244,7 @@ def read_log(root: Path) -> dict[str, Entry]:
     FileNotFoundError
         If there is no log.
     DamageError
-        If a line of it cannot be read that is not the cut-off end of an interrupted commit.
+        If a line of it cannot be read, unless it is the truncated end of an interrupted commit.
     """
     return _read(root)[0]
 
@@ -287,7 +287,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _torn(line: bytes, *, ended: bool) -> bool:
-    """Whether a line may be what a power cut left of a commit, which never counted: cut off, or blocks of it zero."""
+    """Whether a line may be what a power cut left of a commit that never counted: cut off, or blocks of it zero."""
     head = re.match(rb"[0-9a-f]{8} ([0-9]+) ", line)
     return b"\0" in line or (not ended and (head is None or len(line) - head.end() < int(head[1])))
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 PACKAGES = ("fedstat", "numpy", "torch", "scipy", "xarray", "zarr")
-# What decides no number: how commands end, and figures.
+# Sources that decide no number: how commands end, and figures.
 _ELSE = ("__main__.py", "_cli.py", "_interrupt.py")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -40,12 +40,12 @@ def provenance(
     ----------
     title : str
     config : mapping
-        Settings; with other ones it is not resumed.
+        Settings; a run is resumed only with equal ones.
     command : str
-        What makes such stores, as ``"fedstat.sim"``; no other command goes on with it or replaces it.
+        Command that makes the store, such as ``"fedstat.sim"``; no other command resumes or replaces it.
     device, references : str
     own : sequence
-        What of the numbers' making may be a user's, see :func:`code`.
+        What may be a user's own code behind the numbers, see :func:`code`.
     """
     return {
         "title": title,
@@ -79,14 +79,14 @@ def code(*own: object) -> str:
     Parameters
     ----------
     *own
-        Functions, or tuples and mappings of such as an Algorithm is, that may be a user's.
+        Functions that may be a user's own, or tuples and mappings of functions, as an Algorithm is.
 
     Returns
     -------
     str
-        Digest of the package but for figures and command lines. Where ``own`` leads to functions from elsewhere, also
-        through closures, "+" and a digest of the files that define them follow, or of their compiled code where there
-        is no file, as in a notebook. What such a file imports is not followed.
+        Digest of the package without figures and command lines. Where ``own`` leads to functions from elsewhere, also
+        through closures, "+" and a digest follow: of the files that define them, or of their compiled code where there
+        is no file, as in a notebook. Imports of these files are not followed.
     """
     found: dict[str, bytes] = {}
     for function in _functions(own, set()):

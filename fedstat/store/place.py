@@ -36,16 +36,16 @@ def claim(
     path : path
         Store to write.
     command : str
-        Who wants to, as ``"fedstat.sim"``.
+        Command that wants to write, such as ``"fedstat.sim"``.
     resume, overwrite : bool
         What may be done with a store of that command.
     hint : str
-        How to say so, for the message.
+        How to allow it, for the message.
 
     Raises
     ------
     FileExistsError
-        If something is there that is no store of that command, or that was not to be touched.
+        If something is there that is not a store of that command, or that must not be touched.
     NotADirectoryError, PermissionError
         If nothing can be written there.
     """
@@ -54,7 +54,7 @@ def claim(
     if os.path.lexists(path):
         theirs = command_of(path)
         if theirs != command:
-            what = "is no store of this version of fedstat"
+            what = "is not a store of this version of fedstat"
             if theirs is not None:
                 what = f"was made by {theirs}, not by {command}"
             raise FileExistsError(f"{path} exists already and {what}. Choose another path; it is left as it is.")
@@ -62,13 +62,13 @@ def claim(
             raise FileExistsError(f"{path} exists already. {hint}, choose another path, or remove it first.")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir():
-        raise NotADirectoryError(f"{path} cannot be written: {folder} is no folder. Choose another path.")
+        raise NotADirectoryError(f"{path} cannot be written: {folder} is not a folder. Choose another path.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} cannot be written: you may not write to {folder}. Choose another path.")
 
 
 def command_of(path: Path) -> str | None:
-    """Command that made a store, None if it cannot be told that one did."""
+    """Command that made a store, None if it cannot be told."""
     try:
         return str(attributes(path)["command"])
     except (OSError, ValueError, KeyError):
@@ -97,7 +97,7 @@ def attributes(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
-    """Folder beside ``path`` to make a store in, and its lock; it goes if the store is not made."""
+    """Folder beside ``path`` to make a store in, and its lock; removed if the store is not made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
     try:
@@ -136,7 +136,7 @@ def put(folder: Path, path: Path) -> None:
 
 
 def replace(folder: Path, path: str | Path) -> None:
-    """Put a finished store in the place of another; whatever cuts it off, one of the two stands there or will.
+    """Replace a store by a finished one; after any interruption one of the two is in place, or will be put back.
 
     Between the two renames the old store has a name of its own, from which :func:`settle` brings it back.
     """
@@ -199,7 +199,7 @@ def _beside(path: Path, ending: str) -> list[Path]:
 
 
 def _left_over(folder: Path) -> bool:
-    """Whether a draft is nobody's any more."""
+    """Whether a draft is abandoned."""
     if not (folder / journal.FOLDER / "lock").exists():
         return time.time() - folder.stat().st_mtime > _YOUNG
     try:

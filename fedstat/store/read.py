@@ -1,4 +1,4 @@
-"""Runs that are read, and what of them is not as it was written."""
+"""Reading runs, and finding what in them is not as it was written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Damage(NamedTuple):
     array : str
         ``"group/variable"``; "" where the file belongs to no array.
     region : mapping from dim to (first, last)
-        Indices of the array that the file holds, of dims that are cut into several files.
+        Indices of the array that the file holds, for dims that are split over several files.
     cell : str
         The same in words, by the values of the coordinates.
     fixed : bool
@@ -56,9 +56,9 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     path : str or Path
         A store that :func:`fedstat.fl.train`, :func:`fedstat.sim.study` or another fedstat command wrote.
     verify : bool, optional
-        True compares every file with the checksum noted when it was written; by default only that none is missing or
-        cut off, which takes no time. Chunks are compared with their checksums whenever they are read. False opens what
-        can be opened.
+        True compares every file with the checksum noted when it was written; the default only checks that none is
+        missing or truncated, which takes no time. Chunks are compared with their checksums whenever they are read.
+        False opens whatever can be opened.
 
     Returns
     -------
@@ -70,8 +70,8 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     FileNotFoundError
         If there is no run at ``path``.
     ValueError
-        If what is there is not what was written; the message names array and cell. Of ``verify=True``, too, if the run
-        was written without checksums.
+        If the run is not as it was written; the message names array and cell. With ``verify=True``, also if the run was
+        written without checksums.
     """
     path = Path(path)
     if not path.exists():
@@ -92,7 +92,7 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
 def run_at(
     out: str | Path | None, make: Callable[[Path], object], *, resume: bool = False, kind: str = "run"
 ) -> xr.DataTree:
-    """Have a run made at a path, or, without one, in a folder that goes once the run is in memory.
+    """Make a run at a path or, without one, in a temporary folder that is removed once the run is in memory.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def run_at(
     make : callable (Path)
         Writes the store.
     resume : bool
-        Whether it was asked to go on with what is at ``out``.
+        Whether to go on with the run at ``out``.
     kind : str
         What is made, for the message.
 
@@ -124,8 +124,8 @@ def require_sound(path: Path, *, checksums: bool, require: bool = False) -> None
     """Raise DamageError, naming arrays and cells, if a store is damaged; arguments as of :func:`damage`."""
     if found := damage(path, checksums=checksums, require=require):
         raise journal.DamageError(
-            f"the run at {path} is damaged: {describe(found)}. Resume it to compute again what can be, remove it and "
-            "run again, or read the rest with fedstat.open_run(path, verify=False)."
+            f"the run at {path} is damaged: {describe(found)}. Resume it to compute again what can be, or remove it "
+            "and run again, or read the rest with fedstat.open_run(path, verify=False)."
         )
 
 
@@ -139,7 +139,7 @@ def config_of(path: str | Path) -> dict[str, Any]:
     """Settings that a run was started with."""
     attrs = place.attributes(Path(path))
     if "config" not in attrs:
-        raise ValueError(f"{path} is no run of fedstat: its attributes hold no settings. Choose another path.")
+        raise ValueError(f"{path} is not a run of fedstat: its attributes hold no settings. Choose another path.")
     try:
         return dict(json.loads(attrs["config"]))
     except (ValueError, TypeError):

@@ -59,9 +59,9 @@ class Group(NamedTuple):
 
 
 class Writer:
-    """A run store, open for writing: a context that lets others write when it ends.
+    """A run store, open for writing: a context that releases it at its end.
 
-    Of a new run that ends by an exception before anything is committed, nothing is left.
+    A new run that ends by an exception before anything is committed leaves nothing.
 
     Parameters
     ----------
@@ -69,9 +69,9 @@ class Writer:
     files : Journal or None
         None for a finished run, which is not written any more.
     damaged : sequence of Damage
-        What was found damaged, and reads as not written now.
+        What was found damaged and now reads as not written.
     new : bool
-        Whether nothing but the layout is there.
+        Whether the store holds nothing but its layout.
     folders : sequence of Path
         Folders made for a new run, the innermost first, which go with it.
     """
@@ -288,7 +288,7 @@ def _journal_node(folder: Path) -> Any:
 
 
 def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Sequence[object] = ()) -> Writer:
-    """Open a run to go on with it; what of it is damaged is named in a warning, and reads as not written.
+    """Open a run to go on with it; damaged parts are named in a warning and read as not written.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
         if fixed := [one for one in found if one.fixed]:
             raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {place.AGAIN}")
         _require_same(path, config)
-        if ended and not found:  # but for the last steps of finishing it
+        if ended and not found:  # except for the last steps of finishing it
             files.finish()
             files.close()
             return Writer(path, None)
@@ -358,7 +358,7 @@ def has_state(path: str | Path) -> bool:
 def require_journal(path: Path) -> None:
     """ValueError if a store has no journal."""
     if not (path / journal.FOLDER / "log").exists():
-        raise ValueError(f"{path} has no journal, so that it can be read but not gone on with. Choose another path.")
+        raise ValueError(f"{path} has no journal: it can be read but not continued. Choose another path.")
 
 
 def _require_same(path: Path, config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Many runs: by name, in grids, tuned, and the tables that they end in."""
+"""Many runs: by name, in grids, tuned, and in tables."""
 
 from fedstat.study.experiment import Settings, run
 from fedstat.study.tuning import tune

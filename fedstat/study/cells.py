@@ -1,4 +1,4 @@
-"""Many cells in one store: what is done stays, what is missing or damaged is made, one cell after the other."""
+"""Many cells in one store: finished cells stay; missing or damaged ones are made, one after the other."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fedstat.store import Group, Writer
 
 
 class Cell(NamedTuple):
-    """One part of a study, which is made whole.
+    """One part of a study, made as a whole.
 
     Attributes
     ----------
     name : str
         For the progress bar.
     at : mapping from dim to int
-        Where it stands in the study's arrays, in the order of the dims of :attr:`Study.done`.
+        Its indices in the study's arrays, in the order of the dims of :attr:`Study.done`.
     """
 
     name: str
@@ -32,13 +32,13 @@ class Cell(NamedTuple):
 
     @property
     def where(self) -> tuple[int, ...]:
-        """Indices alone."""
+        """The indices alone."""
         return tuple(self.at.values())
 
 
 Make = Callable[[Cell, Callable[[], object]], None]
-"""Makes one cell, and calls its second argument after every step. It commits what it writes, with the steps that are
-done in the array that :attr:`Study.done` names."""
+"""Makes one cell, and calls its second argument after every step. Commits what it writes, together with the number of
+steps done, in the array :attr:`Study.done`."""
 
 
 @dataclass(frozen=True)
@@ -50,21 +50,21 @@ class Study:
     title, command, references
         As in :func:`fedstat.store.provenance`.
     config : mapping
-        Settings, which are noted in the store; with other ones it is not gone on with.
+        Settings, which are noted in the store; a store with other settings is not continued.
     layout : callable () -> groups
-        Layout of a store, asked for only where one is laid out.
+        Layout of the store; called only for a new or extended one.
     cells : sequence of Cell
-        In the order in which they are made.
+        In the order of making.
     begin : callable (Writer, Machine) -> Make
         Called once, unless the study is complete.
     done : str
-        Array (one dim for each of a cell's) of the steps that are done, which the layout has.
+        Array of the layout with the steps done, one dim for each dim of a cell.
     steps : int
-        Steps of a whole cell.
+        Steps per cell.
     unit : str
-        What a step is called, for the progress bar.
+        Name of a step, for the progress bar.
     grows : tuple of str
-        Settings to whose values others can be added later.
+        Settings that can get more values later.
     """
 
     title: str
@@ -83,30 +83,30 @@ class Study:
 def make(
     study: Study, machine: Machine, *, out: str | Path | None = None, resume: bool = False, progress: bool = False
 ) -> xr.DataTree:
-    """Make the cells of a study that are not done, or damaged.
+    """Make the cells of a study that are missing or damaged.
 
     Parameters
     ----------
     study : Study
     machine : Machine
     out : path, optional
-        Store to stream to, a zarr folder; without it the study is kept in memory.
+        Store to stream to, a zarr folder; without it the study stays in memory.
     resume : bool
-        Go on with the study at ``out``, if there is one.
+        Continue the study at ``out``, if there is one.
     progress : bool
         Show a progress bar on stderr.
 
     Returns
     -------
     DataTree
-        Loaded where it is kept in memory.
+        Loaded, if it stays in memory.
 
     Raises
     ------
     FileExistsError
-        If something is at ``out`` that is not to be gone on with.
+        If something is at ``out`` and ``resume`` is not set.
     ValueError
-        If ``resume`` has no path, or meets a study with settings that this one does not only add to.
+        If ``resume`` has no path, or the settings do more than add to those of the study there.
     """
 
     def write(path: Path) -> None:
@@ -118,7 +118,7 @@ def make(
 
 
 def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
-    """The store there is, made longer if need be, or a new one."""
+    """The existing store, extended if need be, or a new one."""
     store.settle(out)
     if resume and out.exists():
         _extend(study, out)
@@ -131,15 +131,15 @@ def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
 
 
 def _extend(study: Study, out: Path) -> None:
-    """Make the store longer where the settings only add to those that may grow."""
+    """Extend the store if the settings only add values to those that may grow."""
     if not study.grows:
         return
     store.claim(out, study.command, resume=True)
     growth = store.changed(out, study.config)
     if growth.keys() == {"rounds"}:
         raise ValueError(
-            f"{out} has runs of {growth['rounds'][0]} rounds, and a study keeps no states to go on from: it can get "
-            f"more {', '.join(study.grows)}, but not rounds={growth['rounds'][1]}. Choose another path."
+            f"{out} has runs of {growth['rounds'][0]} rounds, and a study stores no states to continue from: it can "
+            f"get more {', '.join(study.grows)}, but not rounds={growth['rounds'][1]}. Choose another path."
         )
     if growth and growth.keys() <= set(study.grows) and all(_adds(*values) for values in growth.values()):
         store.extend(out, study.layout(), {"config": store.to_json(study.config)}, growth)
@@ -156,7 +156,7 @@ def _go_on(study: Study, machine: Machine, writer: Writer, progress: bool) -> No
         for cell in study.cells
         if done[cell.where] != study.steps or any(one.hits(**cell.at) for one in writer.damaged)
     ]
-    # Matrices of some hundred units: more BLAS threads only wait for each other.
+    # With matrices of a few hundred units, BLAS threads only wait for each other.
     with (
         threadpool_limits(1, user_api="blas"),
         tqdm(total=len(study.cells) * study.steps, unit=study.unit, disable=not progress) as bar,

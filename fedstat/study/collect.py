@@ -1,4 +1,4 @@
-"""Runs that belong together: read from a folder, checked to be of one scale, and selected."""
+"""Runs that belong together: read from a folder, checked for one scale, and selected."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Grid(NamedTuple):
     table : DataFrame
         One row per finished run, as :func:`fedstat.study.summary.row` makes it, with the path of its store: ``path``.
     unfinished : tuple of str
-        Paths of the runs that are left out because they have not ended.
+        Paths of unfinished runs, which are left out.
     configs : mapping from label to dict
-        Settings of the first run of each label: those that make its scale hold for all.
+        Settings of the first run of each label; those of its scale hold for all.
     """
 
     table: pd.DataFrame
@@ -40,24 +40,24 @@ class Grid(NamedTuple):
 
 
 def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
-    """Rows of many runs.
+    """Read many runs.
 
     Parameters
     ----------
     runs : path or sequence of paths
-        A folder of stores (``*.zarr``), or stores.
+        A folder of stores (``*.zarr``), or the stores.
 
     Returns
     -------
     Grid
-        Unfinished runs are left out, and named.
+        Without unfinished runs, which it names.
 
     Raises
     ------
     FileNotFoundError
-        If there is no run.
+        If there are no runs.
     ValueError
-        If runs of one label were made at different scales; the settings that differ are named. If a run cannot be read.
+        If runs of one label have different scales (the message names the settings), or a run cannot be read.
     """
     paths = stores(runs)
     rows, configs, unfinished = [], [], []
@@ -69,7 +69,7 @@ def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
         try:
             rows.append(summary.row(run) | {"path": str(path)})
         except (ValueError, RuntimeError) as error:
-            require_sound(path, checksums=True)  # which zarr says in words of its own
+            require_sound(path, checksums=True)  # damage, which zarr reports less clearly
             raise ValueError(f"{path}: {error}") from error
         configs.append(summary.config_of(run))
     table = pd.DataFrame(rows)
@@ -110,7 +110,7 @@ def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None
 
 
 def select(grid: Grid, conditions: Iterable[str]) -> Grid:
-    """Keep the runs of a grid that fulfil conditions such as "tau=0.5"; runs that lack the setting stay.
+    """Keep the runs of a grid that meet conditions such as "tau=0.5"; runs without the setting stay.
 
     Raises
     ------
@@ -125,14 +125,14 @@ def select(grid: Grid, conditions: Iterable[str]) -> Grid:
         table = table[empty | column.map(lambda x, value=value: _same(x, value))]
     if not len(table):
         raise ValueError(
-            f"no finished run is left, but got {len(grid.table)} finished ({len(grid.unfinished)} unfinished) before "
-            f"{list(conditions)} were asked for"
+            f"no finished run is left after {list(conditions)}: there were {len(grid.table)} finished and "
+            f"{len(grid.unfinished)} unfinished runs"
         )
     return grid._replace(table=table.reset_index(drop=True))
 
 
 def labels(grid: Grid) -> list[str]:
-    """Settings of a grid, sorted."""
+    """Labels of a grid, sorted."""
     return sorted(dict.fromkeys(grid.table["label"]))
 
 

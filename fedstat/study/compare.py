@@ -1,4 +1,4 @@
-"""Methods compared within seeds: means, paired differences with intervals, and the lines that show them."""
+"""Comparing methods within seeds: means, paired differences with intervals, and lines of tables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fedstat.study.collect import Grid, labels
 from fedstat.study.show import METHODS, ordered
 
 SE = "±: standard error over seeds"
-TOGETHER = "[95 %] and p: for all rows of a block together (Dunnett), with one residual variance of all within seeds"
-POOLED = "all settings: means without ±, for settings differ; pairs are settings and seeds, taken as independent"
+TOGETHER = "[95 %] and p: for all rows of a block together (Dunnett), with one common residual variance within seeds"
+POOLED = "all settings: means without ±, as settings differ; pairs are settings and seeds, taken as independent"
 
 
 def together(grid: Grid, reference: str) -> list[str]:
-    """What differences, intervals and p-values mean, and what so few seeds can say at all."""
+    """Notes on what differences, intervals and p-values mean, and how little few seeds can show."""
     name, _, way = reference.partition(", ")
     n = int(grid.table.groupby("label")["seed"].nunique().max())
     compared_with = METHODS.get(name, name) + (f", {way}" if way else "")
@@ -31,32 +31,32 @@ def together(grid: Grid, reference: str) -> list[str]:
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
-    """Mean of each name's values over labels and seeds against 0; adjusted over all names.
+    """Mean of each name's values, over labels and seeds, against 0; adjusted over all names.
 
     Parameters
     ----------
     data : DataFrame
-        Differences within seeds: ``label``, ``seed``, and the columns of their names and of their values.
+        Differences within seeds: ``label``, ``seed``, and columns of their names and values.
     name, value : str
         Those columns.
 
     Returns
     -------
     DataFrame
-        The name, and ``n``, ``difference`` and the rest of :func:`fedstat.stats.compare.paired`, one row per name.
+        One row per name: the name, ``n``, ``difference`` and the rest of :func:`fedstat.stats.compare.paired`.
     """
     zero = data[["label", "seed"]].drop_duplicates()
     zero[name], zero[value] = "zero", 0.0
     found = compare.paired(
         pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"]
     ).table.iloc[1:]
-    # Zero does not vary, so that it has no variance in common with the differences.
+    # Zero does not vary, so it shares no variance with the differences.
     others = [c for c in found.columns if c.startswith("pooled")]
     return found.drop(columns=["mean", "std_error_mean", "n_values", *others]).rename(columns={"method": name})
 
 
 def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
-    """Comparison with the reference within seeds, for every setting; what could not be compared is said."""
+    """Comparison with the reference within seeds, for every setting, and notes on what could not be compared."""
     parts, notes = [], []
     for label in labels(grid):
         here = table[table["label"] == label]
@@ -74,7 +74,7 @@ def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tup
 def with_pooled(
     values: pd.DataFrame, notes: list[str], rows: pd.DataFrame, value: str, reference: str
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Add the comparison over all settings, where there are several: a pair is then a setting and a seed."""
+    """Add the comparison over all settings, if there are several; a pair is then a setting and a seed."""
     if rows["label"].nunique() < 2 or reference not in set(rows["method"]):
         return values, notes
     place = rows["method"].map({m: i for i, m in enumerate(ordered(rows["method"]))})
@@ -96,13 +96,13 @@ def _paired(rows: pd.DataFrame, value: str, reference: str) -> tuple[pd.DataFram
 
 
 def _ordered(names: pd.Series) -> list[str]:
-    """Methods in the order of tables; a way to treat new clients stands with its method."""
+    """Methods in the order of tables; each way to treat new clients follows its method."""
     first = ordered(name.split(", ")[0] for name in names)
     return sorted(dict.fromkeys(names), key=lambda n: (first.index(n.split(", ")[0]), n))
 
 
 def line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]:
-    """Shown line of a comparison: name, mean ± standard error, difference from the reference, p."""
+    """Line of a table: name, mean ± standard error, difference from the reference, p."""
     method, _, way = str(row["method"]).partition(", ")
     return {
         "method": METHODS.get(method, method) + (f", {way}" if way else ""),
@@ -113,12 +113,12 @@ def line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]
 
 
 def from_all(row: Mapping[Any, Any]) -> str:
-    """Difference of a comparison with the interval that holds for all of its table."""
+    """Difference with the interval that holds for the whole table."""
     return claim(row["pooled_difference"], row["pooled_low"], row["pooled_high"], row["pooled_df"])
 
 
 def claim(difference: float, low: float, high: float, df: float) -> str:
-    """Difference with its interval, or in place of that the word that so few seeds allow none.
+    """Difference with its interval, or a note that there are too few seeds for one.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Differences of methods within seeds: over settings, in each setting, and of one computation done twice."""
+"""Differences of methods within seeds: over settings, by setting, and between two computations of the same runs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _NOT_OF_TRAINING = ("readouts", "probe", "ablation", "checkpoints", "keep_weight
 
 
 def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """First less second method, mean over the settings in a seed: one number a seed.
+    """First minus second method, mean over settings: one number per seed.
 
     Parameters
     ----------
     data : DataFrame
-        ``label``, ``seed``, ``method``, ``accuracy``, one row for each of all combinations.
+        ``label``, ``seed``, ``method``, ``accuracy``, one row for every combination.
     pairs : iterable of (str, str)
         Methods.
 
     Returns
     -------
     DataFrame
-        A row for every pair: ``comparison``, the two names with " − " between, and the columns of
-        :func:`fedstat.study.compare.against_zero`: ``conf_low``, ``conf_high`` for each by itself, ``all_low``,
-        ``all_high`` for all pairs together (Bonferroni).
+        A row for every pair: ``comparison``, the two names joined by " − ", and the columns of
+        :func:`fedstat.study.compare.against_zero`: ``conf_low``, ``conf_high`` for each pair by itself,
+        ``all_low``, ``all_high`` for all pairs together (Bonferroni).
     """
     wide = data.pivot(index="seed", columns=["label", "method"], values="accuracy").T.groupby("method").mean().T
     parts = [_less(wide, a, b).assign(comparison=f"{a} − {b}", label="all") for a, b in pairs]
@@ -39,7 +39,7 @@ def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.Da
 
 
 def by_setting(data: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
-    """First less second method in every setting; ``all_low`` and ``all_high`` hold for all settings together.
+    """First minus second method in every setting; ``all_low`` and ``all_high`` hold for all settings together.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def by_setting(data: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
 
 
 def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
-    """Accuracies of runs that were computed twice, in another way, such as in other chunks of clients.
+    """Differences in accuracy between two computations of the same runs, such as with other chunks of clients.
 
     Parameters
     ----------
@@ -73,13 +73,13 @@ def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``label``, ``seed``, ``method`` (the algorithm's name, or a readout's that both have) and ``difference``, second
-        less first.
+        ``label``, ``seed``, ``method`` (the algorithm's name, or that of a readout in both) and ``difference``, second
+        minus first.
 
     Raises
     ------
     ValueError
-        If a run of ``again`` has no match, or is the very same computation.
+        If a run of ``again`` has no match, or is the same computation.
     """
     first = {_training(path): path for path in grid.table["path"]}
     rows = []
@@ -102,11 +102,11 @@ def _less(wide: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
 
 
 def _training(path: str) -> str:
-    """All settings of a run that its training depends on, as text."""
+    """All settings on which a run's training depends, as text."""
     config = json.loads(store.attributes(Path(path))["config"])
     return store.to_json({k: v for k, v in sorted(config.items()) if k not in _NOT_OF_TRAINING})
 
 
 def _identity(path: str) -> str:
-    """What tells a computation from every other, and goes along with copies of its store."""
+    """Identifier of a computation, which copies of its store share."""
     return str(store.attributes(Path(path))["run"])

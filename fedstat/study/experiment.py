@@ -1,4 +1,4 @@
-"""One run by name: data set, partition, network and algorithm from settings that fit on a command line."""
+"""One run by name: data set, partition, network and algorithm, from settings that fit on a command line."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of one run; :meth:`of` takes those of its algorithm by name, too.
+    """Settings of one run; :meth:`of` also takes those of its algorithm by name.
 
     Parameters
     ----------
@@ -39,33 +39,33 @@ class Settings:
     clients : int
         Number of clients; the partition "natural" has its own.
     samples : int, optional
-        Most samples of a client, over all splits.
+        Largest number of samples of a client, over all subsets.
     min_size : int
-        Fewest samples of a client: Dirichlet draws are repeated, smaller natural clients are left out.
+        Smallest number of samples of a client: smaller ones are topped up (Dirichlet) or left out (natural).
     test, validation : float
-        Shares of each client's samples. A natural partition of data with a published test split keeps that, and takes
+        Shares of each client's samples. A natural partition of data with published test samples uses these, and takes
         the last of the training samples for validation.
     new_share : float
-        Share of the clients that do not train and are evaluated at the end (Table 3).
+        Share of new clients, which do not train and are evaluated at the end (Table 3).
     net : str
         A name of ``fedstat.fl.nets.NETS``.
     width : float
-        Factor of the network's channels and hidden units.
+        Multiplies the network's channels and hidden units.
     norm : {"group", "batch"}, optional
     net_options : tuple of str
-        More arguments of the network, as "hidden=32".
+        Further arguments of the network, such as "hidden=32".
     algorithm : str
         A name of ``fedstat.fl.algorithms.ALGORITHMS``.
     options : tuple of str
-        Settings of the algorithm, as "components=2", see :func:`fedstat.fl.algorithms.settings_of`; in its order, and
-        those that are not given are left to it.
+        Settings of the algorithm, such as "components=2", in the order of :func:`fedstat.fl.algorithms.settings_of`;
+        the others have its defaults.
     rounds, participation, local_epochs, batch_size, optimizer, lr, server_lr, seed, evaluate_every, ablation, probe,
     precision
         See :func:`fedstat.fl.train`; ``batch_size`` 0 takes all samples, two numbers are a range of participation. The
-        seed is that of the partition, too.
+        seed is also that of the partition.
     readouts : tuple of str
-        Other methods by which to predict after the last round: the algorithm's name with an end of
-        ``fedstat.fl.algorithms.READOUTS``, and settings of that, as "fedavg-shrunken by=layer".
+        Other ways to predict after the last round: the algorithm's name followed by one of
+        ``fedstat.fl.algorithms.READOUTS`` and its settings, such as "fedavg-shrunken by=layer".
     """
 
     label: str | None = None
@@ -98,7 +98,7 @@ class Settings:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        # What can be said before the data are read; the rest is checked where it is used.
+        # What can be checked before the data are read; the rest is checked where it is used.
         for name in ("options", "net_options", "readouts", "probe"):
             object.__setattr__(self, name, words.strings(name, getattr(self, name)))
         require_types(vars(self), Settings)
@@ -135,17 +135,17 @@ class Settings:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Settings that the algorithm is given, by name."""
+        """Settings given to the algorithm, by name."""
         return words.options("options", self.options)
 
     @classmethod
     def of(cls, **settings: Any) -> Settings:
-        """Settings of a run and of its algorithm, by their names.
+        """Settings of a run and its algorithm, by name.
 
         Raises
         ------
         ValueError
-            If there is no such setting, with the nearest names, or one is given by name and among the options.
+            If there is no such setting (the nearest names are given), or one is given by name and among the options.
 
         Examples
         --------
@@ -155,27 +155,27 @@ class Settings:
         return cls(**_sorted(settings, settings.get("options", ())))
 
     def but(self, **settings: Any) -> Settings:
-        """These settings with others in place of some, by their names; None leaves one to the algorithm.
+        """A copy with some settings replaced, by name; None restores the algorithm's default.
 
         Examples
         --------
         >>> Settings.of(kappa=0.75, tau=0.5).but(rounds=3, tau=0.25).options
         ('kappa=0.75', 'tau=0.25')
         """
-        kept = () if "options" in settings else tuple(o for o in self.options if o.partition("=")[0] not in settings)
-        return replace(self, **_sorted(settings, settings.get("options", kept)))
+        others = () if "options" in settings else tuple(o for o in self.options if o.partition("=")[0] not in settings)
+        return replace(self, **_sorted(settings, settings.get("options", others)))
 
     def make_algorithm(self) -> Algorithm:
-        """The algorithm, with the settings that it was given."""
+        """The algorithm with its given settings."""
         return algorithms.named(self.algorithm, **self.given)
 
     def make_readouts(self) -> dict[str, Callable[[Algorithm], Algorithm]]:
-        """The readouts, each to be made of the algorithm."""
+        """The readouts, as wrappers of the algorithm."""
         made: dict[str, Callable[[Algorithm], Algorithm]] = {}
         for text in self.readouts:
             if self.algorithm.endswith(algorithms.READOUTS):
                 raise ValueError(
-                    f"{self.algorithm} predicts in a way of its own: give the readouts to the method without it, as in "
+                    f"{self.algorithm} already predicts in its own way: give readouts to the plain method, such as "
                     "algorithm fedavg with readouts fedavg+"
                 )
             name, *options = text.split() or [""]
@@ -209,7 +209,7 @@ def _sorted(settings: Mapping[str, Any], options: Any) -> dict[str, Any]:
 
 
 def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
-    """Options in the order of the algorithm's settings, a number as what it is: "mu=1" to "mu=1.0"."""
+    """Options in the order of the algorithm's settings, with numbers in one form: "mu=1" to "mu=1.0"."""
     takes, given = algorithms.settings_of(algorithm), words.options("options", options)
     algorithms.require_settings(algorithm, given)
     found = []
@@ -248,7 +248,7 @@ def run(
     Returns
     -------
     DataTree
-        See :func:`fedstat.fl.train`; all settings stand in its ``config``.
+        See :func:`fedstat.fl.train`; its ``config`` holds all settings.
 
     Examples
     --------
@@ -286,25 +286,25 @@ def run(
 
 
 def about(settings: Settings) -> dict[str, Any]:
-    """All settings, as they are noted in a run's store."""
+    """All settings, as noted in a run's store."""
     return asdict(settings) | {"label": settings.name}
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
-    """Settings that the run at ``path`` was made with; those of older runs are not kept, and {}."""
+    """Settings of the run at ``path``; {} for older runs, which did not store them."""
     noted = json.loads(store.attributes(Path(path)).get("about", "{}"))
     return {field.name: noted[field.name] for field in fields(Settings) if field.name in noted}
 
 
 def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[xr.Dataset, xr.Dataset | None]:
-    """Clients that train, and those that are new (None if there are none)."""
-    # Runs that differ in the method alone share their data.
+    """Clients that train, and new clients or None."""
+    # Runs that differ only in the method use the same data.
     dealt = Federation(*(getattr(settings, name) for name in Federation._fields))
     return federation.federated(dealt, None if data_dir is None else str(data_dir))
 
 
 def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
-    """Read the data sets of some runs, the first one's last and kept; raises as :func:`fedstat.data.load`."""
+    """Read the data sets of some runs, the first run's last to stay cached; raises as :func:`fedstat.data.load`."""
     federation.read((one.data for one in runs), None if data_dir is None else str(data_dir))
 
 
@@ -312,14 +312,14 @@ def network(settings: Settings, fed: xr.Dataset) -> Net:
     """The network for a data set's samples and classes."""
     text = fed.x.dtype.kind in "iu"
     names = fed.y.attrs.get("names")
-    # Of characters, the classes are those of the text; of words, the loader lists them.
+    # For characters the vocabulary is the classes; for words the loader lists it.
     vocabulary = len(fed.x.attrs.get("vocabulary", names)) if text else None
     outputs = len(names) if names is not None else int(fed.y.max()) + 1
     return _make_net(settings, tuple(fed.x.shape[1:]), outputs, vocabulary)
 
 
 def _like(data: str) -> tuple[tuple[int, ...], int, int | None]:
-    """Sample, classes and vocabulary such as a data set has, to try networks with before it is read."""
+    """Typical sample shape, classes and vocabulary of a data set, to check networks before it is read."""
     side = 8 if data == "digits" else 28
     return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
 

@@ -1,4 +1,4 @@
-"""Parameters of one client as a run keeps them, and what its convolutions make of samples: feature maps."""
+"""Stored parameters of one client, and feature maps: what its convolutions make of samples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedstat.fl.nets import Net, Params
 
 
 def feature_maps(net: Net, params: Params, layer: str, x: Tensor) -> NDArray[np.float64]:
-    """Output of a convolution, before what follows it, for some samples.
+    """Direct output of a convolution for some samples.
 
     Parameters
     ----------
@@ -36,23 +36,23 @@ def feature_maps(net: Net, params: Params, layer: str, x: Tensor) -> NDArray[np.
     Raises
     ------
     ValueError
-        If the network has no such layer, or it is not a convolution.
+        If the network has no such layer, or the layer is not a convolution.
 
     Notes
     -----
-    The network is run as it is, and the convolution that uses this layer's weights is watched, so that everything
-    before it (normalisation, pooling, shortcuts) is that of the network.
+    The network runs as it is, and the output of the convolution with this layer's weights is recorded, so that
+    everything before it (normalisation, pooling, shortcuts) is included.
     """
     _check.choice("layer", layer, list(nets.layers(net)))
     with torch.no_grad(), _Watch(params[f"{layer}.weight"]) as watch:
         net.apply(params, x.unsqueeze(0))
     if watch.seen is None:
-        raise ValueError(f"layer must be a convolution, but got {layer!r}, which is none")
+        raise ValueError(f"layer must be a convolution, but got {layer!r}, which is not one")
     return np.asarray(watch.seen.double())
 
 
 class _Watch(TorchFunctionMode):
-    """Keeps the result of the 2-d convolution that uses the memory of the given weights."""
+    """Records the result of the 2-d convolution that uses the memory of the given weights."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class _Watch(TorchFunctionMode):
         self.seen: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and keep what a convolution with these weights returns."""
+        """Call the function, and record what a convolution with these weights returns."""
         result = func(*args, **(kwargs or {}))
         if func is torch.conv2d and args[1].untyped_storage().data_ptr() == self._memory:
             self.seen = result
@@ -68,7 +68,7 @@ class _Watch(TorchFunctionMode):
 
 
 def stored(run: xr.DataTree, shapes: Mapping[str, Sequence[int]], *, client: int, checkpoint: int = -1) -> Params:
-    """Parameters of one client as a run keeps them.
+    """Parameters of one client, as stored in a run.
 
     Parameters
     ----------
@@ -86,13 +86,13 @@ def stored(run: xr.DataTree, shapes: Mapping[str, Sequence[int]], *, client: int
     Raises
     ------
     ValueError
-        If the run does not keep a layer of the network.
+        If the run lacks the weights of a layer.
     """
-    kept = list(run["weights"].children) if "weights" in run.children else []
-    missing = [layer for layer in dict.fromkeys(map(nets.layer_of, shapes)) if layer not in kept]
+    there = list(run["weights"].children) if "weights" in run.children else []
+    missing = [layer for layer in dict.fromkeys(map(nets.layer_of, shapes)) if layer not in there]
     if missing:
         raise ValueError(
-            f"the run must keep the weights of all layers, but it lacks {', '.join(missing)} (kept: {kept})"
+            f"the run must hold the weights of all layers, but it lacks {', '.join(missing)} and has {there}"
         )
     params = {}
     for name, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""A data set dealt to clients by settings: partition, split, and which clients are new."""
+"""A data set dealt to clients by settings: partition, subsets, and new clients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstat import data as datasets
 from fedstat.data import partition
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural")
-"""Ways to deal the samples: S classes a client, concentration A of the Dirichlet distribution."""
+"""Ways to deal the samples: S classes per client, concentration A of the Dirichlet distribution."""
 
 
 class Federation(NamedTuple):
@@ -34,11 +34,11 @@ class Federation(NamedTuple):
 
 @lru_cache(maxsize=1)
 def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, xr.Dataset | None]:
-    """Clients that train, and those that are new (None if there are none); the last ones are kept."""
+    """Clients that train, and new clients or None; the last result is cached."""
     fed = _dealt(settings, data_dir)
     kind, _ = partition_of(settings.partition)
     if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
-        fed = _published_split(fed, settings)
+        fed = _published_subsets(fed, settings)
     else:
         if settings.samples is not None:
             fed = partition.limit(fed, samples=settings.samples, seed=settings.seed)
@@ -47,7 +47,7 @@ def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, x
     if not fed.sizes["sample"]:
         raise ValueError(
             f"no client has samples for all of training, test and validation, with samples={settings.samples} and "
-            f"min_size={settings.min_size}. Give each more."
+            f"min_size={settings.min_size}. Give clients more samples."
         )
     if "scale" in fed.x.attrs:
         fed = _standardised(fed)
@@ -57,12 +57,12 @@ def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, x
 
 
 def read(names: Iterable[str], data_dir: str | None) -> None:
-    """Read some data sets, the first one last and kept; raises as :func:`fedstat.data.load`."""
+    """Read some data sets, the first one last so that it stays cached; raises as :func:`fedstat.data.load`."""
     for name in reversed(list(dict.fromkeys(names))):
         _loaded(name, data_dir)
 
 
-# Reading the files takes longer than dealing the samples anew for another seed.
+# Reading the files takes longer than dealing the samples again for another seed.
 _loaded = lru_cache(maxsize=1)(datasets.load)
 
 
@@ -90,7 +90,7 @@ def _dealt(settings: Federation, data_dir: str | None) -> xr.Dataset:
 
 
 def partition_of(text: str) -> tuple[str, float]:
-    """``"dirichlet:0.1"`` to ("dirichlet", 0.1); ValueError if it is none of ``PARTITIONS``."""
+    """``"dirichlet:0.1"`` to ("dirichlet", 0.1); ValueError if it is not one of ``PARTITIONS``."""
     kind, colon, number = text.partition(":")
     kinds = {known.partition(":")[0]: ":" in known for known in PARTITIONS}
     _check.choice("partition", kind, kinds)
@@ -108,25 +108,25 @@ def partition_of(text: str) -> tuple[str, float]:
     return kind, value
 
 
-def _published_split(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
-    """The split that the data came with, limited in proportion; validation is the last part of the training samples."""
-    split, parts = fed["split"].to_numpy(), []
+def _published_subsets(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
+    """The published subsets, limited in proportion; validation gets the last of the training samples."""
+    subset, parts = fed["split"].to_numpy(), []
     for name, share in (("train", 1 - settings.test), ("test", settings.test)):
-        part = fed.isel(sample=np.flatnonzero(split == name))
+        part = fed.isel(sample=np.flatnonzero(subset == name))
         if settings.samples is not None:
             part = partition.limit(part, samples=max(1, round(share * settings.samples)), seed=settings.seed)
         parts.append(part)
     both = np.intersect1d(parts[0]["client"].to_numpy(), parts[1]["client"].to_numpy())
     fed = xr.concat([part.isel(sample=np.isin(part["client"], both)) for part in parts], "sample")
-    split, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
+    subset, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
     for c in both if settings.validation else ():
-        rows = np.flatnonzero((client == c) & (split == "train"))
-        split[rows[len(rows) - max(1, round(settings.validation * len(rows))) :]] = "validation"
-    return fed.assign_coords(split=("sample", split))
+        rows = np.flatnonzero((client == c) & (subset == "train"))
+        subset[rows[len(rows) - max(1, round(settings.validation * len(rows))) :]] = "validation"
+    return fed.assign_coords(split=("sample", subset))
 
 
 def _standardised(fed: xr.Dataset) -> xr.Dataset:
-    """Images as float32 with mean 0 and standard deviation 1 in every channel of the training samples."""
+    """Images as float32, each channel with mean 0 and standard deviation 1 over the training samples."""
     train_x = fed.x.values[fed["split"].to_numpy() == "train"]
     axes = (0, 2, 3)
     scale = float(fed.x.attrs["scale"])

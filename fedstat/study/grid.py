@@ -1,4 +1,4 @@
-"""Many runs from one file: data sets × methods × seeds, one store each, none made twice."""
+"""Many runs from one file: data sets × methods × seeds, one store each, none run twice."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     Parameters
     ----------
     path : path
-        A TOML file: settings of all runs at the top, among them ``seeds``; ``[[dataset]]`` and ``[[method]]`` tables,
-        which are crossed; ``[scale.NAME]`` tables, whose settings override all others. A data set's own table may have
-        a table of that name too, which overrides that. ``[tune]`` is for :func:`candidates`. Settings that only some
-        methods take stand with the others, by their names; those that a method does not take, or that can have no
-        effect with what it is given, are left out, unless they stand in its own table. A data set can say which
-        ``methods`` it is for, by name.
+        A TOML file: at the top, settings of all runs, among them ``seeds``; ``[[dataset]]`` and ``[[method]]`` tables,
+        which are crossed; ``[scale.NAME]`` tables, which override all of these. A data set's table may hold a table
+        of that name too, which overrides the scale. ``[tune]`` is for :func:`candidates`. Settings of single methods
+        may stand anywhere; a method skips those that it does not take, or that have no effect with its other
+        settings, unless they are in its own table. A data set can list the ``methods`` it is for, by name.
     scale : str, optional
-        Table of ``scale``.
+        NAME of a ``[scale.NAME]`` table.
 
     Returns
     -------
@@ -40,7 +39,7 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     Raises
     ------
     ValueError
-        If the file cannot be read, sets what is no setting, holds no run, or one twice.
+        If the file cannot be read, has an unknown setting, or holds no run or one twice.
     """
     path = Path(path)
     read = read_toml(path)
@@ -65,7 +64,7 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
 
 
 def candidates(path: str | Path, *, scale: str | None = None) -> dict[str, list[Any]]:
-    """What :func:`fedstat.study.tuning.tune` is to try: the table ``[tune]`` of a grid's file, or ``[tune.SCALE]``."""
+    """Candidates for :func:`fedstat.study.tuning.tune`: ``[tune]`` of a grid's file, updated by ``[tune.SCALE]``."""
     found = table(read_toml(Path(path)), "tune", path)
     if not found:
         raise ValueError(f"--tune needs a table [tune] of candidates, but there is none in {path}")
@@ -74,7 +73,7 @@ def candidates(path: str | Path, *, scale: str | None = None) -> dict[str, list[
 
 
 def require_distinct(runs: Sequence[Settings], where: str) -> None:
-    """ValueError, naming it, if a run is there twice."""
+    """ValueError, naming the run, if one is there twice."""
     twice = [one for one, number in Counter(runs).items() if number > 1]
     if twice:
         raise ValueError(f"{where} holds the run {_which(twice[0])} twice. Let its tables differ in a setting.")
@@ -124,32 +123,32 @@ def run_all(
     progress: Callable[[Settings, int, int], Callable[[int], object]] | None = None,
     **where: Any,
 ) -> Iterator[tuple[Settings, Path, bool]]:
-    """Make the runs that are not there yet, one store each.
+    """Make the runs that are not finished yet, one store each.
 
     Parameters
     ----------
     runs : sequence of Settings
     folder : path
-        A run's store is named by its settings. A finished one with the same settings and the same code is not made
-        again; an unfinished one goes on, and where other code began it, its store names both.
+        A run's store is named by its settings. A finished run with the same settings is not repeated; an unfinished one
+        is continued, and if other code began it, its store names both.
     repeat : bool
-        Make again what was finished by other code, beside it, to take its place once finished; otherwise it stays.
+        Repeat runs that other code finished; the new store takes the old one's place once it is finished.
     progress : callable (settings, number, of), optional
-        Gives what :func:`fedstat.study.experiment.run` calls after every round.
+        Returns the callable that :func:`fedstat.study.experiment.run` calls after every round.
     **where
         data_dir, device, client_chunk, threads.
 
     Yields
     ------
     settings, path, made
-        ``made`` is False where a finished run was there.
+        ``made`` is False if a finished run was there.
 
     Raises
     ------
     ValueError
-        If a run cannot be made as its settings ask, or is there twice; the message names it.
+        If a run cannot be made with its settings, or is there twice; the message names it.
     NotADirectoryError
-        If ``folder`` is a file, or one run.
+        If ``folder`` is a file or a single run.
     FileNotFoundError
         Before the first run, if the files of a data set are missing.
     FloatingPointError
@@ -158,7 +157,7 @@ def run_all(
     folder, diverged = Path(folder), []
     require_distinct(runs, "the grid")
     if folder.exists() and (not folder.is_dir() or (folder / "zarr.json").exists()):
-        raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or one run. Choose another.")
+        raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
     paths = [folder / f"{name_of(settings)}.zarr" for settings in runs]
     absent = [settings for settings, path in zip(runs, paths, strict=True) if not path.exists()]
     experiment.read_data(absent, where.get("data_dir"))
@@ -189,7 +188,7 @@ def by_this_code(settings: Settings, path: Path) -> bool:
 
 
 def _draft(settings: Settings, path: Path) -> Path:
-    """Where a run is made again, beside the one whose place it takes; it goes on only with the code that began it."""
+    """Where to repeat a run, beside the one it will replace; a draft that other code began is removed."""
     draft = path.with_suffix(".repeat")
     if draft.exists() and not by_this_code(settings, draft):
         store.remove(draft)
@@ -208,5 +207,5 @@ def name_of(settings: Settings) -> str:
 
 
 def _finished(path: Path) -> bool:
-    """Whether a run is complete and as it was written; a damaged one is to be resumed, which mends it."""
+    """Whether a run is complete and undamaged; a damaged one is resumed, which repairs it."""
     return "ended" in store.attributes(path) and not store.damage(path, checksums=True)

@@ -1,4 +1,4 @@
-"""Where the numbers of a table or a figure come from: scale, seeds, commits, and what is missing."""
+"""Where the numbers of a table or figure come from: scale, seeds, commits, and what is missing."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fedstat.study.collect import Grid, labels
 
 
 def origin(grid: Grid) -> list[str]:
-    """Scale of each setting, seeds, commits, and what has not ended: notes for a table or a caption."""
+    """Notes for a table or caption: scale, seeds, commits, and unfinished runs."""
     notes = []
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
         notes.append(f"{label}: {scale(grid.configs[label])}; seeds {', '.join(map(str, seeds))}")
-    # A run that other code went on with names both.
+    # A run that other code continued names both.
     made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
     made = made.explode("code")
     of_package = made.assign(code=made["code"].str.partition("+")[0]).groupby("label")["code"].nunique()
-    of_method = made.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # with a user's own code
+    of_method = made.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # with user code
     versions = of_package.where(of_package >= of_method, of_method)
     if (versions > 1).any():
         mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
         notes.append(f"runs of one setting were made by several versions of the code: {mixed}")
     if few := rules.few(grid.table):
         notes.append(
-            f"fewer than {rules.WINDOW} rounds, so that all that averages the last {rules.WINDOW} is of the last one, "
+            f"fewer than {rules.WINDOW} rounds: what averages the last {rules.WINDOW} is that of the last one, "
             f"and best10, last10 and optimism are left out: {few}"
         )
     commits = sorted({r for names in made["revision"] for r in names if r})
@@ -39,7 +39,7 @@ def origin(grid: Grid) -> list[str]:
 
 
 def caption(grid: Grid, width: int = 150) -> list[str]:
-    """Lines of :func:`origin`, settings of one scale in one line, to be set under a figure."""
+    """Lines of :func:`origin` for under a figure, with settings of one scale in one line."""
     names: dict[str, list[str]] = {}
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
@@ -50,7 +50,7 @@ def caption(grid: Grid, width: int = 150) -> list[str]:
 
 
 def scale(config: Mapping[str, Any]) -> str:
-    """Size of a run in a line.
+    """Size of a run in one line.
 
     Examples
     --------

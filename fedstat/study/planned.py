@@ -1,4 +1,4 @@
-"""Runs of a folder against the file that planned them: which seeds are complete, and what the others lack."""
+"""Runs of a folder against the file of their grid: which seeds are complete, and what the others lack."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Planned(NamedTuple):
     grid : Grid
         Finished runs of ``seeds``, and no others.
     scale : str
-        Table of the file that they were made at.
+        Name of their ``[scale.NAME]`` table.
     labels : tuple of str
-        Settings in the order of the file.
+        Labels of the settings, in the order of the file.
     seeds : tuple of int
-        Seeds of which every run of the file is there.
+        Seeds for which every run of the file is finished.
     notes : tuple of str
-        Which seeds were left out, and what of the folder is no run of the file.
+        Which seeds were left out, and how many runs of the folder are not in the file.
     """
 
     grid: Grid
@@ -42,12 +42,12 @@ class Planned(NamedTuple):
 
 
 def planned(runs: Grid, file: str | Path) -> Planned:
-    """Keep the seeds of which all runs of a grid's file are finished.
+    """Keep the seeds for which all runs of a grid's file are finished.
 
     Parameters
     ----------
     runs : Grid
-        Of :func:`fedstat.study.collect.collect`.
+        From :func:`fedstat.study.collect.collect`.
     file : path
         Read by :func:`fedstat.study.grid.cells`.
 
@@ -58,8 +58,8 @@ def planned(runs: Grid, file: str | Path) -> Planned:
     Raises
     ------
     ValueError
-        If no run of the folder is one of the file, runs of several of its scales are there, one is there twice, or no
-        seed is complete.
+        If no run of the folder is in the file, runs have several of its scales, one is there twice, or no seed is
+        complete.
     """
     scales: list[str | None] = [*read_toml(Path(file)).get("scale", {})] or [None]
     cells = {name: grid.cells(file, scale=name) for name in scales}
@@ -68,11 +68,11 @@ def planned(runs: Grid, file: str | Path) -> Planned:
     there = [name for name in scales if any(place is not None for place in found[name])]
     if not there:
         raise ValueError(
-            f"none of the {len(noted)} finished runs is one of {file}. Make them with python -m fedstat.fl --config "
+            f"none of the {len(noted)} finished runs is in {file}. Make them with python -m fedstat.fl --config "
             f"{file} --scale ... and name their folder"
         )
     if len(there) > 1:
-        raise ValueError(f"runs of several scales of {file} are there: {', '.join(map(str, there))}. Keep each apart.")
+        raise ValueError(f"there are runs of several scales of {file}: {', '.join(map(str, there))}. Keep each apart.")
     scale = there[0]
     places = found[scale]
     paths = defaultdict(list)
@@ -88,21 +88,21 @@ def planned(runs: Grid, file: str | Path) -> Planned:
     partial, absent = counts[counts["sum"].between(1, counts["size"] - 1)], counts[counts["sum"] == 0]
     lacking = [f"{seed} ({have} of {of} runs)" for seed, (have, of) in partial.iterrows()]
     if not seeds:
-        raise ValueError(f"no seed of {file} is complete in every setting: finished are {', '.join(lacking)}")
+        raise ValueError(f"no seed of {file} is complete in every setting; incomplete are {', '.join(lacking)}")
     used = [place is not None and cells[scale][place].seed in seeds for place in places]
     of_file = f"{Path(file).name}{f', scale {scale}' if scale else ''}"
     notes = [f"complete seeds: {', '.join(map(str, seeds))} (of {of_file})"]
     notes += [f"seeds left out as incomplete: {', '.join(lacking)}"] if lacking else []
     notes += [f"seeds without a finished run: {', '.join(map(str, absent.index))}"] if len(absent) else []
     if foreign := sum(place is None for place in places):
-        notes.append(f"finished runs of the folder that are not of {file}, left out: {foreign}")
+        notes.append(f"finished runs of the folder that are not in {file}, left out: {foreign}")
     labels = tuple(dict.fromkeys(one.name for one in cells[scale]))
-    kept = runs._replace(table=runs.table[used].reset_index(drop=True))
-    return Planned(kept, scale or "", labels, seeds, tuple(notes))
+    complete = runs._replace(table=runs.table[used].reset_index(drop=True))
+    return Planned(complete, scale or "", labels, seeds, tuple(notes))
 
 
 def _places(noted: list[dict[str, Any]], cells: list[Settings]) -> list[int | None]:
-    """Which of the cells each run is, by all settings that it noted; None for a run that is none of them."""
+    """Which cell each run is, by all its noted settings; None for a run that is none of them."""
     alike: dict[tuple[Any, ...], list[tuple[int, dict[str, str]]]] = defaultdict(list)
     for number, cell in enumerate(cells):
         alike[cell.name, cell.algorithm, cell.seed].append((number, _plain(asdict(cell))))
@@ -116,5 +116,5 @@ def _places(noted: list[dict[str, Any]], cells: list[Settings]) -> list[int | No
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as text, alike whether read from a file or a store."""
+    """Settings as text, the same from a file and from a store."""
     return {name: store.to_json(value) for name, value in settings.items()}

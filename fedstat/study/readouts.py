@@ -1,4 +1,4 @@
-"""What the last round's models of many runs gave: accuracies by method and readout, steps B, personal shares."""
+"""Results of the last round's models of many runs: accuracies by method and readout, steps B, personal shares."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fedstat.study.summary import weighted
 
 
 def gather(grid: Grid, *of_run: Callable[[xr.DataTree], pd.DataFrame]) -> list[pd.DataFrame]:
-    """Tables of single runs, one below another, with ``label``, ``seed`` and ``estimator`` of their run.
+    """Tables of single runs, concatenated, with ``label``, ``seed`` and ``estimator`` of each run.
 
     Parameters
     ----------
     grid : Grid
-        Every run is opened once.
+        Each run is opened once.
     *of_run : callable (run) -> DataFrame
-        Such as :func:`scores`, :func:`steps` and :func:`shares`.
+        For example :func:`scores`, :func:`steps` and :func:`shares`.
 
     Returns
     -------
     list of DataFrame
-        One for each of ``of_run``.
+        One for each function in ``of_run``.
     """
     parts: list[list[pd.DataFrame]] = [[] for _ in of_run]
     for run in grid.table.to_dict("records"):
@@ -45,7 +45,7 @@ def scores(run: xr.DataTree) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``method``, the algorithm's name, then those of the readouts; ``accuracy``.
+        ``method``, the algorithm's name and those of its readouts; ``accuracy``.
     """
     metrics = run["metrics"].to_dataset()
     names = [str(json.loads(run.attrs["config"])["algorithm"])]
@@ -59,7 +59,7 @@ def scores(run: xr.DataTree) -> pd.DataFrame:
 
 
 def steps(run: xr.DataTree) -> pd.DataFrame:
-    """Steps B of the readouts, means over clients: ``readout``, ``layer``, ``step``."""
+    """Steps B of the readouts, mean over clients: ``readout``, ``layer``, ``step``."""
     names = ["readout", "layer", "step"]
     if "readouts" not in run.children:
         return pd.DataFrame(columns=names)
@@ -67,14 +67,14 @@ def steps(run: xr.DataTree) -> pd.DataFrame:
 
 
 def shares(run: xr.DataTree) -> pd.DataFrame:
-    """Personal share of each layer, of a run that was probed.
+    """Personal share of each layer, for a run that was probed.
 
     Returns
     -------
     DataFrame
-        ``layer``, ``place`` (0 for the first layer of the network); ``personal``, over the last ten rounds together;
-        ``first`` and ``last``, in the first and the last round that was probed, ``first_round`` and ``last_round``. No
-        row for a run without probe.
+        ``layer``, ``place`` (0 for the network's first layer); ``personal``, pooled over the last ten rounds; ``first``
+        and ``last``, in the first and the last probed round, ``first_round`` and ``last_round``. Empty for a run that
+        was not probed.
     """
     names = ["layer", "place", "personal", "first", "last", "first_round", "last_round"]
     if "probe" not in run.children:

@@ -1,7 +1,7 @@
-"""Published values, kept in a file beside what shows them: a reference, never results.
+"""Published values, read from a file: a reference, never results.
 
-The file is TOML: ``source``, in words; a table ``[NAME."SETTING"]`` for every setting of every published table, from
-method to its value, or to a list of value and standard deviation; ``percent`` lists the tables that are in percent.
+The file is TOML: ``source``, in words; for every setting of every published table a table ``[NAME."SETTING"]`` from
+method to value, or to a list of value and standard deviation; ``percent`` lists the tables that are in percent.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Reference(NamedTuple):
     Attributes
     ----------
     tables : mapping from table to setting to method to float
-        Means; of tables in percent, as shares of 1.
+        Means; those in percent are divided by 100.
     source : str
-        Who published them, and of what.
+        Who published them, and where.
     """
 
     tables: Mapping[str, Mapping[str, Mapping[str, float]]] = {}
     source: str = ""
 
     def of(self, table: str, label: str) -> dict[str, float]:
-        """Values of a setting, {} if there are none; spaces, hyphens and case of the label do not matter.
+        """Values of a setting, {} if there are none; labels match regardless of spaces, hyphens, commas and case.
 
         Examples
         --------
@@ -43,11 +43,11 @@ class Reference(NamedTuple):
         return dict(found.get(plain(label), {}))
 
     def notes(self, grid: Grid) -> list[str]:
-        """Where these values and the runs beside them come from."""
+        """Where the published values and the runs come from."""
         return [f"paper: reference values at the paper's own scale, {self.source}", *origin(grid)]
 
     def not_run(self, grid: Grid, table: str) -> list[str]:
-        """Methods of a published table that a setting lacks, and settings of it that the grid lacks."""
+        """Methods and settings of a published table that were not run."""
         notes, theirs = [], self.tables.get(table, {})
         wanted = ordered(m for values in theirs.values() for m in values)
         for label in labels(grid):
@@ -61,12 +61,12 @@ class Reference(NamedTuple):
 
 
 def read(path: str | Path) -> Reference:
-    """Published values of a file.
+    """Read published values from a file.
 
     Raises
     ------
     ValueError
-        If it cannot be read, or holds what is no value.
+        If it cannot be read, or a value is not a number.
     """
     found = read_toml(Path(path))
     source, percent = str(found.pop("source", "")), found.pop("percent", [])
@@ -89,5 +89,5 @@ def _mean(value: Any, where: str) -> float:
 
 
 def plain(label: str) -> str:
-    """Label without what is a matter of style."""
+    """Label in lower case, without spaces, hyphens, underscores and commas."""
     return re.sub(r"[\s\-_,]", "", label).lower()

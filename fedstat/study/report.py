@@ -1,4 +1,4 @@
-"""What one run says, in words and a few tables."""
+"""One run in words and a few tables."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def line(run: xr.DataTree) -> str:
 
 
 def report(run: xr.DataTree) -> str:
-    """A run as text: who trained, accuracy over clients, what was sent, and the split of every layer that is split."""
+    """A run as text: who trained, accuracy over clients, communication, and the split of every split layer."""
     config, row, metrics = json.loads(run.attrs["config"]), summary.row(run), run["metrics"].to_dataset()
     n = metrics["n_train"].to_numpy()
     who = (
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
         f"({n.min()} to {n.max()} training samples), {_share(config['participation'])} active in a round"
     )
-    first = ", but for its training before round 1" if row["method"] == "fedfac-static" else ""
+    first = ", except its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
         f"sent: {row['bytes_up'] / 1e6:.1f} MB up, {row['bytes_down'] / 1e6:.1f} MB down, over all rounds and clients"
         f"{first}\ntime: {row['seconds']:.2f} s a round (median, without evaluation{first})"
     )
     parts = [who, _accuracies(row), cost]
     if len(states := summary.states(run)):
-        kept = min(rules.WINDOW, int(row["rounds"]))
-        head = f"layer          shared   factors   kept their state (last {kept} rounds)   converged"
+        last = min(rules.WINDOW, int(row["rounds"]))
+        head = f"layer          shared   factors   kept their state (last {last} rounds)   converged"
         parts.append("\n".join([head, *map(_split, states.to_dict("records"))]))
     if "choice" in run.children:
         parts.append(_choice(run))
@@ -65,7 +65,7 @@ def _share(participation: float | list[float]) -> str:
 
 def _accuracies(row: dict[str, float]) -> str:
     last = "last 10 rounds" if rules.span(int(row["rounds"])) > 1 else "last round"
-    means = f" (over {row['evaluated']} that were evaluated)" if row["evaluated"] < rules.WINDOW else ""
+    means = f" (over the {row['evaluated']} that were evaluated)" if row["evaluated"] < rules.WINDOW else ""
     what = {
         "last10": f"mean of the last 10 rounds{means}",
         "final": "last evaluated round",
@@ -85,7 +85,7 @@ def _split(state: Mapping[Any, Any]) -> str:
     text = f"{state['layer']:12}   {state['shared']:>3}/{state['units']:<4}"
     text += f"{number(state['n_factors'], 0):>7}   {number(state['stable'], 3):>12}"
     text += f"{number(state['converged'], 2):>25}"
-    return text + ("   all communalities are equal and tell nothing: lower κ" if state["flat"] else "")
+    return text + ("   all communalities are equal and uninformative: lower κ" if state["flat"] else "")
 
 
 def _new(run: xr.DataTree) -> str:
@@ -94,10 +94,10 @@ def _new(run: xr.DataTree) -> str:
 
 
 def _ablation(run: xr.DataTree) -> str:
-    masked = summary.masked(run)
-    if np.ptp(masked.to_numpy()) == 0:
-        return "no layer has both shared and personal units, so nothing was masked"
-    draws = pd.DataFrame(masked.transpose("draw", "part").values, columns=masked["part"].values)
+    accuracy = summary.ablated(run)
+    if np.ptp(accuracy.to_numpy()) == 0:
+        return "no layer has both shared and personal units, so nothing was replaced"
+    draws = pd.DataFrame(accuracy.transpose("draw", "part").values, columns=accuracy["part"].values)
     lines = [f"  {part:20} {plus_minus(m, e)}" for part, m, e in zip(draws, draws.mean(), draws.sem(), strict=True)]
     return "\n".join([f"accuracy with random values in place of units ({len(draws)} draws)", *lines])
 
@@ -131,11 +131,11 @@ def _choice(run: xr.DataTree) -> str:
 def _probe(run: xr.DataTree, rounds: int) -> str:
     """How personal each layer is, over the last rounds."""
     if not np.isfinite(run["probe"].to_dataset()["between"]).any():
-        return "nothing was probed: clients download nothing alike that their halves could be compared in"
+        return "nothing was probed: clients download nothing in common in which to compare halves"
     table = profile(run, window=rules.WINDOW)
-    kept = min(rules.WINDOW, rounds)
-    head = f"share of the differences between clients that is their own, beyond noise (last {kept} rounds)"
-    own = "  {:12} – (a client's own, which starts from earlier rounds and tells nothing)"
+    last = min(rules.WINDOW, rounds)
+    head = f"share of the differences between clients that is their own, beyond noise (last {last} rounds)"
+    own = "  {:12} – (a client's own: it starts from earlier rounds, so halves say nothing)"
     lines = [
         own.format(layer) if math.isnan(share) else f"  {layer:12} {share:.2f} [{low:.2f}, {high:.2f}]   p {p:.2g}"
         for layer, share, low, high, p in table[["layer", "personal", "conf_low", "conf_high", "p_value"]].to_numpy()
@@ -145,21 +145,21 @@ def _probe(run: xr.DataTree, rounds: int) -> str:
     seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
     sizes = [probe["n_train"].to_numpy()[row] for row in seen if row.any()]
     weights = int(probe["n_weights"].sum())
-    up, down = np.sum([halves.traffic(weights, len(table), n) for n in sizes], axis=0)
+    up, down = np.sum([halves.bytes_sent(weights, len(table), n) for n in sizes], axis=0)
     sent = f"sent for it, in {len(sizes)} probed rounds: {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
     lone = int((probe["n_train"] < 2).sum())
-    left_out = [f"{lone} clients took no part: one training sample has no halves"] if lone else []
+    left_out = [f"{lone} clients took no part: they have only one training sample"] if lone else []
     return "\n".join([head, *lines, *([personal_from(tested)] if len(tested) else []), sent, *left_out])
 
 
 def _steps(step: xr.DataArray) -> str:
-    """B of all clients and layers, in a word."""
+    """B of all clients and layers, in a few words."""
     by_layer, values = step.isel(client=0), np.unique(step)
     if len(values) == 1:
         return f"{values[0]:.2g}"
     if (step == by_layer).all():
         return ", ".join(f"{x['layer'].item()} {x.item():.2f}" for x in by_layer)
-    return f"{step.mean().item():.2f} in the mean over clients"
+    return f"{step.mean().item():.2f}, mean over clients"
 
 
 def _readouts(run: xr.DataTree) -> str:
@@ -167,4 +167,4 @@ def _readouts(run: xr.DataTree) -> str:
     accuracy = run["readouts"].to_dataset()["accuracy"].weighted(weight).mean("client")
     step = run["readouts"].to_dataset()["step"]
     lines = [f"  {x.item():.4f}   {x['readout'].item()} (B {_steps(step.sel(readout=x['readout']))})" for x in accuracy]
-    return "\n".join(["accuracy after the last round, predicted otherwise, weighted by test samples", *lines])
+    return "\n".join(["accuracy after the last round with other ways to predict, weighted by test samples", *lines])

@@ -1,4 +1,4 @@
-"""Rounds that a run is judged by: which rules there are, what each means, and which one a grid allows."""
+"""Rules for the rounds that a run is judged by: what each means, and which one a grid allows."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ RULES = {
     "final": "the last evaluated round",
     "validated": "the round with the best accuracy on validation data",
 }
-"""Ways to pick the rounds that a run is judged by, in words."""
+"""Ways to choose the rounds that a run is judged by, in words."""
 
 
 def span(rounds: int) -> int:
-    """Rounds at the end of a run that are averaged: 10, or the last one alone of a run that is shorter.
+    """Number of rounds to average at the end of a run: 10, or 1 if the run is shorter.
 
-    The mean of a short run would hold its first rounds, in which nothing is learned yet.
+    A longer mean over a short run would include its first rounds, before anything is learned.
     """
     return WINDOW if rounds >= WINDOW else 1
 
 
 def best_window(mean: NDArray[np.float64], window: int = WINDOW) -> tuple[float, float]:
-    """Best mean over consecutive rounds, and the last of these rounds (from 1).
+    """Best mean over consecutive rounds, and the number of the last of these rounds (from 1).
 
-    NaN if nothing was evaluated or the run is shorter than the window. Windows in which fewer rounds were evaluated
-    than in others are left out, but for a difference of one, which comes from evaluating every few rounds.
+    NaN if nothing was evaluated or the run is shorter than the window. Windows with fewer evaluated rounds than others
+    are left out, unless the difference is one, as happens when only every few rounds are evaluated.
 
     Examples
     --------
@@ -59,12 +59,12 @@ def choose(table: pd.DataFrame, asked: str | None = None) -> str:
     table : DataFrame
         ``label`` and ``rounds`` of every run.
     asked : str, optional
-        One of ``RULES``. By default best10, as papers report it; final where a run has fewer than 10 rounds.
+        One of ``RULES``. By default best10, as papers report it; final if a run has fewer than 10 rounds.
 
     Raises
     ------
     ValueError
-        If ten rounds are to be averaged where there are fewer.
+        If the rule averages ten rounds and a run has fewer.
     """
     short = few(table)
     if asked is None:
@@ -76,13 +76,13 @@ def choose(table: pd.DataFrame, asked: str | None = None) -> str:
 
 
 def few(table: pd.DataFrame) -> str:
-    """Labels whose runs are too short for ten rounds, with their numbers of rounds; "" if there is none."""
+    """Labels with runs of fewer than ten rounds, and the numbers of rounds; "" if there are none."""
     short = table[table["rounds"] < WINDOW].groupby("label", sort=False)["rounds"].min()
     return "; ".join(f"{label}: {rounds} rounds" for label, rounds in short.items())
 
 
 def words(rule: str, table: pd.DataFrame) -> str:
-    """What a rule means for the runs of a table: where rounds are left out, how many of the ten were evaluated."""
+    """A rule in words, for the runs of a table: if only some of the ten rounds were evaluated, how many."""
     made = sorted(table.loc[table["rounds"] >= WINDOW, "evaluated"].unique())
     sparse = made and made[0] < WINDOW
     counts = str(made[0]) if len(made) == 1 else f"{made[0]} to {made[-1]}" if made else ""

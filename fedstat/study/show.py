@@ -1,4 +1,4 @@
-"""How methods, their settings and numbers are shown in tables and figures, and in which order."""
+"""How tables and figures show methods and their settings, and in which order."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fedstat.study import summary
 from fedstat.study.collect import Grid
 
 METHODS = {name: algorithms.about(name).title for name in algorithms.ALGORITHMS}
-"""Names of the methods as tables and figures show them, in their order."""
+"""Names of the methods in tables and figures, in order."""
 
 SETTINGS = {"layers": "Λ", "kappa": "κ", "tau": "τ", "estimator": "estimator"}
-"""Settings of the methods that split layers, as tables show them, in their order."""
+"""Settings of methods that split layers, with their symbols in tables, in order."""
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Methods in the order of ``METHODS``, others after them.
+    """Methods in the order of ``METHODS``, then any others.
 
     Examples
     --------
@@ -45,13 +45,13 @@ def in_order(grid: Grid) -> pd.DataFrame:
 
 
 def varying(table: pd.DataFrame) -> list[str]:
-    """Those of ``SETTINGS`` that a method was run with several values of, under one label."""
+    """Those of ``SETTINGS`` that have several values for one method and label."""
     several = table.groupby(["label", "method"])[list(SETTINGS)].nunique(dropna=False).max() > 1
     return [name for name in SETTINGS if several[name]]
 
 
 def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
-    """Method of a run, with its values of the settings that are named.
+    """Method of a run, with its values of the named settings.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
 
 
 def about(method: str) -> About:
-    """Row of a method; of one that is not known here, its name.
+    """Row of a method; for an unknown one, only its name.
 
     Examples
     --------
@@ -78,5 +78,5 @@ def about(method: str) -> About:
 
 
 def setting(value: Any) -> str:
-    """Print one of ``SETTINGS``; a dash where the method has none, or its own default."""
+    """Value of one of ``SETTINGS`` as text; a dash if the method lacks it or has its default."""
     return "–" if value == "" or pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)

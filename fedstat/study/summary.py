@@ -1,4 +1,4 @@
-"""From a run to numbers: one row, and the accuracies, curves and states that tables and figures are made of."""
+"""From a run to numbers: its row, and the accuracies, curves and states for tables and figures."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     Parameters
     ----------
     run : DataTree
-        What :func:`fedstat.fl.train` returns.
+        Result of :func:`fedstat.fl.train`.
 
     Returns
     -------
     dict
         ``label``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
-        ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Of the test accuracy, weighted by the
-        clients' test samples: ``best10``, the best mean over 10 consecutive rounds, and ``best10_round``, the last of
-        these; ``last10``, the mean over the last 10, of which ``evaluated`` were; ``final``, that of the last evaluated
-        round; ``validated``, that of the round with the best validation accuracy, ``validated_round``, and that
-        accuracy, ``validation``; ``optimism``, best10 less the test accuracy of the 10 rounds that are best on
-        validation data. Over the last 10 rounds: ``before``, weighted accuracy of the active clients' models as they
-        leave local training; ``unweighted`` mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 %
-        quantile). ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what
-        the run does not hold; a run of fewer than 10 rounds has no best10, last10 and optimism, and for the rest its
-        last round stands in for the last 10.
+        ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Test accuracy, weighted by the
+        clients' test samples: ``best10``, best mean over 10 consecutive rounds, and ``best10_round``, the last of
+        these; ``last10``, mean over the last 10 (``evaluated``: how many were evaluated); ``final``, last evaluated
+        round; ``validated``, round with the best validation accuracy, with ``validated_round`` and that accuracy,
+        ``validation``; ``optimism``, best10 less the test accuracy of the 10 rounds that are best on validation data.
+        Over the last 10 rounds: ``before``, weighted accuracy of the active clients' models as they leave local
+        training; ``unweighted`` mean over clients, their ``spread`` (standard deviation) and ``q10`` (10 % quantile).
+        ``bytes_up``, ``bytes_down``: sums over all rounds; ``seconds``: median over rounds. NaN for what the run lacks;
+        with fewer than 10 rounds there are no best10, last10 and optimism, and the last round stands for the last 10.
 
     Raises
     ------
@@ -47,8 +46,8 @@ def row(run: xr.DataTree) -> dict[str, Any]:
 
     Notes
     -----
-    best10 picks rounds by the test data that it reports (as FedFac Table 2 and all its peers do) and so is too high;
-    ``optimism`` says by how much. Where rounds are evaluated now and then, the evaluated ones in each window count.
+    best10 chooses rounds on the test data that it reports (as do FedFac Table 2 and all its peers) and so is too high;
+    ``optimism`` says by how much. If only some rounds are evaluated, windows average those.
     """
     config, metrics = config_of(run), _metrics(run)
     test, weight = _values(metrics, "accuracy"), _sizes(metrics, "n_test")
@@ -76,7 +75,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
 
 
 def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
-    """Accuracies of a run by every rule, from its mean accuracy (round,) on test samples."""
+    """Accuracies of a run by every rule, from its mean test accuracy (round,)."""
     best, best_round = best_window(mean)
     size = "n_validation" if "n_validation" in metrics else "n_train"
     validation = weighted(_values(metrics, "validation_accuracy"), _sizes(metrics, size))
@@ -95,9 +94,9 @@ def _by_rules(metrics: xr.Dataset, mean: NDArray[np.float64]) -> dict[str, Any]:
 
 
 def clients(run: xr.DataTree) -> pd.DataFrame:
-    """Accuracy of every client, mean over the evaluated ones of the last 10 rounds, and its numbers of samples.
+    """Accuracy of every client, mean over those of the last 10 rounds that were evaluated, and its numbers of samples.
 
-    Of a run with fewer rounds it is that of the last round.
+    For a run with fewer rounds, that of the last round.
 
     Returns
     -------
@@ -133,16 +132,16 @@ _FLAT = 1e-9
 
 
 def states(run: xr.DataTree) -> pd.DataFrame:
-    """Does the split of a run settle? One row per layer that was analysed, or has shared and personal units at the end.
+    """Does the split of a run settle? One row per layer that was analysed, or is split at the end.
 
     Returns
     -------
     DataFrame
-        ``layer``; ``shared``, number of its ``units`` that are shared after the last round; ``stable``, share of units
-        that keep their state from one round to the next, mean over the last 10; ``agreement``, adjusted Rand index of
-        the split half-way with the last one; ``n_factors`` in the last round, NaN where it had no analysis; ``flat``,
-        whether its communalities were all the same;
-        ``converged``, share of the rounds' analyses that converged, NaN where none was made.
+        ``layer``; ``shared``, number of its ``units`` that are shared after the last round; ``stable``, proportion of
+        units that keep their state from one round to the next, mean over the last 10; ``agreement``, adjusted Rand
+        index of the split half-way and the last one; ``n_factors`` in the last round, NaN without analysis; ``flat``,
+        whether that round's communalities were all equal;
+        ``converged``, proportion of the rounds' analyses that converged, NaN if there were none.
     """
     rows, config = [], json.loads(run.attrs["config"])
     split = run["split"].children if "split" in run.children else {}
@@ -170,18 +169,18 @@ def states(run: xr.DataTree) -> pd.DataFrame:
 
 
 def new_clients(run: xr.DataTree) -> xr.DataArray:
-    """Accuracy (rule,) of clients that did not train, weighted by their test samples."""
+    """Accuracy (rule,) of new clients, weighted by their test samples."""
     new = run["new"].to_dataset()
     return new["accuracy"].weighted(new["n_test"]).mean("client")
 
 
-def masked(run: xr.DataTree) -> xr.DataArray:
-    """Accuracy (part, draw) with a part of the split layers masked, weighted by the clients' test samples."""
+def ablated(run: xr.DataTree) -> xr.DataArray:
+    """Accuracy (part, draw) with a part of the split layers replaced, weighted by the clients' test samples."""
     return run["ablation"].to_dataset()["accuracy"].weighted(_metrics(run)["n_test"]).mean("client")
 
 
 def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Key that sorts the values of a setting: Λ by the network's layers, numbers as numbers, words after them.
+    """Sorting key for the values of a setting: Λ by the network's layers, numbers as numbers, words after them.
 
     Examples
     --------
@@ -201,24 +200,24 @@ def place(name: str, value: Any, config: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def chosen(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
-    """Value of a setting whose runs have the best mean validation accuracy; of equal ones the first by :func:`place`.
+    """Value of a setting with the best mean validation accuracy; of equal ones the first by :func:`place`.
 
     Raises
     ------
     ValueError
-        If no run has validation data: nothing is chosen on test data.
+        If no run has validation data; nothing is chosen on test data.
     """
     if rows["validation"].isna().all():
         raise ValueError(
             f"{name} is chosen on validation data, but these runs have none. Run with validation > 0; test data are "
-            "not tuned on."
+            "not used for tuning."
         )
     means = rows.groupby(name)["validation"].mean()
     return max(sorted(means.index, key=lambda value: place(name, value, config)), key=lambda value: means[value])
 
 
 def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Weighted mean over clients of the values that are there: (round, client) to (round,), NaN where there is none."""
+    """Weighted mean over clients, (round, client) to (round,); missing values are left out, NaN if all are."""
     there = np.isfinite(values)
     total = (there * weight).sum(axis=-1)
     with np.errstate(invalid="ignore"):
@@ -226,15 +225,15 @@ def weighted(values: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArra
 
 
 def config_of(run: xr.DataTree) -> dict[str, Any]:
-    """Settings of a run, as its store notes them; ValueError if it is none of the trainer."""
+    """Settings of a run, from its store; ValueError if it is not a run of the trainer."""
     try:
         config = dict(json.loads(run.attrs["config"]))
     except KeyError:
         config = {}
     if "algorithm" not in config or "metrics" not in run.children:
         raise ValueError(
-            "not a run of the trainer, as fedstat.fl.train and python -m fedstat.fl write it, "
-            f"but got a tree with the groups {list(run.children)}"
+            "must be a run that fedstat.fl.train or python -m fedstat.fl wrote, but got a tree with the groups "
+            f"{list(run.children)}"
         )
     return config
 
@@ -250,7 +249,7 @@ def _values(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
 
 
 def _sizes(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:
-    """Numbers of samples of each client; where a run does not say them, clients count alike."""
+    """Each client's number of samples; 1 if the run does not say."""
     return metrics[name].to_numpy().astype(np.float64) if name in metrics else np.ones(metrics.sizes["client"])
 
 
@@ -263,7 +262,7 @@ def _nanmean(x: NDArray[np.float64]) -> float:
 
 
 def _setting(config: dict[str, Any], name: str) -> Any:
-    """A setting of the method, wherever the run keeps it."""
+    """A setting of the method, wherever the run stores it."""
     value = config.get(name)
     return config.get("algorithm_settings", {}).get(name) if value is None else value
 
@@ -274,7 +273,7 @@ def _layers(config: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> float | str:
-    """A number, as which a threshold may be kept in words ("0.5", "inf"); other words as they are."""
+    """A number, which may be stored as text ("0.5", "inf"); other text as it is."""
     try:
         return math.nan if value is None else float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""A table: what is shown, all its numbers, and what must be said of them; as text, Markdown and CSV."""
+"""A table: what is shown, all its numbers, and notes; as text, Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Table(NamedTuple):
     values : DataFrame
         All numbers, one row per line of the table.
     blocks : mapping from heading to DataFrame of str
-        What is shown.
+        What the text and Markdown show.
     notes : tuple of str
         What the columns mean, what was not run, where the numbers come from.
     """
@@ -41,7 +41,7 @@ class Table(NamedTuple):
         return "\n\n".join([*parts, "\n".join(notes)])
 
     def write(self, name: Path) -> None:
-        """Write ``name.csv``, all numbers, and ``name.md``, what is shown."""
+        """Write all numbers to ``name.csv``, and the table to ``name.md``."""
         require_writable(name)
         name.parent.mkdir(parents=True, exist_ok=True)
         with _cli.whole(Path(f"{name}.csv")) as csv, _cli.whole(Path(f"{name}.md")) as markdown:
@@ -56,7 +56,7 @@ class Table(NamedTuple):
 
 
 def require_writable(name: Path) -> None:
-    """ValueError, before any work, if a table of that name could not be written; its folder may be absent."""
+    """ValueError, before any work, if a table of that name could not be written; its folder need not exist."""
     for file in (Path(f"{name}.csv"), Path(f"{name}.md")):
         if not file.parent.exists():
             file = next(parent for parent in file.absolute().parents if parent.parent.exists())
@@ -69,9 +69,9 @@ def make(builds: Mapping[str, Callable[[], Table]], out: str | Path | None = Non
     Parameters
     ----------
     builds : mapping from suffix to callable () -> Table
-        The suffix is added to the name of the files. A table whose runs are not there is said to be missing.
+        The suffix is added to the files' names. A table that cannot be made is reported, not raised.
     out : path, optional
-        Name of the files without ending, see :meth:`Table.write`.
+        Name of the files without extension, see :meth:`Table.write`.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def make(builds: Mapping[str, Callable[[], Table]], out: str | Path | None = Non
 
 
 def _aligned(block: pd.DataFrame) -> str:
-    """Columns as wide as their widest cell, the first one to the left."""
+    """Columns as wide as their widest cell; the first is left-aligned."""
     cells = [list(map(str, block.columns)), *block.astype(str).to_numpy().tolist()]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(

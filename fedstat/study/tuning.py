@@ -1,7 +1,7 @@
 """Tuning as a procedure: one setting of a method after the other, each by accuracy on validation samples.
 
-So FedFac is tuned (§5.3, §6: Λ, then τ, then κ), by hand and on samples that are not told; here the test samples are
-never looked at.
+FedFac's authors tune Λ, then τ, then κ by hand and do not say on which samples (§5.3, §6); here test samples are never
+used.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ class Step(NamedTuple):
     name : str
         The setting that was tuned.
     table : DataFrame
-        One row per candidate: ``value``; ``validation``, mean over seeds of the accuracy on validation samples in the
-        round where it is best, and its ``std_error``; ``accuracy``, that on test samples in the same round, which is
-        shown and not used; ``chosen``.
+        One row per candidate: ``value``; ``validation``, mean over seeds of the best validation accuracy of any round,
+        and its ``std_error``; ``accuracy``, test accuracy in the same rounds, which is shown but not used; ``chosen``.
     settings : Settings
-        With the candidate that :func:`fedstat.study.summary.chosen` takes.
+        With the candidate that :func:`fedstat.study.summary.chosen` selects.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Step(NamedTuple):
 def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
     """Raise what :func:`tune` raises, before any run."""
     if not settings.validation:
-        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1 or so.")
+        raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1, for example.")
     if not candidates:
         raise ValueError(f"tuning needs candidates for a setting of {settings.algorithm}, but got none")
     takes = settings_of(settings.algorithm)
@@ -69,12 +68,12 @@ def tune(
     Parameters
     ----------
     settings : Settings
-        Where to begin; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
+        Starting point; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
     candidates : mapping from step to sequence
         Values to try of every setting, in the order of tuning. From the second step on, the value to begin with is a
         candidate, too: its runs are there from the step before.
     folder : path
-        Where the runs are stored; those that are there are not made again.
+        Where the runs are stored; finished ones are not repeated.
     seeds : sequence of int
         Every candidate is run with every seed.
     progress, **where
@@ -87,7 +86,7 @@ def tune(
     Raises
     ------
     ValueError
-        If there are no validation samples, an unknown step, a step without candidates, or one twice.
+        If validation samples are missing, or a step is unknown, has no candidates or one twice.
 
     Examples
     --------

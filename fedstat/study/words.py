@@ -1,4 +1,4 @@
-"""Settings as words of a command line or a file, read as the values they mean."""
+"""Settings given as text on a command line or in a file, and their values."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def strings(name: str, given: Any) -> tuple[str, ...]:
-    """One string or number, or a list of such, as strings: ``[1, "fc2"]`` to ("1", "fc2")."""
+    """A string or integer, or a list of these, as strings: ``[1, "fc2"]`` to ("1", "fc2")."""
     several = given if isinstance(given, list | tuple) else [given]
     if not all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in several):
-        raise ValueError(f"{name} must be a string or a list of such, but got {given!r}")
+        raise ValueError(f"{name} must be a string or a list of strings, but got {given!r}")
     return tuple(map(str, several))
 
 
@@ -28,7 +28,7 @@ def options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def value(text: str) -> Any:
-    """``"3"`` to 3, ``"true"`` to True, ``"64,32"`` to (64, 32); other words stay."""
+    """``"3"`` to 3, ``"true"`` to True, ``"64,32"`` to (64, 32); other text stays."""
     if "," in text:
         return tuple(map(value, text.split(",")))
     for kind in (int, float):
@@ -46,7 +46,7 @@ def text(name: str, given: Any) -> str:
     if isinstance(given, str | Real):
         return str(given)
     if not isinstance(given, list | tuple) or not all(isinstance(one, str | Real) for one in given):
-        raise ValueError(f"{name} must be a string, a number, true, false or a list of such, but got {given!r}")
+        raise ValueError(f"{name} must be a string, a number, true, false or a list of these, but got {given!r}")
     if not given:
-        raise ValueError(f"{name} must hold a value, but got {given!r}")
+        raise ValueError(f"{name} must hold at least one value, but got {given!r}")
     return ",".join(text(name, one) for one in given)

@@ -142,7 +142,7 @@ def test_intervals_of_all_methods_rest_on_the_residuals_of_all(runs, run_table):
     shown = show.interval(row["pooled_difference"], row["pooled_low"], row["pooled_high"])
     assert f"{shown}  {p_value(row['pooled_p'])}" in text
     assert row["pooled_df"] == 3 * 2
-    assert "with one residual variance of all within seeds" in " ".join(text.split())
+    assert "with one common residual variance within seeds" in " ".join(text.split())
     ratios = run_table("table7", runs)[1].query("method == 'random'")
     assert_allclose(ratios["ratio_high"], np.exp(ratios["pooled_high"]), rtol=1e-4)
 
@@ -323,7 +323,7 @@ def test_nothing_is_tuned_on_test_data(tmp_path, monkeypatch, capsys):
     write(tmp_path / "a.zarr", algorithm="fedfac-dynamic", layers=["fc1"], tau="0.5", kappa=0.85, validation=0)
     with pytest.raises(SystemExit):
         script("table4", "--runs", tmp_path, monkeypatch=monkeypatch, capsys=capsys)
-    assert "test data are not tuned on" in " ".join(capsys.readouterr().err.split())
+    assert "test data are not used for tuning" in " ".join(capsys.readouterr().err.split())
 
 
 def test_every_published_value_is_in_range_and_of_a_known_method():

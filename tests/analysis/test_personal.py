@@ -252,13 +252,13 @@ def test_an_unfinished_run_leaves_its_seed_out_and_no_seed_is_refused(some):
 
 def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
     runs, file = some / "runs", some / "grid.toml"
-    with pytest.raises(ValueError, match="none of the 20 finished runs is one of"):
+    with pytest.raises(ValueError, match="none of the 20 finished runs is in"):
         planned.planned(collect.collect(runs), stores.FILE)
     fewer = stores.plan(some, LABELS[:1])
     found = planned.planned(collect.collect(runs), fewer)
     assert found.labels == LABELS[:1]
     assert len(found.grid.table) == 10
-    assert "finished runs of the folder that are not of" in found.notes[-1]
+    assert "finished runs of the folder that are not in" in found.notes[-1]
     assert found.notes[-1].endswith("10")
     cell = next(c for c in grid.cells(file, scale="large") if c.algorithm == "random")
     both = collect.collect([*runs.glob("*.zarr")])

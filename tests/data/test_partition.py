@@ -168,7 +168,7 @@ ERRORS = [
     (lambda: partition.domains(DIGITS), "by must be a variable of the samples, but got 'coarse'"),
     (lambda: partition.domains(DIGITS, groups={"a": [1, 77]}, by="y"), "'a': no sample has 77"),
     (lambda: partition.domains(DIGITS, groups={"a": [1], "b": [1]}, by="y"), "'b': it shares values"),
-    (lambda: partition.domains(labels(3), groups={"a": [0]}, by="y"), "at least 4 samples, one a client, but got 3"),
+    (lambda: partition.domains(labels(3), groups={"a": [0]}, by="y"), "at least 4 samples, one per client, but got 3"),
     (lambda: partition.train_test(DIGITS), r"must have a coordinate client .*partition\.iid"),
     (lambda: partition.train_test(partition.iid(DIGITS, clients=9), test=1.0), r"test must be .* in \[0, 1\)"),
     (lambda: partition.train_test(partition.iid(DIGITS, clients=9), test=0.5, validation=0.5), "validation must be"),

@@ -209,12 +209,12 @@ WRONG = {
     "grid of one": (lambda: algorithms.shrunken(algorithms.fedavg(), grid=[0.5]), "two different values"),
     "grid by layer": (lambda: algorithms.shrunken(algorithms.fedavg(), by="layer", grid=[0, 1]), "grid has no effect"),
     "by": (lambda: algorithms.shrunken(algorithms.fedavg(), by="clients"), "Did you mean 'client'"),
-    "no epochs": (lambda: algorithms.shrunken(algorithms.fedavg(), epochs=0), "needs an epoch"),
+    "no epochs": (lambda: algorithms.shrunken(algorithms.fedavg(), epochs=0), "needs at least one epoch"),
     "twice": (lambda: algorithms.shrunken(algorithms.fedavg_plus()), "fine-tunes already"),
     "plus twice": (lambda: algorithms.finetuned(algorithms.fedavg_plus()), "fine-tunes already"),
     "held_out": (lambda: algorithms.shrunken(algorithms.fedavg(), held_out="test"), "held_out must be one of"),
     "rate": (lambda: algorithms.finetuned(algorithms.fedavg(), rate=0), "rate must be"),
-    "no choice": (lambda: algorithms.finetuned(algorithms.fedavg(), held_out="halves"), "there is one of each"),
+    "no choice": (lambda: algorithms.finetuned(algorithms.fedavg(), held_out="halves"), "only one of each is given"),
     "no validation": (
         lambda: train(dense(), NET, algorithms.shrunken(algorithms.fedavg(), held_out="validation"), rounds=1),
         "the data have none",
@@ -222,7 +222,7 @@ WRONG = {
     "halves of one sample": (lambda: train(ODD, NET, algorithms.fedavg(), rounds=1, probe="halves"), "one training"),
     "own halves of one sample": (
         lambda: train(ODD, NET, algorithms.shrunken(algorithms.fedavg(), by="client"), rounds=1),
-        "5 of the 5 clients have one training sample",
+        "5 of the 5 clients have only one training sample",
     ),
     "few active": (
         lambda: train(dense(), NET, algorithms.fedavg(), rounds=1, probe="halves", participation=0.4),
@@ -234,7 +234,7 @@ WRONG = {
         "begin with one of fedper",
     ),
     "readout's option": (lambda: Settings(algorithm="fedavg", readouts=("fedavg+ grid=1",)), "but got 'grid'"),
-    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "to the method without it"),
+    "readouts of what has one": (lambda: Settings(algorithm="fedavg+", readouts="fedavg+"), "to the plain method"),
     "rate of nothing": (lambda: algorithms.finetuned(algorithms.fedavg(), 0, rate=2), "rate has no effect"),
     "ends of ends": (lambda: algorithms.named("fedavg++"), "algorithm must be one of"),
 }

@@ -312,7 +312,7 @@ FITTING = low_rank((10, 6))
     [
         ("fc9.weight", {}, "composed weight must be one of .*Did you mean .*'fc1.weight'"),
         ("fc1.weight", {"value": lambda f: f["weight"].mT}, r"'fc1.weight': the value .*\*\(10, 6\)\).*\(2, 6, 10\)"),
-        ("fc1.weight", {"pullback": {"weight": None}}, r"fc1.weight': the pull.*'b', 'a'\], but got \['weight'\]"),
+        ("fc1.weight", {"pullback": {"weight": None}}, r"fc1.weight': the pull.*'b', 'a'\], but has \['weight'\]"),
         ("fc1.weight", {"pullback": dict.fromkeys(FITTING.shapes, lambda _, d: d)}, r"'b': \(10, 2\).*'b': \(10, 6\)"),
         ("fc1.weight", {"by_unit": ("a",)}, r"'fc1.weight', of shape \(10, 6\): its factor 'a' must be with 10 rows"),
         ("fc1.weight", {"by_unit": ("c",)}, r"its factor 'c' must be"),

@@ -296,5 +296,5 @@ def test_rounds_count_from_one_in_messages_as_in_stores():
 def test_layers_that_do_not_exist_are_named():
     with pytest.raises(ValueError, match="must be among \\['fc1', 'fc2'\\], but got 'conv1'"):
         run(job(algorithms.fedfac(["conv1"])), 1)
-    with pytest.raises(ValueError, match="has 12 units, but the split names 5"):
+    with pytest.raises(ValueError, match="has 12 units, but the split has 5"):
         run(job(algorithms.fedsplit({"fc1": np.ones(5, bool)})), 1)

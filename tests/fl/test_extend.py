@@ -149,7 +149,7 @@ def test_what_cannot_be_is_said_and_leaves_the_run_as_it_is(tmp_path):
     out = tmp_path / "run.zarr"
     before = go("fedavg", out, rounds=4).load()
     for options, says in (
-        ({"rounds": 3}, r"has 4 rounds: it can be made longer, not shorter, but got rounds=3"),
+        ({"rounds": 3}, r"has 4 rounds: a run can be made longer, not shorter, but got rounds=3"),
         ({"rounds": 6, "seed": 6}, r"other settings \(seed: 5 there, 6 now\)"),
         ({"rounds": 4, "checkpoints": [3]}, r"other settings \(checkpoints: \[2, 4\] there, \[3, 4\] now\)"),
         (
@@ -169,7 +169,7 @@ def test_a_run_finished_without_a_state_says_what_to_do(tmp_path):
     go("fedavg", out, rounds=2)
     with store.write.Writer(out, store.journal.Journal(out)) as writer:
         writer.journal.forget(["journal/state"])
-    with pytest.raises(ValueError, match=r"older fedstat, which kept no state .* run of 3 rounds anew at another path"):
+    with pytest.raises(ValueError, match=r"which stored no state .* new run of 3 rounds at another path"):
         go("fedavg", out, rounds=3, resume=True)
     assert len(go("fedavg", out, rounds=2, resume=True)["metrics"]["round"]) == 2
 
@@ -178,7 +178,7 @@ def test_a_damaged_run_is_mended_before_it_is_made_longer(tmp_path):
     out = tmp_path / "run.zarr"
     go("fedavg", out, rounds=2)
     (out / "metrics" / "loss" / "c.0.0").unlink()
-    with pytest.raises(ValueError, match=r"damaged: metrics/loss is missing\. Resume it with the settings it has"):
+    with pytest.raises(ValueError, match=r"damaged: metrics/loss is missing\. First resume it with its own settings"):
         go("fedavg", out, rounds=3, resume=True)
     with pytest.warns(UserWarning, match="computed again"):
         go("fedavg", out, rounds=2, resume=True)
@@ -234,7 +234,7 @@ def test_more_rounds_of_a_study_or_fewer_replicates_are_refused(tmp_path):
     out = tmp_path / "run.zarr"
     sim.study(**FEW | {"replicates": 2}, out=out)
     for changes, says in (
-        ({"replicates": 2, "rounds": 3}, "has runs of 2 rounds, and a study keeps no states .* but not rounds=3"),
+        ({"replicates": 2, "rounds": 3}, "has runs of 2 rounds, and a study stores no states .* but not rounds=3"),
         ({"replicates": 1}, r"other settings \(replicates: 2 there, 1 now\)"),
         ({"replicates": 3, "methods": ["true"]}, "other settings .methods: "),
         ({"replicates": 3, "seed": 1}, r"other settings \(seed: 0 there, 1 now\)"),
@@ -254,7 +254,7 @@ def test_the_commands_make_runs_longer(tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit):
         command("--out", out, "--resume", "--rounds", 3)
-    assert "has 4 rounds: it can be made longer, not shorter, but got rounds=3" in capsys.readouterr().err
+    assert "has 4 rounds: a run can be made longer, not shorter, but got rounds=3" in capsys.readouterr().err
 
     out = tmp_path / "sim.zarr"
     args = ["--clients", "4", "--d", "6", "--m", "6", "--rounds", "1", "--methods", "true", "local", "--quiet"]

@@ -96,5 +96,5 @@ def test_a_module_without_a_last_linear_has_no_features(module):
     net = nets.from_module(module, IMAGE)
     assert net.features is None
     assert net.head is None
-    with pytest.raises(ValueError, match=r"has no features\..* if its last layer is a torch.nn.Linear"):
+    with pytest.raises(ValueError, match=r"has no features\..* whose last layer is a torch.nn.Linear"):
         nets.n_features(net)

@@ -153,7 +153,7 @@ def test_a_parameter_that_turns_personal_has_to_be_among_those_kept(first):
 TRUE = torch.tensor(True)
 BAD = {
     "missing": ({"fc2.bias": None}, r"'masked' has no mask of 'fc2.bias', of shape \(3,\).*torch.tensor\(True\)"),
-    "unknown": ({"fc3.bias": TRUE}, r"'masked' has masks of \['fc3.bias'\], but the network's are \['fc1.weight'"),
+    "unknown": ({"fc3.bias": TRUE}, r"'masked' has masks of \['fc3.bias'\], but the network has \['fc1.weight'"),
     "numbers": ({"fc1.bias": torch.ones(6)}, "'masked': the mask of 'fc1.bias' must be a bool Tensor.*torch.float32"),
     "numpy": ({"fc1.bias": np.ones(6, bool)}, "'fc1.bias' must be a bool Tensor, but got ndarray"),
     "units without a dim for columns": (

@@ -1,4 +1,4 @@
-"""What a method's functions must not do is named, with the method and the entry, and what they leave out has a default."""
+"""What a method must not do is named, with its name and the entry; what its functions leave out has a default."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_aggregator_that_leaves_out_entries_or_whose_state_cannot_be_saved_is
     with pytest.raises(ValueError, match="the aggregator 'nothing' must return every one of"):
         run(job(toy(), aggregator=nothing, **HALF), 1)
     numbers = nothing._replace(init=lambda _: np.zeros(3))
-    with pytest.raises(ValueError, match="state of the aggregator 'nothing' must be tensors.*ndarray"):
+    with pytest.raises(ValueError, match=r"state of the aggregator 'nothing' must be tensors.*ndarray"):
         engine.start(job(toy(), aggregator=numbers, **HALF))
 
 

@@ -87,7 +87,7 @@ def test_a_users_module_starts_anew_only_if_asked_to():
 
 def test_components_of_a_mixture_must_start_apart():
     module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    with pytest.raises(ValueError, match=r"start alike.*start='random'"):
+    with pytest.raises(ValueError, match=r"start and stay equal.*start='random'"):
         mixture(nets.from_module(module, (1, 2, 2)), 3).init(np.random.default_rng(0))
     start = mixture(nets.from_module(module, (1, 2, 2), start="random"), 3).init(np.random.default_rng(0))
     assert not torch.equal(start["component1_fc1.weight"], start["component2_fc1.weight"])

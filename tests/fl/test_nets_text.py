@@ -343,7 +343,7 @@ def test_tokens_outside_the_vocabulary_are_named(name):
         wrong[0, 2, 3] = bad  # of the first client, whose next row would be the second client's
         with pytest.raises(ValueError, match=seen):
             net.apply(params, wrong)
-    with pytest.raises(ValueError, match="token numbers, integers, but got float32"):
+    with pytest.raises(ValueError, match="token numbers, that is integers, but got float32"):
         net.apply(params, x.float())
 
 

@@ -75,8 +75,8 @@ def test_a_server_that_mixes_leaves_private_heads_alone():
     j = job(private_head(algorithms.fedavg()._replace(mix=half)))
     state = engine.start(j)
     trained = engine.round_of(j, state)[1]
-    after = engine.personal(j, engine.step(j, state), trained.clients)
-    assert torch.equal(after["fc2.weight"], trained.after["fc2.weight"])
+    after = engine.personal(j, engine.step(j, state), trained.uploads.clients)
+    assert torch.equal(after["fc2.weight"], trained.uploads.after["fc2.weight"])
     assert torch.equal(after["fc1.bias"], after["fc1.bias"][:1].expand_as(after["fc1.bias"]))
 
 

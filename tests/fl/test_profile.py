@@ -94,7 +94,7 @@ def test_knowledge_of_ones_own_shows_and_noise_does_not():
 def test_the_report_and_the_figure_say_it(probed):
     text = report(probed)
     assert "share of the differences between clients that is their own, beyond noise (last 6 rounds)" in text
-    up, down = halves.traffic(81, 2, np.full(6, 24))
+    up, down = halves.bytes_sent(81, 2, np.full(6, 24))
     assert (up, down) == (4 * 6 * (81 + 4), 4 * 6 * 81)
     assert "sent for it, in 3 probed rounds: 0.0 MB up" in text
     _, (first, second) = plt.subplots(1, 2)
@@ -121,9 +121,9 @@ def test_layers_of_a_clients_own_tell_nothing_and_are_left_out():
     assert (profile(split, window=2).conf_high < 0.5).all(), "of split layers the shared units alone"
     alone = run(Settings(algorithm="local", **options))
     assert "nothing was probed" in report(alone)
-    with pytest.raises(ValueError, match="nothing alike"):
+    with pytest.raises(ValueError, match="nothing in common"):
         profile(alone)
-    shrunken = run(Settings(algorithm="fedper-shrunken", options="by=layer", **options | {"probe": None}))
+    shrunken = run(Settings(algorithm="fedper-shrunken", options="by=layer", **options | {"probe": ()}))
     assert shrunken["choice/step"][-1].sel(layer="fc2") == 1
     assert shrunken["choice/step"][-1].sel(layer="fc1") < 0.5
 

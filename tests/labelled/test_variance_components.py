@@ -108,10 +108,10 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
     (weights(), {"method": "moment"}, "Did you mean 'moments'"),
     (weights(), {"level": 1}, "level must be"),
     (weights(), {"sizes": SIZES}, 'sizes belong to method="reml"'),
-    (weights(), {"covariate": SIZES[1:]}, "covariate must hold one number a client"),
+    (weights(), {"covariate": SIZES[1:]}, "covariate must hold one number per client"),
     (weights().where(weights()["unit"] != "e"), {}, "weights of client k0 hold NaN or infinite values, first .* e"),
     (weights().where((weights()["client"] != "k7") | (weights()["unit"] != "b")), {}, "client k7 .* b"),
-    (weights().isel(replicate=[0, 0]), {}, r"equal bit by bit in all clients in 5 unit\(s\), first in unit a"),
+    (weights().isel(replicate=[0, 0]), {}, r"identical bit for bit in all clients in 5 unit\(s\), first in unit a"),
 ]
 
 
@@ -127,7 +127,7 @@ def test_what_is_refused_is_named(w: Any, how: dict[str, Any], message: str, met
 def test_copied_replicates_of_a_client_are_said() -> None:
     w = np.random.default_rng(0).normal(size=(6, 2, 3, 20))
     w[[1, 4], 1] = w[[1, 4], 0]
-    with pytest.warns(UserWarning, match=r"replicates of client\(s\) 1, 4 are equal bit by bit"):
+    with pytest.warns(UserWarning, match=r"replicates of client\(s\) 1, 4 are identical bit for bit"):
         fedstat.variance_components(w)
 
 

@@ -118,8 +118,8 @@ def test_results_of_layers_are_read_in_their_order_and_at_their_level() -> None:
     of = {"conv1": result((0.3, 0.3), dead=False), "fc1": result((2, 2), dead=False), "fc2": result((3, 3), dead=False)}
     assert personal_from(of).startswith("A client's own weights beat the mean over clients from layer fc1 on")
     backwards = personal_from(dict(reversed(of.items())))
-    assert backwards.startswith("From no layer on is a client's own shown to beat the mean over clients: the last,")
-    assert "the last, of conv1" in backwards
+    assert backwards.startswith("No layer is shown from which on a client's own weights beat the mean: the last,")
+    assert "the last, for conv1" in backwards
 
 
 def test_tables_of_layers_that_say_nothing_are_refused() -> None:

@@ -199,7 +199,7 @@ BAD = {
     "kappa": (["--kappa", "0"], "kappa must be a finite number in (0, 1], but got 0.0"),
     "tau": (["--tau", "1.2"], "tau must be"),
     "method": (["--methods", "best"], "invalid choice: 'best'"),
-    "device": (["--device", "gpu"], "device must be such as"),
+    "device": (["--device", "gpu"], "device must be a name like"),
     "resume": (["--resume"], "--resume needs --out"),
     "scale": (["--scale", "quick"], "--scale needs --config"),
     "config": (["--config", "nowhere.toml"], "nowhere.toml cannot be read"),

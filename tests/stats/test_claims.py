@@ -74,5 +74,5 @@ def test_no_correlation_without_an_order(x, y):
 
 @pytest.mark.parametrize(("x", "y"), [([1, 2, 3], [1, 2]), ([1, 2, np.nan], [1, 2, 3])])
 def test_pairs_must_be_whole(x, y):
-    with pytest.raises(ValueError, match="as many finite numbers each"):
+    with pytest.raises(ValueError, match="equally many finite numbers"):
         rank_correlation(x, y)

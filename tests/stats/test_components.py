@@ -226,7 +226,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (weights(), ["a"] * 12, "covariate must hold real numbers"),
     (weights(), [0] * 11 + [3], "covariate sets client 11 apart from all others"),
     (1e200 * weights(), None, "unit 0 are so large that their squares overflow"),
-    (np.repeat(weights()[:, :1], 2, axis=1), None, r"equal bit by bit in all clients in 5 unit\(s\), first in unit 0"),
+    (np.repeat(weights()[:, :1], 2, axis=1), None, r"identical bit for bit in all .* in 5 unit\(s\), first in unit 0"),
 ]
 
 

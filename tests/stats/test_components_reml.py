@@ -127,7 +127,7 @@ def test_dead_units_are_undefined_and_bad_input_is_named() -> None:
         rm.reml(w, np.ones(5))
     with pytest.raises(ValueError, match="above 0, but got 0"):
         rm.reml(w, [0, 1, 1, 1, 1, 1])
-    with pytest.raises(ValueError, match="equal bit by bit"):
+    with pytest.raises(ValueError, match="identical bit for bit"):
         rm.reml(np.repeat(w[:, :1], 2, axis=1))
     w[3, 0, 2, 1] = np.nan
     with pytest.raises(moments.BadWeightsError, match=r"client 3 .* 2"):

@@ -126,7 +126,7 @@ def test_a_correlation_matrix_with_nan_rows_keeps_its_dead_units() -> None:
 
 
 def test_as_many_factors_as_units_is_said_to_tell_nothing() -> None:
-    with pytest.warns(UserWarning, match="as the correlations have rank, 8 for 8 live units"):
+    with pytest.warns(UserWarning, match="as the rank of the correlations, 8 for 8 live units"):
         np.testing.assert_allclose(fs.fa(R8, corr=True, kappa=1.0).communality, 1)
 
 
@@ -139,7 +139,7 @@ def test_as_many_factors_as_units_is_said_to_tell_nothing() -> None:
     ids=["identical units", "fewer rows than units"],
 )
 def test_as_many_factors_as_the_rank_is_said_to_tell_nothing(w: np.ndarray, kappa: float, rank: str) -> None:
-    with pytest.warns(UserWarning, match=f"as the correlations have rank, {rank} live units"):
+    with pytest.warns(UserWarning, match=f"as the rank of the correlations, {rank} live units"):
         result = fs.split(w, kappa=kappa)
     np.testing.assert_allclose(result.communality, 1)
     assert result.shared.all()  # equal communalities tie: their rounding decides nothing
@@ -267,6 +267,6 @@ def test_tidy_has_one_row_a_unit_with_its_label_and_group() -> None:
 @pytest.mark.parametrize("p", [0.25, 0.5])
 def test_the_way_out_that_the_warning_names_first_leads_out(p: float) -> None:
     w = generate(clients=100, d=100, m=50 if p == 0.5 else 200, p=p, n_train=2, n_test=2)["w"]
-    with pytest.warns(ConvergenceWarning, match=r"Raise max_iter \(1000 mostly does\)"):
+    with pytest.warns(ConvergenceWarning, match=r"Raise max_iter \(1000 is usually enough\)"):
         fs.split(w)
     assert fs.split(w, max_iter=1000).fit.converged

@@ -84,7 +84,7 @@ def test_the_published_split_of_roles_is_kept_and_validation_is_the_last_of_trai
         ({"options": ("method=pa",)}, "fedfac-dynamic takes layers, kappa, .*, but got 'method'"),
         ({"clinets": 3}, "Did you mean 'clients'"),
         ({"kappa": (0.5, 0.7)}, "kappa must be one value"),
-        ({"layers": ()}, "layers must hold a value"),
+        ({"layers": ()}, "layers must hold at least one value"),
         ({"algorithm": "random", "tau": "mean"}, "tau must be a number to size a random split"),
         ({"algorithm": "random", "tau": 0.5, "share": 0.5}, "share has no effect beside tau"),
         ({"algorithm": "fedem", "options": ("components=2", "components=3")}, "once, but got 'components' twice"),
@@ -158,11 +158,11 @@ def test_a_report_shows_what_was_analysed_and_names_what_tells_nothing():
         for settings in ({"kappa": 1.0}, {"tau": "inf"}, {"algorithm": "fedper", "ablation": 1}, {})
     ]
     told, personal, head, usual = texts
-    assert "communalities are equal and tell nothing" in told
+    assert "communalities are equal and uninformative" in told
     assert "communalities are equal" not in usual
     assert "  0/200" in personal
     assert "layer   " not in head
-    assert "nothing was masked" in head
+    assert "nothing was replaced" in head
     assert "last evaluated round" in usual
 
 
@@ -195,7 +195,7 @@ def test_the_command_trains_reports_and_resumes(tmp_path, capsys):
         (("--resume",), "--resume needs --out"),
         (("--tune",), "--tune needs --config"),
         (("--config", "nothing.toml"), "cannot be read"),
-        (("--config", "nothing.toml", "--kappa", "0.5"), "--kappa belongs into"),
+        (("--config", "nothing.toml", "--kappa", "0.5"), "--kappa belongs in"),
         (("--data", "mnist", "--data-dir", "nowhere"), "nowhere"),
         (("--precision", "tf32", "--clients", "8"), "needs a CUDA device"),
     ],

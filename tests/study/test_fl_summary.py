@@ -146,7 +146,7 @@ def test_what_is_not_a_run_of_the_trainer_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no run in"):
         collect.collect(tmp_path)
     store.create(tmp_path / "other.zarr", {}, store.provenance("other", {}, command="other")).finish()
-    with pytest.raises(ValueError, match=r"other\.zarr: not a run of the trainer"):
+    with pytest.raises(ValueError, match=r"other\.zarr: must be a run that"):
         collect.collect(tmp_path)
 
 

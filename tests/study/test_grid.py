@@ -121,7 +121,7 @@ def test_a_changed_algorithm_of_a_users_own_is_other_code(where, grid_file, tmp_
     assert "other code" not in capsys.readouterr().out
     monkeypatch.setitem(ALGORITHMS, "mine", mine(file, 0.2))
     command("--config", grid_file, "--scale", "one", "--out", folder)
-    assert "4 stay as other code" in capsys.readouterr().out
+    assert "4 were finished by other code" in capsys.readouterr().out
     assert [made for *_, made in grid.run_all([run], folder, repeat=True)] == [True]
 
 
@@ -265,7 +265,7 @@ def test_the_command_runs_a_grid_once(grid_file, tmp_path, capsys):
     assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
     assert "6 runs in" in capsys.readouterr().out
     assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
-    assert "0 of them made now" in capsys.readouterr().out
+    assert "0 of them new" in capsys.readouterr().out
 
 
 def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_path, capsys):
@@ -278,4 +278,4 @@ def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_pa
     grid_file.write_text(GRID.replace('"fedfac-dynamic"\ntau = 0.25', '"fedper"'))
     with pytest.raises(SystemExit):
         command(*how)
-    assert "takes tau, kappa: tune fedfac-dynamic, say" in capsys.readouterr().err
+    assert "takes tau, kappa: tune fedfac-dynamic, for example" in capsys.readouterr().err

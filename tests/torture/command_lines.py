@@ -53,7 +53,7 @@ OUT = """
 --out . | exists
 --out file.txt | --out file.txt exists
 --out file.txt/x | --out file.txt/x cannot be written
---out file.txt/x/y.zarr | file.txt is no folder
+--out file.txt/x/y.zarr | file.txt is not a folder
 --out foreign.zarr | --out foreign.zarr exists
 """
 PLOT = """
@@ -61,7 +61,7 @@ PLOT = """
 --plot x | --plot must end in .png, .pdf or .svg
 --plot nowhere/x.png | --plot must be in an existing folder
 --plot file.txt/x.png | --plot must be in an existing folder
---plot photo.png | is no figure that fedstat drew
+--plot photo.png | was not drawn by fedstat
 --plot folder.png | --plot must be a file, but folder.png is a folder
 """
 USAGE = """
@@ -83,7 +83,7 @@ COMPUTE = """
 --threads 0 | threads must be an integer >= 1, but got 0
 --threads two | invalid int value: 'two'
 --client-chunk 0 | client_chunk must be an integer >= 1
---device gpu | device must be such as 'cpu' or 'cuda:0', but got 'gpu'
+--device gpu | device must be a name like 'cpu' or 'cuda:0', but got 'gpu'
 --device meta | device must be the CPU or a CUDA device
 --device '' | device must be
 --device cuda | PyTorch sees no CUDA device
@@ -131,7 +131,7 @@ SIM = """
 --out sim.zarr | --out sim.zarr exists
 --out sim.zarr --resume --clients 9 | was started with other settings
 --out sim.zarr --resume --replicates 2 --clients 9 | was started with other settings
---out sim.zarr --resume --rounds 2 | has runs of 1 rounds, and a study keeps no states
+--out sim.zarr --resume --rounds 2 | has runs of 1 rounds, and a study stores no states
 """
 RECOVERY = """
 --p 1 | p
@@ -154,7 +154,7 @@ RECOVERY = """
 --out sim.zarr --overwrite | was made by fedstat.sim, not by fedstat.sim.recovery
 --out folder --overwrite | --out folder
 --spectrum x.xyz | --spectrum must end in .png, .pdf or .svg, but got x.xyz
---spectrum photo.png | is no figure that fedstat drew
+--spectrum photo.png | was not drawn by fedstat
 --spectrum new.png --plot new.png | --plot and --spectrum must be two files
 --clients 1 | needs at least 2 clients and 2 covariates
 """
@@ -333,7 +333,7 @@ FL = """
 --config latin.toml | latin.toml cannot be read
 --config bytes.toml | bytes.toml cannot be read
 --config broken.toml | broken.toml cannot be read
---config empty.toml --kappa 0.5 | --kappa belongs into empty.toml
+--config empty.toml --kappa 0.5 | --kappa belongs in empty.toml
 --config empty.toml --scale quick | scale must be one of
 --config empty.toml --tune | needs a table [tune]
 --config empty.toml --out file.txt | file.txt must be a folder of runs
@@ -363,7 +363,7 @@ TABLES = """
 FIGURES = """
 --out x.xyz | --out must end in .png, .pdf or .svg
 --out nowhere/x.png | --out must be in an existing folder
---out photo.png | is no figure that fedstat drew
+--out photo.png | was not drawn by fedstat
 --out folder.png | --out must be a file, but folder.png is a folder
 --no-such | unrecognized arguments
 """

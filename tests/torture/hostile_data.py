@@ -90,7 +90,7 @@ def idx_of_nothing(at: Path) -> Read:
     return mnist(at, idx((0, 28, 28)), idx((0,)))
 
 
-@hostile("is no regular file")
+@hostile("is not a regular file")
 def idx_that_is_a_pipe(at: Path) -> Read:
     os.mkfifo(at / "train-images-idx3-ubyte")
     return mnist(at, None)
@@ -307,7 +307,7 @@ def class_that_leaves_the_folder(at: Path) -> Read:
     return tiny_test(at, None, "../n01", "", split="train")
 
 
-@hostile("is no regular file")
+@hostile("is not a regular file")
 def pipe_among_the_images(at: Path) -> Read:
     read = tiny_test(at, split="train")
     os.mkfifo(at / "train" / "n01" / "images" / "b.JPEG")

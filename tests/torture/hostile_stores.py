@@ -86,7 +86,7 @@ def kept_index_nested_deeply(at: Path) -> Read:
     return kept(at, lambda folder: (folder / "dataset.json").write_text("[" * 1_000_000))
 
 
-@hostile("is no regular file")
+@hostile("is not a regular file")
 def kept_array_that_is_a_pipe(at: Path) -> Read:
     def pipe(folder: Path) -> None:
         (folder / "x.npy").unlink()

@@ -308,13 +308,13 @@ def folder_for_a_file(at: Path) -> Callable[[], object]:
     return lambda: read_weights([at / "a.pt"])
 
 
-@hostile("is no regular file")
+@hostile("is not a regular file")
 def pipe_for_a_file(at: Path) -> Callable[[], object]:
     os.mkfifo(at / "a.pt")
     return lambda: read_weights([at / "a.pt"])
 
 
-@hostile("is no regular file")
+@hostile("is not a regular file")
 def link_to_an_endless_device(at: Path) -> Callable[[], object]:
     (at / "a.npz").symlink_to("/dev/zero")
     return lambda: read_weights([at / "a.npz"])

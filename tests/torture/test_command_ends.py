@@ -110,7 +110,7 @@ def test_a_figure_is_marked_and_replaces_only_such(ending, tmp_path):
         _cli.require_figure("--plot", path)
         _cli.save_figure(figure, path)
     figure.savefig(path, format=ending.lower())
-    with pytest.raises(ValueError, match="is no figure that fedstat drew"):
+    with pytest.raises(ValueError, match="was not drawn by fedstat"):
         _cli.require_figure("--plot", path)
 
 

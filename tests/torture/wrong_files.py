@@ -78,7 +78,7 @@ GRID_TOML = {
     "layers = true": "layers to split must be among",
     "layers = [1.5]": "layers to split must be among",
     "layers = {a = 1}": "layers must be a string",
-    "layers = []": "layers must hold a value",
+    "layers = []": "layers must hold at least one value",
     "layers = ['fc9']": "but got 'fc9'",
     "options = 3.5": "options must be a string",
     "label = 3": "label must be a string",

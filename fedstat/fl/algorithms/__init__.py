@@ -27,18 +27,18 @@ Constructor = Callable[..., Algorithm]
 
 
 class Setting(NamedTuple):
-    """One setting of a method, as its constructor's signature says it.
+    """One setting of a method, from its constructor's signature.
 
     Attributes
     ----------
     default : object
-        ``Parameter.empty`` where it must be given.
+        ``Parameter.empty`` if it must be given.
     help : str
-        A line for command lines, the ``Annotated`` of the parameter; empty where it has none.
+        A line for command lines, from the parameter's ``Annotated``; empty if it has none.
     of_method : bool
-        Of the method itself, not of what wraps it.
+        Whether it belongs to the method itself, not to a wrapper.
     number, several : bool
-        Whether it is a number, that is a float, and whether it may be a sequence.
+        Whether it is a float, and whether it may be a sequence.
     """
 
     default: Any
@@ -49,7 +49,7 @@ class Setting(NamedTuple):
 
 
 def _wrapped(make: Constructor, wrap: Constructor) -> Constructor:
-    """A constructor that takes the settings of both."""
+    """A constructor of the wrapped method, which takes the settings of both."""
     own = _parameters(make)
     more = list(signature(wrap, eval_str=True).parameters.values())[1:]
 
@@ -87,18 +87,18 @@ ALGORITHMS: dict[str, Constructor] = {
     "fedfac-static": partial(fedfac, dynamic=False, on="weights", warm_start=False),
     "fedfac-dynamic": partial(fedfac, dynamic=True, pretrain_epochs=None),
 }
-"""Constructors by the names that runs and grids use, in the order of tables; what a partial binds is no setting."""
+"""Constructors by the names that runs and grids use, in the order of tables. Bound arguments are no settings."""
 
 WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken, "-private-head": private_head}
-"""What the end of a name makes of any other method: "fedper+", "random-shrunken", "fedavg-private-head"."""
+"""Wrappers by the end of a name, for any method: "fedper+", "random-shrunken", "fedavg-private-head"."""
 
 READOUTS = ("+", "-shrunken")
-"""Those of them that change nothing but what clients predict with, so that it can be read out of another run."""
+"""Wrappers that change only what clients predict with, so that it can be read out of a run without them."""
 
 
 def constructor(name: str) -> Constructor:
-    """What makes the algorithm of that name, which stands in the table or is wrapped; ValueError if there is none."""
-    known = list(ALGORITHMS)  # a file may name a list or a table, which no key can be
+    """Constructor of the algorithm of that name, in the table or wrapped; ValueError if there is none."""
+    known = list(ALGORITHMS)  # name may be a list or a table from a file, which cannot be a key
     for end, wrap in WRAPPERS.items():
         base = str(name).removesuffix(end)
         if name not in known and base != name and base in ALGORITHMS and not base.endswith((*WRAPPERS,)):
@@ -107,7 +107,7 @@ def constructor(name: str) -> Constructor:
 
 
 def settings_of(name: str) -> dict[str, Setting]:
-    """Settings that an algorithm takes, by their names.
+    """Settings that an algorithm takes, by name.
 
     Examples
     --------
@@ -127,7 +127,7 @@ def settings_of(name: str) -> dict[str, Setting]:
 
 
 def about(name: str) -> About:
-    """Row of an algorithm, whatever its settings; what must be given, as FedSplit's split, is given empty.
+    """Row of an algorithm, whatever its settings; required ones, such as FedSplit's split, are left empty.
 
     Examples
     --------
@@ -144,15 +144,15 @@ def named(name: str, **settings: Any) -> Algorithm:
     Parameters
     ----------
     name : str
-        A key of ``ALGORITHMS``, also with an end of ``WRAPPERS``.
+        A key of ``ALGORITHMS``, optionally followed by a key of ``WRAPPERS``.
     **settings
         Arguments of its constructor.
 
     Raises
     ------
     ValueError
-        If there is no such algorithm, with the nearest names, it does not take a setting, with those it takes, or lacks
-        one that must be given.
+        If there is no such algorithm (the nearest names are given), it does not take a setting (those it takes are
+        given), or a required setting is missing.
 
     Examples
     --------

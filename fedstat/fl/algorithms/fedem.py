@@ -29,10 +29,10 @@ def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Alg
 
     Marfoq, Neglia, Bellet, Kameni and Vidal (2021), "Federated multi-task learning under a mixture of distributions",
     NeurIPS, Algorithm 1. Once a round a client takes the E-step, responsibilities r_ik ∝ π_k p_k(y_i | x_i), sets
-    π_k = mean of r_ik, and then trains every component on Σ_k r_ik loss_k with these r. It predicts with Σ_k π_k p_k.
+    π_k to the mean of r_ik, and trains every component on Σ_k r_ik loss_k with these r. It predicts with Σ_k π_k p_k.
 
     Shared, up and down: all components. Private: π. FedFac §5.1 takes three; one is FedAvg. See :func:`mixture`.
-    The components must start from different draws: a user's module has to be taken with ``start="random"``.
+    The components must start from different draws: convert a user's module with ``start="random"``.
     """
     _check.integer("components", components)
     return Algorithm(

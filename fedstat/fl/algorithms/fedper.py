@@ -17,7 +17,7 @@ def fedper(*, personal_layers: PersonalLayers = 1) -> Algorithm:
 
     Arivazhagan, Aggarwal, Singh and Choudhary (2019), "Federated learning with personalization layers",
     arXiv:1912.00818, Algorithms 1 and 2. Up and down: the base layers. The last ``personal_layers`` layers never leave
-    their client; FedFac §5.1 keeps one private, which equals FedFac with Λ = the output layer and τ = inf.
+    their client; one, as in FedFac §5.1, equals FedFac with Λ = the output layer and τ = inf.
     """
 
     def sharing(start: Start) -> Sharing:

@@ -20,8 +20,10 @@ ABOUT = About(
 )
 
 
-def fedprox(*, mu: Annotated[float, "μ, how near clients stay to the server's model"] = 0.01) -> Algorithm:
-    """FedAvg with μ/2 ‖W − W(t)‖² added to each client's loss; W(t) are the parameters as downloaded.
+def fedprox(
+    *, mu: Annotated[float, "μ, strength of the penalty on distance from the server's model"] = 0.01
+) -> Algorithm:
+    """FedAvg with μ/2 ‖W − W(t)‖² added to each client's loss, where W(t) are the downloaded parameters.
 
     Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith (2020), "Federated optimization in heterogeneous networks", MLSys,
     Algorithm 2. Shared, up and down: everything; private: nothing. μ = 0 is FedAvg exactly.
@@ -38,5 +40,5 @@ def fedprox(*, mu: Annotated[float, "μ, how near clients stay to the server's m
 
 
 def fedprox_plus(*, mu: float = 0.01, epochs: int | Sequence[int] | None = None) -> Algorithm:
-    """:func:`fedprox`, :func:`fedstat.fl.wrappers.finetuned.finetuned`; the penalty holds in the rounds only."""
+    """:func:`fedprox`, :func:`fedstat.fl.wrappers.finetuned.finetuned`; the penalty applies only in the rounds."""
     return finetuned(fedprox(mu=mu), epochs)

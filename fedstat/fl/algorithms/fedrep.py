@@ -22,10 +22,10 @@ ABOUT = About(
 def fedrep(
     *,
     personal_layers: PersonalLayers = 1,
-    head_epochs: Annotated[int | None, "epochs in which the last layers are trained"] = None,
-    body_epochs: Annotated[int, "epochs in which the others are trained"] = 1,
+    head_epochs: Annotated[int | None, "epochs of training the last layers"] = None,
+    body_epochs: Annotated[int, "epochs of training the other layers"] = 1,
 ) -> Algorithm:
-    """FedPer whose clients train the private head first, then the shared body under the head they have.
+    """FedPer whose clients first train the private head, then the shared body with the head fixed.
 
     Collins, Hassani, Mokhtari and Shakkottai (2021), "Exploiting shared representations for personalized federated
     learning", ICML, Algorithm 1. Up and down: the body. Private: the head, the last ``personal_layers`` layers.

@@ -1,4 +1,4 @@
-"""FedSplit: a split that is given and stays, or one that chance makes."""
+"""FedSplit: a given split that stays fixed, or a random one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Split = Annotated[masks.Layers | None, "Λ, layers to split, by name or number f
 
 
 def fedsplit(shared: Annotated[Mapping[str | int, Any], "a mapping from layer to bool per unit"]) -> Algorithm:
-    """FedSplit: shared units are averaged, personal units stay with their client.
+    """FedSplit: shared units are averaged; personal units stay with their client.
 
     Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data", §3.1.
-    Up and down: the shared units and every layer that is not named.
+    Up and down: the shared units, and every layer without a split.
 
     Parameters
     ----------
     shared : mapping from layer (name, or number from 1) to bool array (unit,)
-        Layers that are not named are shared.
+        Other layers are shared.
     """
     if not isinstance(shared, Mapping):
         raise ValueError(f"shared must be a mapping from layer to one bool per unit, but got {shared!r}")
@@ -46,23 +46,23 @@ def fedsplit(shared: Annotated[Mapping[str | int, Any], "a mapping from layer to
 def random_split(
     layers: Split = None,
     *,
-    share: Annotated[float | None, "share of the units that is shared (default 0.5)"] = None,
-    tau: Annotated[splitting.Tau | None, "in place of share, 1 − share"] = None,
+    share: Annotated[float | None, "proportion of units that are shared (default 0.5)"] = None,
+    tau: Annotated[splitting.Tau | None, "1 − share, in place of share"] = None,
     redrawn: bool = False,
 ) -> Algorithm:
-    """A split by random guess (the same paper, §4.3 and Table 8). Up and down: what is shared, as in FedSplit.
+    """A random split (the same paper, §4.3 and Table 8). Up and down: what is shared, as in FedSplit.
 
-    Hidden units are exchangeable at the start, so a random split that stays is equal in distribution to any other
-    split of its size, the true one included; only a split that is drawn anew in every round can do worse.
+    Hidden units are exchangeable at the start, so a random split that stays fixed is equal in distribution to any other
+    split of its size, including the true one; only a split drawn anew in every round can do worse.
 
     Parameters
     ----------
     layers : sequence of str or int, str, or int, optional
         Layers to split, by name or number from 1; by default the last hidden layer.
     share : float, optional
-        Share of each layer's units that is shared: round(share · units); 0.5 by default.
+        Proportion of each layer's units to share: round(share · units); 0.5 by default.
     tau : float in (0, 1), inf or -inf, optional
-        The same as FedFac's quantile, which shares as many units: 1 − share, in place of it.
+        The size as FedFac's quantile that shares as many units: 1 − share; in place of ``share``.
     redrawn : bool
         Draw the split anew after every round's local training.
     """
@@ -95,11 +95,11 @@ def random_split(
 
 
 def _share(share: float | None, tau: splitting.Tau | None) -> float:
-    """Share of the units, which is given as such or as that of a quantile."""
+    """Proportion of units to share, given as such or as a quantile."""
     if tau is None:
         return _check.real("share", 0.5 if share is None else share, low=0, high=1)
     if share is not None:
-        raise _check.NoEffectError("share", f"beside tau, which says the same, but got {share!r} and tau={tau!r}")
+        raise _check.NoEffectError("share", f"beside tau, which means the same, but got {share!r} and tau={tau!r}")
     if isinstance(tau, str | splitting.Absolute):
         raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
     splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range

@@ -13,13 +13,13 @@ ABOUT = About(
 
 
 def lg_fedavg(*, global_layers: Annotated[int, "last layers that are shared"] = 1) -> Algorithm:
-    """The first layers are private, the last are shared: local representations under a global head.
+    """The first layers are private, the last shared: local representations under a global head.
 
     Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency (2020), "Think locally, act globally: Federated
     learning with local and global representations", arXiv:2001.01523, Algorithm 1. Up and down: the last
-    ``global_layers`` layers. One is the number that every network has and that sends least; FedFac §5.1 tunes it on
-    1, ..., L − 1, and the authors' code shares 2 of 5 layers on CIFAR-10, from a start that FedAvg has trained.
-    All L layers are FedAvg.
+    ``global_layers`` layers. The default, 1, suits every network and sends least; FedFac §5.1 tunes it on
+    1, ..., L − 1, and the authors' code shares 2 of 5 layers on CIFAR-10, starting from a model trained by FedAvg.
+    Sharing all L layers is FedAvg.
     """
 
     def sharing(start: Start) -> Sharing:

@@ -1,4 +1,4 @@
-"""What a network is to the trainer: pure functions of parameters that have a leading client dimension."""
+"""What a network is to the trainer: pure functions of parameters with a leading client dimension."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ class Net(NamedTuple):
     Attributes
     ----------
     shapes : mapping from "layer.parameter" to tuple of int
-        Shape of one client's parameter, the output layer's last. Axis 0 of every parameter of a layer is the layer's
-        hidden units (neurons, output channels), so that one boolean per unit splits the layer; but for ``undivided``.
+        Shapes of one client's parameters; the output layer comes last. Axis 0 of every parameter, except those in
+        ``undivided``, is its layer's hidden units (neurons, output channels), so that one boolean per unit splits the
+        layer.
     init : callable (numpy Generator) -> dict of Tensor
         One client's starting parameters, without the client dimension.
     apply : callable (params, x, *, live, noise) -> Tensor
         ``x`` (client, sample, ...) to outputs (client, sample, output); differentiable. Only a network with ``buffers``
-        takes ``live``, None or bool (client, sample): given in training, it says which samples are real and not
-        padding, and the network uses the statistics of these and updates its buffers in place. Only a network with
+        takes ``live``: None, or in training a bool (client, sample), True for real samples and False for padding. The
+        network then uses the statistics of the real samples and updates its buffers in place. Only a network with
         ``noise`` takes ``noise``. See :func:`in_training`.
     accumulate : callable, optional
-        ``accumulate(params, x, gradient, into, beta, alpha)`` runs the network forward, asks ``gradient`` for the
-        derivative of the loss at the outputs and, for every name in ``into``, sets into ← beta·into + alpha·∂loss.
-        ``into`` may be ``params`` itself: with beta=1, alpha=−lr that is a whole SGD step without a gradient in
-        memory. It takes ``live`` and ``noise`` as ``apply`` does. Networks without it are differentiated by autograd.
+        ``accumulate(params, x, gradient, into, beta, alpha)`` runs the network forward, gets the derivative of the loss
+        at the outputs from ``gradient`` and, for every name in ``into``, sets into ← beta·into + alpha·∂loss. ``into``
+        may be ``params`` itself: with beta=1, alpha=−lr this is a whole SGD step without a gradient in memory. It takes
+        ``live`` and ``noise`` as ``apply`` does. Networks without it are differentiated by autograd.
     buffers : tuple of str
         Names in ``shapes`` that no gradient reaches: running statistics of batch normalisation.
     unshared : tuple of str
-        Names in ``shapes`` that no algorithm shares: batch statistics, where they stay with their client.
+        Names in ``shapes`` that no algorithm shares: batch statistics, if they stay with their client.
     activations : int, optional
-        Numbers that one sample leaves in memory on its way forward; by default one for every hidden unit.
+        Number of values that one sample's forward pass leaves in memory; by default the number of hidden units.
     features, head : callable, optional
-        The network in two: ``features(params, x)``, which takes ``live`` and ``noise`` as ``apply`` does, gives what
-        the output layer gets, (client, sample, feature), and ``head(params, h)`` what this layer makes of it,
-        (client, sample, output). One after the other they give what ``apply`` gives, to the bit. ``features`` reads
-        no parameter of the output layer, ``head`` no other. None: the network has no such layer, or several.
+        The network in two: ``features(params, x)``, which takes ``live`` and ``noise`` as ``apply`` does, returns the
+        inputs of the output layer (client, sample, feature), and ``head(params, h)`` that layer's outputs
+        (client, sample, output). Composed they equal ``apply`` to the bit. ``features`` reads no parameter of the
+        output layer, ``head`` no other. None: the network has no single output layer.
     heads : tuple of str
-        Its output layers, where they are not the last layer alone: a mixture has one a component.
+        Output layers, if not just the last layer: a mixture has one per component.
     noise : mapping from name to tuple of int
-        Uniform values in (0, 1) that one sample draws in training, by name, with their shape. ``apply`` gets them as
-        ``noise``, a mapping from name to Tensor (client, sample, *shape), the same whatever clients stand beside; None
-        in evaluation: the deterministic network.
+        Names and shapes of the uniform values in (0, 1) drawn for each sample in training. ``apply`` gets them as
+        ``noise``, a mapping from name to Tensor (client, sample, *shape), which do not depend on other clients; in
+        evaluation it gets None, and the network is deterministic.
     undivided : tuple of str
-        Names in ``shapes`` whose axis 0 is not the units of their layer: no mask by unit splits them.
+        Names in ``shapes`` whose axis 0 is not their layer's units: no mask by unit applies to them.
     base : Net, optional
-        The network whose weights are made of these parameters, see :func:`fedstat.fl.wrappers.composed.composed`; its
-        layers and units are this one's.
+        The network whose weights are composed of these parameters, see :func:`fedstat.fl.wrappers.composed.composed`;
+        it has the same layers and units.
     whole : callable (params) -> Params, optional
-        The parameters (client, ...) of ``base`` that these parameters make, for stores and statistics. None: the
-        identity.
+        The parameters (client, ...) of ``base`` made from these, for stores and statistics. None: the identity.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -82,22 +82,22 @@ def layer_of(name: str) -> str:
 
 
 def base_of(net: Net) -> Net:
-    """The network whose weights ``net.whole`` gives: itself, if it is not composed."""
+    """The network whose weights ``net.whole`` gives; ``net`` itself if it is not composed."""
     return net if net.base is None else net.base
 
 
 def whole(net: Net, params: Params) -> Params:
-    """The parameters (client, ...) of :func:`base_of` that a network's parameters make."""
+    """The parameters (client, ...) of :func:`base_of` made from a network's parameters."""
     return params if net.whole is None else net.whole(params)
 
 
 def layers(net: Net) -> dict[str, int]:
-    """Layers of the network in order, with their numbers of hidden units; the output layer is the last."""
+    """Layers of the network in order, with their numbers of hidden units; the output layer comes last."""
     return {layer_of(name): shape[0] for name, shape in base_of(net).shapes.items()}
 
 
 def head_layers(net: Net) -> list[str]:
-    """Layers that give the outputs: the last one, or one a component of a mixture."""
+    """Output layers: the last layer, or one per component of a mixture."""
     return list(net.heads) or list(layers(net))[-1:]
 
 
@@ -117,20 +117,20 @@ def n_features(net: Net) -> int:
     """Number of features that ``net.features`` gives; ValueError if it has none."""
     if net.features is None or net.head is None:
         raise ValueError(
-            "the method needs a network that is cut into features and one dense output layer, but this one has no "
-            "features. Those of nets.NETS have; a module has if its last layer is a torch.nn.Linear."
+            "the method needs a network with features and one dense output layer, but this one has no features. "
+            "Those in nets.NETS have; so does a module whose last layer is a torch.nn.Linear."
         )
     return math.prod(base_of(net).shapes[f"{head_layers(net)[-1]}.weight"][1:])
 
 
 def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
-    """What ``apply`` of this network takes in training beside parameters and x, as keyword arguments.
+    """Keyword arguments that ``apply`` of this network takes in training.
 
     Parameters
     ----------
     net : Net
     weight : Tensor (client, sample)
-        0 where a sample is padding.
+        0 for padding.
     noise : mapping from name to Tensor (client, sample, *shape), optional
     """
     given: dict[str, Any] = {"live": weight > 0} if net.buffers else {}
@@ -138,18 +138,18 @@ def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = N
 
 
 def require(net: Net) -> Net:
-    """Return the network, or raise ValueError if what it says of itself cannot be.
+    """Return the network, or raise ValueError if its description is inconsistent.
 
     Raises
     ------
     ValueError
-        If noise has no name or a shape that is no tuple of integers from 1; if a layer has parameters that its
-        ``base`` does not know of, ``undivided`` names none of the parameters, or ``heads`` none of the layers.
+        If noise lacks a name, or its shape is not a tuple of integers >= 1; if ``base`` lacks the layer of a
+        parameter, ``undivided`` names an unknown parameter, or ``heads`` an unknown layer.
     """
     for name, shape in net.noise.items():
         if not isinstance(name, str) or not name:
             raise ValueError(
-                f"noise of a network must have a name, which names the stream it is drawn from, but got {name!r}"
+                f"noise of a network must have a name, which also names its random stream, but got {name!r}"
             )
         if not isinstance(shape, tuple) or not all(type(n) is int and n >= 1 for n in shape):
             raise ValueError(

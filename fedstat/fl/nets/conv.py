@@ -1,7 +1,7 @@
-"""What image networks are built of: convolutions, normalisation and dense layers of stacked clients.
+"""Building blocks of image networks: convolutions, normalisation and dense layers of stacked clients.
 
 Between layers the activations of k clients are one tensor (sample, client·channel, row, column), so that ReLU, pooling,
-group and batch normalisation are torch's own functions, whatever k is.
+group and batch normalisation are torch's own functions for any k.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Layer(NamedTuple):
         Rows and columns of the kernel.
     stride, padding : int
     norm : {"group", "batch"}, optional
-        Normalisation of the outputs; such a layer has no bias, ``shift`` takes its place.
+        Normalisation of the outputs; ``shift`` then takes the place of the bias.
     """
 
     inputs: int
@@ -60,14 +60,14 @@ def assemble(
     Parameters
     ----------
     layers : mapping from name to Layer
-        The output layer, a dense one, last.
+        The last is the output layer, a dense one.
     features : callable (run, h) -> Tensor
-        The network up to the output layer: ``run(name, h)`` sends activations through a layer; what stands between
-        layers is ``features``' own. A convolution takes and gives (sample, client·channel, row, column), a dense layer
-        takes this or (client, sample, feature) and gives (client, sample, output).
+        The network up to the output layer: ``run(name, h)`` sends activations through a layer; ``features`` does what
+        comes between layers. A convolution maps (sample, client·channel, row, column) to the same dims; a dense layer
+        takes these or (client, sample, feature) and returns (client, sample, output).
     convolution : {"auto", "loop", "grouped", "unfold"}, default "auto"
         How clients' convolutions are computed: client by client, as one grouped convolution, or as one matrix product
-        of unfolded inputs; with one client all are that client's own convolution. See :func:`choose`.
+        of unfolded inputs; for a single client the first two are the same. See :func:`choose`.
     statistics : {"shared", "local"}, default "shared"
         Whether running statistics of batch normalisation are averaged by the server or stay with their client.
     """
@@ -102,7 +102,7 @@ def assemble(
         return _rows(features(run, _fold(x.to(next(iter(params.values())).dtype))), k)
 
     def way(x: Tensor) -> Way:
-        """How; a single client's own convolution is that of the loop."""
+        """How to convolve x; for a single client "grouped" is what the loop would do."""
         if len(x) == 1:
             return "unfold" if convolution == "unfold" else "grouped"
         return choose(widest, x.device) if convolution == "auto" else convolution
@@ -121,7 +121,7 @@ def assemble(
     def apply(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
         if way(x) != "loop":
             return head(params, forward(params, x, live))
-        # Client by client through all layers, so that one client's activations at a time are in the cache.
+        # Client by client through all layers, so that only one client's activations are in the cache.
         parts = enumerate(_each(params))
         return torch.cat([head(own, forward(own, x[c : c + 1], _one(live, c))) for c, own in parts])
 
@@ -143,11 +143,11 @@ def _start(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> P
 
 
 def choose(channels: int, device: torch.device) -> Way:
-    """Way to compute convolutions of clients that have at most so many channels each, where none is asked for."""
+    """Default way to compute convolutions of clients with at most that many channels each."""
     # Measured on one CPU thread, channels last, forward and backward of whole networks, 5 clients, batches of 10 to 50:
     # grouped took 0.42 to 0.66 of the loop's time at 16 channels (LeNet, narrow CNN and ResNet-8), 0.58 to 0.82 at 24,
-    # 0.72 to 1.25 at 32 and 1.0 to 1.4 at 64; unfolding took more than both everywhere. On a GPU nothing was measured:
-    # one kernel for all clients is taken there because small ones leave it idle.
+    # 0.72 to 1.25 at 32 and 1.0 to 1.4 at 64; unfolding was always slower than both. On a GPU nothing was measured:
+    # one kernel for all clients is used there because small ones leave it idle.
     return "loop" if device.type == "cpu" and channels > _MOST_GROUPED else "grouped"
 
 
@@ -174,7 +174,7 @@ def convolve(
 
 
 def batch_norm(params: Params, name: str, h: Tensor, training: bool, real: Tensor | None) -> Tensor:
-    """Normalise each channel of each client, and in training move its running statistics in place.
+    """Normalise each channel of each client; in training, also update its running statistics in place.
 
     Parameters
     ----------
@@ -182,13 +182,13 @@ def batch_norm(params: Params, name: str, h: Tensor, training: bool, real: Tenso
     training : bool
         Whether the statistics are those of this batch (Ioffe & Szegedy 2015) or the running ones.
     real : bool Tensor (client, sample), optional
-        Samples that are not padding; None if all are.
+        Samples that are not padding; None: all.
     """
     scale, shift = params[f"{name}.scale"].flatten(), params[f"{name}.shift"].flatten()
-    # .data: these are views of one tensor of all clients, and another client's update is no change of this one.
+    # .data: these are views of one tensor, and another client's update must not count as a change of this one.
     mean, var = (params[f"{name}.{kind}"].data for kind in ("running_mean", "running_var"))
     if real is None or not training:
-        if training and h[:, 0].numel() == 1:  # torch refuses: one value has no unbiased variance
+        if training and h[:, 0].numel() == 1:  # torch refuses a single value, which has no unbiased variance
             real = torch.ones(len(mean), 1, dtype=torch.bool, device=h.device)
         else:
             return functional.batch_norm(h, mean.view(-1), var.view(-1), scale, shift, training, MOMENTUM, EPS)
@@ -227,17 +227,17 @@ def _dense(params: Params, name: str, h: Tensor) -> Tensor:
     """Dense layer of stacked clients: h (client, sample, in) to (client, sample, out)."""
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
     if len(h) == 1:
-        # squeeze, not [0]: its derivative is a view, that of [0] a copy into zeros of the stacked tensor's size.
+        # squeeze, not [0]: the derivative of squeeze is a view, that of [0] a copy into zeros of the stacked size.
         return functional.linear(h.squeeze(0), weight.squeeze(0), bias.squeeze(0)).unsqueeze(0)
-    # The weights stand on the left so that autograd returns their gradient in their own order of memory.
+    # Weights on the left, so that autograd returns their gradient in their own memory order.
     return torch.baddbmm(bias.unsqueeze(2), weight, h.mT).mT
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """Images (sample, channel, row, column) with their channels last in memory, and so all that is computed of them.
+    """Images (sample, channel, row, column) with channels last in memory, which later layers inherit.
 
-    Done by strides: to ``contiguous`` images of one channel are both. So pooling took a sixteenth and the first
-    convolution an eighth of the time (28×28, 32 channels, batch of 50, one thread).
+    Done by strides, as ``contiguous`` takes images of one channel to be in either order. Pooling then took a sixteenth
+    and the first convolution an eighth of the time (28×28, 32 channels, batch of 50, one thread).
     """
     n, channels, rows, columns = x.shape
     return x.movedim(1, -1).flatten(1).view(n, rows, columns, channels).movedim(-1, 1)

@@ -1,4 +1,4 @@
-"""Dense layers of stacked clients: shapes, start as that of ``torch.nn.Linear``, and networks that end with one."""
+"""Dense layers of stacked clients: shapes, starting values as in ``torch.nn.Linear``, and networks that end in one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def shapes(layer: str, n_in: int, n_out: int) -> dict[str, tuple[int, ...]]:
 
 
 def start(rng: np.random.Generator, layer: str, n_in: int, n_out: int) -> Params:
-    """Start of ``torch.nn.Linear``: weight and bias at U(−1/√in, 1/√in)."""
+    """Starting values as in ``torch.nn.Linear``: weight and bias from U(−1/√in, 1/√in)."""
     return uniform(rng, shapes(layer, n_in, n_out), 1 / math.sqrt(n_in))
 
 
 def uniform(rng: np.random.Generator, shapes: Mapping[str, Sequence[int]], bound: float) -> Params:
-    """Start at U(−bound, bound)."""
+    """Starting values from U(−bound, bound)."""
     return {name: torch.from_numpy(rng.uniform(-bound, bound, shape)).float() for name, shape in shapes.items()}
 
 
@@ -38,7 +38,7 @@ def with_head(
     features: Callable[[Params, Tensor], Tensor],
     layer: str,
 ) -> Net:
-    """Network of features (client, sample, feature) and a dense output layer of that name."""
+    """Network of features (client, sample, feature) and a dense output layer, named ``layer``."""
 
     def head(params: Params, h: Tensor) -> Tensor:
         return linear(params, layer, h)

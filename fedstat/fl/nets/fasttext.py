@@ -1,4 +1,4 @@
-"""fastText: the mean of the words' vectors, then two dense layers."""
+"""fastText: the mean of the word vectors, then two dense layers."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def fasttext(
     embedding: int = 32,
     padding: int | None = 0,
 ) -> Net:
-    """Mean of the word vectors of a text, a dense layer as large, a dense layer to the outputs; nothing between.
+    """Mean of a text's word vectors, a dense layer of the same size, a dense output layer; no activations between.
 
     Joulin et al. (2017), "Bag of tricks for efficient text classification", in the form that FedCP trains on AG News
-    (Zhang et al. 2023, §5.1): a linear layer stands between the mean and the classifier.
+    (Zhang et al. 2023, §5.1), with a linear layer between the mean and the classifier.
 
     Parameters
     ----------
     sample : sequence of int
-        (length,), words in a text, with padding.
+        (length,), number of words in a text, with padding.
     outputs : int
         Classes.
     vocabulary : int
-        Number of different words, that of the padding included.
+        Number of different words, including padding.
     width : float, default 1
         Multiplies ``embedding``.
     embedding : int, default 32
         Size of a word's vector.
     padding : int or None, default 0
-        Word that fills short texts and counts in no mean; a text of nothing else has mean 0. None: there is none.
+        Word that fills short texts and is left out of the mean; a text of padding alone has mean 0. None: no padding.
 
     Returns
     -------

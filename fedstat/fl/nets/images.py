@@ -32,7 +32,7 @@ def lenet(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm
     Raises
     ------
     ValueError
-        If the sample is no image or too small, or an option is unknown.
+        If the sample is not an image or too small, or an option is unknown.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def lenet(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm
 def cnn(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = None, **options: Any) -> Net:
     """4-layer CNN of McMahan et al. (2017) and FedCP §5.1: 5×5 convolutions to 32 and 64 channels, 512 hidden units.
 
-    As in FedCP's runs the convolutions are not padded (5×5 on 28×28 leaves 4×4×64 features). Arguments and errors are
+    As in FedCP, the convolutions are not padded (5×5 on 28×28 leaves 4×4×64 features). Arguments and errors are
     those of :func:`lenet`.
 
     Examples
@@ -62,10 +62,10 @@ def resnet8(
 ) -> Net:
     """ResNet of 7 convolutions for small images (He et al. 2016, §4.2, n = 1): 16, 32, 64 channels, one block each.
 
-    Its convolutions are numbered from the stem on, ``conv1`` to ``conv7``; the 1×1 convolution past the block that
-    begins with conv4 is ``shortcut4``. In the order of layers shortcuts follow all convolutions, so that conv l is
-    layer l. Arguments and errors are those of :func:`lenet`, except that ``norm`` is "group" unless told otherwise
-    (the paper of FedFac used batch normalisation) and images need 8×8.
+    Convolutions are numbered from the stem on, ``conv1`` to ``conv7``; the 1×1 convolution around the block that begins
+    with conv4 is ``shortcut4``. Shortcuts come after all convolutions, so that conv l is layer l. Arguments and errors
+    are those of :func:`lenet`, except that ``norm`` is "group" by default (the FedFac paper used batch normalisation)
+    and images need at least 8×8.
 
     Examples
     --------
@@ -96,8 +96,8 @@ def resnet18(
 def vgg16(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm | None = None, **options: Any) -> Net:
     """VGG-16 for small images: 13 3×3 convolutions and 3 dense layers, the hidden ones of 512 units.
 
-    Simonyan & Zisserman (2015), configuration D, with the smaller dense layers usual for 32×32 images. Five times 2×2
-    max pooling, rounded up, so that 28×28 images do as well. Arguments and errors are those of :func:`lenet`.
+    Simonyan & Zisserman (2015), configuration D, with the smaller dense layers usual for 32×32 images. 2×2 max
+    pooling, five times, rounds up, so that 28×28 images also fit. Arguments and errors are those of :func:`lenet`.
 
     Examples
     --------
@@ -191,7 +191,7 @@ def _resnet(
 
 
 def after_two(size: int) -> int:
-    """Rows that are left of ``size`` after two 5×5 convolutions with pooling."""
+    """Rows left of ``size`` after two 5×5 convolutions with pooling."""
     return ((size - 4) // 2 - 4) // 2
 
 
@@ -201,7 +201,7 @@ def scaled(number: int, width: float) -> int:
 
 
 def image(sample: Sequence[int], least: int) -> tuple[int, int, int]:
-    """(channel, row, column) of one sample, or ValueError if it is no image of at least that many rows and columns."""
+    """(channel, row, column) of one sample; ValueError unless it is an image of at least ``least`` rows and columns."""
     shape = tuple(int(s) for s in sample)
     if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < least:
         raise ValueError(

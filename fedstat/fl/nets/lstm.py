@@ -1,4 +1,4 @@
-"""Long short-term memory for the next character: embedding, recurrent layers, two dense layers."""
+"""Long short-term memory to predict the next character: embedding, recurrent layers, two dense layers."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ def lstm(
     fc: int = 128,
     cell: Cell | None = None,
 ) -> Net:
-    """Embedding, ``layers`` LSTM layers, and from the last state two dense layers with ReLU between.
+    """Embedding, ``layers`` LSTM layers and, from the last state, two dense layers with ReLU between.
 
-    The Shakespeare network of FedFac (Wang, Tang and Li, Table 1: "2-layer LSTM + 2-layer FC"). Embedding of 8 and 256
-    hidden units are those of LEAF (Caldas et al. 2018, arXiv:1812.01097); the first dense layer's size is not given
-    there, 128 is ours.
+    The Shakespeare network of FedFac (Wang, Tang and Li, Table 1: "2-layer LSTM + 2-layer FC"). The embedding of 8 and
+    the 256 hidden units are those of LEAF (Caldas et al. 2018, arXiv:1812.01097), which does not give the size of the
+    first dense layer; 128 is our choice.
 
     Parameters
     ----------
     sample : sequence of int
-        (length,), characters in a text.
+        (length,), number of characters in a text.
     outputs : int
-        Classes; the vocabulary's size, where the next character is predicted.
+        Classes; the size of the vocabulary, to predict the next character.
     vocabulary : int
         Number of different tokens; x holds 0, ..., vocabulary − 1.
     width : float, default 1
         Multiplies ``hidden`` and ``fc``.
     embedding, hidden, layers, fc : int
-        Size of a character's vector, of each LSTM layer, number of these layers, size of the first dense layer.
+        Size of a character's vector, size and number of the LSTM layers, size of the first dense layer.
     cell : {"fused", "stacked"}, optional
-        How the recurrence is computed. "fused": torch's LSTM kernel (oneDNN on the CPU, cuDNN on a GPU), one client
-        after the other. "stacked": one batched matrix product a step for all clients. By default fused on the CPU,
-        where it took 0.34 to 0.6 times as long as stacked at 32 to 128 hidden units, and stacked on a GPU.
+        How the recurrence is computed. "fused": torch's LSTM kernel (oneDNN on the CPU, cuDNN on a GPU), client by
+        client. "stacked": one batched matrix product per step for all clients. The default is fused on the CPU, where
+        it took 0.34 to 0.6 times as long as stacked at 32 to 128 hidden units, and stacked on a GPU.
 
     Returns
     -------
     Net
         Layers ``embedding`` (weight: (dimension, token)), ``lstm1``, …, ``fc1``, ``fc2``. ``lstm1.weight`` is
         (unit, gate, input + unit) and ``lstm1.bias`` (unit, gate), with gates input, forget, cell, output as in
-        torch: what is one unit's stands in one row, so that one boolean splits all its gates. Weights and biases
-        start as in torch.nn; the LSTM's one bias is the sum of the two that ``torch.nn.LSTM`` holds.
+        torch: a row holds all of one unit, so that one boolean covers all its gates. Weights and biases start as in
+        torch.nn; the LSTM's single bias is the sum of the two in ``torch.nn.LSTM``.
 
     Raises
     ------
@@ -105,11 +105,11 @@ def lstm(
 
 
 Gates = tuple[Tensor, Tensor, Tensor]
-"""A layer's weights of the input (client, gate and unit, in), of the last state (client, gate and unit, unit), bias."""
+"""A layer's weights for the input (client, gate and unit, in) and the state (client, gate and unit, unit), and bias."""
 
 
 def _by_gate(weight: Tensor, bias: Tensor, n_in: int) -> Gates:
-    """From one row a unit to torch's order, all units of the input gate first."""
+    """From one row per unit to torch's order, all units of the input gate first."""
     by_gate = weight.transpose(1, 2)
     return (
         by_gate[..., :n_in].flatten(1, 2),
@@ -119,7 +119,7 @@ def _by_gate(weight: Tensor, bias: Tensor, n_in: int) -> Gates:
 
 
 def _fused(h: Tensor, layers: list[Gates]) -> Tensor:
-    """Last state of the last layer (client, sample, unit) of h (client, sample, character, in), client by client."""
+    """Last state of the last layer (client, sample, unit) for h (client, sample, character, in), client by client."""
     hidden = layers[0][1].shape[2]
     start = h.new_zeros(len(layers), h.shape[1], hidden)
     none = h.new_zeros(4 * hidden)  # torch adds a second bias
@@ -134,7 +134,7 @@ def _fused(h: Tensor, layers: list[Gates]) -> Tensor:
 
 
 def _stacked(h: Tensor, layers: list[Gates]) -> Tensor:
-    """As ``_fused``, all clients in one batched product a step; the input's part of all steps comes first, in one."""
+    """As ``_fused``, with one batched product per step for all clients; inputs of all steps are multiplied at once."""
     clients, samples, steps, _ = h.shape
     inputs = h.transpose(1, 2)
     for w_in, w_state, bias in layers:

@@ -25,7 +25,7 @@ def mlp(sizes: Sequence[int]) -> Net:
     Returns
     -------
     Net
-        Weights and biases start at U(−1/√in, 1/√in), as those of ``torch.nn.Linear`` do.
+        Weights and biases start from U(−1/√in, 1/√in), as in ``torch.nn.Linear``.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def mlp(sizes: Sequence[int]) -> Net:
         delta = gradient(head(params, inputs[-1]))
         for name, h in zip(reversed(names), reversed(inputs), strict=True):
             weight, bias = f"{name}.weight", f"{name}.bias"
-            # The layer below needs this weight as it was, so it comes before the update.
+            # The layer below needs this weight before its update.
             below = None if h is inputs[0] else torch.bmm(delta, params[weight])
             if weight in into:
                 into[weight].baddbmm_(delta.mT, h, beta=beta, alpha=alpha)

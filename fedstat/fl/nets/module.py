@@ -1,4 +1,4 @@
-"""A user's own torch.nn.Module as a network of the trainer."""
+"""A user's own torch.nn.Module as a network for the trainer."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ def from_module(
     start: Literal["present", "random"] = "present",
     statistics: Literal["shared", "local"] = "shared",
 ) -> Net:
-    """Take a user's torch module as a network.
+    """Convert a user's torch module to a network.
 
-    The module may be of any class; what holds parameters in it must be convolutions, Linear, Embedding, batch, group or
-    layer normalisation, and its ``forward`` must be a function of its input and these alone. Clients are computed one
-    by one, so the networks of :mod:`fedstat.fl.nets` are faster where many small clients are trained.
+    The module may be of any class, but its parameters must belong to convolutions, Linear, Embedding, or batch, group
+    or layer normalisation, and its ``forward`` must be a function of its input and these alone. Clients are computed
+    one by one, so the networks of :mod:`fedstat.fl.nets` are faster for many small clients.
 
     Parameters
     ----------
     module : torch.nn.Module
-        Takes (sample, ...) and returns (sample, output). It is copied; later changes of it change nothing.
+        Takes (sample, ...) and returns (sample, output). It is copied, so later changes to it have no effect.
     sample : Tensor or sequence of int
-        One sample, or its shape if it is of real numbers. Token ids are given as a tensor of integers.
+        One sample, or its shape if its values are real. Give token ids as a tensor of integers.
     start : {"present", "random"}, default "present"
-        Whether every run starts from the module's present parameters, or from what its layers' ``reset_parameters``
-        draw, other ones for every seed and for every component of :func:`fedstat.fl.algorithms.fedem`.
+        Whether every run starts from the module's present parameters, or from draws of its layers'
+        ``reset_parameters``, different for every seed and every component of :func:`fedstat.fl.algorithms.fedem`.
     statistics : {"shared", "local"}, default "shared"
         Whether running statistics of batch normalisation are averaged by the server or stay with their client.
 
     Returns
     -------
     Net
-        Layers are called conv1, conv2, …, fc1, …, embedding1, … in the order in which ``forward`` uses them, and a
-        normalisation belongs to the layer before it (``"conv2.scale"``); one that has none of its size before it is
-        a layer norm1, … of its own. An embedding's units are its dimensions, so its weight is stored transposed,
+        Layers are named conv1, conv2, …, fc1, …, embedding1, … in the order in which ``forward`` uses them. A
+        normalisation belongs to the layer before it (``"conv2.scale"``) if that has the same size; otherwise it is a
+        layer of its own, norm1, …. An embedding's units are its dimensions, so its weight is stored transposed,
         (dimension, word). Parameters that do not require a gradient are not trained.
 
     Raises
@@ -104,7 +104,7 @@ def from_module(
     own = threading.local()
 
     def run(kind: str, names: dict[str, str], params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
-        # functional_call puts tensors into the module while it runs, so every thread needs a module of its own.
+        # functional_call puts tensors into the module while it runs, so every thread needs its own module.
         if not hasattr(own, kind):
             setattr(own, kind, copy.deepcopy(skeletons[kind]))
         mine = getattr(own, kind)
@@ -148,7 +148,7 @@ def _require_last(name: str, path: str, units: int, outputs: int) -> None:
 
 
 def _body(module: nn.Module, path: str, sample: Tensor) -> nn.Module | None:
-    """The module without its last layer, if that is a Linear and what comes before is all that it gets; else None."""
+    """The module without its last layer, if that is a Linear whose only input is what the rest returns; else None."""
     last = module.get_submodule(path)
     if not path or not isinstance(last, nn.Linear):
         return None
@@ -166,7 +166,7 @@ def _body(module: nn.Module, path: str, sample: Tensor) -> nn.Module | None:
 
 
 def _redrawn(module: nn.Module, rng: np.random.Generator) -> nn.Module:
-    """Copy of a module whose layers start anew, but for parameters that do not require a gradient."""
+    """Copy of a module with newly drawn parameters, except those that do not require a gradient."""
     drawn = copy.deepcopy(module)
     with torch.random.fork_rng(devices=[]):  # reset_parameters draws from the global generator
         torch.manual_seed(int(rng.integers(2**62)))
@@ -180,7 +180,7 @@ def _redrawn(module: nn.Module, rng: np.random.Generator) -> nn.Module:
 
 
 def _forward(module: nn.Module, tensors: dict[str, Tensor], x: Tensor, live: Tensor | None, *, twice: bool) -> Tensor:
-    """Outputs of one client; those of padding are 0 where ``live`` is given. ``twice``: a lone sample is doubled."""
+    """Outputs of one client; if ``live`` is given, 0 for padding. ``twice``: a single sample is duplicated."""
     if x.is_floating_point():
         x = x.to(next(iter(tensors.values())).dtype)
     if x.ndim == 4 and x.is_floating_point():
@@ -192,7 +192,7 @@ def _forward(module: nn.Module, tensors: dict[str, Tensor], x: Tensor, live: Ten
 
 
 def _buffer(p: Tensor, is_buffer: bool) -> Tensor:
-    """Without a share in the version count of all clients' tensor, which another client's update would raise."""
+    """Detach a buffer from the version count of all clients' tensor, which another client's update would increase."""
     return p.data if is_buffer else p
 
 
@@ -202,18 +202,18 @@ def _require_known(module: nn.Module) -> None:
     for path, part in module.named_modules():
         what = f"{path or 'the module itself'} ({type(part).__name__})"
         if isinstance(part, _RANDOM):
-            raise ValueError(f"{what} draws random numbers, which no stream of the run names. Take it out.")
+            raise ValueError(f"{what} draws random numbers outside the run's named streams. Remove it.")
         if isinstance(part, nn.RNNBase | nn.RNNCellBase):
             raise ValueError(f"{what} is recurrent and cannot be stacked. Use fedstat.fl.nets.named('lstm', ...).")
         if isinstance(part, _BATCH_NORMS) and (not part.track_running_stats or part.momentum is None):
-            raise ValueError(f"{what} must have track_running_stats=True and a momentum, but it has not")
+            raise ValueError(f"{what} must have track_running_stats=True and a momentum, but does not")
         if isinstance(part, nn.Embedding) and (part.max_norm is not None or part.sparse):
-            raise ValueError(f"{what} must have max_norm=None and sparse=False, but it has not")
+            raise ValueError(f"{what} must have max_norm=None and sparse=False, but does not")
         tensors = _own(part)
         if tensors and not isinstance(part, (*_CONVOLUTIONS, *_NORMS, nn.Linear, nn.Embedding)):
             raise ValueError(
-                f"{what} holds {next(iter(tensors))} itself, and its units are not known. Parameters and buffers may "
-                "stand in Conv, Linear, Embedding, BatchNorm, GroupNorm and LayerNorm modules; write it with these."
+                f"{what} holds {next(iter(tensors))} itself, and its units are unknown. Parameters and buffers must "
+                "belong to Conv, Linear, Embedding, BatchNorm, GroupNorm or LayerNorm modules; write it with these."
             )
         for name, tensor in tensors.items():
             if id(tensor) in owner:
@@ -227,7 +227,7 @@ def _own(part: nn.Module) -> dict[str, Tensor]:
 
 
 def _trial(module: nn.Module, sample: Tensor) -> tuple[list[tuple[str, nn.Module]], int]:
-    """Modules with parameters in the order in which they run on two copies of the sample, and the number of outputs."""
+    """Modules with parameters, in the order in which they run on two copies of the sample; number of outputs."""
     runner = copy.deepcopy(module).train()
     holders = {
         path: part for path, part in runner.named_modules() if next(part.parameters(recurse=False), None) is not None
@@ -258,17 +258,17 @@ def _trial(module: nn.Module, sample: Tensor) -> tuple[list[tuple[str, nn.Module
     if not torch.equal(first, second):
         raise ValueError(
             "the module must be a function of its input, but it gave two outputs for one input. "
-            "Take out dropout and other random parts of its forward."
+            "Remove dropout and other random parts of its forward."
         )
     if unused := sorted(set(holders) - {path for path, _ in order}):
-        raise ValueError(f"the module does not use {unused[0]} on such samples. Take it out.")
+        raise ValueError(f"the module does not use {unused[0]} on such samples. Remove it.")
     if not order:
         raise ValueError("the module has no parameters to train")
     return order, first.shape[1]
 
 
 def _refuses_one(module: nn.Module, sample: Tensor) -> bool:
-    """Whether batch normalisation would see one value a channel: torch refuses its variance; of it twice it is 0."""
+    """Whether one sample gives batch normalisation a single value per channel, which torch refuses."""
     try:
         with torch.no_grad():
             copy.deepcopy(module).train()(sample.unsqueeze(0))
@@ -278,10 +278,10 @@ def _refuses_one(module: nn.Module, sample: Tensor) -> bool:
 
 
 def _names(order: list[tuple[str, nn.Module]]) -> dict[str, str]:
-    """Our name of every tensor, mapped to the module's."""
+    """Our names of the tensors, mapped to the module's."""
     found: dict[str, str] = {}
     count: Counter[str] = Counter()
-    before = ""  # the layer whose outputs are not yet normalised
+    before = ""  # the last layer whose outputs are not yet normalised
     units = 0
     for path, part in order:
         own = {n: t for n, t in _own(part).items() if n != "num_batches_tracked"}

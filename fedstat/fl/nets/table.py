@@ -1,4 +1,4 @@
-"""The networks by name, as a command line or a grid of settings asks for them."""
+"""The networks by name, for command lines and grids of settings."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def named(name: str, sample: Sequence[int], outputs: int, **options: Any) -> Net
     outputs : int
         Classes; 1 for a binary classifier.
     **options
-        Such as ``width`` and ``norm``; those that the network takes.
+        Arguments of the network, such as ``width`` and ``norm``.
 
     Raises
     ------
     ValueError
-        If the name or an option is unknown (the nearest are offered), or the network does not take such samples.
+        If the name or an option is unknown (the nearest are given), or the network does not take such samples.
 
     Examples
     --------
@@ -79,7 +79,7 @@ def takes_text(name: str) -> bool:
 
 
 def _options(make: Callable[..., Net]) -> list[str]:
-    """Names of a constructor's keyword arguments, those that it passes on among them."""
+    """Names of a constructor's keyword arguments, including those that it passes on."""
     kinds = inspect.signature(make).parameters.values()
     own = [p.name for p in kinds if p.kind is p.KEYWORD_ONLY]
     return own + (["convolution", "statistics"] if any(p.kind is p.VAR_KEYWORD for p in kinds) else [])

@@ -27,26 +27,26 @@ def transformer(
     blocks: int = 2,
     padding: int | None = 0,
 ) -> Net:
-    """Token and position vectors, encoder blocks that normalise first, mean over the text, dense layer.
+    """Token and position vectors, pre-norm encoder blocks, mean over the text, dense layer.
 
-    Vaswani et al. (2017), "Attention is all you need", with the normalisation before each part, as
-    ``torch.nn.TransformerEncoderLayer(norm_first=True)``, and one after the last block; ReLU, no dropout.
+    Vaswani et al. (2017), "Attention is all you need", with normalisation before each part, as in
+    ``torch.nn.TransformerEncoderLayer(norm_first=True)``, and after the last block; ReLU, no dropout.
 
     Parameters
     ----------
     sample : sequence of int
-        (length,), tokens in a text, with padding.
+        (length,), number of tokens in a text, with padding.
     outputs : int
         Classes.
     vocabulary : int
-        Number of different tokens, that of the padding included.
+        Number of different tokens, including padding.
     width : float, default 1
         Multiplies ``embedding`` and ``feedforward``.
     embedding, heads, feedforward, blocks : int
-        Size of a token's vector, a multiple of ``heads``; heads of an attention; hidden units of a block's dense
-        part; number of blocks.
+        Size of a token's vector, a multiple of ``heads``; attention heads; hidden units of a block's dense part;
+        number of blocks.
     padding : int or None, default 0
-        Token that fills short texts: not attended to, not in the mean. None: there is none.
+        Token that fills short texts: not attended to, not in the mean. None: no padding.
 
     Returns
     -------
@@ -54,7 +54,7 @@ def transformer(
         Layers ``embedding`` (weight: (dimension, token)), ``position`` (dimension, place), for block b
         ``attention<b>`` (weight: (unit, 3, in): a unit's query, key and value), ``project<b>``, ``up<b>``,
         ``down<b>``, and ``out``. A LayerNorm's ``scale`` and ``shift`` belong to the layer whose sum it normalises:
-        that before attention1 to ``embedding``, that before up1 to ``project1``, that after block 1 to ``down1``.
+        before attention1 to ``embedding``, before up1 to ``project1``, after block 1 to ``down1``.
         Starting values as in torch.nn.
 
     Raises
@@ -92,7 +92,7 @@ def transformer(
         for name in ("embedding.weight", "position.weight"):
             params[name] = text.normal(rng, shapes[name])
         for b in numbers:
-            # Xavier's bound for the query, key and value matrices as one.
+            # Xavier's bound, with the query, key and value matrices taken as one.
             weight = f"attention{b}.weight"
             params |= dense.uniform(rng, {weight: shapes[weight]}, math.sqrt(6 / (3 * dim + dim)))
             params |= dense.start(rng, f"project{b}", dim, dim) | {f"project{b}.bias": torch.zeros(dim)}
@@ -104,7 +104,7 @@ def transformer(
         if x.shape[2] != length:
             raise ValueError(f"the network takes texts of {length} tokens, but got {x.shape[2]}")
         real = text.real(x, padding)
-        # A text of padding alone attends to itself; its mean is 0 all the same.
+        # A text of padding alone attends to itself; its mean is still 0.
         seen = (real | ~real.any(-1, keepdim=True)).view(clients * samples, 1, 1, length)
         h = functional.embedding(text.rows(x, vocabulary), params["embedding.weight"].mT.flatten(0, 1))
         h = (h + params["position.weight"].mT.unsqueeze(1)).flatten(1, 2)
@@ -129,7 +129,7 @@ def _normalise(params: Params, layer: str, h: Tensor) -> Tensor:
 
 
 def _attention(params: Params, layer: str, h: Tensor, seen: Tensor, heads: int) -> Tensor:
-    """Every token's mixture of values, h (client, text and token, unit); ``seen`` (text, 1, 1, token) are the keys."""
+    """Attention of h (client, text and token, unit) to the tokens that ``seen`` (text, 1, 1, token) marks."""
     weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"]
     clients, units, length = h.shape[0], h.shape[2], seen.shape[-1]
     by_kind = weight.transpose(1, 2).flatten(1, 2), bias.transpose(1, 2).flatten(1)

@@ -1,4 +1,4 @@
-"""What is measured beside training: each probe returns its own groups of the run's store."""
+"""Measurements beside training: each probe returns its own groups of the run's store."""
 
 from fedstat.fl.probes.base import Probe, Values
 

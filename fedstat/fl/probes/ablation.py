@@ -1,4 +1,4 @@
-"""What shared and personal units are worth: accuracy without them (FedFac §5.5, Table 8 A)."""
+"""What shared and personal units contribute: accuracy without them (FedFac §5.5, Table 8 A)."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def probe(job: Job, draws: int) -> Probe:
 
 
 def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
-    """Test accuracy (part, draw, client) with random values in place of one part of the layers that are split.
+    """Test accuracy (part, draw, client) with random values in place of one part of the split layers.
 
     Parameters
     ----------
     job, state
-        A run; its personal models are evaluated, nothing is trained again.
+        A run; its personal models are evaluated without further training.
     draws : int
-        Draws of the random values, each client's own.
+        Number of draws of random values, separate for each client.
 
     Returns
     -------
     array (part, draw, client)
         By ``PARTS``: nothing replaced; the shared or the personal units' parameters replaced by normal values with the
-        standard deviation that the client's layer has; the same by standard normal values, as in the published code.
-        Without a layer that is split all parts are equal.
+        standard deviation of that client's parameter; the same with standard normal values, as in the published code.
+        Without a split layer all parts are equal.
     """
     found = np.full((len(PARTS), draws, job.clients), np.nan, np.float32)
     split = [n for n, mask in state.sharing.shared.items() if bool(mask.any()) and not bool(mask.all())]
@@ -74,7 +74,7 @@ def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
 
 
 def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw: int) -> Params:
-    """Standard normal values in the shape of some parameters, each client's from a stream of its own."""
+    """Standard normal values in the shape of some parameters, each client's from its own stream."""
     noise = {name: torch.empty_like(params[name]) for name in names}
     for i, c in enumerate(clients):
         rng = _random.generator(job.seed, "masking", draw, int(job.train.ids[c]))

@@ -22,11 +22,11 @@ class Probe(NamedTuple):
     groups : mapping from str to Group
         Groups of the store.
     before : callable (Job, State) -> Values, optional
-        Before every round after which models are evaluated; rows of arrays with the dim round.
+        Before every evaluated round: that round's rows of arrays with the dim ``round``.
     after : callable (Job, Round, State) -> Values, optional
-        After every round; rows likewise.
+        After every round: rows likewise.
     last : callable (Job, State) -> Values, optional
-        After the last round; whole arrays.
+        After the last round: whole arrays.
     """
 
     groups: Mapping[str, Group]

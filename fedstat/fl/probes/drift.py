@@ -1,4 +1,4 @@
-"""How far clients' training takes them from what the server makes of it."""
+"""How far clients drift in local training from the server's aggregate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def probe(job: Job, rounds: int) -> Probe:
     """Group ``drift``: distance (round, client, layer), ‖σ_i − σ̄‖ of the entries that are shared after the round.
 
     σ_i are a client's parameters as they leave local training, σ̄ the server's after aggregation (FedDecomp Fig. 5).
-    NaN for clients that are not active, 0 in a layer of which nothing is shared.
+    NaN for inactive clients, 0 in a layer without shared entries.
     """
     coords = {
         "round": ("round", np.arange(1, rounds + 1)),

@@ -1,4 +1,4 @@
-"""What a method itself measures in every round, and the matrix with which its server mixes."""
+"""What a method itself measures in every round, and its server's mixing matrix."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _OF_CLIENTS = ("client", "other")
 
 
 def probe(job: Job, rounds: int) -> Probe:
-    """Groups ``measures``, of an algorithm's ``measures``, and ``mixing``: weight (round, client, other).
+    """Groups ``measures``, from the algorithm's ``measures``, and ``mixing``: weight (round, client, other).
 
-    NaN where a client, or the other, is not active.
+    NaN where either client is inactive.
     """
     own, groups = job.algorithm.measures, {}
     _require(job)
@@ -86,7 +86,7 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _of_all(value: np.ndarray, dims: tuple[str, ...], clients: np.ndarray, n: int) -> np.ndarray:
-    """Values with rows, and columns, of all clients: NaN for those that are not active."""
+    """Values with rows (and columns) for all clients: NaN for inactive ones."""
     shape = [n if dim in _OF_CLIENTS else size for dim, size in zip(dims, value.shape, strict=True)]
     whole = np.full(shape, np.nan)
     whole[np.ix_(*(clients if dim in _OF_CLIENTS else np.arange(k) for dim, k in zip(dims, shape, strict=True)))] = (

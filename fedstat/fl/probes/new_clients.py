@@ -1,4 +1,4 @@
-"""Clients that never trained: what they would predict with (FedFac §3.2 and Table 3)."""
+"""New clients, which never trained: what they predict with (FedFac §3.2 and Table 3)."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
     Parameters
     ----------
     job, state
-        A run and its clients.
+        A run.
     train, test : Rows
         Samples of the new clients.
 
     Returns
     -------
     dict of array (client,)
-        ``global``: the server's model as it is, FedAvg's and FedProx's way; where a method never shares an entry, that
-        entry is as it was at the start.
-        ``finetuned``: that model after one round of the method's local training, FedAvg+ and FedProx+; where a method
-        chooses among fine-tunings, its last, and all the way.
-        ``local_train``: shared entries downloaded and held, personal ones trained for one round (FedFac §3.2; FedRep's
-        head and FedEM's mixture weights likewise). A new client has no mask of its own: where masks differ between
-        clients, what all of them share is held.
-        ``ensemble``: the mean of the class probabilities of all existing clients' models (FedFac §3.2; LG-FedAvg).
+        ``global``: the server's model as it is (FedAvg, FedProx); entries that a method never shares are as at the
+        start.
+        ``finetuned``: that model after one round of the method's local training (FedAvg+, FedProx+); if a method
+        chooses among fine-tunings, the last of them, in full.
+        ``local_train``: shared entries downloaded and fixed, personal ones trained for one round (FedFac §3.2; also
+        FedRep's head and FedEM's mixture weights). A new client has no mask of its own: if masks differ between
+        clients, entries that all of them share are fixed.
+        ``ensemble``: mean of the class probabilities of all existing clients' models (FedFac §3.2; LG-FedAvg).
     """
     new = replace(job, train=train, test=test, validation=None, optimizer_state="reset")
     server = _state(new, state)
@@ -87,12 +87,12 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
 
 
 def _state(new: Job, state: State) -> State:
-    """A run of the new clients that stands where the other is: own copies and memory are those of the start."""
+    """State of the new clients beside that of the run: own copies and memory as at the start."""
     memory = Memory()
     if new.algorithm.memory:
 
         def none(_: int | None) -> Params:
-            raise ValueError(f"{new.algorithm.name} trains clients before its memory begins: it takes no new clients")
+            raise ValueError(f"{new.algorithm.name} trains clients to begin its memory, so it takes no new clients")
 
         start = Start(new.net, new.train.sizes, new.seed, new.device, none, lambda epochs: (none(epochs), None))
         memory = Memory(new.algorithm.memory(start).clients, state.memory.server)

@@ -1,4 +1,4 @@
-"""How personal layers are beyond noise: active clients trained on either half of their samples, too."""
+"""How personal layers are beyond noise: active clients also trained on each half of their samples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _TEXTS = {
 def probe(job: Job, rounds: int) -> Probe:
     """Group ``probe``: between, within (round, client, layer), see :func:`fedstat.fl.halves.parts`.
 
-    NaN in rounds without evaluation, and for clients that are not active or have one sample.
+    NaN in rounds without evaluation, and for clients that are inactive or have one sample.
 
     Raises
     ------
     ValueError
-        If a round has too few active clients whose samples can be divided.
+        If a round may have too few active clients with two samples or more.
     """
     halves.require(job, "probe='halves'", halves.fewest(job))
     coords = {

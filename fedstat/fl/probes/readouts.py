@@ -1,4 +1,4 @@
-"""Other ways to predict from the models after the last round: the scores that runs of these methods would have had."""
+"""Other ways to predict from the models after the last round: the scores that runs of those methods would have had."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedstat.store import Group, Variable
 
 
 def jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
-    """The job under the algorithm of every readout; ValueError if the data do not allow what one chooses."""
+    """The job with the algorithm of each readout; ValueError if the data do not allow the choice of one."""
     found = {name: replace(job, algorithm=make(job.algorithm)) for name, make in readouts.items()}
     for one in found.values():
         choice.require(one)

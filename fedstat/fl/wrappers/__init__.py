@@ -1,1 +1,1 @@
-"""What turns a network or a method into another: a mixture, fine-tuned or shrunken models."""
+"""Wrappers, which turn a network or a method into another: mixtures, fine-tuned or shrunken models."""

@@ -1,4 +1,4 @@
-"""A network whose weights are made of factors: low rank, sums, products."""
+"""A network whose weights are composed of factors: low rank, sums, products."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ Pull = Callable[[Params, Tensor], Tensor]
 
 
 class Part(NamedTuple):
-    """What one weight W is made of.
+    """The factors of one weight W.
 
     Attributes
     ----------
     shapes : mapping from name to tuple of int
-        One client's factors: "u" of "fc1.weight" becomes the network's parameter "fc1.u". The weight itself may be
-        one of them, by its own name: "weight".
+        One client's factors: factor "u" of "fc1.weight" becomes the network's parameter "fc1.u". The weight itself may
+        be a factor, under its own name: "weight".
     init : callable (numpy Generator, Tensor) -> Params
-        One client's starting factors, given the start of the weight.
+        One client's starting factors, given the weight's start.
     value : callable (Params) -> Tensor (client, *shape of W)
-        W of the factors (client, ...); differentiable.
+        W from the factors (client, ...); differentiable.
     pullback : mapping from name to callable (Params, Tensor) -> Tensor, optional
-        For every factor the gradient of the loss at it, from the factors and the gradient at W, in which it is linear.
-        It is asked for only where the factor trains, and only of networks that write their own gradients
-        (``accumulate``). None: by autograd.
+        For every factor its gradient, from the factors and the gradient at W; linear in the latter. Used only for
+        factors that train, in networks that write their own gradients (``accumulate``). None: by autograd.
     by_unit : tuple of str
-        Factors whose axis 0 is the units of the layer, so that a mask by unit may split them; the weight itself always
-        is one.
+        Factors whose axis 0 is the layer's units, so that a mask by unit applies; the weight itself always is one.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -45,9 +43,9 @@ class Part(NamedTuple):
 
 
 def composed(net: Net, parts: Mapping[str, Part]) -> Net:
-    """Network that sees W = value(factors) wherever a part is given, and trains the factors instead of W.
+    """Network with W = value(factors) wherever a part is given, which trains the factors in place of W.
 
-    Low-rank and additive weights of personalised methods: W = u vᵀ + μ (Jeong and Hwang, 2022, "Factorized-FL",
+    Low-rank and additive weights in personalised methods: W = u vᵀ + μ (Jeong and Hwang, 2022, "Factorized-FL",
     arXiv:2202.00270), W = σ + BA (FedDecomp), Hadamard products of two low-rank parts (Hyeon-Woo, Ye-Bin and Oh, 2022,
     "FedPara", ICLR).
 
@@ -55,23 +53,23 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
     ----------
     net : Net
     parts : mapping from "layer.parameter" to Part
-        Kernels, recurrent weights and embeddings as well as dense weights; buffers cannot be composed.
+        For kernels, recurrent weights and embeddings as well as dense weights; buffers cannot be composed.
 
     Returns
     -------
     Net
-        Factors stand where their weight stood. ``init`` draws the start of ``net`` first, then the factors, so that
-        what ``net`` has in common starts as without factors. ``base`` is ``net``, and ``whole`` gives its weights.
+        Factors take the place of their weight. ``init`` draws the start of ``net`` before the factors, so that other
+        parameters start as without factors. ``base`` is ``net``, and ``whole`` gives its weights.
 
     Raises
     ------
     ValueError
         If ``net`` has no such weight, a factor has the name of another parameter, or a value, pull-back or start has
-        other names or shapes than it must, with the weight and both shapes.
+        the wrong names or shapes; the message gives the weight and both shapes.
 
     Examples
     --------
-    W = σ + BA of rank 1, which starts at σ:
+    W = σ + BA of rank 1, starting at σ:
 
     >>> low_rank = Part(
     ...     {"weight": (3, 4), "b": (3, 1), "a": (1, 4)},
@@ -103,14 +101,14 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
 
 
 class _Composed(NamedTuple):
-    """A network, what some of its weights are made of, and how each one's factors are called outside their part."""
+    """A network, the parts of its composed weights, and the parameter names of their factors."""
 
     net: Net
     parts: Mapping[str, Part]
     names: Mapping[str, Mapping[str, str]]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all parameters, factors in the place of their weight."""
+        """Shapes of all parameters, with factors in place of their weight."""
         found: dict[str, tuple[int, ...]] = {}
         for name, shape in self.net.shapes.items():
             new = {name: shape}
@@ -122,17 +120,17 @@ class _Composed(NamedTuple):
         return found
 
     def factors(self, params: Params, weight: str) -> Params:
-        """Factors of one weight, as its part calls them."""
+        """Factors of one weight, by their names in its part."""
         return {kind: params[name] for kind, name in self.names[weight].items()}
 
     def weights(self, params: Params, wanted: Collection[str]) -> Params:
-        """Parameters of the network, but for composed weights that are not wanted."""
+        """Parameters of the network, without the composed weights that are not wanted."""
         made = {weight: self.parts[weight].value(self.factors(params, weight)) for weight in wanted}
         order = [name for name in self.net.shapes if name in made or name not in self.parts]
         return {name: made[name] if name in made else params[name] for name in order}
 
     def init(self, rng: np.random.Generator) -> Params:
-        """One client's start: the network's, and what the parts make of it."""
+        """One client's start: that of the network, with the parts' factors."""
         start = dict(self.net.init(rng))
         for weight, part in self.parts.items():
             found = part.init(rng, start.pop(weight))
@@ -143,14 +141,14 @@ class _Composed(NamedTuple):
     def accumulate(
         self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
     ) -> None:
-        """Into ← beta·into + alpha·∂loss, by way of alpha·∂loss/∂W for every W of which a factor is in ``into``."""
+        """Into ← beta·into + alpha·∂loss, through alpha·∂loss/∂W for every W with a factor in ``into``."""
         seen = self.weights(params, self.parts)
         trained = {weight: [kind for kind, own in of.items() if own in into] for weight, of in self.names.items()}
         at = {weight: torch.zeros_like(seen[weight]) for weight, kinds in trained.items() if kinds}
         direct = {name: p for name, p in into.items() if name in self.net.shapes and name not in self.parts}
         self.net.accumulate(seen, x, gradient, direct | at, beta, alpha, **given)  # type: ignore[misc]
         for weight, derivative in at.items():
-            # All gradients of a weight's factors before the first of them moves: each depends on the others.
+            # Take the gradients of all factors before any of them moves: each depends on the others.
             found = _pulled(self.parts[weight], self.factors(params, weight), derivative, trained[weight])
             for kind, grad in found.items():
                 into[self.names[weight][kind]].mul_(beta).add_(grad)
@@ -171,7 +169,7 @@ def _kind(name: str) -> str:
 
 
 def _pulled(part: Part, factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
-    """Gradients at some factors from that at the weight."""
+    """Gradients at some factors, from the gradient at the weight."""
     if part.pullback is not None:
         return {kind: part.pullback[kind](factors, derivative) for kind in kinds}
     leaves = {kind: p.data.requires_grad_(kind in kinds) for kind, p in factors.items()}
@@ -182,31 +180,31 @@ def _pulled(part: Part, factors: Params, derivative: Tensor, kinds: Collection[s
 
 
 def _require(weight: str, part: Part, shape: tuple[int, ...]) -> None:
-    """ValueError unless a part fits its weight, tried on two clients of zeros."""
+    """ValueError unless a part fits its weight; tried with zeros for two clients."""
     for kind, own in part.shapes.items():
         if not own or "." in kind:
             raise ValueError(
-                f"{weight!r}: a factor must have a name without dots and a shape of one number or more, but got "
+                f"{weight!r}: a factor must have a name without dots and a shape of at least one number, but got "
                 f"{kind!r} of shape {own}"
             )
     for kind in (*part.by_unit, *({_kind(weight)} & set(part.shapes))):
         own = part.shapes.get(kind, ())
         if own[:1] != shape[:1] or (kind == _kind(weight) and own != shape):
-            rest = "of that shape" if kind == _kind(weight) else f"with {shape[0]} rows, one a unit"
+            rest = "of that shape" if kind == _kind(weight) else f"with {shape[0]} rows, one per unit"
             raise ValueError(f"{weight!r}, of shape {shape}: its factor {kind!r} must be {rest}, but has shape {own}")
     zeros = {kind: torch.zeros(2, *own) for kind, own in part.shapes.items()}
     value = part.value(zeros)
     if value.shape != (2, *shape):
         raise ValueError(
-            f"{weight!r}: the value of its part must have the shape (client, *{shape}), but for 2 clients got "
+            f"{weight!r}: the value of its part must have the shape (client, *{shape}), but with 2 clients has "
             f"{tuple(value.shape)}"
         )
     if part.pullback is None:
         return
     if set(part.pullback) != set(part.shapes):
         raise ValueError(
-            f"{weight!r}: the pull-back of its part must be of the factors {list(part.shapes)}, but got "
-            f"{list(part.pullback)}. Without a pullback gradients are taken by autograd."
+            f"{weight!r}: the pull-back of its part must have the factors {list(part.shapes)}, but has "
+            f"{list(part.pullback)}. Leave it out to take gradients by autograd."
         )
     pulled = _pulled(part, zeros, torch.zeros_like(value), part.shapes)
     _require_shapes(f"{weight!r}: the pull-back of its part", {kind: p[0] for kind, p in pulled.items()}, part.shapes)

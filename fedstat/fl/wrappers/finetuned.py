@@ -1,4 +1,4 @@
-"""A method whose clients fine-tune what they have downloaded before they predict: FedAvg+, FedProx+."""
+"""Fine-tuning: clients train their downloaded model before they predict (FedAvg+, FedProx+)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ def finetuned(
     algorithm: Algorithm,
     epochs: Annotated[int | Sequence[int] | None, "epochs of fine-tuning, or several to choose among"] = None,
     *,
-    rate: Annotated[float | Sequence[float], "factor of its learning rate, or several to choose among"] = 1.0,
+    rate: Annotated[
+        float | Sequence[float], "factor of the learning rate in fine-tuning, or several to choose among"
+    ] = 1.0,
     by: Annotated[Literal["pooled", "client"], "who chooses: pooled or client"] = "pooled",
     held_out: HeldOutHelp = None,
 ) -> Algorithm:
-    """Let every client train its downloaded model once more, on its own loss alone, before it predicts.
+    """Let every client train its downloaded model further, on its own loss alone, before it predicts.
 
     Wang, Tang and Li, "Factor-assisted federated learning for personalized optimization with heterogeneous data",
     §5.2 (FedAvg+, FedProx+); Wang, Mathews, Kiddon, Eichner, Beaufays and Ramage (2019), "Federated evaluation of
@@ -30,13 +32,13 @@ def finetuned(
     Parameters
     ----------
     algorithm : Algorithm
-        Without fine-tuning of its own.
+        A method that does not fine-tune yet.
     epochs : int or sequence of int, optional
-        None: the run's local epochs; 0: no fine-tuning. Of several one is chosen: early stopping.
+        None: the run's local epochs; 0: no fine-tuning. With several, one is chosen: early stopping.
     rate : float or sequence of float
-        Factor of the run's learning rate. Of several one is chosen.
+        Multiplies the run's learning rate. With several, one is chosen.
     by, held_out
-        How, among several: see :class:`fedstat.fl.algorithm.Choice`.
+        How to choose among several, see :class:`fedstat.fl.algorithm.Choice`.
 
     Raises
     ------
@@ -68,7 +70,7 @@ def finetuned(
     )
     if len(ways) == 1:
         if held_out is not None or by != "pooled":
-            raise ValueError("by and held_out say how to choose among epochs or rates, but there is one of each")
+            raise ValueError("by and held_out say how to choose among epochs or rates, but only one of each is given")
         return made
     _check.choice("by", by, ("pooled", "client"))
     return made._replace(
@@ -78,7 +80,7 @@ def finetuned(
 
 
 def with_copy(algorithm: Algorithm, end: str, copy: str, citation: str) -> About:
-    """Row of a method whose clients predict with another copy of what they have downloaded."""
+    """Row of a method whose clients predict with another copy of their download."""
     row = algorithm.about
     own = copy if row.own in ("", "nothing") else f"{row.own}; {copy}"
     return row._replace(
@@ -92,11 +94,11 @@ def with_copy(algorithm: Algorithm, end: str, copy: str, citation: str) -> About
 def require_plain(algorithm: Algorithm) -> None:
     """ValueError if a method fine-tunes already."""
     if algorithm.finetune or algorithm.choice:
-        raise ValueError(f"{algorithm.name} fine-tunes already. Give the method without that.")
+        raise ValueError(f"{algorithm.name} fine-tunes already. Pass the method without fine-tuning.")
 
 
 def checked(held_out: HeldOut | None) -> HeldOut | None:
-    """Samples that a choice is made on, if they can be."""
+    """The samples to choose on; ValueError if unknown."""
     return None if held_out is None else _check.choice("held_out", held_out, ("validation", "halves"))
 
 

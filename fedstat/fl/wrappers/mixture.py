@@ -19,8 +19,8 @@ WEIGHTS = "mixture.weight"
 def mixture(net: Net, components: int) -> Net:
     """Network of K components "component1_<...>", ... and their weights π, "mixture.weight".
 
-    Its outputs (client, sample, component, output + 1) are each component's own, and log π_k. The components start
-    from different draws, π from 1/K.
+    Its outputs (client, sample, component, output + 1) are those of each component, and log π_k. Components start from
+    different draws, π from 1/K.
     """
     prefixes = [f"component{k}_" for k in range(1, components + 1)]
 
@@ -35,7 +35,7 @@ def mixture(net: Net, components: int) -> Net:
         return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
 
     def own(given: dict[str, Any], prefix: str) -> dict[str, Any]:
-        """What a component takes beside its parameters and x: noise of its own."""
+        """Further arguments of a component: its own noise."""
         return given | {"noise": part(given["noise"], prefix)} if given.get("noise") else given
 
     def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
@@ -45,7 +45,7 @@ def mixture(net: Net, components: int) -> Net:
         params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
     ) -> None:
         def derivative(seen: list[Tensor]) -> Tensor:
-            """Run the other components inside this one's forward pass: the loss needs the outputs of all at once."""
+            """Run the other components inside this one's forward pass: the loss needs all outputs at once."""
             if len(seen) == components:
                 return gradient(join(params, seen))
             found: list[Tensor] = []
@@ -69,8 +69,8 @@ def mixture(net: Net, components: int) -> Net:
         starts = [net.init(rng) for _ in range(components)]
         if components > 1 and all(torch.equal(p, starts[1][name]) for name, p in starts[0].items()):
             raise ValueError(
-                "the components of a mixture would start alike, and so stay alike: the network always starts from the "
-                "same parameters. Make it with from_module(..., start='random')."
+                "the components of a mixture would start and stay equal, as the network always starts from the same "
+                "parameters. Make it with from_module(..., start='random')."
             )
         named = {prefix + n: p for prefix, own in zip(prefixes, starts, strict=True) for n, p in own.items()}
         return {WEIGHTS: torch.full((components,), 1 / components)} | named
@@ -94,7 +94,7 @@ def mixture(net: Net, components: int) -> Net:
 
 
 def mixture_loss(inner: Loss) -> Loss:
-    """−log Σ_k π_k p_k(y), and for training, given r (client, sample, component), the derivative of Σ_k r_k loss_k."""
+    """−log Σ_k π_k p_k(y); in training, given r (client, sample, component), the derivative of Σ_k r_k loss_k."""
 
     def gradient(out: Tensor, y: Tensor, weight: Tensor, r: Tensor) -> Tensor:
         total = torch.zeros_like(out)
@@ -118,5 +118,5 @@ def log_joint(out: Tensor) -> Tensor:
 
 
 def of_class(joint: Tensor, y: Tensor) -> Tensor:
-    """Entries of the classes y (client, sample): (client, sample, component)."""
+    """Entries (client, sample, component) of the classes y (client, sample)."""
     return joint.gather(-1, y[..., None, None].expand(*joint.shape[:-1], 1)).squeeze(-1)

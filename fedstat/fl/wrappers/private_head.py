@@ -1,4 +1,4 @@
-"""Any method, with the classifier kept by its client."""
+"""Any method with a private output layer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedstat.fl.nets import Net, Params
 
 
 def private_head(algorithm: Algorithm) -> Algorithm:
-    """Keep the output layer of every client's model to itself; all else is as in ``algorithm``.
+    """Make the output layer private; all else is as in ``algorithm``.
 
-    So baselines are trained where clients number their classes differently, and no output layer can be averaged:
-    Jeong and Hwang (2022), "Factorized-FL", arXiv:2202.00270, §5 (permuted labels). FedAvg becomes FedPer.
-    Shared, up and down: what ``algorithm`` shares of the other layers. Private: the output layer, of a mixture that of
-    every component, and what ``algorithm`` keeps private.
+    For baselines where clients number their classes differently, so that output layers cannot be averaged: Jeong and
+    Hwang (2022), "Factorized-FL", arXiv:2202.00270, §5 (permuted labels). FedAvg becomes FedPer.
+    Shared, up and down: what ``algorithm`` shares of the other layers. Private: the output layer (of a mixture, that of
+    every component), and what is private in ``algorithm``.
 
     Raises
     ------
@@ -36,22 +36,25 @@ def private_head(algorithm: Algorithm) -> Algorithm:
         return {name: torch.tensor(False, device=mask.device) if name in own else mask for name, mask in shared.items()}
 
     def sharing(start: Start) -> Sharing:
-        split = algorithm.sharing(start)
-        return split._replace(shared=private(start.net, split.shared))
+        inner = algorithm.sharing(start)
+        return inner._replace(shared=private(start.net, inner.shared))
 
     def reshare(up: Uploads) -> Sharing:
-        split = algorithm.reshare(up)  # type: ignore[misc]
-        return split._replace(shared=private(up.net, split.shared))
+        inner = algorithm.reshare(up)  # type: ignore[misc]
+        return inner._replace(shared=private(up.net, inner.shared))
 
     def keeps(net: Net) -> list[str]:
-        kept = algorithm.keeps(net) if algorithm.keeps else net.shapes
-        return [name for name in net.shapes if name in kept or name in _parameters(net)]
+        inner = algorithm.keeps(net) if algorithm.keeps else net.shapes
+        return [name for name in net.shapes if name in inner or name in _parameters(net)]
 
-    def uploads(net: Net, split: Sharing) -> Mask:
-        return private(net, algorithm.uploads(net, split))  # type: ignore[misc]
+    def uploads(net: Net, sharing: Sharing) -> Mask:
+        return private(net, algorithm.uploads(net, sharing))  # type: ignore[misc]
 
     def without(net: Net, found: Params) -> Params:
         return {name: p for name, p in found.items() if name not in _parameters(net)}
+
+    def send(up: Uploads) -> Params:
+        return without(up.net, algorithm.send(up))  # type: ignore[misc]
 
     def receive(received: Received) -> Params:
         return without(received.net, algorithm.receive(received))  # type: ignore[misc]
@@ -62,8 +65,13 @@ def private_head(algorithm: Algorithm) -> Algorithm:
         reshare=reshare if algorithm.reshare else None,
         keeps=keeps if algorithm.keeps else None,
         uploads=uploads if algorithm.uploads else None,
-        send=(lambda up: without(up.net, algorithm.send(up))) if algorithm.send else None,  # type: ignore[misc]
+        send=send if algorithm.send else None,
         receive=receive if algorithm.receive else None,
+        about=algorithm.about._replace(
+            title=f"{algorithm.about.title or algorithm.name}, private head",
+            own=f"{algorithm.about.own}; the output layer" if algorithm.about.own else "the output layer",
+            new_clients=("local_train", "ensemble"),
+        ),
     )
 
 

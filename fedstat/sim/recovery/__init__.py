@@ -45,9 +45,9 @@ def recover(
     """Recovery of the true split from the true weights of model (8), over κ, p, α and estimators.
 
     The factor analysis sees what no training has blurred: the weights W_c of all clients, as in the paper's oracle
-    decomposition (FedFac §4.3.1). What is lost here is lost to the choice of κ and of the estimator alone. Beside the
-    estimators of ν stands the agreement between clients, which has no κ. It must find the split here: true weights of a
-    shared neuron are the same for every client, so that their agreement is 1, and that of personal ones is not.
+    decomposition (FedFac §4.3.1). What is lost here is lost to the choice of κ and of the estimator alone. Agreement
+    between clients, which has no κ, is shown for comparison. It must find the split here: the true weights of a shared
+    neuron are the same for every client, so that its agreement is 1, and that of a personal one is not.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def recover(
         Eigenvalue-ratio thresholds, 0 < kappa <= 1.
     estimators : sequence of str
         Estimators of ν, of :func:`fedstat.stats.factor.fit`, and ``"icc"``: agreement between clients, ICC2 of
-        :func:`fedstat.icc`, which needs no κ. It is repeated along kappa to stand beside the others.
+        :func:`fedstat.icc`, which needs no κ. It is repeated along kappa.
     clients, d, m, means
         As in :func:`fedstat.sim.generate`.
     replicates : int
@@ -81,8 +81,8 @@ def recover(
     Raises
     ------
     ValueError
-        If an argument is out of range, p leaves neurons of one kind only, or ``"icc"`` is asked of fewer than 2 clients
-        or covariates.
+        If an argument is out of range, p leaves neurons of one kind only, or ``"icc"`` is requested with fewer than 2
+        clients or covariates.
 
     Notes
     -----

@@ -67,7 +67,7 @@ def scores(
 
 
 def eigen(r: Floats) -> tuple[Floats, Floats]:
-    """Eigenvalues (component,), falling, and eigenvectors (unit, component) of R."""
+    """Eigenvalues (component,), descending, and eigenvectors (unit, component) of R."""
     values, vectors = np.linalg.eigh(r)
     return values[::-1], vectors[:, ::-1]
 

@@ -34,8 +34,8 @@ def spectrum(
 ) -> xr.Dataset:
     r"""Eigenvectors of R on model (8), the neurons they belong to, and the communalities that κ makes of them.
 
-    κ takes eigenvectors by falling eigenvalue until their eigenvalues hold a share κ of the sum. An eigenvector is
-    weighed by where its squared loadings lie,
+    κ takes eigenvectors in descending order of eigenvalue until their eigenvalues hold a share κ of the sum. An
+    eigenvector is weighed by where its squared loadings lie,
 
     .. math:: s_j = \sum_{i \text{ shared}} \ell_{ij}^2 \Big/ \sum_i \ell_{ij}^2
               = \sum_{i \text{ shared}} u_{ij}^2, \qquad \ell_j = \sqrt{\gamma_j}\, u_j,
@@ -49,7 +49,7 @@ def spectrum(
     kappa : float or sequence of float
         Eigenvalue-ratio thresholds for the communalities, 0 < kappa <= 1; they are sorted.
     estimator : {"pa", "minres", "pc", "leverage"}
-        Of ν.
+        Estimator of ν.
     clients, d, m, means, seed
         As in :func:`fedstat.sim.generate`.
     max_iter, tol
@@ -58,10 +58,10 @@ def spectrum(
     Returns
     -------
     xarray.Dataset
-        By (p, alpha, component), components by falling eigenvalue: ``eigenvalue`` of R; ``cumulative_share`` of the
-        eigenvalues' sum, up to and with the component; ``shared_share`` s of its squared loadings. By (p, alpha,
-        kappa): ``n_factors``; ``auc`` of ν for the true label; ``communality`` ν, by unit as well. Coordinate
-        ``unit_shared`` (p, unit).
+        By (p, alpha, component), components in descending order of eigenvalue: ``eigenvalue`` of R;
+        ``cumulative_share`` of the eigenvalues' sum, up to and with the component; ``shared_share`` s of its squared
+        loadings. By (p, alpha, kappa): ``n_factors``; ``auc`` of ν for the true label; ``communality`` ν, by unit as
+        well. Coordinate ``unit_shared`` (p, unit).
 
     Raises
     ------
