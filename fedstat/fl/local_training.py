@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstat import _random
+from fedstat import _check, _random
 from fedstat.fl import batches, checks
 from fedstat.fl.algorithm import Mask, Memory, Phase, Samples
 from fedstat.fl.batches import Schedule
@@ -241,6 +241,8 @@ def _direction(
             into[name].copy_(p)
     if phase.penalty:
         added = phase.penalty(now, anchor)
+        for name in added if isinstance(added, Mapping) else ():
+            _check.choice("a parameter that a phase's penalty returns a gradient for", name, list(now))
         checks.entries(added, now, f"method {job.algorithm.name!r}: a phase's penalty")
         for name, p in added.items():
             if name in into:
