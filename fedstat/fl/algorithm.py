@@ -143,6 +143,7 @@ class Received(NamedTuple):
 
     Attributes
     ----------
+    net : Net
     own : Params (client, ...)
         Their own copies.
     server : Params
@@ -153,6 +154,7 @@ class Received(NamedTuple):
         Of these clients and the server.
     """
 
+    net: Net
     own: Params
     server: Params
     shared: Mask
@@ -344,7 +346,7 @@ class Algorithm(NamedTuple):
         The memory after a round, of the active clients (in their order) and the server.
     receive : callable (Received) -> Params (client, ...), optional
         Model from which clients train, and with which they predict unless they fine-tune; by default the server's copy
-        of shared entries and the client's own of the others.
+        of shared entries and the client's own of the others, also of parameters that it does not return.
     measures : mapping from str to Measure
     sparse : callable (name) -> bool, optional
         Parameters sent as their non-zero entries, and one bit per entry to say where they are.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedstat import _check
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Memory, Sharing, Uploads
+from fedstat.fl.algorithm import Memory, Phase, Sharing, Uploads
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
 
@@ -25,6 +26,58 @@ def entries(found: Any, expected: Params, where: str) -> None:
         if not isinstance(value, Tensor) or tuple(value.shape) != shape:
             seen = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(f"{where} must return {name!r} as a Tensor of shape {shape}, but got {seen}")
+        kind, got = ((p.dtype, p.device.type) for p in (expected[name], value))
+        if kind != got:
+            raise ValueError(
+                f"{where} must return {name!r}, of shape {shape}, as {_said(*kind)}, but got {_said(*got)}"
+            )
+
+
+def _said(dtype: torch.dtype, device: str) -> str:
+    return f"{dtype} on {device}"
+
+
+def every_entry(found: Any, expected: Params, where: str) -> None:
+    """ValueError unless ``found`` holds tensors of all of the expected names, in their shapes."""
+    entries(found, expected, where)
+    if missing := [name for name in expected if name not in found]:
+        raise ValueError(f"{where} must return every one of {list(expected)}, but lacks {missing}")
+
+
+def asked(function: Callable[[Uploads], Any], uploads: Uploads, where: str) -> Any:
+    """What a function of the method makes of the uploads; ValueError if it changes in place what it was given."""
+    given = {"after": uploads.after, "server": uploads.server, "memory.server": uploads.memory.server}
+    tensors = [(part, name, p, p._version) for part, of in given.items() for name, p in of.items()]
+    clients = uploads.clients.copy()
+    found = function(uploads)
+    changed = [f"{part}[{name!r}], of shape {tuple(p.shape)}," for part, name, p, was in tensors if p._version != was]
+    if (uploads.clients != clients).any():
+        changed.append("clients")
+    if changed:
+        raise ValueError(
+            f"{where} changes uploads.{changed[0]} in place. Return new values: what is given is the run's own."
+        )
+    return found
+
+
+def sharing(found: Any, job: Job, function: str) -> Sharing:
+    """A method's sharing, if it is one, with a mask that fits for every parameter."""
+    if not isinstance(found, Sharing):
+        raise ValueError(
+            f"method {job.algorithm.name!r}: {function} must return a Sharing, such as Sharing(mask), but got "
+            f"{type(found).__name__}"
+        )
+    masks.require(job.net, found.shared, job.clients, job.algorithm.name)
+    return found
+
+
+def mixture(found: Any, clients: int, device: torch.device, method: str) -> Tensor:
+    """A mixing matrix (active, active), or ValueError."""
+    where = f"method {method!r}: mix(uploads)"
+    every_entry({"matrix": found}, {"matrix": torch.empty(clients, clients, device=device)}, where)
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError(f"{where} must return finite weights, but row(s) of the matrix are not")
+    return found
 
 
 def sent(found: Any, uploads: Uploads, sharing: Sharing, method: str) -> Params:
@@ -44,7 +97,10 @@ def sent(found: Any, uploads: Uploads, sharing: Sharing, method: str) -> Params:
 def weights(found: Any, clients: int, device: torch.device, method: str) -> Tensor:
     """Weights (active,) of the mean as a float32 Tensor; ValueError if they are none."""
     where = f"method {method!r}: weights(sizes, active)"
-    given = torch.as_tensor(found, dtype=torch.float32, device=device)
+    try:
+        given = torch.as_tensor(found, dtype=torch.float32, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{where} must return numbers, but got {found!r}") from None
     if tuple(given.shape) != (clients,):
         raise ValueError(f"{where} must have shape ({clients},), one for each active client, but got {(*given.shape,)}")
     low, total = float(given.min()), float(given.sum(dtype=torch.float64))
@@ -57,7 +113,14 @@ def weights(found: Any, clients: int, device: torch.device, method: str) -> Tens
 
 
 def memory(found: Memory, clients: int, method: str) -> None:
-    """ValueError unless the first axis of the clients' memory is the clients."""
+    """ValueError unless it is a memory of tensors, and the first axis of the clients' memory is the clients."""
+    _require_memory(found, f"method {method!r}: memory(start)")
+    for name, value in found.server.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"method {method!r}: memory(start) must give the server's {name!r} as a Tensor, but got "
+                f"{type(value).__name__}"
+            )
     for name, value in found.clients.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != clients:
             seen = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -67,8 +130,14 @@ def memory(found: Memory, clients: int, method: str) -> None:
             )
 
 
+def _require_memory(found: Any, where: str) -> None:
+    if not isinstance(found, Memory):
+        raise ValueError(f"{where} must return a Memory(clients, server), but got {type(found).__name__}")
+
+
 def remembered(found: Memory, before: Memory, method: str) -> None:
     """ValueError unless a new memory has the names and shapes of the one before."""
+    _require_memory(found, f"method {method!r}: remember(uploads)")
     for part in ("clients", "server"):
         new, old = getattr(found, part), getattr(before, part)
         where = f"method {method!r}: remember(uploads), {part}"
@@ -87,15 +156,61 @@ def measured(found: Any, shape: tuple[int, ...], name: str, method: str) -> None
 def trial(job: Job, uploads: Uploads, sharing: Sharing) -> None:
     """Call the algorithm's functions for after local training once before it, so that errors show at once."""
     algorithm, clients = job.algorithm, uploads.clients
+    method = f"method {algorithm.name!r}:"
     if algorithm.send:
-        sent(algorithm.send(uploads), uploads, sharing, algorithm.name)
+        sent(asked(algorithm.send, uploads, f"{method} send(uploads)"), uploads, sharing, algorithm.name)
     if algorithm.weights:
         found = algorithm.weights(job.train.sizes[clients], clients)
         weights(found, len(clients), job.device, algorithm.name)
     if algorithm.remember:
-        remembered(algorithm.remember(uploads), uploads.memory, algorithm.name)
+        found = asked(algorithm.remember, uploads, f"{method} remember(uploads)")
+        remembered(found, uploads.memory, algorithm.name)
     for name, measure in algorithm.measures.items():
         of = {"client": len(clients), "other": len(clients), "layer": len(nets.layers(job.net))} | dict(measure.sizes)
-        measured(measure.value(uploads), tuple(of[dim] for dim in measure.dims), name, algorithm.name)
+        value = asked(measure.value, uploads, f"{method} its measure {name!r}")
+        measured(value, tuple(of[dim] for dim in measure.dims), name, algorithm.name)
     if algorithm.uploads:
         masks.require(job.net, algorithm.uploads(job.net, sharing), job.clients, f"{algorithm.name}, uploads")
+
+
+def aggregated(found: Any, expected: Params, name: str) -> None:
+    """ValueError unless an aggregator's values are of every entry that was sent, without clients."""
+    values = getattr(found, "values", found)
+    every_entry(values, expected, f"the aggregator {name!r}")
+
+
+def savable(state: Any, name: str) -> None:
+    """ValueError unless the state of an aggregator can be saved and read again."""
+    if type(state) in (tuple, list, dict):
+        for part in state.values() if isinstance(state, dict) else state:
+            savable(part, name)
+    elif not isinstance(state, Tensor):
+        raise ValueError(
+            f"the state of the aggregator {name!r} must be tensors, in dicts or plain tuples, which can be saved and "
+            f"resumed, but holds {type(state).__name__}"
+        )
+
+
+def phases(job: Job) -> None:
+    """ValueError unless every stretch of training that the algorithm has is one."""
+    algorithm = job.algorithm
+    several = {"phases": algorithm.phases, "finetune": algorithm.finetune}
+    if algorithm.choice is not None:
+        several |= {f"choice.finetunings[{i}]": one for i, one in enumerate(algorithm.choice.finetunings)}
+    for of, given in several.items():
+        where = f"method {algorithm.name!r}: {of}"
+        if isinstance(given, Phase) or not all(isinstance(phase, Phase) for phase in given):
+            raise ValueError(f"{where} must be a tuple of Phase, such as (Phase(),), but got {given!r}")
+        for i, phase in enumerate(given):
+            _phase(job, phase, f"{where}[{i}]")
+
+
+def _phase(job: Job, phase: Phase, where: str) -> None:
+    for name, low in (("epochs", 0), ("steps", 1), ("repeats", 1)):
+        if getattr(phase, name) is not None:
+            _check.integer(f"{where}.{name}", getattr(phase, name), low=low)
+    _check.real(f"{where}.lr", phase.lr, low=0, open_low=True)
+    if not callable(phase.anchor):
+        _check.choice(f"{where}.anchor", phase.anchor, ("phase", "download"))
+    for layer in phase.layers(job.net) if phase.layers else ():
+        _check.choice(f"a layer of {where}", layer, list(nets.layers(job.net)))

@@ -45,6 +45,11 @@ def require(job: Job) -> None:
             f"{job.algorithm.name} chooses on validation samples, but the data have none. Give some (validation=0.1), "
             "or choose on halves of the training samples (held_out='halves')."
         )
+    if choice.by == "layer" and (job.algorithm.mix or job.algorithm.receive):
+        raise ValueError(
+            f"{job.algorithm.name} compares by layer what all clients download alike, but its server mixes, or its "
+            "clients receive: each downloads a model of its own. Choose by='pooled' or by='client'."
+        )
     if choice.by == "layer" or not _on_validation(job):
         halves.require(job, job.algorithm.name, halves.fewest(job) if choice.by == "layer" else 1)
         if choice.by == "client" and (lone := np.flatnonzero(job.train.sizes < 2)).size:

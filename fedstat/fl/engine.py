@@ -70,8 +70,7 @@ def start(job: Job) -> State:
 
     algorithm = job.algorithm
     before = Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves)
-    sharing = algorithm.sharing(before)
-    masks.require(job.net, sharing.shared, job.clients, algorithm.name)
+    sharing = checks.sharing(algorithm.sharing(before), job, "sharing(start)")
     own = _own(job, sharing)
     _require_own(job, own, sharing)
     params = {name: (server[name] if at is None else server[name][at]) for name, at in own.items()}
@@ -81,7 +80,9 @@ def start(job: Job) -> State:
         optimizer = job.optimizer.init({name: p.expand(job.clients, *p.shape) for name, p in server.items()})
     memory = algorithm.memory(before) if algorithm.memory else Memory()
     checks.memory(memory, job.clients, algorithm.name)
-    state = State(0, params, own, server, sharing, optimizer, memory, job.aggregator.init(server))
+    aggregated = job.aggregator.init(server)
+    checks.savable(aggregated, job.aggregator.name)
+    state = State(0, params, own, server, sharing, optimizer, memory, aggregated)
     clients = by_size(job.train, active(job, 0))[:2]
     checks.trial(job, _uploads(job, state, clients, personal(job, state, clients)), sharing)
     return state
@@ -93,7 +94,12 @@ def _own(job: Job, sharing: Sharing) -> dict[str, Tensor | None]:
     if algorithm.mix or (algorithm.receive and not algorithm.keeps):  # also of shared entries
         return dict.fromkeys(job.net.shapes)
     if algorithm.reshare or algorithm.receive:
-        return dict.fromkeys(algorithm.keeps(job.net) if algorithm.keeps else job.net.shapes)
+        kept = algorithm.keeps(job.net) if algorithm.keeps else job.net.shapes
+        if unknown := [name for name in kept if name not in job.net.shapes]:
+            raise ValueError(
+                f"method {algorithm.name!r}: keeps(net) names {unknown}, but the names are {[*job.net.shapes]}"
+            )
+        return dict.fromkeys(kept)
     own: dict[str, Tensor | None] = {}
     for name, mask in sharing.shared.items():
         shape = job.net.shapes[name]
@@ -129,21 +135,23 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
-    algorithm = job.algorithm
+    algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     clients = by_size(job.train, active(job, state.round))
     trained = local_training(job, state, clients, job.phases)
     _require_finite(trained, clients, state.round + 1)
     uploads = _uploads(job, state, clients, trained.params)
     sharing = state.sharing
     if algorithm.reshare:
-        sharing = algorithm.reshare(uploads)
-        masks.require(job.net, sharing.shared, job.clients, algorithm.name)
+        sharing = checks.sharing(checks.asked(algorithm.reshare, uploads, f"{method} reshare(uploads)"), job, "reshare")
         _require_own(job, state.own, sharing)
     sent, models, mixture = dict(trained.params), trained.params, None
     if algorithm.send:
-        sent |= checks.sent(algorithm.send(uploads), uploads, sharing, algorithm.name)
+        sent |= checks.sent(
+            checks.asked(algorithm.send, uploads, f"{method} send(uploads)"), uploads, sharing, algorithm.name
+        )
     if algorithm.mix:
-        mixture = algorithm.mix(uploads)
+        found = checks.asked(algorithm.mix, uploads, f"{method} mix(uploads)")
+        mixture = checks.mixture(found, len(clients), job.device, algorithm.name)
         models = _mixed(job, uploads, sharing, sent, mixture)
     server, aggregated = _aggregate(job, state, uploads, sharing, sent)
     memory = _remember(job, state, uploads)
@@ -202,6 +210,7 @@ def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent:
         ),
         state.aggregator,
     )
+    checks.aggregated(found, {name: state.server[name] for name in values}, job.aggregator.name)
     server = dict(state.server)
     for name, new in found.values.items():
         old, was = state.server[name], masks.by_some(state.sharing.shared[name], new.ndim)
@@ -229,7 +238,7 @@ def _remember(job: Job, state: State, uploads: Uploads) -> Memory:
     """The memory after the round."""
     if not job.algorithm.remember:
         return state.memory
-    found = job.algorithm.remember(uploads)
+    found = checks.asked(job.algorithm.remember, uploads, f"method {job.algorithm.name!r}: remember(uploads)")
     checks.remembered(found, uploads.memory, job.algorithm.name)
     at = torch.from_numpy(uploads.clients).to(job.device)
     return Memory(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstat import _check, _random
-from fedstat.fl import batches
+from fedstat.fl import batches, checks
 from fedstat.fl.algorithm import Mask, Memory, Phase, Samples
 from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
@@ -155,7 +156,7 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
     trained = phase.moves(job.net)
     if not trained or (epochs == 0 and phase.steps is None):
         return np.zeros(len(clients))
-    anchor = _anchor(phase, chunk)
+    anchor = _anchor(job, phase, chunk)
     rule = _scaled(job.optimizer, phase.lr)
     lr = None if phase.penalty or phase.direction else rule.plain_lr
     grads = {name: torch.zeros_like(params[name]) for name in trained} if lr is None else {}
@@ -181,11 +182,17 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
             else:
                 _direction(job, phase, now, before, batch, into, rule, total)
                 rule.step(now, into, moments)
-            for name, (mask, fixed) in chunk.held.items():
-                torch.where(mask, fixed[:k], now[name], out=now[name])
+            _hold(chunk, now, k)
             if phase.after:
                 phase.after(now, before, _rate(rule), s * phase.repeats + repeat)
+                _hold(chunk, now, k)
     return (schedule.live > np.arange(len(clients))[:, None]).sum(1)
+
+
+def _hold(chunk: _Chunk, now: Params, k: int) -> None:
+    """Put back the entries of the first k clients that do not move."""
+    for name, (mask, fixed) in chunk.held.items():
+        torch.where(mask, fixed[:k], now[name], out=now[name])
 
 
 class _Batch(NamedTuple):
@@ -228,23 +235,35 @@ def _direction(
 
         if total is not None:
             total += _loss(job, now, batch)
-        for name, p in phase.direction(gradient, now, _rate(rule)).items():
-            _check.choice("a parameter that a phase's direction returns", name, list(into))
+        directed = phase.direction(gradient, now, _rate(rule))
+        checks.every_entry(directed, into, f"method {job.algorithm.name!r}: a phase's direction")
+        for name, p in directed.items():
             into[name].copy_(p)
     if phase.penalty:
-        for name, added in phase.penalty(now, anchor).items():
+        added = phase.penalty(now, anchor)
+        for name in added if isinstance(added, Mapping) else ():
+            _check.choice("a parameter that a phase's penalty returns a gradient for", name, list(now))
+        checks.entries(added, now, f"method {job.algorithm.name!r}: a phase's penalty")
+        for name, p in added.items():
             if name in into:
-                into[name].add_(added)
-            elif name not in now:
-                _check.choice("a parameter that a phase's penalty returns a gradient for", name, list(now))
+                into[name].add_(p)
 
 
-def _anchor(phase: Phase, chunk: _Chunk) -> Params:
+def _anchor(job: Job, phase: Phase, chunk: _Chunk) -> Params:
     if not (phase.penalty or phase.after):
         return {}
     if phase.anchor == "phase":
         return _copy(chunk.params)
-    return chunk.download if phase.anchor == "download" else phase.anchor(chunk.download, chunk.memory)
+    if phase.anchor == "download":
+        return chunk.download
+    anchor = phase.anchor(chunk.download, chunk.memory)
+    if not isinstance(anchor, Mapping) or any(len(p) != len(chunk.clients) for p in anchor.values()):
+        seen = {n: tuple(p.shape) for n, p in anchor.items()} if isinstance(anchor, Mapping) else type(anchor).__name__
+        raise ValueError(
+            f"method {job.algorithm.name!r}: a phase's anchor must return a dict of tensors whose first axis is the "
+            f"{len(chunk.clients)} clients, but got {seen}"
+        )
+    return anchor
 
 
 def _rate(rule: Optimizer) -> float:
@@ -300,7 +319,14 @@ def _weigh(job: Job, phase: Phase, chunk: _Chunk) -> Tensor:
     """Result of ``Phase.weigh`` on whole training sets, padded."""
     assert phase.weigh is not None  # noqa: S101
     rows, live = batches.whole(job.train, chunk.clients)
-    return phase.weigh(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.memory)
+    found = phase.weigh(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.memory)
+    if not isinstance(found, Tensor) or found.shape[:2] != live.shape:
+        seen = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ValueError(
+            f"method {job.algorithm.name!r}: a phase's weigh must return a Tensor (client, sample, ...) = "
+            f"{(*live.shape, ...)}, but got {seen}".replace("Ellipsis", "...")
+        )
+    return found
 
 
 def _of_rows(own: Tensor, rows: Tensor, first: np.ndarray) -> Tensor:

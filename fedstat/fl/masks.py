@@ -219,6 +219,8 @@ def by_all(mask: torch.Tensor, rank: int) -> torch.Tensor:
 
 def require(net: Net, mask: Mask, clients: int, method: str) -> None:
     """Raise ValueError, naming method and parameter, unless every parameter has a mask that fits."""
+    if not isinstance(mask, Mapping):
+        raise ValueError(f"method {method!r} must have a dict of masks by parameter, but got {type(mask).__name__}")
     if unknown := [name for name in mask if name not in net.shapes]:
         raise ValueError(f"method {method!r} has masks of {unknown}, but the network has {list(net.shapes)}")
     for name, shape in net.shapes.items():

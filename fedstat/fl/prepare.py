@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import batches, choice, losses, nets, participation
+from fedstat.fl import batches, checks, choice, losses, nets, participation
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Machine, Training, device_named
@@ -58,7 +58,10 @@ def prepare(
             require_classes(rows, outputs, name)
     loss = losses.for_outputs(outputs)
     checked = _training(training, len(train_rows.start) - 1)
-    net = nets.require(algorithm.wrap(net) if algorithm.wrap else net)
+    made = algorithm.wrap(net) if algorithm.wrap else net
+    if not isinstance(made, Net):
+        raise ValueError(f"method {algorithm.name!r}: wrap(net) must return a Net, but got {type(made).__name__}")
+    net = nets.require(made)
     job = Job(
         train_rows,
         test_rows,
@@ -70,6 +73,7 @@ def prepare(
         **vars(checked),
         **vars(machine.computing()),
     )
+    checks.phases(job)
     choice.require(job)
     return job
 

@@ -83,10 +83,22 @@ def _receive(job: Job, state: State, clients: np.ndarray, own: Params) -> None:
     """Replace clients' own copies by what the algorithm makes of them."""
     assert job.algorithm.receive is not None  # noqa: S101
     shared = {name: masks.of_clients(m, state.server[name].ndim, clients) for name, m in state.sharing.shared.items()}
-    received = job.algorithm.receive(Received(own, state.server, shared, remembered(state, clients)))
+    given = Received(job.net, own, state.server, shared, remembered(state, clients))
+    kept = [*state.server.items(), *state.memory.server.items()]
+    versions = [p._version for _, p in kept]
+    received = job.algorithm.receive(given)
+    for (name, p), version in zip(kept, versions, strict=True):
+        if p._version != version:
+            raise ValueError(
+                f"method {job.algorithm.name!r}: receive(received) changes the server's {name!r}, of shape "
+                f"{tuple(p.shape)}, in place. Return new values."
+            )
     checks.entries(received, own, f"method {job.algorithm.name!r}: receive(received)")
-    for name, p in received.items():
-        own[name].copy_(p)
+    for name, p in own.items():
+        if name in received:
+            p.copy_(received[name])
+        elif not job.algorithm.mix:  # a mixture is in place already
+            torch.where(shared[name], state.server[name], p, out=p)
 
 
 def remembered(state: State, clients: np.ndarray) -> Memory:

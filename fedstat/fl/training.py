@@ -191,6 +191,10 @@ def train(
         optimizer_state=optimizer_state,
         seed=seed,
     )
+    if not isinstance(training.aggregator, Aggregator):
+        raise ValueError(
+            f"aggregator must be one of fedstat.fl.aggregate, such as weighted_mean(), but got {aggregator!r}"
+        )
     machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision)
     job = prepare(data, net, algorithm, training, machine, track=True)
     asked = _asked(probe)

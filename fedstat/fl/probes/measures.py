@@ -24,6 +24,7 @@ def probe(job: Job, rounds: int) -> Probe:
     NaN where either client is inactive.
     """
     own, groups = job.algorithm.measures, {}
+    _require(job)
     if own:
         sizes = {dim: n for measure in own.values() for dim, n in _sizes(job, measure.sizes).items()}
         used = {dim: np.arange(sizes[dim]) for measure in own.values() for dim in measure.dims}
@@ -44,6 +45,25 @@ def probe(job: Job, rounds: int) -> Probe:
     return Probe(groups, after=_measure if groups else None)
 
 
+def _require(job: Job) -> None:
+    """ValueError unless the dims of all measures have one size each, and no measure has the name of a dim."""
+    sizes: dict[str, int] = {}
+    for name, measure in job.algorithm.measures.items():
+        where, own = f"method {job.algorithm.name!r}: its measure {name!r}", _sizes(job, measure.sizes)
+        for dim in measure.dims:
+            if dim == "round" or dim not in own or sizes.setdefault(dim, own[dim]) != own[dim]:
+                raise ValueError(
+                    f"{where} has the dims {measure.dims} with sizes {dict(measure.sizes)}, but {dim!r} must have a "
+                    "size, the same in every measure, and another name than 'round'"
+                )
+        if len(set(measure.dims)) < len(measure.dims):
+            raise ValueError(f"{where} names a dim twice: {measure.dims}. Of a matrix the second is 'other'.")
+    if taken := [name for name in job.algorithm.measures if name in (*sizes, "round") or "/" in name or not name]:
+        raise ValueError(
+            f"method {job.algorithm.name!r}: a measure cannot be called {taken[0]!r}, as a dim or with '/'"
+        )
+
+
 def _sizes(job: Job, own: Any) -> dict[str, int]:
     return {"client": job.clients, "other": job.clients, "layer": len(nets.layers(job.net))} | dict(own)
 
@@ -51,7 +71,8 @@ def _sizes(job: Job, own: Any) -> dict[str, int]:
 def _measure(job: Job, done: Round, _: State) -> Values:
     found, clients = {}, done.uploads.clients
     for name, measure in job.algorithm.measures.items():
-        value = _array(measure.value(done.uploads))
+        where = f"method {job.algorithm.name!r}: its measure {name!r}"
+        value = _array(checks.asked(measure.value, done.uploads, where))
         sizes = _sizes(job, measure.sizes) | dict.fromkeys(_OF_CLIENTS, len(clients))
         checks.measured(value, tuple(sizes[dim] for dim in measure.dims), name, job.algorithm.name)
         found[f"measures/{name}"] = _of_all(value, measure.dims, clients, job.clients)

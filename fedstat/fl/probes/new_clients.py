@@ -66,7 +66,7 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
     clients = by_size(train, np.arange(len(train.start) - 1))
     found = {rule: np.full(len(clients), np.nan, np.float32) for rule in RULES}
     trained = job.algorithm.finetune or job.phases
-    held = {name: masks.by_all(mask, state.server[name].ndim) for name, mask in state.sharing.shared.items()}
+    held = server.sharing.shared
     ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
         "global": ((), None),
         "finetuned": (trained, None),
@@ -96,7 +96,8 @@ def _state(new: Job, state: State) -> State:
 
         start = Start(new.net, new.train.sizes, new.seed, new.device, none, lambda epochs: (none(epochs), None))
         memory = Memory(new.algorithm.memory(start).clients, state.memory.server)
-    return State(state.round, {}, {}, state.server, state.sharing, {}, memory)
+    held = {name: masks.by_all(mask, state.server[name].ndim) for name, mask in state.sharing.shared.items()}
+    return State(state.round, {}, {}, state.server, state.sharing._replace(shared=held), {}, memory)
 
 
 def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Algorithm, Mask, Sharing, Start, Uploads
+from fedstat.fl.algorithm import Algorithm, Mask, Received, Sharing, Start, Uploads
 from fedstat.fl.nets import Net, Params
 
 
@@ -50,8 +50,14 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     def uploads(net: Net, sharing: Sharing) -> Mask:
         return private(net, algorithm.uploads(net, sharing))  # type: ignore[misc]
 
+    def without(net: Net, found: Params) -> Params:
+        return {name: p for name, p in found.items() if name not in _parameters(net)}
+
     def send(up: Uploads) -> Params:
-        return {name: p for name, p in algorithm.send(up).items() if name not in _parameters(up.net)}  # type: ignore[misc]
+        return without(up.net, algorithm.send(up))  # type: ignore[misc]
+
+    def receive(received: Received) -> Params:
+        return without(received.net, algorithm.receive(received))  # type: ignore[misc]
 
     return algorithm._replace(
         name=f"{algorithm.name}-private-head",
@@ -60,6 +66,7 @@ def private_head(algorithm: Algorithm) -> Algorithm:
         keeps=keeps if algorithm.keeps else None,
         uploads=uploads if algorithm.uploads else None,
         send=send if algorithm.send else None,
+        receive=receive if algorithm.receive else None,
         about=algorithm.about._replace(
             title=f"{algorithm.about.title or algorithm.name}, private head",
             own=f"{algorithm.about.own}; the output layer" if algorithm.about.own else "the output layer",

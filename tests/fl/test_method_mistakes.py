@@ -1,0 +1,148 @@
+"""What a method must not do is named, with its name and the entry; what its functions leave out has a default."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, run
+from plain_seams import LR
+
+from fedstat.fl import aggregate, algorithms, engine, masks, nets, optim, train
+from fedstat.fl.algorithm import Algorithm, Measure, Memory, Phase, Sharing
+from fedstat.fl.local_training import train_chunk
+
+HALF = {"participation": 0.5, "client_chunk": 2, "optimizer": optim.sgd(LR)}
+
+
+def toy(**parts):
+    """FedAvg with what a method adds."""
+    return Algorithm("toy", lambda start: Sharing(masks.everything(start.net, start.device)), **parts)
+
+
+def zeroed(of):
+    def change(given):
+        for p in of(given).values():
+            p.zero_()
+        return {}
+
+    return change
+
+
+WRONG = {
+    "send in place": (toy(send=zeroed(lambda up: up.server)), r"'toy': send\(uploads\) changes uploads.server\['fc1"),
+    "send sorts": (toy(send=lambda up: up.clients.sort() or {}), "send.*changes uploads.clients in place"),
+    "send dtype": (toy(send=lambda up: {"fc2.bias": up.after["fc2.bias"].double()}), "'fc2.bias'.*float64"),
+    "receive in place": (toy(receive=zeroed(lambda r: r.server)), r"receive\(received\) changes the server's 'fc1"),
+    "weights none": (toy(weights=lambda *_: None), "weights.*must return numbers, but got None"),
+    "memory none": (toy(memory=lambda _: None), r"memory\(start\) must return a Memory.*NoneType"),
+    "memory of arrays": (toy(memory=lambda _: Memory({}, {"a": np.zeros(2)})), "the server's 'a' as a Tensor.*ndarray"),
+    "no sharing": (toy()._replace(sharing=lambda s: masks.everything(s.net, s.device)), "must return a Sharing.*dict"),
+    "keeps": (toy(reshare=lambda up: up.sharing, keeps=lambda _: ["fc9"]), r"keeps\(net\) names \['fc9'\]"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_answer_or_changes_the_run_in_place_is_named_before_the_first_round(wrong, monkeypatch):
+    method, message = WRONG[wrong]
+    monkeypatch.setattr(engine, "local_training", None)
+    with pytest.raises(ValueError, match=message):
+        engine.start(job(method, **HALF))
+
+
+IN_ROUND = {
+    "mix shape": (toy(mix=lambda _: torch.eye(6)), r"mix\(uploads\) must return 'matrix'.*\(3, 3\), but got \(6, 6\)"),
+    "mix nan": (toy(mix=lambda up: torch.eye(len(up.clients)) * np.nan), "must return finite weights"),
+    "mix in place": (toy(mix=zeroed(lambda up: up.after)), r"mix\(uploads\) changes uploads.after\['fc1"),
+    "direction": (toy(phases=(Phase(direction=lambda g, p, _: {"fc1.bias": g(p)["fc1.bias"]}),)), "direction.*lacks"),
+    "penalty": (toy(phases=(Phase(penalty=lambda p, _: {"fc1.bias": p["fc1.bias"][0]}),)), "penalty.*'fc1.bias'"),
+    "anchor": (toy(phases=(Phase(anchor=lambda *_: None, penalty=lambda *_: {}),)), "anchor must return a dict"),
+    "weigh": (toy(phases=(Phase(weigh=lambda *_: torch.ones(2, 1)),)), "weigh must return a Tensor"),
+}
+
+
+@pytest.mark.parametrize("wrong", IN_ROUND)
+def test_what_does_not_fit_in_a_round_is_named_in_the_first(wrong):
+    method, message = IN_ROUND[wrong]
+    with pytest.raises(ValueError, match=message):
+        run(job(method, **HALF | {"client_chunk": None}), 1)
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ((Phase(steps=0),), r"phases\[0\].steps"),
+        ((Phase(repeats=0),), r"phases\[0\].repeats"),
+        ((Phase(epochs=-1),), r"phases\[0\].epochs"),
+        ((Phase(anchor="downlaod"),), "Did you mean 'download'"),
+        ((Phase(layers=lambda _: ["fc9"]),), "a layer of"),
+        (Phase(), "must be a tuple of Phase"),
+    ],
+)
+def test_phases_that_are_none_are_named(phases, message):
+    with pytest.raises(ValueError, match=message):
+        train(dataset(SAMPLES), nets.mlp(SIZES), toy(phases=phases), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("measures", "message"),
+    [
+        ({"x": Measure(lambda _: np.ones(3), ("k",))}, "'k' must have a size"),
+        ({"x": Measure(lambda _: 0, ("k",), {"k": 3}), "y": Measure(lambda _: 0, ("k",), {"k": 4})}, "'k' must have a"),
+        ({"client": Measure(lambda _: 0)}, "cannot be called 'client'"),
+    ],
+)
+def test_measures_that_do_not_go_together_are_named(measures, message):
+    with pytest.raises(ValueError, match=message):
+        train(dataset(SAMPLES), nets.mlp(SIZES), toy(measures=measures), rounds=1)
+
+
+def test_an_aggregator_that_leaves_out_entries_or_whose_state_cannot_be_saved_is_named():
+    nothing = aggregate.stateless("nothing", lambda _: {})
+    with pytest.raises(ValueError, match="the aggregator 'nothing' must return every one of"):
+        run(job(toy(), aggregator=nothing, **HALF), 1)
+    numbers = nothing._replace(init=lambda _: np.zeros(3))
+    with pytest.raises(ValueError, match=r"state of the aggregator 'nothing' must be tensors.*ndarray"):
+        engine.start(job(toy(), aggregator=numbers, **HALF))
+
+
+def test_parameters_that_are_not_received_are_the_servers_where_shared():
+    a, b = (run(job(toy(**more), **HALF), 3) for more in ({"receive": lambda _: {}}, {}))
+    assert_equal(a.server, b.server)
+
+
+def test_entries_that_new_clients_hold_stay_whatever_comes_after_a_step():
+    j = job(toy(phases=(Phase(after=lambda params, *_: [p.mul_(0.5) for p in params.values()]),)), **HALF)
+    params = {name: p.expand(2, *p.shape).clone() for name, p in engine.start(j).server.items()}
+    start, everything = {name: p.clone() for name, p in params.items()}, masks.everything(j.net, j.device)
+    train_chunk(j, params, np.array([0, 1]), j.phases, key=("new", 0), frozen=everything)
+    assert_equal(params, start)
+
+
+def test_new_clients_receive_under_what_all_clients_share():
+    def sharing(start):
+        own = torch.arange(len(start.sizes)) > 0
+        return Sharing({n: own.view(-1, *(1,) * len(s)) for n, s in start.net.shapes.items()})
+
+    seen = []
+
+    def receive(r):
+        seen.append({name: tuple(mask.shape) for name, mask in r.shared.items()})
+        return {}
+
+    method = toy(receive=receive)._replace(sharing=sharing)
+    train(dataset(SAMPLES), nets.mlp(SIZES), method, rounds=1, new=dataset(SAMPLES * 2))  # more than have masks
+    assert {"fc1.weight": (1, 1), "fc1.bias": (1,), "fc2.weight": (1, 1), "fc2.bias": (1,)} in seen  # no row is theirs
+
+
+def test_private_heads_are_neither_sent_nor_received():
+    def average(r):
+        return {name: (p + r.server[name]) / 2 for name, p in r.own.items()}
+
+    made = [algorithms.private_head(toy(receive=average, send=lambda up: {n: p / 2 for n, p in up.after.items()}))]
+    made.append(algorithms.fedper())
+    (mixed, plain) = (run(job(one, **HALF), 1) for one in made)
+    for name in ("fc2.weight", "fc2.bias"):
+        assert torch.equal(mixed.params[name], plain.params[name])
+    head = engine.personal(job(made[0], **HALF), mixed)
+    assert torch.equal(head["fc2.weight"], mixed.params["fc2.weight"])
