@@ -94,7 +94,7 @@ def personal_from(results: pd.DataFrame | Mapping[str, ComponentsResult], *, lev
     >>> print(personal_from(layers))
     A client's own weights beat the mean over clients from layer fc1 on: personal share fc1 0.70 [0.60, 0.80], fc2 0.80
     [0.70, 0.90]; before it, for conv1 0.10 [0.00, 0.20] the mean beats a client's own.
-    Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best is in
+    Own beats the mean, in squared error of weights, where the share is above 1/2; where it is above 0, the best lies in
     between: the mean of the trained models, moved by that share towards a client's own.
     """
     if not isinstance(results, pd.DataFrame | Mapping):
@@ -350,7 +350,7 @@ class ComponentsResult(Result):
             f"  layer: personal share {share}, {100 * self.level:g} % from {low} to {high}; {how}",
             f"         {_MEANING[self.verdict]}",
             f"  units: personal share median {median}, {beyond}, {x['n_dead']} dead;",
-            f"         the intervals of {open_} contain 1/2",
+            f"         intervals that contain 1/2: {open_}",
             listing("  highest:", named[:8]),
             listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
         ]

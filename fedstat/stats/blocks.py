@@ -22,8 +22,8 @@ def told(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
     for column in labels:
         if (hole := data[column].isna()).any():
             raise ValueError(
-                f"every row must have its {column!r}, but {hole.sum()} of {len(data)} rows lack it, "
-                f"first the row with {_where(data[hole], labels)}. Fill in or leave out these rows."
+                f"every row must have its {column!r}, but it is missing in {hole.sum()} of {len(data)}, "
+                f"first in the row with {_where(data[hole], labels)}. Fill in or leave out these rows."
             )
     for column in data.columns:
         if np.iscomplexobj(data[column]) and column == value:

@@ -66,7 +66,7 @@ def test_dead_units_are_not_shared_and_labels_are_kept():
 
 
 WRONG = {
-    "method": ({"tau": "test"}, "no question of method='pa'"),
+    "method": ({"tau": "test"}, "not a question for method='pa'"),
     "fdr": ({"method": "icc", "tau": 0.5, "fdr": 0.1}, "fdr has no effect"),
     "fdr out of range": ({"method": "icc", "tau": "test", "fdr": 1.5}, "fdr must be"),
     "kappa": ({"method": "icc", "tau": "test", "kappa": 0.5}, "kappa has no effect"),
@@ -83,7 +83,7 @@ def test_bad_input_is_named(case):
 def test_weights_without_replicates_have_no_test():
     with pytest.raises(ValueError, match="replicate"):
         split(replicated([0.0, 1.0])[:, 0], method="icc", tau="test")
-    with pytest.raises(ValueError, match="nothing carries"):
+    with pytest.raises(ValueError, match="nothing to carry"):
         update(split(replicated([0.0, 1.0]), method="icc", tau="test"), replicated([0.0, 1.0])[:, 0])
 
 

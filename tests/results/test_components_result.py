@@ -90,7 +90,7 @@ OWN, SHARED, OPEN, NONE = (0.8, 0.7, 0.9, 0.0), (0.2, 0.1, 0.3, 0.01), (0.6, 0.3
     ("rows", "words"),
     [
         ((SHARED, OWN, OWN), "mean over clients from layer l1 on: personal share l1 0.80 [0.70, 0.90], l2 0.80"),
-        ((SHARED, OWN, OWN), "before it, of l0 0.20 [0.10, 0.30] the mean beats a client's own."),
+        ((SHARED, OWN, OWN), "before it, for l0 0.20 [0.10, 0.30] the mean beats a client's own."),
         (
             (OWN, OPEN, OWN),
             "from layer l2 on: personal share l2 0.80 [0.70, 0.90]; before it, l1 0.60 [0.30, 0.80] is u",
@@ -98,7 +98,7 @@ OWN, SHARED, OPEN, NONE = (0.8, 0.7, 0.9, 0.0), (0.2, 0.1, 0.3, 0.01), (0.6, 0.3
         ((OWN, OWN), "from layer l0 on: personal share l0 0.80 [0.70, 0.90], l1 0.80 [0.70, 0.90], in all layers."),
         (
             (OWN, SHARED),
-            "the last, of l1 0.20 [0.10, 0.30] the mean beats a client's own (l0 0.80 [0.70, 0.90] is own, but stands",
+            "the last, for l1 0.20 [0.10, 0.30] the mean beats a client's own (l0 0.80 [0.70, 0.90] is own, but comes",
         ),
         (
             (OWN, NONE),
@@ -145,7 +145,7 @@ def test_forest_draws_shares_with_a_line_at_one_half() -> None:
 
 
 def test_layers_are_named_once_and_tables_are_tables() -> None:
-    with pytest.raises(ValueError, match=r"one row a layer, but has 2 for 'l0'.*window=10"):
+    with pytest.raises(ValueError, match=r"one row per layer, but has 2 for 'l0'.*window=10"):
         personal_from(pd.concat([layers(OWN, OWN)] * 2))
     with pytest.raises(ValueError, match=r"mapping such as .*, but got ComponentsResult"):
         personal_from(result((0, 1)))  # type: ignore[arg-type]

@@ -177,9 +177,9 @@ def test_a_row_whose_block_or_method_is_unknown_is_refused(column, hole):
     data = pd.concat([drawn(3, 4, i).assign(heterogeneity=h) for i, h in enumerate("xy")]).astype({column: object})
     data.iloc[5, data.columns.get_loc(column)] = hole
     first = ", ".join(f"{c} = {data[c].iloc[5]}" for c in ("method", "heterogeneity", "seed"))
-    with pytest.raises(ValueError, match=f"every row must have its {column!r}, but 1 of 24 rows lack it.*{first}"):
+    with pytest.raises(ValueError, match=f"every row must have its {column!r}, but it is missing in 1 of 24.*{first}"):
         compare.paired(data, reference="m0", block=["heterogeneity", "seed"])
-    with pytest.raises(ValueError, match=f"every row must say its {column!r}"):
+    with pytest.raises(ValueError, match=f"every row must have its {column!r}"):
         compare.mixed(data)
 
 

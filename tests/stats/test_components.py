@@ -219,7 +219,7 @@ BAD: list[tuple[Any, Any, str]] = [
     (weights()[:1], None, "needs at least 3 clients, but got 1"),
     (weights()[:2], None, "needs at least 3 clients, but got 2"),
     (weights()[:3], [1, 2, 4], "with a covariate needs at least 4 clients, but got 3"),
-    (weights()[:, :1], None, "at least 2, but got 1. Train every client on disjoint parts"),
+    (weights()[:, :1], None, "at least 2 per client, but got 1. Train every client on disjoint parts"),
     (weights(), np.ones(12), "covariate must differ between clients, but all have 1"),
     (weights(), np.ones(11), r"shape \(12,\), but got \(11,\)"),
     (weights(), [np.nan, *range(11)], r"NaN or infinite values for client\(s\) \[0\]"),
