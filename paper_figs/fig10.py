@@ -10,7 +10,6 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +105,7 @@ def side_by_side(
 
 
 def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Namespace) -> Any:
-    settings = config(fedfac)
-    same = experiment.Settings(**{f.name: settings[f.name] for f in fields(experiment.Settings) if f.name in settings})
+    settings, same = config(fedfac), experiment.Settings(**experiment.noted(fedfac.attrs))
     fed, _ = experiment.federated(same, args.data_dir)
     own = (fed["client"].to_numpy() == args.client) & (fed["split"].to_numpy() == "test")
     images = fed.x.values[own]

@@ -291,9 +291,14 @@ def about(settings: Settings) -> dict[str, Any]:
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
-    """Settings of the run at ``path``; {} for older runs, which did not store them."""
-    noted = json.loads(store.attributes(Path(path)).get("about", "{}"))
-    return {field.name: noted[field.name] for field in fields(Settings) if field.name in noted}
+    """Settings that the run at ``path`` was made with, see :func:`noted`."""
+    return noted(store.attributes(Path(path)))
+
+
+def noted(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings in a run's attributes; those of older runs are not kept, and {}."""
+    found = json.loads(attrs.get("about", "{}"))
+    return {field.name: found[field.name] for field in fields(Settings) if field.name in found}
 
 
 def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[xr.Dataset, xr.Dataset | None]:

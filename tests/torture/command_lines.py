@@ -341,7 +341,7 @@ FL = """
 --out fl.zarr | --out fl.zarr exists
 --out fl.zarr --resume --seed 9 | was started with other settings
 --out fl.zarr --resume --rounds 9 --seed 9 | was started with other settings
---out fl.zarr --resume --rounds 2 | it can be made longer, not shorter
+--out fl.zarr --resume --rounds 2 | a run can be made longer, not shorter
 --out sim.zarr --resume | was made by fedstat.sim, not by fedstat.fl
 --out motivation.zarr --resume | was made by fedstat.motivation, not by fedstat.fl
 """
@@ -369,7 +369,7 @@ FIGURES = """
 """
 GRIDS = """
 --runs nowhere --out x.png | there is no run in nowhere
---runs grid | --out must be in an existing folder, but paper_figs is none
+--runs grid | --out must be in an existing folder, but paper_figs is not one
 """
 
 LINES = [
