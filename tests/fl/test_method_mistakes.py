@@ -6,18 +6,11 @@ import numpy as np
 import pytest
 import torch
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, run
-from plain_seams import LR
+from toy_methods import HALF, REMEMBERS, by_loss, toy
 
-from fedstat.fl import aggregate, algorithms, engine, masks, nets, optim, train
-from fedstat.fl.algorithm import Algorithm, Measure, Memory, Phase, Sharing
+from fedstat.fl import aggregate, algorithms, engine, masks, nets, train
+from fedstat.fl.algorithm import Measure, Memory, Phase, Sharing
 from fedstat.fl.local_training import train_chunk
-
-HALF = {"participation": 0.5, "client_chunk": 2, "optimizer": optim.sgd(LR)}
-
-
-def toy(**parts):
-    """FedAvg with what a method adds."""
-    return Algorithm("toy", lambda start: Sharing(masks.everything(start.net, start.device)), **parts)
 
 
 def zeroed(of):
@@ -146,3 +139,71 @@ def test_private_heads_are_neither_sent_nor_received():
         assert torch.equal(mixed.params[name], plain.params[name])
     head = engine.personal(job(made[0], **HALF), mixed)
     assert torch.equal(head["fc2.weight"], mixed.params["fc2.weight"])
+
+
+# --- what a seam cannot use is named before the first round
+
+BAD = {
+    "nobody's": (
+        toy(send=lambda up: {"fc2.bias": up.after["fc2.bias"][:, :2]}),
+        r"'toy'.*send.*'fc2.bias'.*\(2, 3\).*\(2, 2\)",
+    ),
+    "unknown": (toy(send=lambda up: {"fc9": up.after["fc2.bias"]}), r"send\(uploads\) returns 'fc9'.*\['fc1.weight'"),
+    "personal": (
+        algorithms.fedper()._replace(send=lambda up: {"fc2.bias": up.after["fc2.bias"]}),
+        r"'fedper'.*'fc2.bias', of shape \(3,\), but no entry of it is shared",
+    ),
+    "no dict": (toy(send=lambda up: up.after["fc2.bias"]), "must return a dict of tensors by name, but got Tensor"),
+    "negative": (toy(weights=lambda _, a: 0.5 - np.arange(len(a))), r"weights\(sizes, active\).*smallest is -0.5"),
+    "above one": (toy(weights=lambda n, _: n / 9), "sum to at most 1.*the sum"),
+    "nan": (toy(weights=lambda n, _: n * np.nan), "must be at least 0.*nan"),
+    "too many": (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each active client, but got \(7,\)"),
+    "memory": (
+        toy(memory=lambda _: Memory({"mean": torch.zeros(10, 6)})),
+        r"'toy': memory\(start\).*'mean' as a Tensor whose first axis is the 6 clients, but got \(10, 6\)",
+    ),
+    "forgotten": (
+        REMEMBERS._replace(remember=lambda up: Memory({}, up.memory.server)),
+        r"clients, lacks \['fc1.weight'",
+    ),
+    "changed": (
+        REMEMBERS._replace(remember=lambda up: up.memory._replace(server={"rounds": torch.zeros(2)})),
+        r"remember\(uploads\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)",
+    ),
+    "received": (
+        toy(receive=lambda r: {"fc1.bias": r.server["fc1.bias"]}),
+        r"receive\(received\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)",
+    ),
+    "measured": (
+        toy(measures={"x": Measure(lambda _: np.ones(9))}),
+        r"measure 'x' must have shape \(2,\), but got \(9,\)",
+    ),
+    "without validation": (toy(mix=by_loss), None),
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_does_not_fit_is_named_before_the_first_round(bad, monkeypatch):
+    method, message = BAD[bad]
+    j = job(method, **HALF)
+    if message is None:
+        with pytest.raises(ValueError, match="toy evaluates models on validation samples, but the data have none"):
+            run(j, 1)
+        return
+    monkeypatch.setattr(engine, "local_training", None)
+    with pytest.raises(ValueError, match=message):
+        engine.start(j)
+
+
+@pytest.mark.parametrize(
+    ("participation", "message"),
+    [
+        ((0.9, 0.3), "a range"),
+        ((0.3, 0.5, 0.7), "a range"),
+        ((0.0, 0.5), "participation"),
+        ((0.01, 1.0), "selects no client"),
+    ],
+)
+def test_ranges_that_are_none_are_named(participation, message):
+    with pytest.raises(ValueError, match=message):
+        train(dataset(SAMPLES), nets.mlp(SIZES), toy(), rounds=1, participation=participation)

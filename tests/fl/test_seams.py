@@ -10,19 +10,13 @@ import pytest
 import torch
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, rows, run
 from plain_seams import LR, descent, gradient
+from toy_methods import HALF, MEASURES, REMEMBERS, by_loss, momentum, soft, toy
 
 from fedstat import _random
-from fedstat.fl import aggregate, algorithms, batches, communication, engine, masks, nets, optim, train
-from fedstat.fl.algorithm import Algorithm, Measure, Memory, Phase, Sharing
+from fedstat.fl import aggregate, algorithms, batches, communication, engine, nets, optim, train
+from fedstat.fl.algorithm import Phase
 from fedstat.fl.local_training import local_training
 from fedstat.fl.participation import fewest
-
-HALF = {"participation": 0.5, "client_chunk": 2, "optimizer": optim.sgd(LR)}
-
-
-def toy(**parts):
-    """FedAvg with what a seam adds."""
-    return Algorithm("toy", lambda start: Sharing(masks.everything(start.net, start.device)), **parts)
 
 
 def assert_near(mine, theirs):
@@ -78,18 +72,6 @@ def clip(radius):
     return aggregate.stateless(f"clip({radius})", values)
 
 
-def momentum(beta):
-    """The server's momentum: state that lasts from round to round."""
-
-    def apply(sent, state):
-        new = {name: beta * state[name] + (p - sent.server[name]) for name, p in sent.values.items()}
-        return sent._replace(values={name: sent.server[name] + p for name, p in new.items()}), state | new
-
-    return aggregate.Aggregator(
-        lambda server: {name: torch.zeros_like(p) for name, p in server.items()}, apply, f"momentum({beta})"
-    )
-
-
 def test_aggregators_are_chained():
     chained = aggregate.chain(clip(0.05), aggregate.weighted_mean(), momentum(0.5))
     assert chained.name == "clip(0.05), weighted mean, momentum(0.5)"
@@ -134,15 +116,6 @@ def test_a_sum_over_parts_of_the_clients_is_the_mean():
 
 
 # --- steps of their own
-
-
-def soft(threshold):
-    def after(params, _, lr, __):
-        for name, p in params.items():
-            if name == "fc1.weight":
-                p.copy_(p.sign() * (p.abs() - threshold * lr).clamp(min=0))
-
-    return after
 
 
 def test_a_proximal_step_after_every_step_and_several_steps_a_batch():
@@ -249,25 +222,6 @@ def test_a_parameter_that_the_loss_does_not_reach_stays():
 # --- memory and receiving
 
 
-def moving_average(up):
-    clients = {n: 0.5 * up.memory.clients[n] + 0.5 * p for n, p in up.after.items()}
-    return Memory(clients, {"rounds": up.memory.server["rounds"] + 1})
-
-
-def towards_memory(received):
-    share = 1 / (1 + received.memory.server["rounds"])
-    return {n: share * received.server[n] + (1 - share) * p for n, p in received.memory.clients.items()}
-
-
-REMEMBERS = toy(
-    memory=lambda start: Memory(
-        {n: torch.ones(len(start.sizes), *s) / 10 for n, s in start.net.shapes.items()}, {"rounds": torch.tensor(0.0)}
-    ),
-    remember=moving_average,
-    receive=towards_memory,
-)
-
-
 def test_memory_lasts_and_decides_what_a_client_begins_with():
     j = job(REMEMBERS, **HALF)
     memory = {c: {n: torch.ones(s) / 10 for n, s in j.net.shapes.items()} for c in range(j.clients)}
@@ -293,12 +247,6 @@ def same(a, b):
         for name, values in a[group].data_vars.items():
             if name != "seconds":
                 np.testing.assert_array_equal(values, b[group][name], err_msg=f"{group}/{name}")
-
-
-MEASURES = {
-    "norm": Measure(lambda up: torch.stack([p.flatten(1).norm(dim=1) for p in up.after.values()]).sum(0)),
-    "far": Measure(lambda up: torch.cdist(up.after["fc2.bias"], up.after["fc2.bias"]), ("client", "other"), units="1"),
-}
 
 
 def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):
@@ -328,10 +276,6 @@ def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):
 
 
 # --- models of others
-
-
-def by_loss(up):
-    return torch.softmax(-5 * up.evaluate(up.after, up.clients), 1)
 
 
 def test_clients_are_mixed_by_the_losses_of_the_others_models_on_their_own_samples():
@@ -473,71 +417,3 @@ def test_bytes_of_sparse_parameters_are_counted_from_their_values():
     sent, received = (int((p != 0).sum()) for p in (done.uploads.after["fc1.weight"], state.server["fc1.weight"]))
     assert 0 < sent < k * 60
     assert (up, down) == (4 * (sent + k * rest) + k * 8, k * (4 * (received + rest) + 8))
-
-
-# --- what a seam cannot use is named before the first round
-
-BAD = {
-    "nobody's": (
-        toy(send=lambda up: {"fc2.bias": up.after["fc2.bias"][:, :2]}),
-        r"'toy'.*send.*'fc2.bias'.*\(2, 3\).*\(2, 2\)",
-    ),
-    "unknown": (toy(send=lambda up: {"fc9": up.after["fc2.bias"]}), r"send\(uploads\) returns 'fc9'.*\['fc1.weight'"),
-    "personal": (
-        algorithms.fedper()._replace(send=lambda up: {"fc2.bias": up.after["fc2.bias"]}),
-        r"'fedper'.*'fc2.bias', of shape \(3,\), but no entry of it is shared",
-    ),
-    "no dict": (toy(send=lambda up: up.after["fc2.bias"]), "must return a dict of tensors by name, but got Tensor"),
-    "negative": (toy(weights=lambda _, a: 0.5 - np.arange(len(a))), r"weights\(sizes, active\).*smallest is -0.5"),
-    "above one": (toy(weights=lambda n, _: n / 9), "sum to at most 1.*the sum"),
-    "nan": (toy(weights=lambda n, _: n * np.nan), "must be at least 0.*nan"),
-    "too many": (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each active client, but got \(7,\)"),
-    "memory": (
-        toy(memory=lambda _: Memory({"mean": torch.zeros(10, 6)})),
-        r"'toy': memory\(start\).*'mean' as a Tensor whose first axis is the 6 clients, but got \(10, 6\)",
-    ),
-    "forgotten": (
-        REMEMBERS._replace(remember=lambda up: Memory({}, up.memory.server)),
-        r"clients, lacks \['fc1.weight'",
-    ),
-    "changed": (
-        REMEMBERS._replace(remember=lambda up: up.memory._replace(server={"rounds": torch.zeros(2)})),
-        r"remember\(uploads\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)",
-    ),
-    "received": (
-        toy(receive=lambda r: {"fc1.bias": r.server["fc1.bias"]}),
-        r"receive\(received\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)",
-    ),
-    "measured": (
-        toy(measures={"x": Measure(lambda _: np.ones(9))}),
-        r"measure 'x' must have shape \(2,\), but got \(9,\)",
-    ),
-    "without validation": (toy(mix=by_loss), None),
-}
-
-
-@pytest.mark.parametrize("bad", BAD)
-def test_what_does_not_fit_is_named_before_the_first_round(bad, monkeypatch):
-    method, message = BAD[bad]
-    j = job(method, **HALF)
-    if message is None:
-        with pytest.raises(ValueError, match="toy evaluates models on validation samples, but the data have none"):
-            run(j, 1)
-        return
-    monkeypatch.setattr(engine, "local_training", None)
-    with pytest.raises(ValueError, match=message):
-        engine.start(j)
-
-
-@pytest.mark.parametrize(
-    ("participation", "message"),
-    [
-        ((0.9, 0.3), "a range"),
-        ((0.3, 0.5, 0.7), "a range"),
-        ((0.0, 0.5), "participation"),
-        ((0.01, 1.0), "selects no client"),
-    ],
-)
-def test_ranges_that_are_none_are_named(participation, message):
-    with pytest.raises(ValueError, match=message):
-        train(dataset(SAMPLES), nets.mlp(SIZES), toy(), rounds=1, participation=participation)
