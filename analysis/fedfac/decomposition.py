@@ -14,12 +14,12 @@ from typing import Any
 
 import checks
 import pandas as pd
-import rounds
 from checks import KAPPA, TAU
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import _cli
+from fedstat._table_command import add_rule
 from fedstat.results.numbers import number, plus_minus
 from fedstat.store import open_run
 from fedstat.study import collect, rules, show, summary
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("--runs", type=Path, default=Path("runs/fedfac-quick"), help="folder of the grid's stores")
     cli.add_argument("--out", type=Path, help="name without ending: writes NAME-1.csv, NAME-1.md, ...")
-    rounds.add_rule(cli)
+    add_rule(cli)
     cli.add_argument("--replicates", type=int, default=50, help="bootstrap samples and shuffles (default 50)")
     cli.add_argument("--methods", nargs="+", default=ANALYSED, help="methods whose weights are analysed")
     return _cli.run(cli, work, argv)
@@ -103,7 +103,7 @@ def study(
                 sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
             agree.append(checks.variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
     notes = caption(grid, 10_000)
-    tables = [_better(better, value, (f"{value}: {rounds.words(value, grid.table)}", *notes))]
+    tables = [_better(better, value, (f"{value}: {rules.words(value, grid.table)}", *notes))]
     if any(map(len, settled)):
         tables.append(_settled(pd.concat(settled), keys, notes))
     if sure:

@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import rounds
-from command import Asked, command
 
 from fedstat._settings import read_toml
-from fedstat.results.numbers import interval, number, p_value
+from fedstat._table_command import Asked, command
+from fedstat.results.numbers import interval, p_value
 from fedstat.stats import compare
+from fedstat.study import accuracy as study
 from fedstat.study import grid as grids
 from fedstat.study import rules, show
 from fedstat.study.collect import Grid, labels
-from fedstat.study.compare import POOLED, SE, compared, line, together, with_pooled
 from fedstat.study.origin import origin
-from fedstat.study.show import METHODS, ordered
+from fedstat.study.show import ordered
 from fedstat.study.table import Table
 
 NAME = "simulations/fedfac.toml"
@@ -36,30 +35,10 @@ UNKNOWN = f"runs that are not those of {NAME}: whether any setting was tuned is 
 
 def accuracy(grid: Grid, asked: Asked) -> Table:
     """Table 2: test accuracy of all methods, compared by one rule, with the other rules beside it."""
-    rule, reference = rules.choose(grid.table, asked.rule), asked.reference or "fedfac-dynamic"
-    values, notes = compared(grid.table, grid, rule, reference)
-    values, notes = with_pooled(values, notes, grid.table, rule, reference)
-    others = grid.table.groupby(["label", "method"])[[*rules.RULES, "optimism", "before"]].mean()
-    values = values.join(others, on=["label", "method"])
-    values["paper"] = [asked.paper.of("table2", r["label"]).get(r["method"]) for r in values.to_dict("records")]
-    beside = [name for name in rules.RULES if name not in (rule, "final")]  # final is in the CSV
-    blocks = {
-        str(label): pd.DataFrame(
-            line(r, rule, reference) | {name: number(r[name]) for name in (*beside, "optimism", "before", "paper")}
-            for r in rows.to_dict("records")
-        )
-        for label, rows in values.groupby("label", sort=False)
-    }
-    said = [
-        f"{rule}: {rounds.words(rule, grid.table)}; {SE}", *together(grid, reference), POOLED,
-        *(f"{name}: {rounds.words(name, grid.table)}" for name in beside),
-        "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
-        "before: active clients' models as they leave local training, last 10 rounds",
-    ]  # fmt: skip
-    return Table(
-        f"Table 2. Test accuracy, compared with {METHODS.get(reference, reference)}",
-        values, blocks,
-        (*said, *notes, *designs(grid), *asked.paper.not_run(grid, "table2"), *asked.paper.notes(grid), *tuned(grid)),
+    reference = asked.reference or "fedfac-dynamic"
+    return study.accuracy(
+        grid, asked.paper, name="table2", title=f"Table 2. Test accuracy, compared with {study.title_of(reference)}",
+        reference=reference, rule=asked.rule, said=(*designs(grid), *tuned(grid)),
     )  # fmt: skip
 
 
@@ -91,7 +70,7 @@ def interaction(grid: Grid, asked: Asked) -> Table:
             }
         )
         notes += [f"{name}: {fit.note}"] if fit.note else []
-    notes.append(f"{rule}: {rounds.words(rule, grid.table)}")
+    notes.append(f"{rule}: {rules.words(rule, grid.table)}")
     notes.append("t tests with N − seeds − (terms − 1) degrees of freedom; p not adjusted")
     table = pd.concat(values) if values else pd.DataFrame()
     title = f"Mixed model {rule} ~ method * setting + (1 | seed)"
@@ -115,7 +94,7 @@ def tuned(grid: Grid) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command(__doc__, {"": accuracy, "-mixed": interaction}, argv=argv)
+    return command(__file__, __doc__, {"": accuracy, "-mixed": interaction}, argv=argv)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 
 import pandas as pd
-from command import Asked, command
 
+from fedstat._table_command import Asked, command
 from fedstat.results.numbers import number
 from fedstat.store import open_run
 from fedstat.study import show, summary
@@ -61,7 +61,7 @@ def _ways(grid: Grid) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command(__doc__, {"": new_clients}, argv=argv)
+    return command(__file__, __doc__, {"": new_clients}, argv=argv)
 
 
 if __name__ == "__main__":

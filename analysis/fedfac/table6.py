@@ -9,12 +9,13 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from command import command
 from tuning import tuning
+
+from fedstat._table_command import command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command(__doc__, {"": partial(tuning, name="table6")}, runs="runs/tune-quick", argv=argv)
+    return command(__file__, __doc__, {"": partial(tuning, name="table6")}, runs="runs/tune-quick", argv=argv)
 
 
 if __name__ == "__main__":

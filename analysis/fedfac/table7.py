@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from command import Asked, command
 
+from fedstat._table_command import Asked, command
 from fedstat.results.numbers import number, p_value
 from fedstat.stats import pooled
 from fedstat.study.collect import Grid
@@ -61,7 +61,7 @@ def ratio(r: Mapping[Any, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command(__doc__, {"": time}, argv=argv)
+    return command(__file__, __doc__, {"": time}, argv=argv)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 
 import pandas as pd
-import rounds
-from command import Asked, command
 
+from fedstat._table_command import Asked, command
 from fedstat.results.numbers import number, p_value
 from fedstat.stats import compare
 from fedstat.store import open_run
@@ -130,7 +129,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
         for label, part in values.groupby("label", sort=False)
     }
     said = (
-        f"{rule}: {rounds.words(rule, rows)}",
+        f"{rule}: {rules.words(rule, rows)}",
         f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}",
         *together(grid, "random"), POOLED,
     )  # fmt: skip
@@ -139,7 +138,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return command(__doc__, {"a": ablation, "b": random_split}, argv=argv)
+    return command(__file__, __doc__, {"a": ablation, "b": random_split}, argv=argv)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-import rounds
-from command import Asked
 
+from fedstat._table_command import Asked
 from fedstat.results.numbers import number, plus_minus
 from fedstat.stats import compare
-from fedstat.study import show, summary
+from fedstat.study import rules, show, summary
 from fedstat.study.collect import Grid, labels
 from fedstat.study.compare import SE, TOGETHER, from_all
 from fedstat.study.reference import Reference
@@ -63,7 +62,7 @@ def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic
     blocks |= _references(grid, asked.paper, name, symbol)
     said = (
         f"chosen (*): best mean validation accuracy; test: of the round chosen on validation data; {SE}",
-        f"best10: {rounds.words('best10', runs)}",
+        f"best10: {rules.words('best10', runs)}",
         f"difference: test, from the chosen, within seeds; {TOGETHER}",
     )  # fmt: skip
     title = f"Table {name[-1]}. Tuning {symbol} on validation data, {METHODS.get(method, method)}"

@@ -81,6 +81,7 @@ def parser() -> _cli.Parser:
     add = cli.add_argument
     add("--config", type=Path, metavar="FILE.toml", help="a grid of runs, such as simulations/fedfac.toml")
     add("--scale", metavar="NAME", help="table of --config under [scale]")
+    add("--study", metavar="NAME", help="only the runs of this study of --config")
     add("--data-dir", type=Path, metavar="DIR", help="folder with the data sets' files (default $FEDSTAT_DATA)")
     _cli.add_compute(cli)
     add("--out", type=Path, metavar="PATH", help="store to write, or folder for a grid (default runs/fl-<time>.zarr)")
@@ -128,7 +129,7 @@ def _where(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _one(args: argparse.Namespace) -> None:
-    for option in ("scale", "tune", "repeat"):
+    for option in ("scale", "study", "tune", "repeat"):
         if getattr(args, option):
             raise ValueError(f"--{option} needs --config, the file of a grid")
     where = _where(args)
@@ -147,7 +148,7 @@ def _grid(args: argparse.Namespace) -> None:
         option = fixed[0].replace("_", "-")
         raise ValueError(f"--{option} belongs in {args.config}: a grid takes its settings from the file")
     args.out = args.out or Path("runs") / (args.config.stem + (f"-{args.scale}" if args.scale else ""))
-    runs = grid.cells(args.config, scale=args.scale)
+    runs = grid.cells(args.config, scale=args.scale, study=args.study)
     bars = None if args.quiet or not sys.stderr.isatty() else _bars
     if args.tune:
         _tune(args, runs, bars)

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedstat.study import experiment
 from fedstat.study.experiment import Settings
 
 
-def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
+def cells(path: str | Path, *, scale: str | None = None, study: str | None = None) -> list[Settings]:
     """Settings of every run of a grid.
 
     Parameters
@@ -27,9 +28,13 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
         which are crossed; ``[scale.NAME]`` tables, which override all of these. A data set's table may hold a table
         of that name too, which overrides the scale. ``[tune]`` is for :func:`candidates`. Settings of single methods
         may stand anywhere; a method skips those that it does not take, or that have no effect with its other
-        settings, unless they are in its own table. A data set can list the ``methods`` it is for, by name.
+        settings, unless they are in its own table. A data set can list the ``methods`` it is for, by name. Data sets
+        and methods may both list ``studies``: those of no common study are not crossed, so that one file can hold the
+        sweeps and ablations of several tables. A method's ``sweep``, a table of lists, stands for all combinations.
     scale : str, optional
         NAME of a ``[scale.NAME]`` table.
+    study : str, optional
+        Only the runs of this study.
 
     Returns
     -------
@@ -43,7 +48,10 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     """
     path = Path(path)
     read = read_toml(path)
-    scales, sets, methods = table(read, "scale", path), tables(read, "dataset", path), tables(read, "method", path)
+    scales, sets = table(read, "scale", path), tables(read, "dataset", path)
+    methods = [one for method in tables(read, "method", path) for one in _swept(method, path)]
+    if study is not None:
+        _check.choice("study", study, list(dict.fromkeys(s for one in (*sets, *methods) for s in _studies(one, path))))
     own = table(scales, _check.choice("scale", scale, list(scales)), f"{path}, [scale]") if scale is not None else {}
     common = {k: v for k, v in read.items() if k not in ("scale", "tune", "dataset", "method")} | own
     seeds = common.pop("seeds", [common.get("seed", 0)])
@@ -52,11 +60,12 @@ def cells(path: str | Path, *, scale: str | None = None) -> list[Settings]:
     found = []
     for seed in seeds:
         for dataset in sets:
-            named = {k: v for k, v in dataset.items() if k not in scales and k != "methods"}
+            named = {k: v for k, v in dataset.items() if k not in scales and k not in ("methods", "studies")}
             scaled = {} if scale is None else table(dataset, scale, f"{path}, [[dataset]]")
             settings = common | named | own | scaled | {"seed": seed}
             settings.pop("seeds", None)
-            found += [_cell(settings, method, str(path)) for method in _chosen(methods, dataset, settings, path)]
+            chosen = [m for m in _chosen(methods, dataset, settings, path) if _common(dataset, m, study, path)]
+            found += [_cell(settings, {k: v for k, v in m.items() if k != "studies"}, str(path)) for m in chosen]
     if not found:
         raise ValueError(f"{path} holds no run: no [[dataset]] or no [[method]]")
     require_distinct(found, str(path))
@@ -77,6 +86,29 @@ def require_distinct(runs: Sequence[Settings], where: str) -> None:
     twice = [one for one, number in Counter(runs).items() if number > 1]
     if twice:
         raise ValueError(f"{where} holds the run {_which(twice[0])} twice. Let its tables differ in a setting.")
+
+
+def _studies(one: Mapping[str, Any], where: Path) -> list[str]:
+    studies = one.get("studies", [])
+    if not isinstance(studies, list) or not all(isinstance(study, str) for study in studies):
+        raise ValueError(f"studies in {where} must be a list of names, but got {studies!r}")
+    return studies
+
+
+def _common(dataset: Mapping[str, Any], method: Mapping[str, Any], study: str | None, where: Path) -> bool:
+    """Whether a data set and a method are crossed: for a study, or for any; without studies a table is for all."""
+    both = [set(studies) for one in (dataset, method) if (studies := _studies(one, where))]
+    return not both or (bool(set.intersection(*both)) if study is None else all(study in own for own in both))
+
+
+def _swept(method: Mapping[str, Any], where: Path) -> Iterator[dict[str, Any]]:
+    """A method with every combination of the values in its ``sweep``; itself without one."""
+    sweep = table(method, "sweep", f"{where}, [[method]]") if "sweep" in method else {}
+    for name, values in sweep.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{name} in a sweep of {where} must be a list of values, but got {values!r}")
+    for values in product(*sweep.values()):
+        yield {k: v for k, v in method.items() if k != "sweep"} | dict(zip(sweep, values, strict=True))
 
 
 def _chosen(

@@ -1,4 +1,4 @@
-"""Command line of the paper's tables: runs and published values -> tables, written and printed."""
+"""Command lines of tables: runs and published values -> tables, written and printed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from rounds import add_rule
-
 from fedstat import _cli
-from fedstat.study import collect, reference
+from fedstat.study import collect, reference, rules
 from fedstat.study.collect import Grid
 from fedstat.study.reference import Reference
 from fedstat.study.table import Table, make, require_writable
-
-PUBLISHED = Path(__file__).with_name("reference.toml")
 
 
 class Asked(NamedTuple):
@@ -31,17 +27,35 @@ Build = Callable[[Grid, Asked], Table]
 
 
 def command(
+    file: str,
     description: str | None,
     builds: Mapping[str, Build],
     *,
-    runs: str = "runs/fedfac-quick",
+    runs: str = "",
     argv: Sequence[str] | None = None,
 ) -> int:
-    """Exit status of a command that builds tables; a table's suffix is added to the names of its files."""
+    """Exit status of a command that builds tables.
+
+    Parameters
+    ----------
+    file : str
+        The script. Its folder holds the published values, ``reference.toml``, and names the grid.
+    description : str
+        Its first line is shown.
+    builds : mapping from suffix to callable (Grid, Asked) -> Table
+        The suffix is added to the names of a table's files.
+    runs : str, optional
+        Default of ``--runs``; the quick grid named as the folder.
+    argv : sequence of str, optional
+    """
+    here = Path(file).parent
+    runs = runs or f"runs/{here.name}-quick"
     cli = _cli.Parser(description=(description or "").partition("\n")[0])
     cli.add_argument("--runs", type=Path, default=Path(runs), help=f"folder of the grid's stores (default {runs})")
     cli.add_argument("--out", type=Path, help="name without extension: writes NAME.csv and NAME.md")
-    cli.add_argument("--paper", type=Path, default=PUBLISHED, help="the paper's values (default: its own)")
+    cli.add_argument(
+        "--paper", type=Path, default=here / "reference.toml", help="the paper's values (default: its own)"
+    )
     add_rule(cli)
     cli.add_argument("--reference", help="method that the others are compared with")
     cli.add_argument(
@@ -51,10 +65,17 @@ def command(
         metavar="KEY=VALUE",
         help="only runs with this, such as tau=0.5",
     )
-    return _cli.run(cli, lambda args: work(args, builds), argv)
+    return _cli.run(cli, lambda args: _work(args, builds), argv)
 
 
-def work(args: argparse.Namespace, builds: Mapping[str, Build]) -> None:
+def add_rule(cli: argparse.ArgumentParser) -> None:
+    """Add the option ``--rule``, for :func:`fedstat.study.rules.choose`, to a command that compares accuracies."""
+    cli.add_argument(
+        "--rule", choices=rules.RULES, help="rounds to judge by (default best10; final if a run has fewer than 10)"
+    )
+
+
+def _work(args: argparse.Namespace, builds: Mapping[str, Build]) -> None:
     for suffix in builds if args.out is not None else ():
         require_writable(Path(f"{args.out}{suffix}"))
     asked = Asked(reference.read(args.paper), args.rule, args.reference)
