@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from fedstat import _cli
 from fedstat.study import collect, reference, rules
+from fedstat.study.accuracy import accuracy, of_study
 from fedstat.study.collect import Grid
 from fedstat.study.reference import Reference
 from fedstat.study.table import Table, make, require_writable
@@ -66,6 +67,31 @@ def command(
         help="only runs with this, such as tau=0.5",
     )
     return _cli.run(cli, lambda args: _work(args, builds), argv)
+
+
+def study_of(file: str, description: str, *, reference: str, argv: Sequence[str] | None = None) -> int:
+    """Exit status of a command that tabulates the accuracies of one study.
+
+    Parameters
+    ----------
+    file : str
+        The script, named as the study: ``analysis/NAME/tableN.py`` is of the study ``tableN`` of the grid
+        ``simulations/NAME.toml``.
+    description : str
+        Its first line is "<paper> <title>: ...", and heads the table.
+    reference : str
+        Method or variant that the others are compared with.
+    argv : sequence of str, optional
+    """
+    script = Path(file).resolve()
+    grid_file = script.parents[2] / "simulations" / f"{script.parent.name}.toml"
+    title = description.partition("\n")[0]
+
+    def build(grid: Grid, asked: Asked) -> Table:
+        found, against = of_study(grid, grid_file, script.stem), asked.reference or reference
+        return accuracy(found, asked.paper, name=script.stem, title=title, reference=against, rule=asked.rule)
+
+    return command(file, description, {"": build}, argv=argv)
 
 
 def add_rule(cli: argparse.ArgumentParser) -> None:

@@ -1,0 +1,19 @@
+"""FedDecomp Table 5: roles exchanged, the low-rank part shared.
+
+python analysis/feddecomp/table5.py --runs runs/feddecomp-quick --out runs/tables/feddecomp-table5
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from fedstat._table_command import study_of
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return study_of(__file__, __doc__, reference="feddecomp", argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
