@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SCALE ?= quick
 EXTRAS ?= dev
+PAPER ?= fedfac
 DATA_DIR ?= $(FEDSTAT_DATA)
 # Figs. 1 and 2: MNIST where its folder is named, else the digits that come with scikit-learn.
 MOTIVATION := $(if $(DATA_DIR),mnist,digits)
@@ -13,7 +14,7 @@ SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow torture check lint bench figures figures-motivation figures-real tables personal clean
+.PHONY: sim test test-slow torture check lint bench figures figures-motivation figures-real tables tables-fedfac personal clean
 .PRECIOUS: runs/%.zarr
 
 $(READY): pyproject.toml constraints.txt
@@ -53,7 +54,12 @@ figures: figures-motivation $(if $(DATA_DIR),figures-real) runs/vary_p-$(SCALE).
 	$(BIN)/python paper_figs/theory_convergence.py --scale $(SCALE)
 	$(BIN)/python paper_figs/theory_generalization.py --scale $(SCALE)
 
-tables: runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE)  ## Tables 2 to 8 of real data from DATA_DIR at SCALE=quick, cpu or paper
+tables: tables-$(PAPER)  ## tables of PAPER=fedfac, factorized_fl, feddecomp or fedcp, on real data from DATA_DIR, at SCALE=quick, cpu or paper
+
+tables-%: runs/%-$(SCALE)
+	for script in analysis/$*/table*.py; do $(BIN)/python $$script --runs $< --out runs/tables-$(SCALE)/$*-$$(basename $$script .py) || exit 1; done
+
+tables-fedfac: runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE)
 	for n in 2 3 7 8; do $(BIN)/python analysis/fedfac/table$$n.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
 	for n in 4 5 6; do $(BIN)/python analysis/fedfac/table$$n.py --runs runs/tune-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
 	$(BIN)/python analysis/fedfac/table8.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/table8-split
@@ -70,7 +76,8 @@ figures-real: runs/fedfac-$(SCALE) runs/split-$(SCALE)  ## Figs. 8 to 10 alone
 
 # Grids: what is there is not run again.
 runs/tune-$(SCALE): GRID_OPTIONS = --tune
-runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE) runs/personal-$(SCALE): runs/%-$(SCALE): $(READY) FORCE
+GRIDS = fedfac tune split personal factorized_fl feddecomp fedcp
+$(GRIDS:%=runs/%-$(SCALE)): runs/%-$(SCALE): $(READY) FORCE
 	$(NEEDS_DATA)$(BIN)/python -m fedstat.fl --config simulations/$*.toml --scale $(SCALE) --data-dir '$(DATA_DIR)' --out $@ $(GRID_OPTIONS)
 
 figures-motivation: runs/motivation-$(MOTIVATION).zarr  ## Figs. 1 and 2 alone
