@@ -1,0 +1,77 @@
+"""Figures of the studies in a paper's grid: runs -> figure, one script each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import fedstat
+from fedstat import _cli
+from fedstat.study import collect, origin
+from fedstat.study.accuracy import of_study, title_of
+from fedstat.study.collect import Grid
+
+SIMULATIONS = Path(__file__).parents[1] / "simulations"
+
+
+def figure(
+    file: str, description: str, study: str, draw: Callable[[Grid], tuple[Figure, str]], argv: Sequence[str] | None
+) -> int:
+    """Exit status of a command that draws one study of a grid.
+
+    Parameters
+    ----------
+    file : str
+        The script, ``paper_figs/<paper>_figN.py``, of the grid ``simulations/<paper>.toml``.
+    description : str
+        Its first line is shown.
+    study : str
+    draw : callable (Grid) -> Figure, str
+        The figure of a study's runs, and a note below it.
+    argv : sequence of str, optional
+    """
+    name = Path(file).stem
+    paper = name.rpartition("_")[0]
+    cli = _cli.Parser(description=description.partition("\n")[0])
+    folder = Path(f"runs/{paper}-quick")
+    cli.add_argument("--runs", type=Path, default=folder, help=f"folder of the grid's stores (default {folder})")
+    cli.add_argument("--out", type=Path, help=f"figure to write (default paper_figs/{name}-<scale>.png)")
+
+    def work(args: argparse.Namespace) -> None:
+        scale = args.runs.name.removeprefix(f"{paper}-")
+        out = args.out or Path("paper_figs") / f"{name}-{scale}.png"
+        _cli.require_figure("--out", out)
+        grid = of_study(collect.collect(args.runs), SIMULATIONS / f"{paper}.toml", study)
+        drawn, note = draw(grid)
+        drawn.supxlabel("\n".join([note, *origin.caption(grid)]), fontsize="x-small", color="0.4")
+        _cli.save_figure(drawn, out, dpi=110)
+
+    return _cli.run(cli, work, argv)
+
+
+def of_runs(grid: Grid, read: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataFrame:
+    """What is read of every run, with its label, method (by title) and seed."""
+    return pd.concat(
+        [
+            read(fedstat.open_run(run["path"])).assign(
+                label=run["label"], method=title_of(run["method"]), seed=run["seed"]
+            )
+            for run in grid.table.to_dict("records")
+        ],
+        ignore_index=True,
+    )
+
+
+def legend_above(ax: Axes, **look: Any) -> None:
+    """Legend above the axes, without a title."""
+    if (legend := ax.get_legend()) is not None:
+        handles, names = legend.legend_handles, [text.get_text() for text in legend.get_texts()]
+        legend.remove()
+        ax.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize="small", **look)

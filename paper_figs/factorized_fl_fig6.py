@@ -1,0 +1,62 @@
+"""Factorized-FL Fig. 6: test accuracy over rounds, and over what was sent.
+
+Reads a grid of runs, as `python -m fedstat.fl --config simulations/factorized_fl.toml --study table1` makes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+import xarray as xr
+from _study import figure, of_runs
+from matplotlib.figure import Figure
+
+from fedstat.study import collect, summary
+from fedstat.study.collect import Grid
+
+
+def progress(run: xr.DataTree) -> pd.DataFrame:
+    """Accuracy by round, with the megabytes sent and received until then."""
+    sent = (run["metrics/bytes_up"] + run["metrics/bytes_down"]).cumsum("round").to_numpy() / 1e6
+    curve = summary.curve(run, "accuracy")
+    return curve.assign(megabytes=sent[curve["round"].to_numpy() - 1])
+
+
+def draw(grid: Grid) -> tuple[Figure, str]:
+    labels, data = collect.labels(grid), of_runs(grid, progress)
+    mean = data.groupby(["label", "method", "round"], sort=False)[["accuracy", "megabytes"]].mean().reset_index()
+    names = list(dict.fromkeys(data["method"]))
+    colours = dict(zip(names, sns.color_palette("husl", len(names)), strict=True))
+    drawn, axes = plt.subplots(2, len(labels), figsize=(4.2 * len(labels), 6.4), squeeze=False, layout="constrained")
+    for column, label in zip(axes.T, labels, strict=True):
+        here = mean[mean["label"] == label]
+        for ax, x in zip(column, ("round", "megabytes"), strict=True):
+            # What sends nothing has no place on an axis of what was sent.
+            shown = here if x == "round" else here[here["megabytes"] > 0]
+            sns.lineplot(
+                shown,
+                x=x,
+                y="accuracy",
+                hue="method",
+                style="method",
+                palette=colours,
+                style_order=names,
+                legend=bool(ax is axes[0, -1]),
+                ax=ax,
+            )
+        column[0].set(title=label, ylabel="test accuracy")
+        column[1].set(xscale="log", xlabel="MB sent and received by all clients", ylabel="test accuracy")
+    axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
+    return drawn, "means over seeds"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return figure(__file__, __doc__, "table1", draw, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

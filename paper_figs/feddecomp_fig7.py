@@ -1,0 +1,66 @@
+"""FedDecomp Fig. 7: what each client gains over training alone and over FedAvg.
+
+Reads a grid of runs, as `python -m fedstat.fl --config simulations/feddecomp.toml --study table1` makes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from _study import figure, of_runs
+from matplotlib.figure import Figure
+
+from fedstat.study import collect, summary
+from fedstat.study.accuracy import title_of
+from fedstat.study.collect import Grid
+
+OURS, OTHERS = "feddecomp", ("local", "fedavg")
+
+
+def draw(grid: Grid) -> tuple[Figure, str]:
+    labels = collect.labels(grid)
+    data = of_runs(grid._replace(table=grid.table[grid.table["method"].isin([OURS, *OTHERS])]), summary.clients)
+    wide = data.pivot(index=["label", "seed", "client"], columns="method", values="accuracy")
+    ours = title_of(OURS)
+    gains = pd.concat(
+        pd.DataFrame({"gain": wide[ours] - wide[title_of(m)], "over": title_of(m)}) for m in OTHERS
+    ).reset_index()
+    drawn, axes = plt.subplots(
+        1, len(labels), figsize=(4 * len(labels), 3.6), squeeze=False, sharey=True, layout="constrained"
+    )
+    for ax, label in zip(axes.flat, labels, strict=True):
+        here = gains[gains["label"] == label]
+        order = [title_of(m) for m in OTHERS]
+        sns.stripplot(here, x="over", y="gain", order=order, size=3, color="0.5", ax=ax)
+        sns.pointplot(
+            here,
+            x="over",
+            y="gain",
+            order=order,
+            errorbar=None,
+            linestyle="none",
+            marker="_",
+            markersize=24,
+            color="black",
+            ax=ax,
+        )
+        ax.axhline(0, color="0.3", linewidth=0.8)
+        lost = here.groupby("over")["gain"].agg(lambda g: f"{(g < 0).mean():.0%} lose")
+        ax.set_xticks(range(len(order)), [f"over {m}\n{lost[m]}" for m in order])
+        ax.set(title=label, xlabel="", ylabel=f"gain in accuracy of {ours}")
+    return (
+        drawn,
+        "points: clients of all seeds, mean accuracy over the last 10 rounds (if there are as many); bar: their mean",
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return figure(__file__, __doc__, "table1", draw, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
