@@ -1,0 +1,68 @@
+"""Factorized-FL Table 1: test accuracy where clients number their classes in their own order, and what is sent.
+
+python analysis/factorized_fl/table1.py --runs runs/factorized_fl-quick --out runs/tables/factorized_fl-table1
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from fedstat._table_command import Asked, command
+from fedstat.results.numbers import number
+from fedstat.study.accuracy import accuracy, of_study, title_of
+from fedstat.study.collect import Grid
+from fedstat.study.table import Table
+
+FILE = Path(__file__).parents[2] / "simulations" / "factorized_fl.toml"
+TITLE = "Factorized-FL Table 1"
+
+
+def compared(grid: Grid, asked: Asked) -> Table:
+    """Accuracies, compared with Factorized-FL β."""
+    return accuracy(
+        of_study(grid, FILE, "table1"), asked.paper, name="table1", title=f"{TITLE}. Test accuracy",
+        reference=asked.reference or "factorized-fl-beta", rule=asked.rule,
+    )  # fmt: skip
+
+
+def sent(grid: Grid, asked: Asked) -> Table:
+    """Megabytes sent and received by all clients over all rounds."""
+    table = of_study(grid, FILE, "table1").table
+    total = table.assign(megabytes=(table["bytes_up"] + table["bytes_down"]) / 1e6)
+    values = total.groupby(["label", "method"], sort=False)["megabytes"].agg(["mean", "min", "max"]).reset_index()
+    most = values.groupby("label")["mean"].transform("max")
+    theirs = [asked.paper.of("communication", r["label"]) for r in values.to_dict("records")]
+    values["share"] = values["mean"] / most
+    values["paper"] = [
+        of.get(m.split("-private-head")[0], float("nan")) / of["fedavg"] if of else float("nan")
+        for of, m in zip(theirs, values["method"], strict=True)
+    ]
+    blocks = {
+        str(label): pd.DataFrame(
+            {
+                "method": title_of(r["method"]),
+                "MB": number(r["mean"], 3),
+                "share of the largest": number(r["share"]),
+                "paper": number(r["paper"]),
+            }
+            for r in rows.to_dict("records")
+        )
+        for label, rows in values.groupby("label", sort=False)
+    }
+    said = (
+        "MB: sent and received by all clients over all rounds, mean over seeds; entries of 4 bytes",
+        "paper: Gb relative to the paper's FedAvg, whose count holds the output layer",
+    )
+    return Table(f"{TITLE}. Communication", values, blocks, (*said, *asked.paper.notes(grid)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command(__file__, __doc__, {"": compared, "-communication": sent}, argv=argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

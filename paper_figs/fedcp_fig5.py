@@ -1,0 +1,52 @@
+"""FedCP Fig. 5: personalisation identification ratio of every client over rounds.
+
+Reads a grid of runs, as `python -m fedstat.fl --config simulations/fedcp.toml --study fig5` makes it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+import xarray as xr
+from _study import figure, of_runs
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedstat.study import collect
+from fedstat.study.collect import Grid
+
+
+def ratio(run: xr.DataTree) -> pd.DataFrame:
+    """Ratio (round, client), without clients that were not active."""
+    return run["measures/personalisation"].rename("ratio").to_dataframe().reset_index().dropna()
+
+
+def draw(grid: Grid) -> tuple[Figure, str]:
+    labels, data = collect.labels(grid), of_runs(grid, ratio)
+    seed = data["seed"].min()
+    drawn, axes = plt.subplots(
+        1, len(labels), figsize=(4.6 * len(labels), 3.6), squeeze=False, sharey=True, layout="constrained"
+    )
+    for ax, label in zip(axes.flat, labels, strict=True):
+        here = data[(data["label"] == label) & (data["seed"] == seed)]
+        sns.lineplot(here, x="round", y="ratio", units="client", estimator=None, color="0.6", linewidth=0.7, ax=ax)
+        sns.lineplot(here, x="round", y="ratio", errorbar=None, color="black", linewidth=2, ax=ax)
+        ax.axhline(0.5, color="#e69f00", linewidth=1, linestyle="--")
+        ax.set(title=label, ylabel="share of features for the own head")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return drawn, (
+        f"seed {seed}; grey: clients; black: their mean; mean policy s of a client's training samples, as downloaded; "
+        "dashed: both heads alike"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return figure(__file__, __doc__, "fig5", draw, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
