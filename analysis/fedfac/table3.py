@@ -27,7 +27,7 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
         if "new" in tree.children:
             mean = summary.new_clients(tree)
             ways = show.about(run["method"]).new_clients
-            for rule in ways:
+            for rule in (rule for rule in ways if rule in mean["rule"]):
                 name = run["method"] if len(ways) == 1 else f"{run['method']}, {rule}"
                 rows.append(
                     {"label": run["label"], "seed": run["seed"], "method": name, "new": float(mean.sel(rule=rule))}

@@ -174,19 +174,21 @@ def hold_out(fed: xr.Dataset, *, fraction: float = 0.1, seed: int = 0) -> tuple[
 
 
 def permute_labels(fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset:
-    """Every client names the classes in an order of its own (Factorized-FL §3.2, label heterogeneity).
+    """Every client names the classes in an order of its own, φ_k (Factorized-FL §3.2, label heterogeneity).
 
     Parameters
     ----------
     fed : xarray.Dataset
         With the coordinate client (sample).
     seed : int
-        Seed of the permutations. A client's own does not depend on which other clients there are.
+        Seed of the permutations. A client's own depends on its number alone, not on which samples it holds or which
+        other clients there are, if ``y.attrs["names"]`` lists the classes; without it, on the classes that occur.
 
     Returns
     -------
     xarray.Dataset
-        With y (sample) permuted, and the coordinate y_true (sample), the label as it was.
+        With y (sample) permuted, whose ``attrs["names"]`` are numbers now, and the coordinate y_true (sample), the
+        label as it was: :func:`label_table` shows φ.
 
     Examples
     --------
@@ -196,11 +198,59 @@ def permute_labels(fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset:
     1
     """
     client = client_of(fed)
-    classes, code = np.unique(fed.y.values, return_inverse=True)
+    names = fed.y.attrs.get("names")
+    classes = np.unique(fed.y.values) if names is None else np.arange(len(names))
     every, who = np.unique(client, return_inverse=True)
     order = np.array([generator(seed, "partition", "permute_labels", int(c)).permutation(len(classes)) for c in every])
+    y = classes[order[who, np.searchsorted(classes, fed.y.values)]]
     coords = {} if "y_true" in fed.coords else {"y_true": ("sample", fed.y.values, fed.y.attrs)}
-    return fed.assign(y=("sample", classes[order[who, code]])).assign_coords(coords)
+    return fed.assign(y=("sample", y, {} if names is None else numbered(len(names)))).assign_coords(coords)
+
+
+def numbered(classes: int) -> dict[str, list[str]]:
+    """``attrs`` of labels that have no names, or different ones at different clients."""
+    return {"names": [str(label) for label in range(classes)]}
+
+
+def label_table(fed: xr.Dataset) -> xr.DataArray:
+    """What each client calls each class: its label y, −1 for a class of which it has no sample.
+
+    Parameters
+    ----------
+    fed : xarray.Dataset
+        With the coordinate client (sample); the class is the coordinate y_true (sample), or else y.
+
+    Returns
+    -------
+    xarray.DataArray
+        int64 (client, class), whose ``class`` are the values of y_true and ``client`` those of the clients.
+
+    Raises
+    ------
+    ValueError
+        If a client has two labels for one class.
+
+    Examples
+    --------
+    >>> from fedstat.data import load, partition
+    >>> fed = permute_labels(partition.iid(load("digits"), clients=2))
+    >>> label_table(fed).values
+    array([[9, 4, 6, 5, 2, 1, 7, 8, 3, 0],
+           [8, 0, 2, 1, 7, 4, 3, 5, 9, 6]])
+    """
+    y = fed.y.values
+    clients, who = np.unique(client_of(fed), return_inverse=True)
+    classes, what = np.unique(fed["y_true"].values if "y_true" in fed.coords else y, return_inverse=True)
+    table = np.full((len(clients), len(classes)), -1, dtype=np.int64)
+    table[who, what] = y
+    if (other := np.flatnonzero(table[who, what] != y)).size:
+        i = other[0]
+        raise ValueError(
+            f"a client must have one label for a class, but client {clients[who[i]]} has {y[i]} and "
+            f"{table[who[i], what[i]]} for the class {classes[what[i]]} of y_true"
+        )
+    coords = {"client": clients, "class": classes}
+    return xr.DataArray(table, coords, ("client", "class"), "label", {"long_name": "a client's label of a class"})
 
 
 def client_of(fed: xr.Dataset) -> np.ndarray:

@@ -10,9 +10,11 @@ import xarray as xr
 
 from fedstat import _check
 from fedstat._random import generator
+from fedstat.data._clients import numbered
 from fedstat.data._deal import partitioned
 
-# Factorized-FL §5 names five domains of ten classes each; which superclasses make "Animals" it does not say.
+# Factorized-FL §5.1 names five domains of ten classes each, and not their classes: for all but "Animals" the names of
+# CIFAR-100's superclasses leave one choice. Its animals are here the large ones; the others have eight superclasses.
 CIFAR100_DOMAINS: dict[str, tuple[str, ...]] = {
     "Household Objects": ("household_electrical_devices", "household_furniture"),
     "Fruits & Foods": ("fruit_and_vegetables", "food_containers"),
@@ -76,10 +78,13 @@ def domains(
     clients_per_domain: int = 4,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Clients that work on different classes of things (Factorized-FL §5, domain heterogeneity).
+    """Clients that work on different classes of things (Factorized-FL §5.1, domain heterogeneity).
 
     The samples of each group of classes go at random to that group's clients; labels are numbered within the group.
-    Factorized-FL also permutes them: ``permute_labels(domains(data))``.
+    Factorized-FL also permutes them: ``permute_labels(domains(data))``. Its five domains, which it names without their
+    classes, are taken to be these superclasses of CIFAR-100, five classes each: household electrical devices and
+    furniture; fruit and vegetables, and food containers; trees and flowers; vehicles 1 and 2; and of the many
+    animals the large ones, large carnivores and large omnivores and herbivores.
 
     Parameters
     ----------
@@ -87,7 +92,7 @@ def domains(
         As for ``iid``.
     groups : mapping
         Name of each domain to the values of ``by`` in it, or to their names in ``data[by].attrs["names"]``. Samples of
-        no group are left out. By default five domains of ten classes of CIFAR-100.
+        no group are left out. By default Factorized-FL's five.
     by : str
         Coordinate or variable of the samples: "coarse" (CIFAR-100's superclasses), or "y".
     clients_per_domain : int
@@ -115,6 +120,8 @@ def domains(
         raise ValueError(
             f"by must be a variable of the samples, but got {by!r}; there are {list(map(str, data.variables))}"
         )
+    if not groups:
+        raise ValueError("groups must name at least one domain, but got none")
     domain = _domain(data[by], groups)
     client, y = np.full(len(domain), -1), data.y.values.copy()
     for g, name in enumerate(groups):
@@ -124,7 +131,8 @@ def domains(
         rng = generator(seed, "partition", "domains", g)
         client[here[rng.permutation(len(here))]] = g * per + np.arange(len(here)) * per // len(here)
         y[here] = np.unique(y[here], return_inverse=True)[1]
-    marked = data.assign(y=("sample", y)).assign_coords(
+    labels = numbered(int(y[domain >= 0].max()) + 1)
+    marked = data.assign(y=("sample", y, labels)).assign_coords(
         domain=("sample", domain, {"names": list(groups)}), y_true=("sample", data.y.values, data.y.attrs)
     )
     return partitioned(marked, client, f"domains({list(groups)}, clients_per_domain={per}, seed={seed})")

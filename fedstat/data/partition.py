@@ -15,7 +15,7 @@ import xarray as xr
 
 from fedstat import _check
 from fedstat._random import generator
-from fedstat.data._clients import hold_out, limit, permute_labels, train_test
+from fedstat.data._clients import hold_out, label_table, limit, permute_labels, train_test
 from fedstat.data._deal import deal, draw_equal, partitioned, share, top_up
 from fedstat.data._groups import CIFAR100_DOMAINS, domains, natural
 
@@ -26,6 +26,7 @@ __all__ = [
     "domains",
     "hold_out",
     "iid",
+    "label_table",
     "limit",
     "natural",
     "one_class",

@@ -38,11 +38,15 @@ HELP = {
     "test": "share of a client's samples for test",
     "validation": "share of a client's samples for validation",
     "new_share": "share of new clients, which do not train and are evaluated at the end",
+    "labels": "permuted: every client numbers the classes in an order of its own",
+    "domains": "domains of the partition domains, or superclasses (default "
+    f"{', '.join(map(repr, federation.DOMAINS))}); clients are dealt to them evenly",
     "net": f"network: {', '.join(nets.NETS)}",
     "width": "factor of the network's channels and hidden units",
     "norm": "normalisation of the network's layers",
     "net_options": "further arguments of the network, such as hidden=32 or hidden=64,32",
-    "algorithm": f"algorithm: {', '.join(named())}; with + (fine-tuned), -shrunken or -private-head at the end",
+    "algorithm": f"algorithm: {', '.join(named())}; with + (fine-tuned), -shrunken or -private-head at the end, or the "
+    "last followed by one of the others",
     "options": "settings of the algorithm and of its suffix, such as by=client",
     "rounds": "communication rounds T",
     "participation": "share of the clients active in a round, or a range from which it is drawn in every round",
@@ -61,7 +65,7 @@ HELP = {
 }
 CHOICES = {
     "norm": ("group", "batch"), "optimizer": ("sgd", "adam"), "precision": ("float32", "tf32", "bfloat16"),
-    "probe": PROBES,
+    "probe": PROBES, "labels": ("common", "permuted"),
 }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Memory, Phase, Sharing, Uploads
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
+from fedstat.fl.wrappers.private_head import private_name
 
 
 def entries(found: Any, expected: Params, where: str) -> None:
@@ -68,7 +69,20 @@ def sharing(found: Any, job: Job, function: str) -> Sharing:
             f"{type(found).__name__}"
         )
     masks.require(job.net, found.shared, job.clients, job.algorithm.name)
+    if job.own_labels:
+        _require_private_heads(job, found, function)
     return found
+
+
+def _require_private_heads(job: Job, found: Sharing, function: str) -> None:
+    shared = [name for name in nets.head_parameters(job.net) if bool(found.shared[name].any())]
+    if shared:
+        method = job.algorithm.name
+        raise ValueError(
+            f"method {method!r}: {function} shares entries of {shared[0]!r}, of an output layer, but clients number "
+            "their classes differently (permuted labels, domains), so that output layers cannot be averaged. Take "
+            f"private_head(algorithm), by name {private_name(method)!r}."
+        )
 
 
 def mixture(found: Any, clients: int, device: torch.device, method: str) -> Tensor:

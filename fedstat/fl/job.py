@@ -60,6 +60,8 @@ class Job(Training, Computing):
     validation : Rows, optional
     everyone : int, optional
         Number of all clients, if the data are those of some (:func:`fedstat.fl.batches.part`).
+    own_labels : bool
+        Whether clients number their classes differently, so that no entry of an output layer may be shared.
     track : bool
         Whether batch losses and the accuracy before aggregation are measured too.
     limits : dict
@@ -73,6 +75,7 @@ class Job(Training, Computing):
     loss: Loss
     validation: Rows | None = None
     everyone: int | None = None
+    own_labels: bool = False
     track: bool = False
     limits: dict[str, int] = field(default_factory=dict, compare=False)
 

@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import batches, checks, choice, losses, nets, participation
+from fedstat.fl import batches, checks, choice, labels, losses, nets, participation
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Machine, Training, device_named
@@ -29,6 +29,7 @@ def prepare(
     machine: Machine = Machine(),  # noqa: B008
     *,
     track: bool = False,
+    new: xr.Dataset | None = None,
 ) -> Job:
     """Check the settings of a run and move the data to the device; arguments as in :func:`fedstat.fl.train`."""
     if not isinstance(data, xr.Dataset):
@@ -69,6 +70,7 @@ def prepare(
         algorithm,
         algorithm.loss(loss, net) if algorithm.loss else loss,
         validation,
+        own_labels=labels.differ(data, new),
         track=track,
         **vars(checked),
         **vars(machine.computing()),

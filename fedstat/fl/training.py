@@ -13,7 +13,7 @@ import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import batches, engine, masks, nets, record
+from fedstat.fl import batches, engine, labels, masks, nets, record
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
@@ -31,7 +31,7 @@ from fedstat.fl.probes.on_halves import probe as halves_probe
 from fedstat.fl.probes.readouts import jobs as readout_jobs
 from fedstat.fl.probes.readouts import probe as readouts_probe
 from fedstat.fl.state import State
-from fedstat.store import Writer
+from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
 PROBES = ("halves", "drift", "uploads")
@@ -78,7 +78,9 @@ def train(
     ----------
     data : Dataset
         Dense, x (client, sample, ...) and y (client, sample), or sample-major with a coordinate ``client``; the
-        coordinate ``split`` (sample) says "train", "test" or, optionally, "validation".
+        coordinate ``split`` (sample) says "train", "test" or, optionally, "validation". If a coordinate ``y_true`` says
+        that clients number their classes differently, as by :func:`fedstat.data.partition.permute_labels` or
+        ``domains``, no method may share an output layer: wrap it in ``algorithms.private_head``.
     net : Net
         For example ``fedstat.fl.nets.mlp([100, 200, 1])``.
     algorithm : Algorithm
@@ -145,6 +147,8 @@ def train(
         aggregation, validation_accuracy, validation_loss, NaN in rounds without evaluation; accuracy_before,
         train_loss of the active clients, see :func:`fedstat.fl.evaluate.timed_step`; bytes_up, bytes_down, seconds
         (round);
+        ``/clients``: n_train (client, class); label (client, class), domain (client), see
+        :func:`fedstat.fl.labels.group`;
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
         ``/split/<layer>``: shared, communality, icc (round, unit), n_factors, n_iter, converged (round);
         ``/new``: accuracy (rule, client), see :func:`fedstat.fl.probes.new_clients.accuracy`;
@@ -159,7 +163,8 @@ def train(
     Raises
     ------
     ValueError
-        If a setting is out of range, or ``resume`` finds a run with other settings, or one that cannot continue.
+        If a setting is out of range, an output layer is shared by clients that number their classes differently, or
+        ``resume`` finds a run with other settings, or one that cannot continue.
     FloatingPointError
         If a client diverges; earlier rounds stay in the store.
 
@@ -196,7 +201,7 @@ def train(
             f"aggregator must be one of fedstat.fl.aggregate, such as weighted_mean(), but got {aggregator!r}"
         )
     machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision)
-    job = prepare(data, net, algorithm, training, machine, track=True)
+    job = prepare(data, net, algorithm, training, machine, track=True, new=new)
     asked = _asked(probe)
     named = nets.layers(job.net) if keep_weights is None else keep_weights
     layers = [masks.require_layer(job.net, layer) for layer in named]
@@ -205,7 +210,7 @@ def train(
     probes = [measures_probe(job, rounds)]
     probes += [halves_probe(job, rounds)] if "halves" in asked else []
     probes += [drift_probe(job, rounds)] if "drift" in asked else []
-    probes += [new_clients_probe(*unseen)] if unseen else []
+    probes += [new_clients_probe(job, *unseen)] if unseen else []
     probes += [ablation_probe(job, ablation)] if ablation else []
     probes += [readouts_probe(job, others)] if others else []
     config = {
@@ -231,18 +236,20 @@ def train(
     title = f"{algorithm.name}, {rounds} rounds"
     attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=(algorithm, aggregator))
     attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # as given; config holds the final values
-    course = _Course(rounds, at, evaluate_every, probes, progress or (lambda _: None))
+    known = labels.group(data, job.train, nets.n_outputs(job.net))
+    course = _Course(rounds, at, evaluate_every, probes, progress or (lambda _: None), known)
     return store.run_at(out, lambda path: _make(job, course, config, attrs, path, resume), resume=resume)
 
 
 class _Course(NamedTuple):
-    """How many rounds a run has, and what it stores and measures in them."""
+    """How many rounds a run has, what it stores and measures in them, and what is known of its clients' data."""
 
     rounds: int
     checkpoints: record.Checkpoints
     evaluate_every: int
     probes: Sequence[Probe]
     progress: Callable[[int], object]
+    clients: Group
 
 
 def _asked(probe: str | Sequence[str] | None) -> list[str]:
@@ -268,7 +275,7 @@ def _make(
     job: Job, course: _Course, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool
 ) -> None:
     """Make the run at ``path``, or continue it."""
-    groups = record.run_layout(job, course.rounds, course.checkpoints)
+    groups = record.run_layout(job, course.rounds, course.checkpoints) | {"clients": course.clients}
     for probe in course.probes:
         groups |= probe.groups
     own = (job.algorithm, job.aggregator)

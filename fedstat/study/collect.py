@@ -16,7 +16,7 @@ from fedstat.study import summary
 SCALE = (
     "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
     "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
-    "evaluate_every", "precision",
+    "evaluate_every", "precision", "labels", "domains",
 )  # fmt: skip
 """Settings that runs of one label must have in common to be compared."""
 

@@ -25,6 +25,9 @@ from fedstat.study.federation import Federation
 TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
 """Data sets of texts; the others are images."""
 
+LATER = ("labels", "domains")
+"""Settings that older runs do not have: at their defaults they are not noted, so that these keep names and settings."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -47,6 +50,12 @@ class Settings:
         the last of the training samples for validation.
     new_share : float
         Share of new clients, which do not train and are evaluated at the end (Table 3).
+    labels : {"common", "permuted"}
+        "permuted": every client numbers the classes in an order of its own, see
+        :func:`fedstat.data.partition.permute_labels`; its output layer must then be its own.
+    domains : tuple of str
+        Of the partition "domains": names of :data:`fedstat.data.partition.CIFAR100_DOMAINS`, by default all five, or of
+        superclasses, all with the same number of classes. Clients are dealt to them evenly.
     net : str
         A name of ``fedstat.fl.nets.NETS``.
     width : float
@@ -96,20 +105,23 @@ class Settings:
     probe: tuple[str, ...] = ()
     readouts: tuple[str, ...] = ()
     precision: Precision = "float32"
+    labels: Literal["common", "permuted"] = "common"
+    domains: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # What can be checked before the data are read; the rest is checked where it is used.
-        for name in ("options", "net_options", "readouts", "probe"):
+        for name in ("options", "net_options", "readouts", "probe", "domains"):
             object.__setattr__(self, name, words.strings(name, getattr(self, name)))
         require_types(vars(self), Settings)
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
         _check.choice("data", self.data, list(datasets.SOURCES))
-        federation.partition_of(self.partition)
+        kind, _ = federation.partition_of(self.partition)
         _check.choice("net", self.net, list(nets.NETS))
         for name in ("clients", "min_size", "rounds", "local_epochs", "evaluate_every"):
             _check.integer(name, getattr(self, name))
         for name in ("batch_size", "seed", "ablation"):
             _check.integer(name, getattr(self, name), low=0)
+        federation.require_domains(kind, self.domains, self.clients)
         if self.samples is not None:
             _check.integer("samples", self.samples)
         for name in ("width", "lr", "server_lr"):
@@ -131,7 +143,8 @@ class Settings:
     @property
     def name(self) -> str:
         """Label, or data set and partition."""
-        return self.label or f"{self.data}, {self.partition}"
+        permuted = ", permuted labels" if self.labels == "permuted" else ""
+        return self.label or f"{self.data}, {self.partition}{permuted}"
 
     @property
     def given(self) -> dict[str, Any]:
@@ -286,8 +299,9 @@ def run(
 
 
 def about(settings: Settings) -> dict[str, Any]:
-    """All settings, as noted in a run's store."""
-    return asdict(settings) | {"label": settings.name}
+    """All settings, as noted in a run's store; those of ``LATER`` only if they are not the default."""
+    noted = {k: v for k, v in asdict(settings).items() if k not in LATER or v != getattr(Settings, k)}
+    return noted | {"label": settings.name}
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:

@@ -14,8 +14,12 @@ from fedstat import _check
 from fedstat import data as datasets
 from fedstat.data import partition
 
-PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural")
+PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural", "domains")
 """Ways to deal the samples: S classes per client, concentration A of the Dirichlet distribution."""
+
+
+DOMAINS = tuple(partition.CIFAR100_DOMAINS)
+"""Domains of the partition "domains", unless others are named."""
 
 
 class Federation(NamedTuple):
@@ -30,6 +34,8 @@ class Federation(NamedTuple):
     validation: float
     new_share: float
     seed: int
+    labels: str
+    domains: tuple[str, ...]
 
 
 @lru_cache(maxsize=1)
@@ -51,6 +57,8 @@ def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, x
         )
     if "scale" in fed.x.attrs:
         fed = _standardised(fed)
+    if settings.labels == "permuted":
+        fed = partition.permute_labels(fed, seed=settings.seed)
     if not settings.new_share:
         return fed, None
     return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
@@ -85,8 +93,44 @@ def _dealt(settings: Federation, data_dir: str | None) -> xr.Dataset:
             **common,
         ),
         "natural": lambda: partition.natural(source, min_size=settings.min_size),
+        "domains": lambda: _domains(source, settings),
     }  # fmt: skip
     return ways[kind]()
+
+
+def _domains(source: xr.Dataset, settings: Federation) -> xr.Dataset:
+    """Clients of the domains, whose classes are as many in each."""
+    if "coarse" not in source.variables:
+        raise ValueError(
+            f"partition 'domains' needs classes that form superclasses, as those of cifar-100 do, but those of "
+            f"{settings.data} do not"
+        )
+    superclasses = {name: (name,) for name in source.coarse.attrs["names"]}
+    known = superclasses | partition.CIFAR100_DOMAINS
+    groups = {_check.choice("domains", name, known): known[name] for name in settings.domains or DOMAINS}
+    per = settings.clients // len(groups)
+    fed = partition.domains(source, groups=groups, clients_per_domain=per, seed=settings.seed)
+    classes = partition.label_table(fed).to_numpy().max(1)[::per] + 1
+    if len(set(classes)) > 1:
+        found = ", ".join(f"{name} {n}" for name, n in zip(groups, classes, strict=True))
+        raise ValueError(
+            f"domains must have equal numbers of classes, for all clients' networks have the same outputs, but got "
+            f"{found}. Choose among {', '.join(map(repr, DOMAINS))}, or among the superclasses."
+        )
+    return fed
+
+
+def require_domains(kind: str, domains: tuple[str, ...], clients: int) -> None:
+    """ValueError unless the clients divide evenly over the domains, if that is how they are dealt."""
+    if kind != "domains":
+        if domains:
+            raise _check.NoEffectError("domains", f"but with partition domains, but got {domains} with {kind}")
+        return
+    number = len(_check.distinct("domains", domains or DOMAINS))
+    if clients % number:
+        raise ValueError(
+            f"clients must be a multiple of the {number} domains, to which they are dealt evenly, but got {clients}"
+        )
 
 
 def partition_of(text: str) -> tuple[str, float]:

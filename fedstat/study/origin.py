@@ -61,7 +61,7 @@ def scale(config: Mapping[str, Any]) -> str:
     norm = f" with {config['norm']} norm" if config.get("norm") else ""
     every = f", evaluated every {config['evaluate_every']}" if config.get("evaluate_every", 1) > 1 else ""
     parts = {
-        "partition": "{}", "clients": "{} clients", "samples": "at most {} samples each",
+        "partition": "{}", "labels": "labels {}", "clients": "{} clients", "samples": "at most {} samples each",
         "net": "net {}" + width + norm, "rounds": "{} rounds" + every, "participation": "participation {}",
         "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
     }  # fmt: skip

@@ -90,7 +90,9 @@ def _split(state: Mapping[Any, Any]) -> str:
 
 def _new(run: xr.DataTree) -> str:
     found = ", ".join(f"{x['rule'].item()} {x.item():.4f}" for x in summary.new_clients(run))
-    return f"accuracy on {run['new'].sizes['client']} clients that did not train: {found}"
+    comment = run["new/accuracy"].attrs.get("comment")
+    note = f" ({comment})" if comment else ""
+    return f"accuracy on {run['new'].sizes['client']} clients that did not train: {found}{note}"
 
 
 def _ablation(run: xr.DataTree) -> str:

@@ -90,10 +90,15 @@ ALGORITHMS: dict[str, Constructor] = {
 """Constructors by the names that runs and grids use, in the order of tables. Bound arguments are no settings."""
 
 WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken, "-private-head": private_head}
-"""Wrappers by the end of a name, for any method: "fedper+", "random-shrunken", "fedavg-private-head"."""
+"""Wrappers by the end of a name, for any method: "fedper+", "random-shrunken", "fedavg-private-head".
+
+After the last, one of the others may follow: "fedavg-private-head+".
+"""
 
 READOUTS = ("+", "-shrunken")
 """Wrappers that change only what clients predict with, so that it can be read out of a run without them."""
+
+_PRIVATE = "-private-head"
 
 
 def constructor(name: str) -> Constructor:
@@ -101,8 +106,9 @@ def constructor(name: str) -> Constructor:
     known = list(ALGORITHMS)  # name may be a list or a table from a file, which cannot be a key
     for end, wrap in WRAPPERS.items():
         base = str(name).removesuffix(end)
-        if name not in known and base != name and base in ALGORITHMS and not base.endswith((*WRAPPERS,)):
-            return _wrapped(ALGORITHMS[base], wrap)
+        plain = base.removesuffix(_PRIVATE) if end in READOUTS else base
+        if name not in known and base != name and plain in ALGORITHMS and not plain.endswith((*WRAPPERS,)):
+            return _wrapped(constructor(base), wrap)
     return ALGORITHMS[_check.choice("algorithm", name, known)]
 
 

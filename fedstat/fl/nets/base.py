@@ -101,6 +101,12 @@ def head_layers(net: Net) -> list[str]:
     return list(net.heads) or list(layers(net))[-1:]
 
 
+def head_parameters(net: Net) -> list[str]:
+    """Parameters of the output layers."""
+    heads = head_layers(net)
+    return [name for name in net.shapes if layer_of(name) in heads]
+
+
 def n_outputs(net: Net) -> int:
     """Number of outputs, the units of the output layer.
 

@@ -24,17 +24,25 @@ from fedstat.store import Group, Variable
 RULES = ("global", "finetuned", "local_train", "ensemble")
 
 
-def probe(train: Rows, test: Rows) -> Probe:
+def rules(job: Job) -> tuple[str, ...]:
+    """Those of ``RULES`` that mean something: clients with labels of their own cannot use others' output layers."""
+    return ("finetuned", "local_train") if job.own_labels else RULES
+
+
+def probe(job: Job, train: Rows, test: Rows) -> Probe:
     """Group ``new``: accuracy (rule, client), see :func:`accuracy`."""
     coords = xr.Dataset(
         {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)},
-        {"rule": np.array(RULES, object), "client": np.arange(len(test.sizes))},
+        {"rule": np.array(rules(job), object), "client": np.arange(len(test.sizes))},
     )
-    variable = Variable(("rule", "client"), "float32", attrs={"long_name": "test accuracy"})
+    attrs = {"long_name": "test accuracy"}
+    if left_out := [rule for rule in RULES if rule not in rules(job)]:
+        attrs["comment"] = f"{' and '.join(left_out)} left out: clients number their classes differently"
+    variable = Variable(("rule", "client"), "float32", attrs=attrs)
 
     def last(job: Job, state: State) -> dict[str, np.ndarray]:
         found = accuracy(job, state, train, test)
-        return {"new/accuracy": np.stack([found[rule] for rule in RULES])}
+        return {"new/accuracy": np.stack([found[rule] for rule in rules(job)])}
 
     return Probe({"new": Group(coords, {"accuracy": variable})}, last=last)
 
@@ -60,11 +68,13 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
         FedRep's head and FedEM's mixture weights). A new client has no mask of its own: if masks differ between
         clients, entries that all of them share are fixed.
         ``ensemble``: mean of the class probabilities of all existing clients' models (FedFac §3.2; LG-FedAvg).
+        If clients number their classes differently, ``global`` and ``ensemble`` are left out, which predict with
+        output layers that no new client has trained.
     """
     new = replace(job, train=train, test=test, validation=None, optimizer_state="reset")
     server = _state(new, state)
     clients = by_size(train, np.arange(len(train.start) - 1))
-    found = {rule: np.full(len(clients), np.nan, np.float32) for rule in RULES}
+    found = {rule: np.full(len(clients), np.nan, np.float32) for rule in rules(job)}
     trained = job.algorithm.finetune or job.phases
     held = server.sharing.shared
     ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
@@ -72,6 +82,8 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
         "finetuned": (trained, None),
         "local_train": (job.phases, held),
     }
+
+    ways = {rule: way for rule, way in ways.items() if rule in found}
 
     def work(span: slice) -> None:
         chunk = clients[span]
@@ -82,7 +94,8 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
             found[rule][chunk] = scores(new, params, test, chunk)[0]
 
     each_chunk(new, len(clients), work)
-    found["ensemble"] = _ensemble(job, state, test)
+    if "ensemble" in found:
+        found["ensemble"] = _ensemble(job, state, test)
     return found
 
 

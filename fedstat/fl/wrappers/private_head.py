@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import torch
@@ -60,7 +61,7 @@ def private_head(algorithm: Algorithm) -> Algorithm:
         return without(received.net, algorithm.receive(received))  # type: ignore[misc]
 
     return algorithm._replace(
-        name=f"{algorithm.name}-private-head",
+        name=private_name(algorithm.name),
         sharing=sharing,
         reshare=reshare if algorithm.reshare else None,
         keeps=keeps if algorithm.keeps else None,
@@ -80,4 +81,16 @@ def _parameters(net: Net) -> Sequence[str]:
     heads = nets.head_layers(net)
     if len(heads) == len(nets.layers(net)):
         raise ValueError(f"the network's only layer is {heads[0]!r}: a private head leaves none to share. Use local().")
-    return [name for name in net.shapes if nets.layer_of(name) in heads]
+    return nets.head_parameters(net)
+
+
+def private_name(method: str) -> str:
+    """Name of a method with a private head; how it predicts stays at the end of the name.
+
+    Examples
+    --------
+    >>> private_name("fedavg"), private_name("fedavg+")
+    ('fedavg-private-head', 'fedavg-private-head+')
+    """
+    base, end = re.fullmatch(r"(.*?)(\+|-shrunken)?", method).groups(default="")  # type: ignore[union-attr]
+    return f"{base}-private-head{end}"
