@@ -30,7 +30,7 @@ def named() -> list[str]:
 
 HELP = {
     "label": "name of this setting in tables",
-    "data": f"data set: {', '.join(datasets.SOURCES)}",
+    "data": f"data set: {', '.join(datasets.SOURCES)}; with :train or :test, only its published part",
     "partition": f"how samples go to clients: {', '.join(federation.PARTITIONS)}",
     "clients": "number of clients C; the partition natural has its own",
     "samples": "largest number of samples per client",

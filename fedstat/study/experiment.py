@@ -12,7 +12,6 @@ from typing import Any, Literal
 import xarray as xr
 
 from fedstat import _check, store
-from fedstat import data as datasets
 from fedstat._settings import require_types
 from fedstat.fl import algorithms, masks, nets, participation
 from fedstat.fl.algorithm import Algorithm
@@ -38,7 +37,8 @@ class Settings:
     label : str, optional
         Name of the setting in tables; data set and partition by default.
     data, partition : str
-        A name of ``fedstat.data.SOURCES`` and one of ``fedstat.study.federation.PARTITIONS``.
+        A name of ``fedstat.data.SOURCES``, of which "cifar-100:test" takes the published test samples alone, and one of
+        ``fedstat.study.federation.PARTITIONS``.
     clients : int
         Number of clients; the partition "natural" has its own.
     samples : int, optional
@@ -114,7 +114,7 @@ class Settings:
             object.__setattr__(self, name, words.strings(name, getattr(self, name)))
         require_types(vars(self), Settings)
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
-        _check.choice("data", self.data, list(datasets.SOURCES))
+        federation.source_of(self.data)
         kind, _ = federation.partition_of(self.partition)
         _check.choice("net", self.net, list(nets.NETS))
         for name in ("clients", "min_size", "rounds", "local_epochs", "evaluate_every"):
@@ -134,7 +134,7 @@ class Settings:
         _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
         for make in self.make_readouts().values():
             make(self.make_algorithm())
-        known, net = self.make_algorithm().settings, _make_net(self, *_like(self.data))
+        known, net = self.make_algorithm().settings, _make_net(self, *_like(federation.source_of(self.data)[0]))
         if "layers" in known:
             masks.resolve(net, known["layers"])
         for name in {"personal_layers", "global_layers"} & set(known):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -70,8 +70,25 @@ def read(names: Iterable[str], data_dir: str | None) -> None:
         _loaded(name, data_dir)
 
 
-# Reading the files takes longer than dealing the samples again for another seed.
-_loaded = lru_cache(maxsize=1)(datasets.load)
+@lru_cache(maxsize=1)  # reading the files takes longer than dealing the samples again for another seed
+def _loaded(data: str, data_dir: str | None) -> xr.Dataset:
+    name, split = source_of(data)
+    return datasets.load(name, data_dir, split=split)
+
+
+def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
+    """``"cifar-100:test"`` to ("cifar-100", "test"): a data set, or only its published training or test samples.
+
+    Raises
+    ------
+    ValueError
+        If there is no such data set (the nearest are given) or part.
+    """
+    name, colon, split = data.partition(":")
+    _check.choice("data", name, list(datasets.SOURCES))
+    if colon:
+        _check.choice(f"what follows {name}: in data", split, ("train", "test"))
+    return name, split or None  # type: ignore[return-value]
 
 
 def _dealt(settings: Federation, data_dir: str | None) -> xr.Dataset:

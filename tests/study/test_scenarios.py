@@ -116,15 +116,14 @@ def test_domains_go_through_a_run_to_its_store_and_no_output_layer_is_shared(mon
     assert set(experiment.run(pair)["clients/domain"].values) == {"people", "fish"}
 
 
-def test_cifar_100_has_five_domains_of_ten_classes_each_with_samples_of_its_own(monkeypatch):
+def test_cifar_100_has_five_domains_of_ten_classes_each_with_samples_of_its_own():
     place = require_real_data()
     images = datasets.load("cifar-100", place, split="test")
-    monkeypatch.setattr(federation, "_loaded", lambda *_: images)
-    federation.federated.cache_clear()
-    settings = Settings(data="cifar-100", partition="domains", clients=20, labels="permuted", net_options="hidden=8",
-                        rounds=1, participation=0.5, algorithm="fedavg-private-head")  # fmt: skip
-    fed, _ = experiment.federated(settings)
-    federation.federated.cache_clear()
+    settings = Settings(
+        data="cifar-100:test", partition="domains", clients=20, labels="permuted", net_options="hidden=8", rounds=1,
+        participation=0.5, algorithm="fedavg-private-head",
+    )  # fmt: skip
+    fed, _ = experiment.federated(settings, place)
     assert np.bincount(fed.client).tolist() == [250] * 20
     names = np.array(images.coarse.attrs["names"])
     for d, (domain, pair) in enumerate(partition.CIFAR100_DOMAINS.items()):
@@ -139,8 +138,17 @@ def test_cifar_100_has_five_domains_of_ten_classes_each_with_samples_of_its_own(
     dealt = np.round(np.stack(scale, 1)).astype(np.uint8)
     of_domains = np.isin(names[images.coarse], [name for pair in partition.CIFAR100_DOMAINS.values() for name in pair])
     assert Counter(map(bytes, dealt)) == Counter(map(bytes, images.x.values[of_domains])), "each image went to a client"
-    run = experiment.run(settings)
+    run = experiment.run(settings, data_dir=place)
     assert run["clients/domain"].values[[0, 7, 19]].tolist() == ["Household Objects", "Fruits & Foods", "Animals"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"), [("cifar-100:all", "follows cifar-100: in data must be one of 'train', 'test'"),
+                          ("cifar-99:test", "data must be one of .* but got 'cifar-99'")]
+)  # fmt: skip
+def test_a_part_of_the_data_that_is_not_there_is_refused_by_name(data, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(data=data)
 
 
 def test_runs_without_the_new_settings_keep_their_names_and_what_they_note():
