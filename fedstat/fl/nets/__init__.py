@@ -12,6 +12,7 @@ from fedstat.fl.nets.base import (
     n_features,
     n_outputs,
     require,
+    started,
     whole,
 )
 from fedstat.fl.nets.fasttext import fasttext
@@ -45,6 +46,7 @@ __all__ = [
     "resnet8",
     "resnet10",
     "resnet18",
+    "started",
     "takes_text",
     "transformer",
     "vgg16",
