@@ -30,8 +30,8 @@ def feddecomp(
     *,
     rank_linear: LinearRank = 0.6,
     rank_conv: ConvRank = 0.6,
-    lora_epochs: Annotated[int | None, "E_lora: epochs of training the personal part"] = None,
-    global_epochs: Annotated[int | None, "E_global: epochs of training the shared part, after the personal one"] = None,
+    lora_epochs: Annotated[int | None, "epochs E_lora of training the personal part"] = None,
+    global_epochs: Annotated[int | None, "epochs E_global of training the shared part, after the personal one"] = None,
     alternating: Annotated[bool, "train one part after the other, or both at once"] = True,
     reverse: Annotated[bool, "exchange the roles: share the low-rank part"] = False,
     mean: Annotated[

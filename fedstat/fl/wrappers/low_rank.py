@@ -16,8 +16,10 @@ from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.composed import Part, composed
 
-LinearRank = Annotated[float, "R_l: rank of the low-rank part of dense layers, as a share of their smaller side"]
-ConvRank = Annotated[float, "R_c: the same for convolutions, of their channels"]
+LinearRank = Annotated[float, "rank R_l of the low-rank part of dense layers, as a share of their smaller side"]
+ConvRank = Annotated[
+    float, "rank R_c of the low-rank part of convolutions, as a share of their smaller number of channels"
+]
 Variant = Literal["paper", "code"]
 FACTORS = ("left", "right")
 _TABLES = ("embedding", "position")
