@@ -45,8 +45,8 @@ HELP = {
     "width": "factor of the network's channels and hidden units",
     "norm": "normalisation of the network's layers",
     "net_options": "further arguments of the network, such as hidden=32 or hidden=64,32",
-    "algorithm": f"algorithm: {', '.join(named())}; with + (fine-tuned), -shrunken or -private-head at the end, or the "
-    "last followed by one of the others",
+    "algorithm": f"algorithm: {', '.join(named())}; with + (fine-tuned), -shrunken, -low-rank or -private-head at the "
+    "end, or the last followed by + or -shrunken",
     "options": "settings of the algorithm and of its suffix, such as by=client",
     "rounds": "communication rounds T",
     "participation": "share of the clients active in a round, or a range from which it is drawn in every round",

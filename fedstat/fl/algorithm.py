@@ -187,8 +187,8 @@ class Phase(NamedTuple):
 
     Attributes
     ----------
-    epochs : int or None
-        None: the run's ``local_epochs``.
+    epochs : int, None or callable (int) -> int
+        None: the run's ``local_epochs``; a function gets these.
     trains : callable (name) -> bool
         Which parameters move.
     penalty : callable (params, anchor) -> Params, optional
@@ -213,7 +213,7 @@ class Phase(NamedTuple):
         Number of steps on every batch.
     """
 
-    epochs: int | None = None
+    epochs: int | Callable[[int], int] | None = None
     trains: Callable[[str], bool] = lambda _: True
     penalty: Callable[[Params, Params], Params] | None = None
     weigh: Callable[[Net, Params, Samples, Memory], Tensor] | None = None
@@ -224,6 +224,12 @@ class Phase(NamedTuple):
     after: Callable[[Params, Params, float, int], None] | None = None
     steps: int | None = None
     repeats: int = 1
+
+    def length(self, local_epochs: int) -> int:
+        """Epochs in a run with so many local epochs."""
+        return (
+            self.epochs(local_epochs) if callable(self.epochs) else local_epochs if self.epochs is None else self.epochs
+        )
 
     def moves(self, net: Net) -> list[str]:
         """Parameters that move in this phase."""
@@ -337,9 +343,10 @@ class Algorithm(NamedTuple):
         How far clients follow their fine-tuning, or which of several they take.
     send : callable (Uploads) -> Params (active, ...), optional
         What is averaged or mixed in place of ``Uploads.after``, for any parameters with shared entries.
-    weights : callable (sizes, active) -> array (active,), optional
+    weights : callable (sizes, active, clients) -> array (active,), optional
         Weights of the mean, at least 0; if their sum is below 1, the server's copy gets the rest. ``sizes`` (active,)
-        are numbers of training samples, ``active`` the clients' numbers. n_k / Σ n_k by default.
+        are numbers of training samples, ``active`` the clients' numbers, ``clients`` is the number of all, active or
+        not. n_k / Σ n_k by default.
     memory : callable (Start) -> Memory, optional
         What lasts between rounds besides models, before the first round.
     remember : callable (Uploads) -> Memory, optional
@@ -366,7 +373,7 @@ class Algorithm(NamedTuple):
     uploads: Callable[[Net, Sharing], Mask] | None = None
     choice: Choice | None = None
     send: Callable[[Uploads], Params] | None = None
-    weights: Callable[[np.ndarray, np.ndarray], Any] | None = None
+    weights: Callable[[np.ndarray, np.ndarray, int], Any] | None = None
     memory: Callable[[Start], Memory] | None = None
     remember: Callable[[Uploads], Memory] | None = None
     receive: Callable[[Received], Params] | None = None

@@ -110,7 +110,7 @@ def sent(found: Any, uploads: Uploads, sharing: Sharing, method: str) -> Params:
 
 def weights(found: Any, clients: int, device: torch.device, method: str) -> Tensor:
     """Weights (active,) of the mean as a float32 Tensor; ValueError if they are none."""
-    where = f"method {method!r}: weights(sizes, active)"
+    where = f"method {method!r}: weights(sizes, active, clients)"
     try:
         given = torch.as_tensor(found, dtype=torch.float32, device=device)
     except (TypeError, ValueError, RuntimeError):
@@ -174,7 +174,7 @@ def trial(job: Job, uploads: Uploads, sharing: Sharing) -> None:
     if algorithm.send:
         sent(asked(algorithm.send, uploads, f"{method} send(uploads)"), uploads, sharing, algorithm.name)
     if algorithm.weights:
-        found = algorithm.weights(job.train.sizes[clients], clients)
+        found = algorithm.weights(job.train.sizes[clients], clients, job.everyone or job.clients)
         weights(found, len(clients), job.device, algorithm.name)
     if algorithm.remember:
         found = asked(algorithm.remember, uploads, f"{method} remember(uploads)")
@@ -220,9 +220,13 @@ def phases(job: Job) -> None:
 
 
 def _phase(job: Job, phase: Phase, where: str) -> None:
-    for name, low in (("epochs", 0), ("steps", 1), ("repeats", 1)):
-        if getattr(phase, name) is not None:
-            _check.integer(f"{where}.{name}", getattr(phase, name), low=low)
+    for name, value, low in (
+        ("epochs", phase.length(job.local_epochs), 0),
+        ("steps", phase.steps, 1),
+        ("repeats", phase.repeats, 1),
+    ):
+        if value is not None:
+            _check.integer(f"{where}.{name}", value, low=low)
     _check.real(f"{where}.lr", phase.lr, low=0, open_low=True)
     if not callable(phase.anchor):
         _check.choice(f"{where}.anchor", phase.anchor, ("phase", "download"))

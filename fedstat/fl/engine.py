@@ -196,7 +196,9 @@ def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent:
     sizes = job.train.sizes[clients]
     own = None
     if algorithm.weights:
-        own = checks.weights(algorithm.weights(sizes, clients), len(clients), job.device, algorithm.name)
+        own = checks.weights(
+            algorithm.weights(sizes, clients, job.everyone or job.clients), len(clients), job.device, algorithm.name
+        )
     found, aggregated = job.aggregator.apply(
         Sent(
             values,

@@ -92,7 +92,7 @@ class Job(Training, Computing):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Phases that do something; one of 0 epochs must not rename the others' random streams."""
-        return tuple(phase for phase in self.algorithm.phases if phase.epochs != 0 or phase.weigh)
+        return tuple(phase for phase in self.algorithm.phases if phase.length(self.local_epochs) != 0 or phase.weigh)
 
     @property
     def subsets(self) -> dict[str, Rows]:

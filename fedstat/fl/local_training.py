@@ -152,7 +152,7 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
     """Run one phase; return the number of batches (client,)."""
     params, clients = chunk.params, chunk.clients
     own = None if phase.weigh is None else _weigh(job, phase, chunk)
-    epochs = job.local_epochs if phase.epochs is None else phase.epochs
+    epochs = phase.length(job.local_epochs)
     trained = phase.moves(job.net)
     if not trained or (epochs == 0 and phase.steps is None):
         return np.zeros(len(clients))
@@ -164,17 +164,19 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
         job.train, clients, epochs=epochs, batch_size=job.batch_size, seed=job.seed, key=key, steps=phase.steps
     )
     noise = _noise(job, schedule, clients, key)
+    # ``after`` may also change what does not train.
+    constants = job.net.constants(params, trained) if job.net.constants and not phase.after else {}
     y, live = job.train.y[schedule.rows], 0
     for s, k in enumerate(schedule.live):
         if k != live:  # the first k clients still have batches; new views of them when k decreases
-            live, now = k, _first(params, k)
+            live, now, fixed = k, _first(params, k), _first(constants, k)
             into, before, moments = _first(grads, k), _first(anchor, k), _first(chunk.optimizer, k)
             if lr is not None:
                 into = {name: now[name] for name in trained}
         rows, weight = schedule.rows[s, :k], schedule.weight[s, :k]
         x = job.train.x.index_select(0, rows.flatten()).view(*rows.shape, *job.train.x.shape[1:])
         extra = () if own is None else (_of_rows(own[:k], rows, job.train.start[clients[:k]]),)
-        batch = _Batch(x, y[s, :k], weight, extra, {name: draws[s, :k] for name, draws in noise.items()})
+        batch = _Batch(x, y[s, :k], weight, extra, {name: draws[s, :k] for name, draws in noise.items()}, fixed)
         for repeat in range(phase.repeats):
             total = chunk.loss[:k] if job.track and repeat == 0 else None
             if lr is not None:
@@ -196,13 +198,17 @@ def _hold(chunk: _Chunk, now: Params, k: int) -> None:
 
 
 class _Batch(NamedTuple):
-    """One batch of some clients (client, sample, ...): inputs, targets, weights, results of ``weigh``, and draws."""
+    """One batch of some clients (client, sample, ...): inputs, targets, weights, results of ``weigh``, and draws.
+
+    ``constants`` are those of the network, which hold for all batches of a phase.
+    """
 
     x: Tensor
     y: Tensor
     weight: Tensor
     extra: tuple[Tensor, ...]
     noise: Params
+    constants: Params
 
     def part(self, first: int, of: int) -> _Batch:
         """Every ``of``-th sample; weights again sum to 1, except for a client that has none of these samples."""
@@ -210,7 +216,8 @@ class _Batch(NamedTuple):
         weight = self.weight[at]
         weight = weight / weight.sum(1, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny)
         extra = tuple(e[at] for e in self.extra)
-        return _Batch(self.x[at], self.y[at], weight, extra, {name: p[at] for name, p in self.noise.items()})
+        noise = {name: p[at] for name, p in self.noise.items()}
+        return _Batch(self.x[at], self.y[at], weight, extra, noise, self.constants)
 
 
 def _direction(
@@ -230,7 +237,8 @@ def _direction(
 
         def gradient(params: Params, part: int = 0, of: int = 1) -> Params:
             found = {name: torch.zeros_like(p) for name, p in into.items()}
-            _accumulate(job, params, batch.part(part, of) if of > 1 else batch, found, 0.0, 1.0, None)
+            some = (batch.part(part, of) if of > 1 else batch)._replace(constants={})  # any parameters may be given
+            _accumulate(job, params, some, found, 0.0, 1.0, None)
             return found
 
         if total is not None:
@@ -349,6 +357,7 @@ def _accumulate(
     """Into ← beta·into + alpha·∂loss, by the network's own derivative or by autograd."""
     net, gradient = job.net, partial(_gradient, job.loss, batch, total)
     given = in_training(net, batch.weight, batch.noise)
+    params = {**params, **batch.constants} if batch.constants else params
     if net.accumulate and job.precision != "bfloat16":
         net.accumulate(params, batch.x, gradient, into, beta, alpha, **given)
         return

@@ -12,6 +12,8 @@ import plain_loop
 import pytest
 import torch
 from algorithm_jobs import FLAGS, SAMPLES, SIZES, assert_equal, dataset, job, make, models, rows, run
+from low_rank_modules import Mlp as LowRankMlp
+from low_rank_modules import is_personal
 
 from fedstat import _random
 from fedstat.fl import algorithms, engine, evaluate, nets, optim, train
@@ -67,6 +69,11 @@ def half_square(mu):
 
 def plain(name, j, optimizer, rounds):
     """The method in words of the plain loop."""
+    if name == "feddecomp":
+        phases = ({"epochs": 1, "trains": is_personal}, {"epochs": 1, "trains": lambda n: not is_personal(n)})
+        split = {n: np.asarray(not is_personal(n)) for n in j.net.shapes}
+        options = {"shared": lambda *_: split, "before": split, "phases": phases}
+        return plain_loop.run(j, LowRankMlp, optimizer, rounds=rounds, **options)
     everything, prox = {"shared": everywhere()}, {"penalty": half_square(0.7)}
     head, body = lambda n: n.startswith("fc2"), lambda n: n.startswith("fc1")
     ways = {

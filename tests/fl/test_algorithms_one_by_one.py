@@ -199,6 +199,7 @@ BYTES = {
     "fedper": (280, 280),  # fc1: 4·70
     "lg-fedavg": (132, 132),  # fc2: 4·33
     "fedrep": (280, 280),
+    "feddecomp": (412, 412),  # the full parts and the biases
     "fedem": (1236, 1236),  # 3·412
     "fedsplit": (244, 244),  # 4 units of 7 entries, and fc2: 4·(28 + 33)
     "fedfac-static": (272, 272),  # 5 units
@@ -264,6 +265,12 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("fedper", {"personal_layers": 0}, "personal_layers must be an integer from 1 to 1"),
         ("lg-fedavg", {"global_layers": 3}, "global_layers must be an integer from 1 to 2, but got 3"),
         ("fedrep", {"head_epochs": 0}, "head_epochs must be an integer >= 1"),
+        ("feddecomp", {"rank_linear": 0}, r"rank_linear must be a finite number"),
+        ("feddecomp", {"rank_conv": 1.1}, r"rank_conv must be a finite number"),
+        ("feddecomp", {"lora_epochs": -1}, "lora_epochs must be an integer >= 0"),
+        ("feddecomp", {"lora_epochs": 0, "global_epochs": 0}, "must not both be 0"),
+        ("feddecomp", {"mean": "median"}, "mean must be one of 'samples', 'uniform', 'all'"),
+        ("fedavg-low-rank", {"rank_conv": -1}, "rank_conv must be a finite number"),
         ("fedem", {"components": 0}, "components must be an integer >= 1"),
         ("fedfac-dynamic", {"tau": 1.5}, "tau must be a finite number"),
         ("fedfac-dynamic", {"tau": "median"}, "tau must be a number, inf, -inf, mean or test, but got"),

@@ -154,9 +154,12 @@ BAD = {
         r"'fedper'.*'fc2.bias', of shape \(3,\), but no entry of it is shared",
     ),
     "no dict": (toy(send=lambda up: up.after["fc2.bias"]), "must return a dict of tensors by name, but got Tensor"),
-    "negative": (toy(weights=lambda _, a: 0.5 - np.arange(len(a))), r"weights\(sizes, active\).*smallest is -0.5"),
-    "above one": (toy(weights=lambda n, _: n / 9), "sum to at most 1.*the sum"),
-    "nan": (toy(weights=lambda n, _: n * np.nan), "must be at least 0.*nan"),
+    "negative": (
+        toy(weights=lambda _, a, __: 0.5 - np.arange(len(a))),
+        r"weights\(sizes, active, clients\).*smallest is -0.5",
+    ),
+    "above one": (toy(weights=lambda n, *_: n / 9), "sum to at most 1.*the sum"),
+    "nan": (toy(weights=lambda n, *_: n * np.nan), "must be at least 0.*nan"),
     "too many": (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each active client, but got \(7,\)"),
     "memory": (
         toy(memory=lambda _: Memory({"mean": torch.zeros(10, 6)})),

@@ -47,7 +47,7 @@ def test_what_is_sent_in_place_of_what_was_trained():
 
 
 def test_weights_of_the_mean_and_what_is_missing_to_one_stays_with_the_server():
-    j = job(toy(weights=lambda _, active: np.full(len(active), 1 / len(SAMPLES))), **HALF)
+    j = job(toy(weights=lambda _, active, clients: np.full(len(active), 1 / clients)), **HALF)
 
     def server(old, sent, *_):
         share = len(sent) / len(SAMPLES)
@@ -55,7 +55,7 @@ def test_weights_of_the_mean_and_what_is_missing_to_one_stays_with_the_server():
         return {name: p + (1 - share) * old[name] for name, p in new.items()}
 
     assert_near(run(j, 4).server, plain_seams.run(j, 4, local=local(j), server=server))
-    even = job(toy(weights=lambda _, active: np.full(len(active), 1 / len(active))), server_lr=0.5, **HALF)
+    even = job(toy(weights=lambda _, active, __: np.full(len(active), 1 / len(active))), server_lr=0.5, **HALF)
     share = {name: p / 2 for name, p in run(even, 1).server.items()}  # η_g = share of active clients: the same
     assert_near({n: p / 2 for n, p in run(j, 1).server.items()}, share)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 from fedstat import _check
 from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.algorithms.fedavg import fedavg, fedavg_plus
+from fedstat.fl.algorithms.feddecomp import feddecomp
 from fedstat.fl.algorithms.fedem import fedem
 from fedstat.fl.algorithms.fedfac import fedfac
 from fedstat.fl.algorithms.fedper import fedper
@@ -20,6 +21,7 @@ from fedstat.fl.algorithms.fedsplit import fedsplit, random_split
 from fedstat.fl.algorithms.lg_fedavg import lg_fedavg
 from fedstat.fl.algorithms.local import local
 from fedstat.fl.wrappers.finetuned import finetuned
+from fedstat.fl.wrappers.low_rank import low_rank
 from fedstat.fl.wrappers.private_head import private_head
 from fedstat.fl.wrappers.shrunken import shrunken
 
@@ -81,6 +83,7 @@ ALGORITHMS: dict[str, Constructor] = {
     "lg-fedavg": lg_fedavg,
     "fedem": fedem,
     "fedrep": fedrep,
+    "feddecomp": feddecomp,
     "fedsplit": fedsplit,
     "random": partial(random_split, redrawn=False),
     "random-redrawn": partial(random_split, redrawn=True),
@@ -89,10 +92,15 @@ ALGORITHMS: dict[str, Constructor] = {
 }
 """Constructors by the names that runs and grids use, in the order of tables. Bound arguments are no settings."""
 
-WRAPPERS: dict[str, Constructor] = {"+": finetuned, "-shrunken": shrunken, "-private-head": private_head}
+WRAPPERS: dict[str, Constructor] = {
+    "+": finetuned,
+    "-shrunken": shrunken,
+    "-private-head": private_head,
+    "-low-rank": low_rank,
+}
 """Wrappers by the end of a name, for any method: "fedper+", "random-shrunken", "fedavg-private-head".
 
-After the last, one of the others may follow: "fedavg-private-head+".
+After "-private-head", one of ``READOUTS`` may follow: "fedavg-private-head+".
 """
 
 READOUTS = ("+", "-shrunken")
@@ -191,6 +199,7 @@ __all__ = [
     "constructor",
     "fedavg",
     "fedavg_plus",
+    "feddecomp",
     "fedem",
     "fedfac",
     "fedper",
@@ -201,6 +210,7 @@ __all__ = [
     "finetuned",
     "lg_fedavg",
     "local",
+    "low_rank",
     "named",
     "private_head",
     "random_split",

@@ -13,6 +13,7 @@ from fedstat.fl.nets.base import (
     n_features,
     n_outputs,
     require,
+    started,
     whole,
 )
 from fedstat.fl.nets.fasttext import fasttext
@@ -47,6 +48,7 @@ __all__ = [
     "resnet8",
     "resnet10",
     "resnet18",
+    "started",
     "takes_text",
     "transformer",
     "vgg16",

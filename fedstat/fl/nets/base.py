@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
+
+from fedstat import _check
 
 Params = dict[str, Tensor]
 Gradient = Callable[[Tensor], Tensor]
@@ -58,6 +61,13 @@ class Net(NamedTuple):
         it has the same layers and units.
     whole : callable (params) -> Params, optional
         The parameters (client, ...) of ``base`` made from these, for stores and statistics. None: the identity.
+    thin : tuple of str
+        Weights (output, input) to which parameters may add two thin factors: with "fc1.left" (client, output, r) and
+        "fc1.right" (client, r, input) beside "fc1.weight", the layer's weight is weight + left @ right, and
+        ``accumulate`` takes the factors' names in ``into`` too.
+    constants : callable (params, moving) -> Params, optional
+        What can be computed once before only the parameters named in ``moving`` change: (client, ...), by names that no
+        parameter has. ``apply`` and ``accumulate`` take it among their parameters, and do without.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -74,6 +84,8 @@ class Net(NamedTuple):
     undivided: tuple[str, ...] = ()
     base: Net | None = None
     whole: Callable[[Params], Params] | None = None
+    thin: tuple[str, ...] = ()
+    constants: Callable[[Params, Collection[str]], Params] | None = None
 
 
 def layer_of(name: str) -> str:
@@ -141,6 +153,38 @@ def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = N
     """
     given: dict[str, Any] = {"live": weight > 0} if net.buffers else {}
     return given | {"noise": noise} if net.noise else given
+
+
+def started(net: Net, weights: Mapping[str, Any]) -> Net:
+    """The network with given starting values: pre-trained weights, or those of other clients.
+
+    Parameters
+    ----------
+    net : Net
+    weights : mapping from "layer.parameter" to Tensor or array
+        One client's values; parameters that are not named start as before. Kernels may be flat, as stores keep them:
+        ``{"conv1.weight": run["weights/conv1/w"].isel(checkpoint=-1, client=0)}``.
+
+    Raises
+    ------
+    ValueError
+        If the network has no such parameter, or it has another number of values.
+
+    Examples
+    --------
+    >>> from fedstat.fl.nets import mlp
+    >>> net = started(mlp([4, 3, 2]), {"fc2.bias": [1.0, 2.0]})
+    >>> net.init(np.random.default_rng(0))["fc2.bias"]
+    tensor([1., 2.])
+    """
+    given = {}
+    for name, values in weights.items():
+        shape = net.shapes[_check.choice("a parameter to start from", name, list(net.shapes))]
+        value = values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+        if value.numel() != math.prod(shape) or (value.ndim and value.shape[0] != shape[0]):
+            raise ValueError(f"{name!r} must start from values of shape {shape}, but got {tuple(value.shape)}")
+        given[name] = value.detach().float().reshape(shape).clone()
+    return net._replace(init=lambda rng: dict(net.init(rng)) | {name: value.clone() for name, value in given.items()})
 
 
 def require(net: Net) -> Net:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedstat import _check
+from fedstat.fl.nets import dense
 from fedstat.fl.nets.base import Net, Params
 
 Norm = Literal["group", "batch"]
@@ -125,8 +126,16 @@ def assemble(
         parts = enumerate(_each(params))
         return torch.cat([head(own, forward(own, x[c : c + 1], _one(live, c))) for c, own in parts])
 
-    unshared = buffers if statistics == "local" else ()
-    return Net(shapes, partial(_start, shapes), apply, buffers=buffers, unshared=unshared, features=forward, head=head)
+    return Net(
+        shapes,
+        partial(_start, shapes),
+        apply,
+        buffers=buffers,
+        unshared=buffers if statistics == "local" else (),
+        features=forward,
+        head=head,
+        thin=dense.weights(name for name, layer in layers.items() if not layer.kernel),
+    )
 
 
 def _start(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Params:
@@ -224,13 +233,24 @@ def _rows(h: Tensor, k: int) -> Tensor:
 
 
 def _dense(params: Params, name: str, h: Tensor) -> Tensor:
-    """Dense layer of stacked clients: h (client, sample, in) to (client, sample, out)."""
+    """Dense layer of stacked clients: h (client, sample, in) to (client, sample, out); see ``Net.thin``."""
     weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
+    factors = [params[f"{name}.{kind}"] for kind in ("left", "right") if f"{name}.{kind}" in params]
+    if factors and not dense.cheaper(h.shape[1], weight.shape[1:]):
+        weight, factors = torch.baddbmm(weight, *factors), []
     if len(h) == 1:
         # squeeze, not [0]: the derivative of squeeze is a view, that of [0] a copy into zeros of the stacked size.
-        return functional.linear(h.squeeze(0), weight.squeeze(0), bias.squeeze(0)).unsqueeze(0)
+        h = h.squeeze(0)
+        out = functional.linear(h, weight.squeeze(0), bias.squeeze(0))
+        if factors:
+            left, right = (p.squeeze(0) for p in factors)
+            out = out + functional.linear(functional.linear(h, right), left)
+        return out.unsqueeze(0)
     # Weights on the left, so that autograd returns their gradient in their own memory order.
-    return torch.baddbmm(bias.unsqueeze(2), weight, h.mT).mT
+    out = torch.baddbmm(bias.unsqueeze(2), weight, h.mT)
+    if factors:
+        out = torch.baddbmm(out, factors[0], torch.bmm(factors[1], h.mT))
+    return out.mT
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,11 @@ def shapes(layer: str, n_in: int, n_out: int) -> dict[str, tuple[int, ...]]:
     return {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}
 
 
+def weights(layers: Iterable[str]) -> tuple[str, ...]:
+    """Names of dense layers' weights."""
+    return tuple(f"{layer}.weight" for layer in layers)
+
+
 def start(rng: np.random.Generator, layer: str, n_in: int, n_out: int) -> Params:
     """Starting values as in ``torch.nn.Linear``: weight and bias from U(−1/√in, 1/√in)."""
     return uniform(rng, shapes(layer, n_in, n_out), 1 / math.sqrt(n_in))
@@ -28,19 +33,55 @@ def uniform(rng: np.random.Generator, shapes: Mapping[str, Sequence[int]], bound
 
 
 def linear(params: Params, layer: str, h: Tensor) -> Tensor:
-    """Outputs (client, row, out) of a dense layer for h (client, row, in)."""
-    return torch.baddbmm(params[f"{layer}.bias"].unsqueeze(1), h, params[f"{layer}.weight"].mT)
+    """Outputs (client, row, out) of a dense layer for h (client, row, in); see ``Net.thin``."""
+    weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"].unsqueeze(1)
+    if (left := params.get(f"{layer}.left")) is None:
+        return torch.baddbmm(bias, h, weight.mT)
+    right = params[f"{layer}.right"]
+    if not cheaper(h.shape[1], weight.shape[1:]):
+        return torch.baddbmm(bias, h, torch.baddbmm(weight, left, right).mT)
+    return torch.baddbmm(torch.baddbmm(bias, h, weight.mT), torch.bmm(h, right.mT), left.mT)
+
+
+def cheaper(rows: int, shape: Sequence[int]) -> bool:
+    """Whether so many rows take fewer products with two thin factors than the product of the factors takes."""
+    return rows * sum(shape) < math.prod(shape)
+
+
+def below(params: Params, layer: str, delta: Tensor) -> Tensor:
+    """Derivative (client, row, in) at the inputs of a dense layer, from that at its outputs."""
+    found = torch.bmm(delta, params[f"{layer}.weight"])
+    if (left := params.get(f"{layer}.left")) is None:
+        return found
+    return found.baddbmm_(torch.bmm(delta, left), params[f"{layer}.right"])
+
+
+def accumulate(params: Params, layer: str, h: Tensor, delta: Tensor, into: Params, beta: float, alpha: float) -> None:
+    """Into ← beta·into + alpha·∂loss for a dense layer's parameters, from inputs and derivative at the outputs."""
+    weight, bias, left, right = (f"{layer}.{kind}" for kind in ("weight", "bias", "left", "right"))
+    # Each factor's derivative needs the other before it moves.
+    seen = torch.bmm(h, params[right].mT) if left in into else None
+    sent = torch.bmm(delta, params[left]) if right in into else None
+    for name, outer, inner in ((weight, delta, h), (left, delta, seen), (right, sent, h)):
+        if name in into and outer is not None and inner is not None:
+            into[name].baddbmm_(outer.mT, inner, beta=beta, alpha=alpha)
+    if bias in into:
+        total = into[bias] if beta == 1 else into[bias].mul_(beta)
+        total.add_(delta.sum(1), alpha=alpha)
 
 
 def with_head(
     shapes: Mapping[str, tuple[int, ...]],
     init: Callable[[np.random.Generator], Params],
     features: Callable[[Params, Tensor], Tensor],
-    layer: str,
+    *layers: str,
 ) -> Net:
-    """Network of features (client, sample, feature) and a dense output layer, named ``layer``."""
+    """Network of features (client, sample, feature) and a dense output layer, the last of its dense ``layers``."""
 
     def head(params: Params, h: Tensor) -> Tensor:
-        return linear(params, layer, h)
+        return linear(params, layers[-1], h)
 
-    return Net(shapes, init, lambda params, x: head(params, features(params, x)), features=features, head=head)
+    def apply(params: Params, x: Tensor) -> Tensor:
+        return head(params, features(params, x))
+
+    return Net(shapes, init, apply, features=features, head=head, thin=weights(layers))

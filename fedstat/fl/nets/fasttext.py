@@ -74,4 +74,4 @@ def fasttext(
         h = functional.embedding_bag(at, table, mode="sum", per_sample_weights=share.flatten(0, 1))
         return dense.linear(params, "fc1", h.view(*x.shape[:2], dim))
 
-    return dense.with_head(shapes, init, features, "fc2")
+    return dense.with_head(shapes, init, features, "fc1", "fc2")

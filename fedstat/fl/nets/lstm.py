@@ -101,7 +101,7 @@ def lstm(
         h = _fused(h, gates) if fused else _stacked(h, gates)
         return torch.relu(dense.linear(params, "fc1", h))
 
-    return dense.with_head(shapes, init, features, "fc2")
+    return dense.with_head(shapes, init, features, "fc1", "fc2")
 
 
 Gates = tuple[Tensor, Tensor, Tensor]

@@ -60,16 +60,11 @@ def mlp(sizes: Sequence[int]) -> Net:
         inputs = inputs_of_layers(params, x)
         delta = gradient(head(params, inputs[-1]))
         for name, h in zip(reversed(names), reversed(inputs), strict=True):
-            weight, bias = f"{name}.weight", f"{name}.bias"
             # The layer below needs this weight before its update.
-            below = None if h is inputs[0] else torch.bmm(delta, params[weight])
-            if weight in into:
-                into[weight].baddbmm_(delta.mT, h, beta=beta, alpha=alpha)
-            if bias in into:
-                total = into[bias] if beta == 1 else into[bias].mul_(beta)
-                total.add_(delta.sum(1), alpha=alpha)
+            below = None if h is inputs[0] else dense.below(params, name, delta)
+            dense.accumulate(params, name, h, delta, into, beta, alpha)
             if below is not None:
                 delta = torch.ops.aten.threshold_backward(below, h, 0)
 
     shapes = dict(chain.from_iterable(dense.shapes(*layer).items() for layer in layers))
-    return Net(shapes, init, apply, accumulate, features=features, head=head)
+    return Net(shapes, init, apply, accumulate, features=features, head=head, thin=dense.weights(names))

@@ -119,7 +119,8 @@ def transformer(
         share = real.to(h.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
         return (share.unsqueeze(2) @ h).squeeze(2)
 
-    return dense.with_head(shapes, init, features, "out")
+    inner = [f"{kind}{b}" for b in numbers for kind in ("project", "up", "down")]
+    return dense.with_head(shapes, init, features, *inner, "out")
 
 
 def _normalise(params: Params, layer: str, h: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedstat import _check
 from fedstat.fl import nets
-from fedstat.fl.nets import Gradient, Net, Params, layer_of
+from fedstat.fl.nets import Gradient, Net, Params, dense, layer_of
 
 Pull = Callable[[Params, Tensor], Tensor]
 
@@ -33,6 +33,12 @@ class Part(NamedTuple):
         factors that train, in networks that write their own gradients (``accumulate``). None: by autograd.
     by_unit : tuple of str
         Factors whose axis 0 is the layer's units, so that a mask by unit applies; the weight itself always is one.
+    plus : str, optional
+        A factor of W's shape that is added: W = plus + value. ``value`` and ``pullback`` then get and give the other
+        factors only. While these do not move, ``value`` is computed once.
+    thin : bool
+        Whether the factors besides ``plus`` are "left" (out, r) and "right" (r, in), and value = left @ right. Networks
+        that can (``Net.thin``) then send small batches through left and right one after the other.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -40,6 +46,13 @@ class Part(NamedTuple):
     value: Callable[[Params], Tensor]
     pullback: Mapping[str, Pull] | None = None
     by_unit: tuple[str, ...] = ()
+    plus: str | None = None
+    thin: bool = False
+
+    @property
+    def others(self) -> list[str]:
+        """Factors besides ``plus``."""
+        return [kind for kind in self.shapes if kind != self.plus]
 
 
 def composed(net: Net, parts: Mapping[str, Part]) -> Net:
@@ -74,8 +87,9 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
     >>> low_rank = Part(
     ...     {"weight": (3, 4), "b": (3, 1), "a": (1, 4)},
     ...     lambda rng, weight: {"weight": weight, "b": torch.zeros(3, 1), "a": torch.ones(1, 4)},
-    ...     lambda f: f["weight"] + f["b"] @ f["a"],
-    ...     {"weight": lambda f, d: d, "b": lambda f, d: d @ f["a"].mT, "a": lambda f, d: f["b"].mT @ d},
+    ...     lambda f: f["b"] @ f["a"],
+    ...     {"b": lambda f, d: d @ f["a"].mT, "a": lambda f, d: f["b"].mT @ d},
+    ...     plus="weight",
     ... )
     >>> low = composed(nets.mlp([4, 3, 2]), {"fc1.weight": low_rank})
     >>> list(low.shapes), nets.layers(low)
@@ -96,7 +110,9 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
         head=made.head if net.head else None,
         undivided=(*net.undivided, *(own for of in names.values() for own in of.values() if own not in divided)),
         base=nets.base_of(net),
-        whole=lambda params: nets.whole(net, made.weights(params, parts)),
+        whole=lambda params: nets.whole(net, made.weights(params, parts, thin=False)),
+        thin=tuple(name for name in net.thin if name not in parts),
+        constants=made.constants,
     )
 
 
@@ -120,14 +136,35 @@ class _Composed(NamedTuple):
         return found
 
     def factors(self, params: Params, weight: str) -> Params:
-        """Factors of one weight, by their names in its part."""
-        return {kind: params[name] for kind, name in self.names[weight].items()}
+        """Factors of one weight that its value is made of, by their names in its part."""
+        return {kind: params[self.names[weight][kind]] for kind in self.parts[weight].others}
 
-    def weights(self, params: Params, wanted: Collection[str]) -> Params:
+    def constants(self, params: Params, moving: Collection[str]) -> Params:
+        """Values that stay as they are while only the named parameters move."""
+        still = [w for w, part in self.parts.items() if not any(self.names[w][kind] in moving for kind in part.others)]
+        return {_value(weight): self.parts[weight].value(self.factors(params, weight)) for weight in still}
+
+    def thin(self, params: Params, weight: str) -> bool:
+        """Whether the network takes two thin factors of this weight."""
+        return self.parts[weight].thin and weight in self.net.thin and _value(weight) not in params
+
+    def weights(self, params: Params, wanted: Collection[str], *, thin: bool = True) -> Params:
         """Parameters of the network, without the composed weights that are not wanted."""
-        made = {weight: self.parts[weight].value(self.factors(params, weight)) for weight in wanted}
-        order = [name for name in self.net.shapes if name in made or name not in self.parts]
-        return {name: made[name] if name in made else params[name] for name in order}
+        made: Params = {}
+        for name in self.net.shapes:
+            if name not in self.parts:
+                made[name] = params[name]
+            elif name in wanted:
+                plus = self.parts[name].plus
+                if thin and self.thin(params, name):
+                    made |= {f"{layer_of(name)}.{kind}": p for kind, p in self.factors(params, name).items()}
+                    made[name] = params[self.names[name][str(plus)]]
+                    continue
+                value = params.get(_value(name))
+                if value is None:
+                    value = self.parts[name].value(self.factors(params, name))
+                made[name] = value if plus is None else params[self.names[name][plus]] + value
+        return made
 
     def init(self, rng: np.random.Generator) -> Params:
         """One client's start: that of the network, with the parts' factors."""
@@ -142,16 +179,31 @@ class _Composed(NamedTuple):
         self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
     ) -> None:
         """Into ← beta·into + alpha·∂loss, through alpha·∂loss/∂W for every W with a factor in ``into``."""
-        seen = self.weights(params, self.parts)
-        trained = {weight: [kind for kind, own in of.items() if own in into] for weight, of in self.names.items()}
-        at = {weight: torch.zeros_like(seen[weight]) for weight, kinds in trained.items() if kinds}
         direct = {name: p for name, p in into.items() if name in self.net.shapes and name not in self.parts}
+        thin = [w for w in self.parts if self.thin(params, w) and dense.cheaper(x.shape[1], self.net.shapes[w])]
+        seen = self.weights(params, thin) | self.weights(params, [w for w in self.parts if w not in thin], thin=False)
+        at: Params = {}
+        trained = {
+            weight: [kind for kind in part.others if self.names[weight][kind] in into]
+            for weight, part in self.parts.items()
+        }
+        for weight, part in self.parts.items():
+            plus = self.names[weight].get(part.plus or "")
+            if trained[weight] and weight not in thin:
+                at[weight] = torch.zeros_like(seen[weight])
+            elif plus in into:
+                direct[weight] = into[plus]
+            for kind in trained[weight] if weight in thin else ():
+                direct[f"{layer_of(weight)}.{kind}"] = into[self.names[weight][kind]]
         self.net.accumulate(seen, x, gradient, direct | at, beta, alpha, **given)  # type: ignore[misc]
         for weight, derivative in at.items():
             # Take the gradients of all factors before any of them moves: each depends on the others.
-            found = _pulled(self.parts[weight], self.factors(params, weight), derivative, trained[weight])
+            part, own = self.parts[weight], self.names[weight]
+            found = _pulled(part, self.factors(params, weight), derivative, trained[weight])
+            if part.plus and own[part.plus] in into:
+                found[part.plus] = derivative
             for kind, grad in found.items():
-                into[self.names[weight][kind]].mul_(beta).add_(grad)
+                into[own[kind]].mul_(beta).add_(grad)
 
     def features(self, params: Params, x: Tensor, **given: Any) -> Tensor:
         """The network up to its output layer."""
@@ -166,6 +218,11 @@ class _Composed(NamedTuple):
 
 def _kind(name: str) -> str:
     return name.rpartition(".")[2]
+
+
+def _value(weight: str) -> str:
+    """Name of a weight's constant value among the parameters."""
+    return f"{weight}:value"
 
 
 def _pulled(part: Part, factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
@@ -192,7 +249,18 @@ def _require(weight: str, part: Part, shape: tuple[int, ...]) -> None:
         if own[:1] != shape[:1] or (kind == _kind(weight) and own != shape):
             rest = "of that shape" if kind == _kind(weight) else f"with {shape[0]} rows, one per unit"
             raise ValueError(f"{weight!r}, of shape {shape}: its factor {kind!r} must be {rest}, but has shape {own}")
-    zeros = {kind: torch.zeros(2, *own) for kind, own in part.shapes.items()}
+    others = {kind: part.shapes[kind] for kind in part.others}
+    if part.plus is not None and part.shapes.get(part.plus) != shape:
+        raise ValueError(
+            f"{weight!r}: plus must name a factor of shape {shape}, but {part.plus!r} has {part.shapes.get(part.plus)}"
+        )
+    left, right = (others.get(kind, ()) for kind in ("left", "right"))
+    if part.thin and not (part.plus and len(others) == len(left) == len(right) == 2 and shape == (left[0], right[1])):
+        raise ValueError(
+            f"{weight!r}: thin needs plus and two factors, left ({shape[0]}, r) and right (r, {shape[-1]}), but got "
+            f"{dict(part.shapes)}"
+        )
+    zeros = {kind: torch.zeros(2, *own) for kind, own in others.items()}
     value = part.value(zeros)
     if value.shape != (2, *shape):
         raise ValueError(
@@ -201,13 +269,13 @@ def _require(weight: str, part: Part, shape: tuple[int, ...]) -> None:
         )
     if part.pullback is None:
         return
-    if set(part.pullback) != set(part.shapes):
+    if set(part.pullback) != set(others):
         raise ValueError(
-            f"{weight!r}: the pull-back of its part must have the factors {list(part.shapes)}, but has "
+            f"{weight!r}: the pull-back of its part must have the factors {list(others)}, but has "
             f"{list(part.pullback)}. Leave it out to take gradients by autograd."
         )
-    pulled = _pulled(part, zeros, torch.zeros_like(value), part.shapes)
-    _require_shapes(f"{weight!r}: the pull-back of its part", {kind: p[0] for kind, p in pulled.items()}, part.shapes)
+    pulled = _pulled(part, zeros, torch.zeros_like(value), others)
+    _require_shapes(f"{weight!r}: the pull-back of its part", {kind: p[0] for kind, p in pulled.items()}, others)
 
 
 def _require_shapes(what: str, found: Params, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -88,6 +88,8 @@ def mixture(net: Net, components: int) -> Net:
         heads=tuple(prefix + layer for prefix in prefixes for layer in nets.head_layers(net)),
         noise={prefix + name: shape for prefix in prefixes for name, shape in net.noise.items()},
         undivided=all_of(net.undivided),
+        thin=all_of(net.thin),
+        constants=None,
         base=None if net.base is None else mixture(net.base, components),
         whole=whole if net.whole else None,
     )

@@ -1,0 +1,139 @@
+"""FedDecomp: every weight is the sum of a shared full part and a personal low-rank part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+
+from fedstat import _check
+from fedstat.fl import masks
+from fedstat.fl.algorithm import About, Algorithm, Phase, Sharing, Start
+from fedstat.fl.wrappers.low_rank import FACTORS, ConvRank, LinearRank, Variant, decomposed, require_ranks
+
+ABOUT = About(
+    "FedDecomp",
+    "Wu et al. (2024), ACM MM",
+    "a full part of every weight, and all other parameters",
+    "a low-rank part of every weight, which is trained first",
+)
+MEANS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None] = {
+    "samples": None,
+    "uniform": lambda _, active, __: np.full(len(active), 1 / len(active)),
+    "all": lambda _, active, clients: np.full(len(active), 1 / clients),
+}
+
+
+def feddecomp(
+    *,
+    rank_linear: LinearRank = 0.6,
+    rank_conv: ConvRank = 0.6,
+    lora_epochs: Annotated[int | None, "epochs E_lora of training the personal part"] = None,
+    global_epochs: Annotated[int | None, "epochs E_global of training the shared part, after the personal one"] = None,
+    alternating: Annotated[bool, "train one part after the other, or both at once"] = True,
+    reverse: Annotated[bool, "exchange the roles: share the low-rank part"] = False,
+    mean: Annotated[
+        Literal["samples", "uniform", "all"] | None, "weights of the mean: samples, uniform, or all (idle clients too)"
+    ] = None,
+    variant: Annotated[Variant, "paper or code"] = "paper",
+) -> Algorithm:
+    """W = σ + τ with τ = BA of low rank: a client first trains its private B and A, then the shared σ.
+
+    Wu, Liu, Niu, Wang, Tang, Zhu and Su (2024), "Decoupling general and personalized knowledge in federated learning
+    via additive and low-rank decomposition", ACM MM, §3, Algorithm 1; weights and ranks as
+    :func:`fedstat.fl.wrappers.low_rank.decomposed` says. Up and down: σ and all that is no weight. Private: B and A.
+
+    Parameters
+    ----------
+    rank_linear, rank_conv : float, default 0.6
+        R_l and R_c, in (0, 1]; the default is the best of Table 2 for CIFAR-10.
+    lora_epochs, global_epochs : int, optional
+        E_lora and E_global. Of the run's local epochs E, one that is not given gets what the other leaves
+        (E_lora + E_global = E); if neither is, E_lora is two fifths of E, rounded down, at least 1 (2 of 5, as in the
+        published code; the text names no number).
+    alternating : bool, default True
+        False: both parts are trained at once, for E_lora + E_global epochs (Table 3).
+    reverse : bool, default False
+        BA is shared, σ and all that is no weight are private (Table 5). "Other training strategy is the same": the
+        private part is trained first, here σ, for E_lora epochs, then the shared one, here BA, for E_global.
+    mean : {"samples", "uniform", "all"}, optional
+        Weights of the mean of the active clients: by numbers of samples, with which E_lora = 0 is FedAvg; equal, as
+        in equation (7); or one of N for each active client of all N and the rest for the server's copy, as if idle
+        clients sent it. By default "samples", in the code's variant "all".
+    variant : {"paper", "code"}, default "paper"
+        "code": other factors (see there), ``mean`` "all", and E_lora = 2 unless given.
+
+    Raises
+    ------
+    ValueError
+        If a rank is not in (0, 1], a number of epochs is negative or both are 0; before the first round, if the run's
+        local epochs are too few for both parts.
+
+    Examples
+    --------
+    >>> feddecomp(lora_epochs=2).phases[1].length(5)
+    3
+    """
+    ranks = require_ranks(rank_linear, rank_conv)
+    _check.choice("variant", variant, ("paper", "code"))
+    for name, flag in (("alternating", alternating), ("reverse", reverse)):
+        _check.choice(name, flag, (True, False))
+    settings = dict(zip(("rank_linear", "rank_conv"), ranks, strict=True)) | {
+        "lora_epochs": lora_epochs, "global_epochs": global_epochs, "alternating": alternating, "reverse": reverse,
+        "mean": mean, "variant": variant,
+    }  # fmt: skip
+    share = (lambda epochs: max(1, 2 * epochs // 5)) if variant == "paper" else (lambda _: 2)
+    first, second = _epochs(lora_epochs, global_epochs, share)
+    weights = _check.choice("mean", mean or ("all" if variant == "code" else "samples"), tuple(MEANS))
+
+    def private(name: str) -> bool:
+        return (name.rpartition(".")[2] in FACTORS) != reverse
+
+    def sharing(start: Start) -> Sharing:
+        mask = masks.everything(start.net, start.device)
+        return Sharing({name: torch.tensor(False, device=m.device) if private(name) else m for name, m in mask.items()})
+
+    phases = (Phase(first, trains=private), Phase(second, trains=lambda name: not private(name)))
+    at_once = (Phase(lambda epochs: first(epochs) + second(epochs)),)
+    return Algorithm(
+        "feddecomp",
+        sharing,
+        phases=phases if alternating else at_once,
+        settings=settings,
+        wrap=lambda net: decomposed(net, *ranks, variant),
+        weights=MEANS[weights],
+        about=ABOUT,
+    )
+
+
+def _epochs(
+    lora: int | None, shared: int | None, default: Callable[[int], int]
+) -> tuple[Callable[[int], int], Callable[[int], int]]:
+    """Epochs of both parts, given the run's: what is not given is the rest, or ``default`` and the rest."""
+    for name, given in (("lora_epochs", lora), ("global_epochs", shared)):
+        if given is not None:
+            _check.integer(name, given, low=0)
+    if lora == shared == 0:
+        raise ValueError("lora_epochs and global_epochs must not both be 0: nothing would be trained")
+
+    def first(epochs: int) -> int:
+        if lora is None and shared is None:
+            return divided(default(epochs), epochs, least=1)
+        return divided(epochs - (shared or 0), epochs) if lora is None else lora
+
+    def second(epochs: int) -> int:
+        return divided(epochs - first(epochs), epochs, least=lora is None) if shared is None else shared
+
+    def divided(found: int, epochs: int, least: int = 0) -> int:
+        if found < least:
+            given = {"lora_epochs": lora, "global_epochs": shared}
+            said = "".join(f" for {name}={value}" for name, value in given.items() if value is not None)
+            raise ValueError(
+                f"feddecomp divides the run's local_epochs between its two parts, but {epochs} are too few{said}. "
+                "Raise local_epochs, or give both lora_epochs and global_epochs."
+            )
+        return found
+
+    return first, second

@@ -1,0 +1,352 @@
+"""FedDecomp against plain modules of weights σ + τ, its limits, and what it is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import plain_loop
+import pytest
+import torch
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, rows, run
+from low_rank_modules import RANKS, Cnn, Mlp, ResNet8, is_personal
+
+from fedstat import _random, fl
+from fedstat.fl import algorithms, engine, evaluate, nets, optim
+from fedstat.fl.algorithms import named
+from fedstat.fl.batches import Rows
+from fedstat.fl.wrappers.low_rank import decomposed
+
+OPTIMIZERS = {
+    "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1)),
+    "decayed": (
+        optim.sgd(0.1, momentum=0.9, weight_decay=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+    ),
+    # Adam divides by gradients near 0, where rounding counts, and by eps.
+    "adam": (optim.adam(0.01, eps=1e-3), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-3)),
+}
+NETS = {
+    "cnn": (nets.cnn((1, 28, 28), 3, width=0.1), Cnn, 28),
+    "resnet8": (nets.resnet8((1, 8, 8), 3, width=0.25), ResNet8, 8),
+}
+EPOCHS = {"lora_epochs": 2, "global_epochs": 1}
+
+
+def images(side, sizes=(7, 4, 6), seed=0):
+    rng = np.random.default_rng(seed)
+    x = torch.from_numpy(rng.normal(size=(sum(sizes), 1, side, side))).float()
+    return Rows(x, torch.from_numpy(rng.integers(0, 3, sum(sizes))), np.concatenate([[0], np.cumsum(sizes)]))
+
+
+def of_images(algorithm, name, **options):
+    net, _, side = NETS[name]
+    j = job(algorithm, net=net, data=images(side), sizes=[7, 4, 6], client_chunk=2, **options)
+    return replace(j, test=images(side, (4, 4, 4), 1))
+
+
+def plain(j, module, one, rounds, *, alternating=True, reverse=False, shared=None):
+    private = (lambda n: not is_personal(n)) if reverse else is_personal
+    two = ({"epochs": 2, "trains": private}, {"epochs": 1, "trains": lambda n: not private(n)})
+    shared = shared or (lambda n: not private(n))
+    theirs, accuracy = plain_loop.run(
+        j, module, one, rounds=rounds,
+        shared=lambda trained, _: {n: np.asarray(shared(n)) for n in trained},
+        before={n: np.asarray(shared(n)) for n in j.net.shapes},
+        phases=two if alternating else ({"epochs": 3},),
+    )  # fmt: skip
+    return theirs, accuracy
+
+
+def assert_close(j, state, theirs, atol=2e-5):
+    mine = engine.personal(j, state)
+    for c, model in enumerate(theirs):
+        assert set(model) == set(mine)
+        for name, p in model.items():
+            torch.testing.assert_close(mine[name][c], p, atol=atol, rtol=2e-5)
+    assert mine["fc1.right"].abs().max() > 1e-3, "the factors never moved: a weak test"
+
+
+@pytest.mark.parametrize("way", [{}, {"alternating": False}, {"reverse": True}], ids=["in turn", "together", "reverse"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rounds_equal_a_plain_loop_of_modules(optimizer, way):
+    stacked, one = OPTIMIZERS[optimizer]
+    made = algorithms.feddecomp(**RANKS, **EPOCHS, **way)
+    j = job(made, optimizer=stacked, client_chunk=4, participation=0.7)
+    theirs, accuracy = plain(j, Mlp, one, 3, **way)
+    state = run(j, 3)
+    assert_close(j, state, theirs)
+    np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", [{}, {"alternating": False}, {"reverse": True}], ids=["in turn", "together", "reverse"])
+@pytest.mark.parametrize(("name", "optimizer"), [("cnn", "adam"), ("cnn", "sgd"), ("resnet8", "sgd")])
+def test_convolutions_equal_a_plain_loop_of_modules(name, optimizer, way):
+    stacked, one = OPTIMIZERS[optimizer]
+    j = of_images(algorithms.feddecomp(**RANKS, **EPOCHS, **way), name, optimizer=stacked)
+    theirs, _ = plain(j, NETS[name][1], one, 2, **way)
+    assert_close(j, run(j, 2), theirs, atol=5e-5)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_low_rank_under_other_methods_trains_both_parts_at_once(share):
+    j = job(named(f"{'fedavg' if share else 'local'}-low-rank", **RANKS), local_epochs=3)
+    theirs, _ = plain(j, Mlp, OPTIMIZERS["sgd"][1], 3, alternating=False, shared=lambda _: share)
+    assert_close(j, run(j, 3), theirs)
+
+
+def test_every_method_takes_a_low_rank_part():
+    for name in ("fedem", "fedprox", "fedrep", "random"):
+        settings = {"share": 1.0} if name == "random" else {}  # its factor of the inputs has no units to split
+        assert run(job(named(f"{name}-low-rank", **settings)), 1).round == 1
+
+
+# --- limits
+
+
+def sigma(j, state):
+    return {n: p for n, p in engine.personal(j, state).items() if not is_personal(n)}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["mlp", *NETS])
+def test_without_epochs_of_the_low_rank_part_it_is_fedavg_to_the_bit(name, optimizer):
+    options = {"participation": 0.7, "optimizer": OPTIMIZERS[optimizer][0], "local_epochs": 1}
+    make = job if name == "mlp" else partial(of_images, name=name)
+    mine = make(algorithms.feddecomp(lora_epochs=0, global_epochs=1), **options)
+    theirs = make(algorithms.fedavg(), **options)
+    a, b = run(mine, 3), run(theirs, 3)
+    assert_equal(sigma(mine, a), engine.personal(theirs, b))
+    whole = nets.whole(mine.net, engine.personal(mine, a))
+    assert list(whole) == list(theirs.net.shapes)
+    assert_equal(whole, engine.personal(theirs, b))
+    start = engine.personal(mine, engine.start(mine))
+    for n, p in engine.personal(mine, a).items():
+        assert not n.endswith(".right") or not p.any(), "τ stays 0"
+        assert not is_personal(n) or torch.equal(p, start[n])
+    for kind, values in evaluate.evaluate(mine, a).items():
+        np.testing.assert_array_equal(values, evaluate.evaluate(theirs, b)[kind])
+
+
+@pytest.mark.parametrize("name", ["mlp", *NETS])
+def test_it_starts_as_fedavg_and_stays_within_its_rank(name):
+    make = job if name == "mlp" else partial(of_images, name=name)
+    j, plain_job = make(algorithms.feddecomp(**RANKS, **EPOCHS)), make(algorithms.fedavg())
+    first = engine.personal(j, engine.start(j))
+    assert_equal(nets.whole(j.net, first), engine.personal(plain_job, engine.start(plain_job)))
+    params = engine.personal(j, run(j, 2))
+    whole = nets.whole(j.net, params)
+    for weight in [n for n in whole if n.endswith(".weight")]:
+        layer = nets.layer_of(weight)
+        tau = (whole[weight] - params[weight])[0].double()
+        outputs, inputs, *kernel = tau.shape
+        k = kernel[0] if kernel else 1
+        share = RANKS["rank_conv" if kernel else "rank_linear"]
+        most = max(1, int(share * min(inputs, outputs))) * k
+        if kernel:
+            tau = tau.permute(1, 2, 0, 3).reshape(inputs * k, outputs * k)
+        values = torch.linalg.svdvals(tau)
+        assert params[f"{layer}.right"].shape == (len(params[weight]), most, inputs * k)
+        assert values[0] > 1e-4
+        assert (values[most:] < 1e-5 * values[0].clamp(min=1)).all()
+
+
+def test_without_epochs_of_the_full_part_nothing_is_learnt_together():
+    j = job(algorithms.feddecomp(lora_epochs=2, global_epochs=0))
+    first, last = engine.start(j), run(j, 2)
+    for name, p in last.server.items():
+        torch.testing.assert_close(p, first.server[name], atol=1e-7, rtol=1e-6)  # a mean of equals rounds
+    assert nets.whole(j.net, engine.personal(j, last))["fc1.weight"].unique(dim=0).shape[0] == j.clients
+
+
+# --- epochs
+
+
+@pytest.mark.parametrize(
+    ("settings", "run_epochs", "expected"),
+    [
+        ({}, 5, [2, 3]),
+        ({}, 2, [1, 1]),
+        ({}, 10, [4, 6]),
+        ({"variant": "code"}, 5, [2, 3]),
+        ({"lora_epochs": 4}, 5, [4, 1]),
+        ({"global_epochs": 1}, 5, [4, 1]),
+        ({"lora_epochs": 0}, 5, [5]),
+        ({"global_epochs": 0}, 5, [5]),
+        ({"lora_epochs": 7, "global_epochs": 2}, 5, [7, 2]),
+        ({"alternating": False}, 5, [5]),
+        ({"alternating": False, "lora_epochs": 7, "global_epochs": 2}, 5, [9]),
+    ],
+)
+def test_a_round_has_the_runs_epochs_unless_both_are_given(settings, run_epochs, expected):
+    j = job(algorithms.feddecomp(**settings), local_epochs=run_epochs)
+    assert [phase.length(run_epochs) for phase in j.phases] == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({}, "local_epochs between its two parts, but 1 are too few. Raise"),
+        ({"variant": "code"}, "but 1 are too few"),
+        ({"lora_epochs": 2}, "1 are too few for lora_epochs=2"),
+        ({"global_epochs": 3}, "1 are too few for global_epochs=3"),
+    ],
+)
+def test_too_few_epochs_are_named_before_the_first_round(settings, says):
+    with pytest.raises(ValueError, match=says):
+        fl.train(dataset(SAMPLES), nets.mlp(SIZES), algorithms.feddecomp(**settings), rounds=1)
+
+
+# --- means and the code's variant
+
+
+@pytest.mark.parametrize("mean", ["uniform", "all"])
+def test_weights_of_the_mean(mean):
+    j = job(algorithms.feddecomp(**EPOCHS, mean=mean), participation=0.5)
+    first = engine.start(j)
+    new, done = engine.round_of(j, first)
+    after, n = done.uploads.after["fc1.weight"], len(done.uploads.clients)
+    expected = after.mean(0)
+    if mean == "all":
+        assert 0 < n < j.clients
+        expected = (after.sum(0) + (j.clients - n) * first.server["fc1.weight"]) / j.clients
+    torch.testing.assert_close(new.server["fc1.weight"], expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_codes_variant():
+    made = algorithms.feddecomp(rank_linear=0.4, rank_conv=0.4, variant="code")
+    net = made.wrap(nets.lenet((1, 16, 16), 3))  # conv2: 16 × 6 × 5 × 5
+    assert net.shapes["conv2.left"] == (16, 5, 6 * 5)
+    assert net.shapes["conv2.right"] == (30, 6 * 5)
+    start = net.init(np.random.default_rng(0))
+    assert not start["conv2.left"].any()
+    assert not start["fc1.left"].any()
+    for layer, n in (("conv2", 30), ("fc1", 16)):
+        drawn = start[f"{layer}.right"].abs().max()
+        assert 0.9 / np.sqrt(n) < drawn <= 1 / np.sqrt(n)
+    params = {n: torch.rand(2, *s, generator=torch.Generator().manual_seed(0)) for n, s in net.shapes.items()}
+    tau = nets.whole(net, params)["conv2.weight"] - params["conv2.weight"]
+    product = params["conv2.left"].reshape(2, 80, 30) @ params["conv2.right"]
+    torch.testing.assert_close(tau, product.reshape(2, 16, 6, 5, 5) / 6, atol=1e-5, rtol=1e-5)
+    j = job(algorithms.feddecomp(variant="code"), participation=0.5, local_epochs=3)
+    assert made.weights(np.ones(3), np.arange(3), 6).tolist() == [1 / 6] * 3
+    assert run(j, 2).round == 2
+
+
+def test_the_papers_start_moves_a_weight_as_far_as_its_full_part_would():
+    net = decomposed(nets.mlp([400, 300, 3]), 0.5, 0.5)
+    left = net.init(np.random.default_rng(0))["fc1.left"]
+    assert left.shape == (300, 150)
+    assert abs(float(left.square().sum(1).mean()) - 1) < 0.02  # E[left leftᵀ] = I
+    assert abs(float(left.mean())) < 0.001
+
+
+def test_which_weights_are_decomposed():
+    text = decomposed(nets.transformer((7,), 3, vocabulary=11, embedding=8, blocks=1), 0.5, 0.5)
+    factored = [n.removesuffix(".left") for n in text.shapes if n.endswith(".left")]
+    assert factored == ["attention1", "project1", "up1", "down1", "out"]
+    assert text.shapes["attention1.left"] == (8, 3, 4)
+    assert decomposed(nets.mlp([100, 100, 3]), 0.29, 1).shapes["fc1.right"] == (29, 100)
+    assert decomposed(nets.mlp([4, 4, 3]), 0.1, 1).shapes["fc1.right"] == (1, 4)
+
+
+# --- how it is computed
+
+
+@pytest.mark.parametrize("rows_", [2, 200])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "fasttext"])
+def test_thin_factors_give_what_the_composed_weight_gives(name, rows_):
+    base = {"mlp": nets.mlp([30, 20, 3]), "fasttext": nets.fasttext((6,), 3, vocabulary=9)}.get(name, NETS["cnn"][0])
+    net, rng = decomposed(base, 0.5, 0.5), np.random.default_rng(0)
+    params = {n: torch.from_numpy(rng.normal(0, 0.2, (2, *s))).float() for n, s in net.shapes.items()}
+    x = {"mlp": lambda: rng.normal(size=(2, rows_, 30)), "fasttext": lambda: rng.integers(0, 9, (2, rows_, 6))}
+    x = torch.from_numpy(x.get(name, lambda: rng.normal(size=(2, rows_, 1, 28, 28)))())
+    x = x.float() if x.is_floating_point() else x
+    expected = base.apply(nets.whole(net, params), x)
+    fixed = net.constants(params, [n for n in net.shapes if not is_personal(n)])
+    assert set(fixed) == {f"{n}:value" for n in net.shapes if n.endswith(".weight") and "embedding" not in n}
+    assert not net.constants(params, net.shapes)
+    for given in (params, params | fixed):
+        torch.testing.assert_close(net.apply(given, x), expected, atol=1e-5, rtol=1e-5)
+    if net.accumulate is None:
+        return
+    for part in (list(net.shapes), ["fc1.left"], ["fc2.right", "fc1.bias"], ["fc1.weight", "fc2.weight"]):
+        leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
+        grads = torch.autograd.grad(base.apply(nets.whole(net, leaves), x).sin().sum(), [leaves[n] for n in part])
+        for given in (params, params | fixed) if not any(map(is_personal, part)) else (params,):
+            into = {n: params[n].clone() for n in part}
+            net.accumulate(given, x, torch.cos, into, 0.5, -2.0)
+            for n, grad in zip(part, grads, strict=True):
+                scale = grad.abs().max()
+                torch.testing.assert_close((into[n] - 0.5 * params[n]) / scale, -2 * grad / scale, atol=3e-6, rtol=1e-5)
+
+
+def test_what_does_not_move_is_composed_once_a_phase():
+    j = job(algorithms.feddecomp(**EPOCHS))
+    asked = []
+    constants = j.net.constants
+    j = replace(j, net=j.net._replace(constants=lambda p, moving: asked.append(moving) or constants(p, moving)))
+    run(j, 1)
+    assert [is_personal(moving[0]) for moving in asked] == [True, False]
+
+
+# --- what studies measure
+
+
+def test_drift_and_uploads_are_of_the_full_parts():
+    made = algorithms.feddecomp(**RANKS, **EPOCHS)
+    done = fl.train(
+        dataset(SAMPLES), nets.mlp(SIZES), made, rounds=2, batch_size=5, seed=4, participation=0.7,
+        probe=["drift", "uploads"],
+    )  # fmt: skip
+    train_rows = rows(SAMPLES, 0)
+    j = job(made, data=train_rows, local_epochs=1, participation=0.7)
+    state, last = engine.round_of(j, engine.step(j, engine.start(j)))
+    after = last.uploads.after
+    away = sum((after[n] - state.server[n]).flatten(1).square().sum(1) for n in ("fc1.weight", "fc1.bias"))
+    mine = done["drift/distance"].isel(round=-1).sel(layer="fc1", client=last.uploads.clients)
+    np.testing.assert_allclose(mine, away.sqrt(), rtol=1e-4)
+    whole = nets.whole(j.net, after)["fc1.weight"]
+    np.testing.assert_allclose(done["uploads/fc1/w"].isel(checkpoint=-1, client=last.uploads.clients), whole, atol=1e-5)
+
+
+def test_a_run_starts_from_weights_of_another():
+    options = {"rounds": 1, "batch_size": 5, "lr": 0.1}
+    net, names = NETS["cnn"][0], {"weight": "w", "bias": "b"}
+    other = _random.generator(7, "start")
+    given = {n: p for n, p in net.init(other).items() if nets.layer_of(n) != "fc2"}
+    begun = nets.started(net, given)
+    j = of_images(algorithms.feddecomp(**EPOCHS), "cnn")
+    j = replace(j, net=algorithms.feddecomp(**EPOCHS).wrap(begun))
+    first, last = engine.start(j), run(j, 2)
+    assert_equal(given, first.server)
+    plain_start = engine.start(of_images(algorithms.fedavg(), "cnn")).server
+    assert torch.equal(first.server["fc2.weight"], plain_start["fc2.weight"])
+    moved = sum(float((last.server[n] - first.server[n]).square().sum()) for n in given) ** 0.5  # Δσ
+    params = engine.personal(j, last)
+    tau = {n: p - params[n] for n, p in nets.whole(j.net, params).items()}
+    assert 0 < moved < 10
+    assert sum(p.flatten(1).square().sum(1) for p in tau.values()).min() > 0  # Δτ, which starts from 0
+    mlp = nets.mlp(SIZES)
+    stored = fl.train(dataset(SAMPLES), mlp, algorithms.fedavg(), **options)
+    kept = {
+        n: stored[f"weights/{nets.layer_of(n)}/{names[n.rpartition('.')[2]]}"].isel(checkpoint=-1, client=0)
+        for n in mlp.shapes
+    }
+    again = nets.started(mlp, kept).init(np.random.default_rng(0))
+    np.testing.assert_array_equal(again["fc1.weight"], kept["fc1.weight"])
+    flat = nets.started(net, {"conv2.weight": np.arange(450.0).reshape(6, 75)}).init(np.random.default_rng(0))
+    assert flat["conv2.weight"][1, 0, 0].tolist() == [75, 76, 77, 78, 79]
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        ({"fc9.weight": 0}, "start from must be one of"),
+        ({"fc1.weight": np.ones((6, 10))}, r"\(10, 6\), but got \(6, 10"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_named(weights, says):
+    with pytest.raises(ValueError, match=says):
+        nets.started(nets.mlp(SIZES), weights)
