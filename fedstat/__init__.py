@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedstat.labelled import (
     bootstrap,
+    client_clusters,
     compare,
     fa,
     icc,
@@ -37,6 +38,7 @@ from fedstat.labelled import (
 from fedstat.results import (
     AgreementWarning,
     BootstrapResult,
+    ClientClustersResult,
     ComparisonResult,
     ComponentsResult,
     ConvergenceWarning,
@@ -61,6 +63,7 @@ __all__ = [
     "Absolute",
     "AgreementWarning",
     "BootstrapResult",
+    "ClientClustersResult",
     "ComparisonResult",
     "ComponentsResult",
     "ConvergenceWarning",
@@ -72,6 +75,7 @@ __all__ = [
     "SplitResult",
     "StabilityResult",
     "bootstrap",
+    "client_clusters",
     "compare",
     "data",
     "decompose",

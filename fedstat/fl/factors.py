@@ -44,7 +44,8 @@ def layout(net: Net, layers: Sequence[str], rounds: Sequence[int], clients: int,
             "stage": ("stage", np.array(STAGES, object), {"long_name": _LABELS["stage"]}),
             "client": ("client", np.arange(clients)),
         }
-        lead, chunk, variables = tuple(coords), {"checkpoint": 1, "stage": 1, "client": at_once}, {}
+        lead, chunk = tuple(coords), {"checkpoint": 1, "stage": 1, "client": at_once}
+        variables: dict[str, Variable] = {}
         for name in _of(net, layer):
             sizes = _dims(net, name)
             coords |= {dim: np.arange(n) for dim, n in sizes.items()}

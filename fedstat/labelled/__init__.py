@@ -1,6 +1,7 @@
 """The verbs users call: arrays, torch tensors or xarray objects in, result objects out."""
 
 from fedstat.labelled.agreement import icc
+from fedstat.labelled.clusters import client_clusters
 from fedstat.labelled.coerce import layer_matrix
 from fedstat.labelled.comparison import compare
 from fedstat.labelled.components import variance_components
@@ -11,6 +12,7 @@ from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test,
 
 __all__ = [
     "bootstrap",
+    "client_clusters",
     "compare",
     "fa",
     "icc",

@@ -1,5 +1,6 @@
 """Results that print themselves, turn into tables and never change."""
 
+from fedstat.results.clusters import ClientClustersResult
 from fedstat.results.comparison import ComparisonResult
 from fedstat.results.components import ComponentsResult, personal_from
 from fedstat.results.entropy import EntropyResult
@@ -13,6 +14,7 @@ __all__ = [
     "Absolute",
     "AgreementWarning",
     "BootstrapResult",
+    "ClientClustersResult",
     "ComparisonResult",
     "ComponentsResult",
     "ConvergenceWarning",
