@@ -7,6 +7,7 @@ from fedstat.labelled.comparison import compare
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.entropy import knn_entropy
 from fedstat.labelled.factor import fa
+from fedstat.labelled.ranks import effective_rank
 from fedstat.labelled.splitting import split, update
 from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, stability
 
@@ -14,6 +15,7 @@ __all__ = [
     "bootstrap",
     "client_clusters",
     "compare",
+    "effective_rank",
     "fa",
     "icc",
     "knn_entropy",

@@ -6,6 +6,7 @@ from fedstat.results.components import ComponentsResult, personal_from
 from fedstat.results.entropy import EntropyResult
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.icc import IccResult
+from fedstat.results.ranks import EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitResult
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
 from fedstat.stats.split import Absolute, Tau
@@ -18,6 +19,7 @@ __all__ = [
     "ComparisonResult",
     "ComponentsResult",
     "ConvergenceWarning",
+    "EffectiveRankResult",
     "EntropyResult",
     "FactorResult",
     "IccResult",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -216,8 +216,3 @@ def jackknife_error(values: Floats, whole: float, *, n: int, left: int) -> float
     if not left or not len(values):
         return math.nan
     return math.sqrt((n - left) / left * float(np.mean((values - whole) ** 2)))
-
-
-def sizes(labels: Sequence[int] | Ints) -> list[int]:
-    """Number of objects with each label."""
-    return [int(x) for x in np.bincount(np.asarray(labels))]
