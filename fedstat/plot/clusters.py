@@ -13,7 +13,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
@@ -48,7 +48,7 @@ def client_similarity(result: ClientClustersResult, *, ax: Axes | None = None) -
     ax.figure.colorbar(picture, ax=ax, label="cosine similarity", pad=0.02, shrink=0.85)
     edges = np.flatnonzero(np.diff(result.cluster[order])) + 1
     for low, high in zip([0, *edges], [*edges, n], strict=True):
-        ax.add_patch(plt.Rectangle((low - 0.5, low - 0.5), high - low, high - low, fill=False, color="white", lw=1.5))
+        ax.add_patch(Rectangle((low - 0.5, low - 0.5), high - low, high - low, fill=False, color="white", lw=1.5))
     if n <= _NAMED:
         ax.set_xticks(range(n), [str(c) for c in result.clients[order]], rotation=90, fontsize="small")
     else:

@@ -106,22 +106,21 @@ class ClientClustersResult(Result):
     def __repr__(self) -> str:
         sizes = ", ".join(str(n) for n in np.bincount(self.cluster)[1:])
         head = f"{len(self.clients)} clients in {self.cluster.max()} clusters of {sizes}"
+        again = f"mean adjusted Rand index {coefficient(self.recurs)} ({self.resamples} draws)"
         lines = [
             f"{head}: average linkage on 1 - cosine similarity of {self.n_values} values",
-            f"  found again without {self.left_out} clients: mean adjusted Rand index {coefficient(self.recurs)} "
-            f"({self.resamples} draws)",
+            f"  found again without {self.left_out} clients: {again}",
         ]
         if self.groups is not None:
             _, counts = np.unique(self.groups, return_counts=True)
             rand = interval(self.adjusted_rand, self.conf_low, self.conf_high, 2, sign=False)
             how = f"all {self.permutations} arrangements" if self.exact else f"{self.permutations} random permutations"
+            within, error = coefficient(self.contrast), f"delete-{self.left_out} jackknife"
             lines += [
                 f"Known groups: {len(counts)} of {', '.join(map(str, counts))} clients",
                 f"  adjusted Rand index of clusters and groups {rand}, p {p_value(self.p_value)}",
-                f"  mean similarity within groups minus between {coefficient(self.contrast)}, "
-                f"p {p_value(self.contrast_p_value)}",
-                f"  p: one-sided, {how} of the groups' labels; {100 * self.level:g} % interval: "
-                f"delete-{self.left_out} jackknife",
+                f"  mean similarity within groups minus between {within}, p {p_value(self.contrast_p_value)}",
+                f"  p: one-sided, {how} of the groups' labels; {100 * self.level:g} % interval: {error}",
             ]
             if self.std_error == 0:
                 lines.append("  the same index in every draw: the interval cannot say how rare a difference is")

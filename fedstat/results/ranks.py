@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -55,17 +56,15 @@ class EffectiveRankResult(Result):
     def glance(self) -> pd.DataFrame:
         """One row: layers, clients, personal parts that are zero, what was taken off, level."""
         rank = self.rank["rank"]
-        row = {"n_layers": rank.sizes["layer"], "n_clients": rank.sizes["client"]}
+        row: dict[str, Any] = {"n_layers": rank.sizes["layer"], "n_clients": rank.sizes["client"]}
         row |= {"n_undefined": int(rank.isnull().sum()), "minus": self.minus, "level": self.level}
         return pd.DataFrame([row])
 
     def __repr__(self) -> str:
         off = {"mean": " minus their mean", "nothing": ""}.get(self.minus, f" minus {self.minus!r}")
         row = self.glance().iloc[0]
-        lines = [
-            f"Effective rank of the weights{off}: mean over {row['n_clients']} clients "
-            f"[{100 * self.level:g} % interval]"
-        ]
+        level = f"[{100 * self.level:g} % interval]"
+        lines = [f"Effective rank of the weights{off}: mean over {row['n_clients']} clients {level}"]
         for one in self.tidy().to_dict("records"):
             when = f", round {one['checkpoint']}" if "checkpoint" in one else ""
             value = interval(one["estimate"], one["conf_low"], one["conf_high"], 2, sign=False)

@@ -51,7 +51,7 @@ def test_rounds_share_one_colour_scale():
     expected = x.sel(round=9).values[::-1, ::-1]
     np.testing.assert_array_equal(drawn, np.where(np.eye(8), np.nan, expected))
     assert two.axes[-1].get_ylabel() == "likeness (nats)"
-    with pytest.raises(ValueError, match="rounds must be one of .*, but got 3"):
+    with pytest.raises(ValueError, match=r"rounds must be one of .*, but got 3"):
         fedstat.plot.similarity_over_rounds(x, rounds=[3])
     with pytest.raises(ValueError, match="each of the 8 positions of clients once"):
         fedstat.plot.similarity_over_rounds(x, order=[0, 1])
