@@ -75,7 +75,7 @@ def client_weights(
 
 def _variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -> xr.DataArray:
     """The variable, with all its checkpoints."""
-    _check.choice("layer", layer, list(run["weights"].children))
+    _check.choice("layer", layer, sorted(run["weights"].children))
     composed = layer in run[factors.GROUP].children if factors.GROUP in run.children else False
     if parameter is not None and composed:
         found = run[f"{factors.GROUP}/{layer}"].to_dataset().sel(stage=stage)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -35,6 +37,12 @@ def test_without_the_shared_factor_the_rank_is_that_of_the_personal_one():
     np.testing.assert_allclose(rank.sel(layer="fc1"), [of_matrices(BA[2]), of_matrices(BA[4])], rtol=1e-6)
     np.testing.assert_allclose(rank.sel(checkpoint=2), 1, rtol=1e-6)
     assert "fc1, round 2: 1.00 [1.00, 1.00] of at most 6" in repr(found)
+
+
+def test_layers_stand_in_the_order_of_the_network():
+    made = run()
+    made.attrs["config"] = json.dumps({"keep_weights": ["fc2", "fc1"]})
+    assert fedstat.effective_rank(made).rank["layer"].values.tolist() == ["fc2", "fc1"]
 
 
 def test_intervals_are_students_over_clients():
