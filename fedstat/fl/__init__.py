@@ -2,6 +2,7 @@
 
 from fedstat.fl import algorithms, nets, optim
 from fedstat.fl.profiles import profile
+from fedstat.fl.stored import client_weights
 from fedstat.fl.training import train
 
-__all__ = ["algorithms", "nets", "optim", "profile", "train"]
+__all__ = ["algorithms", "client_weights", "nets", "optim", "profile", "train"]

@@ -59,7 +59,8 @@ HELP = {
     "evaluate_every": "rounds between evaluations",
     "ablation": "number of draws of random values that replace shared or personal units at the end",
     "probe": "halves: also train active clients on each half of their samples, to tell what is their own from noise; "
-    "drift: distance of clients from the server's aggregate; uploads: weights before aggregation",
+    "drift: distance of clients from the server's aggregate; uploads: weights before aggregation; "
+    "parameters: factors of composed weights",
     "readouts": "other ways to predict after the last round, such as fedavg+ or 'fedavg-shrunken by=layer'",
     "precision": "precision of matrix products in training",
 }

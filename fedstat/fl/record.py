@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 
 from fedstat import store
-from fedstat.fl import choice, masks, nets
+from fedstat.fl import choice, factors, masks, nets
 from fedstat.fl.algorithm import Memory, Sharing
 from fedstat.fl.engine import Round
 from fedstat.fl.job import Job
@@ -129,11 +129,12 @@ def layout(
 
 
 class Checkpoints(NamedTuple):
-    """Rounds after which clients' weights are stored, the layers, and whether uploads are stored too."""
+    """Rounds after which clients' weights are stored, the layers, and whether uploads and factors are stored too."""
 
     rounds: list[int]
     layers: list[str]
     uploads: bool = False
+    parameters: bool = False
 
 
 def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Group]:
@@ -156,6 +157,9 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
     groups |= _choice_layout(job, metrics.coords["round"])
     for group in ("weights", *(["uploads"] if checkpoints.uploads else [])):
         groups |= _weights_layout(job, group, checkpoints)
+    if checkpoints.parameters:
+        kept = (checkpoints.layers, checkpoints.rounds)
+        groups |= factors.layout(job.net, *kept, job.clients, _clients_at_once(job))
     return groups
 
 
@@ -183,10 +187,16 @@ def write_checkpoint(writer: Writer, job: Job, state: State, done: Round, checkp
     position, few = checkpoints.rounds.index(state.round), _clients_at_once(job)
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
-        _write_weights(writer, "weights", position, low, job.net, personal(job, state, clients), checkpoints.layers)
-    for i, c in enumerate(done.uploads.clients) if checkpoints.uploads else ():
+        models = personal(job, state, clients)
+        _write_weights(writer, "weights", position, low, job.net, models, checkpoints.layers)
+        if checkpoints.parameters:
+            _write_factors(writer, "aggregated", position, low, job.net, models, checkpoints.layers)
+    for i, c in enumerate(done.uploads.clients) if checkpoints.uploads or checkpoints.parameters else ():
         own = {name: p[i : i + 1] for name, p in done.uploads.after.items()}
-        _write_weights(writer, "uploads", position, int(c), job.net, own, checkpoints.layers)
+        if checkpoints.uploads:
+            _write_weights(writer, "uploads", position, int(c), job.net, own, checkpoints.layers)
+        if checkpoints.parameters:
+            _write_factors(writer, "trained", position, int(c), job.net, own, checkpoints.layers)
 
 
 def _write_weights(
@@ -198,6 +208,15 @@ def _write_weights(
             flat = p.flatten(2) if p.ndim > 2 else p
             where = (checkpoint, slice(first, first + len(p)))
             writer.write(f"{group}/{nets.layer_of(name)}/{variable(name)}", where, flat.cpu().numpy())
+
+
+def _write_factors(
+    writer: Writer, stage: str, checkpoint: int, first: int, net: Net, params: Params, layers: Sequence[str]
+) -> None:
+    """Write the factors of consecutive clients, from number ``first`` on."""
+    for name, values in factors.values(net, params, layers):
+        where = (checkpoint, factors.STAGES.index(stage), slice(first, first + len(values)))
+        writer.write(name, where, values)
 
 
 def _clients_at_once(job: Job) -> int:

@@ -34,7 +34,7 @@ from fedstat.fl.state import State
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
-PROBES = ("halves", "drift", "uploads")
+PROBES = ("halves", "drift", "uploads", "parameters")
 _COMMIT_SECONDS = 1.0
 _SAVE_SECONDS = 20.0
 # Saving the state takes no more than this share of a run's time.
@@ -127,11 +127,11 @@ def train(
         New clients, which do not train, with subsets "train" and "test"; evaluated after the last round.
     ablation : int, default 0
         Number of draws of random values that replace the shared or the personal units' parameters after the last round.
-    probe : {"halves", "drift", "uploads"} or sequence of these, optional
+    probe : {"halves", "drift", "uploads", "parameters"} or sequence of these, optional
         "halves": before every evaluated round, train the active clients also on each half of their samples, to tell
         how much of the differences between clients is their own and not noise (:func:`fedstat.fl.profile`). "drift":
         distance of clients from the server's aggregate, in every round. "uploads": weights before aggregation, at the
-        checkpoints.
+        checkpoints. "parameters": the factors of composed weights, before and after aggregation, at the checkpoints.
     readouts : mapping from str to callable (Algorithm) -> Algorithm, optional
         Other ways to predict from the models after the last round, such as ``{"fedavg+": algorithms.finetuned}``:
         the scores that a run of that algorithm would have had.
@@ -157,6 +157,10 @@ def train(
         ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.halves.parts`;
         ``/drift``: distance (round, client, layer), see :func:`fedstat.fl.probes.drift.probe`;
         ``/uploads/<layer>``: w, b as in ``/weights``, before aggregation, NaN for clients that were not active;
+        ``/parameters/<layer>``: the parameters of a composed network by their own names (``weight`` as w), dims
+        (checkpoint, stage, client, ...) with the stages "trained" (before aggregation, NaN for clients that were not
+        active) and "aggregated"; ``/weights`` and ``/uploads`` hold the weights composed of them, and other networks
+        have no such group (:func:`fedstat.fl.client_weights` reads all of these);
         ``/measures``: what a method measures; ``/mixing``: weight (round, client, other), where its server mixes;
         ``/readouts``: accuracy, loss (readout, client), step (readout, client, layer).
 
@@ -205,7 +209,8 @@ def train(
     asked = _asked(probe)
     named = nets.layers(job.net) if keep_weights is None else keep_weights
     layers = [masks.require_layer(job.net, layer) for layer in named]
-    at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, uploads="uploads" in asked)
+    kept = {name: name in asked for name in ("uploads", "parameters")}
+    at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **kept)
     others, unseen = readout_jobs(job, readouts or {}), _unseen(job, new)
     probes = [measures_probe(job, rounds)]
     probes += [halves_probe(job, rounds)] if "halves" in asked else []

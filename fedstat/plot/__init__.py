@@ -1,5 +1,6 @@
 """Figures: pure functions (result or Dataset, ax=None) -> Axes."""
 
+from fedstat.plot.clusters import client_lines, client_similarity, similarity_over_rounds
 from fedstat.plot.data import partition
 from fedstat.plot.factor import communality, loadings, rounds, scree
 from fedstat.plot.fl import clients, differences, feature_grid, loss_curves, shares
@@ -12,6 +13,8 @@ from fedstat.plot.spectra import kappa_window, spectrum, spectrum_grid
 
 __all__ = [
     "accuracy",
+    "client_lines",
+    "client_similarity",
     "clients",
     "communality",
     "convergence",
@@ -37,6 +40,7 @@ __all__ = [
     "rounds",
     "scree",
     "shares",
+    "similarity_over_rounds",
     "spectrum",
     "spectrum_grid",
     "stability",

@@ -1,10 +1,12 @@
 """Results that print themselves, turn into tables and never change."""
 
+from fedstat.results.clusters import ClientClustersResult
 from fedstat.results.comparison import ComparisonResult
 from fedstat.results.components import ComponentsResult, personal_from
 from fedstat.results.entropy import EntropyResult
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.icc import IccResult
+from fedstat.results.ranks import EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitResult
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
 from fedstat.stats.split import Absolute, Tau
@@ -13,9 +15,11 @@ __all__ = [
     "Absolute",
     "AgreementWarning",
     "BootstrapResult",
+    "ClientClustersResult",
     "ComparisonResult",
     "ComponentsResult",
     "ConvergenceWarning",
+    "EffectiveRankResult",
     "EntropyResult",
     "FactorResult",
     "IccResult",

@@ -175,17 +175,18 @@ def same_state(a: Array, b: Array) -> Array:
 
 
 def adjusted_rand(a: Array, b: Array) -> Array:
-    """Adjusted Rand index of two splits (Hubert and Arabie 1985, J. Classification 2, 193-218).
+    """Adjusted Rand index of two splits or clusterings (Hubert and Arabie 1985, J. Classification 2, 193-218).
 
     Parameters
     ----------
-    a, b : bool array (..., unit)
+    a, b : bool or int array (..., unit)
+        Integers number groups from 0.
 
     Returns
     -------
     array (...,)
-        1 for equal splits, or splits with the two groups exchanged; 0 is expected from independent ones. Counts of
-        pairs are exact up to 9000 units, so that values are scikit-learn's to the bit.
+        1 for equal splits, whatever the groups are called; 0 is expected from independent ones. Counts of pairs are
+        exact up to 9000 units, so that values are scikit-learn's to the bit.
 
     Examples
     --------
@@ -199,14 +200,25 @@ def adjusted_rand(a: Array, b: Array) -> Array:
     def square(x: Array) -> Array:
         return xp.sum(xp.astype(x, xp.float64), axis=-1) ** 2
 
-    cells = square(a & b) + square(a & ~b) + square(~a & b) + square(~a & ~b)
-    in_a, in_b = square(a) + square(~a), square(b) + square(~b)
+    if xp.isdtype(a.dtype, "bool"):
+        cells = square(a & b) + square(a & ~b) + square(~a & b) + square(~a & ~b)
+        in_a, in_b = square(a) + square(~a), square(b) + square(~b)
+    else:
+        of_a, of_b = _members(xp, a), _members(xp, b)
+        cells = xp.sum((of_a @ xp.matrix_transpose(of_b)) ** 2, axis=(-2, -1))
+        in_a, in_b = (xp.sum(square(of), axis=-1) for of in (of_a, of_b))
     # Ordered pairs of units that go together in both splits, in one of them, in none.
     both, only_a, only_b, neither = cells - n, in_a - cells, in_b - cells, n * n - in_a - in_b + cells
     span = (both + only_a) * (only_a + neither) + (both + only_b) * (only_b + neither)
     equal = (only_a == 0) & (only_b == 0)
     gain = 2 * (both * neither - only_a * only_b)
     return xp.where(equal, xp.ones_like(span), gain / xp.where(equal, xp.ones_like(span), span))
+
+
+def _members(xp: Any, labels: Array) -> Array:
+    """Which units are of each group: 0 or 1, (..., group, unit)."""
+    groups = xp.arange(int(xp.max(labels)) + 1, device=device_of(labels))
+    return xp.astype(labels[..., None, :] == groups[:, None], xp.float64)
 
 
 def iteration_stability(

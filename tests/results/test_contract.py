@@ -35,9 +35,11 @@ def outputs() -> xr.DataArray:
 
 MADE: dict[str, Callable[[], Result]] = {
     "BootstrapResult": lambda: fedstat.bootstrap(W, n_factors=2, replicates=5),
+    "ClientClustersResult": lambda: fedstat.client_clusters(W, n_clusters=2, groups=list("aabbcc"), permutations=9),
     "ComparisonResult": lambda: fedstat.compare(TABLE, reference="a"),
     "ComponentsResult": lambda: fedstat.variance_components(np.stack([W, W[::-1]], axis=1)),
     "ConvergenceResult": lambda: fedstat.ntk.convergence(DATA, widths=[8], rounds=2, replicates=2),
+    "EffectiveRankResult": lambda: fedstat.effective_rank(W),
     "EntropyResult": lambda: fedstat.knn_entropy(outputs(), ties="atoms"),
     "ExtremeEigenvalues": lambda: fedstat.ntk.extreme_eigenvalues(fedstat.ntk.kernel(np.eye(3))),
     "FactorResult": lambda: fedstat.fa(fedstat.layer_matrix(W), n_factors=2),

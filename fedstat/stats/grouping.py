@@ -1,0 +1,218 @@
+"""Who is like whom: similarity, average linkage, agreement with known groups. NumPy in, NumPy out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import cut_tree, leaves_list, linkage
+from scipy.spatial.distance import squareform
+
+from fedstat._random import generator
+from fedstat.stats.split import adjusted_rand
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+_AT_ONCE = 2**22  # numbers in memory at once, of permuted groups
+
+
+class Tree(NamedTuple):
+    """Average linkage on 1 − similarity.
+
+    Attributes
+    ----------
+    merges : array (object - 1, 4)
+        As :func:`scipy.cluster.hierarchy.linkage` returns it.
+    order : int array (object,)
+        Objects as the leaves of the tree stand.
+    """
+
+    merges: Floats
+    order: Ints
+
+
+class Permuted(NamedTuple):
+    """Statistics of groups under permutation of the groups' labels over objects.
+
+    Attributes
+    ----------
+    rand, contrast : array (permutation,)
+        Adjusted Rand index with the clusters; mean similarity within groups minus between.
+    exact : bool
+        All different arrangements of the labels, the one at hand among them; otherwise drawn with replacement.
+    """
+
+    rand: Floats
+    contrast: Floats
+    exact: bool
+
+
+def cosine(x: Floats) -> Floats:
+    """Cosine similarity (object, object) of the rows of ``x``; ValueError for a row of zeros, which has none."""
+    top = np.abs(x).max(axis=1, keepdims=True, initial=0)
+    if not top.all():
+        raise ValueError(f"row {int(np.flatnonzero(top == 0)[0])} is zero, and has no cosine with any other")
+    unit = x / top
+    unit = unit / np.linalg.norm(unit, axis=1, keepdims=True)
+    found = np.clip(unit @ unit.T, -1, 1)
+    found = (found + found.T) / 2
+    np.fill_diagonal(found, 1)
+    return np.asarray(found)
+
+
+def tree(similarity: Floats) -> Tree:
+    """Average linkage (UPGMA) of at least 2 objects on 1 − similarity."""
+    merges = linkage(squareform(1 - similarity, checks=False), "average")
+    return Tree(merges, leaves_list(merges).astype(np.int64))
+
+
+def cut(merges: Floats, n_clusters: int) -> Ints:
+    """Clusters (object,), exactly so many also where merges tie; numbered from 0 in the order of their first object.
+
+    Examples
+    --------
+    >>> cut(tree(cosine(np.array([[1, 0.1], [0, 1], [1, 0.2], [0.1, 1]]))).merges, 2)
+    array([0, 1, 0, 1])
+    """
+    return codes(cut_tree(merges, n_clusters)[:, 0])
+
+
+def codes(labels: NDArray) -> Ints:
+    """Labels as integers from 0, in the order in which they first occur."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return np.asarray(rank[inverse])
+
+
+def contrast(similarity: Floats, groups: Ints) -> Floats:
+    """Mean similarity within groups minus between them: of pairs of different objects, groups (..., object) to (...).
+
+    Examples
+    --------
+    >>> float(contrast(np.array([[1, 0.8, 0.1], [0.8, 1, 0.3], [0.1, 0.3, 1]]), np.array([0, 0, 1])).round(12))
+    0.6
+    """
+    n, k = groups.shape[-1], int(groups.max()) + 1
+    member = (groups[..., None, :] == np.arange(k)[:, None]).astype(float)
+    sizes = member[(0,) * (groups.ndim - 1)].sum(-1)
+    pairs_within, pairs = float((sizes * (sizes - 1)).sum()), n * (n - 1)
+    whole = similarity.sum() - np.trace(similarity)
+    within = ((member @ similarity) * member).sum((-1, -2)) - np.trace(similarity)
+    return np.asarray(within / pairs_within - (whole - within) / (pairs - pairs_within))
+
+
+def arrangements(groups: Ints) -> int:
+    """Number of different ways to give the groups' labels to the objects."""
+    sizes = np.bincount(groups)
+    return math.factorial(len(groups)) // math.prod(math.factorial(int(n)) for n in sizes)
+
+
+def permuted(similarity: Floats, clusters: Ints, groups: Ints, *, permutations: int, seed: int) -> Permuted:
+    """Both statistics under permutations of the groups' labels, which keep the groups' sizes.
+
+    Parameters
+    ----------
+    similarity : array (object, object)
+    clusters, groups : int array (object,)
+        From 0.
+    permutations : int
+        All arrangements are taken if there are at most so many; otherwise so many are drawn.
+    seed : int
+    """
+    exact = arrangements(groups) <= permutations
+    rng = generator(seed, "permutations of groups")
+    step = max(1, _AT_ONCE // (len(groups) * (int(groups.max()) + 1)))
+    rands, contrasts = [], []
+    for block in _all(groups, step) if exact else _drawn(groups, permutations, step, rng):
+        rands.append(adjusted_rand(np.broadcast_to(clusters, block.shape), block))
+        contrasts.append(contrast(similarity, block))
+    return Permuted(np.concatenate(rands), np.concatenate(contrasts), exact)
+
+
+def p_value(found: float, under: Floats, *, exact: bool) -> float:
+    """Share of the permutations with a statistic at least as large; with the one at hand added where they are drawn.
+
+    Phipson and Smyth (2010). Permutation p-values should never be zero. Statistical Applications in Genetics and
+    Molecular Biology 9 (1), 39.
+    """
+    slack = 1e-10 * max(1.0, float(np.abs(under).max(initial=0)))
+    as_large = int((under >= found - slack).sum())
+    return as_large / len(under) if exact else (as_large + 1) / (len(under) + 1)
+
+
+def _drawn(groups: Ints, n: int, step: int, rng: np.random.Generator) -> Iterator[Ints]:
+    for low in range(0, n, step):
+        yield rng.permuted(np.tile(groups, (min(step, n - low), 1)), axis=1)
+
+
+def _all(groups: Ints, step: int) -> Iterator[Ints]:
+    rows: list[list[int]] = []
+    for row in _multiset(sorted(groups.tolist())):
+        rows.append(row)
+        if len(rows) == step:
+            yield np.array(rows)
+            rows = []
+    if rows:
+        yield np.array(rows)
+
+
+def _multiset(labels: list[int]) -> Iterator[list[int]]:
+    """All different orders of sorted labels, in lexicographic order."""
+    a = list(labels)
+    while True:
+        yield list(a)
+        i = len(a) - 2
+        while i >= 0 and a[i] >= a[i + 1]:
+            i -= 1
+        if i < 0:
+            return
+        j = len(a) - 1
+        while a[j] <= a[i]:
+            j -= 1
+        a[i], a[j] = a[j], a[i]
+        a[i + 1 :] = reversed(a[i + 1 :])
+
+
+class Left(NamedTuple):
+    """What clustering gives when some objects are left out.
+
+    Attributes
+    ----------
+    rand : array (draw,)
+        Adjusted Rand index of the remaining objects' clusters with their groups; NaN without groups.
+    recurs : array (draw,)
+        The same with their clusters when no object is left out.
+    left_out : int
+        Objects left out in every draw.
+    """
+
+    rand: Floats
+    recurs: Floats
+    left_out: int
+
+
+def left_out(
+    similarity: Floats, clusters: Ints, groups: Ints | None, *, n_clusters: int, share: float, draws: int, seed: int
+) -> Left:
+    """Cluster again without a share of the objects, drawn anew each time (delete-d, without replacement)."""
+    n, rng = len(clusters), generator(seed, "objects left out")
+    d = min(max(1, round(share * n)), n - max(2, n_clusters))
+    rands, recurs = np.full(draws, np.nan), np.full(draws, np.nan)
+    for i in range(draws if d > 0 else 0):
+        kept = np.sort(rng.permutation(n)[d:])
+        found = cut(tree(similarity[np.ix_(kept, kept)]).merges, n_clusters)
+        recurs[i] = adjusted_rand(found, codes(clusters[kept]))
+        if groups is not None:
+            rands[i] = adjusted_rand(found, codes(groups[kept]))
+    return Left(rands, recurs, max(d, 0))
+
+
+def jackknife_error(values: Floats, whole: float, *, n: int, left: int) -> float:
+    """Delete-d jackknife standard error, ((n − d) / d · mean (θ_s − θ)²)^½ (Shao and Wu 1989, Ann. Statist. 17)."""
+    if not left or not len(values):
+        return math.nan
+    return math.sqrt((n - left) / left * float(np.mean((values - whole) ** 2)))

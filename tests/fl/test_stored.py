@@ -1,0 +1,185 @@
+"""Factors of composed weights in a store: trained and aggregated, resumable, and read in one call."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from algorithm_jobs import SAMPLES, SIZES, dataset, job
+from small_runs import same
+
+import fedstat
+from fedstat import store
+from fedstat.fl import algorithms, client_weights, engine, nets, optim, train
+from fedstat.fl.algorithm import Algorithm, Phase, Sharing
+from fedstat.fl.wrappers.composed import Part, composed
+
+OPTIONS = {"batch_size": 5, "local_epochs": 2, "seed": 4, "participation": 0.5, "optimizer": optim.sgd(0.1)}
+
+
+def low_rank(shape):
+    """W = σ + BA of rank 2, σ under the weight's own name."""
+    return Part(
+        {"weight": shape, "b": (shape[0], 2), "a": (2, shape[1])},
+        lambda _, w: {"weight": w, "b": torch.zeros(shape[0], 2), "a": torch.randn(2, shape[1], generator=_seed())},
+        lambda f: f["weight"] + f["b"] @ f["a"],
+        by_unit=("b",),
+    )
+
+
+def _seed():
+    return torch.Generator().manual_seed(0)
+
+
+def outer(shape):
+    """W = u vᵀ + μ."""
+    return Part(
+        {"u": shape[:1], "v": shape[1:], "mu": shape},
+        lambda _, w: {"u": torch.ones(shape[0]), "v": torch.zeros(shape[1]), "mu": w},
+        lambda f: f["u"][:, :, None] * f["v"][:, None] + f["mu"],
+        by_unit=("u", "mu"),
+    )
+
+
+def wrapped(part, net):
+    return composed(net, {name: part(shape) for name, shape in net.shapes.items() if name.endswith(".weight")})
+
+
+def additive(part=low_rank, private=(".a", ".b")):
+    """Private factors for two epochs, then the shared ones."""
+    own = lambda name: name.endswith(private)  # noqa: E731
+    return Algorithm(
+        "additive",
+        lambda start: Sharing({name: torch.tensor(not own(name)) for name in start.net.shapes}),
+        phases=(Phase(trains=own), Phase(trains=lambda name: not own(name))),
+        wrap=partial(wrapped, part),
+    )
+
+
+def go(method=None, rounds=3, probe=("uploads", "parameters"), **options):
+    return train(
+        dataset(SAMPLES), nets.mlp(SIZES), method or additive(), rounds=rounds, probe=probe, **OPTIONS | options
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_the_disk():
+    """Power cuts are for the torture tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.journal, "sync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(no_waiting_for_the_disk):  # noqa: ARG001
+    return go(checkpoints=[2])
+
+
+def test_factors_are_those_of_the_engine(run):
+    j = job(additive(), **OPTIONS)
+    state = engine.start(j)
+    for number in (1, 2, 3):
+        state, done = engine.round_of(j, state)
+        if number == 1:
+            continue
+        here = run["parameters/fc1"].sel(checkpoint=number)
+        for name, p in done.uploads.after.items():
+            if name.startswith("fc1"):
+                kept = here[{"weight": "w"}.get(name[4:], name[4:])].sel(stage="trained")
+                np.testing.assert_allclose(kept[done.uploads.clients], p, rtol=1e-6, atol=1e-7)
+                assert np.isnan(np.delete(kept.to_numpy(), done.uploads.clients, axis=0)).all()
+        mine = engine.personal(j, state)["fc1.b"]
+        np.testing.assert_allclose(here["b"].sel(stage="aggregated"), mine, rtol=1e-6, atol=1e-7)
+
+
+def test_what_clients_trained_is_the_shared_factor_before_its_mean(run):
+    sigma = client_weights(run, "fc1", "weight", stage="trained")
+    after = client_weights(run, "fc1", "weight")
+    assert (sigma.dims, sigma.sizes["client"], after.sizes["client"]) == (("client", "unit", "weight"), 3, 6)
+    sizes = np.array(SAMPLES)[sigma["client"].to_numpy()]
+    mean = np.tensordot(sizes / sizes.sum(), sigma.to_numpy(), 1)
+    np.testing.assert_allclose(after.to_numpy(), np.broadcast_to(mean, after.shape), atol=1e-6)
+    assert sigma.std("client").mean() > 1e-3
+    # what clients predicted with, before aggregation and after it, is composed of the factors of that stage
+    for stage, group in (("trained", "uploads"), ("aggregated", "weights")):
+        w, b, a = (client_weights(run, "fc1", name, stage=stage).to_numpy() for name in ("weight", "b", "a"))
+        whole = client_weights(run, "fc1", stage=stage).to_numpy()
+        np.testing.assert_allclose(whole, w + b @ a, atol=1e-6)
+        assert group in run.children
+    early = client_weights(run, "fc1", "b", checkpoint=2)
+    assert not np.array_equal(early, client_weights(run, "fc1", "b"))
+
+
+def test_the_factor_analysis_takes_weights_and_factors_as_they_come(run):
+    sigma = client_weights(run, "fc1", "weight", stage="trained")
+    found = fedstat.fa(fedstat.layer_matrix(sigma), n_factors=1, max_iter=1000)
+    by_hand = fedstat.fa(np.concatenate([w.T for w in sigma.to_numpy()]), n_factors=1, max_iter=1000)
+    np.testing.assert_allclose(found.communality, by_hand.communality, atol=1e-9)
+    assert fedstat.split(client_weights(run, "fc1"), n_factors=1, max_iter=1000).shared.shape == (10,)
+    both = go(additive(outer, (".v", ".mu")), probe="parameters")
+    u = client_weights(both, "fc1", "u", stage="trained")
+    assert u.dims == ("client", "unit")
+    assert fedstat.fa(u, n_factors=1, method="pc").communality.shape == (10,)
+    np.testing.assert_array_equal(fedstat.layer_matrix(u).to_numpy(), u.to_numpy())
+
+
+def test_a_killed_run_goes_on_and_a_longer_one_is_whole(run, tmp_path, monkeypatch):
+    step, out = engine.round_of, tmp_path / "run.zarr"
+
+    def stop(job, state):
+        if state.round == 2:
+            raise KeyboardInterrupt
+        return step(job, state)
+
+    monkeypatch.setattr(engine, "round_of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        go(checkpoints=[2], out=out)
+    monkeypatch.undo()
+    same(run, go(checkpoints=[2], out=out, resume=True))
+    longer = go(rounds=4, checkpoints=[2], out=out, resume=True)
+    same(go(rounds=4, checkpoints=[2]), longer)
+    assert longer["parameters/fc1"].coords["checkpoint"].values.tolist() == [2, 4]
+    assert longer["parameters/fc1"].coords["stage"].values.tolist() == ["trained", "aggregated"]
+
+
+def test_plain_networks_have_their_weights_and_no_group_more():
+    plain = go(algorithms.fedavg())
+    assert "parameters" not in plain.children
+    np.testing.assert_array_equal(client_weights(plain, "fc2", "bias"), plain["weights/fc2/b"][-1])
+    few = go(keep_weights=["fc2"])
+    assert list(few["parameters"].children) == ["fc2"]
+    assert "parameters" not in go(probe="uploads").children
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "says"),
+    [
+        (("fc9",), {}, "layer must be one of 'fc1', 'fc2', but got 'fc9'"),
+        (("fc1", "u"), {}, "has the parameters a, b, bias, weight, but got 'u'"),
+        (("fc1",), {"stage": "sent"}, "stage must be one of 'trained', 'aggregated', but got 'sent'"),
+        (("fc1",), {"checkpoint": 1}, "checkpoint must be one of 2, 3, but got 1"),
+    ],
+)
+def test_what_is_not_in_the_store_is_named(run, arguments, options, says):
+    with pytest.raises(ValueError, match=says):
+        client_weights(run, *arguments, **options)
+
+
+def test_what_was_not_asked_for_says_how_to_get_it():
+    bare = go(probe=None, rounds=1)
+    with pytest.raises(ValueError, match=r"holds no weights of 'fc1' before aggregation.*probe='uploads'"):
+        client_weights(bare, "fc1", stage="trained")
+    with pytest.raises(ValueError, match=r"parameters bias, weight, but got 'a'\. Factors .* probe='parameters'"):
+        client_weights(bare, "fc1", "a")
+
+
+def test_factors_with_the_name_of_a_dim_are_refused():
+    def clash(shape):
+        return outer(shape)._replace(
+            shapes={"client": shape}, init=lambda _, w: {"client": w}, value=lambda f: f["client"], by_unit=()
+        )
+
+    with pytest.raises(ValueError, match=r"the factor 'fc1.client' cannot be stored as 'client'"):
+        go(additive(clash, ("x",)), probe="parameters")

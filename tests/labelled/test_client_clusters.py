@@ -1,0 +1,85 @@
+"""client_clusters: labels, tests and interval of the verb, and what it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from sklearn.metrics import adjusted_rand_score
+
+import fedstat
+
+RNG = np.random.default_rng(0)
+DOMAIN = np.repeat(["a", "b", "c"], 4)
+V = xr.DataArray(
+    np.repeat(RNG.normal(size=(3, 5, 4)), 4, axis=0) + 1.5 * RNG.normal(size=(12, 5, 4)),
+    dims=("client", "unit", "weight"), coords={"client": np.arange(100, 112)},
+)  # fmt: skip
+QUICK = {"n_clusters": 3, "permutations": 99, "resamples": 20}
+
+
+def test_clusters_are_compared_with_the_groups_by_label():
+    found = fedstat.client_clusters(V, groups=DOMAIN, **QUICK)
+    assert found.adjusted_rand == adjusted_rand_score(found.cluster, DOMAIN)
+    assert 0 < found.adjusted_rand < 1
+    order = np.random.default_rng(1).permutation(12)
+    by_label = xr.DataArray(DOMAIN[order], dims="client", coords={"client": V["client"].values[order]})
+    for groups in (by_label, dict(zip(V["client"].values.tolist(), DOMAIN, strict=True))):
+        same = fedstat.client_clusters(V.transpose("unit", "client", "weight"), groups=groups, **QUICK)
+        assert same.to_dict() == found.to_dict()
+    np.testing.assert_array_equal(fedstat.client_clusters(torch.from_numpy(V.values), **QUICK).cluster, found.cluster)
+    assert found.conf_low < found.adjusted_rand <= found.conf_high <= 1
+    assert (found.left_out, found.n_values) == (6, 20)
+    data = found.to_dataset()
+    assert data["similarity"].sel(client=103, other=103) == 1
+    assert data["group"].values.tolist() == DOMAIN.tolist()
+
+
+def test_what_it_prints_and_its_tables():
+    found = fedstat.client_clusters(V, groups=DOMAIN, **QUICK)
+    for says in ("12 clients in 3 clusters", "Known groups: 3 of 4, 4, 4 clients", "99 random", "delete-6 jackknife"):
+        assert says in repr(found)
+    assert "the same index in every draw" not in repr(found)
+    apart = np.repeat(np.eye(3), 8, axis=0) + 0.01 * RNG.normal(size=(24, 3))
+    clear = fedstat.client_clusters(apart, groups=np.repeat([0, 1, 2], 8), **QUICK)
+    assert (clear.conf_low, clear.adjusted_rand) == (1, 1)
+    assert "the same index in every draw: the interval cannot say how rare a difference is" in repr(clear)
+    few = fedstat.client_clusters(V[2:8], groups=DOMAIN[2:8], **QUICK)
+    assert few.exact
+    assert "all 15 arrangements" in repr(few)
+    table = found.tidy()
+    same = found.cluster == found.cluster[5]
+    own = found.similarity[5][same & (np.arange(12) != 5)].mean()
+    np.testing.assert_allclose(table["within"][5], own)
+    others = [found.similarity[5][found.cluster == k].mean() for k in {1, 2, 3} - {found.cluster[5]}]
+    np.testing.assert_allclose(table["nearest"][5], max(others))
+    alone = fedstat.client_clusters(V, n_clusters=12, resamples=5)
+    assert alone.tidy()["within"].isna().all()
+    assert "Known groups" not in repr(alone)
+    assert np.isnan(alone.adjusted_rand)
+
+
+def changed(client, value):
+    return V.where(V["client"] != client, value)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "options", "says"),
+    [
+        (V, {"n_clusters": 13}, "n_clusters must be at most the number of clients, 12, but got 13"),
+        (changed(105, 0.0), {}, r"vectors of client\(s\) 105 are zero, and have no cosine"),
+        (changed(107, np.nan), {}, r"vectors of client\(s\) 107 hold NaN.*not active are NaN: leave them out"),
+        (V, {"groups": DOMAIN[:9]}, r"one group for each of the 12 clients, but got \(9,\)"),
+        (V, {"groups": dict.fromkeys(range(100, 110), "a")}, r"cover all clients, but lack client\(s\) 110, 111"),
+        (V, {"groups": [*[0.0, 1.0] * 5, 1.0, np.nan]}, r"are missing for client\(s\) 111"),
+        (V, {"groups": ["a"] * 12}, "at least two, one of them of two clients or more, but got 1 groups of 12"),
+        (V, {"groups": list(range(12))}, "but got 12 groups of 12 clients"),
+        (V.expand_dims(checkpoint=2), {}, r"one vector a client, but .*Select one checkpoint, as in .isel\(ch"),
+        (V.rename(client="k"), {}, r"must have dim\(s\) \['client'\]"),
+        (V[:1], {}, r"at least 2 clients, but got shape \(1, 5, 4\)"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_clustered_is_named(vectors, options, says):
+    with pytest.raises(ValueError, match=says):
+        fedstat.client_clusters(vectors, **{**QUICK, "n_clusters": 1, **options})
