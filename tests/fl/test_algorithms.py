@@ -164,7 +164,8 @@ def test_shared_entries_are_everybodys_or_ones_own_mixture_and_personal_entries_
             everybodys[done.uploads.clients] = torch.tensordot(done.mixture, done.sent[parameter], 1)[:, shared]
         assert torch.equal(p[:, shared], everybodys)
         own = p[:, ~shared]
-        assert own.shape[1] == 0 or (own != own[:1]).any(0).float().mean() > 0.85, "a ReLU unit may be dead, no more"
+        differs = (own != own[:1]).any(0) | (own == 0).all(0)  # a sparse entry may be zero, one ReLU unit dead
+        assert own.shape[1] == 0 or differs.float().mean() > 0.85
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -144,7 +144,7 @@ def last_round(method, rounds=2, **options):
 
 
 def test_dissimilar_clients_are_left_out_unless_so_many_are_wanted():
-    limit = float(np.median(evaluated(last_round(alpha()))))
+    limit = float(np.median(similarities(last_round(alpha()))))
     some, three = (last_round(alpha(tau=limit, **s)) for s in ({}, {"at_least": 3}))
     vectors = [v.flatten().double().numpy() for v in some.uploads.after["fc1.v"]]
     for done, at_least in ((some, 1), (three, 3)):
@@ -155,14 +155,14 @@ def test_dissimilar_clients_are_left_out_unless_so_many_are_wanted():
     assert ((some.mixture > 0).sum(1) < 3).any(), "a weak test"
 
 
-def evaluated(done):
-    return done.uploads.net and algorithms.named("factorized-fl-alpha").measures["similarity"].value(done.uploads)
+def similarities(done):
+    return alpha().measures["similarity"].value(done.uploads)
 
 
 @pytest.mark.parametrize("matching", ["random", "worst"])
 def test_three_others_are_matched(matching):
     done = last_round(beta(matching=matching, epsilon=2.0))
-    similarity, weight = evaluated(done).numpy(), done.mixture.double().numpy()
+    similarity, weight = similarities(done).numpy(), done.mixture.double().numpy()
     for i in range(len(weight)):
         taken = np.flatnonzero(weight[i])
         others = np.setdiff1d(taken, i)

@@ -107,6 +107,7 @@ def factorized_fl(
     _check.real("sparsity", sparsity, low=0)
     _check.integer("at_least", at_least)
     _check.integer("rank", rank)
+    _check.choice("mu", mu, (True, False))
     given = {"epsilon": epsilon, "tau": tau, "at_least": at_least, "sparsity": sparsity}
     _require_effect(given, matching, mu)
     rule = _Rule(matching, epsilon, tau, at_least, in_place=code)
