@@ -206,6 +206,8 @@ BYTES = {
     "fedfac-dynamic": (412, 272),  # the analysis reads all units
     "random": (272, 272),
     "random-redrawn": (272, 272),
+    "factorized-fl-alpha": (64, 24),  # fc1: 6 of u, also 10 of v up
+    "factorized-fl-beta": (352, 352),  # fc1: 6 + 10, a bias of 10, 60 of μ, here none of them zero, and 60 bits
 }
 
 
@@ -219,7 +221,8 @@ def test_bytes_are_those_of_a_count_by_hand(name):
         if name in ("fedfac-dynamic", "random-redrawn"):
             was, is_ = (masks.shared_units(j.net, s.sharing.shared, "fc1") for s in (old, new))
             down += 2 * (not torch.equal(was, is_))  # 10 units: 10 bits, 2 bytes
-        assert in_bytes(j.algorithm, j.net, new.sharing, old.sharing, ONE) == (up, down)
+        whole = lambda: {n: torch.ones(1, *shape) for n, shape in j.net.shapes.items()}  # noqa: E731
+        assert in_bytes(j.algorithm, j.net, new.sharing, old.sharing, ONE, (whole, whole)) == (up, down)
         old = new
 
 
@@ -278,6 +281,17 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("fedfac-static", {"variant": "cod"}, "variant must be one of 'paper', 'code'.*Did you mean 'code'"),
         ("random", {"share": 2}, "share must be a finite number"),
         ("random", {"layers": []}, "at least one layer"),
+        ("factorized-fl-alpha", {"tau": 1.1}, r"tau must be a finite number in \[-1, 1\], but got 1.1"),
+        ("factorized-fl-beta", {"epsilon": -1}, "epsilon must be a finite number"),
+        ("factorized-fl-beta", {"sparsity": -1}, "sparsity must be a finite number"),
+        ("factorized-fl-alpha", {"rank": 0}, "rank must be an integer >= 1"),
+        ("factorized-fl-alpha", {"rank": 4}, r"rank must be at most 3, .* of 'fc2.weight' as a matrix, .*\(3, 10\)"),
+        ("factorized-fl-alpha", {"at_least": 0}, "at_least must be an integer >= 1"),
+        ("factorized-fl-alpha", {"matching": "best"}, "matching must be one of 'similarity', 'random'"),
+        ("factorized-fl-alpha", {"kernels": "basic"}, "Did you mean 'base'"),
+        ("factorized-fl-beta", {"matching": "none", "epsilon": 2}, "epsilon has no effect with matching='none'"),
+        ("factorized-fl-beta", {"matching": "worst", "tau": 0.5}, "tau has no effect with matching='worst'"),
+        ("factorized-fl-beta", {"mu": False, "sparsity": 0}, "sparsity has no effect without mu, but got sparsity=0"),
     ],
 )
 def test_bad_settings_are_named(name, settings, message):

@@ -25,6 +25,8 @@ SETTINGS = {
     "fedsplit": {"shared": {1: FLAGS}},
     "fedfac-static": {"kappa": 0.7},
     "fedfac-dynamic": {"kappa": 0.7, "warm_start": False},
+    "factorized-fl-alpha": {"epsilon": 3.0, "tau": 0.9, "sparsity": 0.03},
+    "factorized-fl-beta": {"epsilon": 3.0, "tau": 0.9, "sparsity": 0.03},
 }
 
 

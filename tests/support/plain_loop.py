@@ -25,11 +25,12 @@ def module(sizes: list[int]) -> nn.Sequential:
 
 
 def train_client(
-    net, x, y, make_optimizer, *, epochs, batch_size, rng, penalty=None, trains=None, memory=None, held=None
+    net, x, y, make_optimizer, *, epochs, batch_size, rng, penalty=None, trains=None, memory=None, held=None, after=None
 ) -> None:
     """Plain local training: shuffled batches, mean loss, one optimiser over the parameters that train.
 
     ``memory``, a dict, keeps the optimiser's state from call to call; entries where ``held`` is True do not move.
+    ``after`` changes the parameters, by name, after every step.
     """
     named = dict(net.named_parameters())
     for name, p in named.items():
@@ -55,6 +56,8 @@ def train_client(
             optimizer.step()
             for name, mask in (held or {}).items():
                 named[name].data[mask] = anchor[name][mask]
+            if after is not None:
+                after(named)
     if memory is not None:
         memory["optimizer"] = optimizer.state_dict()
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from fedstat import _check
 from fedstat.fl.algorithm import About, Algorithm
+from fedstat.fl.algorithms.factorized_fl import factorized_fl
 from fedstat.fl.algorithms.fedavg import fedavg, fedavg_plus
 from fedstat.fl.algorithms.feddecomp import feddecomp
 from fedstat.fl.algorithms.fedem import fedem
@@ -89,6 +90,8 @@ ALGORITHMS: dict[str, Constructor] = {
     "random-redrawn": partial(random_split, redrawn=True),
     "fedfac-static": partial(fedfac, dynamic=False, on="weights", warm_start=False),
     "fedfac-dynamic": partial(fedfac, dynamic=True, pretrain_epochs=None),
+    "factorized-fl-alpha": partial(factorized_fl, beta=False),
+    "factorized-fl-beta": partial(factorized_fl, beta=True),
 }
 """Constructors by the names that runs and grids use, in the order of tables. Bound arguments are no settings."""
 
@@ -197,6 +200,7 @@ __all__ = [
     "Setting",
     "about",
     "constructor",
+    "factorized_fl",
     "fedavg",
     "fedavg_plus",
     "feddecomp",
