@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import plain_fedcp
 import plain_loop
 import pytest
 import torch
@@ -89,6 +90,8 @@ def plain(name, j, optimizer, rounds):
     }
     if name == "fedem":
         return plain_loop.run_fedem(j, SIZES, optimizer, rounds=rounds, components=3)
+    if name == "fedcp":
+        return plain_fedcp.run(j, lambda: plain_loop.module(SIZES)[:2], optimizer, rounds=rounds)[:2]
     if name == "fedavg-shrunken":
         return plain_loop.run_shrunken(j, SIZES, optimizer, rounds=rounds, grid=[0, 0.2, 0.4, 0.6, 0.8, 1])[:2]
     return plain_loop.run(j, SIZES, optimizer, rounds=rounds, **ways[name]())
@@ -96,7 +99,8 @@ def plain(name, j, optimizer, rounds):
 
 OPTIMIZERS = {
     "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1), {"participation": 0.7}),
-    "adam": (optim.adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01), {"batch_size": None}),
+    # ε is larger than the rounding of gradients that are 0, which Adam would turn into steps: FedCP's, normalised.
+    "adam": (optim.adam(0.01, eps=1e-5), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5), {"batch_size": None}),
 }
 
 
@@ -109,7 +113,7 @@ def test_stacked_equals_the_plain_loop(name, optimizer):
     mine = engine.personal(j, state)
     theirs, accuracy = plain(name, j, one, 4)
     for c, model in enumerate(theirs):
-        assert set(model) == set(mine)
+        assert set(model) == {name for name in mine if name != "client.share"}, "which is measured, not used"
         for parameter, p in model.items():
             torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
     np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
@@ -155,7 +159,8 @@ def test_shared_entries_are_everybodys_and_personal_entries_ones_own(name):
         shared = state.sharing.shared[parameter].expand(p.shape[1:])
         assert torch.equal(p[:, shared], p[:1, shared].expand_as(p[:, shared]))
         own = p[:, ~shared]
-        assert own.shape[1] == 0 or (own != own[:1]).any(0).float().mean() > 0.9
+        most = 0.5 if parameter == "client.share" else 0.9  # a rectified policy gives ½ where it is silent
+        assert own.shape[1] == 0 or (own != own[:1]).any(0).float().mean() > most
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

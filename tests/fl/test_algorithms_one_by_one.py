@@ -200,6 +200,7 @@ BYTES = {
     "lg-fedavg": (132, 132),  # fc2: 4·33
     "fedrep": (280, 280),
     "fedem": (1236, 1236),  # 3·412
+    "fedcp": (1452, 1452),  # fc1, a head of 33, a policy of 220 + 2·20: 4·(70 + 33 + 260)
     "fedsplit": (244, 244),  # 4 units of 7 entries, and fc2: 4·(28 + 33)
     "fedfac-static": (272, 272),  # 5 units
     "fedfac-dynamic": (412, 272),  # the analysis reads all units
@@ -265,6 +266,7 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("lg-fedavg", {"global_layers": 3}, "global_layers must be an integer from 1 to 2, but got 3"),
         ("fedrep", {"head_epochs": 0}, "head_epochs must be an integer >= 1"),
         ("fedem", {"components": 0}, "components must be an integer >= 1"),
+        ("fedcp", {"lam": -1}, "lam must be a finite number"),
         ("fedfac-dynamic", {"tau": 1.5}, "tau must be a finite number"),
         ("fedfac-dynamic", {"tau": "median"}, "tau must be a number, inf, -inf, mean or test, but got"),
         ("fedfac-static", {"kappa": 0}, "kappa must be a finite number"),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 from fedstat import _check
 from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.algorithms.fedavg import fedavg, fedavg_plus
+from fedstat.fl.algorithms.fedcp import fedcp
 from fedstat.fl.algorithms.fedem import fedem
 from fedstat.fl.algorithms.fedfac import fedfac
 from fedstat.fl.algorithms.fedper import fedper
@@ -81,6 +82,7 @@ ALGORITHMS: dict[str, Constructor] = {
     "lg-fedavg": lg_fedavg,
     "fedem": fedem,
     "fedrep": fedrep,
+    "fedcp": fedcp,
     "fedsplit": fedsplit,
     "random": partial(random_split, redrawn=False),
     "random-redrawn": partial(random_split, redrawn=True),
@@ -185,6 +187,7 @@ __all__ = [
     "constructor",
     "fedavg",
     "fedavg_plus",
+    "fedcp",
     "fedem",
     "fedfac",
     "fedper",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedstat.fl.nets.base import Net, Params
 
@@ -30,6 +31,16 @@ def uniform(rng: np.random.Generator, shapes: Mapping[str, Sequence[int]], bound
 def linear(params: Params, layer: str, h: Tensor) -> Tensor:
     """Outputs (client, row, out) of a dense layer for h (client, row, in)."""
     return torch.baddbmm(params[f"{layer}.bias"].unsqueeze(1), h, params[f"{layer}.weight"].mT)
+
+
+def linear_autograd(params: Params, layer: str, h: Tensor) -> Tensor:
+    """The same as :func:`linear`, for a layer that autograd differentiates: its backward pass takes half the time."""
+    weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"]
+    if len(h) == 1:
+        # squeeze, not [0]: the derivative of squeeze is a view, that of [0] a copy into zeros of the stacked size.
+        return functional.linear(h.squeeze(0), weight.squeeze(0), bias.squeeze(0)).unsqueeze(0)
+    # Weights on the left, so that autograd returns their gradient in their own memory order.
+    return torch.baddbmm(bias.unsqueeze(2), weight, h.mT).mT
 
 
 def with_head(
