@@ -85,7 +85,13 @@ def train_client(
 
 
 def run(
-    job: engine.Job, make_body: Callable[[], nn.Module], make_optimizer: Callable, *, rounds: int, lam: float = 5
+    job: engine.Job,
+    make_body: Callable[[], nn.Module],
+    make_optimizer: Callable,
+    *,
+    rounds: int,
+    lam: float = 5,
+    score: bool = True,
 ) -> tuple[list[dict[str, torch.Tensor]], np.ndarray, np.ndarray]:
     """Client models, their test accuracies, and the mean of s of the clients of the last round (NaN: not active)."""
     head, start = nets.head_layers(job.net)[-1], job.net.init(_random.generator(job.seed, "start"))
@@ -119,10 +125,11 @@ def run(
     models, accuracy = [], []
     for c, model in enumerate(clients):
         set_all(model, server, shared)
-        x, y = plain_loop.samples(job.test, c)
-        with torch.no_grad():
-            out = model(x)[0]
-        guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
-        accuracy.append((guess == y).float().mean().item())
+        if score:
+            x, y = plain_loop.samples(job.test, c)
+            with torch.no_grad():
+                out = model(x)[0]
+            guess = (out[:, 0] > 0).long() if out.shape[1] == 1 else out.argmax(1)
+            accuracy.append((guess == y).float().mean().item())
         models.append({name: p.detach() for name, p in model.named(head).items()} | {"client.context": model.context})
     return models, np.array(accuracy), share
