@@ -245,10 +245,18 @@ def test_text_networks(name):
     assert all(not torch.equal(p, b[n]) for n, p in a.items() if nets.layer_of(n) not in ("client",))
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_labelled_run_with_everything(precision):
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_bfloat16_changes_results_by_its_rounding(norm):
+    a, b = (
+        models(job(algorithms.fedcp(policy_norm=norm), precision=precision), 1) for precision in ("float32", "bfloat16")
+    )
+    assert all(torch.allclose(p, b[name], atol=0.1) for name, p in a.items())
+    assert not torch.equal(a["policy1.weight"], b["policy1.weight"])
+
+
+def test_a_labelled_run_with_everything():
     run = train(
-        three_splits(), nets.mlp([6, 10, 1]), algorithms.fedcp(variant="code"), rounds=2, precision=precision,
+        three_splits(), nets.mlp([6, 10, 1]), algorithms.fedcp(variant="code"), rounds=2,
         new=dense(clients=2, seed=3), probe=["halves", "drift", "uploads"], **SETTINGS,
     )  # fmt: skip
     assert np.isfinite(run["metrics/validation_accuracy"]).all()
