@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import plain_factorized
+import plain_fedcp
 import plain_loop
 import pytest
 import torch
@@ -97,6 +98,8 @@ def plain(name, j, optimizer, rounds):
     }
     if name == "fedem":
         return plain_loop.run_fedem(j, SIZES, optimizer, rounds=rounds, components=3)
+    if name == "fedcp":
+        return plain_fedcp.run(j, lambda: plain_loop.module(SIZES)[:2], optimizer, rounds=rounds)[:2]
     if name == "fedavg-shrunken":
         return plain_loop.run_shrunken(j, SIZES, optimizer, rounds=rounds, grid=[0, 0.2, 0.4, 0.6, 0.8, 1])[:2]
     if name.startswith("factorized-fl"):
@@ -107,7 +110,8 @@ def plain(name, j, optimizer, rounds):
 
 OPTIMIZERS = {
     "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1), {"participation": 0.7}),
-    "adam": (optim.adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01), {"batch_size": None}),
+    # ε is larger than the rounding of gradients that are 0, which Adam would turn into steps: FedCP's, normalised.
+    "adam": (optim.adam(0.01, eps=1e-5), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5), {"batch_size": None}),
 }
 
 
@@ -120,7 +124,7 @@ def test_stacked_equals_the_plain_loop(name, optimizer):
     mine = engine.personal(j, state)
     theirs, accuracy = plain(name, j, one, 4)
     for c, model in enumerate(theirs):
-        assert set(model) == set(mine)
+        assert set(model) == {name for name in mine if name != "client.share"}, "which is measured, not used"
         for parameter, p in model.items():
             torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
     np.testing.assert_allclose(evaluate.evaluate(j, state)["accuracy"], accuracy, atol=1e-6)
@@ -171,8 +175,12 @@ def test_shared_entries_are_everybodys_or_ones_own_mixture_and_personal_entries_
             everybodys[done.uploads.clients] = torch.tensordot(done.mixture, done.sent[parameter], 1)[:, shared]
         assert torch.equal(p[:, shared], everybodys)
         own = p[:, ~shared]
-        differs = (own != own[:1]).any(0) | (own == 0).all(0)  # a sparse entry may be zero, one ReLU unit dead
-        assert own.shape[1] == 0 or differs.float().mean() > 0.85
+        # A rectified policy gives ½ where it is silent; a sparse entry may be zero, one ReLU unit dead.
+        most = 0.5 if parameter == "client.share" else 0.85 if name.startswith("factorized") else 0.9
+        differs = (
+            (own != own[:1]).any(0) | (own == 0).all(0) if name.startswith("factorized") else (own != own[:1]).any(0)
+        )
+        assert own.shape[1] == 0 or differs.float().mean() > most
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -201,6 +201,7 @@ BYTES = {
     "fedrep": (280, 280),
     "feddecomp": (412, 412),  # the full parts and the biases
     "fedem": (1236, 1236),  # 3·412
+    "fedcp": (1452, 1452),  # fc1, a head of 33, a policy of 220 + 2·20: 4·(70 + 33 + 260)
     "fedsplit": (244, 244),  # 4 units of 7 entries, and fc2: 4·(28 + 33)
     "fedfac-static": (272, 272),  # 5 units
     "fedfac-dynamic": (412, 272),  # the analysis reads all units
@@ -275,6 +276,7 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("feddecomp", {"mean": "median"}, "mean must be one of 'samples', 'uniform', 'all'"),
         ("fedavg-low-rank", {"rank_conv": -1}, "rank_conv must be a finite number"),
         ("fedem", {"components": 0}, "components must be an integer >= 1"),
+        ("fedcp", {"lam": -1}, "lam must be a finite number"),
         ("fedfac-dynamic", {"tau": 1.5}, "tau must be a finite number"),
         ("fedfac-dynamic", {"tau": "median"}, "tau must be a number, inf, -inf, mean or test, but got"),
         ("fedfac-static", {"kappa": 0}, "kappa must be a finite number"),

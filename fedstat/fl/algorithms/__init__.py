@@ -12,6 +12,7 @@ from fedstat import _check
 from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.algorithms.factorized_fl import factorized_fl
 from fedstat.fl.algorithms.fedavg import fedavg, fedavg_plus
+from fedstat.fl.algorithms.fedcp import fedcp
 from fedstat.fl.algorithms.feddecomp import feddecomp
 from fedstat.fl.algorithms.fedem import fedem
 from fedstat.fl.algorithms.fedfac import fedfac
@@ -85,6 +86,7 @@ ALGORITHMS: dict[str, Constructor] = {
     "fedem": fedem,
     "fedrep": fedrep,
     "feddecomp": feddecomp,
+    "fedcp": fedcp,
     "fedsplit": fedsplit,
     "random": partial(random_split, redrawn=False),
     "random-redrawn": partial(random_split, redrawn=True),
@@ -203,6 +205,7 @@ __all__ = [
     "factorized_fl",
     "fedavg",
     "fedavg_plus",
+    "fedcp",
     "feddecomp",
     "fedem",
     "fedfac",

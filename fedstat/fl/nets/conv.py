@@ -91,7 +91,7 @@ def assemble(
         def run(name: str, h: Tensor) -> Tensor:
             layer = layers[name]
             if not layer.kernel:
-                return _dense(params, name, _rows(h, k))
+                return dense.linear_autograd(params, name, _rows(h, k))
             h = convolve(h, params[f"{name}.weight"], params.get(f"{name}.bias"), layer.stride, layer.padding, unfold)
             if layer.norm == "group":
                 scale, shift = params[f"{name}.scale"].flatten(), params[f"{name}.shift"].flatten()
@@ -116,8 +116,8 @@ def assemble(
 
     def head(params: Params, h: Tensor) -> Tensor:
         if way(h) != "loop":
-            return _dense(params, last, h)
-        return torch.cat([_dense(own, last, h[c : c + 1]) for c, own in enumerate(_each(params))])
+            return dense.linear_autograd(params, last, h)
+        return torch.cat([dense.linear_autograd(own, last, h[c : c + 1]) for c, own in enumerate(_each(params))])
 
     def apply(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
         if way(x) != "loop":
@@ -230,27 +230,6 @@ def _each(params: Params) -> list[Params]:
 def _rows(h: Tensor, k: int) -> Tensor:
     """Activations (sample, client·channel, row, column) of k clients as (client, sample, feature)."""
     return h.reshape(len(h), k, -1).transpose(0, 1) if h.ndim == 4 else h
-
-
-def _dense(params: Params, name: str, h: Tensor) -> Tensor:
-    """Dense layer of stacked clients: h (client, sample, in) to (client, sample, out); see ``Net.thin``."""
-    weight, bias = params[f"{name}.weight"], params[f"{name}.bias"]
-    factors = [params[f"{name}.{kind}"] for kind in ("left", "right") if f"{name}.{kind}" in params]
-    if factors and not dense.cheaper(h.shape[1], weight.shape[1:]):
-        weight, factors = torch.baddbmm(weight, *factors), []
-    if len(h) == 1:
-        # squeeze, not [0]: the derivative of squeeze is a view, that of [0] a copy into zeros of the stacked size.
-        h = h.squeeze(0)
-        out = functional.linear(h, weight.squeeze(0), bias.squeeze(0))
-        if factors:
-            left, right = (p.squeeze(0) for p in factors)
-            out = out + functional.linear(functional.linear(h, right), left)
-        return out.unsqueeze(0)
-    # Weights on the left, so that autograd returns their gradient in their own memory order.
-    out = torch.baddbmm(bias.unsqueeze(2), weight, h.mT)
-    if factors:
-        out = torch.baddbmm(out, factors[0], torch.bmm(factors[1], h.mT))
-    return out.mT
 
 
 def channels_last(x: Tensor) -> Tensor:

@@ -1,0 +1,297 @@
+"""FedCP: its loss, its policy network, the variants of its tables, its limits, and what it runs on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import plain_fedcp
+import plain_loop
+import pytest
+import torch
+from algorithm_jobs import SAMPLES, SIZES, job, models, rows, run
+from small_runs import SETTINGS, dense, three_splits
+from torch import nn
+
+from fedstat.fl import algorithms, engine, evaluate, nets, optim, train
+from fedstat.fl.batches import Rows
+from fedstat.fl.kernels import mmd_gradient
+from fedstat.fl.wrappers.policy import Policy, mean_share
+from fedstat.fl.wrappers.separated import Parts, cut, separated
+
+TABLE_1 = {
+    "FedCP": {},
+    "w.o. cs": {"context": "sample"},
+    "w.o. ss": {"context": "client"},
+    "w.o. cs & ss": {"context": "random"},
+    "w.o. GFM": {"align": False},
+    "w.o. CPN": {"policy": False},
+    "w.o. CPN & GFM": {"policy": False, "align": False},
+    "w.o. CPN & GH": {"policy": False, "global_head": False},
+    "w.o. CPN & GFM & GH": {"policy": False, "align": False, "global_head": False},
+}
+TABLE_10 = [
+    *({"policy_layers": n} for n in (2, 3, 4)),
+    *({"policy_norm": norm} for norm in ("batch", "group", "none")),
+    *({"policy_activation": act} for act in ("tanh", "sigmoid")),
+]
+
+
+# --- the distance between features
+
+
+def test_the_gradient_of_the_mmd_is_that_of_a_double_loop():
+    rng = np.random.default_rng(0)
+    h, g = (torch.from_numpy(rng.normal(size=(2, 5, 3)) * 3) for _ in range(2))
+    h.requires_grad_()
+    live = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]).double()  # the second client's batch is padded
+    w = live / live.sum(1, keepdim=True)
+
+    def k(a, b):
+        return sum(torch.exp(-((a - b) ** 2).sum() / (2 * width)) for width in (10, 15, 20, 50))
+
+    total = torch.zeros((), dtype=torch.float64)
+    for c, n in enumerate((5, 3)):
+        for i in range(n):
+            for j in range(n):
+                total = total + (k(h[c, i], h[c, j]) + k(g[c, i], g[c, j]) - 2 * k(h[c, i], g[c, j])) / n**2
+    assert total > 0
+    (by_loop,) = torch.autograd.grad(total, h)
+    found = mmd_gradient(h.detach(), g, w)
+    torch.testing.assert_close(found, by_loop, atol=1e-12, rtol=1e-10)
+    assert not found[1, 3:].any(), "padding has no features to move"
+
+
+def test_a_step_down_the_gradient_brings_features_nearer():
+    rng = np.random.default_rng(1)
+    h, g = (torch.from_numpy(rng.normal(size=(1, 8, 4))) for _ in range(2))
+    w = torch.full((1, 8), 1 / 8, dtype=torch.float64)
+    assert plain_fedcp.mmd((h - mmd_gradient(h, g, w))[0], g[0]) < plain_fedcp.mmd(h[0], g[0])
+
+
+# --- the policy network
+
+
+def test_the_policys_parameters_are_as_many_as_in_the_paper():
+    sizes = [sum(math.prod(s) for s in Policy(n).shapes(512).values()) for n in (1, 2, 3, 4)]
+    assert sizes == [527_360, 790_016, 1_052_672, 1_315_328]  # §6.1 and Appendix C: 0.527M, 0.790M, 1.052M, 1.315M
+    cnn = nets.named("cnn", (3, 64, 64), 200)
+    assert sum(math.prod(s) for s in cnn.shapes.values()) == 5_694_600  # 5.695M
+    more = {n: s for n, s in separated(cnn, Parts()).shapes.items() if n not in cnn.shapes}
+    assert sum(math.prod(s) for s in more.values()) == 527_360 + 200 * 513 + 2 * 512  # global head; vector, shares
+
+
+def separated_outputs(parts, change=lambda p: p, **given):
+    net = separated(nets.mlp(SIZES), parts)
+    params = change({n: p.unsqueeze(0) for n, p in net.init(np.random.default_rng(0)).items()})
+    x = torch.from_numpy(np.random.default_rng(1).normal(size=(1, 7, SIZES[0]))).float()
+    return net, params, x, cut(net, net.apply(params, x, **given))
+
+
+def test_a_policy_of_zero_weights_separates_half_and_half():
+    def silent(params):
+        return {n: torch.zeros_like(p) if n.startswith("policy1") else p for n, p in params.items()}
+
+    _, params, x, out = separated_outputs(Parts(), silent)
+    assert (out.share == 0.5).all()
+    # Both heads start alike, so that half of the features to each is all of them to one, and the bias twice.
+    base = nets.mlp(SIZES).apply({n: params[n] for n in nets.mlp(SIZES).shapes}, x)
+    torch.testing.assert_close(out.logits, base + params["fc2.bias"].unsqueeze(1))
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch", "group", "none"])
+@pytest.mark.parametrize(("layers", "activation"), [(1, "relu"), (3, "tanh"), (2, "sigmoid")])
+def test_the_policy_is_what_torchs_modules_make(norm, layers, activation):
+    k = 6
+    parts, act = [], {"relu": nn.ReLU, "tanh": nn.Tanh, "sigmoid": nn.Sigmoid}[activation]
+    for _ in range(layers - 1):
+        parts += [nn.Linear(k, k), act()]
+    made = {"layer": lambda: nn.LayerNorm(2 * k), "batch": lambda: nn.BatchNorm1d(2 * k)}
+    made |= {"group": lambda: nn.GroupNorm(2, 2 * k), "none": nn.Identity}
+    module = nn.Sequential(*parts, nn.Linear(k, 2 * k), made[norm](), act())
+    design = Policy(layers, norm, activation)
+    rng, c = np.random.default_rng(0), torch.randn(1, 9, k, generator=torch.Generator().manual_seed(0))
+    params = {n: p.unsqueeze(0) for n, p in design.start(rng, k).items()}
+    if norm != "none":  # so that scale and shift matter
+        params[f"{design.last}.scale"] = torch.linspace(0.5, 2, 2 * k).unsqueeze(0)
+        params[f"{design.last}.shift"] = torch.linspace(-1, 1, 2 * k).unsqueeze(0)
+    kinds = {"scale": "weight", "shift": "bias"}
+    state = {}
+    for name, p in params.items():
+        layer, kind = name.split(".")
+        at = 2 * (int(layer.removeprefix("policy")) - 1) + (kind not in ("weight", "bias"))
+        state[f"{at}.{kinds.get(kind, kind)}"] = p[0]
+    module.load_state_dict(state, strict=False)
+    for training in (True, False):
+        module.train(training)
+        a = module(c[0])
+        found = design.difference(params, c, torch.ones(1, 9, dtype=torch.bool) if training else None)
+        torch.testing.assert_close(found[0], a[:, :k] - a[:, k:], atol=1e-5, rtol=1e-5)
+
+
+def test_the_codes_policy_is_drawn_in_training_and_its_mean_taken_in_evaluation():
+    draws = 40_000
+    rng = np.random.default_rng(0)
+    noise = {"policy": torch.from_numpy(rng.random((1, 7, SIZES[1]))).float()}
+    net, params, x, mean = separated_outputs(Parts(sampled=True))
+    drawn = cut(net, net.apply(params, x, noise=noise)).share
+    assert not torch.isclose(drawn, mean.share).any()
+    for d in (-4.0, 0.0, 1e-3, 0.5, 30.0):
+        gumbel = -np.log(-np.log(rng.random((2, draws))))
+        share = 1 / (1 + np.exp(-(d + gumbel[0] - gumbel[1])))  # softmax of (d, 0) with Gumbel noise, temperature 1
+        assert abs(float(mean_share(torch.tensor(d))) - share.mean()) < 4 * share.std() / math.sqrt(draws) + 1e-9
+
+
+# --- the method
+
+
+class Image(nn.Module):
+    """A small convolutional extractor with the package's names."""
+
+    def __init__(self, width):
+        super().__init__()
+        net = nets.cnn((1, 16, 16), 3, width=width)
+        (a, c, *_), (b, *_), (hidden, left) = (net.shapes[f"{n}.weight"] for n in ("conv1", "conv2", "fc1"))
+        self.conv1, self.conv2, self.fc1 = nn.Conv2d(c, a, 5), nn.Conv2d(a, b, 5), nn.Linear(left, hidden)
+
+    def forward(self, x):
+        h = nn.functional.max_pool2d(self.conv1(x).relu(), 2)
+        h = nn.functional.max_pool2d(self.conv2(h).relu(), 2)
+        return self.fc1(h.flatten(1)).relu()
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_round_of_an_image_network_is_that_of_a_plain_loop(optimizer, chunk):
+    sizes, rng = [9, 14, 6], np.random.default_rng(0)
+    x, y = rng.normal(size=(29, 1, 16, 16)), rng.integers(0, 3, 29)
+    data = Rows(torch.from_numpy(x).float(), torch.from_numpy(y), np.concatenate([[0], np.cumsum(sizes)]))
+    ours = {"sgd": optim.sgd(0.1), "adam": optim.adam(0.01, eps=1e-5)}[optimizer]
+    theirs = {
+        "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5),
+    }[optimizer]
+    net = nets.cnn((1, 16, 16), 3, width=0.1)
+    j = job(algorithms.fedcp(lam=2), net=net, data=data, sizes=sizes, optimizer=ours, client_chunk=chunk)
+    j = replace(j, test=j.train)
+    mine, (plain, _, _) = models(j, 2), plain_fedcp.run(j, lambda: Image(0.1), theirs, rounds=2, lam=2)
+    for c, model in enumerate(plain):
+        for name, p in model.items():
+            torch.testing.assert_close(mine[name][c], p, atol=3e-5, rtol=3e-5)
+
+
+def test_the_personalisation_ratio_is_the_mean_share_before_training():
+    j = job(algorithms.fedcp(), participation=0.7)
+    state = run(j, 2)
+    after = engine.round_of(j, state)[1].uploads
+    found = j.algorithm.measures["personalisation"].value(after)
+    _, _, plain = plain_fedcp.run(
+        j, lambda: plain_loop.module(SIZES)[:2], lambda p: torch.optim.SGD(p, lr=0.1), rounds=3
+    )
+    np.testing.assert_allclose(found, plain[after.clients], atol=1e-5)
+    assert np.isnan(plain).sum() == j.clients - len(after.clients)
+
+
+def test_without_policy_alignment_and_global_head_it_is_fedper():
+    a = models(job(algorithms.fedcp(**TABLE_1["w.o. CPN & GFM & GH"]), participation=0.7))
+    b = models(job(algorithms.fedper(), participation=0.7))
+    assert set(a) == set(b)
+    for name, p in a.items():
+        torch.testing.assert_close(p, b[name], atol=1e-6, rtol=1e-6)
+
+
+def test_no_weight_on_the_distance_is_no_alignment():
+    a, b = (models(job(algorithms.fedcp(**given))) for given in ({"lam": 0}, {"align": False}))
+    assert all(torch.equal(p, b[name]) for name, p in a.items())
+
+
+def test_the_variants_differ_and_share_what_they_say():
+    found = {name: job(algorithms.fedcp(**given)) for name, given in TABLE_1.items()}
+    weights = {name: models(j)["fc1.weight"] for name, j in found.items()}
+    names = list(weights)
+    assert not any(torch.equal(weights[a], weights[b]) for i, a in enumerate(names) for b in names[:i])
+    for name, j in found.items():
+        shared = {nets.layer_of(n) for n, mask in run(j, 0).sharing.shared.items() if mask.all()}
+        absent = {"policy1": "CPN", "global": "GH"}
+        assert shared == {"fc1"} | {layer for layer, module in absent.items() if module not in name}
+
+
+def test_a_random_context_stays_and_a_clients_own_follows_its_head():
+    start, after = (run(job(algorithms.fedcp(context="random")), n) for n in (0, 2))
+    assert torch.equal(start.params["client.context"], after.params["client.context"])
+    for variant, when in (("paper", 1), ("code", 2)):
+        j = job(algorithms.fedcp(variant=variant))
+        head, two = models(j, when)["fc2.weight"].sum(1), models(j, 2)["client.context"]
+        torch.testing.assert_close(two, head / head.norm(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize("given", TABLE_10, ids=str)
+def test_other_policy_networks_train(given):
+    j = job(algorithms.fedcp(**given))
+    start, end = (run(j, n) for n in (0, 2))
+    moved = [n for n, p in end.server.items() if n.startswith("policy") and not torch.equal(p, start.server[n])]
+    assert set(moved) == {n for n in j.net.shapes if n.startswith("policy")}
+    assert np.isfinite(evaluate.evaluate(j, end)["loss"]).all()
+
+
+@pytest.mark.parametrize("name", ["fasttext", "lstm"])
+def test_text_networks(name):
+    rng = np.random.default_rng(0)
+    data = rows(SAMPLES, 0)._replace(x=torch.from_numpy(rng.integers(1, 11, (sum(SAMPLES), 6))))
+    net = nets.named(name, (6,), 3, vocabulary=11, width=0.25)
+    j = job(algorithms.fedcp(), net=net, data=data)
+    a, b = models(j, 0), models(j, 2)
+    assert all(not torch.equal(p, b[n]) for n, p in a.items() if nets.layer_of(n) not in ("client",))
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_bfloat16_changes_results_by_its_rounding(norm):
+    a, b = (
+        models(job(algorithms.fedcp(policy_norm=norm), precision=precision), 1) for precision in ("float32", "bfloat16")
+    )
+    assert all(torch.allclose(p, b[name], atol=0.1) for name, p in a.items())
+    assert not torch.equal(a["policy1.weight"], b["policy1.weight"])
+
+
+def test_a_labelled_run_with_everything():
+    run = train(
+        three_splits(), nets.mlp([6, 10, 1]), algorithms.fedcp(variant="code"), rounds=2,
+        new=dense(clients=2, seed=3), probe=["halves", "drift", "uploads"], **SETTINGS,
+    )  # fmt: skip
+    assert np.isfinite(run["metrics/validation_accuracy"]).all()
+    ratio = run["measures/personalisation"]
+    assert ((ratio > 0) & (ratio < 1) | ratio.isnull()).all()
+    share = run["weights/client/share"].isel(checkpoint=-1)
+    last = ratio.isel(round=-1)
+    np.testing.assert_allclose(share.mean("unit").where(last.notnull()), last, atol=1e-6)
+    assert np.isfinite(run["new/accuracy"].sel(rule="local_train")).all()
+
+
+# --- errors before the first round
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lam": -1}, "lam must be a finite number in \\[0, inf"),
+        ({"global_head": False}, "two heads, but got global_head=False. Add policy=False"),
+        ({"policy": False, "context": "sample"}, "context has no effect with policy=False, but got 'sample'"),
+        ({"policy": False, "policy_layers": 2}, "policy_layers has no effect"),
+        ({"policy": False, "variant": "code"}, "variant has no effect"),
+        ({"align": False, "lam": 2.0}, "lam has no effect with align=False, but got 2"),
+        ({"context": "head"}, "context must be one of"),
+        ({"policy_norm": "layers"}, "policy_norm must be one of.*Did you mean 'layer'"),
+        ({"policy_activation": "gelu"}, "policy_activation must be one of"),
+        ({"policy_layers": 0}, "policy_layers must be an integer >= 1"),
+    ],
+)
+def test_bad_settings_are_named(given, message):
+    with pytest.raises(ValueError, match=message):
+        algorithms.fedcp(**given)
+
+
+def test_a_network_without_features_is_refused_before_the_first_round():
+    net = nets.mlp(SIZES)._replace(features=None)
+    with pytest.raises(ValueError, match="needs a network with features and one dense output layer"):
+        train(dense(), net, algorithms.fedcp(), rounds=1)
