@@ -43,6 +43,7 @@ from fedstat.results import (
     EntropyResult,
     FactorResult,
     IccResult,
+    LeakageResult,
     NFactorsResult,
     PermutationResult,
     SplitResult,
@@ -53,7 +54,7 @@ from fedstat.stats.split import Absolute
 from fedstat.store import open_run
 
 if TYPE_CHECKING:
-    from fedstat import data, decompose, fl, motivation, ntk, plot, sim
+    from fedstat import attack, data, decompose, fl, motivation, ntk, plot, sim
     from fedstat.decompose import read_weights
 
 __version__ = version("fedstat")
@@ -67,10 +68,12 @@ __all__ = [
     "EntropyResult",
     "FactorResult",
     "IccResult",
+    "LeakageResult",
     "NFactorsResult",
     "PermutationResult",
     "SplitResult",
     "StabilityResult",
+    "attack",
     "bootstrap",
     "compare",
     "data",
@@ -96,7 +99,7 @@ __all__ = [
 ]
 
 # Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.
-_LATER = ("data", "decompose", "fl", "motivation", "ntk", "plot", "sim")
+_LATER = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "sim")
 
 
 def __getattr__(name: str) -> Any:
