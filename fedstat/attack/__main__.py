@@ -34,7 +34,7 @@ def parser() -> _cli.Parser:
     add("--images", type=int, default=5, metavar="N", help="training images of each victim (default 5)")
     add("--labels", choices=(*LABELS, "both"), default="both", help="whether the attacker knows the classes, or infers "
         "them (default both)")  # fmt: skip
-    add("--iterations", type=int, default=300, metavar="N", help="steps of Adam (default 300)")
+    add("--iterations", type=int, default=200, metavar="N", help="steps of Adam (default 200)")
     add("--restarts", type=int, default=1, metavar="N", help="starts from noise; the nearest wins (default 1)")
     add("--seed", type=int, default=0, help="seed of victims, images and starts (default 0)")
     add("--data-dir", type=Path, metavar="DIR", help="folder with the data sets' files (default $FEDSTAT_DATA)")

@@ -62,10 +62,8 @@ def recover(
         Least and largest pixel, which broadcast against an image.
     iterations : int
     y : int64 Tensor (victim,), optional
-        Classes, if the attacker knows them. Otherwise they are the sign of the gradient of the output layer's bias,
-        where that is sent (Zhao, Mopuri and Bilen 2020), else soft labels optimised with the images.
+        Classes, if the attacker knows them, or :func:`by_sign` tells; otherwise soft labels, optimised with the images.
     """
-    y = _by_sign(net, seen) if y is None else y
     classes = max(nets.n_outputs(net), 2)
     free = [start.clone()] + ([] if y is not None else [start.new_zeros(len(start), classes)])
     norm = _sum_squares(seen.gradient.values()).clamp(min=torch.finfo(start.dtype).tiny)
@@ -83,8 +81,11 @@ def recover(
     return Recovered(best[0], best[1].argmax(1) if y is None else y, least)
 
 
-def _by_sign(net: Net, seen: Observed) -> Tensor | None:
-    """Classes by the gradient of the output layer's bias, negative for the true class alone; None if it is not seen."""
+def by_sign(net: Net, seen: Observed) -> Tensor | None:
+    """Classes by the gradient of the output layer's bias, which is negative for the true class alone; None if not seen.
+
+    Zhao, Mopuri and Bilen (2020), "iDLG", arXiv:2001.02610.
+    """
     heads = nets.head_layers(net)
     bias = seen.gradient.get(f"{heads[0]}.bias")
     if len(heads) > 1 or bias is None or bias.ndim != 2 or not bool(seen.mask[f"{heads[0]}.bias"].all()):
@@ -113,10 +114,10 @@ def _distance(
         if not bool(seen.mask[name].all()):
             p.mul_(seen.mask[name])
     distance = _sum_squares(away.values()) / norm
-    scale = 2 / norm
-    towards = [p.mul_(scale.view(-1, *(1,) * (p.ndim - 1))) for p in away.values()]
-    through = [(g, t) for g, t in zip(grads, towards, strict=True) if g.requires_grad]
+    through = [(g, t) for g, t in zip(grads, away.values(), strict=True) if g.requires_grad]
     found = torch.autograd.grad([g for g, _ in through], [x, *soft], [t for _, t in through], materialize_grads=True)
+    for p in found:  # once here, and not at every entry of the gradients
+        p.mul_((2 / norm).view(-1, *(1,) * (p.ndim - 1)))
     return distance, found
 
 

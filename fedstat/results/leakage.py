@@ -13,7 +13,7 @@ from fedstat.results.base import Result, line
 from fedstat.results.numbers import interval, number
 from fedstat.stats.images import without_channels
 
-RECOVERED = "images recovered"
+RECOVERED, TRACES, NOTHING = "recovered", "traces", "nothing"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -23,7 +23,8 @@ class LeakageResult(Result):
     PSNR is in dB, on images on [0, 1], the squared error being the mean over pixels and channels. It says nothing by
     itself: an attacker who guesses the mean of all training images, without any gradient, has a PSNR too. A method
     leaks images if recovered ones are nearer to the true ones than this guess; it leaks something *of* an image if they
-    are nearer to it than images recovered from other clients' gradients are.
+    are nearer to it than images recovered from other clients' gradients are. The verdict "recovered" needs the whole
+    intervals of both differences above 0, "traces" that of the second; a method may leak in some rounds only.
 
     Clients are the sampling units: intervals are Student's, over clients' means.
 
@@ -123,24 +124,27 @@ class LeakageResult(Result):
         head = f"Deep leakage from gradients: {sizes['client']} clients × {sizes['image']} images, rounds {shown}"
         without = f"PSNR in dB; without any gradient, the mean training image has {guess}, at most {most}"
         width = max(len("run"), *map(len, table["run"]))
-        rows = [f"  {'run':<{width}}  labels    PSNR     max  over the guess         over others' images    better"]
+        heads = f"{'over the guess':<25}  {'over others’ images':<25}  better"
+        rows = [f"  {'run':<{width}}  labels      PSNR     max  {heads}"]
         for x in table.to_dict("records"):
             gain = interval(x["gain"], x["gain_low"], x["gain_high"], 2)
             above = interval(x["above_other"], x["other_low"], x["other_high"], 2)
             rows.append(
-                f"  {x['run']:<{width}}  {x['labels']:<8}{number(x['estimate'], 2):>6}  {number(x['maximum'], 2):>6}  "
-                f"{gain:<21}  {above:<21}  {100 * x['share_better']:4.0f} %"
+                f"  {x['run']:<{width}}  {x['labels']:<8}  "
+                f"{number(x['estimate'], 2):>6}  {number(x['maximum'], 2):>6}  "
+                f"{gain:<25}  {above:<25}  {100 * x['share_better']:4.0f} %"
             )
         feet = [f"  {x.run}, labels {x.labels}: {x.verdict}" for x in table.itertuples()]
         share = f"better: share of the {many * sizes['round']} images that are nearer than the mean image is"
         level = f"in brackets: {100 * self.level:g} % intervals, Student's, over clients' means"
-        return "\n".join(map(line, [head, without, *rows, share, level, *feet]))
+        said = "recovered: nearer than the guess; traces: only nearer than others' images; else nothing"
+        return "\n".join(map(line, [head, without, *rows, share, level, said, *feet]))
 
     def summary(self) -> str:
         """Table of the runs, PSNR as the papers define it, and PSNR by round."""
         low = without_channels(self.data.sizes["channel"])
         rows = [
-            f"  {x['run']}, labels {x['labels']}, round {x['round']}: "
+            f"  {x['run']}, labels {x['labels']}, round {x['round']}: {x['verdict']}, "
             f"{interval(x['estimate'], x['conf_low'], x['conf_high'], 2, sign=False)}, at most "
             f"{number(x['maximum'], 2)}; labels right {100 * x['label_accuracy']:.0f} %"
             for x in self.tidy().to_dict("records")
@@ -154,4 +158,4 @@ def _verdict(gain_low: float, other_low: float) -> str:
         return "not decidable"
     if gain_low > 0 and other_low > 0:
         return RECOVERED
-    return "something of the images, no better than the guess" if other_low > 0 else "nothing beyond chance"
+    return TRACES if other_low > 0 else NOTHING

@@ -14,7 +14,7 @@ from toy_methods import toy
 
 from fedstat.attack import leakage, leakage_of, observe
 from fedstat.attack.__main__ import main
-from fedstat.attack.matching import recover
+from fedstat.attack.matching import by_sign, recover
 from fedstat.fl import engine, losses, masks, nets, optim
 from fedstat.fl.algorithm import Phase, Sharing
 from fedstat.fl.batches import Rows
@@ -149,7 +149,7 @@ def test_images_come_near_the_closed_form_of_a_dense_first_layer(labels):
     closed = (seen.gradient["fc1.weight"][at, unit] / seen.gradient["fc1.bias"][at, unit, None]).view_as(x)
     torch.testing.assert_close(closed, x, rtol=1e-3, atol=1e-4)
     start = torch.from_numpy(np.random.default_rng(0).normal(size=x.shape)).float()
-    box, known = (torch.tensor(0.0), torch.tensor(1.0)), y if labels == "given" else None
+    box, known = (torch.tensor(0.0), torch.tensor(1.0)), y if labels == "given" else by_sign(j.net, seen)
     found = recover(j.net, j.loss, seen, start, box=box, iterations=300, y=known)
     assert found.y.tolist() == y.tolist()
     assert psnr(found.x, closed.clamp(0, 1)).min() > 40
@@ -198,7 +198,7 @@ def test_psnr_is_the_usual_one_and_the_papers_is_lower_by_the_channels():
 def test_a_result_separates_leaking_methods_from_guessing():
     found = leakage_of(job(make("fedavg")), rounds=[0], images=3, iterations=150, labels="given")
     row = found.augment().iloc[0]
-    assert row["verdict"] == "images recovered"
+    assert row["verdict"] == "recovered"
     assert row["gain_low"] > 0
     clients = found.data["psnr"].mean(["round", "image"]).to_numpy().ravel()
     half = 4.302653 * clients.std(ddof=1) / np.sqrt(3)  # Student's t, 2 degrees of freedom
@@ -242,7 +242,7 @@ def test_the_command_prints_stores_and_draws(stores, tmp_path, capsys):
     runs = [str(stores / name) for name in ("fedavg", "fedper")]
     assert main([*runs, *options, "--out", str(tmp_path / "a.zarr"), "--plot", str(tmp_path / "a.png")]) == 0
     printed = capsys.readouterr().out
-    assert "fedper, labels inferred" in printed
+    assert "fedper, labels inferred, round 2: " in printed
     assert "the mean training image has" in printed
     kept = xr.open_datatree(tmp_path / "a.zarr", engine="zarr", consolidated=False)
     assert dict(kept["leakage"].sizes) == {
