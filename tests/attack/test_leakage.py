@@ -131,7 +131,7 @@ def test_factors_are_private_and_what_is_sent_in_place_of_weights_is_what_the_at
     torch.testing.assert_close(seen.gradient["fc1.weight"], exact["fc1.weight"], rtol=1e-4, atol=2e-6)
 
 
-def test_rates_of_phases_and_repeats_are_divided_out():
+def test_a_phases_own_learning_rate_is_divided_out():
     j = job(toy(phases=(Phase(lr=0.5, trains=lambda n: n.startswith("fc1")),)))
     state, (x, y) = after(j), images(j)
     seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, engine.personal(j, state, CLIENTS), x, y)
