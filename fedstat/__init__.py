@@ -47,6 +47,7 @@ from fedstat.results import (
     EntropyResult,
     FactorResult,
     IccResult,
+    LeakageResult,
     NFactorsResult,
     PermutationResult,
     SplitResult,
@@ -57,7 +58,7 @@ from fedstat.stats.split import Absolute
 from fedstat.store import open_run
 
 if TYPE_CHECKING:
-    from fedstat import data, decompose, fl, motivation, ntk, plot, sim
+    from fedstat import attack, data, decompose, fl, motivation, ntk, plot, sim
     from fedstat.decompose import read_weights
 
 __version__ = version("fedstat")
@@ -73,10 +74,12 @@ __all__ = [
     "EntropyResult",
     "FactorResult",
     "IccResult",
+    "LeakageResult",
     "NFactorsResult",
     "PermutationResult",
     "SplitResult",
     "StabilityResult",
+    "attack",
     "bootstrap",
     "client_clusters",
     "compare",
@@ -104,7 +107,7 @@ __all__ = [
 ]
 
 # Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.
-_LATER = ("data", "decompose", "fl", "motivation", "ntk", "plot", "sim")
+_LATER = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "sim")
 
 
 def __getattr__(name: str) -> Any:

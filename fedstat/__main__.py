@@ -15,6 +15,7 @@ COMMANDS = {
     "fedstat.decompose": "weights of any origin -> shared and client-specific units",
     "fedstat.fl": "federated training on real data, one run or a grid",
     "fedstat.motivation": "neurons' outputs over clients: entropy, its peaks, its relation to the split",
+    "fedstat.attack": "what methods leak: images recovered from what clients send",
     "fedstat.ntk": "FedFac's theorems against training",
     "fedstat verify": "check that runs are as they were written, by their checksums",
 }

@@ -83,17 +83,20 @@ def in_bytes(
     >>> in_bytes(algorithms.fedsplit({}), net, b, b, one), in_bytes(algorithms.fedsplit({}), net, b, a, one)
     ((72, 72), (72, 73))
     """
-    if algorithm.uploads:
-        up = algorithm.uploads(net, sharing)
-    else:
-        up = {name: masks.by_some(sharing.shared[name], len(shape)) for name, shape in net.shapes.items()}
-    changed = 0
+    up, changed = uploaded(algorithm, net, sharing), 0
     if sharing.shared is not previous.shared:
         changed = sum(_changed(net, sharing.shared, previous.shared, layer, clients) for layer in nets.layers(net))
     sent, received = (
         _of_entries(algorithm, net, mask, clients, i, values) for i, mask in enumerate((up, sharing.shared))
     )
     return sent, received + changed
+
+
+def uploaded(algorithm: Algorithm, net: Net, sharing: Sharing) -> Mask:
+    """Entries that a client sends: what ``algorithm.uploads`` names, or what any client shares."""
+    if algorithm.uploads:
+        return algorithm.uploads(net, sharing)
+    return {name: masks.by_some(sharing.shared[name], len(shape)) for name, shape in net.shapes.items()}
 
 
 def _of_entries(

@@ -21,7 +21,7 @@ from fedstat.fl.participation import active, by_size
 from fedstat.fl.scores import losses_of
 from fedstat.fl.state import State, personal, remembered
 
-__all__ = ["Job", "Round", "State", "active", "personal", "round_of", "start", "step"]
+__all__ = ["Job", "Round", "State", "active", "personal", "round_of", "start", "step", "uploads_of"]
 
 
 class Round(NamedTuple):
@@ -84,7 +84,7 @@ def start(job: Job) -> State:
     checks.savable(aggregated, job.aggregator.name)
     state = State(0, params, own, server, sharing, optimizer, memory, aggregated)
     clients = by_size(job.train, active(job, 0))[:2]
-    checks.trial(job, _uploads(job, state, clients, personal(job, state, clients)), sharing)
+    checks.trial(job, uploads_of(job, state, clients, personal(job, state, clients)), sharing)
     return state
 
 
@@ -139,7 +139,7 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     clients = by_size(job.train, active(job, state.round))
     trained = local_training(job, state, clients, job.phases)
     _require_finite(trained, clients, state.round + 1)
-    uploads = _uploads(job, state, clients, trained.params)
+    uploads = uploads_of(job, state, clients, trained.params)
     sharing = state.sharing
     if algorithm.reshare:
         sharing = checks.sharing(checks.asked(algorithm.reshare, uploads, f"{method} reshare(uploads)"), job, "reshare")
@@ -163,7 +163,8 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     return new, Round(uploads, trained.loss, sent, mixture)
 
 
-def _uploads(job: Job, state: State, clients: np.ndarray, after: Params) -> Uploads:
+def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Uploads:
+    """What a method's functions learn of clients (active,) whose models after local training are ``after``."""
     sizes = torch.from_numpy(job.train.sizes[clients]).to(job.device, torch.float32)
 
     def evaluate(models: Params, some: np.ndarray) -> Tensor:

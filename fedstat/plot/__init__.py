@@ -1,5 +1,6 @@
 """Figures: pure functions (result or Dataset, ax=None) -> Axes."""
 
+from fedstat.plot.attack import leakage, leakage_grid
 from fedstat.plot.clusters import client_lines, client_similarity, similarity_over_rounds
 from fedstat.plot.data import partition
 from fedstat.plot.factor import communality, loadings, rounds, scree
@@ -27,6 +28,8 @@ __all__ = [
     "generalization",
     "heatmap",
     "kappa_window",
+    "leakage",
+    "leakage_grid",
     "loadings",
     "loss_curves",
     "motivation_grid",

@@ -6,6 +6,7 @@ from fedstat.results.components import ComponentsResult, personal_from
 from fedstat.results.entropy import EntropyResult
 from fedstat.results.factor import ConvergenceWarning, FactorResult, Rotation
 from fedstat.results.icc import IccResult
+from fedstat.results.leakage import LeakageResult
 from fedstat.results.ranks import EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitResult
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
@@ -23,6 +24,7 @@ __all__ = [
     "EntropyResult",
     "FactorResult",
     "IccResult",
+    "LeakageResult",
     "NFactorsResult",
     "PermutationResult",
     "Rotation",

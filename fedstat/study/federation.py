@@ -187,11 +187,16 @@ def _published_subsets(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
 
 
 def _standardised(fed: xr.Dataset) -> xr.Dataset:
-    """Images as float32, each channel with mean 0 and standard deviation 1 over the training samples."""
+    """Images as float32, each channel with mean 0 and standard deviation 1 over the training samples.
+
+    ``x.attrs`` keeps both: x·sd + mean is the image on [0, 1].
+    """
     train_x = fed.x.values[fed["split"].to_numpy() == "train"]
     axes = (0, 2, 3)
     scale = float(fed.x.attrs["scale"])
     mean = train_x.mean(axes, dtype=np.float64) / scale
     square = np.array([np.square(train_x[:, c], dtype=np.float32).mean(dtype=np.float64) for c in range(len(mean))])
     sd = np.sqrt(square / scale**2 - mean**2)
-    return datasets.to_float(fed, mean=mean.tolist(), sd=sd.tolist())
+    found = datasets.to_float(fed, mean=mean.tolist(), sd=sd.tolist())
+    found.x.attrs.update(mean=mean.tolist(), sd=sd.tolist())
+    return found

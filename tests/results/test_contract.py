@@ -18,6 +18,7 @@ from layers import weights
 
 import fedstat
 from fedstat.ntk import datasets
+from fedstat.results import LeakageResult
 from fedstat.results.base import WIDTH, Result
 
 W = weights()
@@ -33,6 +34,24 @@ def outputs() -> xr.DataArray:
     return x.assign_coords(unit=list("abcdef"))
 
 
+def leaked() -> xr.Dataset:
+    rng = np.random.default_rng(0)
+    five = ("run", "round", "labels", "client", "image")
+    size = {"run": 2, "round": 2, "labels": 1, "client": 4, "image": 2}
+    data = {name: (five, rng.normal(12, 1, size=[*size.values()])) for name in ("psnr", "other", "distance")}
+    image = ("channel", "row", "column")
+    return xr.Dataset(
+        data
+        | {
+            "label_right": (five, np.ones([*size.values()], bool)),
+            "guess": (five[3:], np.full((4, 2), 12.0)),
+            "recovered": ((*five, *image), rng.uniform(size=(*size.values(), 3, 2, 2))),
+            "original": ((*five[3:], *image), rng.uniform(size=(4, 2, 3, 2, 2))),
+        },
+        {"run": ["fedavg", "fedper"], "labels": ["given"], "round": [10, 20]},
+    )
+
+
 MADE: dict[str, Callable[[], Result]] = {
     "BootstrapResult": lambda: fedstat.bootstrap(W, n_factors=2, replicates=5),
     "ClientClustersResult": lambda: fedstat.client_clusters(W, n_clusters=2, groups=list("aabbcc"), permutations=9),
@@ -45,6 +64,7 @@ MADE: dict[str, Callable[[], Result]] = {
     "FactorResult": lambda: fedstat.fa(fedstat.layer_matrix(W), n_factors=2),
     "GeneralizationResult": lambda: fedstat.ntk.generalization(DATA, width=8, rounds=2, replicates=2),
     "IccResult": lambda: fedstat.icc(W),
+    "LeakageResult": lambda: LeakageResult(leaked()),
     "NFactorsResult": lambda: fedstat.n_factors(fedstat.layer_matrix(W), draws=2),
     "PermutationResult": lambda: fedstat.permutation_test(W, n_factors=2, replicates=5),
     "SplitResult": lambda: fedstat.split(W, n_factors=2),

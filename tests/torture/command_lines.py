@@ -367,6 +367,19 @@ FIGURES = """
 --out folder.png | --out must be a file, but folder.png is a folder
 --no-such | unrecognized arguments
 """
+ATTACK = """
+--rounds x | invalid int value
+--rounds -1 | rounds must be an integer >= 0
+--rounds 99 | round 99 is attacked, but
+--images 0 | images must be an integer >= 1
+--images 9999 | images of each client are to be attacked, but client
+--clients 9999 | 9999 clients are to be attacked, but the run has
+--iterations 0 | iterations must be an integer >= 1
+--restarts 0 | restarts must be an integer >= 1
+--labels guessed | invalid choice: 'guessed'
+--seed -1 | seed must be an integer >= 0
+--out file.csv/t.csv | --out
+"""
 GRIDS = """
 --runs nowhere --out x.png | there is no run in nowhere
 --runs grid | --out must be in an existing folder, but paper_figs is not one
@@ -383,6 +396,8 @@ LINES = [
     *_lines("fedstat.ntk", NTK + OUT + USAGE),
     *_lines("fedstat.decompose", DECOMPOSE),
     *(line._replace(argv=["a.npz", "b.npz", *line.argv]) for line in _lines("fedstat.decompose", OUT + PLOT)),
+    *(line._replace(argv=["fl.zarr", *line.argv]) for line in _lines("fedstat.attack", ATTACK + OUT + PLOT + COMPUTE)),
+    *_lines("fedstat.attack", "nowhere | there is no run at nowhere\nsim.zarr | was made by fedstat.sim, but"),
     *_lines("fedstat.fl", FL + OUT + USAGE + RESUMED + COMPUTE),
     *_config("fedstat.fl", "--config", GRID_TOML, "--data-dir nowhere"),
     *_config("fedstat.fl", "--config", SCALE_TOML, "--scale quick"),

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from fedstat import _cli, store
 
 mpl.use("Agg")
-COMMANDS = [f"fedstat.{name}" for name in ("sim", "sim.recovery", "motivation", "ntk", "decompose", "fl")]
+COMMANDS = [f"fedstat.{name}" for name in ("sim", "sim.recovery", "motivation", "ntk", "decompose", "attack", "fl")]
 FULL = Path("/dev/full")
 
 

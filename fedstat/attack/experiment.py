@@ -1,0 +1,325 @@
+"""Deep leakage from gradients on what each method sends, against what an attacker could guess without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from fedstat import _check, _random
+from fedstat.attack import runs as stored
+from fedstat.attack.matching import Recovered, by_sign, recover
+from fedstat.attack.observed import Observed, matched, observe
+from fedstat.fl import engine
+from fedstat.fl.chunks import each_chunk
+from fedstat.fl.job import Job, Machine
+from fedstat.fl.state import State
+from fedstat.results.leakage import LeakageResult
+from fedstat.stats.images import psnr
+
+ROUNDS = (10, 20, 30, 40, 50)
+LABELS = ("given", "inferred")
+Labels = Literal["given", "inferred", "both"]
+
+
+class Attack(NamedTuple):
+    """Settings of an attack, see :func:`leakage`."""
+
+    clients: int | None = None
+    images: int = 5
+    labels: Labels = "both"
+    iterations: int = 200
+    restarts: int = 1
+    seed: int = 0
+
+    def checked(self) -> Attack:
+        """The same; ValueError if a number is out of range."""
+        for name in ("images", "iterations", "restarts"):
+            _check.integer(name, getattr(self, name))
+        if self.clients is not None:
+            _check.integer("clients", self.clients)
+        _check.integer("seed", self.seed, low=0)
+        _check.choice("labels", self.labels, (*LABELS, "both"))
+        return self
+
+
+def leakage(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    rounds: Sequence[int] | None = None,
+    clients: int | None = None,
+    images: int = 5,
+    labels: Labels = "both",
+    iterations: int = 200,
+    restarts: int = 1,
+    seed: int = 0,
+    data_dir: str | Path | None = None,
+    device: str = "cpu",
+    client_chunk: int | None = None,
+    threads: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> LeakageResult:
+    """Attack finished runs by deep leakage from gradients (Zhu, Liu and Han 2019; FedDecomp §4.6, FedCP Appendix B).
+
+    Each victim client takes one local step, as its method trains, on one image at a time. The attacker knows the
+    network, the server's copy of every entry, and what is sent; for parts that are never sent she uses the common
+    start. She looks for the image whose gradient at the entries that are sent is nearest: :func:`recover`.
+
+    Parameters
+    ----------
+    runs : path or sequence of path
+        Stores of ``python -m fedstat.fl`` with the same data and partition. A run is trained again to have its states.
+    rounds : sequence of int, optional
+        Rounds done before the attacked step, 0 being the common start. By default those of 10, 20, 30, 40 and 50 that
+        all runs have, or the last.
+    clients : int, optional
+        Number of victims, drawn by the seed; all by default.
+    images : int, default 5
+        Training images of each victim, drawn by the seed: the same for every run and round.
+    labels : {"given", "inferred", "both"}, default "both"
+        Whether the attacker knows the classes.
+    iterations : int, default 200
+    restarts : int, default 1
+        Starts from noise; the nearest gradient wins.
+    seed : int, default 0
+    data_dir, device, client_chunk, threads
+        See :func:`fedstat.study.experiment.run`.
+    progress : callable (int), optional
+        Called with 1 after every run, round and way to have the labels.
+
+    Returns
+    -------
+    LeakageResult
+
+    Raises
+    ------
+    ValueError
+        If a run is not one of images with its settings, lacks a round, or sends nothing; if runs differ in their data,
+        or a client has fewer images than asked for.
+    """
+    attack = Attack(clients, images, labels, iterations, restarts, seed).checked()
+    given = [runs] if isinstance(runs, str | Path) else list(runs)
+    if not given:
+        raise ValueError("runs must name at least one run, but got none")
+    found = [stored.read(path) for path in given]
+    _require_alike(found)
+    at = rounds_of(rounds, [(one.name, one.settings.rounds) for one in found])
+    machine = Machine(device=device, client_chunk=client_chunk, threads=threads)
+    parts = []
+    for one in found:
+        job, fed = stored.job_of(one, data_dir, replace(machine, precision=one.settings.precision))
+        scale = fed.x.attrs["mean"], fed.x.attrs["sd"]
+        parts.append(leaks(job, stored.states(one, job, at), attack, scale=scale, progress=progress))
+    names = [one.name for one in found]
+    if len(set(names)) < len(names):
+        names = [f"{name} {i}" for i, name in enumerate(names, 1)]
+    return LeakageResult(_joined(parts, "run", np.array(names, object)))
+
+
+def leakage_of(
+    job: Job, *, rounds: Sequence[int], scale: tuple[Sequence[float], Sequence[float]] = ((0.0,), (1.0,)), **attack: Any
+) -> LeakageResult:
+    """As :func:`leakage`, for a job of any algorithm, network and images; ``scale`` is their mean and sd by channel.
+
+    ``attack`` takes clients, images, labels, iterations, restarts and seed.
+    """
+    chosen = Attack(**attack).checked()
+    found = leaks(job, _states(job, rounds), chosen, scale=scale)
+    return LeakageResult(_joined([found], "run", np.array([job.algorithm.name], object)))
+
+
+def _joined(parts: Sequence[xr.Dataset], dim: str, values: np.ndarray) -> xr.Dataset:
+    """Parts along a new dim; what does not depend on the attack is the same in all, and stays without it."""
+    of_attack = [name for name in parts[0] if name not in ("guess", "original")]
+    return xr.concat(
+        parts, xr.Variable(dim, values), data_vars=of_attack, coords="minimal", compat="override", join="override"
+    )
+
+
+def _states(job: Job, rounds: Iterable[int]) -> Iterable[tuple[int, State]]:
+    state = engine.start(job)
+    for number in sorted(rounds):
+        while state.round < number:
+            state = engine.step(job, state)
+        yield number, state
+
+
+def modes_of(labels: str) -> list[str]:
+    """Ways to have the labels."""
+    return list(LABELS) if labels == "both" else [labels]
+
+
+def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> list[int]:
+    """Rounds to attack; ValueError, naming the run, if one has no such round."""
+    last = min(n for _, n in runs)
+    if rounds is None:
+        return [n for n in ROUNDS if n <= last] or [last]
+    if not rounds:
+        raise ValueError("rounds must name at least one round, but got none")
+    for number in rounds:
+        _check.integer("rounds", number, low=0)
+        for name, n in runs:
+            if number > n:
+                raise ValueError(f"round {number} is attacked, but {name} has {n} rounds")
+    return sorted(set(rounds))
+
+
+def _require_alike(found: Sequence[stored.Stored]) -> None:
+    names = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "seed")
+    first = found[0]
+    for one in found[1:]:
+        for name in names:
+            ours, theirs = getattr(first.settings, name), getattr(one.settings, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"runs must have the same images at the same clients, but {name} is {ours} of {first.name} and "
+                    f"{theirs} of {one.name}"
+                )
+
+
+def leaks(
+    job: Job,
+    states: Iterable[tuple[int, State]],
+    attack: Attack,
+    *,
+    scale: tuple[Sequence[float], Sequence[float]],
+    progress: Callable[[int], object] | None = None,
+) -> xr.Dataset:
+    """What one run leaks, over the dims of :class:`LeakageResult` but ``run``."""
+    if job.train.x.ndim != 4 or not job.train.x.is_floating_point():
+        raise ValueError(
+            f"inputs must be images (channel, row, column), but samples have shape {tuple(job.train.x.shape[1:])} and "
+            f"type {job.train.x.dtype}"
+        )
+    clients, rows = _victims(job, attack)
+    mean, sd = (torch.tensor(v, dtype=torch.float32, device=job.device).view(-1, 1, 1) for v in scale)
+
+    def image(x: Tensor) -> np.ndarray:
+        return (x * sd + mean).clamp(0, 1).cpu().numpy()
+
+    x, y = job.train.x[rows], job.train.y[rows]  # (client, image, ...)
+    original, box = image(x), ((0 - mean) / sd, (1 - mean) / sd)
+    start = torch.stack([_noise(attack, job, c, x[0, 0]) for c in clients])  # (client, image, restart, ...)
+    modes = modes_of(attack.labels)
+    numbers, found = [], []
+    for number, state in states:
+        matched(job, state)
+        seen = [observe(job, state, clients, x[:, i], y[:, i]) for i in range(attack.images)]
+        of_modes, got = [], None
+        known: Tensor | None = None
+        for mode in modes:
+            before, known = known, y if mode == "given" else _inferred(job, seen)
+            if got is None or before is None or known is None or not torch.equal(before, known):
+                got = _attacked(job, seen, start, box, attack.iterations, known)
+            of_modes.append(_scored(image(got.x), original, got, y))
+            if progress:
+                progress(1)
+        numbers.append(number)
+        found.append(_joined(of_modes, "labels", np.array(modes, object)))
+    data = _joined(found, "round", np.array(numbers))
+    guess = job.train.x.mean(0, dtype=torch.float64).float()
+    data["guess"] = ("client", "image"), psnr(image(guess), original)
+    data["original"] = ("client", "image", "channel", "row", "column"), original
+    return data.assign_coords(
+        client=job.ids(clients), sample=(("client", "image"), rows - job.train.start[clients][:, None])
+    )
+
+
+def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
+    """Victim clients (client,), ascending, and rows (client, image) of their images."""
+    n = job.clients if attack.clients is None else attack.clients
+    if n > job.clients:
+        raise ValueError(f"{n} clients are to be attacked, but the run has {job.clients}")
+    clients = np.sort(_random.generator(attack.seed, "victims").permutation(job.clients)[:n])
+    few = [int(c) for c in clients if job.train.sizes[c] < attack.images]
+    if few:
+        raise ValueError(
+            f"{attack.images} images of each client are to be attacked, but client {few[0]} has "
+            f"{job.train.sizes[few[0]]}. Ask for fewer images, or train with a larger min_size."
+        )
+    rows = [
+        job.train.start[c]
+        + _random.generator(attack.seed, "images", int(job.train.ids[c])).permutation(job.train.sizes[c])[
+            : attack.images
+        ]
+        for c in clients
+    ]
+    return clients, np.stack(rows)
+
+
+def _noise(attack: Attack, job: Job, client: int, like: Tensor) -> Tensor:
+    """Standard normal images (image, restart, ...) to start from, of a client's own stream."""
+    rng = _random.generator(attack.seed, "attack", int(job.train.ids[client]))
+    shape = (attack.images, attack.restarts, *like.shape)
+    return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(like)
+
+
+def _inferred(job: Job, seen: Sequence[Observed]) -> Tensor | None:
+    """Classes (client, image) where signs tell them, else None."""
+    found = [y for one in seen if (y := by_sign(job.net, one)) is not None]
+    return torch.stack(found, 1) if len(found) == len(seen) else None
+
+
+def _attacked(
+    job: Job,
+    seen: Sequence[Observed],
+    start: Tensor,
+    box: tuple[Tensor, Tensor],
+    iterations: int,
+    y: Tensor | None,
+) -> Recovered:
+    """The nearest of the restarts for every client and image, (client, image, ...)."""
+    n, images, restarts = start.shape[:3]
+    total = n * images * restarts
+    x, classes = torch.empty(total, *start.shape[3:]), torch.empty(total, dtype=torch.long)
+    distance = torch.empty(total)
+    flat = start.transpose(0, 1).flatten(0, 2)  # image by image, as they were observed
+    order = np.repeat(np.arange(n), restarts)
+    known = None if y is None else y.T.repeat_interleave(restarts, 1).flatten()
+
+    def work(span: slice) -> None:
+        at = np.arange(span.start, span.stop)
+        for i in np.unique(at // len(order)):
+            own = at[at // len(order) == i]
+            got = recover(
+                job.net, job.loss, seen[i].part(order[own % len(order)]), flat[own], box=box, iterations=iterations,
+                y=None if known is None else known[own],
+            )  # fmt: skip
+            x[own], classes[own], distance[own] = got.x.cpu(), got.y.cpu(), got.distance.cpu()
+
+    each_chunk(replace(job, batch_size=1), total, work)
+    by = distance.view(images, n, restarts).transpose(0, 1)
+    best = by.argmin(2, keepdim=True)
+
+    def chosen(p: Tensor) -> Tensor:
+        p = p.view(images, n, restarts, *p.shape[1:]).transpose(0, 1)
+        index = best.view(*best.shape, *(1,) * (p.ndim - 3)).expand(-1, -1, -1, *p.shape[3:])
+        return p.gather(2, index).squeeze(2).to(start.device)
+
+    return Recovered(chosen(x), chosen(classes), chosen(distance))
+
+
+def _scored(recovered: np.ndarray, original: np.ndarray, got: Recovered, y: Tensor) -> xr.Dataset:
+    """PSNR of the images, beside that of images recovered from other clients' gradients."""
+    n, images = original.shape[:2]
+    other = np.full((n, images), np.nan)
+    for c in range(n):
+        rest = recovered[np.arange(n) != c].reshape(-1, *recovered.shape[2:])
+        if len(rest):
+            other[c] = psnr(rest[None], original[c][:, None]).mean(1)
+    dims = ("client", "image")
+    return xr.Dataset(
+        {
+            "psnr": (dims, psnr(recovered, original)),
+            "other": (dims, other),
+            "distance": (dims, got.distance.cpu().numpy()),
+            "label_right": (dims, (got.y == y).cpu().numpy()),
+            "recovered": ((*dims, "channel", "row", "column"), recovered),
+        }
+    )

@@ -1,0 +1,140 @@
+"""What a server sees of clients that take one local step, by the method's own record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedstat.fl import checks, communication, engine, masks, optim
+from fedstat.fl.algorithm import Mask, Phase
+from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
+from fedstat.fl.local_training import train_chunk
+from fedstat.fl.nets import Params
+from fedstat.fl.participation import by_size
+from fedstat.fl.state import State, personal, remembered
+
+
+class Observed(NamedTuple):
+    """What the attacker has of some victims, each a client with one image.
+
+    Attributes
+    ----------
+    model : Params (victim, ...)
+        Every parameter as the server knows it: where the client sends an entry, its value before the step; elsewhere
+        the server's copy, which for entries that are never shared is the common start.
+    gradient : Params (victim, ...)
+        What was sent minus what there was before, over minus the learning rate; 0 where ``mask`` is False.
+    mask : mapping from name to bool Tensor
+        Entries that are both sent and trained, and so tell something of the image; broadcasts against the gradient.
+    """
+
+    model: Params
+    gradient: Params
+    mask: Mask
+
+    def part(self, victims: slice | np.ndarray) -> Observed:
+        """Some of the victims."""
+        model, gradient = ({name: p[victims] for name, p in of.items()} for of in (self.model, self.gradient))
+        rows = {
+            name: m[victims] if m.ndim == self.model[name].ndim and len(m) > 1 else m for name, m in self.mask.items()
+        }
+        return Observed(model, gradient, rows)
+
+
+def matched(job: Job, state: State) -> Mask:
+    """Entries of each parameter that clients send and some phase trains: (client, *shape), or broadcasting against it.
+
+    Parameters that have none are left out.
+
+    Raises
+    ------
+    ValueError
+        If there is none at all.
+    """
+    sent, moved = communication.uploaded(job.algorithm, job.net, state.sharing), _rates(job)
+    found = {name: sent[name] for name in job.net.shapes if name in moved and bool(sent[name].any())}
+    if not found:
+        raise ValueError(
+            f"{job.algorithm.name} sends nothing that it trains, so there is no gradient to attack. Attack a method "
+            "that shares something."
+        )
+    return found
+
+
+def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -> Observed:
+    """What the server sees if each of some clients takes one local step on one image of its own.
+
+    The step is the method's: all its phases, with one batch each, its losses, penalties and own steps, what it weighs
+    and what it sends in place of what it trained. It is a plain gradient step of the run's learning rate: Adam's first
+    step would send little but signs.
+
+    Parameters
+    ----------
+    job : Job
+    state : State
+        From which the clients download.
+    clients : int array (victim,)
+        Each client once.
+    x, y : Tensor (victim, ...) and (victim,)
+        Their images and classes.
+
+    Returns
+    -------
+    Observed
+        Victims in the order given.
+    """
+    order = by_size(job.train, clients)  # in which a method's functions expect the clients
+    at = torch.from_numpy(np.argsort(clients)[np.searchsorted(np.sort(clients), order)])
+    lr = job.optimizer.lr
+    if lr is None:
+        raise ValueError(f"the optimizer {job.optimizer.name!r} has no 'lr' to divide by. Use optim.sgd or optim.adam.")
+    alone = replace(
+        job,
+        train=Rows(x[at], y[at], np.arange(len(order) + 1), job.train.ids[order]),
+        batch_size=1,
+        local_epochs=1,
+        optimizer=optim.sgd(lr),
+        track=False,
+    )
+    before = personal(job, state, order)
+    after = {name: p.clone() for name, p in before.items()}
+    phases = tuple(_one_step(phase) for phase in job.phases)
+    train_chunk(alone, after, np.arange(len(order)), phases, key=("attack",), memory=remembered(state, order))
+    sent = dict(after)
+    if job.algorithm.send:
+        uploads = engine.uploads_of(job, state, order, after)
+        where = f"method {job.algorithm.name!r}: send(uploads)"
+        sent |= checks.sent(
+            checks.asked(job.algorithm.send, uploads, where), uploads, state.sharing, job.algorithm.name
+        )
+    back = torch.argsort(at)
+    wanted = matched(job, state)
+    uploaded = communication.uploaded(job.algorithm, job.net, state.sharing)
+    model, gradient, mask, rates = {}, {}, {}, _rates(job)
+    for name, p in state.server.items():
+        rows = masks.of_clients(uploaded[name], p.ndim, clients)
+        model[name] = torch.where(rows, before[name][back], p)
+        if name in wanted:
+            mask[name] = rows
+            moved = (before[name] - sent[name])[back] / (lr * rates[name])
+            gradient[name] = torch.where(rows, moved, 0.0)
+    return Observed(model, gradient, mask)
+
+
+def _one_step(phase: Phase) -> Phase:
+    """The phase with one batch; one of 0 epochs, which only weighs samples, as it is."""
+    return phase if phase.epochs == 0 else phase._replace(steps=1)
+
+
+def _rates(job: Job) -> dict[str, float]:
+    """Sum of the steps' learning rates for every parameter that moves, as multiples of the run's."""
+    found: dict[str, float] = {}
+    for phase in job.phases:
+        for name in phase.moves(job.net) if phase.epochs != 0 else ():
+            found[name] = found.get(name, 0.0) + phase.lr * phase.repeats
+    return found

@@ -1,0 +1,275 @@
+"""What clients send, seen as gradients, against autograd and closed forms; images recovered from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from algorithm_jobs import make
+from toy_methods import toy
+
+from fedstat.attack import leakage, leakage_of, observe
+from fedstat.attack.__main__ import main
+from fedstat.attack.matching import by_sign, recover
+from fedstat.fl import engine, losses, masks, nets, optim
+from fedstat.fl.algorithm import Phase, Sharing
+from fedstat.fl.batches import Rows
+from fedstat.fl.wrappers.composed import Part, composed
+from fedstat.stats.images import psnr, without_channels
+from fedstat.study import experiment
+from fedstat.study.experiment import Settings
+
+LR = 0.1
+CLIENTS = np.array([2, 0, 1])
+
+
+def job(algorithm, *, net=None, side=4, channels=1, **options):
+    rng = np.random.default_rng(0)
+    sizes = [6, 8, 5]
+    x = torch.from_numpy(rng.uniform(size=(sum(sizes), channels, side, side))).float()
+    rows = Rows(x, torch.from_numpy(rng.integers(3, size=len(x))), np.concatenate([[0], np.cumsum(sizes)]))
+    net = net or nets.mlp([channels * side**2, 12, 3])
+    loss = losses.for_outputs(nets.n_outputs(net))
+    net = algorithm.wrap(net) if algorithm.wrap else net
+    settings = {"batch_size": 3, "seed": 1, "optimizer": optim.sgd(LR), "threads": 1} | options
+    return engine.Job(rows, rows, net, algorithm, algorithm.loss(loss, net) if algorithm.loss else loss, **settings)
+
+
+def after(j, rounds=2):
+    state = engine.start(j)
+    for _ in range(rounds):
+        state = engine.step(j, state)
+    return state
+
+
+def images(j):
+    rows = j.train.start[CLIENTS] + np.array([1, 0, 2])
+    return j.train.x[rows], j.train.y[rows]
+
+
+def gradients(j, params, x, y):
+    """Autograd's gradients, client by client."""
+    found = []
+    for v in range(len(x)):
+        leaves = {name: p[v : v + 1].clone().requires_grad_() for name, p in params.items()}
+        value = torch.nn.functional.cross_entropy(j.net.apply(leaves, x[v : v + 1, None])[0], y[v : v + 1])
+        found.append(dict(zip(leaves, torch.autograd.grad(value, list(leaves.values())), strict=True)))
+    return {name: torch.cat([one[name] for one in found]) for name in params}
+
+
+def low_rank(net):
+    """W = σ + BA in the first layer."""
+    units, inputs = net.shapes["fc1.weight"]
+
+    def init(rng, start):
+        a = torch.from_numpy(rng.normal(size=(2, inputs))).float()
+        return {"sigma": start, "b": torch.zeros(units, 2), "a": a}
+
+    shapes = {"sigma": (units, inputs), "b": (units, 2), "a": (2, inputs)}
+    part = Part(shapes, init, lambda f: f["sigma"] + f["b"] @ f["a"], by_unit=("sigma", "b"))
+    return composed(net, {"fc1.weight": part})
+
+
+def sharing_all_but(*ends):
+    def sharing(start):
+        every = masks.everything(start.net, start.device)
+        return Sharing({name: mask & (not name.endswith(ends)) for name, mask in every.items()})
+
+    return sharing
+
+
+FACTORS = toy(wrap=low_rank, phases=(Phase(trains=lambda n: n.endswith((".b", ".a"))), Phase()))._replace(
+    sharing=sharing_all_but(".b", ".a")
+)
+HALVED = toy(send=lambda up: {"fc2.weight": (up.after["fc2.weight"] + up.before()["fc2.weight"]) / 2})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedfac-dynamic"])
+def test_what_is_sent_is_autograds_gradient_at_what_was_downloaded(name):
+    j = job(make(name))
+    state, (x, y) = after(j), images(j)
+    own = engine.personal(j, state, CLIENTS)
+    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, own, x, y)
+    assert set(seen.gradient) == ({"fc1.weight", "fc1.bias"} if name == "fedper" else set(j.net.shapes))
+    for n, p in seen.gradient.items():
+        torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
+        torch.testing.assert_close(seen.model[n], own[n])
+    for n in set(j.net.shapes) - set(seen.gradient):
+        torch.testing.assert_close(seen.model[n], state.server[n].expand_as(own[n]))
+
+
+def test_fedrep_sends_the_bodys_gradient_under_the_head_that_was_trained_first():
+    j = job(make("fedrep"))
+    state, (x, y) = after(j), images(j)
+    own = engine.personal(j, state, CLIENTS)
+    first = gradients(j, own, x, y)
+    moved = own | {n: own[n] - LR * first[n] for n in ("fc2.weight", "fc2.bias")}
+    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, moved, x, y)
+    assert set(seen.gradient) == {"fc1.weight", "fc1.bias"}
+    for n, p in seen.gradient.items():
+        torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
+
+
+def test_factors_are_private_and_what_is_sent_in_place_of_weights_is_what_the_attacker_sees():
+    j = job(FACTORS)
+    state, (x, y) = after(j), images(j)
+    seen = observe(j, state, CLIENTS, x, y)
+    assert not {n for n in seen.gradient if n.endswith((".b", ".a"))}
+    own = engine.personal(j, state, CLIENTS)
+    assert float(own["fc1.b"].abs().max()) > 0
+    assert float(seen.model["fc1.b"].abs().max()) == 0  # the common start, all that the attacker knows
+
+    j = job(HALVED)
+    state = after(j)
+    own = engine.personal(j, state, CLIENTS)
+    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, own, x, y)
+    torch.testing.assert_close(seen.gradient["fc2.weight"], exact["fc2.weight"] / 2, rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(seen.gradient["fc1.weight"], exact["fc1.weight"], rtol=1e-4, atol=2e-6)
+
+
+def test_a_phases_own_learning_rate_is_divided_out():
+    j = job(toy(phases=(Phase(lr=0.5, trains=lambda n: n.startswith("fc1")),)))
+    state, (x, y) = after(j), images(j)
+    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, engine.personal(j, state, CLIENTS), x, y)
+    assert set(seen.gradient) == {"fc1.weight", "fc1.bias"}  # what is sent untrained tells nothing
+    torch.testing.assert_close(seen.gradient["fc1.weight"], exact["fc1.weight"], rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("labels", ["given", "inferred"])
+def test_images_come_near_the_closed_form_of_a_dense_first_layer(labels):
+    j = job(make("fedavg"))
+    state, (x, y) = engine.start(j), images(j)
+    seen = observe(j, state, CLIENTS, x, y)
+    unit = seen.gradient["fc1.bias"].abs().argmax(1)
+    at = torch.arange(3)
+    closed = (seen.gradient["fc1.weight"][at, unit] / seen.gradient["fc1.bias"][at, unit, None]).view_as(x)
+    torch.testing.assert_close(closed, x, rtol=1e-3, atol=1e-4)
+    start = torch.from_numpy(np.random.default_rng(0).normal(size=x.shape)).float()
+    box, known = (torch.tensor(0.0), torch.tensor(1.0)), y if labels == "given" else by_sign(j.net, seen)
+    found = recover(j.net, j.loss, seen, start, box=box, iterations=300, y=known)
+    assert found.y.tolist() == y.tolist()
+    assert psnr(found.x, closed.clamp(0, 1)).min() > 40
+    assert float(found.distance.max()) < 1e-4
+
+
+def test_soft_labels_are_used_where_the_output_layer_is_not_sent():
+    j = job(make("fedper"))
+    state, (x, y) = engine.start(j), images(j)
+    seen = observe(j, state, CLIENTS, x, y)
+    box = (torch.tensor(0.0), torch.tensor(1.0))
+    truth = recover(j.net, j.loss, seen, x, box=box, iterations=1, y=y)
+    assert float(truth.distance.max()) < 1e-9  # at round 0 the attacker's head is the client's
+    found = recover(j.net, j.loss, seen, torch.full_like(x, 0.5), box=box, iterations=200)
+    assert found.y.shape == y.shape
+    assert float(found.distance.max()) < 0.2
+
+
+def test_fedpers_attack_does_not_depend_on_clients_heads():
+    j = job(make("fedper"))
+    state, (x, y) = after(j), images(j)
+    seen = observe(j, state, CLIENTS, x, y)
+    common = engine.start(j).server["fc2.weight"]
+    assert "fc2.weight" not in seen.gradient
+    assert torch.equal(seen.model["fc2.weight"], common.expand(3, -1, -1))
+    assert not torch.allclose(engine.personal(j, state, CLIENTS)["fc2.weight"], seen.model["fc2.weight"])
+
+
+def test_results_do_not_depend_on_how_victims_are_cut_into_chunks():
+    j = job(make("fedavg"))
+    options = {"rounds": [0, 1], "images": 2, "iterations": 6, "restarts": 2}
+    one, other = (leakage_of(replace(j, client_chunk=n), **options).data for n in (1, 7))
+    xr.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_psnr_is_the_usual_one_and_the_papers_is_lower_by_the_channels():
+    rng = np.random.default_rng(0)
+    a, b = rng.uniform(size=(2, 3, 5, 4))
+    usual = 10 * np.log10(1 / np.mean((a - b) ** 2))  # skimage.metrics.peak_signal_noise_ratio, data_range=1
+    np.testing.assert_allclose(psnr(a, b), usual, rtol=1e-12)
+    paper = -10 * np.log10(np.sum((a - b) ** 2) / (5 * 4))  # FedDecomp §4.6
+    np.testing.assert_allclose(usual - without_channels(3), paper, rtol=1e-12)
+    np.testing.assert_allclose(without_channels(3), 4.771, atol=1e-3)
+
+
+def test_a_result_separates_leaking_methods_from_guessing():
+    found = leakage_of(job(make("fedavg")), rounds=[0], images=3, iterations=150, labels="given")
+    row = found.augment().iloc[0]
+    assert row["verdict"] == "recovered"
+    assert row["gain_low"] > 0
+    clients = found.data["psnr"].mean(["round", "image"]).to_numpy().ravel()
+    half = 4.302653 * clients.std(ddof=1) / np.sqrt(3)  # Student's t, 2 degrees of freedom
+    np.testing.assert_allclose([row["conf_low"], row["conf_high"]], [clients.mean() - half, clients.mean() + half])
+    x = found.data
+    train = job(make("fedavg")).train.x.numpy()
+    np.testing.assert_allclose(x["guess"], psnr(train.mean(0), x["original"].to_numpy()), rtol=1e-5)
+    rest = x["recovered"][0, 0, 0, 1:].to_numpy().reshape(-1, 1, 4, 4)
+    expected = psnr(rest, x["original"][0, 0].to_numpy()).mean()
+    np.testing.assert_allclose(x["other"][0, 0, 0, 0, 0], expected, rtol=1e-9)
+
+
+def test_methods_that_send_nothing_and_wrong_questions_are_refused():
+    with pytest.raises(ValueError, match="local sends nothing that it trains"):
+        leakage_of(job(make("local")), rounds=[0])
+    with pytest.raises(ValueError, match="client 0 has 6"):
+        leakage_of(job(make("fedavg")), rounds=[0], images=7, clients=3)
+    j = job(make("fedavg"))
+    with pytest.raises(ValueError, match="inputs must be images"):
+        leakage_of(replace(j, train=j.train._replace(x=j.train.x.flatten(1))), rounds=[0])
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    common = {
+        "clients": 4,
+        "rounds": 2,
+        "participation": 1.0,
+        "optimizer": "sgd",
+        "lr": 0.1,
+        "net_options": "hidden=16",
+    }
+    for name in ("fedavg", "fedper"):
+        experiment.run(Settings.of(algorithm=name, samples=30, **common), out=folder / name, threads=1)
+    return folder
+
+
+def test_the_command_prints_stores_and_draws(stores, tmp_path, capsys):
+    options = ["--images", "2", "--iterations", "2", "--clients", "3", "--threads", "1", "--quiet"]
+    runs = [str(stores / name) for name in ("fedavg", "fedper")]
+    assert main([*runs, *options, "--out", str(tmp_path / "a.zarr"), "--plot", str(tmp_path / "a.png")]) == 0
+    printed = capsys.readouterr().out
+    assert "fedper, labels inferred, round 2: " in printed
+    assert "the mean training image has" in printed
+    kept = xr.open_datatree(tmp_path / "a.zarr", engine="zarr", consolidated=False)
+    assert dict(kept["leakage"].sizes) == {
+        "run": 2, "labels": 2, "round": 1, "client": 3, "image": 2, "channel": 1, "row": 8, "column": 8
+    }  # fmt: skip
+    assert json.loads(kept.attrs["config"])["images"] == 2
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    assert main([runs[0], *options, "--labels", "given", "--rounds", "0", "--out", str(tmp_path / "a.csv")]) == 0
+    assert (tmp_path / "a.csv").read_text().startswith("run,labels,round,n,estimate")
+
+
+def test_the_attacked_run_is_the_stored_one(stores):
+    found = leakage(stores / "fedavg", images=1, iterations=1, threads=1)  # warns, and so fails, if losses differ
+    originals = found.data["original"].to_numpy()
+    assert originals.min() >= 0
+    np.testing.assert_allclose(originals * 16, np.round(originals * 16), atol=1e-4)  # grey levels of the digits again
+
+
+def test_the_command_refuses_what_it_cannot_attack(stores, tmp_path, capsys):
+    cases = {
+        "round 3 is attacked, but fedavg has 2 rounds": [str(stores / "fedavg"), "--rounds", "3"],
+        "there is no run": [str(tmp_path / "nothing")],
+        "images must be": [str(stores / "fedavg"), "--images", "0"],
+        "of each client are to be attacked": [str(stores / "fedavg"), "--images", "200"],
+    }
+    for message, argv in cases.items():
+        with pytest.raises(SystemExit) as left:
+            main(argv)
+        assert left.value.code == 2
+        assert message in capsys.readouterr().err
