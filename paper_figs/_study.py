@@ -15,8 +15,9 @@ from matplotlib.figure import Figure
 import fedstat
 from fedstat import _cli
 from fedstat.study import collect, origin
-from fedstat.study.accuracy import of_study, title_of
+from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid
+from fedstat.study.show import title_of
 
 SIMULATIONS = Path(__file__).parents[1] / "simulations"
 

@@ -13,8 +13,9 @@ import pandas as pd
 
 from fedstat._table_command import Asked, command
 from fedstat.results.numbers import number
-from fedstat.study.accuracy import accuracy, of_study, title_of
+from fedstat.study.accuracy import accuracy, of_study
 from fedstat.study.collect import Grid
+from fedstat.study.show import ordered, title_of
 from fedstat.study.table import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "factorized_fl.toml"
@@ -31,11 +32,15 @@ def compared(grid: Grid, asked: Asked) -> Table:
 
 def sent(grid: Grid, asked: Asked) -> Table:
     """Megabytes sent and received by all clients over all rounds."""
-    table = of_study(grid, FILE, "table1").table
+    grid = of_study(grid, FILE, "table1")
+    table = grid.table
     total = table.assign(megabytes=(table["bytes_up"] + table["bytes_down"]) / 1e6)
     values = total.groupby(["label", "method"], sort=False)["megabytes"].agg(["mean", "min", "max"]).reset_index()
+    places = values["method"].map(ordered(values["method"]).index)
+    values = values.assign(place=places).sort_values(["label", "place"]).drop(columns="place")
     most = values.groupby("label")["mean"].transform("max")
-    theirs = [asked.paper.of("communication", r["label"]) for r in values.to_dict("records")]
+    published = asked.paper.tables.get("communication", {})
+    theirs = [next((v for name, v in published.items() if label.startswith(name)), {}) for label in values["label"]]
     values["share"] = values["mean"] / most
     values["paper"] = [
         of.get(m.split("-private-head")[0], float("nan")) / of["fedavg"] if of else float("nan")

@@ -20,7 +20,7 @@ from fedstat.study import grid as grids
 from fedstat.study import rules, show
 from fedstat.study.collect import Grid, labels
 from fedstat.study.origin import origin
-from fedstat.study.show import ordered
+from fedstat.study.show import ordered, title_of
 from fedstat.study.table import Table
 
 NAME = "simulations/fedfac.toml"
@@ -37,7 +37,7 @@ def accuracy(grid: Grid, asked: Asked) -> Table:
     """Table 2: test accuracy of all methods, compared by one rule, with the other rules beside it."""
     reference = asked.reference or "fedfac-dynamic"
     return study.accuracy(
-        grid, asked.paper, name="table2", title=f"Table 2. Test accuracy, compared with {study.title_of(reference)}",
+        grid, asked.paper, name="table2", title=f"Table 2. Test accuracy, compared with {title_of(reference)}",
         reference=reference, rule=asked.rule, said=(*designs(grid), *tuned(grid)),
     )  # fmt: skip
 

@@ -14,7 +14,6 @@ from fedstat.study import grid as grids
 from fedstat.study.collect import Grid
 from fedstat.study.compare import POOLED, SE, compared, line, together, with_pooled
 from fedstat.study.reference import Reference
-from fedstat.study.show import METHODS
 from fedstat.study.table import Table
 
 
@@ -115,9 +114,3 @@ def variants(runs: Iterable[experiment.Settings]) -> list[str]:
         one.algorithm: set.intersection(*(set(r.options) for r in runs if r.algorithm == one.algorithm)) for one in runs
     }
     return [", ".join([one.algorithm, *(o for o in one.options if o not in common[one.algorithm])]) for one in runs]
-
-
-def title_of(method: str) -> str:
-    """Title of a method or variant."""
-    name, _, way = method.partition(", ")
-    return METHODS.get(name, name) + (f", {way}" if way else "")

@@ -11,7 +11,7 @@ import pandas as pd
 from fedstat.results.numbers import interval, p_value, plus_minus
 from fedstat.stats import compare, pooled
 from fedstat.study.collect import Grid, labels
-from fedstat.study.show import METHODS, ordered
+from fedstat.study.show import ordered, title_of
 
 SE = "±: standard error over seeds"
 TOGETHER = "[95 %] and p: for all rows of a block together (Dunnett), with one common residual variance within seeds"
@@ -20,11 +20,9 @@ POOLED = "all settings: means without ±, as settings differ; pairs are settings
 
 def together(grid: Grid, reference: str) -> list[str]:
     """Notes on what differences, intervals and p-values mean, and how little few seeds can show."""
-    name, _, way = reference.partition(", ")
     n = int(grid.table.groupby("label")["seed"].nunique().max())
-    compared_with = METHODS.get(name, name) + (f", {way}" if way else "")
     return [
-        f"difference: from {compared_with}, within seeds; {TOGETHER}",
+        f"difference: from {title_of(reference)}, within seeds; {TOGETHER}",
         "in the CSV: paired t tests of each method on its own, p_holm adjusted, all_low and all_high Bonferroni's",
         *([f"the exact sign-flip p (in the CSV) cannot fall below {2.0 ** (1 - n):g} with {n} seeds"] if n > 1 else []),
     ]
@@ -103,9 +101,8 @@ def _ordered(names: pd.Series) -> list[str]:
 
 def line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]:
     """Line of a table: name, mean ± standard error, difference from the reference, p."""
-    method, _, way = str(row["method"]).partition(", ")
     return {
-        "method": METHODS.get(method, method) + (f", {way}" if way else ""),
+        "method": title_of(str(row["method"])),
         heading: plus_minus(row["mean"], row["std_error_mean"]),
         "difference [95 %]": "reference" if row["method"] == reference else from_all(row),
         "p": p_value(row["pooled_p"]),

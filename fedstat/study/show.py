@@ -20,15 +20,32 @@ SETTINGS = {"layers": "Λ", "kappa": "κ", "tau": "τ", "estimator": "estimator"
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Methods in the order of ``METHODS``, then any others.
+    """Methods in the order of ``METHODS``, wrapped ones after their method, then any others.
 
     Examples
     --------
-    >>> ordered(["mine", "fedper", "fedavg"])
-    ['fedavg', 'fedper', 'mine']
+    >>> ordered(["mine", "fedper", "fedavg-private-head", "fedavg"])
+    ['fedavg', 'fedavg-private-head', 'fedper', 'mine']
     """
     places = list(METHODS)
-    return sorted(dict.fromkeys(names), key=lambda n: (places.index(n) if n in places else len(places), n))
+
+    def place(name: str) -> tuple[int, str]:
+        base = name if name in places else max((p for p in places if name.startswith(p)), key=len, default="")
+        return places.index(base) if base else len(places), name
+
+    return sorted(dict.fromkeys(names), key=place)
+
+
+def title_of(method: str) -> str:
+    """Title of a method or of a variant of it.
+
+    Examples
+    --------
+    >>> title_of("fedavg-private-head"), title_of("fedprox, mu=0.1"), title_of("mine")
+    ('FedAvg, private head', 'FedProx, mu=0.1', 'mine')
+    """
+    name, _, way = method.partition(", ")
+    return about(name).title + (f", {way}" if way else "")
 
 
 def in_order(grid: Grid) -> pd.DataFrame:

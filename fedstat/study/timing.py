@@ -10,10 +10,10 @@ import pandas as pd
 
 from fedstat.results.numbers import number, p_value
 from fedstat.stats import pooled
-from fedstat.study.accuracy import title_of
 from fedstat.study.collect import Grid
 from fedstat.study.compare import TOGETHER, compared
 from fedstat.study.reference import Reference
+from fedstat.study.show import title_of
 from fedstat.study.table import Table
 
 

@@ -85,8 +85,6 @@ ALGORITHMS: dict[str, Constructor] = {
     "lg-fedavg": lg_fedavg,
     "fedem": fedem,
     "fedrep": fedrep,
-    "feddecomp": feddecomp,
-    "fedcp": fedcp,
     "fedsplit": fedsplit,
     "random": partial(random_split, redrawn=False),
     "random-redrawn": partial(random_split, redrawn=True),
@@ -94,6 +92,8 @@ ALGORITHMS: dict[str, Constructor] = {
     "fedfac-dynamic": partial(fedfac, dynamic=True, pretrain_epochs=None),
     "factorized-fl-alpha": partial(factorized_fl, beta=False),
     "factorized-fl-beta": partial(factorized_fl, beta=True),
+    "feddecomp": feddecomp,
+    "fedcp": fedcp,
 }
 """Constructors by the names that runs and grids use, in the order of tables. Bound arguments are no settings."""
 
