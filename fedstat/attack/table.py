@@ -1,0 +1,56 @@
+"""The attack on a study's runs as a table, beside published values."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from fedstat.results.leakage import LeakageResult
+from fedstat.results.numbers import interval, number
+from fedstat.study.reference import Reference
+from fedstat.study.show import title_of
+from fedstat.study.table import Table
+
+
+def table(result: LeakageResult, methods: dict[str, str], paper: Reference, *, name: str, title: str) -> Table:
+    """PSNR of the images recovered from each method, over all rounds.
+
+    Parameters
+    ----------
+    result : LeakageResult
+    methods : mapping from run to method
+    paper : Reference
+    name : str
+        The published table.
+    title : str
+    """
+    values = result.augment()
+    values["method"] = values["run"].map(methods)
+    published = next(iter(paper.tables.get(name, {}).values()), {})
+    values["paper"] = values["method"].map(published)
+    rounds = ", ".join(map(str, result.data["round"].values))
+    many = f"{result.data.sizes['client']} clients × {result.data.sizes['image']} images, after rounds {rounds}"
+    blocks = {
+        f"labels {mode}; {many}": pd.DataFrame(
+            {
+                "method": title_of(str(x["method"])),
+                "PSNR, dB [95 %]": interval(x["estimate"], x["conf_low"], x["conf_high"], 2, sign=False),
+                "max": number(x["maximum"], 2),
+                "over the guess [95 %]": interval(x["gain"], x["gain_low"], x["gain_high"], 2),
+                "better": f"{100 * x['share_better']:.0f} %",
+                "verdict": x["verdict"],
+                "by the paper's definition": number(x["estimate_paper"], 2),
+                "paper": number(x["paper"], 2),
+            }
+            for x in rows.to_dict("records")
+        )
+        for mode, rows in values.groupby("labels", sort=False)
+    }
+    said = (
+        "PSNR: of images on [0, 1], squared errors averaged over channels, too; the paper's definition adds channels up",
+        "[95 %]: Student's, over clients' means, the clients of one run (one seed)",
+        f"over the guess: over the mean training image, which needs no gradient and has {number(values['guess'][0], 2)}",
+        "better: share of images that are nearer than this guess; recovered: the interval over the guess and that over "
+        "images recovered from other clients lie above 0; traces: only the second",
+        f"paper: reference values at the paper's own scale, {paper.source}",
+    )
+    return Table(title, values, blocks, said)
