@@ -24,8 +24,7 @@ def build(grid: Grid, asked: Asked) -> Table:
     found = of_study(grid, FILE, "table7").table
     found = found[found["seed"] == found["seed"].min()]
     result = leakage(found["path"].tolist())
-    methods = {Path(path).stem: method for path, method in zip(found["path"], found["method"], strict=True)}
-    return table(result, methods, asked.paper, name="table7", title=__doc__.partition("\n")[0])
+    return table(result, asked.paper, name="table7", title=__doc__.partition("\n")[0])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

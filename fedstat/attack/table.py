@@ -11,20 +11,20 @@ from fedstat.study.show import title_of
 from fedstat.study.table import Table
 
 
-def table(result: LeakageResult, methods: dict[str, str], paper: Reference, *, name: str, title: str) -> Table:
+def table(result: LeakageResult, paper: Reference, *, name: str, title: str) -> Table:
     """PSNR of the images recovered from each method, over all rounds.
 
     Parameters
     ----------
     result : LeakageResult
-    methods : mapping from run to method
+        Of one run per method.
     paper : Reference
     name : str
         The published table.
     title : str
     """
     values = result.augment()
-    values["method"] = values["run"].map(methods)
+    values["method"] = values["run"]
     published = next(iter(paper.tables.get(name, {}).values()), {})
     values["paper"] = values["method"].map(published)
     rounds = ", ".join(map(str, result.data["round"].values))
@@ -46,11 +46,11 @@ def table(result: LeakageResult, methods: dict[str, str], paper: Reference, *, n
         for mode, rows in values.groupby("labels", sort=False)
     }
     said = (
-        "PSNR: of images on [0, 1], squared errors averaged over channels, too; the paper's definition adds channels up",
+        "PSNR: of images on [0, 1], squared errors averaged over channels too; by the paper's definition added up",
         "[95 %]: Student's, over clients' means, the clients of one run (one seed)",
-        f"over the guess: over the mean training image, which needs no gradient and has {number(values['guess'][0], 2)}",
-        "better: share of images that are nearer than this guess; recovered: the interval over the guess and that over "
-        "images recovered from other clients lie above 0; traces: only the second",
+        f"over the guess: over the mean training image, which needs no gradient: {number(values['guess'][0], 2)} dB",
+        "better: share of images that are nearer than this guess",
+        "recovered: intervals over the guess and over images of other clients lie above 0; traces: only the second",
         f"paper: reference values at the paper's own scale, {paper.source}",
     )
     return Table(title, values, blocks, said)
