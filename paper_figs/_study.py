@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from fedstat import _cli
 from fedstat.study import collect, origin
 from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid
-from fedstat.study.show import title_of
+from fedstat.study.show import ordered, title_of
 
 SIMULATIONS = Path(__file__).parents[1] / "simulations"
 
@@ -51,20 +52,24 @@ def figure(
         _cli.require_figure("--out", out)
         grid = of_study(collect.collect(args.runs), SIMULATIONS / f"{paper}.toml", study)
         drawn, note = draw(grid)
-        drawn.supxlabel("\n".join([note, *origin.caption(grid)]), fontsize="x-small", color="0.4")
+        width = round(14 * drawn.get_figwidth())
+        lines = [*textwrap.wrap(note, width), *origin.caption(grid, width)]
+        drawn.supxlabel("\n".join(lines), fontsize="x-small", color="0.4")
         _cli.save_figure(drawn, out, dpi=110)
 
     return _cli.run(cli, work, argv)
 
 
 def of_runs(grid: Grid, read: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataFrame:
-    """What is read of every run, with its label, method (by title) and seed."""
+    """What is read of every run, with its label, method (by title) and seed, methods in the order of tables."""
+    places = ordered(grid.table["method"])
+    runs = grid.table.sort_values("method", key=lambda methods: methods.map(places.index), kind="stable")
     return pd.concat(
         [
             read(fedstat.open_run(run["path"])).assign(
                 label=run["label"], method=title_of(run["method"]), seed=run["seed"]
             )
-            for run in grid.table.to_dict("records")
+            for run in runs.to_dict("records")
         ],
         ignore_index=True,
     )

@@ -14,6 +14,7 @@ import seaborn as sns
 import xarray as xr
 from _study import figure, of_runs
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
@@ -48,6 +49,7 @@ def draw(grid: Grid) -> tuple[Figure, str]:
                 legend=bool(ax is axes[0, -1]),
                 ax=ax,
             )
+        column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         column[0].set(title=label, ylabel="test accuracy")
         column[1].set(xscale="log", xlabel="MB sent and received by all clients", ylabel="test accuracy")
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
