@@ -57,7 +57,7 @@ figures: figures-motivation $(if $(DATA_DIR),figures-real) runs/vary_p-$(SCALE).
 tables: tables-$(PAPER)  ## tables of PAPER=fedfac, factorized_fl, feddecomp or fedcp, on real data from DATA_DIR, at SCALE=quick, cpu or paper
 
 tables-%: runs/%-$(SCALE)
-	for script in analysis/$*/table*.py; do $(BIN)/python $$script --runs $< --out runs/tables-$(SCALE)/$*-$$(basename $$script .py) || exit 1; done
+	for script in analysis/$*/*.py; do $(BIN)/python $$script --runs $< --out runs/tables-$(SCALE)/$*-$$(basename $$script .py) || exit 1; done
 
 tables-fedfac: runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE)
 	for n in 2 3 7 8; do $(BIN)/python analysis/fedfac/table$$n.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
