@@ -50,7 +50,7 @@ def command(
     argv : sequence of str, optional
     """
     here = Path(file).parent
-    runs = runs or f"runs/{here.name}-quick"
+    runs = runs or str(Path("runs", f"{here.name}-quick"))
     cli = _cli.Parser(description=(description or "").partition("\n")[0])
     cli.add_argument("--runs", type=Path, default=Path(runs), help=f"folder of the grid's stores (default {runs})")
     cli.add_argument("--out", type=Path, help="name without extension: writes NAME.csv and NAME.md")
