@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid
 from fedstat.study.show import title_of
 
+_LETTERS = 18  # of a caption, in an inch
 SIMULATIONS = Path(__file__).parents[1] / "simulations"
 
 
@@ -51,7 +53,9 @@ def figure(
         _cli.require_figure("--out", out)
         grid = of_study(collect.collect(args.runs), SIMULATIONS / f"{paper}.toml", study)
         drawn, note = draw(grid)
-        drawn.supxlabel("\n".join([note, *origin.caption(grid)]), fontsize="x-small", color="0.4")
+        width = int(_LETTERS * drawn.get_figwidth())
+        lines = [*textwrap.wrap(note, width), *origin.caption(grid, width)]
+        drawn.supxlabel("\n".join(lines), fontsize="x-small", color="0.4")
         _cli.save_figure(drawn, out, dpi=110)
 
     return _cli.run(cli, work, argv)
