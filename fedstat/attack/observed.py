@@ -97,13 +97,12 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
         job,
         train=Rows(x[at], y[at], np.arange(len(order) + 1), job.train.ids[order]),
         batch_size=1,
-        local_epochs=1,
         optimizer=optim.sgd(lr),
         track=False,
     )
     before = personal(job, state, order)
     after = {name: p.clone() for name, p in before.items()}
-    phases = tuple(_one_step(phase) for phase in job.phases)
+    phases = tuple(_one_step(phase, job) for phase in job.phases)
     train_chunk(alone, after, np.arange(len(order)), phases, key=("attack",), memory=remembered(state, order))
     sent = dict(after)
     if job.algorithm.send:
@@ -126,15 +125,15 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
     return Observed(model, gradient, mask)
 
 
-def _one_step(phase: Phase) -> Phase:
-    """The phase with one batch; one of 0 epochs, which only weighs samples, as it is."""
-    return phase if phase.epochs == 0 else phase._replace(steps=1)
+def _one_step(phase: Phase, job: Job) -> Phase:
+    """The phase with one batch; one of 0 epochs in the run, which only weighs samples, as it is."""
+    return phase._replace(epochs=1, steps=1) if phase.length(job.local_epochs) else phase
 
 
 def _rates(job: Job) -> dict[str, float]:
     """Sum of the steps' learning rates for every parameter that moves, as multiples of the run's."""
     found: dict[str, float] = {}
     for phase in job.phases:
-        for name in phase.moves(job.net) if phase.epochs != 0 else ():
+        for name in phase.moves(job.net) if phase.length(job.local_epochs) else ():
             found[name] = found.get(name, 0.0) + phase.lr * phase.repeats
     return found
