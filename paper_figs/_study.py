@@ -20,6 +20,7 @@ from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid
 from fedstat.study.show import ordered, title_of
 
+_LETTERS = 16  # of a caption, in an inch
 SIMULATIONS = Path(__file__).parents[1] / "simulations"
 
 
@@ -52,7 +53,7 @@ def figure(
         _cli.require_figure("--out", out)
         grid = of_study(collect.collect(args.runs), SIMULATIONS / f"{paper}.toml", study)
         drawn, note = draw(grid)
-        width = round(14 * drawn.get_figwidth())
+        width = int(_LETTERS * drawn.get_figwidth())
         lines = [*textwrap.wrap(note, width), *origin.caption(grid, width)]
         drawn.supxlabel("\n".join(lines), fontsize="x-small", color="0.4")
         _cli.save_figure(drawn, out, dpi=110)

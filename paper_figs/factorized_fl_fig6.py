@@ -1,6 +1,6 @@
 """Factorized-FL Fig. 6: test accuracy over rounds, and over what was sent.
 
-Reads a grid of runs, as `python -m fedstat.fl --config simulations/factorized_fl.toml --study table1` makes it.
+Reads the runs of `python -m fedstat.fl --config simulations/factorized_fl.toml --scale quick --study table1`.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def draw(grid: Grid) -> tuple[Figure, str]:
             )
         column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         column[0].set(title=label, ylabel="test accuracy")
+        column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         column[1].set(xscale="log", xlabel="MB sent and received by all clients", ylabel="test accuracy")
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return drawn, "means over seeds"

@@ -1,6 +1,6 @@
 """FedCP Fig. 5: personalisation identification ratio of every client over rounds.
 
-Reads a grid of runs, as `python -m fedstat.fl --config simulations/fedcp.toml --study fig5` makes it.
+Reads the runs of `python -m fedstat.fl --config simulations/fedcp.toml --scale quick --study fig5`.
 """
 
 from __future__ import annotations

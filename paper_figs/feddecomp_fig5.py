@@ -1,6 +1,6 @@
 """FedDecomp Fig. 5: test accuracy by epochs E_lora on the personal part, E − E_lora on the shared one.
 
-Reads a grid of runs, as `python -m fedstat.fl --config simulations/feddecomp.toml --study fig5` makes it.
+Reads the runs of `python -m fedstat.fl --config simulations/feddecomp.toml --scale quick --study fig5`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedDecomp Fig. 6: distance of clients' shared parts from their mean, parts trained in turn or together.
 
-Reads a grid of runs, as `python -m fedstat.fl --config simulations/feddecomp.toml --study table3` makes it.
+Reads the runs of `python -m fedstat.fl --config simulations/feddecomp.toml --scale quick --study table3`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FedDecomp Fig. 7: what each client gains over training alone and over FedAvg.
 
-Reads a grid of runs, as `python -m fedstat.fl --config simulations/feddecomp.toml --study table1` makes it.
+Reads the runs of `python -m fedstat.fl --config simulations/feddecomp.toml --scale quick --study table1`.
 """
 
 from __future__ import annotations

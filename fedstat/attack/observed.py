@@ -97,7 +97,6 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
         job,
         train=Rows(x[at], y[at], np.arange(len(order) + 1), job.train.ids[order]),
         batch_size=1,
-        local_epochs=1,
         optimizer=optim.sgd(lr),
         track=False,
     )

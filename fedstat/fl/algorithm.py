@@ -22,7 +22,7 @@ in which phase, and what is added to its loss; the engine does the rest. Kinds o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -39,6 +39,12 @@ differ between clients, the first axis has one row per client, by number, active
 moves to the mean over *all* active clients if *any* client shares the entry; a client downloads the entry only if it
 shares it itself.
 """
+
+
+Variant = Annotated[
+    Literal["paper", "code"], "the paper's text or the published code, where they differ: paper or code"
+]
+"""A setting of methods whose publications differ."""
 
 
 class Sharing(NamedTuple):

@@ -330,6 +330,7 @@ def _run(job: Job, state: State, course: _Course, writer: Writer) -> None:
             buffer.add(job, new, metrics)
             record.write_checkpoint(writer, job, new, done, course.checkpoints)
             state = new  # only now: a run that stops before this repeats the round
+            del new, done  # what a round leaves holds the state before it
             course.progress(1)
             now = time.monotonic()
             if now - committed > _COMMIT_SECONDS:

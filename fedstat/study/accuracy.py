@@ -93,11 +93,16 @@ def of_study(grid: Grid, file: str | Path, study: str) -> Grid:
     if table.empty:
         raise ValueError(
             f"no run of the study {study!r} is here. Make them with: python -m fedstat.fl --config {file} "
-            f"--study {study}"
+            f"--study {study}{_of_one(scales)}"
         )
     runs = [wanted[Path(path).stem] for path in table["path"]]
     table["method"] = variants(runs)
     return grid._replace(table=table, configs={k: v for k, v in grid.configs.items() if k in set(table["label"])})
+
+
+def _of_one(scales: Iterable[str | None]) -> str:
+    first, *others = (f" --scale {name}" if name else "" for name in scales)
+    return first + (f" (or{','.join(others)})" if others else "")
 
 
 def variants(runs: Iterable[experiment.Settings]) -> list[str]:

@@ -15,7 +15,7 @@ from toy_methods import toy
 from fedstat.attack import leakage, leakage_of, observe
 from fedstat.attack.__main__ import main
 from fedstat.attack.matching import by_sign, recover
-from fedstat.fl import engine, losses, masks, nets, optim
+from fedstat.fl import algorithms, engine, losses, masks, nets, optim
 from fedstat.fl.algorithm import Phase, Sharing
 from fedstat.fl.batches import Rows
 from fedstat.fl.wrappers.composed import Part, composed
@@ -110,6 +110,21 @@ def test_fedrep_sends_the_bodys_gradient_under_the_head_that_was_trained_first()
     moved = own | {n: own[n] - LR * first[n] for n in ("fc2.weight", "fc2.bias")}
     seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, moved, x, y)
     assert set(seen.gradient) == {"fc1.weight", "fc1.bias"}
+    for n, p in seen.gradient.items():
+        torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
+
+
+def test_feddecomp_sends_the_gradient_of_the_full_part_under_the_low_rank_part_that_was_trained_first():
+    j = job(algorithms.feddecomp(), local_epochs=3)
+    state, (x, y) = after(j), images(j)
+    own = engine.personal(j, state, CLIENTS)
+    personal = [n for n in own if n.endswith((".left", ".right"))]
+    first = gradients(j, own, x, y)
+    seen, exact = (
+        observe(j, state, CLIENTS, x, y),
+        gradients(j, own | {n: own[n] - LR * first[n] for n in personal}, x, y),
+    )
+    assert set(seen.gradient) == set(own) - set(personal)
     for n, p in seen.gradient.items():
         torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
 

@@ -275,6 +275,7 @@ def test_names_in_the_table_are_names_of_runs(name):
         ("feddecomp", {"lora_epochs": 0, "global_epochs": 0}, "must not both be 0"),
         ("feddecomp", {"mean": "median"}, "mean must be one of 'samples', 'uniform', 'all'"),
         ("fedavg-low-rank", {"rank_conv": -1}, "rank_conv must be a finite number"),
+        ("feddecomp-low-rank", {}, "no .feddecomp-low-rank.: the method itself has rank_linear and rank_conv"),
         ("fedem", {"components": 0}, "components must be an integer >= 1"),
         ("fedcp", {"lam": -1}, "lam must be a finite number"),
         ("fedfac-dynamic", {"tau": 1.5}, "tau must be a finite number"),

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from algorithm_jobs import job, models
 from stacked_nets import CLIENTS, SAMPLES, Block, gradients, images
 from torch import nn
 
 from fedstat import fl
 from fedstat.fl import algorithms, nets
+from fedstat.fl.batches import Rows
 from fedstat.fl.nets import conv
 
 WAYS = ("loop", "grouped", "unfold")
@@ -193,6 +195,28 @@ def test_one_value_in_a_batch_leaves_batch_norm_finite():
     assert torch.equal(out, torch.ones(1, 2, 1, 1))
     torch.testing.assert_close(params["a.running_mean"], torch.full((1, 2), 0.3))
     torch.testing.assert_close(params["a.running_var"], torch.full((1, 2), 0.9))
+
+
+@pytest.mark.parametrize("real", [None, torch.arange(6) < torch.tensor([6, 3])[:, None]])
+def test_batch_norm_of_bfloat16_has_float32_statistics(real):
+    h = torch.randn(6, 4, 5, 5, generator=torch.Generator().manual_seed(0)).add(3).bfloat16()
+    kinds = {"scale": torch.ones, "shift": torch.zeros, "running_mean": torch.zeros, "running_var": torch.ones}
+    params, exact = ({f"a.{kind}": full(2, 2) for kind, full in kinds.items()} for _ in range(2))
+    out = conv.batch_norm(params, "a", h, training=True, real=real)
+    expected = conv.batch_norm(exact, "a", h.float(), training=True, real=real)
+    assert torch.equal(out, expected.bfloat16())
+    torch.testing.assert_close(params, exact)
+
+
+def test_padded_batches_of_a_batch_normalised_network_train_in_bfloat16():
+    net = nets.lenet((1, 16, 16), 3, norm="batch")
+    x = images(1, 16, 12).float().flatten(0, 1)[:12]
+    data = Rows(x, torch.arange(12) % 3, np.array([0, 9, 12]))
+    found = [
+        models(job(algorithms.fedavg(), net=net, data=data, sizes=[9, 3], batch_size=6, precision=precision), 1)
+        for precision in ("float32", "bfloat16")
+    ]
+    torch.testing.assert_close(found[1], found[0], atol=0.1, rtol=0.1)
 
 
 @pytest.mark.parametrize("statistics", ["shared", "local"])

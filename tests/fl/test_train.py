@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import weakref
 
 import numpy as np
 import pytest
@@ -65,6 +66,19 @@ def test_rounds_before_an_interrupt_are_on_disk(tmp_path, monkeypatch):
     accuracy = xr.open_datatree(tmp_path / "run.zarr", engine="zarr", consolidated=False)["metrics/accuracy"]
     np.testing.assert_array_equal(accuracy[:2], whole["metrics/accuracy"][:2])
     assert np.isnan(accuracy[2:]).all()
+
+
+def test_a_round_runs_beside_no_state_but_its_own(monkeypatch):
+    before, step = [], engine.round_of
+
+    def watched(job, state):
+        assert all(state() is None for state in before)
+        before.append(weakref.ref(state.server["fc1.weight"]))
+        return step(job, state)
+
+    monkeypatch.setattr(engine, "round_of", watched)
+    train(dense(), NET, algorithms.fedper(), rounds=3, **SETTINGS)
+    assert len(before) == 3
 
 
 def _failing_after(step, rounds):

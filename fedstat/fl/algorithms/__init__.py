@@ -52,10 +52,12 @@ class Setting(NamedTuple):
     several: bool
 
 
-def _wrapped(make: Constructor, wrap: Constructor) -> Constructor:
-    """A constructor of the wrapped method, which takes the settings of both."""
+def _wrapped(make: Constructor, wrap: Constructor, name: str = "") -> Constructor:
+    """A constructor of the wrapped method, which takes the settings of both; ValueError if both have one."""
     own = _parameters(make)
     more = list(signature(wrap, eval_str=True).parameters.values())[1:]
+    if twice := [p.name for p in more if p.name in own]:
+        raise ValueError(f"there is no {name!r}: the method itself has {' and '.join(twice)}. Take it as it is.")
 
     def made(**settings: Any) -> Algorithm:
         inner = {name: settings.pop(name) for name in own if name in settings}
@@ -121,7 +123,7 @@ def constructor(name: str) -> Constructor:
         base = str(name).removesuffix(end)
         plain = base.removesuffix(_PRIVATE) if end in READOUTS else base
         if name not in known and base != name and plain in ALGORITHMS and not plain.endswith((*WRAPPERS,)):
-            return _wrapped(constructor(base), wrap)
+            return _wrapped(constructor(base), wrap, name)
     return ALGORITHMS[_check.choice("algorithm", name, known)]
 
 

@@ -13,7 +13,19 @@ from torch.nn import functional
 
 from fedstat import _check, _random
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Mask, Measure, Memory, Phase, Samples, Sharing, Start, Uploads
+from fedstat.fl.algorithm import (
+    About,
+    Algorithm,
+    Mask,
+    Measure,
+    Memory,
+    Phase,
+    Samples,
+    Sharing,
+    Start,
+    Uploads,
+    Variant,
+)
 from fedstat.fl.nets import Net, Params, dense
 from fedstat.fl.wrappers.composed import Part, composed
 
@@ -47,9 +59,7 @@ def factorized_fl(
     kernels: Annotated[
         Literal["base", "mixed"], "a kernel's factors: base (F·F by I·O numbers) or mixed (I·F by O·F)"
     ] = "base",
-    variant: Annotated[
-        Literal["paper", "code"], "the paper's text or the published code, where they differ: paper or code"
-    ] = "paper",
+    variant: Variant = "paper",
 ) -> Algorithm:
     """Weights W = u vᵀ + μ, of which α shares u and β all, averaged with weights softmax(ε σ) of similar clients.
 

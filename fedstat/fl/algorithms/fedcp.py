@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from fedstat import _check
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Phase, Samples, Sharing, Start, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Phase, Samples, Sharing, Start, Uploads, Variant
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.policy import Activation, Norm, Policy
 from fedstat.fl.wrappers.separated import (
@@ -48,7 +48,7 @@ def fedcp(
     policy_layers: Annotated[int, "dense layers of the policy network"] = 1,
     policy_norm: Annotated[Norm, "its normalisation: layer, batch, group or none"] = "layer",
     policy_activation: Annotated[Activation, "its activation: relu, tanh or sigmoid"] = "relu",
-    variant: Annotated[Literal["paper", "code"], "paper or code: the text or the published code"] = "paper",
+    variant: Variant = "paper",
 ) -> Algorithm:
     """Every sample's features h are separated into r ⊙ h for a frozen global head and s ⊙ h for the client's own.
 

@@ -10,8 +10,8 @@ import torch
 
 from fedstat import _check
 from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Phase, Sharing, Start
-from fedstat.fl.wrappers.low_rank import FACTORS, ConvRank, LinearRank, Variant, decomposed, require_ranks
+from fedstat.fl.algorithm import About, Algorithm, Phase, Sharing, Start, Variant
+from fedstat.fl.wrappers.low_rank import FACTORS, ConvRank, LinearRank, decomposed, require_ranks
 
 ABOUT = About(
     "FedDecomp",
@@ -37,7 +37,7 @@ def feddecomp(
     mean: Annotated[
         Literal["samples", "uniform", "all"] | None, "weights of the mean: samples, uniform, or all (idle clients too)"
     ] = None,
-    variant: Annotated[Variant, "paper or code"] = "paper",
+    variant: Variant = "paper",
 ) -> Algorithm:
     """W = σ + τ with τ = BA of low rank: a client first trains its private B and A, then the shared σ.
 

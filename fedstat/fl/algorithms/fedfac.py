@@ -12,7 +12,7 @@ import torch
 
 from fedstat import _check
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Mask, Sharing, Start, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Mask, Sharing, Start, Uploads, Variant
 from fedstat.fl.algorithms.fedsplit import Split
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import components, factor, icc
@@ -47,9 +47,7 @@ def fedfac(
     on: Annotated[Literal["weights", "updates"], "what is analysed: weights or updates"] = "weights",
     pretrain_epochs: Annotated[int | None, "epochs before the analysis"] = None,
     warm_start: Annotated[bool, "whether a round's analysis starts from the last one's"] = True,
-    variant: Annotated[
-        Literal["paper", "code"], "the paper's text or the published code, where they differ: paper or code"
-    ] = "paper",
+    variant: Variant = "paper",
     fdr: Annotated[float | None, "false discovery rate of tau=test (default 0.05)"] = None,
 ) -> Algorithm:
     """FedFac, static (Algorithm 1) or dynamic (Algorithm 2): shared are units that the other units explain.

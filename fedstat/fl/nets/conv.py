@@ -202,6 +202,7 @@ def batch_norm(params: Params, name: str, h: Tensor, training: bool, real: Tenso
         else:
             return functional.batch_norm(h, mean.view(-1), var.view(-1), scale, shift, training, MOMENTUM, EPS)
     k, channels = mean.shape
+    given, h = h.dtype, h.to(mean.dtype)  # bfloat16 would count samples and sum squares to three digits
     weight = real.T.to(h.dtype).repeat_interleave(channels, 1)[:, :, None, None]
     count = real.sum(1).mul(h.shape[2] * h.shape[3]).to(h.dtype).repeat_interleave(channels)
     centre = (h * weight).sum((0, 2, 3)) / count
@@ -210,7 +211,7 @@ def batch_norm(params: Params, name: str, h: Tensor, training: bool, real: Tenso
     with torch.no_grad():
         mean.lerp_(centre.detach().view(k, channels), MOMENTUM)
         var.lerp_((spread.detach() * count / (count - 1).clamp(min=1)).view(k, channels), MOMENTUM)
-    return away * (scale / (spread + EPS).sqrt())[:, None, None] + shift[:, None, None]
+    return (away * (scale / (spread + EPS).sqrt())[:, None, None] + shift[:, None, None]).to(given)
 
 
 def _shapes(layer: Layer) -> dict[str, tuple[int, ...]]:

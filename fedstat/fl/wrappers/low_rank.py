@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedstat import _check
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Algorithm
+from fedstat.fl.algorithm import Algorithm, Variant
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.composed import Part, composed
 
@@ -20,7 +20,6 @@ LinearRank = Annotated[float, "rank R_l of the low-rank part of dense layers, as
 ConvRank = Annotated[
     float, "rank R_c of the low-rank part of convolutions, as a share of their smaller number of channels"
 ]
-Variant = Literal["paper", "code"]
 FACTORS = ("left", "right")
 _TABLES = ("embedding", "position")
 _KERNELS = ("conv", "shortcut")

@@ -93,8 +93,7 @@ class Policy(NamedTuple):
             return a
         if self.norm == "batch":
             k, n, values = a.shape
-            scale = params[f"{self.last}.scale"]  # running statistics stay float32 beside bfloat16 products
-            rows = a.to(scale.dtype).transpose(0, 1).reshape(n, k * values, 1, 1)
+            rows = a.transpose(0, 1).reshape(n, k * values, 1, 1)
             real = None if live is None or bool(live.all()) else live
             return conv.batch_norm(params, self.last, rows, live is not None, real).view(n, k, values).transpose(0, 1)
         groups = a.unflatten(-1, (_GROUPS[self.norm], -1))
