@@ -277,9 +277,9 @@ print(
 # by chance in all seeds, with intervals of a single run that reach below 0. But so do the weights sent under FedAvg,
 # in which nothing is the client's own. An index of 1 thus shows that a part *holds* the groups, not that the method
 # *put* them there: clients with different classes differ in whatever they train. The telling number is what the shared
-# part has lost. σ as sent finds the groups less well than FedAvg's weights as sent, by 0.72 [0.18, 1.25] over seeds
-# (p 0.02): BA, which is trained first, has taken over much of what is particular to a group. For u and v of
-# Factorized-FL the same is not decided (p 0.07 and more).
+# part has lost. σ as sent finds the groups less well than FedAvg's weights as sent, by 0.72 [0.23, 1.20] over seeds
+# (p 0.02), as it should if BA has taken over what is particular to a group; but σ is also trained for two epochs of
+# three, after BA. For β's u this is not decided (p 0.21), for its v hardly (p 0.04, and the interval holds 0).
 #
 # **Not decided.** Whether BA, own units or policies tell groups apart best: all are at 1, and need a harder task.
 # Whether Factorized-FL's matching helps: at the default ε = 1, τ = 0 its mixtures are almost the mean of all (own
