@@ -75,6 +75,16 @@ def distinct(name: str, values: Collection[Any]) -> Any:
     return values
 
 
+def one_array(name: str, values: Any) -> Any:
+    """Return ``values``, or raise ValueError naming the argument if they are several arrays, such as a run."""
+    if hasattr(values, "dims") and not hasattr(values, "dtype"):
+        raise ValueError(
+            f"{name} must be one array, but got a {type(values).__name__}. Of a run choose a layer's weights, as "
+            "fedstat.fl.client_weights(run, 'fc1'), or a factor of them, as client_weights(run, 'fc1', 'v')."
+        )
+    return values
+
+
 def numbers(name: str, values: Any) -> Any:
     """Return an array or tensor of real numbers, none of them masked, or raise ValueError naming the argument.
 
@@ -91,7 +101,7 @@ def numbers(name: str, values: Any) -> Any:
         hint = "Pass .to_dense()." if sparse else "Pass .real, .imag or .abs() of complex, .double() of bool values."
         seen = f"{values.layout} {values.dtype}"
     else:
-        values = values if hasattr(values, "dims") else np.asarray(values)
+        values = one_array(name, values) if hasattr(values, "dims") else np.asarray(values)
         real_numbers, seen = values.dtype.kind in "fiu", f"dtype {values.dtype}"
         hint = "Pass .real, .imag or abs() of complex, .astype(float) of other, .toarray() of sparse values."
     if not real_numbers:

@@ -185,38 +185,47 @@ def write_checkpoint(writer: Writer, job: Job, state: State, done: Round, checkp
     if state.round not in checkpoints.rounds:
         return
     position, few = checkpoints.rounds.index(state.round), _clients_at_once(job)
+    active, before = done.uploads.clients, checkpoints.uploads or checkpoints.parameters
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
         models = personal(job, state, clients)
-        _write_weights(writer, "weights", position, low, job.net, models, checkpoints.layers)
+        _write_weights(writer, "weights", position, clients, job.net, models, checkpoints.layers)
         if checkpoints.parameters:
-            _write_factors(writer, "aggregated", position, low, job.net, models, checkpoints.layers)
-    for i, c in enumerate(done.uploads.clients) if checkpoints.uploads or checkpoints.parameters else ():
-        own = {name: p[i : i + 1] for name, p in done.uploads.after.items()}
+            _write_factors(writer, "aggregated", position, clients, job.net, models, checkpoints.layers)
+        trained, rows, _ = np.intersect1d(active, clients, return_indices=True)
+        if not before or not len(trained):
+            continue
+        models = {name: p[rows] for name, p in done.uploads.after.items()}
         if checkpoints.uploads:
-            _write_weights(writer, "uploads", position, int(c), job.net, own, checkpoints.layers)
+            _write_weights(writer, "uploads", position, trained, job.net, models, checkpoints.layers)
         if checkpoints.parameters:
-            _write_factors(writer, "trained", position, int(c), job.net, own, checkpoints.layers)
+            _write_factors(writer, "trained", position, trained, job.net, models, checkpoints.layers)
 
 
 def _write_weights(
-    writer: Writer, group: str, checkpoint: int, first: int, net: Net, params: Params, layers: Sequence[str]
+    writer: Writer, group: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
 ) -> None:
-    """Write the weights of consecutive clients, from number ``first`` on."""
+    """Write the weights of clients of one chunk."""
     for name, p in nets.whole(net, params).items():
         if nets.layer_of(name) in layers:
-            flat = p.flatten(2) if p.ndim > 2 else p
-            where = (checkpoint, slice(first, first + len(p)))
-            writer.write(f"{group}/{nets.layer_of(name)}/{variable(name)}", where, flat.cpu().numpy())
+            flat = (p.flatten(2) if p.ndim > 2 else p).cpu().numpy()
+            _write_rows(writer, f"{group}/{nets.layer_of(name)}/{variable(name)}", (checkpoint,), clients, flat)
 
 
 def _write_factors(
-    writer: Writer, stage: str, checkpoint: int, first: int, net: Net, params: Params, layers: Sequence[str]
+    writer: Writer, stage: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
 ) -> None:
-    """Write the factors of consecutive clients, from number ``first`` on."""
+    """Write the factors of clients of one chunk."""
     for name, values in factors.values(net, params, layers):
-        where = (checkpoint, factors.STAGES.index(stage), slice(first, first + len(values)))
-        writer.write(name, where, values)
+        _write_rows(writer, name, (checkpoint, factors.STAGES.index(stage)), clients, values)
+
+
+def _write_rows(writer: Writer, name: str, where: tuple[int, ...], clients: np.ndarray, values: np.ndarray) -> None:
+    """Write the rows of clients in ascending order, and NaN for those between them, at once: a chunk is one file."""
+    first = int(clients[0])
+    rows = np.full((int(clients[-1]) + 1 - first, *values.shape[1:]), np.nan, np.float32)
+    rows[clients - first] = values
+    writer.write(name, (*where, slice(first, first + len(rows))), rows)
 
 
 def _clients_at_once(job: Job) -> int:

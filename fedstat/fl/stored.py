@@ -61,7 +61,8 @@ def client_weights(
     3
 
     Where weights are composed, ``client_weights(run, "fc1", "weight", stage="trained")`` is σ_i of W = σ + BA, and
-    ``client_weights(run, "fc1", "u")`` is u of W = u vᵀ + μ: ``fedstat.fa`` takes it as it is, clients as rows.
+    ``client_weights(run, "fc1", "u")`` is u of W = u vᵀ + μ. Factorized-FL's has rows for a layer's inputs and as many
+    columns as the rank: ``fedstat.fa`` takes ``u.isel(u_column=0).rename(u_row="unit")``, clients as rows.
     """
     _check.choice("stage", stage, factors.STAGES)
     found = _variable(run, layer, parameter, stage)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -25,6 +25,7 @@ def client_clusters(
     *,
     n_clusters: int,
     groups: Any = None,
+    minus: Literal["mean"] | None = None,
     permutations: int = 9999,
     resamples: int = 200,
     level: float = 0.95,
@@ -40,11 +41,13 @@ def client_clusters(
     Parameters
     ----------
     vectors : array, tensor or DataArray (client, ...)
-        Any numbers of each client: a factor or weights from :func:`fedstat.fl.client_weights`, mean policies. Vectors
-        that hold what all clients share are all alike: subtract it first, as in ``w - w.mean("client")``.
+        Any numbers of each client: a factor or weights from :func:`fedstat.fl.client_weights`, mean policies.
     n_clusters : int
     groups : array, DataArray (client,) or mapping from client to group, optional
         A DataArray with a coordinate ``client``, and a mapping, are matched by label.
+    minus : {"mean"}, optional
+        What is taken off the vectors: "mean", the mean over clients. Vectors that hold what all clients share, or began
+        alike, are all similar; what is left without their mean is the clients' own.
     permutations : int
         All arrangements of the labels are taken where there are at most so many, for exact p-values; otherwise so
         many are drawn, and the arrangement at hand is added [3]_.
@@ -63,8 +66,8 @@ def client_clusters(
     ------
     ValueError
         If there are more clusters than clients; a vector is zero, NaN or infinite (the clients are named); groups do
-        not cover the clients, are all the same, or have one client each; or vectors have a dim such as ``checkpoint``,
-        of which one should be selected.
+        not cover the clients, are all the same, or have one client each; vectors are a whole run; they have a dim such
+        as ``checkpoint``, of which one should be selected; or all are the same.
 
     Notes
     -----
@@ -97,7 +100,7 @@ def client_clusters(
       mean similarity within groups minus between 0.53, p 0.0005
       p: one-sided, 9999 random permutations of the groups' labels; 95 % interval: delete-6 jackknife
     """
-    x, clients = _matrix(vectors)
+    x, clients = _matrix(vectors, _check.choice("minus", minus, ("mean", None)))
     n = len(clients)
     if _check.integer("n_clusters", n_clusters) > n:
         raise ValueError(f"n_clusters must be at most the number of clients, {n}, but got {n_clusters}")
@@ -113,7 +116,9 @@ def client_clusters(
     found = {} if of is None else _agreement(similarity, cluster, of, out, permutations, level, seed)
     recurs = float(out.recurs.mean())
     about = (x.shape[1], recurs, out.left_out, resamples, known)
-    return ClientClustersResult(similarity, clients, cluster + 1, merges, order, *about, level=level, **found)
+    return ClientClustersResult(
+        similarity, clients, cluster + 1, merges, order, *about, level=level, minus=minus, **found
+    )
 
 
 def _agreement(
@@ -138,7 +143,7 @@ def _agreement(
     }
 
 
-def _matrix(vectors: Any) -> tuple[NDArray[np.float64], NDArray[Any]]:
+def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Vectors (client, value) and the clients' labels."""
     vectors = _check.numbers("vectors", vectors)
     clients = labels(vectors, "client", 0)
@@ -159,6 +164,12 @@ def _matrix(vectors: Any) -> tuple[NDArray[np.float64], NDArray[Any]]:
             f"the vectors of client(s) {few(clients[bad])} hold NaN or infinite values. Clients that were not active "
             'are NaN: leave them out, as .dropna("client") does; a diverged client needs a lower learning rate.'
         )
+    if not (x - x[0]).any():
+        raise ValueError(
+            "vectors must differ between clients, but all clients hold the same: what is shared whole. Take what they "
+            "trained, as fedstat.fl.client_weights(run, layer, stage='trained') does."
+        )
+    x = x - x.mean(0) if minus else x
     if (zero := ~x.any(1)).any():
         raise ValueError(
             f"the vectors of client(s) {few(clients[zero])} are zero, and have no cosine with any other. Leave these "

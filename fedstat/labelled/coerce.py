@@ -161,6 +161,7 @@ def values_of(z: Any, *, last: str) -> Any:
 
 def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
     """Labels of a dim: its coordinate, else positions."""
+    _check.one_array("weights", values)
     if isinstance(values, xr.DataArray) and dim in values.coords:
         return np.asarray(values[dim].to_numpy())
     if isinstance(values, xr.DataArray):

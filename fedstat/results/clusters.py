@@ -48,6 +48,8 @@ class ClientClustersResult(Result):
         Whether these are all arrangements of the groups' labels; else they are drawn, and the one at hand is added.
     level : float
         Confidence level of the interval.
+    minus : {"mean"} or None
+        What was taken off the vectors.
     """
 
     similarity: Floats
@@ -70,6 +72,7 @@ class ClientClustersResult(Result):
     permutations: int = 0
     exact: bool = False
     level: float = 0.95
+    minus: str | None = None
 
     def to_dataset(self) -> xr.Dataset:
         """``similarity`` (client, other), ``cluster`` and, where known, ``group`` (client,)."""
@@ -109,6 +112,7 @@ class ClientClustersResult(Result):
         again = f"mean adjusted Rand index {coefficient(self.recurs)} ({self.resamples} draws)"
         lines = [
             f"{head}: average linkage on 1 - cosine similarity of {self.n_values} values",
+            *(["  what is compared: vectors less their mean over clients"] if self.minus else []),
             f"  found again without {self.left_out} clients: {again}",
         ]
         if self.groups is not None:

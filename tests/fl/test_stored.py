@@ -12,7 +12,7 @@ from small_runs import same
 
 import fedstat
 from fedstat import store
-from fedstat.fl import algorithms, client_weights, engine, nets, optim, train
+from fedstat.fl import algorithms, client_weights, engine, nets, optim, record, train
 from fedstat.fl.algorithm import Algorithm, Phase, Sharing
 from fedstat.fl.wrappers.composed import Part, composed
 
@@ -92,6 +92,19 @@ def test_factors_are_those_of_the_engine(run):
                 assert np.isnan(np.delete(kept.to_numpy(), done.uploads.clients, axis=0)).all()
         mine = engine.personal(j, state)["fc1.b"]
         np.testing.assert_allclose(here["b"].sel(stage="aggregated"), mine, rtol=1e-6, atol=1e-7)
+
+
+def test_clients_are_written_a_chunk_at_a_time(run, monkeypatch):
+    written, write = [], store.Writer.write
+    monkeypatch.setattr(store.Writer, "write", lambda self, *given: written.append(given[:2]) or write(self, *given))
+    monkeypatch.setattr(record, "_clients_at_once", lambda _: 4)
+    same(run, go(checkpoints=[2]))
+    kept = [(name, str(where)) for name, where in written if name.startswith(("weights/", "uploads/", "parameters/"))]
+    assert len(kept) == len({*kept})
+    assert len([name for name, _ in kept if name == "weights/fc1/w"]) == 2 * 2  # checkpoints and chunks
+    chunks = {int(c) // 4 for c in client_weights(run, "fc1", stage="trained", checkpoint=2)["client"]}
+    chunks_last = {int(c) // 4 for c in client_weights(run, "fc1", stage="trained")["client"]}
+    assert len([name for name, _ in kept if name == "uploads/fc1/w"]) == len(chunks) + len(chunks_last)
 
 
 def test_what_clients_trained_is_the_shared_factor_before_its_mean(run):

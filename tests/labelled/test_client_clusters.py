@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -34,6 +36,34 @@ def test_clusters_are_compared_with_the_groups_by_label():
     data = found.to_dataset()
     assert data["similarity"].sel(client=103, other=103) == 1
     assert data["group"].values.tolist() == DOMAIN.tolist()
+
+
+def test_without_the_mean_the_clients_own_is_left():
+    common = np.float32(RNG.normal(size=(1, 5, 4)) * 100)
+    hidden = V.astype("float32") + common
+    found = fedstat.client_clusters(hidden, groups=DOMAIN, minus="mean", **QUICK)
+    x = hidden.values.astype(float).reshape(12, -1)
+    x -= x.mean(0)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    np.testing.assert_allclose(found.similarity, x @ x.T, atol=1e-12)
+    assert fedstat.client_clusters(hidden, groups=DOMAIN, **QUICK).contrast < 1e-3 < found.contrast
+    assert "vectors less their mean over clients" in repr(found)
+
+
+@pytest.mark.parametrize("minus", [None, "mean"])
+def test_what_is_shared_whole_is_not_clustered(minus):
+    """Neither by rounding (in single precision the mean of equal numbers is another number) nor by clients' order."""
+    equal = V.astype("float32") * 0 + np.float32(RNG.normal(size=(5, 4)))
+    assert (equal - equal.mean("client")).any()
+    with pytest.raises(ValueError, match=r"all clients hold the same: what is shared whole.*stage='trained'"):
+        fedstat.client_clusters(equal, minus=minus, **QUICK)
+
+
+@pytest.mark.parametrize("verb", [fedstat.split, fedstat.icc, partial(fedstat.client_clusters, **QUICK)])
+def test_a_run_in_place_of_weights_says_what_to_choose(verb):
+    run = xr.DataTree.from_dict({"weights/fc1": xr.Dataset({"w": V})})
+    with pytest.raises(ValueError, match=r"must be one array, but got a DataTree\. .*client_weights\(run, 'fc1'\)"):
+        verb(run)
 
 
 def test_what_it_prints_and_its_tables():
@@ -77,6 +107,7 @@ def changed(client, value):
         (V, {"groups": list(range(12))}, "but got 12 groups of 12 clients"),
         (V.expand_dims(checkpoint=2), {}, r"one vector a client, but .*Select one checkpoint, as in .isel\(ch"),
         (V.rename(client="k"), {}, r"must have dim\(s\) \['client'\]"),
+        (V, {"minus": "v"}, "minus must be one of 'mean', None, but got 'v'"),
         (V[:1], {}, r"at least 2 clients, but got shape \(1, 5, 4\)"),
     ],
 )  # fmt: skip
