@@ -167,6 +167,7 @@ def test_without_epochs_of_the_full_part_nothing_is_learnt_together():
     ("settings", "run_epochs", "expected"),
     [
         ({}, 5, [2, 3]),
+        ({}, 1, [1]),
         ({}, 2, [1, 1]),
         ({}, 10, [4, 6]),
         ({"variant": "code"}, 5, [2, 3]),
@@ -187,8 +188,7 @@ def test_a_round_has_the_runs_epochs_unless_both_are_given(settings, run_epochs,
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({}, "local_epochs between its two parts, but 1 are too few. Raise"),
-        ({"variant": "code"}, "but 1 are too few"),
+        ({"variant": "code"}, "local_epochs between its two parts, but 1 are too few. Raise"),
         ({"lora_epochs": 2}, "1 are too few for lora_epochs=2"),
         ({"global_epochs": 3}, "1 are too few for global_epochs=3"),
     ],

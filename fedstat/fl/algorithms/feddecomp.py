@@ -52,7 +52,8 @@ def feddecomp(
     lora_epochs, global_epochs : int, optional
         E_lora and E_global. Of the run's local epochs E, one that is not given gets what the other leaves
         (E_lora + E_global = E); if neither is, E_lora is two fifths of E, rounded down, at least 1 (2 of 5, as in the
-        published code; the text names no number).
+        published code; the text names no number). A single epoch cannot be divided: unless either is given, it trains
+        both parts at once.
     alternating : bool, default True
         False: both parts are trained at once, for E_lora + E_global epochs (Table 3).
     reverse : bool, default False
@@ -69,12 +70,12 @@ def feddecomp(
     ------
     ValueError
         If a rank is not in (0, 1], a number of epochs is negative or both are 0; before the first round, if the run's
-        local epochs are too few for both parts.
+        local epochs are too few for what is given.
 
     Examples
     --------
-    >>> feddecomp(lora_epochs=2).phases[1].length(5)
-    3
+    >>> [phase.length(5) for phase in feddecomp().phases], [phase.length(1) for phase in feddecomp().phases]
+    ([0, 2, 3], [1, 0, 0])
     """
     ranks = require_ranks(rank_linear, rank_conv)
     _check.choice("variant", variant, ("paper", "code"))
@@ -84,8 +85,7 @@ def feddecomp(
         "lora_epochs": lora_epochs, "global_epochs": global_epochs, "alternating": alternating, "reverse": reverse,
         "mean": mean, "variant": variant,
     }  # fmt: skip
-    share = (lambda epochs: max(1, 2 * epochs // 5)) if variant == "paper" else (lambda _: 2)
-    first, second = _epochs(lora_epochs, global_epochs, share)
+    epochs = _epochs(lora_epochs, global_epochs, alternating, variant == "code")
     weights = _check.choice("mean", mean or ("all" if variant == "code" else "samples"), tuple(MEANS))
 
     def private(name: str) -> bool:
@@ -95,12 +95,15 @@ def feddecomp(
         mask = masks.everything(start.net, start.device)
         return Sharing({name: torch.tensor(False, device=m.device) if private(name) else m for name, m in mask.items()})
 
-    phases = (Phase(first, trains=private), Phase(second, trains=lambda name: not private(name)))
-    at_once = (Phase(lambda epochs: first(epochs) + second(epochs)),)
+    phases = (
+        Phase(lambda total: epochs(total)[0]),
+        Phase(lambda total: epochs(total)[1], trains=private),
+        Phase(lambda total: epochs(total)[2], trains=lambda name: not private(name)),
+    )
     return Algorithm(
         "feddecomp",
         sharing,
-        phases=phases if alternating else at_once,
+        phases=phases,
         settings=settings,
         wrap=lambda net: decomposed(net, *ranks, variant),
         weights=MEANS[weights],
@@ -109,31 +112,31 @@ def feddecomp(
 
 
 def _epochs(
-    lora: int | None, shared: int | None, default: Callable[[int], int]
-) -> tuple[Callable[[int], int], Callable[[int], int]]:
-    """Epochs of both parts, given the run's: what is not given is the rest, or ``default`` and the rest."""
-    for name, given in (("lora_epochs", lora), ("global_epochs", shared)):
-        if given is not None:
-            _check.integer(name, given, low=0)
+    lora: int | None, shared: int | None, alternating: bool, code: bool
+) -> Callable[[int], tuple[int, int, int]]:
+    """Epochs of both parts at once, of the private and of the shared part, given the run's."""
+    given = {"lora_epochs": lora, "global_epochs": shared}
+    for name, value in given.items():
+        if value is not None:
+            _check.integer(name, value, low=0)
     if lora == shared == 0:
         raise ValueError("lora_epochs and global_epochs must not both be 0: nothing would be trained")
+    default = lora is None and shared is None
 
-    def first(epochs: int) -> int:
-        if lora is None and shared is None:
-            return divided(default(epochs), epochs, least=1)
-        return divided(epochs - (shared or 0), epochs) if lora is None else lora
-
-    def second(epochs: int) -> int:
-        return divided(epochs - first(epochs), epochs, least=lora is None) if shared is None else shared
-
-    def divided(found: int, epochs: int, least: int = 0) -> int:
-        if found < least:
-            given = {"lora_epochs": lora, "global_epochs": shared}
+    def divided(total: int) -> tuple[int, int, int]:
+        if default and not code and total == 1:
+            return 1, 0, 0
+        if default:
+            first = 2 if code else max(1, 2 * total // 5)
+        else:
+            first = total - (shared or 0) if lora is None else lora
+        second = total - first if shared is None else shared
+        if first < 0 or second < default:
             said = "".join(f" for {name}={value}" for name, value in given.items() if value is not None)
             raise ValueError(
-                f"feddecomp divides the run's local_epochs between its two parts, but {epochs} are too few{said}. "
+                f"feddecomp divides the run's local_epochs between its two parts, but {total} are too few{said}. "
                 "Raise local_epochs, or give both lora_epochs and global_epochs."
             )
-        return found
+        return (0, first, second) if alternating else (first + second, 0, 0)
 
-    return first, second
+    return divided
