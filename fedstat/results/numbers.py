@@ -66,3 +66,14 @@ def p_value(p: float) -> str:
     ('0.0123', '<0.0001', '–')
     """
     return NONE if not math.isfinite(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"
+
+
+def megabytes(n: float) -> str:
+    """Bytes in MB; in kB if they are fewer than a tenth of one.
+
+    Examples
+    --------
+    >>> megabytes(1_794_000), megabytes(7_848), megabytes(0)
+    ('1.8 MB', '7.8 kB', '0.0 MB')
+    """
+    return f"{n / 1e3:.1f} kB" if 0 < n < 1e5 else f"{n / 1e6:.1f} MB"

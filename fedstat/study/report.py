@@ -14,7 +14,7 @@ import xarray as xr
 from fedstat.fl import halves
 from fedstat.fl.profiles import profile
 from fedstat.results.components import personal_from
-from fedstat.results.numbers import number, plus_minus
+from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.study import rules, summary
 
 
@@ -36,7 +36,7 @@ def report(run: xr.DataTree) -> str:
     )
     first = ", except its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
-        f"sent: {row['bytes_up'] / 1e6:.1f} MB up, {row['bytes_down'] / 1e6:.1f} MB down, over all rounds and clients"
+        f"sent: {megabytes(row['bytes_up'])} up, {megabytes(row['bytes_down'])} down, over all rounds and clients"
         f"{first}\ntime: {row['seconds']:.2f} s a round (median, without evaluation{first})"
     )
     parts = [who, _accuracies(row), cost]
@@ -148,7 +148,7 @@ def _probe(run: xr.DataTree, rounds: int) -> str:
     sizes = [probe["n_train"].to_numpy()[row] for row in seen if row.any()]
     weights = int(probe["n_weights"].sum())
     up, down = np.sum([halves.bytes_sent(weights, len(table), n) for n in sizes], axis=0)
-    sent = f"sent for it, in {len(sizes)} probed rounds: {up / 1e6:.1f} MB up, {down / 1e6:.1f} MB down"
+    sent = f"sent for it, in {len(sizes)} probed rounds: {megabytes(up)} up, {megabytes(down)} down"
     lone = int((probe["n_train"] < 2).sum())
     left_out = [f"{lone} clients took no part: they have only one training sample"] if lone else []
     return "\n".join([head, *lines, *([personal_from(tested)] if len(tested) else []), sent, *left_out])

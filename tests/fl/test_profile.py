@@ -96,7 +96,7 @@ def test_the_report_and_the_figure_say_it(probed):
     assert "share of the differences between clients that is their own, beyond noise (last 6 rounds)" in text
     up, down = halves.bytes_sent(81, 2, np.full(6, 24))
     assert (up, down) == (4 * 6 * (81 + 4), 4 * 6 * 81)
-    assert "sent for it, in 3 probed rounds: 0.0 MB up" in text
+    assert "sent for it, in 3 probed rounds: 6.1 kB up, 5.8 kB down" in text
     _, (first, second) = plt.subplots(1, 2)
     plot.profile(profile(probed), ax=first)
     assert [t.get_text() for t in first.get_legend().get_texts()] == ["fc1", "fc2"]
