@@ -36,7 +36,8 @@ KINDS = {"w": "weight", "b": "bias"}
 
 def build(grid: Grid, asked: Asked) -> Table:
     """Accuracy, ‖σ̄ − start‖ and the clients' mean ‖τ‖ after the last round, by E_lora."""
-    runs = [row for path in of_study(grid, FILE, "table6").table["path"] for row in moved(path)]
+    grid = of_study(grid, FILE, "table6")
+    runs = [row for path in grid.table["path"] for row in moved(path)]
     table = pd.DataFrame(runs)
     rule = rules.choose(table, asked.rule)
     values = table.groupby(["label", "epochs"])[[rule, "sigma", "tau"]].agg(["mean", "sem"])

@@ -7,7 +7,7 @@ import pandas as pd
 from fedstat.results.leakage import LeakageResult
 from fedstat.results.numbers import interval, number
 from fedstat.study.reference import Reference
-from fedstat.study.show import title_of
+from fedstat.study.show import ordered, title_of
 from fedstat.study.table import Table
 
 
@@ -24,11 +24,14 @@ def table(result: LeakageResult, paper: Reference, *, name: str, title: str) -> 
     title : str
     """
     values = result.augment()
-    values["method"] = values["run"]
+    places = ordered(values["run"])
+    values = values.assign(method=values["run"]).sort_values(
+        ["labels", "run"], key=lambda x: x.map(places.index) if x.name == "run" else x, ignore_index=True
+    )
     published = next(iter(paper.tables.get(name, {}).values()), {})
     values["paper"] = values["method"].map(published)
     rounds = ", ".join(map(str, result.data["round"].values))
-    many = f"{result.data.sizes['client']} clients × {result.data.sizes['image']} images, after rounds {rounds}"
+    many = f"{result.data.sizes['client']} clients × {result.data.sizes['image']} images, by rounds done: {rounds}"
     blocks = {
         f"labels {mode}; {many}": pd.DataFrame(
             {
