@@ -1,14 +1,38 @@
-"""The attack on a study's runs as a table, beside published values."""
+"""The attack on a study's runs as a table beside published values, and its command."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import pandas as pd
 
+from fedstat._table_command import Asked, command
+from fedstat.attack.experiment import leakage
 from fedstat.results.leakage import LeakageResult
 from fedstat.results.numbers import interval, number
+from fedstat.study.accuracy import of_study
+from fedstat.study.collect import Grid
 from fedstat.study.reference import Reference
 from fedstat.study.show import ordered, title_of
 from fedstat.study.table import Table
+
+
+def study_of(file: str, description: str, *, argv: Sequence[str] | None = None) -> int:
+    """Exit status of a command that attacks the runs of one study, those of the first seed.
+
+    Runs are trained again, from the data in the folder FEDSTAT_DATA. See
+    :func:`fedstat._table_command.study_of` for the arguments.
+    """
+    script = Path(file).resolve()
+    grid_file = script.parents[2] / "simulations" / f"{script.parent.name}.toml"
+
+    def build(grid: Grid, asked: Asked) -> Table:
+        found = of_study(grid, grid_file, script.stem).table
+        result = leakage(found.loc[found["seed"] == found["seed"].min(), "path"].tolist())
+        return table(result, asked.paper, name=script.stem, title=description.partition("\n")[0])
+
+    return command(file, description, {"": build}, argv=argv)
 
 
 def table(result: LeakageResult, paper: Reference, *, name: str, title: str) -> Table:
