@@ -20,6 +20,7 @@ from fedstat.fl.state import State
 from fedstat.fl.training import COMMAND
 from fedstat.study import experiment
 from fedstat.study.experiment import TEXTS, Settings
+from fedstat.study.federation import source_of
 
 _SAME = 1e-3  # largest relative difference of a loss by rounding
 
@@ -48,7 +49,7 @@ def read(path: str | Path) -> Stored:
             f"{path} does not say on which data it was trained: only runs of python -m fedstat.fl, or "
             "fedstat.study.run, can be attacked from their store. For others use fedstat.attack.leakage_of."
         )
-    if noted["data"] in TEXTS:
+    if source_of(noted["data"])[0] in TEXTS:
         raise ValueError(f"{path} was trained on {noted['data']}: texts are token numbers, which have no gradient")
     if "ended" not in tree.attrs:
         raise ValueError(f"{path} is not finished: continue it with python -m fedstat.fl --out {path} --resume")

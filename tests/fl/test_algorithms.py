@@ -110,15 +110,17 @@ def plain(name, j, optimizer, rounds):
 
 OPTIMIZERS = {
     "sgd": (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1), {"participation": 0.7}),
-    # ε is larger than the rounding of gradients that are 0, which Adam would turn into steps: FedCP's, normalised.
-    "adam": (optim.adam(0.01, eps=1e-5), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5), {"batch_size": None}),
+    "adam": (optim.adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01), {"batch_size": None}),
+    # ε is larger than the rounding of gradients that are 0, which Adam would turn into steps.
+    "coarse": (optim.adam(0.01, eps=1e-5), lambda p: torch.optim.Adam(p, lr=0.01, eps=1e-5), {"batch_size": None}),
 }
+NORMALISED = ("fedcp",)  # some of its gradients are 0 but for rounding
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_stacked_equals_the_plain_loop(name, optimizer):
-    stacked, one, options = OPTIMIZERS[optimizer]
+    stacked, one, options = OPTIMIZERS["coarse" if name in NORMALISED and optimizer == "adam" else optimizer]
     j = job(make(name), optimizer=stacked, client_chunk=4, **options)
     state = run(j, 4)
     mine = engine.personal(j, state)
@@ -177,9 +179,9 @@ def test_shared_entries_are_everybodys_or_ones_own_mixture_and_personal_entries_
         own = p[:, ~shared]
         # A rectified policy gives ½ where it is silent; a sparse entry may be zero, one ReLU unit dead.
         most = 0.5 if parameter == "client.share" else 0.85 if name.startswith("factorized") else 0.9
-        differs = (
-            (own != own[:1]).any(0) | (own == 0).all(0) if name.startswith("factorized") else (own != own[:1]).any(0)
-        )
+        differs = (own != own[:1]).any(0)
+        if name.startswith("factorized"):
+            differs |= (own == 0).all(0)
         assert own.shape[1] == 0 or differs.float().mean() > most
 
 
