@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
-from _study import figure
+from _study import figure, legend_above
 from matplotlib.figure import Figure
 
 from fedstat.study import rules
@@ -26,7 +26,7 @@ def draw(grid: Grid) -> tuple[Figure, str]:
     sns.lineplot(data, x="epochs", y="accuracy", style="setting", marker="o", errorbar="se", err_style="bars", ax=ax)
     ax.set(xlabel="$E_{lora}$, epochs on the personal part", ylabel="test accuracy")
     ax.set_xticks(sorted(epochs.unique()))
-    ax.legend(frameon=False)
+    legend_above(ax)
     return drawn, f"{rule}: {rules.words(rule, grid.table)}; bars: one standard error over seeds; 0 is FedAvg"
 
 
