@@ -36,7 +36,7 @@ def draw(grid: Grid) -> tuple[Figure, str]:
         sns.lineplot(here, x="round", y="ratio", units="client", estimator=None, color="0.6", linewidth=0.7, ax=ax)
         sns.lineplot(here, x="round", y="ratio", errorbar=None, color="black", linewidth=2, ax=ax)
         ax.axhline(0.5, color="#e69f00", linewidth=1, linestyle="--")
-        ax.set(title=label, ylabel="mean policy s, to the own head")
+        ax.set(title=label, ylabel="mean policy s")
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return drawn, (
         f"seed {seed}; grey: clients; black: their mean; mean policy s of a client's training samples, as downloaded; "
