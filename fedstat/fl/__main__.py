@@ -19,7 +19,7 @@ from fedstat.fl import algorithms, nets
 from fedstat.fl.training import COMMAND, PROBES
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.experiment import Settings
-from fedstat.study.tuning import check, tune
+from fedstat.study.tuning import check, takes_of, tune
 
 
 def named() -> list[str]:
@@ -95,7 +95,11 @@ def parser() -> _cli.Parser:
         action="store_true",
         help="continue the run at --out, if there is one, with its settings or more --rounds; grids always do",
     )
-    add("--tune", action="store_true", help="with --config: choose Λ, then τ, then κ on validation samples")
+    add(
+        "--tune",
+        action="store_true",
+        help="with --config: choose what its [tune] lists, one setting after the other, on validation samples",
+    )
     add("--repeat", action="store_true", help="with --config: repeat runs that other code has finished")
     add("--quiet", action="store_true", help="no progress bar")
     return cli
@@ -174,16 +178,19 @@ def _grid(args: argparse.Namespace) -> None:
 
 
 def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:
-    candidates = grid.candidates(args.config, scale=args.scale)
-    fitting = [one for one in runs if all(step in algorithms.settings_of(one.algorithm) for step in candidates)]
+    candidates, seeds, together = grid.tuning(args.config, scale=args.scale)
+    fitting = [one for one in runs if all(step in takes_of(one.algorithm) for step in candidates)]
     if not fitting:
         raise ValueError(f"no method of {args.config} takes {', '.join(candidates)}: tune fedfac-dynamic, for example")
     for one in fitting:
         check(one, candidates)
-    for label, method in dict.fromkeys((one.name, one.algorithm) for one in fitting):
-        here = [one for one in fitting if (one.name, one.algorithm) == (label, method)]
-        seeds = list(dict.fromkeys(one.seed for one in here))
-        for step in tune(here[0], candidates, args.out, seeds=seeds, progress=bars, **_where(args)):
+    seeds = seeds or list(dict.fromkeys(one.seed for one in fitting))
+    firsts = {(one.name, one.algorithm): one for one in reversed(fitting)}
+    asked: dict[tuple[str, str], list[Settings]] = {}
+    for (label, method), one in reversed(firsts.items()):
+        asked.setdefault(("all data sets" if together else label, method), []).append(one)
+    for (label, method), here in asked.items():
+        for step in tune(here, candidates, args.out, seeds=seeds, progress=bars, **_where(args)):
             heading = f"{label}, {method}: {step.name}, seeds {', '.join(map(str, seeds))}"
             print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
     print(

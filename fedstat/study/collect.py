@@ -15,10 +15,13 @@ from fedstat.study import summary
 
 SCALE = (
     "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
-    "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
-    "evaluate_every", "precision", "labels", "domains",
+    "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "evaluate_every",
+    "precision", "labels", "domains",
 )  # fmt: skip
 """Settings that runs of one label must have in common to be compared."""
+
+OF_METHOD = ("lr", "server_lr")
+"""Settings that the runs of a method have in common, for one label: methods may be tuned apart."""
 
 
 class Grid(NamedTuple):
@@ -100,13 +103,19 @@ def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None
     """
     for label in dict.fromkeys(labels):
         here = [c for c, name in zip(configs, labels, strict=True) if name == label]
-        seen = {key: list(dict.fromkeys(json.dumps(c.get(key)) for c in here)) for key in SCALE}
-        differ = [f"{key} ({', '.join(values)})" for key, values in seen.items() if len(values) > 1]
-        if differ:
-            raise ValueError(
-                f"runs of {label!r} cannot stand in one table: they differ in {'; '.join(differ)}. "
-                "Keep each scale in its own folder."
-            )
+        _require_same(here, SCALE, f"runs of {label!r}")
+        for method in dict.fromkeys(c.get("algorithm") for c in here):
+            own = [c for c in here if c.get("algorithm") == method]
+            _require_same(own, OF_METHOD, f"runs of {method}, {label!r},")
+
+
+def _require_same(configs: Sequence[dict[str, Any]], names: Iterable[str], which: str) -> None:
+    seen = {name: list(dict.fromkeys(json.dumps(c.get(name)) for c in configs)) for name in names}
+    differ = [f"{name} ({', '.join(values)})" for name, values in seen.items() if len(values) > 1]
+    if differ:
+        raise ValueError(
+            f"{which} cannot stand in one table: they differ in {'; '.join(differ)}. Keep each scale in its own folder."
+        )
 
 
 def select(grid: Grid, conditions: Iterable[str]) -> Grid:

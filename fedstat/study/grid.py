@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedstat import _check, store
 from fedstat._settings import read_toml, table, tables
@@ -25,9 +25,9 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
     ----------
     path : path
         A TOML file: at the top, settings of all runs, among them ``seeds``; ``[[dataset]]`` and ``[[method]]`` tables,
-        which are crossed; ``[scale.NAME]`` tables, which override all of these. A data set's table may hold a table
-        of that name too, which overrides the scale. ``[tune]`` is for :func:`candidates`. Settings of single methods
-        may stand anywhere; a method skips those that it does not take, or that have no effect with its other
+        which are crossed; ``[scale.NAME]`` tables, which override all of these. The table of a data set or a method may
+        hold a table of that name too, which overrides the scale. ``[tune]`` is for :func:`tuning`. Settings of single
+        methods may stand anywhere; a method skips those that it does not take, or that have no effect with its other
         settings, unless they are in its own table. A data set can list the ``methods`` it is for, by name. Data sets
         and methods may both list ``studies``: those of no common study are not crossed, so that one file can hold the
         sweeps and ablations of several tables. A method's ``sweep``, a table of lists, stands for all combinations.
@@ -49,16 +49,16 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
     path = Path(path)
     read = read_toml(path)
     scales, sets = table(read, "scale", path), tables(read, "dataset", path)
-    methods = [one for method in tables(read, "method", path) for one in _swept(method, path)]
+    methods = [
+        one for method in tables(read, "method", path) for one in _swept(_at_scale(method, scale, scales, path), path)
+    ]
     if study is not None:
         _check.choice("study", study, list(dict.fromkeys(s for one in (*sets, *methods) for s in _studies(one, path))))
     own = table(scales, _check.choice("scale", scale, list(scales)), f"{path}, [scale]") if scale is not None else {}
     common = {k: v for k, v in read.items() if k not in ("scale", "tune", "dataset", "method")} | own
     seeds = common.pop("seeds", [common.get("seed", 0)])
-    if not isinstance(seeds, list) or not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):
-        raise ValueError(f"seeds in {path} must be a list of integers, such as [0, 1, 2], but got {seeds!r}")
     found = []
-    for seed in seeds:
+    for seed in _seeds(seeds, path):
         for dataset in sets:
             named = {k: v for k, v in dataset.items() if k not in scales and k not in ("methods", "studies")}
             scaled = {} if scale is None else table(dataset, scale, f"{path}, [[dataset]]")
@@ -72,13 +72,41 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
     return found
 
 
-def candidates(path: str | Path, *, scale: str | None = None) -> dict[str, list[Any]]:
-    """Candidates for :func:`fedstat.study.tuning.tune`: ``[tune]`` of a grid's file, updated by ``[tune.SCALE]``."""
+class Tuning(NamedTuple):
+    """What a grid's file says on tuning.
+
+    Attributes
+    ----------
+    candidates : mapping from setting to list
+        For :func:`fedstat.study.tuning.tune`.
+    seeds : list of int, optional
+        By default those of the grid.
+    together : bool
+        Choose over all data sets together, not for each.
+    """
+
+    candidates: Mapping[str, Any]
+    seeds: list[int] | None
+    together: bool
+
+
+def tuning(path: str | Path, *, scale: str | None = None) -> Tuning:
+    """What is to be tuned: ``[tune]`` of a grid's file, updated by ``[tune.SCALE]``."""
     found = table(read_toml(Path(path)), "tune", path)
     if not found:
         raise ValueError(f"--tune needs a table [tune] of candidates, but there is none in {path}")
     own = {} if scale is None else table(found, scale, f"{path}, [tune]")
-    return {k: v for k, v in {**found, **own}.items() if not isinstance(v, dict)}
+    found = {k: v for k, v in {**found, **own}.items() if not isinstance(v, dict)}
+    seeds, together = found.pop("seeds", None), found.pop("together", False)
+    if not isinstance(together, bool):
+        raise ValueError(f"together of [tune] in {path} must be true or false, but got {together!r}")
+    return Tuning(found, None if seeds is None else _seeds(seeds, path), together)
+
+
+def _seeds(given: Any, where: Path | str) -> list[int]:
+    if not isinstance(given, list) or not given or any(isinstance(s, bool) or not isinstance(s, int) for s in given):
+        raise ValueError(f"seeds in {where} must be a list of integers, such as [0, 1, 2], but got {given!r}")
+    return given
 
 
 def require_distinct(runs: Sequence[Settings], where: str) -> None:
@@ -99,6 +127,12 @@ def _common(dataset: Mapping[str, Any], method: Mapping[str, Any], study: str | 
     """Whether a data set and a method are crossed: for a study, or for any; without studies a table is for all."""
     both = [set(studies) for one in (dataset, method) if (studies := _studies(one, where))]
     return not both or (bool(set.intersection(*both)) if study is None else all(study in own for own in both))
+
+
+def _at_scale(method: Mapping[str, Any], scale: str | None, scales: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """A method with its settings for a scale."""
+    plain = {k: v for k, v in method.items() if k not in scales}
+    return plain if scale is None else plain | table(method, scale, f"{where}, [[method]]")
 
 
 def _swept(method: Mapping[str, Any], where: Path) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedstat.study import rules
 from fedstat.study.collect import Grid, labels
+from fedstat.study.show import ordered, title_of
 
 
 def origin(grid: Grid) -> list[str]:
@@ -16,7 +17,7 @@ def origin(grid: Grid) -> list[str]:
     notes = []
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
-        notes.append(f"{label}: {scale(grid.configs[label])}; seeds {', '.join(map(str, seeds))}")
+        notes.append(f"{label}: {scale(_config(grid, label))}; seeds {', '.join(map(str, seeds))}")
     # A run that other code continued names both.
     made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
     made = made.explode("code")
@@ -43,10 +44,20 @@ def caption(grid: Grid, width: int = 150) -> list[str]:
     names: dict[str, list[str]] = {}
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
-        what = scale({k: v for k, v in grid.configs[label].items() if k != "partition"})
+        what = scale({k: v for k, v in _config(grid, label).items() if k != "partition"})
         names.setdefault(f"{what}; seeds {', '.join(map(str, seeds))}", []).append(label)
     lines = [f"{' | '.join(own)}: {what}" for what, own in names.items()]
     return [part for line in (*lines, *origin(grid)[len(labels(grid)) :]) for part in textwrap.wrap(line, width)]
+
+
+def _config(grid: Grid, label: str) -> dict[str, Any]:
+    """Settings of a label's runs; of learning rates the most frequent, and the methods with others in brackets."""
+    rates = grid.table[grid.table["label"] == label].groupby("lr")["method"].unique()
+    if len(rates) < 2:
+        return dict(grid.configs[label])
+    first, *others = sorted(rates.index, key=lambda lr: -len(rates[lr]))
+    other = "; ".join(f"{', '.join(map(title_of, ordered(rates[lr])))}: {lr:g}" for lr in others)
+    return grid.configs[label] | {"lr": f"{first:g} ({other})"}
 
 
 def scale(config: Mapping[str, Any]) -> str:

@@ -29,8 +29,8 @@ def row(run: xr.DataTree) -> dict[str, Any]:
     -------
     dict
         ``label``, ``method``, ``seed``, ``layers`` (names joined by a comma), ``kappa``, ``tau``, ``estimator``,
-        ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Test accuracy, weighted by the
-        clients' test samples: ``best10``, best mean over 10 consecutive rounds, and ``best10_round``, the last of
+        ``lr``, ``clients``, ``rounds``, ``revision``, ``code`` (digest of the trainer's). Test accuracy, weighted by
+        the clients' test samples: ``best10``, best mean over 10 consecutive rounds, and ``best10_round``, the last of
         these; ``last10``, mean over the last 10 (``evaluated``: how many were evaluated); ``final``, last evaluated
         round; ``validated``, round with the best validation accuracy, with ``validated_round`` and that accuracy,
         ``validation``; ``optimism``, best10 less the test accuracy of the 10 rounds that are best on validation data.
@@ -59,6 +59,7 @@ def row(run: xr.DataTree) -> dict[str, Any]:
         "layers": _layers(config),
         **{name: _number(_setting(config, name)) for name in ("kappa", "tau")},
         "estimator": _setting(config, "estimator") or "",
+        "lr": config.get("lr", math.nan),
         "clients": test.shape[1],
         "rounds": len(test),
         "revision": run.attrs.get("revision", ""),

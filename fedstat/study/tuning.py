@@ -16,6 +16,7 @@ import pandas as pd
 from fedstat import store
 from fedstat.fl.algorithms import settings_of
 from fedstat.study import grid, summary, words
+from fedstat.study.collect import OF_METHOD
 from fedstat.study.experiment import Settings
 
 
@@ -27,15 +28,16 @@ class Step(NamedTuple):
     name : str
         The setting that was tuned.
     table : DataFrame
-        One row per candidate: ``value``; ``validation``, mean over seeds of the best validation accuracy of any round,
-        and its ``std_error``; ``accuracy``, test accuracy in the same rounds, which is shown but not used; ``chosen``.
-    settings : Settings
-        With the candidate that :func:`fedstat.study.summary.chosen` selects.
+        One row per candidate: ``value``; ``validation``, mean over data sets and seeds of the best validation accuracy
+        of any round, and its ``std_error`` over seeds; ``accuracy``, test accuracy in the same rounds, which is shown
+        but not used; ``chosen``.
+    settings : tuple of Settings
+        Of each data set, with the candidate that :func:`fedstat.study.summary.chosen` selects.
     """
 
     name: str
     table: pd.DataFrame
-    settings: Settings
+    settings: tuple[Settings, ...]
 
 
 def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
@@ -44,18 +46,23 @@ def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
         raise ValueError("tuning needs validation samples, but got validation=0. Use 0.1, for example.")
     if not candidates:
         raise ValueError(f"tuning needs candidates for a setting of {settings.algorithm}, but got none")
-    takes = settings_of(settings.algorithm)
+    takes = takes_of(settings.algorithm)
     for name, values in candidates.items():
         if name not in takes:
-            raise ValueError(f"{settings.algorithm} does not take {name}, but {', '.join(takes) or 'no settings'}")
+            raise ValueError(f"{settings.algorithm} does not take {name}, but {', '.join(takes)}")
         if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise ValueError(f"every step of tuning needs a list of candidates, but {name} has {values!r}")
         tried = [settings.but(**{name: value}) for value in values]
         grid.require_distinct(tried, f"tuning of {name}")
 
 
+def takes_of(algorithm: str) -> tuple[str, ...]:
+    """What can be tuned: settings of the algorithm, and learning rates."""
+    return (*settings_of(algorithm), *OF_METHOD)
+
+
 def tune(
-    settings: Settings,
+    settings: Settings | Sequence[Settings],
     candidates: Mapping[str, Sequence[Any]],
     folder: str | Path,
     *,
@@ -67,8 +74,9 @@ def tune(
 
     Parameters
     ----------
-    settings : Settings
-        Starting point; needs ``validation`` > 0 and an algorithm that takes the settings to tune.
+    settings : Settings or sequence of Settings
+        Starting point; needs ``validation`` > 0 and an algorithm that takes the settings to tune. Several, of different
+        data sets, get the same values: those that are best on average.
     candidates : mapping from step to sequence
         Values to try of every setting, in the order of tuning. From the second step on, the value to begin with is a
         candidate, too: its runs are there from the step before.
@@ -94,28 +102,32 @@ def tune(
     >>> start = Settings(clients=10, rounds=2, participation=0.5, validation=0.2)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     steps = list(tune(start, {"tau": [0.25, 0.75]}, folder))
-    >>> steps[0].table["value"].tolist(), steps[0].settings.given["tau"] in (0.25, 0.75)
+    >>> steps[0].table["value"].tolist(), steps[0].settings[0].given["tau"] in (0.25, 0.75)
     (['0.25', '0.75'], True)
     """
-    check(settings, candidates)
+    begun = (settings,) if isinstance(settings, Settings) else tuple(settings)
+    for one in begun:
+        check(one, candidates)
     for number, name in enumerate(candidates):
-        tried = [settings.but(**{name: value}) for value in candidates[name]]
-        if number and settings not in tried:
-            tried.append(settings)
-        runs = [one.but(seed=seed) for one in tried for seed in seeds]
+        tried = [tuple(one.but(**{name: value}) for one in begun) for value in candidates[name]]
+        if number and begun not in tried:
+            tried.append(begun)
+        runs = [one.but(seed=seed) for candidate in tried for one in candidate for seed in seeds]
         made = [store.open_run(path) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)]
         rows = pd.DataFrame(map(summary.row, made)).assign(value=[_shown(name, one) for one in runs])
         by = name if name in rows else "value"
         rows["chosen"] = rows[by] == summary.chosen(rows, by, json.loads(made[0].attrs["config"]))
-        table = rows.groupby("value", sort=False).agg(
+        means = rows.groupby(["value", "seed"], sort=False)[["validation", "validated", "chosen"]].mean()
+        table = means.groupby("value", sort=False).agg(
             validation=("validation", "mean"),
             std_error=("validation", "sem"),
             accuracy=("validated", "mean"),
             chosen=("chosen", "all"),
         )
-        settings = tried[int(table["chosen"].to_numpy().argmax())]
-        yield Step(name, table.reset_index(), settings)
+        begun = tried[int(table["chosen"].to_numpy().argmax())]
+        yield Step(name, table.reset_index(), begun)
 
 
 def _shown(name: str, settings: Settings) -> str:
-    return words.text(name, settings.given[name]) if name in settings.given else "None"
+    value = getattr(settings, name) if name in OF_METHOD else settings.given.get(name)
+    return "None" if value is None else words.text(name, value)

@@ -12,6 +12,7 @@ import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, nets, train
 from fedstat.study import collect, report, rules, summary
+from fedstat.study.origin import origin
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +137,22 @@ def test_a_grid_is_one_row_a_run_and_unfinished_runs_are_named(tmp_path):
 def test_scales_are_not_mixed(tmp_path):
     write(tmp_path / "a.zarr")
     write(tmp_path / "b.zarr", rounds=12, lr=0.01, seed=1)
-    with pytest.raises(ValueError, match=r"they differ in rounds \(24, 12\); lr \(0.001, 0.01\)"):
+    with pytest.raises(ValueError, match=r"they differ in rounds \(24, 12\)"):
         collect.collect(tmp_path)
     write(tmp_path / "c.zarr", label="another", rounds=12)
     assert len(collect.collect([tmp_path / "a.zarr", tmp_path / "c.zarr"]).table) == 2
+
+
+def test_each_method_has_one_learning_rate_which_is_named(tmp_path):
+    write(tmp_path / "a.zarr")
+    write(tmp_path / "b.zarr", algorithm="fedper", lr=0.01)
+    found = collect.collect(tmp_path)
+    assert "lr 0.001 (FedPer: 0.01)" in origin(found)[0]
+    write(tmp_path / "c.zarr", algorithm="fedper", lr=0.001, seed=1)
+    with pytest.raises(
+        ValueError, match=r"runs of fedper, .* cannot stand in one table: they differ in lr \(0.01, 0.001\)"
+    ):
+        collect.collect(tmp_path)
 
 
 def test_what_is_not_a_run_of_the_trainer_is_said(tmp_path):

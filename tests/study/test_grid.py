@@ -227,14 +227,15 @@ def test_an_interrupted_run_of_a_grid_goes_on(grid_file, tmp_path, monkeypatch):
 
 def test_tuning_takes_the_best_on_validation_samples_step_by_step(grid_file, tmp_path):
     run = grid.cells(grid_file, scale="one")[1]
-    candidates = grid.candidates(grid_file, scale="one")
-    assert candidates == {"tau": [0.25, 0.75], "kappa": [0.8]}
+    candidates, seeds, together = grid.tuning(grid_file, scale="one")
+    assert (candidates, seeds, together) == ({"tau": [0.25, 0.75], "kappa": [0.8]}, None, False)
     steps = list(tune(run, candidates, tmp_path / "tune", seeds=(0, 1)))
     assert [step.name for step in steps] == ["tau", "kappa"]
     table = steps[0].table
     assert table["chosen"].sum() == 1
     best = table["value"][table["validation"].idxmax()]
-    assert str(steps[0].settings.given["tau"]) == str(steps[1].settings.given["tau"]) == best
+    (first,), (second,) = (step.settings for step in steps)
+    assert str(first.given["tau"]) == str(second.given["tau"]) == best
     assert sorted(steps[1].table["value"]) == ["0.75", "0.8"]
     assert len(list((tmp_path / "tune").iterdir())) == 6
     with pytest.raises(ValueError, match="tuning needs validation samples"):
@@ -257,7 +258,7 @@ def test_tuning_does_not_look_at_test_samples(grid_file, tmp_path, monkeypatch):
 
     monkeypatch.setattr(summary, "row", against)
     (step,) = tune(run, candidates, tmp_path, seeds=(0,))
-    assert step.settings.given["tau"] == 0.2
+    assert step.settings[0].given["tau"] == 0.2
 
 
 def test_the_command_runs_a_grid_once(grid_file, tmp_path, capsys):
@@ -266,6 +267,14 @@ def test_the_command_runs_a_grid_once(grid_file, tmp_path, capsys):
     assert "6 runs in" in capsys.readouterr().out
     assert command("--config", grid_file, "--scale", "one", "--out", out) == 0
     assert "0 of them new" in capsys.readouterr().out
+
+
+def test_a_method_has_settings_of_its_own_at_a_scale(grid_file):
+    grid_file.write_text(GRID + "one = { tau = 0.9, lr = 0.01 }\n")
+    for scale, expected in (("one", (0.9, 0.01)), ("two", (0.25, 1e-3))):
+        (run, *_) = (r for r in grid.cells(grid_file, scale=scale) if r.algorithm == "fedfac-dynamic")
+        assert (run.given["tau"], run.lr) == expected
+        assert all(r.lr == 1e-3 for r in grid.cells(grid_file, scale=scale) if r.algorithm == "fedavg")
 
 
 def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_path, capsys):
@@ -279,3 +288,39 @@ def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_pa
     with pytest.raises(SystemExit):
         command(*how)
     assert "takes tau, kappa: tune fedfac-dynamic, for example" in capsys.readouterr().err
+
+
+def test_learning_rates_of_all_methods_are_tuned_over_all_data_sets_together(grid_file, tmp_path, capsys):
+    text = GRID.replace(
+        "[tune]\ntau = [0.25, 0.75]\nkappa = [0.5, 0.8]\n[tune.one]\nkappa = [0.8]",
+        """[tune]
+lr = [0.01, 0.001]
+seeds = [3]
+together = true""",
+    ).replace('methods = ["fedavg"]', "")
+    grid_file.write_text(text)
+    assert grid.tuning(grid_file) == ({"lr": [0.01, 0.001]}, [3], True)
+    assert command("--config", grid_file, "--scale", "one", "--tune", "--out", tmp_path / "tune") == 0
+    said = capsys.readouterr().out
+    headings = [line for line in said.splitlines() if line.endswith("seeds 3")]
+    assert headings == [f"all data sets, {method}: lr, seeds 3" for method in ("fedavg", "fedfac-dynamic")]
+    rows = [summary.row(store.open_run(path)) for path in sorted((tmp_path / "tune").iterdir())]
+    assert len(rows) == 2 * 2 * 2
+    for method in ("fedavg", "fedfac-dynamic"):
+        mean = {
+            lr: np.mean([r["validation"] for r in rows if (r["method"], r["lr"]) == (method, lr)])
+            for lr in (0.01, 0.001)
+        }
+        block = said.partition(f"{method}: lr")[2].split("\n\n")[0]
+        (chosen,) = (line for line in block.splitlines() if line.endswith("True"))
+        assert chosen.split()[0] == str(max(mean, key=mean.__getitem__))
+        assert float(chosen.split()[1]) == pytest.approx(max(mean.values()), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"), [('seeds = ["a"]', "seeds in"), ("seeds = []", "seeds in"), ('together = "yes"', "together of")]
+)
+def test_a_table_of_tuning_is_checked(line, said, grid_file):
+    grid_file.write_text(GRID.replace("[tune]", f"[tune]\n{line}"))
+    with pytest.raises(ValueError, match=said):
+        grid.tuning(grid_file)
