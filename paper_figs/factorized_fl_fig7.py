@@ -1,4 +1,4 @@
-"""Factorized-FL Fig. 7 (a-e): similarity of clients by u (above) and v (below) over rounds.
+"""Factorized-FL Fig. 7 (a-f): similarity of clients by u (above) and v (below) over rounds; who averages whom.
 
 Reads a grid of runs, as `python -m fedstat.fl --config simulations/factorized_fl.toml --study fig7` makes it.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from _study import figure
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
 import fedstat
 from fedstat.study.collect import Grid
@@ -25,7 +28,9 @@ def draw(grid: Grid) -> tuple[Figure, str]:
     first = grid.table.sort_values(["label", "seed", "method"]).iloc[0]
     run = fedstat.open_run(first["path"])
     rounds = np.unique(np.linspace(0, run["measures"].sizes["round"] - 1, 5).round().astype(int))
-    drawn, axes = plt.subplots(2, len(rounds), figsize=(2.1 * len(rounds) + 0.8, 4.6), layout="constrained")
+    drawn = plt.figure(figsize=(2.1 * len(rounds) + 4.2, 4.6), layout="constrained")
+    places = drawn.add_gridspec(2, len(rounds) + 1, width_ratios=[1.0] * len(rounds) + [1.5])
+    axes = [[drawn.add_subplot(places[row, column]) for column in range(len(rounds))] for row in range(2)]
     domain = run["clients/domain"].to_numpy()
     ends = np.flatnonzero(domain[1:] != domain[:-1]) + 0.5
     for row, (name, symbol) in zip(axes, WHAT.items(), strict=True):
@@ -35,16 +40,29 @@ def draw(grid: Grid) -> tuple[Figure, str]:
         low, high = similarity[rounds][:, ~own].min(), similarity[rounds][:, ~own].max()
         for ax, at in zip(row, rounds, strict=True):
             image = ax.imshow(np.where(own, np.nan, similarity[at]), vmin=low, vmax=high, cmap="magma_r")
-            for end in ends:
-                ax.axhline(end, color="0.5", linewidth=0.5)
-                ax.axvline(end, color="0.5", linewidth=0.5)
             ax.set_title(f"{symbol}, round {at + 1}", fontsize="medium")
-            for axis in (ax.xaxis, ax.yaxis):
-                axis.set_major_locator(MaxNLocator(4, integer=True))
+            _of_clients(ax, ends)
         drawn.colorbar(image, ax=row, label="cosine similarity", shrink=0.9)
+    weight = run["mixing/weight"].to_numpy()
+    times = np.where(np.eye(weight.shape[1], dtype=bool), np.nan, (weight > 0).sum(axis=0))
+    ax = drawn.add_subplot(places[:, -1])
+    image = ax.imshow(times, vmin=0, vmax=len(weight), cmap="magma_r")
+    ax.set(title="who averages whom", xlabel="client that is averaged", ylabel="client that averages")
+    ax.title.set_fontsize("medium")
+    _of_clients(ax, ends)
+    drawn.colorbar(image, ax=ax, label=f"rounds of {len(weight)}", shrink=0.6)
     title = f"{title_of(first['method'])}, {first['label']}, seed {first['seed']}"
     names = ", ".join(dict.fromkeys(map(str, domain)))
     return drawn, f"{title}; layer before the classifier; lines part the domains: {names}"
+
+
+def _of_clients(ax: Axes, ends: NDArray[np.floating[Any]]) -> None:
+    """Lines between domains, and whole clients at the ticks."""
+    for end in ends:
+        ax.axhline(end, color="0.5", linewidth=0.5)
+        ax.axvline(end, color="0.5", linewidth=0.5)
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(4, integer=True))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from fedstat import open_run
 from fedstat._settings import read_toml
 from fedstat.attack.experiment import leakage
 from fedstat.attack.table import table
-from fedstat.study import collect, experiment
+from fedstat.study import collect, experiment, summary
 from fedstat.study.accuracy import of_study
 from fedstat.study.experiment import Settings
 from fedstat.study.grid import cells, run_all
@@ -22,8 +22,10 @@ from fedstat.study.reference import Reference, read
 
 PAPERS = ("factorized_fl", "feddecomp", "fedcp")
 SCRIPTS = sorted(path for paper in PAPERS for path in (ROOT / "analysis" / paper).glob("*.py"))
-FIGURES = {"feddecomp_fig5": "fig5", "feddecomp_fig6": "table3", "feddecomp_fig7": "table1",
-           "fedcp_fig5": "fig5", "factorized_fl_fig6": "table1", "factorized_fl_fig7": "fig7"}  # fmt: skip
+FIGURES = {
+    "feddecomp_fig5": "fig5", "feddecomp_fig6": "table3", "feddecomp_fig7": "table1", "fedcp_fig5": "fig5",
+    "fedcp_fig6": "table2", "factorized_fl_fig6": "table1", "factorized_fl_fig7": "fig7",
+}  # fmt: skip
 SMALL = {"clients": 4, "samples": 40, "participation": 1.0, "net_options": "hidden=6", "local_epochs": 2, "rounds": 2}
 
 
@@ -135,6 +137,13 @@ def test_figures_of_the_policy_and_of_what_is_sent(tmp_path):
     grid = collect.collect(tmp_path)
     drawn, _ = load("paper_figs/fedcp_fig5.py").draw(collect.collect([paths["fedcp"]]))
     assert len(drawn.axes[0].lines) == 4 + 2  # clients, their mean, one half
+    drawn, _ = load("paper_figs/fedcp_fig6.py").draw(grid)
+    for ax, name in zip(drawn.axes, ("train_loss", "accuracy", "accuracy_before"), strict=True):
+        expected = [
+            summary.curve(open_run(paths[method]), name)[name].tolist() for method in ("fedavg", "fedcp", "local")
+        ]
+        drawn_as = [list(line.get_ydata()) for line in ax.lines if len(line.get_xdata()) == 2]
+        assert all(curve in drawn_as for curve in expected), name
     drawn, _ = load("paper_figs/factorized_fl_fig6.py").draw(grid)
     rounds, sent = drawn.axes
     assert sum(len(line.get_xdata()) == 2 for line in rounds.lines) == 3
@@ -155,6 +164,9 @@ def test_similarities_are_drawn_by_domain(tmp_path):
     similarity = open_run(next(tmp_path.glob("*.zarr")))["measures/similarity_u"].values
     shown = np.asarray(drawn.axes[0].images[0].get_array().filled(np.nan))
     np.testing.assert_allclose(shown[0, 1:], similarity[0, 0, 1:])
+    (ax,) = (ax for ax in drawn.axes if ax.get_title() == "who averages whom")
+    times = (open_run(next(tmp_path.glob("*.zarr")))["mixing/weight"].values > 0).sum(axis=0)
+    np.testing.assert_array_equal(np.asarray(ax.images[0].get_array().filled(-1))[0, 1:], times[0, 1:])
     assert "Household Objects" in note
 
 
