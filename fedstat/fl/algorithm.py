@@ -95,6 +95,8 @@ class Start(NamedTuple):
     halves : callable (epochs or None) -> Params (client, 2, ...), array (client,) or None
         The same on each half of the samples, of all clients that have two or more; see
         :func:`fedstat.fl.halves.trained`.
+    moments : callable (epochs or None) -> mapping from str to sums
+        The algorithm's ``moments`` of these models, over all clients.
     """
 
     net: Net
@@ -103,6 +105,7 @@ class Start(NamedTuple):
     device: Any
     pretrain: Callable[[int | None], Params]
     halves: Callable[[int | None], tuple[Params, np.ndarray | None]]
+    moments: Callable[[int | None], Mapping[str, Any]]
 
 
 class Uploads(NamedTuple):
@@ -129,6 +132,8 @@ class Uploads(NamedTuple):
         Of the active clients and the server.
     evaluate : callable (Params (model, ...), int array (client,)) -> Tensor (client, model)
         Mean loss of every model on the validation samples of these clients, given by number.
+    moments : callable () -> mapping from str to sums
+        The algorithm's ``moments`` over the active clients.
     """
 
     net: Net
@@ -142,6 +147,7 @@ class Uploads(NamedTuple):
     server: Params
     memory: Memory
     evaluate: Callable[[Params, np.ndarray], Tensor]
+    moments: Callable[[], Mapping[str, Any]]
 
 
 class Received(NamedTuple):
@@ -363,6 +369,11 @@ class Algorithm(NamedTuple):
     measures : mapping from str to Measure
     sparse : callable (name) -> bool, optional
         Parameters sent as their non-zero entries, and one bit per entry to say where they are.
+    moments : callable (Net, before, after) -> mapping from str to sums, optional
+        What ``sharing`` and ``reshare`` learn of clients' models, if that is no more than sums over clients, such as
+        :class:`fedstat.stats.moments.Moments`, which ``+`` joins: of clients with parameters ``after``, Params
+        (client, ...), and ``before()`` as downloaded. Nothing else of single clients then reaches the server's
+        decision.
     about : About
     """
 
@@ -385,4 +396,5 @@ class Algorithm(NamedTuple):
     receive: Callable[[Received], Params] | None = None
     measures: Mapping[str, Measure] = {}
     sparse: Callable[[str], bool] | None = None
+    moments: Callable[[Net, Callable[[], Params], Params], Mapping[str, Any]] | None = None
     about: About = About()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -69,7 +69,12 @@ def start(job: Job) -> State:
         return halves.trained(fresh, alone, some, (Phase(epochs),))
 
     algorithm = job.algorithm
-    before = Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves)
+
+    def moments(epochs: int | None) -> Mapping[str, Any]:
+        models = pretrain(epochs)
+        return _moments(job, lambda: {name: server[name].expand_as(p) for name, p in models.items()}, models)
+
+    before = Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves, moments)
     sharing = checks.sharing(algorithm.sharing(before), job, "sharing(start)")
     own = _own(job, sharing)
     _require_own(job, own, sharing)
@@ -170,19 +175,28 @@ def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Up
     def evaluate(models: Params, some: np.ndarray) -> Tensor:
         return losses_of(job, models, np.asarray(some))
 
+    def before() -> Params:
+        return personal(job, state, clients)
+
     return Uploads(
         job.net,
         state.round,
         job.seed,
         clients,
         sizes / sizes.sum(),
-        lambda: personal(job, state, clients),
+        before,
         after,
         state.sharing,
         state.server,
         remembered(state, clients),
         evaluate,
+        lambda: _moments(job, before, after),
     )
+
+
+def _moments(job: Job, before: Callable[[], Params], after: Params) -> Mapping[str, Any]:
+    """The algorithm's sums over clients; none if it asks for none."""
+    return job.algorithm.moments(job.net, before, after) if job.algorithm.moments else {}
 
 
 def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent: Params) -> tuple[Params, object]:

@@ -132,7 +132,9 @@ def test_layers_outside_the_net_are_refused_with_those_it_has(name, layer):
 def test_a_layer_without_weights_cannot_be_analysed():
     net = nets.mlp(SIZES)
     shapes = {"norm1.scale": (10,)} | net.shapes
-    start = Start(net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {}, lambda _: ({}, None))
+    start = Start(
+        net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {}, lambda _: ({}, None), lambda _: {}
+    )
     with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyse, only \['norm1.scale'\]"):
         algorithms.fedfac("norm1", dynamic=False).sharing(start)
 
@@ -157,8 +159,10 @@ def test_the_codes_variant_splits_at_the_mean_leverage_and_shares_weights_only()
 def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
     w = torch.from_numpy(np.random.default_rng(2).normal(size=(6, 10, 6))).float()
     trained = {"fc1.weight": w, "fc2.weight": w[:, :3].mT}
-    fields = (np.array(SAMPLES), 0, CPU, lambda _: trained, lambda _: ({}, None))
-    given = algorithms.fedfac(variant="code", dynamic=False).sharing(Start(nets.mlp(SIZES), *fields))
+    net, static = nets.mlp(SIZES), algorithms.fedfac(variant="code", dynamic=False)
+    sums = static.moments(net, dict, trained)
+    fields = (np.array(SAMPLES), 0, CPU, lambda _: trained, lambda _: ({}, None), lambda _: sums)
+    given = static.sharing(Start(net, *fields))
     values, vectors = np.linalg.eigh(np.corrcoef(np.concatenate([c.double().numpy().T for c in w]), rowvar=False))
     share = np.cumsum(values[::-1]) / values.sum()
     nu = (vectors[:, ::-1][:, : int((share < 0.85).sum())] ** 2).sum(1)

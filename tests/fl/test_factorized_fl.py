@@ -259,7 +259,9 @@ def test_bytes_of_the_four_layer_cnn_are_those_of_a_count_by_hand():
 
 
 def engine_start(net):
-    return fl.algorithm.Start(net, np.array([1]), 0, torch.device("cpu"), lambda _: {}, lambda _: ({}, None))
+    return fl.algorithm.Start(
+        net, np.array([1]), 0, torch.device("cpu"), lambda _: {}, lambda _: ({}, None), lambda _: {}
+    )
 
 
 def test_bytes_of_beta_are_its_numbers_that_are_not_zero():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from itertools import pairwise
+from operator import add
 
 import numpy as np
 import plain_loop
@@ -104,7 +105,10 @@ def test_a_layer_of_several_weights_is_analysed_as_one():
     rng = np.random.default_rng(0)
     w = {name: torch.from_numpy(rng.normal(size=(6, *shape))).float() for name, shape in (net.shapes | extra).items()}
     wide, cpu = net._replace(shapes=net.shapes | extra), torch.device("cpu")
-    given = j.algorithm.sharing(Start(wide, np.array(SAMPLES), 0, cpu, lambda _: w, lambda _: ({}, None)))
+    sums = j.algorithm.moments(wide, dict, w)
+    given = j.algorithm.sharing(
+        Start(wide, np.array(SAMPLES), 0, cpu, lambda _: w, lambda _: ({}, None), lambda _: sums)
+    )
     both = np.concatenate([w["fc1.weight"], w["fc1.weight_more"]], axis=2)
     np.testing.assert_allclose(given.icc["fc1"], icc(both).agreement, rtol=1e-12)
 
@@ -179,3 +183,23 @@ def test_a_grid_gives_its_kappa_to_the_methods_that_read_it(tmp_path):
     assert [r.options for r in runs] == [("kappa=0.7",), ("estimator=icc",)]
     with pytest.raises(ValueError, match="kappa has no effect"):
         Settings.of(estimator="icc", kappa=0.7)
+
+
+@pytest.mark.parametrize("on", ["weights", "updates"])
+@pytest.mark.parametrize("estimator", ["pa", "icc"])
+def test_a_dynamic_split_follows_from_sums_over_clients(estimator, on):
+    j = job(algorithms.fedfac(estimator=estimator, on=on))
+    state = engine.step(j, engine.start(j))
+    _, done = engine.round_of(j, state)
+    up = done.uploads
+    one = [
+        j.algorithm.moments(j.net, lambda k=k: {n: p[k : k + 1] for n, p in up.before().items()},
+                            {n: p[k : k + 1] for n, p in up.after.items()})["fc1"]
+        for k in range(len(up.clients))
+    ]  # fmt: skip
+    joined = j.algorithm.reshare(up._replace(moments=lambda: {"fc1": reduce(add, one)}, after={}))
+    whole = j.algorithm.reshare(up)
+    for name, mask in whole.shared.items():
+        assert torch.equal(joined.shared[name], mask)
+    statistic = [(s.icc["fc1"] if estimator == "icc" else s.fits["fc1"].communality) for s in (joined, whole)]
+    np.testing.assert_allclose(*statistic, rtol=1e-8)

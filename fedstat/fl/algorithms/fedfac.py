@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from fedstat import _check
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Mask, Sharing, Start, Uploads, Variant
+from fedstat.fl.algorithm import About, Algorithm, Mask, Sharing, Start, Variant
 from fedstat.fl.algorithms.fedsplit import Split
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import components, factor, icc
 from fedstat.stats import split as splitting
-from fedstat.stats.moments import correlation, moments
+from fedstat.stats.moments import Moments, correlation, moments
 
 STATIC = About(
     "FedFac static", "Wang, Tang and Li", "units of high ν, or agreement, in the layers Λ", "the other units of Λ"
@@ -126,12 +126,17 @@ def fedfac(
     if not dynamic:
         settings |= {"pretrain_epochs": pretrain_epochs}
         return Algorithm(
-            "fedfac-static", lambda start: rule.before_training(start, pretrain_epochs), settings=settings, about=STATIC
+            "fedfac-static",
+            lambda start: rule.before_training(start, pretrain_epochs),
+            moments=rule.moments,
+            settings=settings,
+            about=STATIC,
         )
     return Algorithm(
         "fedfac-dynamic",
         lambda start: Sharing(rule.whole(start.net, start.device)),
-        lambda up: rule.after_training(up, updates=on == "updates"),
+        lambda up: rule.decide(up.net, up.moments(), up.weights.device, up.sharing.fits),
+        moments=rule.moments_of_updates if on == "updates" else rule.moments,
         settings=settings | of_dynamic,
         keeps=lambda net: masks.of_layers(net, rule.layers(net)),
         uploads=lambda net, sharing: rule.whole(net, masks.device_of(sharing.shared)),
@@ -180,26 +185,29 @@ class _Rule(NamedTuple):
         layers = self.layers(start.net)  # raises before any training
         if self.limit == "test":
             return _tested(start, layers, epochs, self.fdr, weights_only=self.weights_only)
-        return self.decide(start.net, start.pretrain(epochs), start.device, {})
+        return self.decide(start.net, start.moments(epochs), start.device, {})
 
-    def after_training(self, up: Uploads, *, updates: bool) -> Sharing:
-        """Dynamic: a decision in every round, from the active clients' weights or their updates."""
-        weights = up.after
-        if updates:
-            before = up.before()
-            weights = {name: p - before[name] for name, p in up.after.items()}
-        return self.decide(up.net, weights, up.weights.device, up.sharing.fits)
+    def moments(self, net: Net, before: Callable[[], Params], after: Params) -> dict[str, Any]:  # noqa: ARG002
+        """Sums over clients of every layer of Λ, from their weights."""
+        of = _agreement_sums if self.judge == "icc" else _layer_moments
+        return {layer: of([after[name] for name in masks.incoming(net, layer)]) for layer in self.layers(net)}
 
-    def decide(self, net: Net, weights: Params, device: torch.device, before: Mapping[str, factor.Fit]) -> Sharing:
-        """The sharing that stacked weights (client, ...) lead to, given the last round's analyses."""
+    def moments_of_updates(self, net: Net, before: Callable[[], Params], after: Params) -> dict[str, Any]:
+        """The same from the change of their weights in this round."""
+        old = before()
+        return self.moments(net, before, {name: p - old[name] for name, p in after.items()})
+
+    def decide(
+        self, net: Net, moments: Mapping[str, Any], device: torch.device, before: Mapping[str, factor.Fit]
+    ) -> Sharing:
+        """The sharing that sums over clients lead to, given the last round's analyses."""
         fits, alike = {}, {}
         for layer in self.layers(net):
-            own = [weights[name] for name in masks.incoming(net, layer)]
             if self.judge == "icc":
-                alike[layer] = _agreement(own)
+                alike[layer] = icc.agreement(moments[layer])
             else:
                 earlier = before.get(layer) if self.warm_start else None
-                fits[layer] = _analyse(_correlation(own), self.kappa, self.judge, earlier)
+                fits[layer] = _analyse(correlation(moments[layer]), self.kappa, self.judge, earlier)
         statistic = alike or {layer: fit.communality for layer, fit in fits.items()}
         flags = {layer: _flags(values, self.limit) for layer, values in statistic.items()}
         return Sharing(masks.units(net, flags, device, weights_only=self.weights_only), fits, alike)
@@ -249,10 +257,10 @@ def _flags(statistic: factor.Array, tau: Limit) -> factor.Array:
     return splitting.shared(statistic, tau=tau)
 
 
-def _agreement(weights: Sequence[torch.Tensor]) -> np.ndarray:
-    """ICC2 of a layer's units (unit,) from its stacked weights (client, unit, ...), on the host."""
+def _agreement_sums(weights: Sequence[torch.Tensor]) -> icc.Sums:
+    """Sums for the ICC2 of a layer's units, from its stacked weights (client, unit, ...)."""
     w = torch.cat([weight.flatten(2) for weight in weights], dim=2)
-    return icc.agreement(icc.sums(w.numpy() if w.device.type == "cpu" else w))
+    return icc.sums(w.numpy() if w.device.type == "cpu" else w)
 
 
 def _analyse(r: factor.Array, kappa: float, method: factor.Method, before: factor.Fit | None) -> factor.Fit:
@@ -264,8 +272,8 @@ def _analyse(r: factor.Array, kappa: float, method: factor.Method, before: facto
     return factor.fit(r, kappa=kappa, method=method)
 
 
-def _correlation(weights: Sequence[torch.Tensor]) -> factor.Array:
-    """Correlation of a layer's units from its stacked weights (client, unit, ...): NumPy on the CPU, torch on the GPU.
+def _layer_moments(weights: Sequence[torch.Tensor]) -> Moments:
+    """Moments of a layer's units from its stacked weights (client, unit, ...): NumPy on the CPU, torch on the GPU.
 
     The sums are taken over a few clients at a time, so that their float64 copy stays in the cache.
     """
@@ -273,4 +281,4 @@ def _correlation(weights: Sequence[torch.Tensor]) -> factor.Array:
     for weight in weights:
         few = max(1, _BLOCK // weight[0].numel())
         z += [w.transpose(0, 1).flatten(1).mT for w in weight.flatten(2).split(few)]
-    return correlation(reduce(add, (moments(b.numpy() if b.device.type == "cpu" else b) for b in z)))
+    return reduce(add, (moments(b.numpy() if b.device.type == "cpu" else b) for b in z))

@@ -107,7 +107,8 @@ def _state(new: Job, state: State) -> State:
         def none(_: int | None) -> Params:
             raise ValueError(f"{new.algorithm.name} trains clients to begin its memory, so it takes no new clients")
 
-        start = Start(new.net, new.train.sizes, new.seed, new.device, none, lambda epochs: (none(epochs), None))
+        trained = none, lambda epochs: (none(epochs), None), none
+        start = Start(new.net, new.train.sizes, new.seed, new.device, *trained)
         memory = Memory(new.algorithm.memory(start).clients, state.memory.server)
     held = {name: masks.by_all(mask, state.server[name].ndim) for name, mask in state.sharing.shared.items()}
     return State(state.round, {}, {}, state.server, state.sharing._replace(shared=held), {}, memory)
