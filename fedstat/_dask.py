@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor
@@ -56,12 +58,7 @@ def dask_executor(address: str, workers: int | None) -> Iterator[Executor]:
 @contextmanager
 def _client(distributed: Any, address: str, workers: int | None) -> Iterator[Any]:
     if not address:
-        # Without a limit on memory, as in one process: a limit would end workers that the machine has room for.
-        cluster = distributed.LocalCluster(
-            n_workers=workers or os.cpu_count() or 1, threads_per_worker=1, processes=True, memory_limit=None,
-            dashboard_address=None,
-        )  # fmt: skip
-        with cluster, distributed.Client(cluster) as client:
+        with _processes(distributed, workers) as client:
             yield client
         return
     try:
@@ -71,6 +68,33 @@ def _client(distributed: Any, address: str, workers: int | None) -> Iterator[Any
     with distributed.Client(address, timeout=_PATIENCE) as client:
         _require_fedstat(client, address)
         yield client
+
+
+@contextmanager
+def _processes(distributed: Any, number: int | None) -> Iterator[Any]:
+    """Client of a cluster of processes on this machine."""
+
+    class Background(distributed.WorkerPlugin):
+        """Leaves Ctrl-C, which a terminal sends to all processes, to the command, and what to say of it."""
+
+        def setup(self, worker: Any) -> None:  # noqa: ARG002
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            logging.getLogger("distributed").setLevel(logging.ERROR)
+
+    # Without a limit on memory, as in one process: a limit would end workers that the machine has room for.
+    cluster = distributed.LocalCluster(
+        n_workers=number or os.cpu_count() or 1, threads_per_worker=1, processes=True, memory_limit=None,
+        dashboard_address=None,
+    )  # fmt: skip
+    try:
+        with cluster, distributed.Client(cluster) as client:
+            client.register_plugin(Background())
+            try:
+                yield client
+            finally:
+                logging.disable(logging.WARNING)  # of processes that are ended in the middle of their work
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 async def _reach(address: str) -> None:

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import store
-from fedstat._executor import as_done, one_blas_thread
+from fedstat._executor import as_done
 from fedstat.fl.job import Machine
 from fedstat.store import Group, Target, Writer
 
@@ -210,6 +210,5 @@ class _Kept:
 def _elsewhere(begin: Callable[[Target, Machine], Make], machine: Machine, cell: Cell) -> list[_Region]:
     """What is to be written of a cell, made by this process for the one that has the store."""
     kept = _Kept()
-    with one_blas_thread():
-        begin(kept, machine)(cell, lambda: None)
+    begin(kept, machine)(cell, lambda: None)
     return kept.regions
