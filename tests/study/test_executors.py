@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -212,6 +212,24 @@ def test_what_keeps_dask_from_working_is_said_in_one_line_before_anything_runs(
     assert time.monotonic() - begun < 5
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
     assert "pip install 'fedstat[sweep]'" in refused("--config", grid_file, "--dask")
+
+
+def test_work_that_ends_every_worker_is_given_up_with_its_name_and_a_lost_scheduler_is_told(address):
+    distributed = pytest.importorskip("distributed")
+    given_up = distributed.KilledWorker("part-0", None, 3)
+    given_up.add_note("a, fedavg, seed 0")
+    with (
+        pytest.raises(
+            ConnectionError, match=r"\(a, fedavg, seed 0\) was given up after 4 workers that had it were lost"
+        ),
+        _dask.dask_executor(address, None),
+    ):
+        raise given_up
+    with (
+        pytest.raises(ConnectionError, match=f"the scheduler at {address} was lost"),
+        _dask.dask_executor(address, None),
+    ):
+        raise CancelledError
 
 
 def test_workers_with_another_fedstat_are_refused(grid_file, tmp_path, address, capsys, monkeypatch):
