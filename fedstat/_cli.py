@@ -8,6 +8,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +17,7 @@ from typing import Any, NoReturn
 import xarray as xr
 
 from fedstat import _check, store
+from fedstat._dask import dask_executor
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit statuses of programs that SIGINT or SIGPIPE ends."""
@@ -65,8 +68,8 @@ def run(
     Returns
     -------
     int
-        Exit status: 0; 1 if writing failed, memory did not suffice or training diverged; 130 if interrupted; 141 if
-        nobody reads the output any more.
+        Exit status: 0; 1 if writing failed, memory did not suffice, training diverged or workers were lost; 130 if
+        interrupted; 141 if nobody reads the output any more.
 
     Raises
     ------
@@ -92,6 +95,8 @@ def run(
         cli.error(str(error))
     except FloatingPointError as error:
         return _end(cli, 1, f"error: {error} {kept(args)}")
+    except ConnectionError as error:
+        return _end(cli, 1, f"error: {error}. {kept(args)}")
     except OSError as error:
         _discard_output()
         return _end(cli, 1, f"error: writing failed: {error}. {kept(args)}")
@@ -111,11 +116,32 @@ def add_compute(cli: argparse.ArgumentParser) -> None:
 
 
 def compute(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments ``device``, ``client_chunk`` and ``threads``, checked."""
+    """Arguments ``device``, ``client_chunk`` and ``threads``, checked; with ``--dask``, those of a worker."""
     for name in ("client_chunk", "threads"):
         if getattr(args, name) is not None:
             _check.integer(name, getattr(args, name))
-    return {name: getattr(args, name) for name in ("device", "client_chunk", "threads")}
+    found = {name: getattr(args, name) for name in ("device", "client_chunk", "threads")}
+    if (scheduler := getattr(args, "dask", None)) is not None:
+        found["threads"] = args.threads or 1 if scheduler else 1
+    return found
+
+
+def add_dask(cli: argparse.ArgumentParser, part: str) -> None:
+    """Give a command of many parts the option ``--dask``; :func:`executor` reads it."""
+    cli.add_argument(
+        "--dask",
+        nargs="?",
+        const="",
+        metavar="SCHEDULER",
+        help=f"make every {part} a task of the Dask scheduler at this address, whose workers see the same folders; "
+        "without an address, of as many processes on this machine as --threads says (default: all cores), of one "
+        "thread each",
+    )
+
+
+def executor(args: argparse.Namespace) -> AbstractContextManager[Executor | None]:
+    """What ``--dask`` asks for, as a context; None without it."""
+    return contextlib.nullcontext() if args.dask is None else dask_executor(args.dask, args.threads)
 
 
 def fill_out(args: argparse.Namespace, name: str) -> None:

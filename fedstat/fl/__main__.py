@@ -89,6 +89,7 @@ def parser() -> _cli.Parser:
     add("--study", metavar="NAME", help="only the runs of this study of --config")
     add("--data-dir", type=Path, metavar="DIR", help="folder with the data sets' files (default $FEDSTAT_DATA)")
     _cli.add_compute(cli)
+    _cli.add_dask(cli, "run of --config")
     add("--out", type=Path, metavar="PATH", help="store to write, or folder for a grid (default runs/fl-<time>.zarr)")
     add(
         "--resume",
@@ -138,8 +139,8 @@ def _where(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _one(args: argparse.Namespace) -> None:
-    for option in ("scale", "study", "tune", "repeat"):
-        if getattr(args, option):
+    for option in ("scale", "study", "tune", "repeat", "dask"):
+        if getattr(args, option) not in (None, False):
             raise ValueError(f"--{option} needs --config, the file of a grid")
     where = _where(args)
     _cli.fill_out(args, "fl")
@@ -162,10 +163,14 @@ def _grid(args: argparse.Namespace) -> None:
     if args.tune:
         _tune(args, runs, bars)
         return
+    where = _where(args)
+    with _cli.executor(args) as executor:
+        _run(args, runs, {"progress": bars, "executor": executor, **where})
+
+
+def _run(args: argparse.Namespace, runs: list[Settings], how: dict[str, Any]) -> None:
     begun, made, others = time.monotonic(), 0, 0
-    for number, (settings, path, new) in enumerate(
-        grid.run_all(runs, args.out, repeat=args.repeat, progress=bars, **_where(args)), 1
-    ):
+    for number, (settings, path, new) in enumerate(grid.run_all(runs, args.out, repeat=args.repeat, **how), 1):
         made += new
         others += not (new or grid.by_this_code(settings, path))
         if new and not args.quiet:
@@ -189,10 +194,13 @@ def _tune(args: argparse.Namespace, runs: list[Settings], bars: Any) -> None:
     asked: dict[tuple[str, str], list[Settings]] = {}
     for (label, method), one in reversed(firsts.items()):
         asked.setdefault(("all data sets" if together else label, method), []).append(one)
-    for (label, method), here in asked.items():
-        for step in tune(here, candidates, args.out, seeds=seeds, progress=bars, **_where(args)):
-            heading = f"{label}, {method}: {step.name}, seeds {', '.join(map(str, seeds))}"
-            print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
+    where = _where(args)
+    with _cli.executor(args) as executor:
+        how = {"seeds": seeds, "progress": bars, "executor": executor, **where}
+        for (label, method), here in asked.items():
+            for step in tune(here, candidates, args.out, **how):
+                heading = f"{label}, {method}: {step.name}, seeds {', '.join(map(str, seeds))}"
+                print(f"{heading}\n{step.table.round(4).to_string(index=False)}\n", flush=True)
     print(
         "validation: mean validation accuracy, which decides, and its standard error over seeds; accuracy: on test data"
     )

@@ -18,7 +18,7 @@ from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.state import State, personal
 from fedstat.stats.factor import Fit
-from fedstat.store import Group, Variable, Writer
+from fedstat.store import Group, Target, Variable, Writer
 
 LAYOUT = 2
 """Version of the store of a run."""
@@ -33,14 +33,14 @@ class Buffer:
 
     Parameters
     ----------
-    writer : Writer
+    writer : Target
     layers : sequence of str
         Layers whose split is recorded.
     where : tuple of int
         Position of the run in a store of many runs, () in a store of its own.
     """
 
-    def __init__(self, writer: Writer, layers: Sequence[str], where: tuple[int, ...] = ()) -> None:
+    def __init__(self, writer: Target, layers: Sequence[str], where: tuple[int, ...] = ()) -> None:
         self._writer, self._layers, self._where = writer, layers, where
         self._rows: dict[str, list[tuple[int, Any]]] = {}
 

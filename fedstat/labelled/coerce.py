@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import reduce
+from itertools import accumulate, pairwise
 from operator import add
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from fedstat.stats.moments import Moments, broken_units, correlation, rescaled, 
 from fedstat.stats.wide import require_memory, safe_blas
 
 _BLOCK = 2**26  # bytes read at once
+_ROW = 2**30  # bytes of chunks side by side from which they are read several times, for some clients at a time
 
 Weights = Any
 """(client, unit, weight...): NumPy array, torch tensor, or DataArray with dims ``client`` and ``unit``."""
@@ -68,6 +71,18 @@ def sums(weights: Weights) -> tuple[Moments, NDArray[Any], int, NDArray[np.float
             total = found if total is None else _joined(total, found)
         alike, n = _with(alike, block), n + len(names)
     return cast(_Scaled, total)[0], units, n, _agreement(alike)
+
+
+def row_sums(z: Any, units: NDArray[Any]) -> Moments:
+    """Moments of a matrix (row, unit); of one that Dask holds, chunk by chunk."""
+    if not isinstance(z, xr.DataArray):
+        return name_bad(scaled_moments(z)[0], units)
+    total: _Scaled | None = None
+    for part in _stretches(z, str(z.dims[0])):
+        found, exponent = scaled_moments(z[part].to_numpy())
+        one = name_bad(found, units), exponent
+        total = one if total is None else _joined(total, one)
+    return cast(_Scaled, total)[0]
 
 
 def client_sums(weights: Weights) -> tuple[Moments, NDArray[Any], NDArray[np.float64]]:
@@ -124,19 +139,34 @@ def group_blocks(weights: Weights, *, whole: bool = False) -> Iterator[tuple[NDA
         _check.numbers("weights", weights)
         if 0 in weights.shape:
             raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
-        step = len(names) if whole or weights.variable._in_memory else _clients_at_once(weights)
-        for start in range(0, len(names), step):
-            block = weights.isel(client=slice(start, start + step)).load().transpose("client", "unit", ...).values
-            yield names[start : start + step], block.reshape(*block.shape[:2], -1)
+        for part in [slice(None)] if whole else _stretches(weights, "client"):
+            block = weights.isel(client=part).load().transpose("client", "unit", ...).values
+            yield names[part], block.reshape(*block.shape[:2], -1)
     else:
         yield names, _flat(weights)
 
 
-def _clients_at_once(weights: xr.DataArray) -> int:
-    """Clients of whole stored chunks, of 64 MB together, or of one chunk where it is larger."""
-    chunk = int(weights.encoding.get("preferred_chunks", {}).get("client", 1))
-    fit = _BLOCK // max(1, weights.nbytes // weights.sizes["client"])
-    return max(chunk, fit // chunk * chunk)
+def _stretches(data: xr.DataArray, dim: str) -> Iterator[slice]:
+    """What to read at a time: all if in memory, else whole chunks, of 64 MB together, or one where it is larger."""
+    start, n = 0, data.sizes[dim]
+    each = max(1, data.nbytes // n)
+    ends = [n] if data.variable._in_memory else _chunk_ends(data, dim, max(1, _ROW // each))
+    for end, following in pairwise([*ends, math.inf]):
+        if following - start > _BLOCK // each:
+            yield slice(start, int(end))
+            start = int(end)
+
+
+def _chunk_ends(data: xr.DataArray, dim: str, few: int) -> list[int]:
+    """Where chunks end: those of the store, or those of Dask, after every ``few`` too if others stand beside them."""
+    n = data.sizes[dim]
+    if data.chunks is None:
+        stored = int(data.encoding.get("preferred_chunks", {}).get(dim, 1))
+        return [*range(stored, n, stored), n]
+    borders = pairwise(accumulate(data.chunksizes[dim], initial=0))
+    if all(len(sizes) == 1 for other, sizes in data.chunksizes.items() if other != dim):
+        return [end for _, end in borders]
+    return [cut for start, end in borders for cut in (*range(start + few, end, few), end)]
 
 
 def _flat(weights: Any) -> Any:
@@ -149,13 +179,13 @@ def _flat(weights: Any) -> Any:
     return weights.reshape(weights.shape[0], weights.shape[1], -1)
 
 
-def values_of(z: Any, *, last: str) -> Any:
-    """Array or tensor behind ``z``, its dim ``last`` in the last place."""
+def values_of(z: Any, *, last: str, lazy: bool = False) -> Any:
+    """Array or tensor behind ``z``, its dim ``last`` in the last place; what Dask holds as it is, if ``lazy``."""
     z = _check.numbers("z", z)
     if isinstance(z, xr.DataArray):
         need_dims(z, last)
         z = z.transpose(..., last)
-        return z.to_numpy()
+        return z if lazy and z.chunks is not None and z.size else z.to_numpy()
     return z
 
 

@@ -10,10 +10,10 @@ from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.labelled.coerce import correlation_matrix, few, labels, name_bad, numpy_of, values_of
+from fedstat.labelled.coerce import correlation_matrix, few, labels, numpy_of, row_sums, values_of
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.stats import eigen, factor
-from fedstat.stats.moments import correlation, scaled_moments
+from fedstat.stats.moments import correlation
 from fedstat.stats.wide import require_memory
 
 Heywood = Literal["allow", "bound", "error"]
@@ -47,7 +47,7 @@ def fa(
     ----------
     z : array, tensor or DataArray (row, unit)
         Output of :func:`layer_matrix`, or a correlation matrix (unit, unit) if ``corr``. In a DataArray the columns
-        are the dim ``unit``, whatever the other dim is called.
+        are the dim ``unit``, whatever the other dim is called; one that Dask holds is summed chunk by chunk.
     kappa : float in (0, 1]
         The number of factors is the smallest whose eigenvalues hold this share of their sum.
     n_factors : int, optional
@@ -108,7 +108,7 @@ def fa(
     if n_obs is not None and not corr:
         raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Leave it out.")
     units = labels(z, "unit", -1)
-    z = values_of(z, last="unit")
+    z = values_of(z, last="unit", lazy=not corr)
     if z.ndim != 2:
         raise ValueError(
             f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
@@ -119,7 +119,7 @@ def fa(
         r = correlation_matrix(z)
     else:
         n_obs = int(z.shape[0])
-        r = correlation(name_bad(scaled_moments(z)[0], units))
+        r = correlation(row_sums(z, units))
     return analyse(r, units, n_obs, None, kappa, n_factors, method, rotation, options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import Any, Unpack
 
 import numpy as np
@@ -32,6 +33,7 @@ def bootstrap(
     level: float = 0.95,
     seed: int = 0,
     kappa: float = 0.85,
+    executor: Executor | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> BootstrapResult:
     """Standard errors and intervals of communalities, and how often each unit is shared, by resampling clients.
@@ -46,6 +48,11 @@ def bootstrap(
     level : float in (0, 1)
         Confidence level of the percentile intervals.
     seed : int
+    executor : Executor, optional
+        Any :class:`concurrent.futures.Executor` (of threads, processes, loky, mpi4py, or Dask's
+        ``Client.get_executor()``), whose workers analyse the replicates, each on one BLAS thread. The numbers are the
+        same whatever the executor and its workers; they are those without one where BLAS has one thread
+        (``OMP_NUM_THREADS=1``), and differ from them by rounding where it has several and units are 300 or more.
     **options
         n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, as
         :class:`fedstat.labelled.options.ReplicateOptions` lists them.
@@ -70,12 +77,13 @@ def bootstrap(
     >>> result.p_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    _known("bootstrap", ("tau", "replicates", "level", "seed", "kappa"), options)
+    _known("bootstrap", ("tau", "replicates", "level", "seed", "kappa", "executor"), options)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     m, units, agreement = client_sums(weights)
     at_hand = split_sums(m, units, agreement, tau=tau, kappa=kappa, **options)
     say_if_contradicted(at_hand)
-    drawn = _bootstrap.bootstrap(m, replicates=replicates, tau=tau, seed=seed, kappa=kappa, **options)
+    how: dict[str, Any] = {"replicates": replicates, "seed": seed, "kappa": kappa, "executor": executor, **options}
+    drawn = _bootstrap.bootstrap(m, tau=tau, **how)
     fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
     return BootstrapResult(split=at_hand, level=level, **fields)
 
@@ -86,13 +94,14 @@ def permutation_test(
     replicates: int = 199,
     seed: int = 0,
     kappa: float = 0.85,
+    executor: Executor | None = None,
     **options: Unpack[ReplicateOptions],
 ) -> PermutationResult:
     """Do units carry an identity across clients? Shuffle the units within each client and compare.
 
     Parameters
     ----------
-    weights, kappa, **options
+    weights, kappa, executor, **options
         As in :func:`bootstrap`.
     replicates : int
         Shuffles.
@@ -111,10 +120,11 @@ def permutation_test(
     >>> permutation_test(own, n_factors=1, replicates=99).p_value > 0.05
     True
     """
-    _known("permutation_test", ("replicates", "seed", "kappa"), options)
+    _known("permutation_test", ("replicates", "seed", "kappa", "executor"), options)
     m, units, agreement = client_sums(weights)
     at_hand = split_sums(m, units, agreement, tau=0.5, kappa=kappa, **options)
-    drawn = _bootstrap.permutation(m, replicates=replicates, seed=seed, kappa=kappa, **options)
+    how: dict[str, Any] = {"replicates": replicates, "seed": seed, "kappa": kappa, "executor": executor, **options}
+    drawn = _bootstrap.permutation(m, **how)
     return PermutationResult(at_hand, numpy_of(drawn.communality))
 
 

@@ -19,7 +19,7 @@ from fedstat.fl.batches import Rows
 from fedstat.fl.job import Machine
 from fedstat.fl.nets import Net, Params
 from fedstat.motivation import relation
-from fedstat.store import Group, Variable, Writer
+from fedstat.store import Group, Target, Variable
 from fedstat.study import cells
 from fedstat.study.cells import Cell, Make
 
@@ -195,7 +195,7 @@ def _training(images: xr.Dataset) -> xr.Dataset:
     return images.isel(sample=np.flatnonzero(images["split"].to_numpy() == "train"))
 
 
-def _begin(settings: Settings, images: xr.Dataset, writer: Writer, machine: Machine) -> Make:
+def _begin(settings: Settings, images: xr.Dataset, writer: Target, machine: Machine) -> Make:
     """How one case is made."""
     common = Samples(*(part.to(machine.device) for part in _common(settings, images)))
     train, net = _training(images), _net(settings, images)
@@ -262,7 +262,7 @@ def mean_outputs(net: Net, params: Params, samples: Callable[[int], Samples]) ->
 
 
 def _write_case(
-    settings: Settings, writer: Writer, i: int, job: engine.Job, params: Params, server: Params, common: Samples
+    settings: Settings, writer: Target, i: int, job: engine.Job, params: Params, server: Params, common: Samples
 ) -> None:
     """Outputs, their entropy, the weights' communality, and the relation of the two, of case number i."""
     first = job.train.start

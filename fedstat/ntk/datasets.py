@@ -145,7 +145,7 @@ def read(
 def _opened(path: Path) -> xr.Dataset:
     """Store whose x and y are numbers of the expected dims, and with all coordinates within the limit; not yet read."""
     try:
-        data = xr.open_zarr(path, consolidated=False)
+        data = xr.open_zarr(path, chunks=None, consolidated=False)
     except Exception as error:  # zarr and xarray raise many kinds on what is no store
         raise ValueError(f"{path} could not be read as a zarr store: {_guard.reason(error)}") from error
     for name, dims in (("x", ("client", "sample", "feature")), ("y", ("client", "sample"))):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from array_api_compat import array_namespace
 from tqdm import tqdm
 
 from fedstat import _check
+from fedstat._executor import in_order
 from fedstat.ntk.constants import Constants, TheoryWarning, constants
 from fedstat.ntk.descent import METHODS, Method, Network, descent, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
@@ -41,6 +44,7 @@ def convergence(
     tau: float = 0.5,
     device: str | None = None,
     progress: bool = False,
+    executor: Executor | None = None,
 ) -> ConvergenceResult:
     """Train network (4) and compare ‖y − h(t)‖² with the bound of Theorem 1, round by round.
 
@@ -75,6 +79,9 @@ def convergence(
         None computes with NumPy; "cpu", "cuda", … with torch there.
     progress : bool
         Show a progress bar.
+    executor : Executor, optional
+        Any :class:`concurrent.futures.Executor`, whose workers train the networks, each on one BLAS thread: as in
+        :func:`fedstat.bootstrap`.
 
     Returns
     -------
@@ -122,10 +129,11 @@ def convergence(
     grid = [(m, w, k) for m in methods for w in widths for k in range(replicates)]
     runs = dict.fromkeys(grid, _not_run(rounds))
     wanted = [(m, w, k) for m, w, k in grid if m != "dynamic" or w == min(widths)]
-    for m, w, k in tqdm(wanted, disable=not progress):
-        net = network(m, clients=len(samples.names), features=samples.x.shape[1], width=w, seed=seed, replicate=k)
-        rule = factor_rule(kappa=kappa, tau=tau) if m == "dynamic" else None
-        runs[m, w, k] = _run(samples, known, net, steps, rounds=rounds, method=m, rule=rule, device=device)
+    work = partial(
+        _one, samples, known, steps, rounds=rounds, seed=seed, rule={"kappa": kappa, "tau": tau}, device=device
+    )
+    found = in_order(executor, work, wanted)
+    runs |= dict(zip(wanted, tqdm(found, total=len(wanted), disable=not progress), strict=True))
     data = _dataset(runs, list(methods), widths, replicates, rounds)
     _report_divergence(data, steps, known)
     data = data.assign(
@@ -192,6 +200,19 @@ def _not_run(rounds: int) -> _Run:
 def checkpoints(rounds: int) -> set[int]:
     """Rounds whose Gram matrices are formed: the first, the last but one, and a geometric grid between."""
     return {0, rounds - 1} | {int(t) for t in np.geomspace(1, max(rounds - 1, 1), 8)}
+
+
+def _one(
+    samples: Samples, known: Constants, steps: stats.Steps, at: tuple[Method, int, int], *, seed: int,
+    rule: dict[str, Any], **how: Any,
+) -> _Run:  # fmt: skip
+    """Run of a method, width and replicate."""
+    method, width, replicate = at
+    sizes = {"clients": len(samples.names), "features": samples.x.shape[1], "width": width}
+    net = network(method, **sizes, seed=seed, replicate=replicate)
+    return _run(
+        samples, known, net, steps, method=method, rule=factor_rule(**rule) if method == "dynamic" else None, **how
+    )
 
 
 def _run(

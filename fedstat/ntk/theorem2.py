@@ -7,6 +7,8 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +16,7 @@ import xarray as xr
 from tqdm import tqdm
 
 from fedstat import _check
+from fedstat._executor import in_order
 from fedstat.ntk.constants import TheoryWarning, constants
 from fedstat.ntk.descent import descent, network, predict
 from fedstat.ntk.results import GeneralizationResult
@@ -41,6 +44,7 @@ def generalization(
     seed: int = 0,
     normalize: bool = False,
     progress: bool = False,
+    executor: Executor | None = None,
 ) -> GeneralizationResult:
     """Compare the bound of Theorem 2 with the test loss of network (4), for several numbers of clients and samples.
 
@@ -57,7 +61,7 @@ def generalization(
         Numbers n of training samples to keep of every client (the first ones). None: all.
     constant, delta : float
         c and δ of the confidence term c √(log(N/(λδ))/(2N)); the paper gives its order only.
-    width, rounds, local_steps, lr, server_lr, replicates, seed, normalize, progress
+    width, rounds, local_steps, lr, server_lr, replicates, seed, normalize, progress, executor
         As in :func:`fedstat.ntk.convergence`, for the network whose test loss is observed.
     init_scale : float
         α of Theorem 2: the weights start at α·N(0, I).
@@ -93,21 +97,22 @@ def generalization(
     for name, value in (("width", width), ("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
         _check.integer(name, value)
     _check.real("init_scale", init_scale, low=0, open_low=True)
-    for c in clients or ():
-        _check.integer("clients", c, high=min(len(train.y), len(test.y)))
-    settings = []
-    grid = list(itertools.product(clients or (None,), samples or (None,)))
-    for c, n in tqdm(grid, disable=not progress):
+    for number in clients or ():
+        _check.integer("clients", number, high=min(len(train.y), len(test.y)))
+    settings, runs = [], []
+    for c, n in itertools.product(clients or (None,), samples or (None,)):
         a, b = (train, test) if c is None else (train.recut(c), test.recut(c))
         if n is not None:
             rank = np.concatenate([np.arange(k) for k in a.sizes])
             a = a.take(rank < _check.integer("samples", n, high=min(a.sizes)))
-        row = _setting(a, b, constant, delta, server_lr)
-        row |= _observe(
-            a, b, width=width, rounds=rounds, local_steps=local_steps, lr=lr, server_lr=server_lr,
-            init_scale=init_scale, replicates=replicates, seed=seed,
-        )  # fmt: skip
-        settings.append(row)
+        settings.append(_setting(a, b, constant, delta, server_lr))
+        steps = stats.Steps(_lr(lr, a, local_steps), server_lr, local_steps, len(a.names))
+        runs += [(a, b, steps, replicate) for replicate in range(replicates)]
+    work = partial(_observe, width=width, rounds=rounds, init_scale=init_scale, seed=seed)
+    losses = list(tqdm(in_order(executor, work, runs), total=len(runs), disable=not progress))
+    for i, row in enumerate(settings):
+        own = losses[i * replicates : (i + 1) * replicates]
+        row["test"], row["train"] = (list(part) for part in zip(*own, strict=True))
     return GeneralizationResult(
         _dataset(settings).assign_attrs(
             delta=delta, constant=constant, width=width, rounds=rounds, local_steps=local_steps, server_lr=server_lr,
@@ -177,27 +182,29 @@ def _loss(value: np.ndarray, y: np.ndarray) -> float:
     return float(np.mean(np.minimum(np.abs(value - y), 1)))
 
 
-def _observe(
-    train: Samples, test: Samples, *, width: int, rounds: int, local_steps: int, lr: Any, server_lr: float,
-    init_scale: float, replicates: int, seed: int,
-) -> dict[str, Any]:  # fmt: skip
-    """Test and training loss of trained networks of finite width, one per replicate."""
-    x, y = train.stacked()
+def _lr(lr: Any, train: Samples, local_steps: int) -> float:
+    if lr != "stable":
+        return _check.real("lr", lr, low=0, open_low=True)
     top = max(float(stats.extreme_eigenvalues(stats.kernel(b)).maximum) for b in train.blocks(train.x))
-    local = 1 / (2 * local_steps * top) if lr == "stable" else _check.real("lr", lr, low=0, open_low=True)
-    steps = stats.Steps(local, server_lr, local_steps, len(train.names))
-    found: dict[str, list[float]] = {"test": [], "train": []}
-    for k in range(replicates):
-        net = network(
-            "fedsplit", clients=len(train.names), features=x.shape[-1], width=width, seed=seed, replicate=k,
-            scale=init_scale,
-        )  # fmt: skip
-        last = deque(descent(x, y, net, steps, rounds=rounds), maxlen=1).pop()
-        for name, part in (("train", train), ("test", test)):
-            value = predict(part.stacked()[0], last.start, net.output)
-            flat = np.concatenate([v[:size] for v, size in zip(value, part.sizes, strict=True)])
-            found[name].append(_loss(flat, part.y) if np.isfinite(flat).all() else math.nan)
-    return found
+    return 1 / (2 * local_steps * top)
+
+
+def _observe(
+    run: tuple[Samples, Samples, stats.Steps, int], *, width: int, rounds: int, init_scale: float, seed: int
+) -> tuple[float, float]:
+    """Test and training loss of a trained network of finite width."""
+    train, test, steps, replicate = run
+    x, y = train.stacked()
+    sizes = {"clients": len(train.names), "features": x.shape[-1], "width": width}
+    net = network("fedsplit", **sizes, seed=seed, replicate=replicate, scale=init_scale)
+    last = deque(descent(x, y, net, steps, rounds=rounds), maxlen=1).pop()
+
+    def loss(part: Samples) -> float:
+        value = predict(part.stacked()[0], last.start, net.output)
+        flat = np.concatenate([v[:size] for v, size in zip(value, part.sizes, strict=True)])
+        return _loss(flat, part.y) if np.isfinite(flat).all() else math.nan
+
+    return loss(test), loss(train)
 
 
 def _dataset(settings: list[dict[str, Any]]) -> xr.Dataset:

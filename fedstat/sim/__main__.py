@@ -52,6 +52,7 @@ def parser() -> _cli.Parser:
     add("--config", type=Path, metavar="FILE.toml", help="settings from a file; the command line overrides them")
     add("--scale", metavar="NAME", help="table of --config whose settings override those outside of tables")
     _cli.add_compute(cli)
+    _cli.add_dask(cli, "run, a method on a replicate,")
     add("--out", type=Path, metavar="PATH", help="store to write (default runs/sim-<time>.zarr)")
     add(
         "--resume",
@@ -77,7 +78,9 @@ def _work(args: argparse.Namespace) -> None:
     _cli.fill_out(args, "sim")
     _cli.claim(args, COMMAND)
     show = not args.quiet and sys.stderr.isatty()
-    run = study(out=args.out, resume=args.resume, progress=show, **where, **_settings(args))
+    settings = _settings(args)
+    with _cli.executor(args) as executor:
+        run = study(out=args.out, resume=args.resume, progress=show, executor=executor, **where, **settings)
     if args.plot is not None:
         from fedstat.plot.sim import study_grid  # seaborn takes a second to import
 

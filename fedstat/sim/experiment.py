@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import product
@@ -22,7 +23,7 @@ from fedstat.fl.prepare import prepare
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate
 from fedstat.sim.recovery import correlation
 from fedstat.stats import factor, split
-from fedstat.store import Group, Variable, Writer
+from fedstat.store import Group, Target, Variable
 from fedstat.study import cells
 from fedstat.study.cells import Cell, Make
 
@@ -117,6 +118,7 @@ def study(
     client_chunk: int | None = None,
     threads: int | None = None,
     progress: bool = False,
+    executor: Executor | None = None,
     **settings: Any,
 ) -> xr.DataTree:
     """Run the simulation study of FedFac §4.3.
@@ -134,6 +136,10 @@ def study(
         As in :func:`fedstat.fl.train`; they change no draw, and results only by float32 rounding.
     progress : bool
         Show a progress bar on stderr.
+    executor : Executor, optional
+        Makes the runs side by side, by its workers: any :class:`concurrent.futures.Executor`, such as Dask's
+        ``Client.get_executor(pure=False)``; this process alone writes to ``out``. Runs that are not complete when the
+        study is cut off begin again. Give ``threads=1``, or as many as a worker has cores.
     **settings
         See :class:`fedstat.sim.Settings`.
 
@@ -168,7 +174,7 @@ def study(
         unit="round",
         grows=("replicates", "p", "alpha", "methods"),
     )
-    return cells.make(made, machine, out=out, resume=resume, progress=progress)
+    return cells.make(made, machine, out=out, resume=resume, progress=progress, executor=executor)
 
 
 def _cells(settings: Settings) -> Iterator[Cell]:
@@ -179,13 +185,16 @@ def _cells(settings: Settings) -> Iterator[Cell]:
         yield Cell(name, {"p": i, "alpha": j, "method": k, "replicate": r})
 
 
-def _begin(settings: Settings, writer: Writer, machine: Machine) -> Make:
-    """How one run is made, the data being drawn once for all methods of a replicate."""
-    drawn = lru_cache(maxsize=1)(partial(_draw, settings, writer))
+def _begin(settings: Settings, writer: Target, machine: Machine) -> Make:
+    """How one run is made, the data being drawn once for all methods of a replicate that follow one another."""
+    noted: set[tuple[int, int, int]] = set()
 
     def make(cell: Cell, tick: Callable[[], object]) -> None:
         p, alpha, method, replicate = cell.where
-        data, oracle = drawn(p, alpha, replicate)
+        data, oracle = _draw(settings, p, alpha, replicate)
+        if (p, alpha, replicate) not in noted:
+            _note(writer, (p, alpha, replicate), data, oracle)
+            noted.add((p, alpha, replicate))
         job = prepare(
             data,
             nets.mlp([settings.d, settings.m, 1]),
@@ -204,17 +213,20 @@ def _begin(settings: Settings, writer: Writer, machine: Machine) -> Make:
     return make
 
 
-def _draw(settings: Settings, writer: Writer, i: int, j: int, replicate: int) -> tuple[xr.Dataset, factor.Fit]:
-    """Data of a replicate and the factor analysis of its true weights, both noted in the store."""
+@lru_cache(maxsize=1)
+def _draw(settings: Settings, i: int, j: int, replicate: int) -> tuple[xr.Dataset, factor.Fit]:
+    """Data of a replicate and the factor analysis of its true weights."""
     model = settings.model(settings.p[i], settings.alpha[j], replicate)
     sizes = {name: getattr(settings, name) for name in ("n_train", "n_test", "sigma")}
     data = generate(**asdict(model), **sizes)
-    oracle = factor.fit(correlation(model), kappa=settings.kappa, method=settings.estimator)
-    where = (i, j, replicate)
+    return data, factor.fit(correlation(model), kappa=settings.kappa, method=settings.estimator)
+
+
+def _note(writer: Target, where: tuple[int, int, int], data: xr.Dataset, oracle: factor.Fit) -> None:
+    """Write what is known of the data to the store."""
     writer.write("truth/majority_share", where, data.attrs["majority_share"])
     for name in ("communality", "n_factors", "converged"):
         writer.write(f"truth/{name}", where, np.asarray(getattr(oracle, name)))
-    return data, oracle
 
 
 def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: factor.Fit) -> Algorithm:
@@ -236,7 +248,7 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
     return table[method]()
 
 
-def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Writer, tick: Callable[[], Any]) -> None:
+def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Target, tick: Callable[[], Any]) -> None:
     """One run to its last round; finished rounds are committed about twice a second, and at an interrupt."""
     state, buffer = engine.start(job), record.Buffer(writer, [LAYER], where)
     committed = time.monotonic()

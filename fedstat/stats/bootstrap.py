@@ -7,7 +7,8 @@ moments and a permutation re-orders each client's own; the stacked matrix is nev
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
+from concurrent.futures import Executor
+from functools import partial, reduce
 from operator import add
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
 from fedstat import _check
+from fedstat._executor import in_order
 from fedstat._random import generator
 from fedstat.stats import factor, split
 from fedstat.stats.moments import Moments, correlation
@@ -72,7 +74,14 @@ def reweighted(m: Moments, counts: Array) -> Moments:
 
 
 def bootstrap(
-    m: Moments, *, replicates: int = 200, tau: split.Tau = 0.5, seed: int = 0, chunk: int | None = None, **options: Any
+    m: Moments,
+    *,
+    replicates: int = 200,
+    tau: split.Tau = 0.5,
+    seed: int = 0,
+    chunk: int | None = None,
+    executor: Executor | None = None,
+    **options: Any,
 ) -> Replicates:
     """Refit on clients drawn with replacement (Efron and Tibshirani 1993, An introduction to the bootstrap, ch. 6).
 
@@ -86,6 +95,9 @@ def bootstrap(
     seed : int
     chunk : int, optional
         Replicates summed at once; by default as many as fit into 64 MB. On a GPU they are also analysed at once.
+    executor : Executor, optional
+        Its workers analyse the replicates, each on one BLAS thread: the numbers are the same whatever the executor, and
+        those without one where BLAS has one thread; see :func:`fedstat._executor.in_order`.
     **options
         Arguments of :func:`fedstat.stats.factor.fit`.
 
@@ -106,11 +118,17 @@ def bootstrap(
     parts = (
         reweighted(m, xp.asarray(counts[i : i + step], device=device_of(m.cross))) for i in range(0, replicates, step)
     )
-    return _fits(parts, tau, options)
+    return _fits(parts, tau, options, executor)
 
 
 def permutation(
-    m: Moments, *, replicates: int = 199, seed: int = 0, chunk: int | None = None, **options: Any
+    m: Moments,
+    *,
+    replicates: int = 199,
+    seed: int = 0,
+    chunk: int | None = None,
+    executor: Executor | None = None,
+    **options: Any,
 ) -> Replicates:
     """Refit after shuffling the units within each client.
 
@@ -119,7 +137,7 @@ def permutation(
 
     Parameters
     ----------
-    m, replicates, seed, chunk, **options
+    m, replicates, seed, chunk, executor, **options
         As in :func:`bootstrap`.
 
     Returns
@@ -143,19 +161,20 @@ def permutation(
             drawn = [shuffled() for _ in range(min(step, replicates - i))]
             yield Moments(*(xp.stack(field) for field in zip(*drawn, strict=True)))
 
-    return _fits(parts(), 0.5, options)
+    return _fits(parts(), 0.5, options, executor)
 
 
-def _fits(parts: Iterator[Moments], tau: split.Tau, options: dict[str, Any]) -> Replicates:
-    fits = [factor.fit(r, **options) for part in parts for r in _batches(correlation(part))]
-    xp = array_namespace(fits[0].communality)
-    nu = xp.concat([f.communality for f in fits])
-    return Replicates(
-        communality=nu,
-        shared=split.shared(nu, tau=tau),
-        n_factors=xp.concat([f.n_factors for f in fits]),
-        converged=xp.concat([f.converged for f in fits]),
-    )
+def _fits(parts: Iterator[Moments], tau: split.Tau, options: dict[str, Any], executor: Executor | None) -> Replicates:
+    matrices = (r for part in parts for r in _batches(correlation(part)))
+    fits = list(in_order(executor, partial(_fit, options), matrices))
+    xp = array_namespace(fits[0][0])
+    nu, n_factors, converged = (xp.concat(field) for field in zip(*fits, strict=True))
+    return Replicates(communality=nu, shared=split.shared(nu, tau=tau), n_factors=n_factors, converged=converged)
+
+
+def _fit(options: dict[str, Any], r: Array) -> tuple[Array, Array, Array]:
+    found = factor.fit(r, **options)
+    return found.communality, found.n_factors, found.converged
 
 
 def _batches(r: Array) -> Iterator[Array]:

@@ -5,13 +5,14 @@ from fedstat.store.journal import DamageError
 from fedstat.store.origin import code, now, provenance, to_json
 from fedstat.store.place import attributes, claim, command_of, remove, replace, settle
 from fedstat.store.read import Damage, config_of, damage, describe, open_run, require_sound, run_at
-from fedstat.store.write import Group, Variable, Writer, changed, create, has_state, resume, save
+from fedstat.store.write import Group, Target, Variable, Writer, changed, create, has_state, resume, save
 
 __all__ = [
     "Damage",
     "DamageError",
     "Group",
     "Taken",
+    "Target",
     "Variable",
     "Writer",
     "attributes",

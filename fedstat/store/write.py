@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import xarray as xr
@@ -56,6 +56,16 @@ class Group(NamedTuple):
 
     coords: xr.Dataset
     variables: Mapping[str, Variable]
+
+
+class Target(Protocol):
+    """What takes the arrays of a run: a :class:`Writer`, or who passes them on to one."""
+
+    def write(self, name: str, where: tuple[int | slice, ...], values: Any) -> None:
+        """Write a region of the array ``"group/variable"``."""
+
+    def commit(self) -> None:
+        """Let what was written count."""
 
 
 class Writer:

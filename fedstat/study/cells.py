@@ -1,19 +1,23 @@
-"""Many cells in one store: finished cells stay; missing or damaged ones are made, one after the other."""
+"""Many cells in one store: finished cells stay; missing or damaged ones are made, in turn or by an executor."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import xarray as xr
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import store
+from fedstat._executor import as_done
 from fedstat.fl.job import Machine
-from fedstat.store import Group, Writer
+from fedstat.store import Group, Target, Writer
 
 
 class Cell(NamedTuple):
@@ -55,8 +59,8 @@ class Study:
         Layout of the store; called only for a new or extended one.
     cells : sequence of Cell
         In the order of making.
-    begin : callable (Writer, Machine) -> Make
-        Called once, unless the study is complete.
+    begin : callable (Target, Machine) -> Make
+        Called once, unless the study is complete; with an executor, by its workers, once for every cell.
     done : str
         Array of the layout with the steps done, one dim for each dim of a cell.
     steps : int
@@ -73,7 +77,7 @@ class Study:
     config: Mapping[str, Any]
     layout: Callable[[], Mapping[str, Group]]
     cells: Sequence[Cell]
-    begin: Callable[[Writer, Machine], Make]
+    begin: Callable[[Target, Machine], Make]
     done: str
     steps: int = 1
     unit: str = "cell"
@@ -81,7 +85,13 @@ class Study:
 
 
 def make(
-    study: Study, machine: Machine, *, out: str | Path | None = None, resume: bool = False, progress: bool = False
+    study: Study,
+    machine: Machine,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+    executor: Executor | None = None,
 ) -> xr.DataTree:
     """Make the cells of a study that are missing or damaged.
 
@@ -95,6 +105,9 @@ def make(
         Continue the study at ``out``, if there is one.
     progress : bool
         Show a progress bar on stderr.
+    executor : Executor, optional
+        Makes the cells side by side, by its workers, while this process alone writes to the store. Then
+        ``study.begin`` must be something that the executor can pickle.
 
     Returns
     -------
@@ -112,7 +125,7 @@ def make(
     def write(path: Path) -> None:
         with _open(study, path, resume, machine.device) as writer:
             if not writer.finished:
-                _go_on(study, machine, writer, progress)
+                _go_on(study, machine, writer, progress, executor)
 
     return store.run_at(out, write, resume=resume, kind="study")
 
@@ -149,7 +162,7 @@ def _adds(there: Any, here: Any) -> bool:
     return bool(set(there) <= set(here) if isinstance(there, list) else there < here)
 
 
-def _go_on(study: Study, machine: Machine, writer: Writer, progress: bool) -> None:
+def _go_on(study: Study, machine: Machine, writer: Writer, progress: bool, executor: Executor | None) -> None:
     done = writer.read(study.done)
     missing = [
         cell
@@ -162,8 +175,40 @@ def _go_on(study: Study, machine: Machine, writer: Writer, progress: bool) -> No
         tqdm(total=len(study.cells) * study.steps, unit=study.unit, disable=not progress) as bar,
     ):
         bar.update((len(study.cells) - len(missing)) * study.steps)
-        make_one = study.begin(writer, machine)
-        for cell in missing:
-            bar.set_description(cell.name)
-            make_one(cell, bar.update)
+        if executor is None:
+            make_one = study.begin(writer, machine)
+            for cell in missing:
+                bar.set_description(cell.name)
+                make_one(cell, bar.update)
+        else:
+            for cell, made in as_done(executor, partial(_elsewhere, study.begin, machine), missing):
+                for name, where, values in made():
+                    writer.write(name, where, values)
+                writer.commit()
+                bar.set_description(cell.name)
+                bar.update(study.steps)
     writer.finish()
+
+
+_Region = tuple[str, tuple[int | slice, ...], Any]
+"""What :meth:`Writer.write` takes."""
+
+
+class _Kept:
+    """Takes the place of a store's writer in another process: keeps what is to be written."""
+
+    def __init__(self) -> None:
+        self.regions: list[_Region] = []
+
+    def write(self, name: str, where: tuple[int | slice, ...], values: Any) -> None:
+        self.regions.append((name, where, np.array(values)))
+
+    def commit(self) -> None:
+        pass
+
+
+def _elsewhere(begin: Callable[[Target, Machine], Make], machine: Machine, cell: Cell) -> list[_Region]:
+    """What is to be written of a cell, made by this process for the one that has the store."""
+    kept = _Kept()
+    begin(kept, machine)(cell, lambda: None)
+    return kept.regions

@@ -6,12 +6,15 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import fields
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstat import _check, store
+from fedstat._executor import as_done
 from fedstat._settings import read_toml, table, tables
 from fedstat.fl.algorithms import settings_of
 from fedstat.study import experiment
@@ -181,12 +184,16 @@ def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) ->
         raise ValueError(f"{where}: {error}") from None
 
 
+Progress = Callable[[Settings, int, int], Callable[[int], object]]
+
+
 def run_all(
     runs: Sequence[Settings],
     folder: str | Path,
     *,
     repeat: bool = False,
-    progress: Callable[[Settings, int, int], Callable[[int], object]] | None = None,
+    progress: Progress | None = None,
+    executor: Executor | None = None,
     **where: Any,
 ) -> Iterator[tuple[Settings, Path, bool]]:
     """Make the runs that are not finished yet, one store each.
@@ -200,14 +207,18 @@ def run_all(
     repeat : bool
         Repeat runs that other code finished; the new store takes the old one's place once it is finished.
     progress : callable (settings, number, of), optional
-        Returns the callable that :func:`fedstat.study.experiment.run` calls after every round.
+        Returns the callable that :func:`fedstat.study.experiment.run` calls after every round; not with an executor.
+    executor : Executor, optional
+        Makes the runs side by side, by its workers: any :class:`concurrent.futures.Executor`, such as Dask's
+        ``Client.get_executor(pure=False)``, whose workers see the same folder. A run that a lost worker has left is
+        continued by whoever gets it next. Give ``threads=1``, or as many as a worker has cores.
     **where
         data_dir, device, client_chunk, threads.
 
     Yields
     ------
     settings, path, made
-        ``made`` is False if a finished run was there.
+        ``made`` is False if a finished run was there. In the order of the runs, with an executor as they are finished.
 
     Raises
     ------
@@ -216,36 +227,70 @@ def run_all(
     NotADirectoryError
         If ``folder`` is a file or a single run.
     FileNotFoundError
-        Before the first run, if the files of a data set are missing.
+        Before the first run, if the files of a data set are missing; if an executor's worker has stored a run where it
+        cannot be seen from here.
+    BlockingIOError
+        If another process is writing to a run; with an executor, after all other runs.
     FloatingPointError
         After all other runs, if some diverged; the message names them.
     """
-    folder, diverged = Path(folder), []
+    folder = Path(folder)
     require_distinct(runs, "the grid")
     if folder.exists() and (not folder.is_dir() or (folder / "zarr.json").exists()):
         raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
     paths = [folder / f"{name_of(settings)}.zarr" for settings in runs]
     absent = [settings for settings, path in zip(runs, paths, strict=True) if not path.exists()]
     experiment.read_data(absent, where.get("data_dir"))
-    for number, (settings, path) in enumerate(zip(runs, paths, strict=True)):
-        again = path.exists() and _finished(path)
-        if again and (not repeat or by_this_code(settings, path)):
-            yield settings, path, False
-            continue
-        out = _draft(settings, path) if again else path
-        tick = progress(settings, number, len(runs)) if progress else None
+    if executor is not None:  # whose workers may stand in other folders
+        paths, progress = [path.absolute() for path in paths], None
+        if where.get("data_dir") is not None:
+            where["data_dir"] = Path(where["data_dir"]).absolute()
+    parts = [_Part(*one, number, len(runs)) for number, one in enumerate(zip(runs, paths, strict=True))]
+    left: dict[type[Exception], list[str]] = {FloatingPointError: [], BlockingIOError: []}
+    for (settings, path, *_), made in as_done(executor, partial(_make, repeat, progress, where), parts):
         try:
-            experiment.run(settings, out=out, resume=True, progress=tick, **where)
+            new = made()
         except (ValueError, BlockingIOError) as error:
-            raise type(error)(f"{_which(settings)}: {error}") from error
+            if executor is None or isinstance(error, ValueError):
+                raise type(error)(f"{_which(settings)}: {error}") from error
+            left[BlockingIOError].append(f"{_which(settings)}: {error}")
         except FloatingPointError as error:
-            diverged.append(f"{_which(settings)} ({path.name}): {error}")
-            continue
-        if again:
-            store.replace(out, path)
-        yield settings, path, True
-    if diverged:
-        raise FloatingPointError("\n".join(diverged))
+            left[FloatingPointError].append(f"{_which(settings)} ({path.name}): {error}")
+        except Exception as error:
+            error.add_note(_which(settings))
+            raise
+        else:
+            if not path.exists():
+                raise FileNotFoundError(
+                    f"a worker has stored {path}, which is not there: workers must share the folder"
+                )
+            yield settings, path, new
+    for kind, messages in left.items():
+        if messages:
+            raise kind("\n".join(message for every in left.values() for message in every))
+
+
+class _Part(NamedTuple):
+    """One run of a grid: its settings, its store, and its number among all."""
+
+    settings: Settings
+    path: Path
+    number: int
+    of: int
+
+
+def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], part: _Part) -> bool:
+    """Make a run, unless it is finished; whether it was made."""
+    settings, path, number, of = part
+    again = path.exists() and _finished(path)
+    if again and (not repeat or by_this_code(settings, path)):
+        return False
+    out = _draft(settings, path) if again else path
+    tick = progress(settings, number, of) if progress else None
+    experiment.run(settings, out=out, resume=True, progress=tick, **where)
+    if again:
+        store.replace(out, path)
+    return True
 
 
 def by_this_code(settings: Settings, path: Path) -> bool:

@@ -7,7 +7,8 @@ used.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,8 @@ def tune(
     folder: str | Path,
     *,
     seeds: Sequence[int] = (0,),
-    progress: Callable[[Settings, int, int], Callable[[int], object]] | None = None,
+    progress: grid.Progress | None = None,
+    executor: Executor | None = None,
     **where: Any,
 ) -> Iterator[Step]:
     """Choose settings of a method one after the other, each with the others at their last choice.
@@ -84,7 +86,7 @@ def tune(
         Where the runs are stored; finished ones are not repeated.
     seeds : sequence of int
         Every candidate is run with every seed.
-    progress, **where
+    progress, executor, **where
         See :func:`fedstat.study.grid.run_all`.
 
     Yields
@@ -113,7 +115,10 @@ def tune(
         if number and begun not in tried:
             tried.append(begun)
         runs = [one.but(seed=seed) for candidate in tried for one in candidate for seed in seeds]
-        made = [store.open_run(path) for _, path, _ in grid.run_all(runs, folder, progress=progress, **where)]
+        paths = {
+            one: path for one, path, _ in grid.run_all(runs, folder, progress=progress, executor=executor, **where)
+        }
+        made = [store.open_run(paths[one]) for one in runs]
         rows = pd.DataFrame(map(summary.row, made)).assign(value=[_shown(name, one) for one in runs])
         by = name if name in rows else "value"
         rows["chosen"] = rows[by] == summary.chosen(rows, by, json.loads(made[0].attrs["config"]))

@@ -1,0 +1,240 @@
+"""Grids and studies whose cells are made by other processes: equal numbers, nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from dask_processes import two_processes  # noqa: F401
+from fl_runs import SMALL, command
+
+from fedstat import _dask, sim, store
+from fedstat._executor import as_done
+from fedstat.sim.__main__ import main as sim_main
+from fedstat.store import journal
+from fedstat.study import experiment, grid
+from fedstat.study.tuning import tune
+
+GRID = """
+clients = 8
+participation = 0.5
+samples = 40
+rounds = 3
+seeds = [0, 1]
+[[dataset]]
+label = "a"
+[[method]]
+algorithm = "fedavg"
+[[method]]
+algorithm = "fedfac-dynamic"
+tau = 0.5
+"""
+TINY = {"clients": 5, "d": 8, "m": 10, "n_train": 20, "n_test": 20, "rounds": 3, "replicates": 2, "p": 0.5}
+METHODS = ("true", "dynamic", "random-redrawn")
+
+
+def require_equal(one, other):
+    """All values of two runs but wall times."""
+    for node in one.subtree:
+        for name, values in node.data_vars.items():
+            if name != "seconds":
+                np.testing.assert_array_equal(values, other[f"{node.path}/{name}"], err_msg=f"{node.path}/{name}")
+
+
+@pytest.fixture
+def grid_file(tmp_path):
+    path = tmp_path / "grid.toml"
+    path.write_text(GRID)
+    return path
+
+
+@pytest.fixture
+def address(two_processes):  # noqa: F811
+    return two_processes._client.scheduler.address
+
+
+def test_a_grid_by_dask_has_the_numbers_of_the_plain_loop_and_prints_its_lines(grid_file, tmp_path, address, capsys):
+    plain, apart = tmp_path / "plain", tmp_path / "apart"
+    assert command("--config", grid_file, "--threads", 1, "--out", plain) == 0
+    capsys.readouterr()
+    dask = ["--config", str(grid_file), "--dask", address, "--out", str(apart)]
+    assert grid_main(dask) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:5] for line in lines[:4]] == ["[1/4,", "[2/4,", "[3/4,", "[4/4,"]
+    assert {line.partition("] ")[2].partition(":")[0] for line in lines[:4]} == {
+        f"a, {method}, seed {seed}" for method in ("fedavg", "fedfac-dynamic") for seed in (0, 1)
+    }
+    assert lines[4] == f"4 runs in {apart}, 4 of them new"
+    names = sorted(path.name for path in plain.iterdir())
+    assert sorted(path.name for path in apart.iterdir()) == names
+    for name in names:
+        require_equal(store.open_run(plain / name), store.open_run(apart / name))
+    assert grid_main(dask) == 0
+    assert capsys.readouterr().out == f"4 runs in {apart}, 0 of them new\n"
+
+
+def grid_main(arguments):
+    from fedstat.fl.__main__ import main
+
+    return main(arguments)
+
+
+def test_a_killed_workers_run_is_done_again_and_no_store_is_made_twice(tmp_path, two_processes):  # noqa: F811
+    runs = [SMALL.but(rounds=20, algorithm="fedavg", seed=seed) for seed in range(3)]
+    paths = [tmp_path / "apart" / f"{grid.name_of(one)}.zarr" for one in runs]
+    pids = two_processes._client.run(os.getpid)
+    seen = {}
+
+    def kill():
+        while sum(path.exists() for path in paths) < 2:
+            time.sleep(0.01)
+        os.kill(next(iter(pids.values())), signal.SIGKILL)
+        seen.update({path: (path.stat().st_ino, "ended" in store.attributes(path)) for path in paths if path.exists()})
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    done = [(settings.seed, new) for settings, _, new in grid.run_all(runs, tmp_path / "apart", threads=1,
+                                                                     executor=two_processes)]  # fmt: skip
+    killer.join()
+    assert sorted(done) == [(seed, True) for seed in range(3)]
+    assert two_processes._client.run(os.getpid).values() != pids.values()
+    assert not all(ended for _, ended in seen.values()), "some run was cut off"
+    assert {path: path.stat().st_ino for path in seen} == {path: inode for path, (inode, _) in seen.items()}
+    assert sorted(tmp_path.joinpath("apart").iterdir()) == sorted(paths)
+    for _, path, new in grid.run_all(runs, tmp_path / "plain", threads=1):
+        assert new
+        require_equal(store.open_run(path), store.open_run(tmp_path / "apart" / path.name, verify=True))
+
+
+def once(folder):
+    """Ends its own process the first time, and notes every time."""
+    mark = folder / str(len(list(folder.iterdir())))
+    mark.touch()
+    if mark.name == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return mark.name
+
+
+def test_work_that_ends_its_worker_is_done_once_more(tmp_path, two_processes):  # noqa: F811
+    ((_, result),) = as_done(two_processes, once, [tmp_path])
+    assert result() == "1"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_study_by_dask_has_the_numbers_of_the_plain_loop(tmp_path, address, two_processes, capsys):  # noqa: F811
+    plain = sim.study(methods=METHODS, threads=1, **TINY)
+    require_equal(plain, sim.study(methods=METHODS, threads=1, executor=two_processes, **TINY))
+    out = tmp_path / "s.zarr"
+    flags = [part for name, value in TINY.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    begun = [*flags, "--methods", *METHODS, "--out", str(out), "--quiet"]
+    assert sim_main([*begun, "--dask", address, "--replicates", "1"]) == 0
+    assert sim_main(["--out", str(out), "--quiet", "--resume", "--replicates", "2", "--dask", address]) == 0
+    require_equal(plain, store.open_run(out, verify=True))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_study_that_is_cut_off_keeps_the_cells_that_came_back(tmp_path):
+    out = tmp_path / "s.zarr"
+
+    class Cut(ThreadPoolExecutor):
+        left = 2
+
+        def submit(self, *args, **kwargs):
+            self.left -= 1
+            return super().submit(*args, **kwargs) if self.left >= 0 else super().submit(interrupted)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with Cut(1) as cut, pytest.raises(KeyboardInterrupt):
+        sim.study(methods=METHODS, threads=1, executor=cut, out=out, **TINY)
+    assert (store.open_run(out)["metrics/rounds_done"] == 3).sum() == 2
+    with ThreadPoolExecutor(2) as pool:
+        whole = sim.study(methods=METHODS, threads=1, executor=pool, out=out, resume=True, **TINY)
+    require_equal(sim.study(methods=METHODS, threads=1, **TINY), whole)
+
+
+def test_runs_that_diverge_or_are_locked_are_named_after_all_others(tmp_path):
+    good = [SMALL.but(algorithm="fedavg", seed=seed) for seed in range(3)]
+    diverging, locked = good[0].but(lr=1e30, optimizer="sgd"), good[1].but(rounds=5)
+    path = tmp_path / f"{grid.name_of(locked)}.zarr"
+
+    def stop(rounds):
+        if rounds:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run(locked, out=path, progress=stop)
+    lock = journal.hold(path)
+    with (
+        ThreadPoolExecutor(2) as pool,
+        pytest.raises(FloatingPointError, match=r"(?s)fedavg, seed 0 .*fedavg, seed 1: .* by another process") as error,
+    ):
+        list(grid.run_all([diverging, locked, *good], tmp_path, executor=pool, threads=1))
+    lock.release()
+    assert str(error.value).count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} >= {f"{grid.name_of(one)}.zarr" for one in good}
+    assert [new for *_, new in grid.run_all([*good, locked], tmp_path, threads=1)] == [False, False, False, True]
+
+
+def test_tuning_by_an_executor_chooses_the_same(tmp_path):
+    start = SMALL.but(algorithm="fedfac-dynamic", validation=0.2, rounds=2)
+    (plain,) = tune(start, {"tau": [0.25, 0.75, 0.5]}, tmp_path / "plain", threads=1)
+    with ThreadPoolExecutor(3) as pool:
+        (apart,) = tune(start, {"tau": [0.25, 0.75, 0.5]}, tmp_path / "apart", threads=1, executor=pool)
+    assert plain.table.equals(apart.table)
+
+
+def test_what_keeps_dask_from_working_is_said_in_one_line_before_anything_runs(
+    grid_file, tmp_path, capsys, monkeypatch
+):
+    pytest.importorskip("distributed")
+
+    def refused(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            grid_main([*map(str, arguments), "--out", str(tmp_path / "none")])
+        assert ended.value.code == 2
+        assert not (tmp_path / "none").exists()
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    assert "--dask needs --config, the file of a grid" in refused("--dask")
+    assert "unknown" in refused("--config", grid_file, "--dask", "bogus://somewhere")
+    monkeypatch.setattr(_dask, "_PATIENCE", 0.5)
+    begun = time.monotonic()
+    line = refused("--config", grid_file, "--dask", "tcp://127.0.0.1:1")
+    assert "--dask tcp://127.0.0.1:1: no Dask scheduler answers there" in line
+    assert time.monotonic() - begun < 5
+    monkeypatch.setitem(__import__("sys").modules, "distributed", None)
+    assert "pip install 'fedstat[sweep]'" in refused("--config", grid_file, "--dask")
+
+
+def test_work_that_ends_every_worker_is_given_up_with_its_name_and_a_lost_scheduler_is_told(address):
+    distributed = pytest.importorskip("distributed")
+    given_up = distributed.KilledWorker("part-0", None, 3)
+    given_up.add_note("a, fedavg, seed 0")
+    with (
+        pytest.raises(
+            ConnectionError, match=r"\(a, fedavg, seed 0\) was given up after 4 workers that had it were lost"
+        ),
+        _dask.dask_executor(address, None),
+    ):
+        raise given_up
+    with (
+        pytest.raises(ConnectionError, match=f"the scheduler at {address} was lost"),
+        _dask.dask_executor(address, None),
+    ):
+        raise CancelledError
+
+
+def test_workers_with_another_fedstat_are_refused(grid_file, tmp_path, address, capsys, monkeypatch):
+    monkeypatch.setattr("fedstat.store.code", lambda *_: "0.0+other")
+    with pytest.raises(SystemExit):
+        grid_main(["--config", str(grid_file), "--dask", address, "--out", str(tmp_path / "none")])
+    assert "needs the fedstat that is here" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
