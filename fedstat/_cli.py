@@ -90,7 +90,7 @@ def run(
         return _end(cli, INTERRUPTED, f"interrupted. {kept(args) if vars(args) else ''}")
     except _REFUSED as error:
         cli.error(str(error))
-    except FloatingPointError as error:
+    except (FloatingPointError, ConnectionError) as error:
         return _end(cli, 1, f"error: {error} {kept(args)}")
     except OSError as error:
         _discard_output()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import reduce
 from itertools import pairwise
 from operator import add
@@ -112,6 +115,16 @@ class Ranks(NamedTuple):
         dist.broadcast(found, src=0)
         return bool(found)
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """ConnectionError where another process is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not self.several or not re.search(r"peer|gloo|nccl|timed out|broken pipe", str(error), re.IGNORECASE):
+                raise
+            raise ConnectionError("another process of this run has ended, and this one cannot go on alone.") from error
+
     def first(self, work: Callable[[], T]) -> T | None:
         """Let process 0 work and give it the result; if it fails, all do."""
         if not self.several:
@@ -128,6 +141,46 @@ class Ranks(NamedTuple):
 
 
 ALONE = Ranks()
+
+
+@contextmanager
+def launched(device: str) -> Iterator[tuple[int, str, int | None]]:
+    """The process group of a command that torchrun has started several times.
+
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+
+    Yields
+    ------
+    rank : int
+    device : str
+        This process's: one GPU each.
+    threads : int or None
+        Its part of the machine's cores; None if the command runs alone.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
+        yield 0, device, None
+        return
+    local, beside = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if device == "cuda":
+        device = f"cuda:{local}"
+        torch.cuda.set_device(local)
+    dist.init_process_group("gloo" if device == "cpu" else "cpu:gloo,cuda:nccl")
+    try:
+        yield dist.get_rank(), device, max(1, (os.cpu_count() or 1) // beside)
+    finally:
+        dist.destroy_process_group()
+
+
+def same(value: T) -> T:
+    """The value of process 0."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return value
+    found = [value]
+    dist.broadcast_object_list(found, src=0)
+    return found[0]
 
 
 def divide(sizes: np.ndarray, n: int) -> tuple[int, ...]:

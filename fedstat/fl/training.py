@@ -310,7 +310,8 @@ def _make(
 
     writer = job.ranks.first(opened)
     # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
-    with writer or nullcontext(), _tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"):
+    calm = (_tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
+    with writer or nullcontext(), calm[0], calm[1], job.ranks.watched():
         out = Relay(job.ranks, writer)
         if not out.finished():
             _run(job, record.load_state(out.states(), job) or engine.start(job), course, out)
