@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from inspect import Parameter
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from tqdm import tqdm
 from fedstat import _cli, store
 from fedstat import data as datasets
 from fedstat._settings import add_arguments, given
-from fedstat.fl import algorithms, nets
+from fedstat.fl import algorithms, nets, ranks
 from fedstat.fl.training import COMMAND, PROBES
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.experiment import Settings
@@ -127,7 +129,21 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
-    return _cli.run(parser(), lambda args: _grid(args) if args.config else _one(args), argv, kept=_kept)
+    return _cli.run(parser(), _work, argv, kept=_kept)
+
+
+def _work(args: argparse.Namespace) -> None:
+    with ranks.launched(args.device) as (rank, args.device, threads), ExitStack() as stack:
+        args.threads = args.threads or threads
+        if rank:  # the first process speaks for all
+            args.quiet = True
+            stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+        try:
+            (_grid if args.config else _one)(args)
+        except (ValueError, OSError) as error:
+            if rank and not isinstance(error, ConnectionError):
+                raise SystemExit(2) from None
+            raise
 
 
 def _kept(args: argparse.Namespace) -> str:
@@ -144,6 +160,7 @@ def _one(args: argparse.Namespace) -> None:
             raise ValueError(f"--{option} needs --config, the file of a grid")
     where = _where(args)
     _cli.fill_out(args, "fl")
+    args.out = ranks.same(args.out)  # named by the time
     _cli.claim(args, COMMAND)
     begun = experiment.settings_of(args.out) if args.resume and args.out.exists() else {}
     settings = Settings(**begun).but(**chosen(args))

@@ -41,6 +41,8 @@ class Sent(NamedTuple):
     round : int
         From 0.
     seed : int
+    total : callable (Params) -> Params
+        Sums over the processes of a run, each of which has sent its own clients' values.
     """
 
     values: Params
@@ -51,6 +53,7 @@ class Sent(NamedTuple):
     clients: np.ndarray
     round: int
     seed: int
+    total: Callable[[Params], Params] = lambda values: values
 
 
 class Aggregator(NamedTuple):
@@ -80,9 +83,14 @@ def weighted_mean() -> Aggregator:
     """Mean weighted by numbers of training samples, or by the algorithm's own weights (FedAvg; FedFac Alg. 1)."""
 
     def mean(sent: Sent) -> Params:
-        weights = sent.sizes / sent.sizes.sum() if sent.weights is None else sent.weights
+        weights = sent.weights
+        if weights is None:
+            weights = sent.sizes / sent.total({"n": sent.sizes.sum()})["n"]
         found = {name: torch.mv(p.flatten(1).T, weights).view(p.shape[1:]) for name, p in sent.values.items()}
-        stays = 0.0 if sent.weights is None else max(0.0, 1 - float(weights.sum(dtype=torch.float64)))
+        found = sent.total(found)
+        stays = 0.0
+        if sent.weights is not None:
+            stays = max(0.0, 1 - float(sent.total({"w": weights.sum(dtype=torch.float64)})["w"]))
         return {name: p.add_(sent.server[name], alpha=stays) for name, p in found.items()} if stays > 1e-6 else found
 
     return stateless("weighted mean", mean)

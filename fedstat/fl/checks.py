@@ -68,7 +68,12 @@ def sharing(found: Any, job: Job, function: str) -> Sharing:
             f"method {job.algorithm.name!r}: {function} must return a Sharing, such as Sharing(mask), but got "
             f"{type(found).__name__}"
         )
-    masks.require(job.net, found.shared, job.clients, job.algorithm.name)
+    masks.require(job.net, found.shared, len(job.sizes), job.algorithm.name)
+    if job.ranks.several and any(m.ndim > len(job.net.shapes[n]) and len(m) > 1 for n, m in found.shared.items()):
+        raise ValueError(
+            f"method {job.algorithm.name!r} has masks that differ between clients, which several processes do not "
+            "share out. Run it in one."
+        )
     if job.own_labels:
         _require_private_heads(job, found, function)
     return found
@@ -174,7 +179,7 @@ def trial(job: Job, uploads: Uploads, sharing: Sharing) -> None:
     if algorithm.send:
         sent(asked(algorithm.send, uploads, f"{method} send(uploads)"), uploads, sharing, algorithm.name)
     if algorithm.weights:
-        found = algorithm.weights(job.train.sizes[clients], clients, job.everyone or job.clients)
+        found = algorithm.weights(job.train.sizes[clients], job.ids(clients), job.everyone or job.clients)
         weights(found, len(clients), job.device, algorithm.name)
     if algorithm.remember:
         found = asked(algorithm.remember, uploads, f"{method} remember(uploads)")
@@ -184,7 +189,7 @@ def trial(job: Job, uploads: Uploads, sharing: Sharing) -> None:
         value = asked(measure.value, uploads, f"{method} its measure {name!r}")
         measured(value, tuple(of[dim] for dim in measure.dims), name, algorithm.name)
     if algorithm.uploads:
-        masks.require(job.net, algorithm.uploads(job.net, sharing), job.clients, f"{algorithm.name}, uploads")
+        masks.require(job.net, algorithm.uploads(job.net, sharing), len(job.sizes), f"{algorithm.name}, uploads")
 
 
 def aggregated(found: Any, expected: Params, name: str) -> None:

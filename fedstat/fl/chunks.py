@@ -57,6 +57,8 @@ def _within_memory(job: Job, n: int, work: Callable[[slice], None]) -> None:
 def chunks(job: Job, n: int) -> Iterator[slice]:
     """Cut n clients into chunks: ``client_chunk`` if given, else what fits a core's cache (CPU) or memory (GPU)."""
     size = job.limits.get("client_chunk") or job.client_chunk
+    if not n:
+        return iter(())
     if size is None:
         largest = job.train.sizes.max()
         batch = min(job.batch_size or largest, largest)

@@ -17,7 +17,7 @@ from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import active, by_size
+from fedstat.fl.participation import active, by_size, everyone_active
 from fedstat.fl.scores import losses_of
 from fedstat.fl.state import State, personal, remembered
 
@@ -37,12 +37,15 @@ class Round(NamedTuple):
         What was averaged or mixed where entries are shared.
     mixture : Tensor (active, active) or None
         The mixing matrix, if the algorithm mixes.
+    whole : Uploads
+        Of the active clients of all processes, where the method looks at more than sums; else ``uploads``.
     """
 
     uploads: Uploads
     loss: Tensor
     sent: Params
     mixture: Tensor | None
+    whole: Uploads
 
 
 def start(job: Job) -> State:
@@ -59,7 +62,7 @@ def start(job: Job) -> State:
     alone = State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
     fresh = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
 
-    def pretrain(epochs: int | None) -> Params:
+    def own_models(epochs: int | None) -> Params:
         order = by_size(job.train, np.arange(job.clients))
         trained = local_training(fresh, alone, order, (Phase(epochs),)).params
         return {name: p[np.argsort(order)] for name, p in trained.items()}
@@ -71,10 +74,11 @@ def start(job: Job) -> State:
     algorithm = job.algorithm
 
     def moments(epochs: int | None) -> Mapping[str, Any]:
-        models = pretrain(epochs)
+        models = own_models(epochs)
         return _moments(job, lambda: {name: server[name].expand_as(p) for name, p in models.items()}, models)
 
-    before = Start(job.net, job.train.sizes, job.seed, job.device, pretrain, pretrain_halves, moments)
+    trained = (lambda epochs: job.ranks.clients(own_models(epochs)), pretrain_halves, moments)
+    before = Start(job.net, job.sizes, job.seed, job.device, *trained)
     sharing = checks.sharing(algorithm.sharing(before), job, "sharing(start)")
     own = _own(job, sharing)
     _require_own(job, own, sharing)
@@ -84,11 +88,14 @@ def start(job: Job) -> State:
     if job.optimizer_state == "keep":
         optimizer = job.optimizer.init({name: p.expand(job.clients, *p.shape) for name, p in server.items()})
     memory = algorithm.memory(before) if algorithm.memory else Memory()
-    checks.memory(memory, job.clients, algorithm.name)
+    checks.memory(memory, len(job.sizes), algorithm.name)
+    if job.ranks.several:
+        memory = memory._replace(clients={name: p[job.train.ids] for name, p in memory.clients.items()})
     aggregated = job.aggregator.init(server)
     checks.savable(aggregated, job.aggregator.name)
     state = State(0, params, own, server, sharing, optimizer, memory, aggregated)
-    clients = by_size(job.train, active(job, 0))[:2]
+    some = active(job, 0)
+    clients = by_size(job.train, some if len(some) else np.arange(job.clients))[:2]
     checks.trial(job, uploads_of(job, state, clients, personal(job, state, clients)), sharing)
     return state
 
@@ -143,34 +150,36 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     clients = by_size(job.train, active(job, state.round))
     trained = local_training(job, state, clients, job.phases)
-    _require_finite(trained, clients, state.round + 1)
+    _require_finite(trained, job.ids(clients), state.round + 1)
     uploads = uploads_of(job, state, clients, trained.params)
+    whole, mine = _whole(job, state, uploads)
     sharing = state.sharing
     if algorithm.reshare:
-        sharing = checks.sharing(checks.asked(algorithm.reshare, uploads, f"{method} reshare(uploads)"), job, "reshare")
+        sharing = checks.sharing(checks.asked(algorithm.reshare, whole, f"{method} reshare(uploads)"), job, "reshare")
         _require_own(job, state.own, sharing)
-    sent, models, mixture = dict(trained.params), trained.params, None
+    sent, models, mixture = dict(whole.after), trained.params, None
     if algorithm.send:
         sent |= checks.sent(
-            checks.asked(algorithm.send, uploads, f"{method} send(uploads)"), uploads, sharing, algorithm.name
+            checks.asked(algorithm.send, whole, f"{method} send(uploads)"), whole, sharing, algorithm.name
         )
     if algorithm.mix:
-        found = checks.asked(algorithm.mix, uploads, f"{method} mix(uploads)")
-        mixture = checks.mixture(found, len(clients), job.device, algorithm.name)
-        models = _mixed(job, uploads, sharing, sent, mixture)
-    server, aggregated = _aggregate(job, state, uploads, sharing, sent)
-    memory = _remember(job, state, uploads)
+        found = checks.asked(algorithm.mix, whole, f"{method} mix(uploads)")
+        mixture = checks.mixture(found, len(whole.clients), job.device, algorithm.name)
+        models = _mixed(job, uploads, sharing, sent, mixture[mine])
+    server, aggregated = _aggregate(job, state, whole, sharing, sent, each=whole is uploads)
+    memory = _remember(job, state, whole, mine)
     at = torch.from_numpy(clients).to(job.device)
     params = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
     if len(clients) < job.clients or (clients[1:] < clients[:-1]).any():
         params = {name: state.params[name].index_copy(0, at, p) for name, p in params.items()}
     new = State(state.round + 1, params, state.own, server, sharing, trained.optimizer, memory, aggregated)
-    return new, Round(uploads, trained.loss, sent, mixture)
+    return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
 
 
 def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Uploads:
     """What a method's functions learn of clients (active,) whose models after local training are ``after``."""
     sizes = torch.from_numpy(job.train.sizes[clients]).to(job.device, torch.float32)
+    weights = sizes / job.ranks.total({"n": sizes.sum()})["n"]
 
     def evaluate(models: Params, some: np.ndarray) -> Tensor:
         return losses_of(job, models, np.asarray(some))
@@ -183,7 +192,7 @@ def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Up
         state.round,
         job.seed,
         clients,
-        sizes / sizes.sum(),
+        weights,
         before,
         after,
         state.sharing,
@@ -195,41 +204,84 @@ def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Up
 
 
 def _moments(job: Job, before: Callable[[], Params], after: Params) -> Mapping[str, Any]:
-    """The algorithm's sums over clients; none if it asks for none."""
-    return job.algorithm.moments(job.net, before, after) if job.algorithm.moments else {}
+    """The algorithm's sums over clients, of all processes; none if it asks for none."""
+    if not job.algorithm.moments:
+        return {}
+    some = len(next(iter(after.values())))
+    return job.ranks.joined(job.algorithm.moments(job.net, before, after) if some else {}, job.device)
 
 
-def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent: Params) -> tuple[Params, object]:
+def _whole(job: Job, state: State, uploads: Uploads) -> tuple[Uploads, slice | np.ndarray]:
+    """Uploads of the active clients of all processes, numbered in the whole, and the rows of this one's.
+
+    Those of this process alone if there is no other, or if the method needs only sums of them.
+    """
+    algorithm = job.algorithm
+    looks = algorithm.mix or algorithm.send or algorithm.remember or algorithm.measures
+    if not job.ranks.several or not (looks or (algorithm.reshare and not algorithm.moments)):
+        return uploads, slice(None)
+    clients = everyone_active(job, state.round)
+    each = [job.ranks.of(rank, clients) for rank in range(job.ranks.number)]
+    order = np.argsort(np.argsort(job.ranks.holder(clients), kind="stable"))
+
+    def gathered(params: Mapping[str, Tensor]) -> Params:
+        return {name: p[order] for name, p in job.ranks.rows(params, [len(own) for own in each]).items()}
+
+    def evaluate(models: Params, some: np.ndarray) -> Tensor:
+        some = np.asarray(some)
+        parts = [job.ranks.of(rank, some) for rank in range(job.ranks.number)]
+        own = uploads.evaluate(models, parts[job.ranks.rank] - job.ranks.bounds[job.ranks.rank])
+        found = job.ranks.rows({"": own}, [len(part) for part in parts])[""]
+        return found[np.argsort(np.argsort(job.ranks.holder(some), kind="stable"))]
+
+    whole = uploads._replace(
+        clients=clients,
+        weights=gathered({"": uploads.weights})[""],
+        before=lambda: gathered(uploads.before()),
+        after=gathered(uploads.after),
+        memory=uploads.memory._replace(clients=gathered(uploads.memory.clients)),
+        evaluate=evaluate,
+    )
+    return whole, np.flatnonzero(np.isin(clients, job.train.ids))
+
+
+def _aggregate(
+    job: Job, state: State, uploads: Uploads, sharing: Sharing, sent: Params, *, each: bool
+) -> tuple[Params, object]:
     """The server's copy after the round, of every entry, and the aggregator's state.
 
     W ← W + η_g (mean − W) where an entry stays shared, the mean where it becomes shared, the old copy elsewhere. If
     masks differ between clients, an entry is shared if any client shares it; the mean is over all active clients.
+    With ``each``, what was sent is that of this process's clients, and each of the others has its own.
     """
-    algorithm, clients = job.algorithm, uploads.clients
+    algorithm = job.algorithm
+    ids = job.ids(uploads.clients) if each else uploads.clients
+    sizes = job.train.sizes[uploads.clients] if each else job.sizes[ids]
     shared = {name: masks.by_some(sharing.shared[name], p.ndim) for name, p in state.server.items()}
     values = {name: p for name, p in sent.items() if bool(shared[name].any())}
-    sizes = job.train.sizes[clients]
     own = None
     if algorithm.weights:
-        own = checks.weights(
-            algorithm.weights(sizes, clients, job.everyone or job.clients), len(clients), job.device, algorithm.name
-        )
-    found, aggregated = job.aggregator.apply(
+        every = everyone_active(job, state.round) if job.ranks.several else ids
+        of = job.sizes[every] if job.ranks.several else sizes
+        found = algorithm.weights(of, every, job.everyone or job.clients)
+        own = checks.weights(found, len(every), job.device, algorithm.name)[np.isin(every, ids)]
+    aggregate, aggregated = job.aggregator.apply(
         Sent(
             values,
             {name: state.server[name] for name in values},
             {name: shared[name] for name in values},
             torch.from_numpy(sizes).to(job.device, torch.float32),
             own,
-            job.train.ids[clients],
+            ids,
             state.round,
             job.seed,
+            *((job.ranks.total,) if each else ()),
         ),
         state.aggregator,
     )
-    checks.aggregated(found, {name: state.server[name] for name in values}, job.aggregator.name)
+    checks.aggregated(aggregate, {name: state.server[name] for name in values}, job.aggregator.name)
     server = dict(state.server)
-    for name, new in found.values.items():
+    for name, new in aggregate.values.items():
         old, was = state.server[name], masks.by_some(state.sharing.shared[name], new.ndim)
         moved = torch.where(was, torch.lerp(old, new, job.server_lr), new)
         server[name] = torch.where(shared[name], moved, old)
@@ -251,15 +303,16 @@ def _mixed(job: Job, uploads: Uploads, sharing: Sharing, sent: Params, mixture: 
     return models
 
 
-def _remember(job: Job, state: State, uploads: Uploads) -> Memory:
+def _remember(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray) -> Memory:
     """The memory after the round."""
     if not job.algorithm.remember:
         return state.memory
     found = checks.asked(job.algorithm.remember, uploads, f"method {job.algorithm.name!r}: remember(uploads)")
     checks.remembered(found, uploads.memory, job.algorithm.name)
-    at = torch.from_numpy(uploads.clients).to(job.device)
+    first = job.ranks.bounds[job.ranks.rank] if job.ranks.several else 0
+    at = torch.from_numpy(uploads.clients[mine] - first).to(job.device)
     return Memory(
-        {name: p.index_copy(0, at, found.clients[name]) for name, p in state.memory.clients.items()},
+        {name: p.index_copy(0, at, found.clients[name][mine]) for name, p in state.memory.clients.items()},
         dict(found.server),
     )
 

@@ -62,8 +62,8 @@ def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dic
     seconds = time.perf_counter() - begun
     metrics, clients = {"seconds": np.asarray(seconds)}, done.uploads.clients
     if job.track:
-        up, down = communication.of_round(job, done, state, before)
-        metrics |= {"bytes_up": np.asarray(up), "bytes_down": np.asarray(down)}
+        sent = np.asarray(communication.of_round(job, done, state, before))
+        metrics |= dict(zip(("bytes_up", "bytes_down"), job.ranks.sum_of(sent), strict=True))
         metrics["train_loss"] = np.full(job.clients, np.nan, np.float32)
         metrics["train_loss"][clients] = done.loss.cpu().numpy()
     if full:

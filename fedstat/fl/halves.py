@@ -43,7 +43,7 @@ def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[
             sizes[i, c] = len(half)
     parts = []
     for taken, n in zip(rows, sizes, strict=True):
-        at = torch.from_numpy(np.concatenate(taken)).to(data.x.device)
+        at = torch.from_numpy(np.concatenate([np.empty(0, int), *taken])).to(data.x.device)
         parts.append(Rows(data.x[at], data.y[at], np.concatenate([[0], np.cumsum(n)]), data.numbers))
     return parts[0], parts[1]
 
@@ -86,7 +86,7 @@ def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ..
     Returns
     -------
     models : Params (k, 2, ...)
-        By ascending client number; without buffers.
+        By ascending client number, of all processes; without buffers.
     covariate : array (k,) or None
         Numbers of samples, if they differ: clients with more take more steps, which is not knowledge.
     """
@@ -97,7 +97,10 @@ def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ..
     ascending = torch.from_numpy(np.argsort(order)).to(job.device)
     names = [name for name in job.net.shapes if name not in job.net.buffers]
     models = {name: torch.stack([half[name][ascending] for half in both], 1) for name in names}
-    return models, covariate(job.train.sizes[clients])
+    sizes = job.ranks.each(job.train.sizes[clients])
+    if job.ranks.several:
+        models = job.ranks.rows(models, [len(own) for own in sizes])
+    return models, covariate(np.concatenate(sizes))
 
 
 def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> dict[str, Parts]:

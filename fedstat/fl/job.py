@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -12,10 +12,11 @@ import torch
 from fedstat import _check
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm, Phase
-from fedstat.fl.batches import Rows
+from fedstat.fl.batches import Rows, part
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
+from fedstat.fl.ranks import ALONE, Ranks
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Participation = float | tuple[float, float]
@@ -60,6 +61,8 @@ class Job(Training, Computing):
     validation : Rows, optional
     everyone : int, optional
         Number of all clients, if the data are those of some (:func:`fedstat.fl.batches.part`).
+    ranks : Ranks
+        The processes of the run; the data are those of this process's clients.
     own_labels : bool
         Whether clients number their classes differently, so that no entry of an output layer may be shared.
     track : bool
@@ -75,6 +78,7 @@ class Job(Training, Computing):
     loss: Loss
     validation: Rows | None = None
     everyone: int | None = None
+    ranks: Ranks = ALONE
     own_labels: bool = False
     track: bool = False
     limits: dict[str, int] = field(default_factory=dict, compare=False)
@@ -90,6 +94,11 @@ class Job(Training, Computing):
         return len(self.train.start) - 1
 
     @property
+    def sizes(self) -> np.ndarray:
+        """Training samples of all clients, of all processes."""
+        return self.train.sizes if self.ranks.sizes is None else self.ranks.sizes
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         """Phases that do something; one of 0 epochs must not rename the others' random streams."""
         return tuple(phase for phase in self.algorithm.phases if phase.length(self.local_epochs) != 0 or phase.weigh)
@@ -103,6 +112,17 @@ class Job(Training, Computing):
     def ids(self, clients: np.ndarray) -> np.ndarray:
         """Numbers that name some clients' random streams."""
         return self.train.ids[clients]
+
+
+def of_rank(job: Job, ranks: Ranks) -> Job:
+    """The part of a job that this process computes: its clients, with the numbers they have in the whole."""
+    if not ranks.several:
+        return job
+    mine = np.arange(*ranks.bounds[ranks.rank : ranks.rank + 2])
+    own = {name: part(rows, mine) for name, rows in job.subsets.items()}
+    return replace(
+        job, train=own["train"], test=own["test"], validation=own.get("validation"), everyone=job.clients, ranks=ranks
+    )
 
 
 def device_named(name: str) -> torch.device:

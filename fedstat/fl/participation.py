@@ -12,16 +12,27 @@ from fedstat.fl.job import Job, Participation
 
 
 def active(job: Job, number: int) -> np.ndarray:
-    """Clients that take part in round ``number``, ascending: those with the smallest draws.
+    """Clients of the job that take part in round ``number``, ascending."""
+    return np.flatnonzero(np.isin(job.train.ids, drawn(job, number)))
+
+
+def drawn(job: Job, number: int) -> np.ndarray:
+    """Numbers of all clients that take part in a round, ascending: those with the smallest draws.
 
     Their share is ``participation`` or, if that is a range, drawn from it uniformly in every round.
     """
     everyone = job.everyone or job.clients
     k = _number(job, number, everyone)
     if k == everyone:
-        return np.arange(job.clients)
+        return np.arange(everyone)
     draws = [_random.generator(job.seed, "participation", number, c).random() for c in range(everyone)]
-    return np.flatnonzero(np.isin(job.train.ids, np.argsort(draws, kind="stable")[:k]))
+    return np.sort(np.argsort(draws, kind="stable")[:k])
+
+
+def everyone_active(job: Job, number: int) -> np.ndarray:
+    """The same by descending number of training samples, of all processes of the run."""
+    every = drawn(job, number)
+    return every[np.argsort(-job.sizes[every], kind="stable")]
 
 
 def checked(given: Any) -> Participation:

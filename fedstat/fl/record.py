@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from fedstat.fl.algorithm import Memory, Sharing
 from fedstat.fl.engine import Round
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
+from fedstat.fl.relay import Relay
 from fedstat.fl.state import State, personal
 from fedstat.stats.factor import Fit
 from fedstat.store import Group, Target, Variable, Writer
@@ -38,10 +40,18 @@ class Buffer:
         Layers whose split is recorded.
     where : tuple of int
         Position of the run in a store of many runs, () in a store of its own.
+    by_client : set of str
+        Arrays of which each of several processes adds its own clients' part.
     """
 
-    def __init__(self, writer: Target, layers: Sequence[str], where: tuple[int, ...] = ()) -> None:
-        self._writer, self._layers, self._where = writer, layers, where
+    def __init__(
+        self,
+        writer: Target,
+        layers: Sequence[str],
+        where: tuple[int, ...] = (),
+        by_client: frozenset[str] = frozenset(),
+    ) -> None:
+        self._writer, self._layers, self._where, self._by_client = writer, layers, where, by_client
         self._rows: dict[str, list[tuple[int, Any]]] = {}
 
     def add(self, job: Job, state: State, metrics: dict[str, Any]) -> None:
@@ -54,6 +64,8 @@ class Buffer:
                     values[f"split/{layer}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
             if (alike := state.sharing.icc.get(layer)) is not None:
                 values[f"split/{layer}/icc"] = alike
+        for name in sorted(self._by_client & values.keys()) if job.ranks.several else ():  # in one order everywhere
+            values[name] = job.ranks.of_all(values[name])
         for name, value in values.items():
             self._rows.setdefault(name, []).append((state.round - 1, value))
 
@@ -180,30 +192,35 @@ def _choice_layout(job: Job, rounds: xr.DataArray) -> dict[str, Group]:
     return {"choice": Group(xr.Dataset(coords=own), variables)}
 
 
-def write_checkpoint(writer: Writer, job: Job, state: State, done: Round, checkpoints: Checkpoints) -> None:
+def write_checkpoint(writer: Relay, job: Job, state: State, done: Round, checkpoints: Checkpoints) -> None:
     """Write clients' weights, if the round that has just ended is a checkpoint."""
     if state.round not in checkpoints.rounds:
         return
+    with writer.turns():
+        _write_models(writer, job, state, done, checkpoints)
+
+
+def _write_models(writer: Relay, job: Job, state: State, done: Round, checkpoints: Checkpoints) -> None:
     position, few = checkpoints.rounds.index(state.round), _clients_at_once(job)
-    active, before = done.uploads.clients, checkpoints.uploads or checkpoints.parameters
+    active, before, ids = done.uploads.clients, checkpoints.uploads or checkpoints.parameters, job.train.ids
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
         models = personal(job, state, clients)
-        _write_weights(writer, "weights", position, clients, job.net, models, checkpoints.layers)
+        _write_weights(writer, "weights", position, ids[clients], job.net, models, checkpoints.layers)
         if checkpoints.parameters:
-            _write_factors(writer, "aggregated", position, clients, job.net, models, checkpoints.layers)
+            _write_factors(writer, "aggregated", position, ids[clients], job.net, models, checkpoints.layers)
         trained, rows, _ = np.intersect1d(active, clients, return_indices=True)
         if not before or not len(trained):
             continue
         models = {name: p[rows] for name, p in done.uploads.after.items()}
         if checkpoints.uploads:
-            _write_weights(writer, "uploads", position, trained, job.net, models, checkpoints.layers)
+            _write_weights(writer, "uploads", position, ids[trained], job.net, models, checkpoints.layers)
         if checkpoints.parameters:
-            _write_factors(writer, "trained", position, trained, job.net, models, checkpoints.layers)
+            _write_factors(writer, "trained", position, ids[trained], job.net, models, checkpoints.layers)
 
 
 def _write_weights(
-    writer: Writer, group: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
+    writer: Relay, group: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
 ) -> None:
     """Write the weights of clients of one chunk."""
     for name, p in nets.whole(net, params).items():
@@ -213,14 +230,14 @@ def _write_weights(
 
 
 def _write_factors(
-    writer: Writer, stage: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
+    writer: Relay, stage: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
 ) -> None:
     """Write the factors of clients of one chunk."""
     for name, values in factors.values(net, params, layers):
         _write_rows(writer, name, (checkpoint, factors.STAGES.index(stage)), clients, values)
 
 
-def _write_rows(writer: Writer, name: str, where: tuple[int, ...], clients: np.ndarray, values: np.ndarray) -> None:
+def _write_rows(writer: Relay, name: str, where: tuple[int, ...], clients: np.ndarray, values: np.ndarray) -> None:
     """Write the rows of clients in ascending order, and NaN for those between them, at once: a chunk is one file."""
     first = int(clients[0])
     rows = np.full((int(clients[-1]) + 1 - first, *values.shape[1:]), np.nan, np.float32)
@@ -316,11 +333,29 @@ def extend(path: Path, config: Mapping[str, Any], groups: Mapping[str, Group], a
     store.extend(path, groups, changing, growth, taken=taken)
 
 
-def save_state(writer: Writer, state: State) -> None:
-    """Add the state to the writer's next commit, so that run and state are of the same round."""
+def _rows(parts: Sequence[Params], job: Job) -> Params:
+    """Rows of the job's clients, from those of all clients in several parts."""
+    found = {}
+    for name in parts[0]:
+        ends = np.cumsum([0, *(len(part[name]) for part in parts)])
+        numbers = [job.train.ids[(job.train.ids >= low) & (job.train.ids < high)] - low for low, high in pairwise(ends)]
+        own = [part[name][rows] for part, rows in zip(parts, numbers, strict=True)]
+        found[name] = torch.cat([rows.to(job.device) for rows in own])
+    return found
+
+
+def save_state(writer: Relay, job: Job, state: State) -> None:
+    """Add the state to the writer's next commit, so that run and state are of the same round.
+
+    Each of several processes saves the rows of its clients.
+    """
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.sharing.fits.items()}
     alike = {layer: torch.from_numpy(values) for layer, values in state.sharing.icc.items()}
     parts = state._asdict() | {"sharing": (state.sharing.shared, fits, alike), "memory": tuple(state.memory)}
+    if job.ranks.several:
+        parts["of"] = job.ranks.number
+    if job.ranks.rank:
+        parts = {name: parts[name] for name in ("params", "optimizer", "memory")}
     with writer.write_state() as file:
         try:
             torch.save(parts, file)
@@ -332,11 +367,18 @@ def _tensor(part: Any) -> torch.Tensor:
     return part if isinstance(part, torch.Tensor) else torch.from_numpy(np.array(part, order="C"))
 
 
-def load_state(writer: Writer, job: Job) -> State | None:
-    """Read what :func:`save_state` wrote; None if there is none, or it is damaged."""
-    if writer.state is None or writer.damaged:
+def load_state(files: Sequence[Path], job: Job) -> State | None:
+    """Read what :func:`save_state` wrote, of this process's clients; None if there is nothing."""
+    if not files:
         return None
-    parts = torch.load(writer.state, map_location=job.device, weights_only=True)
+    parts = torch.load(files[0], map_location=job.device, weights_only=True)
+    number = parts.pop("of", 1)
+    if number > 1 or job.ranks.several:
+        others = [torch.load(f, map_location="cpu", weights_only=True, mmap=True) for f in files[1:number]]
+        for name in ("params", "optimizer"):
+            parts[name] = _rows([one[name] for one in (parts, *others)], job)
+        of_clients = _rows([one["memory"][0] for one in (parts, *others)], job)
+        parts["memory"] = (of_clients, parts["memory"][1])
     shared, fits, alike = parts.pop("sharing")
     numpy = job.device.type == "cpu"
     back = {layer: Fit(*(part.numpy() if numpy else part for part in own)) for layer, own in fits.items()}

@@ -44,9 +44,9 @@ def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[n
     """Accuracy and mean loss (client,) of stacked models on the clients' samples in ``data``."""
     sizes = torch.from_numpy(data.sizes[clients])
     right, total = torch.zeros(len(clients)), torch.zeros(len(clients))
-    first = torch.from_numpy(data.start[clients])
-    for low in range(0, int(sizes.max()), _BLOCK):
-        at = torch.arange(low, min(low + _BLOCK, int(sizes.max())))
+    first, most = torch.from_numpy(data.start[clients]), int(sizes.max()) if len(clients) else 0
+    for low in range(0, most, _BLOCK):
+        at = torch.arange(low, min(low + _BLOCK, most))
         real = (at < sizes[:, None]).to(job.device)
         rows = (first[:, None] + torch.minimum(at, sizes[:, None] - 1)).to(job.device)
         with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):

@@ -108,6 +108,6 @@ def remembered(state: State, clients: np.ndarray) -> Memory:
 
 def _take(p: Tensor, clients: np.ndarray) -> Tensor:
     """Rows of some clients; a view if they are consecutive."""
-    if len(clients) == clients[-1] - clients[0] + 1 and (np.diff(clients) == 1).all():
+    if len(clients) and len(clients) == clients[-1] - clients[0] + 1 and (np.diff(clients) == 1).all():
         return p[clients[0] : clients[-1] + 1]
     return p[clients]

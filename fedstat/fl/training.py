@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -13,14 +14,15 @@ import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import batches, engine, labels, masks, nets, record
+from fedstat.fl import batches, engine, labels, masks, nets, ranks, record
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.evaluate import timed_step
-from fedstat.fl.job import Job, Machine, Participation, Precision, Training
+from fedstat.fl.job import Job, Machine, Participation, Precision, Training, of_rank
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
+from fedstat.fl.participation import fewest
 from fedstat.fl.prepare import optimizer_named, prepare, require_classes
 from fedstat.fl.probes import Probe
 from fedstat.fl.probes.ablation import probe as ablation_probe
@@ -30,6 +32,7 @@ from fedstat.fl.probes.new_clients import probe as new_clients_probe
 from fedstat.fl.probes.on_halves import probe as halves_probe
 from fedstat.fl.probes.readouts import jobs as readout_jobs
 from fedstat.fl.probes.readouts import probe as readouts_probe
+from fedstat.fl.relay import Relay
 from fedstat.fl.state import State
 from fedstat.store import Group, Writer
 
@@ -39,6 +42,7 @@ _COMMIT_SECONDS = 1.0
 _SAVE_SECONDS = 20.0
 # Saving the state takes no more than this share of a run's time.
 _SAVE_SHARE = 0.02
+_OF_ALL = ("measures", "mixing", "probe")  # groups whose values every process has for all clients
 
 
 def train(
@@ -241,20 +245,35 @@ def train(
     title = f"{algorithm.name}, {rounds} rounds"
     attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=(algorithm, aggregator))
     attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # as given; config holds the final values
-    known = labels.group(data, job.train, nets.n_outputs(job.net))
-    course = _Course(rounds, at, evaluate_every, probes, progress or (lambda _: None), known)
-    return store.run_at(out, lambda path: _make(job, course, config, attrs, path, resume), resume=resume)
+    groups = record.run_layout(job, rounds, at) | {"clients": labels.group(data, job.train, nets.n_outputs(job.net))}
+    for one in probes:
+        groups |= one.groups
+    course = _Course(rounds, at, evaluate_every, probes, progress or (lambda _: None), groups)
+    share = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, json.loads(attrs["config"]))
+    if share.several and out is None:
+        raise ValueError(f"{share.number} processes write to one store. Name it: out=PATH, the same in all of them.")
+    mine = of_rank(job, share)
+    del job  # of all clients
+    return store.run_at(out, lambda path: _make(mine, course, config, attrs, path, resume), resume=resume)
 
 
 class _Course(NamedTuple):
-    """How many rounds a run has, what it stores and measures in them, and what is known of its clients' data."""
+    """How many rounds a run has, and what it stores and measures in them."""
 
     rounds: int
     checkpoints: record.Checkpoints
     evaluate_every: int
     probes: Sequence[Probe]
     progress: Callable[[int], object]
-    clients: Group
+    groups: Mapping[str, Group]
+
+    @property
+    def by_client(self) -> frozenset[str]:
+        """Arrays (round, client, ...) of which each process measures its own clients' part."""
+        parts = {name: group for name, group in self.groups.items() if name not in _OF_ALL}
+        return frozenset(
+            f"{name}/{one}" for name, group in parts.items() for one, v in group.variables.items() if "client" in v.dims
+        )
 
 
 def _asked(probe: str | Sequence[str] | None) -> list[str]:
@@ -280,20 +299,22 @@ def _make(
     job: Job, course: _Course, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool
 ) -> None:
     """Make the run at ``path``, or continue it."""
-    groups = record.run_layout(job, course.rounds, course.checkpoints) | {"clients": course.clients}
-    for probe in course.probes:
-        groups |= probe.groups
     own = (job.algorithm, job.aggregator)
-    store.settle(path)
-    if resume and path.exists():
-        record.extend(path, config, groups, attrs)
-        writer = store.resume(path, config, command=COMMAND, own=own)
-    else:
-        writer = store.create(path, groups, attrs)
+
+    def opened() -> Writer:
+        store.settle(path)
+        if resume and path.exists():
+            record.extend(path, config, course.groups, attrs)
+            return store.resume(path, config, command=COMMAND, own=own)
+        return store.create(path, course.groups, attrs)
+
+    writer = job.ranks.first(opened)
     # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
-    with writer, _tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"):
-        if not writer.finished:
-            _run(job, record.load_state(writer, job) or engine.start(job), course, writer)
+    calm = (_tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
+    with writer or nullcontext(), calm[0], calm[1], job.ranks.watched():
+        out = Relay(job.ranks, writer)
+        if not out.finished():
+            _run(job, record.load_state(out.states(), job) or engine.start(job), course, out)
 
 
 @contextmanager
@@ -310,17 +331,18 @@ def _tf32(allowed: bool) -> Iterator[None]:
             one.allow_tf32 = value
 
 
-def _run(job: Job, state: State, course: _Course, writer: Writer) -> None:
+def _run(job: Job, state: State, course: _Course, writer: Relay) -> None:
     """Train to the last round; commit finished rounds about once a second, and now and then a state to resume from."""
-    buffer = record.Buffer(writer, list(nets.layers(job.net)))
+    buffer = record.Buffer(writer, list(nets.layers(job.net)), by_client=course.by_client)
     committed = saved = time.monotonic()
     patience = _SAVE_SECONDS
     course.progress(state.round)
 
     def commit(*, with_state: bool) -> None:
-        buffer.flush()
+        if writer.first:
+            buffer.flush()
         if with_state:
-            record.save_state(writer, state)
+            record.save_state(writer, job, state)
         writer.commit()
 
     try:
@@ -333,18 +355,21 @@ def _run(job: Job, state: State, course: _Course, writer: Writer) -> None:
             del new, done  # what a round leaves holds the state before it
             course.progress(1)
             now = time.monotonic()
-            if now - committed > _COMMIT_SECONDS:
-                commit(with_state=now - saved > patience)
+            saves = job.ranks.agreed(now - saved > patience)
+            if now - committed > _COMMIT_SECONDS or saves:
+                commit(with_state=saves)
                 committed = time.monotonic()
-                if now - saved > patience:
+                if saves:
                     saved, patience = committed, max(_SAVE_SECONDS, (committed - now) / _SAVE_SHARE)
-        buffer.flush()
-        for probe in course.probes:
-            for name, values in probe.last(job, state).items() if probe.last else ():
-                writer.write(name, (), values)
-        record.save_state(writer, state)  # so that the run can be made longer
+        last = [probe.last(job, state) for probe in course.probes if probe.last]
+        if writer.first:
+            buffer.flush()
+            for found in last:
+                for name, values in found.items():
+                    writer.write(name, (), values)
+        record.save_state(writer, job, state)  # so that the run can be made longer
     except BaseException:
-        if state.round:
+        if state.round and not job.ranks.several:  # the others may wait elsewhere
             commit(with_state=True)
         raise
     writer.finish()

@@ -97,19 +97,21 @@ class Journal:
     def _draft(self, entry: Entry) -> Path:
         return self.root / FOLDER / entry.staged
 
+    def draft(self) -> Path:
+        """Where new content may be written, before :meth:`adopt`."""
+        return self.root / FOLDER / next(self._names)
+
     @contextmanager
     def stage(self, key: str) -> Iterator[IO[bytes]]:
         """File to write the new content of ``key`` to; it counts from the next commit on."""
-        name = next(self._names)
-        draft = self.root / FOLDER / name
-        try:
-            with draft.open("wb") as file:
-                checked = _Checked(file)
-                yield checked  # type: ignore[misc]
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        before, self._staged[key] = self._staged.get(key), Entry(checked.size, checked.crc, name)
+        draft = self.draft()
+        with checked(draft) as file:
+            yield file  # type: ignore[misc]
+        self.adopt(key, draft, file.size, file.crc)
+
+    def adopt(self, key: str, draft: Path, size: int, crc: int) -> None:
+        """Let a draft be the new content of ``key`` from the next commit on."""
+        before, self._staged[key] = self._staged.get(key), Entry(size, crc, draft.name)
         if before and before.staged not in self._logged:
             self._draft(before).unlink(missing_ok=True)
 
@@ -174,13 +176,25 @@ class Journal:
         self._lines = 1
 
 
-class _Checked:
+@contextmanager
+def checked(draft: Path) -> Iterator[Checked]:
+    """File to write, which is removed if writing fails."""
+    try:
+        with draft.open("wb") as file:
+            yield Checked(file)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+class Checked:
     """A file that counts and checks what is written to it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.size, self.crc = file, 0, 0
 
     def write(self, data: Any) -> int:
+        """Write bytes."""
         block = memoryview(data).cast("B")
         self._file.write(block)
         self.size += len(block)
@@ -188,6 +202,7 @@ class _Checked:
         return len(block)
 
     def flush(self) -> None:
+        """Hand them to the system."""
         self._file.flush()
 
 

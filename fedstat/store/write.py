@@ -6,6 +6,7 @@ Every array is laid out before the first round, so that what is not computed yet
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,10 +136,15 @@ class Writer:
         with self.journal.stage(STATE) as file:
             yield file
 
+    def adopt_state(self, number: int, draft: Path, size: int, crc: int) -> None:
+        """Add a part of the state that another process has written."""
+        self.journal.adopt(f"{STATE}-{number}", draft, size, crc)
+
     @property
-    def state(self) -> Path | None:
-        """File of the state that was committed last."""
-        return self.journal.path(STATE) if STATE in self.journal.files else None
+    def states(self) -> list[Path]:
+        """Files of the state that was committed last: the first, then any parts of other processes."""
+        others = itertools.takewhile(self.journal.files.__contains__, (f"{STATE}-{i}" for i in itertools.count(1)))
+        return [self.journal.path(key) for key in (STATE, *others) if key in self.journal.files]
 
     def commit(self) -> None:
         """Bring what was written to the disk, all or nothing of it."""

@@ -70,7 +70,7 @@ def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
                 found[i, draw, chunk] = scores(job, changed, job.test, chunk)[0]
 
     each_chunk(job, job.clients, work)
-    return found
+    return job.ranks.of_all(found.T).T
 
 
 def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw: int) -> Params:

@@ -69,15 +69,15 @@ def _sizes(job: Job, own: Any) -> dict[str, int]:
 
 
 def _measure(job: Job, done: Round, _: State) -> Values:
-    found, clients = {}, done.uploads.clients
+    found, clients, every = {}, done.whole.clients, len(job.sizes)
     for name, measure in job.algorithm.measures.items():
         where = f"method {job.algorithm.name!r}: its measure {name!r}"
-        value = _array(checks.asked(measure.value, done.uploads, where))
+        value = _array(checks.asked(measure.value, done.whole, where))
         sizes = _sizes(job, measure.sizes) | dict.fromkeys(_OF_CLIENTS, len(clients))
         checks.measured(value, tuple(sizes[dim] for dim in measure.dims), name, job.algorithm.name)
-        found[f"measures/{name}"] = _of_all(value, measure.dims, clients, job.clients)
+        found[f"measures/{name}"] = _of_all(value, measure.dims, clients, every)
     if done.mixture is not None:
-        found["mixing/weight"] = _of_all(_array(done.mixture), _OF_CLIENTS, clients, job.clients)
+        found["mixing/weight"] = _of_all(_array(done.mixture), _OF_CLIENTS, clients, every)
     return found
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
@@ -129,5 +131,6 @@ def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
 
     each_chunk(job, job.clients, work)
     right = torch.zeros_like(live, dtype=torch.float32)
-    right[live] = (sum(parts[start] for start in sorted(parts)).argmax(-1) == y).float()  # type: ignore[union-attr]
+    total = job.ranks.total({"": reduce(add, (parts[start] for start in sorted(parts)))})[""]
+    right[live] = (total.argmax(-1) == y).float()
     return (right.sum(1) / live.sum(1)).cpu().numpy()

@@ -41,10 +41,11 @@ def probe(job: Job, rounds: int) -> Probe:
 
 
 def _measure(job: Job, state: State) -> Values:
-    clients = np.sort(halves.divisible(job, state.round))
-    parts = halves.parts(job, state, clients, job.phases)
+    own = np.sort(halves.divisible(job, state.round))
+    clients = np.concatenate(job.ranks.each(job.ids(own)))
+    parts = halves.parts(job, state, own, job.phases)
     layers = list(nets.layers(job.net))
-    found = {f"probe/{name}": np.full((job.clients, len(layers)), np.nan) for name in _TEXTS}
+    found = {f"probe/{name}": np.full((len(job.sizes), len(layers)), np.nan) for name in _TEXTS}
     for layer, part in parts.items():
         found["probe/between"][clients, layers.index(layer)] = part.between[:, 0].cpu()
         found["probe/within"][clients, layers.index(layer)] = part.within[:, 0].cpu()

@@ -38,15 +38,18 @@ def probe(job: Job, readouts: Mapping[str, Job]) -> Probe:
         "step": Variable(("readout", "client", "layer"), "float32", attrs={"long_name": "B of W + B (W' − W)"}),
     }
 
-    def last(_: Job, state: State) -> Values:
+    def last(job: Job, state: State) -> Values:
         found: dict[str, list[np.ndarray]] = {name: [] for name in variables}
-        for one in readouts.values():
+        for other in readouts.values():
+            one = replace(job, algorithm=other.algorithm)
             scores = evaluate(one, state)
             step = np.asarray(scores.get("choice/step", 1.0 if one.algorithm.finetune else 0.0))
             step = step[:, None] if choice.dims(one).get("step") == ("client",) else step
             found["step"].append(np.broadcast_to(step, (one.clients, len(nets.layers(one.net)))))
             for name in ("accuracy", "loss"):
                 found[name].append(scores[name])
-        return {f"readouts/{name}": np.stack(values) for name, values in found.items()}
+        return {
+            f"readouts/{name}": job.ranks.of_all(np.stack(values, 1)).swapaxes(0, 1) for name, values in found.items()
+        }
 
     return Probe({"readouts": Group(xr.Dataset(coords=coords), variables)}, last=last)

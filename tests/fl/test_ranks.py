@@ -1,0 +1,146 @@
+"""Several processes that share a run: equal to one process, for every algorithm; resumed by another number of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from algorithm_jobs import SAMPLES, SIZES, dataset
+from ranks_worker import settings
+
+from fedstat import open_run
+from fedstat.fl import algorithms, nets, ranks, train
+
+SUPPORT = Path(__file__).parents[1] / "support"
+NAMES = sorted(algorithms.ALGORITHMS)
+
+
+def torchrun(n, *arguments, **options):
+    """The result of a program started n times."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={n}", *arguments]
+    paths = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1]), os.environ.get("PYTHONPATH", "")])
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True, timeout=300, **options)
+
+
+def compare(found, expected, name):
+    """Equal to float32 rounding in every array of a run but its times."""
+    assert found.groups == expected.groups
+    for group in expected.groups:
+        for variable, values in expected[group].data_vars.items():
+            if variable != "seconds":
+                other = found[group][variable].values
+                where = f"{name}: {group}/{variable}"
+                if values.dtype.kind == "f":
+                    np.testing.assert_allclose(other, values, rtol=2e-4, atol=2e-5, err_msg=where)
+                else:
+                    np.testing.assert_array_equal(other, values, err_msg=where)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Every algorithm's run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {
+        name: train(dataset(SAMPLES), nets.mlp(SIZES), out=folder / f"{name}.zarr", **settings(name, 3)).load()
+        for name in NAMES
+    }
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_processes_that_share_a_run_agree_with_one_for_every_algorithm(n, alone, tmp_path):
+    done = torchrun(n, SUPPORT / "ranks_worker.py", tmp_path, 3, "begin", *NAMES)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for name, expected in alone.items():
+        compare(open_run(tmp_path / f"{name}.zarr", verify=True), expected, name)
+
+
+def test_another_number_of_processes_continues(alone, tmp_path):
+    names = ["fedavg", "feddecomp", "fedfac-dynamic", "factorized-fl-beta"]
+    for n, rounds, how in ((2, 1, "begin"), (3, 2, "resume")):
+        done = torchrun(n, SUPPORT / "ranks_worker.py", tmp_path, rounds, how, *names)
+        assert done.returncode == 0, done.stderr[-3000:]
+    for name in names:
+        path = tmp_path / f"{name}.zarr"
+        train(dataset(SAMPLES), nets.mlp(SIZES), out=path, resume=True, **settings(name, 3))
+        compare(open_run(path), alone[name], name)
+
+
+def test_what_cannot_be_shared_is_refused_before_the_first_round(tmp_path):
+    done = torchrun(2, SUPPORT / "ranks_refused.py", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = {}
+    for line in done.stdout.splitlines():
+        rank, _, message = line.partition(" ")
+        said.setdefault(message.partition(":")[0], {})[rank] = message
+    expected = {
+        "few": "2 processes are more than the 1 clients that are active in a round",
+        "seed": "processes 0 and 1 differ in seed: seed is 0 and 1",
+        "data": "processes 0 and 1 differ in data_digest",
+        "nowhere": "Name it: out=PATH",
+        "masks": "method 'uneven' has masks that differ between clients",
+        "backend": "do not serve the device 'cuda'",
+    }
+    assert said.keys() == expected.keys()
+    for name, words in expected.items():
+        assert len(said[name]) == 2, name
+        assert words in said[name]["0"], name
+        assert not (tmp_path / name).exists() or name == "masks"
+
+
+def test_the_command_speaks_once_and_gives_what_one_process_gives(tmp_path):
+    given = (
+        "--algorithm fedfac-dynamic --clients 6 --samples 30 --rounds 2 --participation 0.5 --width 0.2 --batch-size 8"
+    )
+    alone = subprocess.run(
+        [sys.executable, "-m", "fedstat.fl", *given.split(), "--out", str(tmp_path / "one.zarr")],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    done = torchrun(2, "-m", "fedstat.fl", *given.split(), "--out", tmp_path / "two.zarr")
+    assert done.returncode == 0, done.stderr[-3000:]
+    compare(open_run(tmp_path / "two.zarr"), open_run(tmp_path / "one.zarr"), "command")
+    assert done.stdout.count("Stored:") == 1
+    assert len(done.stdout.splitlines()) == len(alone.stdout.splitlines())
+    wrong = torchrun(2, "-m", "fedstat.fl", *given.split(), "--kappa", "7", "--out", tmp_path / "no.zarr")
+    assert wrong.returncode
+    assert wrong.stderr.count("kappa must be") == 1
+
+
+def test_a_killed_process_ends_all_and_the_run_resumes(tmp_path):
+    path = tmp_path / "fedavg.zarr"
+    command = [SUPPORT / "ranks_worker.py", tmp_path, 4000, "begin", "fedavg"]
+    paths = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])])
+    with subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, command)],
+        env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
+    ) as launcher:  # fmt: skip
+        deadline = time.monotonic() + 120
+        while not path.exists() or np.isnan(open_run(path, verify=False)["metrics/accuracy"].values[0]).any():
+            assert launcher.poll() is None, launcher.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        os.kill(int(children[1]), signal.SIGKILL)
+        launcher.communicate(timeout=60)
+        assert launcher.returncode
+    done = int(np.isfinite(open_run(path)["metrics/accuracy"].values).all(1).sum())
+    assert 0 < done < 4000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "n", "bounds"),
+    [
+        ([10, 10, 10, 30], 2, (0, 3, 4)),
+        ([60, 1, 1], 3, (0, 1, 2, 3)),
+        ([1, 1, 60], 3, (0, 1, 2, 3)),
+        ([5] * 8, 4, (0, 2, 4, 6, 8)),
+    ],
+)
+def test_clients_are_divided_by_their_samples(sizes, n, bounds):
+    assert ranks.divide(np.array(sizes), n) == bounds

@@ -1,0 +1,34 @@
+"""One of several processes that share runs; started by torchrun. Arguments: folder, rounds, resume or begin, names."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch.distributed as dist
+from algorithm_jobs import SAMPLES, SIZES, dataset, make
+
+from fedstat.fl import nets, train
+
+
+def settings(name: str, rounds: int) -> dict:
+    """Of a run in which a round may leave a process without active clients."""
+    return {
+        "algorithm": make(name), "rounds": rounds, "participation": 0.5, "local_epochs": 2, "batch_size": 5, "lr": 0.1,
+        "seed": 4, "threads": 1, "probe": ("drift", "uploads"),
+    }  # fmt: skip
+
+
+def main() -> None:
+    folder, rounds, how, *names = sys.argv[1:]
+    warnings.simplefilter("error")
+    dist.init_process_group("gloo")
+    for name in names:
+        given = settings(name, int(rounds))
+        train(dataset(SAMPLES), nets.mlp(SIZES), out=Path(folder) / f"{name}.zarr", resume=how == "resume", **given)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
