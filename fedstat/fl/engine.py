@@ -17,7 +17,7 @@ from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import active, by_size
+from fedstat.fl.participation import active, by_size, expected
 from fedstat.fl.scores import losses_of
 from fedstat.fl.state import State, personal, remembered
 
@@ -88,7 +88,8 @@ def start(job: Job) -> State:
     aggregated = job.aggregator.init(server)
     checks.savable(aggregated, job.aggregator.name)
     state = State(0, params, own, server, sharing, optimizer, memory, aggregated)
-    clients = by_size(job.train, active(job, 0))[:2]
+    some = active(job, 0)
+    clients = by_size(job.train, some if len(some) else np.arange(job.clients))[:2]
     checks.trial(job, uploads_of(job, state, clients, personal(job, state, clients)), sharing)
     return state
 
@@ -140,8 +141,9 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
-    algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     clients = by_size(job.train, active(job, state.round))
+    job = job if len(clients) else _idle(job)
+    algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     trained = local_training(job, state, clients, job.phases)
     _require_finite(trained, clients, state.round + 1)
     uploads = uploads_of(job, state, clients, trained.params)
@@ -166,6 +168,13 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
         params = {name: state.params[name].index_copy(0, at, p) for name, p in params.items()}
     new = State(state.round + 1, params, state.own, server, sharing, trained.optimizer, memory, aggregated)
     return new, Round(uploads, trained.loss, sent, mixture)
+
+
+def _idle(job: Job) -> Job:
+    """The job in a round without clients: a method has nothing to act on, but noise is released all the same."""
+    reshare = job.algorithm.reshare if job.aggregator.privacy else None
+    nothing = job.algorithm._replace(send=None, weights=None, mix=None, remember=None, reshare=reshare)
+    return replace(job, algorithm=nothing)
 
 
 def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Uploads:
@@ -224,6 +233,7 @@ def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent:
             job.train.ids[clients],
             state.round,
             job.seed,
+            expected(job),
         ),
         state.aggregator,
     )
