@@ -20,7 +20,7 @@ def epsilon(job: Job, rounds: int) -> float:
 
     A round releases a sum of updates with noise multiplier σ_u and, if the algorithm decides from moments in every
     round, a sum of moments with σ_m, both of the same clients: together one Gaussian release with
-    σ = (σ_u⁻² + σ_m⁻²)^(-1/2), of clients drawn by Poisson sampling. If it decides once, before the first round, these
+    σ = (σ_u⁻² + σ_m⁻²)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, §3), of clients drawn by Poisson sampling. If it decides once, before the first round, these
     moments are one Gaussian release of all clients, without sampling. Rényi divergences of all releases add up
     (Mironov, Talwar and Zhang 2019, arXiv:1908.10530), and ε is the least that they imply (Balle et al. 2020,
     arXiv:1905.09982): an upper bound, whatever the clients' data. Neighbours differ by one client, added or removed.
@@ -70,8 +70,7 @@ def require(job: Job) -> None:
     Raises
     ------
     ValueError
-        If the accountant does not cover how clients are sampled, running statistics would be averaged, or the extra
-        ``privacy`` is not installed.
+        If the accountant does not cover how clients are sampled, or the extra ``privacy`` is not installed.
     """
     if isinstance(job.participation, tuple):
         raise ValueError(
@@ -81,11 +80,6 @@ def require(job: Job) -> None:
         raise ValueError(
             f"private(...) needs Poisson sampling, as the accountant assumes, or all clients in every round, but "
             f"sampling={job.sampling!r} takes {job.participation:g} of them. Give sampling='poisson'."
-        )
-    if shared := [name for name in job.net.buffers if name not in job.net.unshared]:
-        raise ValueError(
-            f"private(...) does not average running statistics, such as {shared[0]!r}: noise can make a variance "
-            "negative. Take norm='group', or statistics='local'."
         )
     _rdp()
 

@@ -118,9 +118,11 @@ def private(
     clients: one that needs more is refused before the first round. What comes after it in a :func:`chain`, such as a
     server's optimiser, works on what was released, as do ``server_lr`` and the split.
 
-    The record of a run has ε after every round in ``/metrics``, see :func:`fedstat.fl.accountant.epsilon`: for
-    neighbours that differ by one client, with a server that is trusted to add the noise. Everything else in the record
-    (accuracies, losses, clients' own weights, probes) is for the researcher, and is not private.
+    Clients send their moments first, and clip their updates once they know the split. The record of a run has ε after
+    every round in ``/metrics``, see :func:`fedstat.fl.accountant.epsilon`: for neighbours that differ by one client,
+    with a server that is trusted to add the noise; the number of clients is public. Everything else in the record
+    (accuracies, losses, clients' own weights, probes) is for the researcher and not private, nor is what came before
+    training, such as inputs that are standardised, or settings tuned, on all clients' data.
 
     Parameters
     ----------
@@ -131,7 +133,8 @@ def private(
     delta : float in (0, 1)
         Probability with which ε may fail; well below 1 / (number of clients).
     clip_moments : float
-        Largest norm of a client's moments, in units of that of the server's own copy.
+        Largest norm of a client's moments, in units of that of the server's own copy. Updates (``on="updates"``) are
+        much smaller than weights, and so are their moments: choose it accordingly.
     noise_multiplier_moments : float, optional
         As ``noise_multiplier``, of the moments; by default the same.
 

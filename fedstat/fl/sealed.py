@@ -58,10 +58,10 @@ def sealed(algorithm: Algorithm, privacy: Privacy, expected: float) -> Algorithm
     release = _Release(algorithm, privacy, expected)
 
     def sharing(start: Start) -> Sharing:
-        return algorithm.sharing(release.start(start, "sharing(start)"))
+        return _without_statistics(start.net, algorithm.sharing(release.start(start, "sharing(start)")))
 
     def reshare(uploads: Uploads) -> Sharing:
-        return algorithm.reshare(release.uploads(uploads))  # type: ignore[misc]
+        return _without_statistics(uploads.net, algorithm.reshare(release.uploads(uploads)))  # type: ignore[misc]
 
     return algorithm._replace(
         sharing=sharing,
@@ -70,6 +70,16 @@ def sealed(algorithm: Algorithm, privacy: Privacy, expected: float) -> Algorithm
         if algorithm.memory
         else None,
     )
+
+
+def _without_statistics(net: Net, found: Sharing) -> Sharing:
+    """The sharing; ValueError if it shares running statistics, of which noise could make a variance negative."""
+    if shared := [name for name in net.buffers if bool(found.shared[name].any())]:
+        raise ValueError(
+            f"private(...) does not average running statistics, such as {shared[0]!r}: noise can make a variance "
+            "negative. Take norm='group', or keep them with the client by statistics='local'."
+        )
+    return found
 
 
 _INSTEAD = "Take a method that decides from sums over clients, such as fedavg, fedper or fedfac."
