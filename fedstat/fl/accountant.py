@@ -20,10 +20,11 @@ def epsilon(job: Job, rounds: int) -> float:
 
     A round releases a sum of updates with noise multiplier σ_u and, if the algorithm decides from moments in every
     round, a sum of moments with σ_m, both of the same clients: together one Gaussian release with
-    σ = (σ_u⁻² + σ_m⁻²)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, §3), of clients drawn by Poisson sampling. If it decides once, before the first round, these
-    moments are one Gaussian release of all clients, without sampling. Rényi divergences of all releases add up
-    (Mironov, Talwar and Zhang 2019, arXiv:1908.10530), and ε is the least that they imply (Balle et al. 2020,
-    arXiv:1905.09982): an upper bound, whatever the clients' data. Neighbours differ by one client, added or removed.
+    σ = (σ_u⁻² + σ_m⁻²)^(-1/2) (McMahan et al. 2018, arXiv:1812.06210, §3), of clients drawn by Poisson sampling. If it
+    decides once, before the first round, these moments are one Gaussian release of all clients, without sampling. Rényi
+    divergences of all releases add up (Mironov, Talwar and Zhang 2019, arXiv:1908.10530), and ε is the least that they
+    imply (Balle et al. 2020, arXiv:1905.09982): an upper bound, whatever the clients' data. Neighbours differ by one
+    client, added or removed.
 
     Raises
     ------
