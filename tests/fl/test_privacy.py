@@ -14,7 +14,7 @@ from small_runs import NET, SETTINGS, dense, same
 from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
 
 from fedstat import _random
-from fedstat.fl import accountant, aggregate, algorithms, engine, nets, optim, train
+from fedstat.fl import accountant, aggregate, algorithms, engine, nets, optim, privacy, train
 from fedstat.fl.job import Machine, Training
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy, mean_update, noised_moments
@@ -108,10 +108,10 @@ def test_only_shared_entries_count_in_the_norm_and_get_noise():
 
 def test_the_noise_has_the_standard_deviation_that_was_asked_for():
     away = {"a": torch.zeros(4, 50, 20), "b": torch.zeros(4, 30)}
-    privacy = Privacy(0.5, 1.5, 1e-5, 1.0, 1.0)
+    given = Privacy(0.5, 1.5, 1e-5, 1.0, 1.0)
     drawn = []
     for seed in range(40):
-        found = mean_update(away, privacy, 10.0, lambda name, seed=seed: _random.generator(seed, name))
+        found = mean_update(away, given, 10.0, lambda name, seed=seed: _random.generator(seed, name))
         drawn.append(np.concatenate([p.numpy().ravel() for p in found.values()]))
     n = np.size(drawn)
     # Standard deviation 1.5 · 0.5 / 10, to four standard errors of an estimate from n draws: 1.4 %.
@@ -203,8 +203,8 @@ def test_moments_are_clipped_in_one_norm_across_layers(clip):
 def noised(sigma, seed, d=6, expected=100.0):
     """Of no client: noise alone, on top of nothing."""
     server = moments(np.random.default_rng(1).normal(size=(40, d)))
-    privacy = Privacy(1.0, 1.0, 1e-5, 1.0, sigma)
-    made = noised_moments([], {"a": server}, privacy, expected, lambda _: _random.generator(seed))["a"]
+    given = Privacy(1.0, 1.0, 1e-5, 1.0, sigma)
+    made = noised_moments([], {"a": server}, given, expected, lambda _: _random.generator(seed))["a"]
     return server, made
 
 
@@ -228,7 +228,25 @@ def test_the_noise_on_moments_has_the_standard_deviation_that_was_asked_for():
     upper, own = cov[:, *np.triu_indices(6, 1)], cov[:, np.arange(6), np.arange(6)]
     assert upper.std() == pytest.approx(sd / np.sqrt(2), rel=0.05)  # and the Frobenius norm's other half below
     assert own.std() == pytest.approx(sd, rel=0.08)
-    assert abs(cov.mean(0)).max() < 4 * sd / np.sqrt(200), "unbiased: what the means' noise adds is taken off"
+
+
+def test_what_the_noise_on_means_adds_to_variances_is_taken_off(monkeypatch):
+    monkeypatch.setattr(privacy, "_valid", lambda cov: cov)
+    sd = 0.3
+    rows = np.random.default_rng(1).normal(size=(40, 6))
+    server = moments(rows - rows.mean(0))
+    scale = np.sqrt(server.cross.diagonal() / 40)
+    limit = np.linalg.norm(server.cross / 40 / np.outer(scale, scale))
+    given = Privacy(1, 1, 1e-5, 1.0, sd * 100 / limit)
+    drawn = [
+        noised_moments([{"a": server}] * 100, {"a": server}, given, 100.0, lambda _, s=s: _random.generator(s))["a"]
+        for s in range(300)
+    ]
+    variance = np.array([one.cross.diagonal() / 4000 / scale**2 for one in drawn])
+    # That of the noise on a variance, and of the square of that on a mean.
+    error = np.sqrt((sd**2 + 2 * sd**4) / variance.size)
+    assert variance.mean() == pytest.approx(1, abs=4 * error)
+    assert sd**2 > 8 * error, "else it could not be seen"
 
 
 @pytest.mark.parametrize("sigma", [0.5, 50.0])

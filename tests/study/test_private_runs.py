@@ -76,7 +76,10 @@ def test_a_grid_crosses_private_and_plain_methods_and_tells_their_runs_apart(tmp
         (None, None, None), (0.5, 1.0, 1e-3), (0.5, 2.0, 1e-3)
     ]  # fmt: skip
     assert all(made for _, _, made in grid.run_all(cells, tmp_path / "runs"))
-    assert len(planned.planned(collect(tmp_path / "runs"), file).grid.table) == 3
+    with pytest.raises(ValueError, match=r"runs of fedavg, .* differ in clip .*; noise_multiplier"):
+        collect(tmp_path / "runs")
+    found = collect(tmp_path / "runs", differ=experiment.OF_PRIVACY)
+    assert len(planned.planned(found, file).grid.table) == 3
 
 
 def test_the_report_of_a_plain_run_is_silent_on_privacy():
