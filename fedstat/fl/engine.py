@@ -17,7 +17,7 @@ from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import active, by_size, everyone_active
+from fedstat.fl.participation import active, by_size, drawn, everyone_active, expected
 from fedstat.fl.scores import losses_of
 from fedstat.fl.state import State, personal, remembered
 
@@ -147,8 +147,9 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
-    algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     clients = by_size(job.train, active(job, state.round))
+    job = job if len(clients) or len(drawn(job, state.round)) else _idle(job)
+    algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     trained = local_training(job, state, clients, job.phases)
     _require_finite(trained, job.ids(clients), state.round + 1)
     uploads = uploads_of(job, state, clients, trained.params)
@@ -174,6 +175,13 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
         params = {name: state.params[name].index_copy(0, at, p) for name, p in params.items()}
     new = State(state.round + 1, params, state.own, server, sharing, trained.optimizer, memory, aggregated)
     return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
+
+
+def _idle(job: Job) -> Job:
+    """The job in a round without clients: a method has nothing to act on, but noise is released all the same."""
+    reshare = job.algorithm.reshare if job.aggregator.privacy else None
+    nothing = job.algorithm._replace(send=None, weights=None, mix=None, remember=None, reshare=reshare)
+    return replace(job, algorithm=nothing)
 
 
 def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Uploads:
@@ -275,6 +283,7 @@ def _aggregate(
             ids,
             state.round,
             job.seed,
+            expected(job),
             *((job.ranks.total,) if each else ()),
         ),
         state.aggregator,

@@ -20,6 +20,7 @@ from fedstat.fl.ranks import ALONE, Ranks
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Participation = float | tuple[float, float]
+Sampling = Literal["fixed", "poisson"]
 _MEAN = weighted_mean()
 
 
@@ -29,6 +30,7 @@ class Training:
 
     optimizer: Optimizer
     participation: Participation = 1.0
+    sampling: Sampling = "fixed"
     local_epochs: int = 1
     batch_size: int | None = None
     server_lr: float = 1.0

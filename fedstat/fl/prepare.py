@@ -8,12 +8,14 @@ import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import batches, checks, choice, labels, losses, nets, participation
+from fedstat.fl import accountant, batches, checks, choice, labels, losses, nets, participation
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Machine, Training, device_named
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
+from fedstat.fl.privacy import Privacy
+from fedstat.fl.sealed import sealed
 
 
 def optimizer_named(given: str | Optimizer, lr: float) -> Optimizer:
@@ -77,13 +79,20 @@ def prepare(
     )
     checks.phases(job)
     choice.require(job)
-    return job
+    return job if job.aggregator.privacy is None else _private(job, job.aggregator.privacy)
+
+
+def _private(job: Job, privacy: Privacy) -> Job:
+    """The job with an algorithm that learns no more than what is released, if the accountant covers the run."""
+    accountant.require(job)
+    return replace(job, algorithm=sealed(job.algorithm, privacy, participation.expected(job)))
 
 
 def _training(given: Training, clients: int) -> Training:
     """The settings, checked in the order in which they are documented."""
     share = participation.checked(given.participation)
-    if participation.fewest(share, clients) < 1:
+    _check.choice("sampling", given.sampling, ("fixed", "poisson"))
+    if given.sampling == "fixed" and participation.fewest(share, clients) < 1:
         raise ValueError(f"participation selects no client: {share} of {clients}. Use at least {1 / clients:.2g}.")
     _check.integer("local_epochs", given.local_epochs)
     if given.batch_size is not None:

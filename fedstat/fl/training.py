@@ -14,12 +14,12 @@ import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import batches, engine, labels, masks, nets, ranks, record
+from fedstat.fl import accountant, batches, engine, labels, masks, nets, ranks, record
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.evaluate import timed_step
-from fedstat.fl.job import Job, Machine, Participation, Precision, Training, of_rank
+from fedstat.fl.job import Job, Machine, Participation, Precision, Sampling, Training, of_rank
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.participation import fewest
@@ -52,6 +52,7 @@ def train(
     *,
     rounds: int,
     participation: Participation = 1.0,
+    sampling: Sampling = "fixed",
     local_epochs: int = 1,
     batch_size: int | None = None,
     optimizer: str | Optimizer = "sgd",
@@ -93,6 +94,9 @@ def train(
         Communication rounds T.
     participation : float or (float, float), default 1
         Share of the clients active in a round, or the range from which it is drawn for every round.
+    sampling : {"fixed", "poisson"}, default "fixed"
+        Whether that share is always active, or each client with that probability, independently of the others: a round
+        may then have no clients, and leaves everything as it is, but for noise.
     local_epochs : int, default 1
         G, epochs of local training in a round.
     batch_size : int, optional
@@ -104,7 +108,7 @@ def train(
         η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
     aggregator : Aggregator, optional
         What the server makes of the entries that clients send: their weighted mean by default, see
-        :mod:`fedstat.fl.aggregate`.
+        :mod:`fedstat.fl.aggregate`, of which :func:`~fedstat.fl.aggregate.private` is differentially private.
     optimizer_state : {"reset", "keep"}, default "reset"
         Whether a client's momentum or Adam moments start anew in every round.
     seed : int, default 0
@@ -150,7 +154,7 @@ def train(
         ``/metrics`` (round, client): accuracy, loss on the test samples, of every client's personal model after
         aggregation, validation_accuracy, validation_loss, NaN in rounds without evaluation; accuracy_before,
         train_loss of the active clients, see :func:`fedstat.fl.evaluate.timed_step`; bytes_up, bytes_down, seconds
-        (round);
+        (round); epsilon (round) if the aggregator is private;
         ``/clients``: n_train (client, class); label (client, class), domain (client), see
         :func:`fedstat.fl.labels.group`;
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
@@ -197,6 +201,7 @@ def train(
     training = Training(
         optimizer=optimizer_named(optimizer, lr),
         participation=participation,
+        sampling=sampling,
         local_epochs=local_epochs,
         batch_size=batch_size,
         server_lr=server_lr,
@@ -217,6 +222,7 @@ def train(
     at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **kept)
     others, unseen = readout_jobs(job, readouts or {}), _unseen(job, new)
     probes = [measures_probe(job, rounds)]
+    probes += [accountant.probe(job)] if job.aggregator.privacy else []
     probes += [halves_probe(job, rounds)] if "halves" in asked else []
     probes += [drift_probe(job, rounds)] if "drift" in asked else []
     probes += [new_clients_probe(job, *unseen)] if unseen else []
@@ -238,7 +244,8 @@ def train(
         "readouts": {name: dict(one.algorithm.settings) for name, one in others.items()},
         "precision": precision,
         "lr": lr,
-        **vars(training),
+        **{name: value for name, value in vars(training).items() if (name, value) != ("sampling", "fixed")},
+        **accountant.noted(job),
         "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
         "aggregator": training.aggregator.name,
     }
@@ -252,6 +259,8 @@ def train(
     share = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, json.loads(attrs["config"]))
     if share.several and out is None:
         raise ValueError(f"{share.number} processes write to one store. Name it: out=PATH, the same in all of them.")
+    if share.several and job.aggregator.privacy:
+        raise ValueError(f"private(...) sums clients in one process, but there are {share.number}. Start one.")
     mine = of_rank(job, share)
     del job  # of all clients
     return store.run_at(out, lambda path: _make(mine, course, config, attrs, path, resume), resume=resume)

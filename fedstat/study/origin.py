@@ -74,6 +74,7 @@ def scale(config: Mapping[str, Any]) -> str:
     parts = {
         "partition": "{}", "labels": "labels {}", "clients": "{} clients", "samples": "at most {} samples each",
         "net": "net {}" + width + norm, "rounds": "{} rounds" + every, "participation": "participation {}",
+        "sampling": "sampling {}",
         "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
     }  # fmt: skip
     return ", ".join(form.format(config[key]) for key, form in parts.items() if config.get(key) is not None)
