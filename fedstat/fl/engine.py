@@ -21,7 +21,20 @@ from fedstat.fl.participation import active, by_size
 from fedstat.fl.scores import losses_of
 from fedstat.fl.state import State, personal, remembered
 
-__all__ = ["Job", "Round", "State", "active", "personal", "round_of", "start", "step", "uploads_of"]
+__all__ = [
+    "Job",
+    "Round",
+    "State",
+    "active",
+    "moved",
+    "personal",
+    "pretrained",
+    "require_finite",
+    "round_of",
+    "start",
+    "step",
+    "uploads_of",
+]
 
 
 class Round(NamedTuple):
@@ -56,17 +69,12 @@ def start(job: Job) -> State:
     """
     server = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
 
-    alone = State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
-    fresh = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
-
     def pretrain(epochs: int | None) -> Params:
-        order = by_size(job.train, np.arange(job.clients))
-        trained = local_training(fresh, alone, order, (Phase(epochs),)).params
-        return {name: p[np.argsort(order)] for name, p in trained.items()}
+        return pretrained(job, server, epochs)
 
     def pretrain_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
         some = np.flatnonzero(job.train.sizes >= 2)
-        return halves.trained(fresh, alone, some, (Phase(epochs),))
+        return halves.trained(*_alone(job, server), some, (Phase(epochs),))
 
     algorithm = job.algorithm
 
@@ -91,6 +99,19 @@ def start(job: Job) -> State:
     clients = by_size(job.train, active(job, 0))[:2]
     checks.trial(job, uploads_of(job, state, clients, personal(job, state, clients)), sharing)
     return state
+
+
+def pretrained(job: Job, server: Params, epochs: int | None) -> Params:
+    """Every client's parameters (client, ...) after local epochs from the server's copy, with nothing shared."""
+    order = by_size(job.train, np.arange(job.clients))
+    trained = local_training(*_alone(job, server), order, (Phase(epochs),)).params
+    return {name: p[np.argsort(order)] for name, p in trained.items()}
+
+
+def _alone(job: Job, server: Params) -> tuple[Job, State]:
+    """The job and the state in which every client trains alone, before the first round."""
+    fresh = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
+    return fresh, State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
 
 
 def _own(job: Job, sharing: Sharing) -> dict[str, Tensor | None]:
@@ -143,7 +164,7 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     clients = by_size(job.train, active(job, state.round))
     trained = local_training(job, state, clients, job.phases)
-    _require_finite(trained, clients, state.round + 1)
+    require_finite(trained, clients, state.round + 1)
     uploads = uploads_of(job, state, clients, trained.params)
     sharing = state.sharing
     if algorithm.reshare:
@@ -200,11 +221,7 @@ def _moments(job: Job, before: Callable[[], Params], after: Params) -> Mapping[s
 
 
 def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent: Params) -> tuple[Params, object]:
-    """The server's copy after the round, of every entry, and the aggregator's state.
-
-    W ← W + η_g (mean − W) where an entry stays shared, the mean where it becomes shared, the old copy elsewhere. If
-    masks differ between clients, an entry is shared if any client shares it; the mean is over all active clients.
-    """
+    """The server's copy after the round, of every entry, and the aggregator's state; see :func:`moved`."""
     algorithm, clients = job.algorithm, uploads.clients
     shared = {name: masks.by_some(sharing.shared[name], p.ndim) for name, p in state.server.items()}
     values = {name: p for name, p in sent.items() if bool(shared[name].any())}
@@ -228,12 +245,29 @@ def _aggregate(job: Job, state: State, uploads: Uploads, sharing: Sharing, sent:
         state.aggregator,
     )
     checks.aggregated(found, {name: state.server[name] for name in values}, job.aggregator.name)
-    server = dict(state.server)
-    for name, new in found.values.items():
-        old, was = state.server[name], masks.by_some(state.sharing.shared[name], new.ndim)
-        moved = torch.where(was, torch.lerp(old, new, job.server_lr), new)
-        server[name] = torch.where(shared[name], moved, old)
-    return server, aggregated
+    return moved(state.server, found.values, state.sharing, sharing, job.server_lr), aggregated
+
+
+def moved(server: Params, means: Params, before: Sharing, after: Sharing, lr: float) -> Params:
+    """The server's copy after a round, of every entry, from its copy before it and means over the active clients.
+
+    W ← W + η_g (mean − W) where an entry stays shared, the mean where it becomes shared, the old copy elsewhere. If
+    masks differ between clients, an entry is shared if any client shares it; the mean is over all active clients.
+
+    Parameters
+    ----------
+    server : Params (...)
+    means : Params (...)
+        Of parameters with shared entries; other entries may hold anything.
+    before, after : Sharing
+    lr : float
+        η_g.
+    """
+    found = dict(server)
+    for name, new in means.items():
+        was, now = (masks.by_some(sharing.shared[name], new.ndim) for sharing in (before, after))
+        found[name] = torch.where(now, torch.where(was, torch.lerp(server[name], new, lr), new), server[name])
+    return found
 
 
 def _mixed(job: Job, uploads: Uploads, sharing: Sharing, sent: Params, mixture: Tensor) -> Params:
@@ -264,7 +298,9 @@ def _remember(job: Job, state: State, uploads: Uploads) -> Memory:
     )
 
 
-def _require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:
+def require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:
+    """FloatingPointError, naming the client, if parameters or a loss after local training are not finite."""
+
     def diverged(what: str, bad: np.ndarray) -> FloatingPointError:
         return FloatingPointError(
             f"training diverged in round {number}: {what} of client {int(clients[bad].min())} is not finite "
