@@ -37,6 +37,9 @@ class Strategy(FlowerStrategy):
     they answer with moments, and the server sends the new sharing; they answer with the entries that it shares. Of a
     personal entry the server never has more than the start that is common to all.
 
+    Moments take (units² + 3 units)/2 + 1 float64 numbers a layer. They are sent even where a layer's weights would be
+    fewer: sums of weights do not determine sums of products, and one party's weights are what must not be sent.
+
     Parameters
     ----------
     plan : Plan
@@ -180,7 +183,7 @@ class Strategy(FlowerStrategy):
         self._up = {name: masks.by_some(m, len(job.net.shapes[name])) for name, m in self._sharing.shared.items()}
         named = [name for name, mask in self._up.items() if bool(mask.any())]
         self._rest = max(0.0, 1 - float(weights.sum()))
-        ranges = secure.entry_ranges(state.server, named, float(weights.max()), self.plan.headroom) if named else {}
+        ranges = secure.entry_ranges(state.server, named, float(weights.max()), self.plan.headroom)
         contents = [
             _ask(state.round, weight=w) | content | {"up": records.record(self._up)}
             for w, content in zip(weights.tolist(), down, strict=True)
@@ -260,7 +263,7 @@ class Strategy(FlowerStrategy):
         ranges: Mapping[str, float],
         kind: str = MessageType.TRAIN,
     ) -> list[Message]:
-        with_ranges = {secure.RANGES: ConfigRecord(dict(ranges))} if self.plan.secure and ranges else {}
+        with_ranges = {secure.RANGES: ConfigRecord(dict(ranges))} if self.plan.secure else {}
         group = str(self._state.round + 1)
         pairs = zip(clients, contents, strict=True)
         return [

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -38,20 +39,18 @@ def main() -> int:
         "config", nargs="*", help="settings of the app (its pyproject.toml), as in flwr run --run-config"
     )
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the SuperLink ends, too
     out = args.out.resolve()
     if out.exists():
         parser.error(f"{args.out} exists. Remove it, or give another --out.")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="flower-") as home:
         ports = _free_ports(2)
-        env = {
-            **os.environ,
-            **QUIET,
-            "FLWR_HOME": home,
-            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(ports[0]),
-            "FLWR_LOCAL_CONTROL_API_PORT": str(ports[1]),
-        }
+        env = {**os.environ, **QUIET, "FLWR_HOME": home, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
+        address = (
+            f'[superlink]\ndefault = "own"\n\n[superlink.own]\naddress = "127.0.0.1:{ports[0]}"\ninsecure = true\n'
+        )
+        (Path(home) / "config.toml").write_text(address)
         link = _superlink(env, ports)
         try:
             _run(env, [f'out="{out}"', f"clients={args.parties}", *args.config], args.parties)
@@ -80,7 +79,7 @@ def _superlink(env: dict[str, str], ports: list[int]) -> subprocess.Popen[bytes]
     link = subprocess.Popen(
         [*command, "--log-file", log], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while time.monotonic() < end and link.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{ports[0]}/health", timeout=1):

@@ -117,3 +117,9 @@ def test_a_run_out_of_range_says_which_party_and_array():
     steep = optim.sgd(30.0)
     with pytest.raises(RuntimeError, match=r"^party \d: a value of 'fc\d\.\w+' lies outside .*Raise headroom"):
         run(plan("fedavg", secure=True, optimizer=steep, local_epochs=1), rounds=2)
+
+
+def test_where_nothing_is_shared_there_is_nothing_to_sum():
+    strategy, grid = run(plan("local", secure=True), rounds=1)
+    assert all(len(masked(s)) == 1 for s in trained(grid) if masked(s) is not None)  # the weight, 1 for all
+    assert np.isfinite(strategy.scores[0]["accuracy"]).all()

@@ -22,24 +22,19 @@ APP = ROOT / "simulations" / "flower"
 SHORT = ["rounds=2", "local_epochs=1", 'net_options="hidden=12"']
 
 
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory):
-    """Stores of both ways, run side by side, for they mostly wait; what each has printed."""
-    out = tmp_path_factory.mktemp("flower")
-    ways = {"open": "secure=false", "secure": "secure=true"}
-    command = [sys.executable, APP / "simulate.py", "--parties", "4"]
-    begun = {
-        name: subprocess.Popen(
-            [*command, "--out", out / f"{name}.zarr", *SHORT, way], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, cwd=ROOT,
-        )
-        for name, way in ways.items()
-    }  # fmt: skip
-    printed = {}
-    for name, process in begun.items():
-        printed[name], _ = process.communicate(timeout=900)
-        assert process.returncode == 0, printed[name]
-    return {name: open_run(out / f"{name}.zarr") for name in ways}, printed
+@pytest.fixture(scope="module", params=["open", "secure"])
+def simulated(request, tmp_path_factory):
+    """The way, the store, and what was printed."""
+    out = tmp_path_factory.mktemp("flower") / "run.zarr"
+    way = f"secure={str(request.param == 'secure').lower()}"
+    command = [sys.executable, APP / "simulate.py", "--parties", "4", "--out", out, *SHORT, way]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as process:
+        try:
+            printed, _ = process.communicate(timeout=900)
+        finally:
+            process.terminate()
+    assert process.returncode == 0, printed
+    return request.param, open_run(out), printed
 
 
 def expected():
@@ -50,16 +45,15 @@ def expected():
 
 
 def test_four_supernodes_compute_what_one_engine_does_openly_and_under_secagg(simulated):
-    stores, printed = simulated
+    way, store, printed = simulated
     alone = expected()
-    for name, store in stores.items():
-        assert store["metrics/accuracy"].shape == (2, 4)
-        np.testing.assert_allclose(store["metrics/accuracy"], alone["metrics/accuracy"], rtol=0, atol=1e-6)
-        np.testing.assert_allclose(store["metrics/loss"], alone["metrics/loss"], rtol=0, atol=1e-4)
-        np.testing.assert_array_equal(store["split/fc1/shared"], alone["split/fc1/shared"])
-        np.testing.assert_allclose(store["split/fc1/communality"], alone["split/fc1/communality"], rtol=0, atol=1e-5)
-        assert ("Secure aggregation completed" in printed[name]) == (name == "secure")
-        assert "fc1: 6 of 12 units shared" in printed[name]
+    assert store["metrics/accuracy"].shape == (2, 4)
+    np.testing.assert_allclose(store["metrics/accuracy"], alone["metrics/accuracy"], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(store["metrics/loss"], alone["metrics/loss"], rtol=0, atol=1e-4)
+    np.testing.assert_array_equal(store["split/fc1/shared"], alone["split/fc1/shared"])
+    np.testing.assert_allclose(store["split/fc1/communality"], alone["split/fc1/communality"], rtol=0, atol=1e-5)
+    assert ("Secure aggregation completed" in printed) == (way == "secure")
+    assert "fc1: 6 of 12 units shared" in printed
 
 
 def test_an_existing_store_is_not_replaced(tmp_path):
