@@ -20,6 +20,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 BIN = Path(sys.executable).parent
+# Ray gives itself half a minute to start, which on a busy machine may not be enough.
+_TRIES, _LATE = 3, "node timed out during startup"
 # Nothing is fetched from or told to anybody.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -53,7 +55,9 @@ def main() -> int:
         (Path(home) / "config.toml").write_text(address)
         link = _superlink(env, ports)
         try:
-            _run(env, [f'out="{out}"', f"clients={args.parties}", *args.config], args.parties)
+            for _ in range(_TRIES):
+                if _run(env, [f'out="{out}"', f"clients={args.parties}", *args.config], args.parties):
+                    break
         finally:
             link.terminate()
             link.wait()
@@ -90,13 +94,21 @@ def _superlink(env: dict[str, str], ports: list[int]) -> subprocess.Popen[bytes]
     raise SystemExit(f"Flower's SuperLink has not started:\n{log.read_text() if log.exists() else ''}")
 
 
-def _run(env: dict[str, str], config: list[str], parties: int) -> None:
-    """Submit the app and show its log until it ends."""
+def _run(env: dict[str, str], config: list[str], parties: int) -> bool:
+    """Submit the app and show its log until it ends; False if Ray has not started in time, before anything was run."""
     # A copy, for Flower notes its builds beside the app.
     app = Path(env["FLWR_HOME"]) / "app"
-    shutil.copytree(HERE, app, ignore=shutil.ignore_patterns("__pycache__", "simulate.py"))
+    shutil.copytree(HERE, app, ignore=shutil.ignore_patterns("__pycache__", "simulate.py"), dirs_exist_ok=True)
     command = [BIN / "flwr", "run", app, "--stream", "--federation-config", f"num-supernodes={parties}"]
-    subprocess.run([*command, *(part for one in config for part in ("--run-config", one))], env=env, check=True)
+    command += [part for one in config for part in ("--run-config", one)]
+    started = True
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            started &= _LATE not in line
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return started
 
 
 def table(path: Path) -> None:
