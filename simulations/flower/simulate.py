@@ -58,6 +58,10 @@ def main() -> int:
             for _ in range(_TRIES):
                 if _run(env, [f'out="{out}"', f"clients={args.parties}", *args.config], args.parties):
                     break
+            else:
+                raise SystemExit(
+                    f"Ray has not started in time, {_TRIES} times: the machine is too busy. Try again later."
+                )
         finally:
             link.terminate()
             link.wait()
