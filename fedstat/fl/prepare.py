@@ -47,32 +47,47 @@ def prepare(
         )
     at = device_named(machine.device)
     train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
-    subsets = data["split"].to_numpy() if "split" in data.coords else ()
-    validation = batches.rows_of(data, "validation", at) if "validation" in subsets else None
+    named = data["split"].to_numpy() if "split" in data.coords else ()
+    validation = batches.rows_of(data, "validation", at) if "validation" in named else None
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
             f"and {len(test_rows.start) - 1} test samples"
         )
     _require_taken(net, train_rows)
-    outputs = nets.n_outputs(net)
-    for name, rows in {"train": train_rows, "test": test_rows, "validation": validation}.items():
-        if rows is not None:
-            require_classes(rows, outputs, name)
-    loss = losses.for_outputs(outputs)
-    checked = _training(training, len(train_rows.start) - 1)
+    rows = (train_rows, test_rows, validation)
+    for name, subset in zip(("train", "test", "validation"), rows, strict=True):
+        if subset is not None:
+            require_classes(subset, nets.n_outputs(net), name)
+    return assembled(rows, net, algorithm, training, machine, own_labels=labels.differ(data, new), track=track)
+
+
+def assembled(
+    subsets: tuple[Rows, Rows, Rows | None],
+    net: Net,
+    algorithm: Algorithm,
+    training: Training,
+    machine: Machine = Machine(),  # noqa: B008
+    *,
+    own_labels: bool = False,
+    track: bool = False,
+) -> Job:
+    """The job of training, test and validation samples that are known to fit the network, its settings checked."""
+    train, test, validation = subsets
+    loss = losses.for_outputs(nets.n_outputs(net))
+    checked = _training(training, len(train.start) - 1)
     made = algorithm.wrap(net) if algorithm.wrap else net
     if not isinstance(made, Net):
         raise ValueError(f"method {algorithm.name!r}: wrap(net) must return a Net, but got {type(made).__name__}")
     net = nets.require(made)
     job = Job(
-        train_rows,
-        test_rows,
+        train,
+        test,
         net,
         algorithm,
         algorithm.loss(loss, net) if algorithm.loss else loss,
         validation,
-        own_labels=labels.differ(data, new),
+        own_labels=own_labels,
         track=track,
         **vars(checked),
         **vars(machine.computing()),

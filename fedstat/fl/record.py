@@ -20,7 +20,7 @@ from fedstat.fl.nets import Net, Params
 from fedstat.fl.relay import Relay
 from fedstat.fl.state import State, personal
 from fedstat.stats.factor import Fit
-from fedstat.store import Group, Target, Variable, Writer
+from fedstat.store import Group, Target, Variable
 
 LAYOUT = 2
 """Version of the store of a run."""
