@@ -84,6 +84,11 @@ class Plan:
                 f"{method} with estimator='icc' cannot run between separate parties: its sums hold every weight of a "
                 "client. Use an estimator of the communality, such as 'pa', whose sums are moments of units."
             )
+        if self.training.sampling != "fixed":
+            raise ValueError(
+                f"sampling must be 'fixed' between separate parties, but got {self.training.sampling!r}: a round of no "
+                "party, or of one, has no sum to hide it in."
+            )
         if self.training.aggregator.name != weighted_mean().name:
             raise ValueError(
                 f"aggregator must be weighted_mean() between separate parties, but got {self.training.aggregator.name}"
