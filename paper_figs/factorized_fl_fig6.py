@@ -13,7 +13,7 @@ import pandas as pd
 import xarray as xr
 from _study import figure, method_lines, of_runs
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
@@ -41,6 +41,9 @@ def draw(grid: Grid) -> tuple[Figure, str]:
         column[0].set(title=label, ylabel="test accuracy")
         column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         column[1].set(xscale="log", xlabel="MB sent and received by all clients", ylabel="test accuracy")
+        column[1].xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        column[1].xaxis.set_major_formatter("{x:g}")
+        column[1].xaxis.set_minor_formatter(NullFormatter())
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return drawn, "means over seeds"
 
