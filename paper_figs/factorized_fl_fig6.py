@@ -37,7 +37,6 @@ def draw(grid: Grid) -> tuple[Figure, str]:
             # What sends nothing has no place on an axis of what was sent.
             shown = here if x == "round" else here[here["megabytes"] > 0]
             method_lines(shown, names, x, "accuracy", ax, legend=bool(ax is axes[0, -1]))
-        column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         column[0].set(title=label, ylabel="test accuracy")
         column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         column[1].set(xscale="log", xlabel="MB sent and received by all clients", ylabel="test accuracy")
