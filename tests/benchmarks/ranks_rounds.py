@@ -1,4 +1,4 @@
-"""Median seconds of a round, and the largest resident memory, of a process alone or of one of those torchrun started."""
+"""Median seconds of a round and peak resident memory, of a process alone or of one that torchrun started."""
 
 from __future__ import annotations
 
