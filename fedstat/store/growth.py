@@ -17,7 +17,7 @@ from fedstat.store import journal, place
 from fedstat.store.journal import Journal
 from fedstat.store.origin import now
 from fedstat.store.read import damage, describe, open_run
-from fedstat.store.write import STATE, Group, Writer, changed, lay_out, require_journal
+from fedstat.store.write import Group, Writer, changed, lay_out, require_journal, states
 
 Taken = Callable[[str, xr.DataArray], xr.DataArray | None]
 """Chooses, by name, what the new store takes over of an array of the old one; None for nothing."""
@@ -75,8 +75,8 @@ def extend(
             journal.start(folder)
             writer = Writer(folder, Journal(folder, lock=lock))
             _take_over(path, groups, writer, taken)
-            if STATE in files.files:
-                with files.path(STATE).open("rb") as old, writer.write_state() as new:
+            for name in states(files):
+                with files.path(name).open("rb") as old, writer.journal.stage(name) as new:
                     shutil.copyfileobj(old, new)
             writer.journal.finish()
             place.replace(folder, path)
