@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -67,6 +68,10 @@ class Job(Training, Computing):
         Whether clients number their classes differently, so that no entry of an output layer may be shared.
     track : bool
         Whether batch losses and the accuracy before aggregation are measured too.
+    kept : path, optional
+        Folder for rows of clients that do not fit in memory; without it they are in memory.
+    room : int, optional
+        Bytes that the run may take for what it holds of all clients at a time.
     limits : dict
         The chunk size found to fit a CUDA device's memory.
     """
@@ -81,6 +86,8 @@ class Job(Training, Computing):
     ranks: Ranks = ALONE
     own_labels: bool = False
     track: bool = False
+    kept: Path | None = None
+    room: int | None = None
     limits: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -152,6 +159,7 @@ class Machine:
     client_chunk: int | None = None
     threads: int | None = None
     precision: Precision = "float32"
+    memory: str | int | None = None
 
     def __post_init__(self) -> None:
         at = device_named(self.device)
@@ -159,6 +167,8 @@ class Machine:
             if getattr(self, name) is not None:
                 _check.integer(name, getattr(self, name))
         _check.choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
+        if self.memory is not None:
+            _check.in_bytes("memory", self.memory)
         if self.precision == "tf32" and at.type != "cuda":
             raise ValueError(f"precision='tf32' needs a CUDA device, but got device {self.device!r}. Use 'float32'.")
 

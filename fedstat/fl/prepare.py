@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import batches, checks, choice, labels, losses, nets, participation
+from fedstat.fl import batches, checks, choice, labels, losses, nets, participation, room
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Machine, Training, device_named
@@ -44,9 +44,10 @@ def prepare(
             f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
         )
     at = device_named(machine.device)
-    train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
+    stored = room.samples_stay(data, machine.memory)
+    train_rows, test_rows = (batches.rows_of(data, s, at, stored=stored) for s in ("train", "test"))
     subsets = data["split"].to_numpy() if "split" in data.coords else ()
-    validation = batches.rows_of(data, "validation", at) if "validation" in subsets else None
+    validation = batches.rows_of(data, "validation", at, stored=stored) if "validation" in subsets else None
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
@@ -77,7 +78,7 @@ def prepare(
     )
     checks.phases(job)
     choice.require(job)
-    return job
+    return job if machine.memory is None else replace(job, room=room.left(job, machine.memory))
 
 
 def _training(given: Training, clients: int) -> Training:

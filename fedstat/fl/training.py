@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,7 +15,7 @@ import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import batches, engine, labels, masks, nets, ranks, record
+from fedstat.fl import batches, engine, kept, labels, masks, nets, ranks, record, room
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
@@ -33,7 +34,7 @@ from fedstat.fl.probes.on_halves import probe as halves_probe
 from fedstat.fl.probes.readouts import jobs as readout_jobs
 from fedstat.fl.probes.readouts import probe as readouts_probe
 from fedstat.fl.relay import Relay
-from fedstat.fl.state import State
+from fedstat.fl.state import State, on_disk
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
@@ -64,6 +65,7 @@ def train(
     client_chunk: int | None = None,
     threads: int | None = None,
     precision: Precision = "float32",
+    memory: str | int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     checkpoints: Sequence[int] = (),
@@ -116,6 +118,11 @@ def train(
         Chunks trained in parallel on the CPU; by default all cores.
     precision : {"float32", "tf32", "bfloat16"}, default "float32"
         Of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
+    memory : str or int, optional
+        Most memory that the run should take: "2GiB", "500MB" or bytes, of the process or, on a GPU, there. Beyond it,
+        rows of clients (their own entries, optimiser states, memory) are kept in files in the store, and samples that
+        a zarr store or a memory map holds stay there; both are read and written for active clients only. The numbers
+        are the same.
     out : path, optional
         Store to write, a zarr folder; without it the run stays in memory.
     resume : bool
@@ -208,13 +215,13 @@ def train(
         raise ValueError(
             f"aggregator must be one of fedstat.fl.aggregate, such as weighted_mean(), but got {aggregator!r}"
         )
-    machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision)
+    machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory)
     job = prepare(data, net, algorithm, training, machine, track=True, new=new)
     asked = _asked(probe)
     named = nets.layers(job.net) if keep_weights is None else keep_weights
     layers = [masks.require_layer(job.net, layer) for layer in named]
-    kept = {name: name in asked for name in ("uploads", "parameters")}
-    at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **kept)
+    more = {name: name in asked for name in ("uploads", "parameters")}
+    at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **more)
     others, unseen = readout_jobs(job, readouts or {}), _unseen(job, new)
     probes = [measures_probe(job, rounds)]
     probes += [halves_probe(job, rounds)] if "halves" in asked else []
@@ -252,6 +259,8 @@ def train(
     share = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, json.loads(attrs["config"]))
     if share.several and out is None:
         raise ValueError(f"{share.number} processes write to one store. Name it: out=PATH, the same in all of them.")
+    if share.several and memory is not None:
+        raise ValueError("memory is for a run of one process: several hold a part of the clients each. Leave it out.")
     mine = of_rank(job, share)
     del job  # of all clients
     return store.run_at(out, lambda path: _make(mine, course, config, attrs, path, resume), resume=resume)
@@ -300,6 +309,8 @@ def _make(
 ) -> None:
     """Make the run at ``path``, or continue it."""
     own = (job.algorithm, job.aggregator)
+    if job.room is not None:
+        job = replace(job, kept=path / store.JOURNAL / kept.FOLDER)
 
     def opened() -> Writer:
         store.settle(path)
@@ -314,7 +325,14 @@ def _make(
     with writer or nullcontext(), calm[0], calm[1], job.ranks.watched():
         out = Relay(job.ranks, writer)
         if not out.finished():
-            _run(job, record.load_state(out.states(), job) or engine.start(job), course, out)
+            _run(job, _begun(job, course, out.states(), path), course, out)
+
+
+def _begun(job: Job, course: _Course, files: Sequence[Path], path: Path) -> State:
+    """The state to go on from."""
+    state = record.load_state(files, job) or engine.start(job)
+    room.require_disk(job, state, course.checkpoints.rounds, course.checkpoints.layers, path)
+    return state
 
 
 @contextmanager
@@ -344,6 +362,8 @@ def _run(job: Job, state: State, course: _Course, writer: Relay) -> None:
         if with_state:
             record.save_state(writer, job, state)
         writer.commit()
+        for rows in on_disk(state) if with_state else ():
+            rows.commit()
 
     try:
         while state.round < course.rounds:

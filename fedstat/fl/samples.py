@@ -1,0 +1,106 @@
+"""Samples that stay on disk, in a zarr store or a memory map, and are read for the clients at work."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+_BLOCK = 1 << 24  # bytes that are read at a time
+_MAPPED = 1 << 26  # bytes read of a memory map before its pages are given back
+_PAGEOUT = 21  # Linux's MADV_PAGEOUT, which loses nothing that was written to a private map
+
+
+class Stored:
+    """Rows of samples that are read when asked for, as :attr:`fedstat.fl.batches.Rows.x`.
+
+    Parameters
+    ----------
+    source : Variable (client, sample, ...) or (sample, ...)
+    lead : int
+        Number of dims that count samples.
+    at : int array (row,)
+        Place of each row among the source's samples, flat.
+    device : torch.device
+        Where samples are wanted.
+    """
+
+    def __init__(self, source: xr.Variable, lead: int, at: np.ndarray, device: torch.device) -> None:
+        self._source, self._lead, self.at, self.device = source, lead, at, device
+        self._map, self._read = _map_of(source), 0
+        self.shape = torch.Size((len(at), *source.shape[lead:]))
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Samples of one row, a slice, or an array of rows of any shape; ValueError if they are not finite."""
+        at = self.at[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+        found = tensor(self._values(at.reshape(-1)))
+        return found.view(*at.shape, *self.shape[1:]).to(self.device)
+
+    def part(self, rows: np.ndarray) -> Stored:
+        """Only some rows, unread."""
+        return Stored(self._source, self._lead, self.at[rows], self.device)
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All rows in turn."""
+        step = max(1, _BLOCK // max(1, int(np.prod(self.shape[1:])) * self._source.dtype.itemsize))
+        for low in range(0, len(self), step):
+            yield self[low : low + step]
+
+    def _values(self, at: np.ndarray) -> np.ndarray:
+        if not len(at):
+            return np.empty((0, *self.shape[1:]), self._source.dtype)
+        places = np.unravel_index(at, self._source.shape[: self._lead])
+        wanted, where = zip(*(np.unique(place, return_inverse=True) for place in places), strict=True)
+        block = self._source[tuple(_span(numbers) for numbers in wanted)].to_numpy()
+        values = block[where]
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0])
+            dims = zip(self._source.dims, places, strict=False)
+            found = ", ".join(f"{dim} {place[bad]}" for dim, place in dims)
+            raise ValueError(f"x must be finite, but at {found} of the data (counted from 0) it is not")
+        self._release(block.nbytes)
+        return values
+
+    def _release(self, size: int) -> None:
+        """Give back pages of a memory map that were read: they count as this process's memory."""
+        self._read += size
+        if self._map is not None and self._read > _MAPPED:
+            self._read = 0
+            self._map[0].madvise(self._map[1])
+
+
+def on_disk(x: xr.DataArray) -> bool:
+    """Whether samples are not in memory but in a store, or in a memory map."""
+    return not x.variable._in_memory or _map_of(x.variable) is not None
+
+
+def tensor(values: np.ndarray) -> Tensor:
+    """Samples as the networks take them: float32, or integers as they are."""
+    found = torch.from_numpy(np.ascontiguousarray(values))
+    return found.float() if found.is_floating_point() else found
+
+
+def _span(numbers: np.ndarray) -> slice | np.ndarray:
+    """Ascending numbers, as a slice if they are consecutive."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    return slice(first, last + 1) if last - first + 1 == len(numbers) else numbers
+
+
+def _map_of(source: xr.Variable) -> tuple[mmap.mmap, int] | None:
+    """The memory map that holds a variable, and how to give back its pages."""
+    values = source.data if source._in_memory else None
+    shared = True
+    while isinstance(values, np.ndarray):
+        shared &= not isinstance(values, np.memmap) or values.mode != "c"
+        values = values.base
+    if not isinstance(values, mmap.mmap):
+        return None
+    return values, (mmap.MADV_DONTNEED if shared else _PAGEOUT)
