@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import numpy as np
 import torch
@@ -42,7 +42,8 @@ class Slots:
     def __init__(self, path: Path, like: Params, *, new: bool) -> None:
         self.path = path
         self.row = np.dtype([(name, p.numpy().dtype, tuple(p.shape)) for name, p in like.items()])
-        self.file = path.open("w+b" if new else "r+b", buffering=0)
+        self._file = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if new else 0), 0o644)
+        finalize(self, os.close, self._file)
         self._header = len(self._head(0))
         self.number = max(0, path.stat().st_size - self._header) // self.row.itemsize
         self.versions: WeakSet[Kept] = WeakSet()
@@ -70,7 +71,7 @@ class Slots:
         for part in parts:
             check, left = zlib.crc32(part.data, check), part.data
             while left:
-                done = os.pwrite(self.file.fileno(), left, at)
+                done = os.pwrite(self._file, left, at)
                 left, at = left[done:], at + done
         return check
 
@@ -79,14 +80,14 @@ class Slots:
         check, at = 0, self._header + slot * self.row.itemsize
         for part in into:
             left = part.data
-            while left and (done := os.preadv(self.file.fileno(), [left], at)):
+            while left and (done := os.preadv(self._file, [left], at)):
                 left, at = left[done:], at + done
             check = zlib.crc32(part.data, check)
         return check
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
-        os.pwrite(self.file.fileno(), self._head(self.number), 0)
+        os.pwrite(self._file, self._head(self.number), 0)
         journal.sync(self.path)
         journal.sync(self.path.parent)
 
