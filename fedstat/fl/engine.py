@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,24 +63,31 @@ def start(job: Job) -> State:
     alone = State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
     fresh = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
 
-    def own_models(epochs: int | None) -> Params:
-        room.require_for_all(job)
-        order = by_size(job.train, np.arange(job.clients))
+    def own_models(epochs: int | None, clients: np.ndarray) -> Params:
+        order = by_size(job.train, clients)
         trained = local_training(fresh, alone, order, (Phase(epochs),)).params
         return {name: p[np.argsort(order)] for name, p in trained.items()}
 
+    def pretrain(epochs: int | None) -> Params:
+        room.require_for_all(job)
+        return job.ranks.clients(own_models(epochs, np.arange(job.clients)))
+
     def pretrain_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
+        room.require_for_all(job)
         some = np.flatnonzero(job.train.sizes >= 2)
         return halves.trained(fresh, alone, some, (Phase(epochs),))
 
     algorithm = job.algorithm
 
     def moments(epochs: int | None) -> Mapping[str, Any]:
-        models = own_models(epochs)
-        return _moments(job, lambda: {name: server[name].expand_as(p) for name, p in models.items()}, models)
+        found: Mapping[str, Any] = {}
+        for clients in room.blocks(job):
+            models = own_models(epochs, clients)
+            sums = _moments(job, partial(_expanded, server, len(clients)), models)
+            found = {name: found[name] + one for name, one in sums.items()} if found else sums
+        return found
 
-    trained = (lambda epochs: job.ranks.clients(own_models(epochs)), pretrain_halves, moments)
-    before = Start(job.net, job.sizes, job.seed, job.device, *trained)
+    before = Start(job.net, job.sizes, job.seed, job.device, pretrain, pretrain_halves, moments)
     sharing = checks.sharing(algorithm.sharing(before), job, "sharing(start)")
     own = _own(job, sharing)
     _require_own(job, own, sharing)
@@ -102,6 +110,10 @@ def start(job: Job) -> State:
     clients = by_size(job.train, some if len(some) else np.arange(job.clients))[:2]
     checks.trial(job, uploads_of(job, state, clients, personal(job, state, clients)), sharing)
     return state
+
+
+def _expanded(params: Params, n: int) -> Params:
+    return {name: p.expand(n, *p.shape) for name, p in params.items()}
 
 
 def _own(job: Job, sharing: Sharing) -> dict[str, Tensor | None]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 import xarray as xr
 
@@ -43,26 +44,33 @@ def left(job: Job, memory: str | int) -> int:
     matrices = 16 * job.clients**2 if job.algorithm.mix else 0
     x = job.train.x
     read = k * int(job.train.sizes.max()) * 4 * math.prod(x.shape[1:]) if isinstance(x, samples.Stored) else 0
-    needed = _MODELS * k * model + read + _OF_CLIENT * job.clients + matrices + _BESIDE
+    at_once = min(job.client_chunk or 0, job.clients)
+    needed = (_MODELS * k + 2 * at_once) * model + read + _OF_CLIENT * job.clients + matrices + _BESIDE
     if there + needed > budget:
         what = f"a round of {k} active clients takes about {_said(needed)}"
         if matrices:
             what += f", of which {_said(matrices)} for the matrix of all clients' weights in each other's mixtures"
         raise ValueError(
             f"memory={memory!r} is too small: the process holds {_said(there)} already, data among it, and {what}. "
-            f"Give at least {_said(there + needed)}, or take fewer clients a round (participation), smaller models, or "
-            "data that stay on disk (xarray.open_zarr, fedstat.data.open_folder)."
+            f"Give at least {_said(there + needed)}, or take fewer clients a round (participation) or at a time (client_chunk), "
+            "smaller models, or data that stay on disk (xarray.open_zarr, fedstat.data.open_folder)."
         )
     return budget - there - needed
+
+
+def blocks(job: Job) -> list[np.ndarray]:
+    """All clients, as many at a time as there is room for their trained models: all, if nothing limits it."""
+    step = job.clients if job.room is None else max(1, job.room // (2 * _model(job.net)))
+    return [np.arange(low, min(low + step, job.clients)) for low in range(0, job.clients, step)]
 
 
 def require_for_all(job: Job) -> None:
     """ValueError if models of all clients at once do not fit in what the budget leaves."""
     if job.room is not None and (needed := job.clients * _model(job.net)) > job.room:
         raise ValueError(
-            f"method {job.algorithm.name!r} trains models of all {job.clients} clients before the first round, which "
+            f"method {job.algorithm.name!r} looks at models of all {job.clients} clients before the first round, which "
             f"takes {_said(needed)}, and memory leaves {_said(max(job.room, 0))}. Give it more, or take a method that "
-            "begins without, such as fedfac with pretrain_epochs=0."
+            "needs their sums alone, such as fedfac with another tau than 'test'."
         )
 
 

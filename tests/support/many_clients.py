@@ -71,14 +71,19 @@ def main() -> None:
         lr=0.05, threads=1, memory=memory, evaluate_every=int(rounds), keep_weights=[], out=Path(folder) / "run.zarr",
         progress=progress,
     )  # fmt: skip
-    between = np.diff(ends)  # the first before round 1, the last with the evaluation of all clients
-    rows = sum(f.stat().st_blocks * 512 for f in (Path(folder) / "run.zarr/journal/kept").glob("*"))
+    between = np.diff(ends)
+    rows = Path(folder) / "run.zarr/journal/kept"
     found = {
-        "clients": n, "before": between[0], "round": float(np.median(run["metrics/seconds"][1:])),
-        "wall": float(np.median(between[1:-1])), "cpu": float(np.median(np.diff(cpu)[1:-1])), "last": between[-1], "after": time.monotonic() - ends[-1],
-        "peak": peak(), "rows_on_disk": rows, "state": (Path(folder) / "run.zarr/journal/state").stat().st_size,
+        "clients": n,
+        "before": between[0],
+        "round": float(np.median(between[1:-1])),
+        "cpu": float(np.median(np.diff(cpu)[1:-1])),
+        "last": between[-1],  # with the evaluation of all clients
+        "peak": peak(),
+        "rows_on_disk": sum(file.stat().st_blocks * 512 for file in rows.glob("*")),
+        "state": (rows.parent / "state").stat().st_size,
         "bytes_up": float(run["metrics/bytes_up"][1]),
-    }  # fmt: skip
+    }
     print(json.dumps(found))
 
 
