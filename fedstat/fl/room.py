@@ -52,8 +52,8 @@ def left(job: Job, memory: str | int) -> int:
             what += f", of which {_said(matrices)} for the matrix of all clients' weights in each other's mixtures"
         raise ValueError(
             f"memory={memory!r} is too small: the process holds {_said(there)} already, data among it, and {what}. "
-            f"Give at least {_said(there + needed)}, or take fewer clients a round (participation) or at a time (client_chunk), "
-            "smaller models, or data that stay on disk (xarray.open_zarr, fedstat.data.open_folder)."
+            f"Give at least {_said(there + needed)}, or take fewer clients a round (participation) or at a time "
+            "(client_chunk), smaller models, or data that stay on disk (xarray.open_zarr, fedstat.data.open_folder)."
         )
     return budget - there - needed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ class Stored:
 
     def __init__(self, source: xr.Variable, lead: int, at: np.ndarray, device: torch.device) -> None:
         self._source, self._lead, self.at, self.device = source, lead, at, device
-        self._map, self._read = _map_of(source), 0
+        self._pages = _Pages(source)
         self.shape = torch.Size((len(at), *source.shape[lead:]))
 
     def __len__(self) -> int:
@@ -46,7 +47,9 @@ class Stored:
 
     def part(self, rows: np.ndarray) -> Stored:
         """Only some rows, unread."""
-        return Stored(self._source, self._lead, self.at[rows], self.device)
+        found = copy(self)
+        found.at, found.shape = self.at[rows], torch.Size((len(rows), *self.shape[1:]))
+        return found
 
     def blocks(self) -> Iterator[Tensor]:
         """All rows in turn."""
@@ -66,14 +69,21 @@ class Stored:
             dims = zip(self._source.dims, places, strict=False)
             found = ", ".join(f"{dim} {place[bad]}" for dim, place in dims)
             raise ValueError(f"x must be finite, but at {found} of the data (counted from 0) it is not")
-        self._release(block.nbytes)
+        self._pages.read(block.nbytes)
         return values
 
-    def _release(self, size: int) -> None:
-        """Give back pages of a memory map that were read: they count as this process's memory."""
-        self._read += size
-        if self._map is not None and self._read > _MAPPED:
-            self._read = 0
+
+class _Pages:
+    """Pages of a memory map that were read, and count as this process's memory until they are given back."""
+
+    def __init__(self, source: xr.Variable) -> None:
+        self._map, self._size = _map_of(source), 0
+
+    def read(self, size: int) -> None:
+        """Note bytes that were read."""
+        self._size += size
+        if self._map is not None and self._size > _MAPPED:
+            self._size = 0
             self._map[0].madvise(self._map[1])
 
 

@@ -280,14 +280,12 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
     def started(*_):
         raise AssertionError("training began")
 
-    with pytest.raises(
-        ValueError, match=r"memory='1MB' is too small: .* a round of 3 active clients .* \(participation\)"
-    ):
+    with pytest.raises(ValueError, match=r"memory='1MB' is too small: .* a round of 3 active .* \(participation\)"):
         go(memory="1MB")
     monkeypatch.setattr(room, "_held", lambda _: 0)
     with pytest.raises(ValueError, match="for the matrix of all clients' weights"):
         train(
-            dense(clients=2500, n_train=2, n_test=1), NET, algorithms.factorized_fl(), rounds=1, memory="150MB",
+            dense(clients=2500, n_train=2, n_test=1), NET, make("factorized-fl-alpha"), rounds=1, memory="150MB",
             participation=0.01,
         )  # fmt: skip
     monkeypatch.setattr(engine, "round_of", started)
