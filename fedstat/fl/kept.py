@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -161,7 +162,8 @@ Clients = Params | Kept
 
 def _bytes(params: Params) -> list[np.ndarray]:
     """Bytes (client, byte) of each parameter's rows."""
-    return [p.detach().contiguous().numpy().reshape(len(p), -1).view(np.uint8) for p in params.values()]
+    rows = (p.detach().contiguous().numpy().reshape(len(p), math.prod(p.shape[1:])) for p in params.values())
+    return [p.view(np.uint8) for p in rows]
 
 
 def where(job: Job, *rows: Params) -> Job:
