@@ -14,6 +14,7 @@ from torch import Tensor
 
 _BLOCK = 1 << 24  # bytes that are read at a time
 _MAPPED = 1 << 26  # bytes read of a memory map before its pages are given back
+_AROUND = 1 << 21  # bytes that the system may map for one: a huge page
 _PAGEOUT = 21  # Linux's MADV_PAGEOUT, which loses nothing that was written to a private map
 
 
@@ -69,7 +70,7 @@ class Stored:
             dims = zip(self._source.dims, places, strict=False)
             found = ", ".join(f"{dim} {place[bad]}" for dim, place in dims)
             raise ValueError(f"x must be finite, but at {found} of the data (counted from 0) it is not")
-        self._pages.read(block.nbytes)
+        self._pages.read(wanted[0])
         return values
 
 
@@ -78,10 +79,11 @@ class _Pages:
 
     def __init__(self, source: xr.Variable) -> None:
         self._map, self._size = _map_of(source), 0
+        self._each = source.nbytes // len(source)
 
-    def read(self, size: int) -> None:
-        """Note bytes that were read."""
-        self._size += size
+    def read(self, numbers: np.ndarray) -> None:
+        """Note which places along the first dim were read: whole, as the system maps what is around."""
+        self._size += len(numbers) * (self._each if isinstance(_span(numbers), slice) else max(self._each, _AROUND))
         if self._map is not None and self._size > _MAPPED:
             self._size = 0
             self._map[0].madvise(self._map[1])

@@ -60,11 +60,12 @@ def main() -> None:
     y = np.random.default_rng(1).integers(0, SIZES[-1], (n, SAMPLES))
     split = np.repeat(np.array(["train", "test"], object), [SAMPLES - TEST, TEST])
     fed = xr.Dataset({"x": data, "y": (("client", "sample"), y)}, coords={"split": ("sample", split)})
-    ends, cpu = [time.monotonic()], [time.process_time()]
+    ends, cpu, peaks = [time.monotonic()], [time.process_time()], []
 
     def progress(_: int) -> None:
         ends.append(time.monotonic())
         cpu.append(time.process_time())
+        peaks.append(peak())
 
     run = train(
         fed, nets.mlp(SIZES), algorithms.named(algorithm), rounds=int(rounds), participation=ACTIVE / n, batch_size=5,
@@ -79,6 +80,7 @@ def main() -> None:
         "round": float(np.median(between[1:-1])),
         "cpu": float(np.median(np.diff(cpu)[1:-1])),
         "last": between[-1],  # with the evaluation of all clients
+        "peak_of_rounds": peaks[-2],
         "peak": peak(),
         "rows_on_disk": sum(file.stat().st_blocks * 512 for file in rows.glob("*")),
         "state": (rows.parent / "state").stat().st_size,
