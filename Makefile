@@ -14,7 +14,7 @@ SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow torture check lint bench figures figures-motivation figures-real tables tables-fedfac personal clean
+.PHONY: sim test test-slow torture check lint bench figures figures-motivation figures-real tables tables-fedfac personal flower clean
 .PRECIOUS: runs/%.zarr
 
 $(READY): pyproject.toml constraints.txt
@@ -47,6 +47,9 @@ check: lint test  ## what CI runs
 
 bench: $(READY) ## speed ratios against named peers, one process
 	$(BIN)/python -m pytest tests/benchmarks -o python_files='bench_*.py' -m 'not gpu' --benchmark-only --benchmark-columns=min,median,rounds -s
+
+flower: $(READY)  ## four separate parties on digits: Flower's simulation runtime, SecAgg+; options in OPTIONS
+	$(BIN)/python simulations/flower/simulate.py --out runs/flower.zarr $(OPTIONS)
 
 figures: figures-motivation $(if $(DATA_DIR),figures-real) runs/vary_p-$(SCALE).zarr runs/vary_alpha-$(SCALE).zarr  ## paper figures at SCALE=quick (minutes) or SCALE=paper (long), MNIST from DATA_DIR
 	$(BIN)/python paper_figs/fig06.py --scale $(SCALE)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import seaborn as sns
 import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -74,6 +75,12 @@ def of_runs(grid: Grid, read: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataF
         ],
         ignore_index=True,
     )
+
+
+def method_lines(data: pd.DataFrame, names: Sequence[str], x: str, y: str, ax: Axes, *, legend: bool) -> None:
+    """One line for each of the named methods, in colours that are the same in all axes with the same names."""
+    colours = dict(zip(names, sns.color_palette("husl", len(names)), strict=True))
+    sns.lineplot(data, x=x, y=y, hue="method", style="method", palette=colours, style_order=names, legend=legend, ax=ax)
 
 
 def legend_above(ax: Axes, **look: Any) -> None:

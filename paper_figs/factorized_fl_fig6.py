@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 import xarray as xr
-from _study import figure, of_runs
+from _study import figure, method_lines, of_runs
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
@@ -31,28 +30,19 @@ def draw(grid: Grid) -> tuple[Figure, str]:
     labels, data = collect.labels(grid), of_runs(grid, progress)
     mean = data.groupby(["label", "method", "round"], sort=False)[["accuracy", "megabytes"]].mean().reset_index()
     names = list(dict.fromkeys(data["method"]))
-    colours = dict(zip(names, sns.color_palette("husl", len(names)), strict=True))
     drawn, axes = plt.subplots(2, len(labels), figsize=(4.2 * len(labels), 6.4), squeeze=False, layout="constrained")
     for column, label in zip(axes.T, labels, strict=True):
         here = mean[mean["label"] == label]
         for ax, x in zip(column, ("round", "megabytes"), strict=True):
             # What sends nothing has no place on an axis of what was sent.
             shown = here if x == "round" else here[here["megabytes"] > 0]
-            sns.lineplot(
-                shown,
-                x=x,
-                y="accuracy",
-                hue="method",
-                style="method",
-                palette=colours,
-                style_order=names,
-                legend=bool(ax is axes[0, -1]),
-                ax=ax,
-            )
-        column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+            method_lines(shown, names, x, "accuracy", ax, legend=bool(ax is axes[0, -1]))
         column[0].set(title=label, ylabel="test accuracy")
         column[0].xaxis.set_major_locator(MaxNLocator(integer=True))
         column[1].set(xscale="log", xlabel="MB sent and received by all clients", ylabel="test accuracy")
+        column[1].xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        column[1].xaxis.set_major_formatter("{x:g}")
+        column[1].xaxis.set_minor_formatter(NullFormatter())
     axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     return drawn, "means over seeds"
 

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import pandas as pd
-import seaborn as sns
 import xarray as xr
-from _study import figure, of_runs
+from _study import figure, method_lines, of_runs
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -36,23 +35,13 @@ def draw(grid: Grid) -> tuple[Figure, str]:
     labels, data = collect.labels(grid), of_runs(grid, curves)
     mean = data.groupby(["label", "method", "round"], sort=False)[list(ROWS)].mean().reset_index()
     names = list(dict.fromkeys(data["method"]))
-    colours = dict(zip(names, sns.color_palette("husl", len(names)), strict=True))
     drawn, axes = plt.subplots(
         3, len(labels), figsize=(3.2 * len(labels) + 1.8, 7.2), squeeze=False, sharex="col", layout="constrained"
     )
     for column, label in zip(axes.T, labels, strict=True):
         for ax, (name, title) in zip(column, ROWS.items(), strict=True):
-            sns.lineplot(
-                mean[mean["label"] == label],
-                x="round",
-                y=name,
-                hue="method",
-                style="method",
-                palette=colours,
-                style_order=names,
-                legend=bool(ax is axes[0, -1]),
-                ax=ax,
-            )
+            here = mean[mean["label"] == label]
+            method_lines(here, names, "round", name, ax, legend=bool(ax is axes[0, -1]))
             ax.set_ylabel(title)
             ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         high = max(ax.get_ylim()[1] for ax in column[1:])

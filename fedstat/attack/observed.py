@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedstat import _random
 from fedstat.fl import checks, communication, engine, masks, optim
 from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.batches import Rows
@@ -16,6 +18,7 @@ from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
 from fedstat.fl.participation import by_size
+from fedstat.fl.privacy import mean_update
 from fedstat.fl.state import State, personal, remembered
 
 
@@ -71,7 +74,9 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
 
     The step is the method's: all its phases, with one batch each, its losses, penalties and own steps, what it weighs
     and what it sends in place of what it trained. It is a plain gradient step of the run's learning rate: Adam's first
-    step would send little but signs.
+    step would send little but signs. Of a private run it is not what a client sends, which nobody but the trusted
+    server has, but what is left of a round's release to somebody who knows all that the other clients sent: the
+    victim's update, clipped and with the noise of the sum.
 
     Parameters
     ----------
@@ -111,6 +116,8 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
         sent |= checks.sent(
             checks.asked(job.algorithm.send, uploads, where), uploads, state.sharing, job.algorithm.name
         )
+    if job.aggregator.privacy:
+        sent |= _released(job, state, order, before, sent)
     back = torch.argsort(at)
     wanted = matched(job, state)
     uploaded = communication.uploaded(job.algorithm, job.net, state.sharing)
@@ -123,6 +130,20 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
             moved = (before[name] - sent[name])[back] / (lr * rates[name])
             gradient[name] = torch.where(rows, moved, 0.0)
     return Observed(model, gradient, mask)
+
+
+def _released(job: Job, state: State, clients: np.ndarray, before: Params, sent: Params) -> Params:
+    """What a private aggregator releases of each of some clients (victim,), the rows of ``before``, alone."""
+    assert job.aggregator.privacy is not None  # noqa: S101
+    uploaded = communication.uploaded(job.algorithm, job.net, state.sharing)
+    shared = {name: masks.of_clients(mask, before[name].ndim - 1, clients) for name, mask in uploaded.items()}
+    away = {name: (sent[name] - before[name]) * mask for name, mask in shared.items() if bool(mask.any())}
+    moved = []
+    for i, client in enumerate(job.train.ids[clients].tolist()):
+        stream = partial(_random.generator, job.seed, "attack", "privacy", state.round, client)
+        one = {name: p[i : i + 1] for name, p in away.items()}
+        moved.append(mean_update(one, job.aggregator.privacy, 1.0, stream))
+    return {name: before[name] + torch.stack([one[name] for one in moved]) for name in away}
 
 
 def _one_step(phase: Phase, local_epochs: int) -> Phase:

@@ -13,6 +13,7 @@ import xarray as xr
 
 from fedstat import _cli
 from fedstat.fl import batches, engine
+from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job, Machine, Training
 from fedstat.fl.prepare import optimizer_named, prepare
@@ -69,9 +70,11 @@ def job_of(run: Stored, data_dir: str | Path | None, machine: Machine) -> tuple[
     training = Training(
         optimizer=optimizer_named(s.optimizer, s.lr),
         participation=s.participation,
+        sampling=s.sampling,
         local_epochs=s.local_epochs,
         batch_size=s.batch_size or None,
         server_lr=s.server_lr,
+        aggregator=s.make_aggregator() or weighted_mean(),
         seed=s.seed,
     )
     job = prepare(fed, experiment.network(s, fed), s.make_algorithm(), training, machine)

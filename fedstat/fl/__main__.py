@@ -52,6 +52,13 @@ HELP = {
     "options": "settings of the algorithm and of its suffix, such as by=client",
     "rounds": "communication rounds T",
     "participation": "share of the clients active in a round, or a range from which it is drawn in every round",
+    "sampling": "fixed: that share is active in every round; poisson: each client with that probability",
+    "clip": "make the run differentially private: largest norm of a client's update (needs --noise-multiplier)",
+    "noise_multiplier": "standard deviation of the noise on the sum of updates, over --clip",
+    "delta": "δ of --clip: probability with which ε may fail (default 1e-5)",
+    "clip_moments": "largest norm of what a client tells of its weights for FedFac's split, in units of that of the "
+    "server's copy (default 1)",
+    "noise_multiplier_moments": "--noise-multiplier of FedFac's moments (default the same)",
     "local_epochs": "epochs of local training in a round",
     "batch_size": "samples in a batch, 0 for all",
     "optimizer": "local optimiser",
@@ -68,7 +75,7 @@ HELP = {
 }
 CHOICES = {
     "norm": ("group", "batch"), "optimizer": ("sgd", "adam"), "precision": ("float32", "tf32", "bfloat16"),
-    "probe": PROBES, "labels": ("common", "permuted"),
+    "probe": PROBES, "labels": ("common", "permuted"), "sampling": ("fixed", "poisson"),
 }  # fmt: skip
 
 

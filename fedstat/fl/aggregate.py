@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedstat import _random
 from fedstat.fl.algorithm import Mask
 from fedstat.fl.nets import Params
+from fedstat.fl.privacy import Privacy, mean_update
 
 
 class Sent(NamedTuple):
@@ -41,6 +43,8 @@ class Sent(NamedTuple):
     round : int
         From 0.
     seed : int
+    expected : float
+        Mean number of clients active in a round.
     total : callable (Params) -> Params
         Sums over the processes of a run, each of which has sent its own clients' values.
     """
@@ -53,6 +57,7 @@ class Sent(NamedTuple):
     clients: np.ndarray
     round: int
     seed: int
+    expected: float
     total: Callable[[Params], Params] = lambda values: values
 
 
@@ -67,11 +72,14 @@ class Aggregator(NamedTuple):
         One round. After the last aggregator of a chain ``values`` have no client dimension.
     name : str
         For the record of a run.
+    privacy : Privacy, optional
+        What it releases of clients, if that is all that it and the algorithm learn of them.
     """
 
     init: Callable[[Params], Any]
     apply: Callable[[Sent, Any], tuple[Sent, Any]]
     name: str
+    privacy: Privacy | None = None
 
 
 def stateless(name: str, values: Callable[[Sent], Params]) -> Aggregator:
@@ -85,7 +93,10 @@ def weighted_mean() -> Aggregator:
     def mean(sent: Sent) -> Params:
         weights = sent.weights
         if weights is None:
-            weights = sent.sizes / sent.total({"n": sent.sizes.sum()})["n"]
+            samples = sent.total({"n": sent.sizes.sum()})["n"]
+            if not samples:  # as Poisson sampling may have it
+                return sent.server
+            weights = sent.sizes / samples
         found = {name: torch.mv(p.flatten(1).T, weights).view(p.shape[1:]) for name, p in sent.values.items()}
         found = sent.total(found)
         stays = 0.0
@@ -96,8 +107,87 @@ def weighted_mean() -> Aggregator:
     return stateless("weighted mean", mean)
 
 
+def private(
+    clip: float,
+    noise_multiplier: float,
+    *,
+    delta: float = 1e-5,
+    clip_moments: float = 1.0,
+    noise_multiplier_moments: float | None = None,
+) -> Aggregator:
+    """Sum of clipped updates with Gaussian noise: differential privacy of whole clients (DP-FedAvg).
+
+    The server's copy moves by Σ_c Δ_c min(1, clip / ‖Δ_c‖) + noise, over the *expected* number of active clients, where
+    Δ_c is what client c sends minus the server's copy, and the norm is over all shared entries of all layers together.
+    All clients count alike, as weights by their numbers of samples would tell of these. An update becomes smaller, not
+    the denominator, if fewer clients take part than expected; a round without clients is noise alone.
+
+    What FedFac's split is decided from, moments of the clients' weights, is a release of its own in every round (static
+    FedFac: once, of all clients), see :func:`fedstat.fl.privacy.noised_moments`. The algorithm learns nothing else of
+    clients: one that needs more is refused before the first round. What comes after it in a :func:`chain`, such as a
+    server's optimiser, works on what was released, as do ``server_lr`` and the split.
+
+    Clients send their moments first, and clip their updates once they know the split. The record of a run has ε after
+    every round in ``/metrics``, see :func:`fedstat.fl.accountant.epsilon`: for neighbours that differ by one client,
+    with a server that is trusted to add the noise; the number of clients is public. Everything else in the record
+    (accuracies, losses, clients' own weights, probes) is for the researcher and not private, nor is what came before
+    training, such as inputs that are standardised, or settings tuned, on all clients' data.
+
+    Parameters
+    ----------
+    clip : float
+        Largest norm of a client's update.
+    noise_multiplier : float
+        Standard deviation of the noise on each entry of the sum, over ``clip``.
+    delta : float in (0, 1)
+        Probability with which ε may fail; well below 1 / (number of clients).
+    clip_moments : float
+        Largest norm of a client's moments, in units of that of the server's own copy. Updates (``on="updates"``) are
+        much smaller than weights, and so are their moments: choose it accordingly.
+    noise_multiplier_moments : float, optional
+        As ``noise_multiplier``, of the moments; by default the same.
+
+    Raises
+    ------
+    ValueError
+        If a number is out of range. Before training: if clients are not sampled as the accountant assumes, or all
+        active; if the method, or the network's running statistics, would release more.
+
+    Notes
+    -----
+    For research, not for deployment: noise comes from named streams, so that runs repeat, and who knows the seed can
+    take it off; and Gaussian noise in floating point is not exactly Gaussian (Mironov 2012, CCS).
+
+    References
+    ----------
+    McMahan, Ramage, Talwar, Zhang (2018). Learning differentially private recurrent language models. ICLR,
+    arXiv:1710.06963, Algorithm 1 with the fixed-denominator estimator.
+
+    Examples
+    --------
+    >>> private(0.5, 1.2).name
+    'private(clip=0.5, noise_multiplier=1.2, delta=1e-05, clip_moments=1.0, noise_multiplier_moments=1.2)'
+    """
+    of_moments = noise_multiplier if noise_multiplier_moments is None else noise_multiplier_moments
+    privacy = Privacy(clip, noise_multiplier, delta, clip_moments, of_moments).checked()
+
+    def apply(sent: Sent, state: Any) -> tuple[Sent, Any]:
+        away = {name: (p - sent.server[name]) * sent.shared[name] for name, p in sent.values.items()}
+
+        def stream(name: str) -> np.random.Generator:
+            return _random.generator(sent.seed, "privacy", "updates", sent.round, name)
+
+        moves = mean_update(away, privacy, sent.expected, stream)
+        values = {name: sent.server[name] + p for name, p in moves.items()}
+        # What follows sees what is released, and no sizes and numbers of clients.
+        return sent._replace(values=values, sizes=sent.sizes[:0], weights=None, clients=sent.clients[:0]), state
+
+    settings = ", ".join(f"{name}={value}" for name, value in privacy._asdict().items())
+    return Aggregator(lambda _: (), apply, f"private({settings})", privacy)
+
+
 def chain(*aggregators: Aggregator) -> Aggregator:
-    """One aggregator after the other.
+    """One aggregator after the other; :func:`private` may only be the first.
 
     Examples
     --------
@@ -105,6 +195,8 @@ def chain(*aggregators: Aggregator) -> Aggregator:
     >>> chain(weighted_mean(), halved).name
     'weighted mean, halved'
     """
+    if late := [one.name for one in aggregators[1:] if one.privacy]:
+        raise ValueError(f"{late[0]} must come first in a chain: what is before it would see single clients")
 
     def init(server: Params) -> tuple[Any, ...]:
         return tuple(one.init(server) for one in aggregators)
@@ -116,4 +208,5 @@ def chain(*aggregators: Aggregator) -> Aggregator:
             after.append(state)
         return sent, tuple(after)
 
-    return Aggregator(init, apply, ", ".join(one.name for one in aggregators))
+    name = ", ".join(one.name for one in aggregators)
+    return Aggregator(init, apply, name, aggregators[0].privacy if aggregators else None)

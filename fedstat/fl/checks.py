@@ -188,6 +188,8 @@ def trial(job: Job, uploads: Uploads, sharing: Sharing) -> None:
         of = {"client": len(clients), "other": len(clients), "layer": len(nets.layers(job.net))} | dict(measure.sizes)
         value = asked(measure.value, uploads, f"{method} its measure {name!r}")
         measured(value, tuple(of[dim] for dim in measure.dims), name, algorithm.name)
+    if algorithm.reshare and job.aggregator.privacy:  # it may ask for what is not released
+        asked(algorithm.reshare, uploads, f"{method} reshare(uploads)")
     if algorithm.uploads:
         masks.require(job.net, algorithm.uploads(job.net, sharing), len(job.sizes), f"{algorithm.name}, uploads")
 

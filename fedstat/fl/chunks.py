@@ -23,8 +23,10 @@ def each_chunk(job: Job, n: int, work: Callable[[slice], None]) -> None:
     """Do the work for every chunk of n clients; on the CPU, one chunk per thread.
 
     If a CUDA device has too little memory, chunks are halved until they fit, for the rest of the run, with one
-    warning.
+    warning. Without clients there is no work.
     """
+    if n == 0:
+        return
     if job.device.type != "cpu":
         _within_memory(job, n, work)
         return

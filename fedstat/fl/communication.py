@@ -32,6 +32,8 @@ def of_round(job: Job, done: Round, state: State, previous: Sharing) -> tuple[in
         Before the round.
     """
     clients = done.uploads.clients
+    if not len(clients):
+        return 0, 0
     values = (lambda: done.sent, lambda: personal(job, state, clients))
     return in_bytes(job.algorithm, job.net, state.sharing, previous, clients, values)
 

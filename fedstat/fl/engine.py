@@ -18,11 +18,24 @@ from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import active, by_size, everyone_active
+from fedstat.fl.participation import active, by_size, drawn, everyone_active, expected
 from fedstat.fl.scores import losses_of
 from fedstat.fl.state import State, personal, remembered
 
-__all__ = ["Job", "Round", "State", "active", "personal", "round_of", "start", "step", "uploads_of"]
+__all__ = [
+    "Job",
+    "Round",
+    "State",
+    "active",
+    "moved",
+    "personal",
+    "pretrained",
+    "require_finite",
+    "round_of",
+    "start",
+    "step",
+    "uploads_of",
+]
 
 
 class Round(NamedTuple):
@@ -60,29 +73,21 @@ def start(job: Job) -> State:
     """
     server = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
 
-    alone = State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
-    fresh = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
-
-    def own_models(epochs: int | None, clients: np.ndarray) -> Params:
-        order = by_size(job.train, clients)
-        trained = local_training(fresh, alone, order, (Phase(epochs),)).params
-        return {name: p[np.argsort(order)] for name, p in trained.items()}
-
     def pretrain(epochs: int | None) -> Params:
         room.require_for_all(job)
-        return job.ranks.clients(own_models(epochs, np.arange(job.clients)))
+        return job.ranks.clients(pretrained(job, server, epochs))
 
     def pretrain_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
         room.require_for_all(job)
         some = np.flatnonzero(job.train.sizes >= 2)
-        return halves.trained(fresh, alone, some, (Phase(epochs),))
+        return halves.trained(*_alone(job, server), some, (Phase(epochs),))
 
     algorithm = job.algorithm
 
     def moments(epochs: int | None) -> Mapping[str, Any]:
         found: Mapping[str, Any] = {}
         for clients in room.blocks(job):
-            models = own_models(epochs, clients)
+            models = pretrained(job, server, epochs, clients)
             sums = _moments(job, partial(_expanded, server, len(clients)), models)
             found = {name: found[name] + one for name, one in sums.items()} if found else sums
         return found
@@ -114,6 +119,19 @@ def start(job: Job) -> State:
 
 def _expanded(params: Params, n: int) -> Params:
     return {name: p.expand(n, *p.shape) for name, p in params.items()}
+
+
+def pretrained(job: Job, server: Params, epochs: int | None, clients: np.ndarray | None = None) -> Params:
+    """Parameters (client, ...) of clients, by default all, after epochs from the server's copy, nothing shared."""
+    order = by_size(job.train, np.arange(job.clients) if clients is None else clients)
+    trained = local_training(*_alone(job, server), order, (Phase(epochs),)).params
+    return {name: p[np.argsort(order)] for name, p in trained.items()}
+
+
+def _alone(job: Job, server: Params) -> tuple[Job, State]:
+    """The job and the state in which every client trains alone, before the first round."""
+    fresh = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
+    return fresh, State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
 
 
 def _own(job: Job, sharing: Sharing) -> dict[str, Tensor | None]:
@@ -163,10 +181,11 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
-    algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     clients = by_size(job.train, active(job, state.round))
+    job = job if len(clients) or len(drawn(job, state.round)) else _idle(job)
+    algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     trained = local_training(job, state, clients, job.phases)
-    _require_finite(trained, job.ids(clients), state.round + 1)
+    require_finite(trained, job.ids(clients), state.round + 1)
     uploads = uploads_of(job, state, clients, trained.params)
     whole, mine = _whole(job, state, uploads)
     sharing = state.sharing
@@ -191,6 +210,13 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     optimizer = kept.changed(state.optimizer, clients, trained.optimizer)
     new = State(state.round + 1, rows, state.own, server, sharing, optimizer, memory, aggregated)
     return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
+
+
+def _idle(job: Job) -> Job:
+    """The job in a round without clients: a method has nothing to act on, but noise is released all the same."""
+    reshare = job.algorithm.reshare if job.aggregator.privacy else None
+    nothing = job.algorithm._replace(send=None, weights=None, mix=None, remember=None, reshare=reshare)
+    return replace(job, algorithm=nothing)
 
 
 def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Uploads:
@@ -265,10 +291,8 @@ def _whole(job: Job, state: State, uploads: Uploads) -> tuple[Uploads, slice | n
 def _aggregate(
     job: Job, state: State, uploads: Uploads, sharing: Sharing, sent: Params, *, each: bool
 ) -> tuple[Params, object]:
-    """The server's copy after the round, of every entry, and the aggregator's state.
+    """The server's copy after the round, of every entry, and the aggregator's state; see :func:`moved`.
 
-    W ← W + η_g (mean − W) where an entry stays shared, the mean where it becomes shared, the old copy elsewhere. If
-    masks differ between clients, an entry is shared if any client shares it; the mean is over all active clients.
     With ``each``, what was sent is that of this process's clients, and each of the others has its own.
     """
     algorithm = job.algorithm
@@ -292,17 +316,35 @@ def _aggregate(
             ids,
             state.round,
             job.seed,
+            expected(job),
             *((job.ranks.total,) if each else ()),
         ),
         state.aggregator,
     )
     checks.aggregated(aggregate, {name: state.server[name] for name in values}, job.aggregator.name)
-    server = dict(state.server)
-    for name, new in aggregate.values.items():
-        old, was = state.server[name], masks.by_some(state.sharing.shared[name], new.ndim)
-        moved = torch.where(was, torch.lerp(old, new, job.server_lr), new)
-        server[name] = torch.where(shared[name], moved, old)
-    return server, aggregated
+    return moved(state.server, aggregate.values, state.sharing, sharing, job.server_lr), aggregated
+
+
+def moved(server: Params, means: Params, before: Sharing, after: Sharing, lr: float) -> Params:
+    """The server's copy after a round, of every entry, from its copy before it and means over the active clients.
+
+    W ← W + η_g (mean − W) where an entry stays shared, the mean where it becomes shared, the old copy elsewhere. If
+    masks differ between clients, an entry is shared if any client shares it; the mean is over all active clients.
+
+    Parameters
+    ----------
+    server : Params (...)
+    means : Params (...)
+        Of parameters with shared entries; other entries may hold anything.
+    before, after : Sharing
+    lr : float
+        η_g.
+    """
+    found = dict(server)
+    for name, new in means.items():
+        was, now = (masks.by_some(sharing.shared[name], new.ndim) for sharing in (before, after))
+        found[name] = torch.where(now, torch.where(was, torch.lerp(server[name], new, lr), new), server[name])
+    return found
 
 
 def _mixed(job: Job, uploads: Uploads, sharing: Sharing, sent: Params, mixture: Tensor) -> Params:
@@ -331,7 +373,9 @@ def _remember(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray
     return Memory(kept.changed(state.memory.clients, uploads.clients[mine] - first, rows), dict(found.server))
 
 
-def _require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:
+def require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:
+    """FloatingPointError, naming the client, if parameters or a loss after local training are not finite."""
+
     def diverged(what: str, bad: np.ndarray) -> FloatingPointError:
         return FloatingPointError(
             f"training diverged in round {number}: {what} of client {int(clients[bad].min())} is not finite "

@@ -62,7 +62,7 @@ def fewest(job: Job) -> int:
 def require(job: Job, what: str, least: int) -> None:
     """ValueError unless every round has ``least`` active clients with two training samples or more."""
     single = int((job.train.sizes < 2).sum())
-    k = participation.fewest(job.participation, job.clients)
+    k = participation.fewest(job.participation, job.clients, job.sampling)
     if k - single < least:
         lone = f", and {single} of the {job.clients} clients have only one training sample" if single else ""
         raise ValueError(

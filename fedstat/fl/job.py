@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from fedstat.fl.ranks import ALONE, Ranks
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Participation = float | tuple[float, float]
+Sampling = Literal["fixed", "poisson"]
 _MEAN = weighted_mean()
 
 
@@ -30,6 +33,7 @@ class Training:
 
     optimizer: Optimizer
     participation: Participation = 1.0
+    sampling: Sampling = "fixed"
     local_epochs: int = 1
     batch_size: int | None = None
     server_lr: float = 1.0
@@ -176,3 +180,17 @@ class Machine:
         """The same without the device; threads default to the number of cores."""
         threads = self.threads or os.cpu_count() or 1
         return Computing(client_chunk=self.client_chunk, threads=threads, precision=self.precision)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether CUDA may round the factors of products and convolutions (the latter PyTorch's default) to TF32."""
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [one.allow_tf32 for one in settings]
+    try:
+        for one in settings:
+            one.allow_tf32 = allowed
+        yield
+    finally:
+        for one, value in zip(settings, before, strict=True):
+            one.allow_tf32 = value

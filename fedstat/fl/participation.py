@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstat import _check, _random
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job, Participation
+from fedstat.fl.job import Job, Participation, Sampling
 
 _ONE_BY_ONE = 5000  # a draw of each client's own takes 20 microseconds
 
@@ -20,25 +20,33 @@ def active(job: Job, number: int) -> np.ndarray:
 
 
 def drawn(job: Job, number: int) -> np.ndarray:
-    """Numbers of all clients that take part in a round, ascending: those with the smallest draws.
+    """Numbers of all clients that take part in a round, ascending: a fixed number, those with the smallest draws.
 
-    Their share is ``participation`` or, if that is a range, drawn from it uniformly in every round. Of more than 5000
-    clients they are drawn at once, which takes no time for the others.
+    Their share is ``participation`` or, if that is a range, drawn from it uniformly in every round. With Poisson
+    sampling each client takes part with that probability, whatever the others do: there may be none. Of
+    more than 5000 clients they are drawn at once, which takes no time for the others.
     """
-    everyone = job.everyone or job.clients
-    k = _number(job, number, everyone)
-    if k == everyone:
+    everyone, share = job.everyone or job.clients, _share(job, number)
+    poisson, k = job.sampling == "poisson", round(share * everyone)
+    if share == 1 or (k == everyone and not poisson):
         return np.arange(everyone)
     if everyone > _ONE_BY_ONE:
-        return np.sort(_random.generator(job.seed, "participation", number).choice(everyone, k, replace=False))
-    draws = [_random.generator(job.seed, "participation", number, c).random() for c in range(everyone)]
-    return np.sort(np.argsort(draws, kind="stable")[:k])
+        rng = _random.generator(job.seed, "participation", number, "at once")
+        return np.sort(rng.choice(everyone, rng.binomial(everyone, share) if poisson else k, replace=False))
+    draws = np.array([_random.generator(job.seed, "participation", number, c).random() for c in range(everyone)])
+    return np.flatnonzero(draws < share) if poisson else np.sort(np.argsort(draws, kind="stable")[:k])
 
 
 def everyone_active(job: Job, number: int) -> np.ndarray:
     """The same by descending number of training samples, of all processes of the run."""
     every = drawn(job, number)
     return every[np.argsort(-job.sizes[every], kind="stable")]
+
+
+def expected(job: Job) -> float:
+    """Mean number of clients that take part in a round, over all parts of a run."""
+    ends = job.participation if isinstance(job.participation, tuple) else (job.participation,)
+    return float(np.mean(ends)) * (job.everyone or job.clients)
 
 
 def checked(given: Any) -> Participation:
@@ -52,16 +60,17 @@ def checked(given: Any) -> Participation:
     return (ends[0], ends[1]) if len(ends) == 2 else ends[0]
 
 
-def fewest(participation: Participation, clients: int) -> int:
+def fewest(participation: Participation, clients: int, sampling: Sampling = "fixed") -> int:
     """Least number of clients that take part in a round."""
+    if sampling == "poisson" and participation != 1:
+        return 0
     return round((participation if isinstance(participation, float | int) else participation[0]) * clients)
 
 
-def _number(job: Job, number: int, clients: int) -> int:
+def _share(job: Job, number: int) -> float:
     if not isinstance(job.participation, tuple):
-        return round(job.participation * clients)
-    share = _random.generator(job.seed, "participation", number).uniform(*job.participation)
-    return round(share * clients)
+        return job.participation
+    return float(_random.generator(job.seed, "participation", number).uniform(*job.participation))
 
 
 def by_size(data: Rows, clients: np.ndarray) -> np.ndarray:

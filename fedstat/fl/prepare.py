@@ -8,12 +8,14 @@ import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import batches, checks, choice, labels, losses, nets, participation, room
+from fedstat.fl import accountant, batches, checks, choice, labels, losses, nets, participation, room
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Machine, Training, device_named
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
+from fedstat.fl.privacy import Privacy
+from fedstat.fl.sealed import sealed
 
 
 def optimizer_named(given: str | Optimizer, lr: float) -> Optimizer:
@@ -46,45 +48,69 @@ def prepare(
     at = device_named(machine.device)
     stored = room.samples_stay(data, machine.memory)
     train_rows, test_rows = (batches.rows_of(data, s, at, stored=stored) for s in ("train", "test"))
-    subsets = data["split"].to_numpy() if "split" in data.coords else ()
-    validation = batches.rows_of(data, "validation", at, stored=stored) if "validation" in subsets else None
+    named = data["split"].to_numpy() if "split" in data.coords else ()
+    validation = batches.rows_of(data, "validation", at, stored=stored) if "validation" in named else None
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
             f"and {len(test_rows.start) - 1} test samples"
         )
     _require_taken(net, train_rows)
-    outputs = nets.n_outputs(net)
-    for name, rows in {"train": train_rows, "test": test_rows, "validation": validation}.items():
-        if rows is not None:
-            require_classes(rows, outputs, name)
-    loss = losses.for_outputs(outputs)
-    checked = _training(training, len(train_rows.start) - 1)
+    rows = (train_rows, test_rows, validation)
+    for name, subset in zip(("train", "test", "validation"), rows, strict=True):
+        if subset is not None:
+            require_classes(subset, nets.n_outputs(net), name)
+    return assembled(rows, net, algorithm, training, machine, own_labels=labels.differ(data, new), track=track)
+
+
+def assembled(
+    subsets: tuple[Rows, Rows, Rows | None],
+    net: Net,
+    algorithm: Algorithm,
+    training: Training,
+    machine: Machine = Machine(),  # noqa: B008
+    *,
+    own_labels: bool = False,
+    track: bool = False,
+) -> Job:
+    """The job of training, test and validation samples that are known to fit the network, its settings checked."""
+    train, test, validation = subsets
+    loss = losses.for_outputs(nets.n_outputs(net))
+    checked = _training(training, len(train.start) - 1)
     made = algorithm.wrap(net) if algorithm.wrap else net
     if not isinstance(made, Net):
         raise ValueError(f"method {algorithm.name!r}: wrap(net) must return a Net, but got {type(made).__name__}")
     net = nets.require(made)
     job = Job(
-        train_rows,
-        test_rows,
+        train,
+        test,
         net,
         algorithm,
         algorithm.loss(loss, net) if algorithm.loss else loss,
         validation,
-        own_labels=labels.differ(data, new),
+        own_labels=own_labels,
         track=track,
         **vars(checked),
         **vars(machine.computing()),
     )
     checks.phases(job)
     choice.require(job)
-    return job if machine.memory is None else replace(job, room=room.left(job, machine.memory))
+    if machine.memory is not None:
+        job = replace(job, room=room.left(job, machine.memory))
+    return job if job.aggregator.privacy is None else _private(job, job.aggregator.privacy)
+
+
+def _private(job: Job, privacy: Privacy) -> Job:
+    """The job with an algorithm that learns no more than what is released, if the accountant covers the run."""
+    accountant.require(job)
+    return replace(job, algorithm=sealed(job.algorithm, privacy, participation.expected(job)))
 
 
 def _training(given: Training, clients: int) -> Training:
     """The settings, checked in the order in which they are documented."""
     share = participation.checked(given.participation)
-    if participation.fewest(share, clients) < 1:
+    _check.choice("sampling", given.sampling, ("fixed", "poisson"))
+    if given.sampling == "fixed" and participation.fewest(share, clients) < 1:
         raise ValueError(f"participation selects no client: {share} of {clients}. Use at least {1 / clients:.2g}.")
     _check.integer("local_epochs", given.local_epochs)
     if given.batch_size is not None:
@@ -112,3 +138,14 @@ def require_classes(rows: Rows, outputs: int, name: str) -> None:
             f"y must lie in 0, ..., {classes - 1} for {outputs} output(s), but the {name} samples have {low} to {top}. "
             "Number the classes from 0, or give the network more outputs."
         )
+
+
+def unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
+    """Training and test samples of new clients, () if there are none; ValueError if they do not fit the network."""
+    found = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
+    for rows in found:
+        require_classes(rows, nets.n_outputs(job.net), "new clients'")
+        if rows.x.shape[1:] != job.train.x.shape[1:]:
+            theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
+            raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
+    return found

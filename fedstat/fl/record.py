@@ -168,6 +168,8 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
         f"bytes_{way}": Variable(("round",), "float64", attrs={"long_name": text, "units": "byte"})
         for way, text in ways.items()
     }
+    if job.aggregator.privacy:
+        sent["epsilon"] = Variable(("round",), "float64", attrs={"long_name": "ε of everything released so far"})
     of_clients = {f"n_{name}": ("client", rows.sizes) for name, rows in job.subsets.items()}
     groups["metrics"] = Group(metrics.coords.assign_coords(of_clients), {**metrics.variables, **sent})
     groups |= _choice_layout(job, metrics.coords["round"])

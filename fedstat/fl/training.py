@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import batches, engine, kept, labels, masks, nets, ranks, record, room
+from fedstat.fl import accountant, batches, engine, kept, labels, masks, nets, ranks, record, room
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.batches import Rows
 from fedstat.fl.evaluate import timed_step
-from fedstat.fl.job import Job, Machine, Participation, Precision, Training, of_rank
+from fedstat.fl.job import Job, Machine, Participation, Precision, Sampling, Training, of_rank, tf32
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.participation import fewest
-from fedstat.fl.prepare import optimizer_named, prepare, require_classes
+from fedstat.fl.prepare import optimizer_named, prepare, unseen
 from fedstat.fl.probes import Probe
 from fedstat.fl.probes.ablation import probe as ablation_probe
 from fedstat.fl.probes.drift import probe as drift_probe
@@ -53,6 +51,7 @@ def train(
     *,
     rounds: int,
     participation: Participation = 1.0,
+    sampling: Sampling = "fixed",
     local_epochs: int = 1,
     batch_size: int | None = None,
     optimizer: str | Optimizer = "sgd",
@@ -95,6 +94,9 @@ def train(
         Communication rounds T.
     participation : float or (float, float), default 1
         Share of the clients active in a round, or the range from which it is drawn for every round.
+    sampling : {"fixed", "poisson"}, default "fixed"
+        Whether that share is always active, or each client with that probability, independently of the others: a round
+        may then have no clients, and leaves everything as it is, but for noise.
     local_epochs : int, default 1
         G, epochs of local training in a round.
     batch_size : int, optional
@@ -106,7 +108,7 @@ def train(
         η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
     aggregator : Aggregator, optional
         What the server makes of the entries that clients send: their weighted mean by default, see
-        :mod:`fedstat.fl.aggregate`.
+        :mod:`fedstat.fl.aggregate`, of which :func:`~fedstat.fl.aggregate.private` is differentially private.
     optimizer_state : {"reset", "keep"}, default "reset"
         Whether a client's momentum or Adam moments start anew in every round.
     seed : int, default 0
@@ -157,7 +159,7 @@ def train(
         ``/metrics`` (round, client): accuracy, loss on the test samples, of every client's personal model after
         aggregation, validation_accuracy, validation_loss, NaN in rounds without evaluation; accuracy_before,
         train_loss of the active clients, see :func:`fedstat.fl.evaluate.timed_step`; bytes_up, bytes_down, seconds
-        (round);
+        (round); epsilon (round) if the aggregator is private;
         ``/clients``: n_train (client, class); label (client, class), domain (client), see
         :func:`fedstat.fl.labels.group`;
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
@@ -204,6 +206,7 @@ def train(
     training = Training(
         optimizer=optimizer_named(optimizer, lr),
         participation=participation,
+        sampling=sampling,
         local_epochs=local_epochs,
         batch_size=batch_size,
         server_lr=server_lr,
@@ -222,11 +225,12 @@ def train(
     layers = [masks.require_layer(job.net, layer) for layer in named]
     more = {name: name in asked for name in ("uploads", "parameters")}
     at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **more)
-    others, unseen = readout_jobs(job, readouts or {}), _unseen(job, new)
+    others, added = readout_jobs(job, readouts or {}), unseen(job, new)
     probes = [measures_probe(job, rounds)]
+    probes += [accountant.probe(job)] if job.aggregator.privacy else []
     probes += [halves_probe(job, rounds)] if "halves" in asked else []
     probes += [drift_probe(job, rounds)] if "drift" in asked else []
-    probes += [new_clients_probe(job, *unseen)] if unseen else []
+    probes += [new_clients_probe(job, *added)] if added else []
     probes += [ablation_probe(job, ablation)] if ablation else []
     probes += [readouts_probe(job, others)] if others else []
     config = {
@@ -235,7 +239,7 @@ def train(
         "algorithm_settings": dict(algorithm.settings),
         "shapes": {name: list(shape) for name, shape in net.shapes.items()},
         "clients": job.clients,
-        "data_digest": batches.digest(*job.subsets.values(), *unseen),
+        "data_digest": batches.digest(*job.subsets.values(), *added),
         "rounds": rounds,
         "checkpoints": at.rounds,
         "keep_weights": at.layers,
@@ -245,7 +249,8 @@ def train(
         "readouts": {name: dict(one.algorithm.settings) for name, one in others.items()},
         "precision": precision,
         "lr": lr,
-        **vars(training),
+        **{name: value for name, value in vars(training).items() if (name, value) != ("sampling", "fixed")},
+        **accountant.noted(job),
         "optimizer": optimizer if isinstance(optimizer, str) else optimizer.name,
         "aggregator": training.aggregator.name,
     }
@@ -261,6 +266,8 @@ def train(
         raise ValueError(f"{share.number} processes write to one store. Name it: out=PATH, the same in all of them.")
     if share.several and memory is not None:
         raise ValueError("memory is for a run of one process: several hold a part of the clients each. Leave it out.")
+    if share.several and job.aggregator.privacy:
+        raise ValueError(f"private(...) sums clients in one process, but there are {share.number}. Start one.")
     mine = of_rank(job, share)
     del job  # of all clients
     return store.run_at(out, lambda path: _make(mine, course, config, attrs, path, resume), resume=resume)
@@ -293,17 +300,6 @@ def _asked(probe: str | Sequence[str] | None) -> list[str]:
     return [name for name in PROBES if name in given]
 
 
-def _unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
-    """Training and test samples of new clients, () if there are none; ValueError if they do not fit the network."""
-    found = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
-    for rows in found:
-        require_classes(rows, nets.n_outputs(job.net), "new clients'")
-        if rows.x.shape[1:] != job.train.x.shape[1:]:
-            theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
-            raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
-    return found
-
-
 def _make(
     job: Job, course: _Course, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool
 ) -> None:
@@ -321,7 +317,7 @@ def _make(
 
     writer = job.ranks.first(opened)
     # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
-    calm = (_tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
+    calm = (tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
     with writer or nullcontext(), calm[0], calm[1], job.ranks.watched():
         out = Relay(job.ranks, writer)
         if not out.finished():
@@ -333,20 +329,6 @@ def _begun(job: Job, course: _Course, files: Sequence[Path], path: Path) -> Stat
     state = record.load_state(files, job) or engine.start(job)
     room.require_disk(job, state, course.checkpoints.rounds, course.checkpoints.layers, path)
     return state
-
-
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether CUDA may round the factors of products and convolutions (the latter PyTorch's default) to TF32."""
-    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [one.allow_tf32 for one in settings]
-    try:
-        for one in settings:
-            one.allow_tf32 = allowed
-        yield
-    finally:
-        for one, value in zip(settings, before, strict=True):
-            one.allow_tf32 = value
 
 
 def _run(job: Job, state: State, course: _Course, writer: Relay) -> None:

@@ -18,7 +18,7 @@ from fedstat.store import journal, place
 from fedstat.store.journal import Journal
 from fedstat.store.origin import now
 from fedstat.store.read import damage, describe, open_run
-from fedstat.store.write import STATE, Group, Writer, changed, lay_out, require_journal
+from fedstat.store.write import Group, Writer, changed, lay_out, require_journal, states
 
 Taken = Callable[[str, xr.DataArray], xr.DataArray | None]
 """Chooses, by name, what the new store takes over of an array of the old one; None for nothing."""
@@ -76,8 +76,8 @@ def extend(
             journal.start(folder)
             writer = Writer(folder, Journal(folder, lock=lock))
             _take_over(path, groups, writer, taken)
-            if STATE in files.files:
-                with files.path(STATE).open("rb") as old, writer.write_state() as new:
+            for name in states(files):
+                with files.path(name).open("rb") as old, writer.journal.stage(name) as new:
                     shutil.copyfileobj(old, new)
             for own in (path / journal.FOLDER).glob("*/"):  # rows that the state names: the same files
                 shutil.copytree(own, folder / journal.FOLDER / own.name, copy_function=os.link)

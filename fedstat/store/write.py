@@ -69,6 +69,12 @@ class Target(Protocol):
         """Let what was written count."""
 
 
+def states(files: Journal) -> list[str]:
+    """Names of the files that hold a run's state: the first, then any parts of other processes."""
+    names = itertools.chain([STATE], (f"{STATE}-{i}" for i in itertools.count(1)))
+    return list(itertools.takewhile(files.files.__contains__, names))
+
+
 class Writer:
     """A run store, open for writing: a context that releases it at its end.
 
@@ -143,8 +149,7 @@ class Writer:
     @property
     def states(self) -> list[Path]:
         """Files of the state that was committed last: the first, then any parts of other processes."""
-        others = itertools.takewhile(self.journal.files.__contains__, (f"{STATE}-{i}" for i in itertools.count(1)))
-        return [self.journal.path(key) for key in (STATE, *others) if key in self.journal.files]
+        return [self.journal.path(key) for key in states(self.journal)]
 
     def commit(self) -> None:
         """Bring what was written to the disk, all or nothing of it."""

@@ -12,15 +12,16 @@ import pandas as pd
 from fedstat import _check
 from fedstat.store import open_run, require_sound
 from fedstat.study import summary
+from fedstat.study.experiment import OF_PRIVACY
 
 SCALE = (
     "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
     "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "evaluate_every",
-    "precision", "labels", "domains",
+    "precision", "labels", "domains", "sampling",
 )  # fmt: skip
 """Settings that runs of one label must have in common to be compared."""
 
-OF_METHOD = ("lr", "server_lr")
+OF_METHOD = ("lr", "server_lr", *OF_PRIVACY)
 """Settings that the runs of a method have in common, for one label: methods may be tuned apart."""
 
 
@@ -42,13 +43,15 @@ class Grid(NamedTuple):
     configs: Mapping[str, dict[str, Any]] = {}
 
 
-def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
+def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = ()) -> Grid:
     """Read many runs.
 
     Parameters
     ----------
     runs : path or sequence of paths
         A folder of stores (``*.zarr``), or the stores.
+    differ : iterable of str
+        Settings in which runs of a method may differ, though most tables would mix them up.
 
     Returns
     -------
@@ -77,7 +80,7 @@ def collect(runs: str | Path | Iterable[str | Path]) -> Grid:
         configs.append(summary.config_of(run))
     table = pd.DataFrame(rows)
     labels = [r["label"] for r in rows]
-    same_scale(configs, labels)
+    same_scale(configs, labels, differ=differ)
     first = {label: configs[labels.index(label)] for label in dict.fromkeys(labels)}
     return Grid(table, tuple(unfinished), first)
 
@@ -92,7 +95,7 @@ def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
     return paths
 
 
-def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None:
+def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str], *, differ: Iterable[str] = ()) -> None:
     """Raise ValueError, naming the settings, if runs of one label were made at different scales.
 
     Examples
@@ -101,12 +104,13 @@ def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str]) -> None
     Traceback (most recent call last):
     ValueError: runs of 'a' cannot stand in one table: they differ in rounds (10, 20). Keep each scale in ...
     """
+    of_method = [name for name in OF_METHOD if name not in differ]
     for label in dict.fromkeys(labels):
         here = [c for c, name in zip(configs, labels, strict=True) if name == label]
         _require_same(here, SCALE, f"runs of {label!r}")
         for method in dict.fromkeys(c.get("algorithm") for c in here):
             own = [c for c in here if c.get("algorithm") == method]
-            _require_same(own, OF_METHOD, f"runs of {method}, {label!r},")
+            _require_same(own, of_method, f"runs of {method}, {label!r},")
 
 
 def _require_same(configs: Sequence[dict[str, Any]], names: Iterable[str], which: str) -> None:

@@ -14,8 +14,9 @@ import xarray as xr
 from fedstat import _check, store
 from fedstat._settings import require_types
 from fedstat.fl import algorithms, masks, nets, participation
+from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Participation, Precision
+from fedstat.fl.job import Participation, Precision, Sampling
 from fedstat.fl.nets import Net
 from fedstat.fl.training import PROBES, train
 from fedstat.study import federation, words
@@ -24,7 +25,10 @@ from fedstat.study.federation import Federation
 TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
 """Data sets of texts; the others are images."""
 
-LATER = ("labels", "domains")
+OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multiplier_moments")
+"""Settings of :func:`fedstat.fl.aggregate.private`."""
+
+LATER = ("labels", "domains", "sampling", *OF_PRIVACY)
 """Settings that older runs do not have: at their defaults they are not noted, so that these keep names and settings."""
 
 
@@ -72,6 +76,11 @@ class Settings:
     precision
         See :func:`fedstat.fl.train`; ``batch_size`` 0 takes all samples, two numbers are a range of participation. The
         seed is also that of the partition.
+    sampling : {"fixed", "poisson"}
+        See :func:`fedstat.fl.train`.
+    clip, noise_multiplier, delta, clip_moments, noise_multiplier_moments : float, optional
+        Make the run differentially private, see :func:`fedstat.fl.aggregate.private`: the first two do, the others have
+        its defaults. Without ``clip`` the others have no effect.
     readouts : tuple of str
         Other ways to predict after the last round: the algorithm's name followed by one of
         ``fedstat.fl.algorithms.READOUTS`` and its settings, such as "fedavg-shrunken by=layer".
@@ -107,6 +116,12 @@ class Settings:
     precision: Precision = "float32"
     labels: Literal["common", "permuted"] = "common"
     domains: tuple[str, ...] = ()
+    sampling: Sampling = "fixed"
+    clip: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    clip_moments: float | None = None
+    noise_multiplier_moments: float | None = None
 
     def __post_init__(self) -> None:
         # What can be checked before the data are read; the rest is checked where it is used.
@@ -132,6 +147,7 @@ class Settings:
         _check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
         _check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
         _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
+        self.make_aggregator()
         for make in self.make_readouts().values():
             make(self.make_algorithm())
         known, net = self.make_algorithm().settings, _make_net(self, *_like(federation.source_of(self.data)[0]))
@@ -181,6 +197,18 @@ class Settings:
     def make_algorithm(self) -> Algorithm:
         """The algorithm with its given settings."""
         return algorithms.named(self.algorithm, **self.given)
+
+    def make_aggregator(self) -> Aggregator | None:
+        """The private aggregator with its given settings; None without them."""
+        given = {name: value for name in OF_PRIVACY if (value := getattr(self, name)) is not None}
+        if not given:
+            return None
+        if self.clip is None:
+            name = next(iter(given))
+            raise _check.NoEffectError(name, f"without clip, which makes a run private, but got {given[name]!r}")
+        if self.noise_multiplier is None:
+            raise ValueError(f"clip={self.clip:g} makes a run private: give noise_multiplier too, such as 1.0")
+        return private(**given)
 
     def make_readouts(self) -> dict[str, Callable[[Algorithm], Algorithm]]:
         """The readouts, as wrappers of the algorithm."""
@@ -277,11 +305,13 @@ def run(
         settings.make_algorithm(),
         rounds=settings.rounds,
         participation=settings.participation,
+        sampling=settings.sampling,
         local_epochs=settings.local_epochs,
         batch_size=settings.batch_size or None,
         optimizer=settings.optimizer,
         lr=settings.lr,
         server_lr=settings.server_lr,
+        aggregator=settings.make_aggregator(),
         seed=settings.seed,
         device=device,
         client_chunk=client_chunk,

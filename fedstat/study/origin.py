@@ -52,12 +52,15 @@ def caption(grid: Grid, width: int = 150) -> list[str]:
 
 def _config(grid: Grid, label: str) -> dict[str, Any]:
     """Settings of a label's runs; of learning rates the most frequent, and the methods with others in brackets."""
-    rates = grid.table[grid.table["label"] == label].groupby("lr")["method"].unique()
-    if len(rates) < 2:
+    if "lr" not in grid.table:
         return dict(grid.configs[label])
+    rates = grid.table[grid.table["label"] == label].groupby("lr")["method"].unique()
+    config = {name: value for name, value in grid.configs[label].items() if name != "lr"}
+    if rates.empty:
+        return config
     first, *others = sorted(rates.index, key=lambda lr: -len(rates[lr]))
     other = "; ".join(f"{', '.join(map(title_of, ordered(rates[lr])))}: {lr:g}" for lr in others)
-    return grid.configs[label] | {"lr": f"{first:g} ({other})"}
+    return config | {"lr": f"{first:g} ({other})" if other else f"{first:g}"}
 
 
 def scale(config: Mapping[str, Any]) -> str:
@@ -74,6 +77,7 @@ def scale(config: Mapping[str, Any]) -> str:
     parts = {
         "partition": "{}", "labels": "labels {}", "clients": "{} clients", "samples": "at most {} samples each",
         "net": "net {}" + width + norm, "rounds": "{} rounds" + every, "participation": "participation {}",
+        "sampling": "sampling {}",
         "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
     }  # fmt: skip
     return ", ".join(form.format(config[key]) for key, form in parts.items() if config.get(key) is not None)

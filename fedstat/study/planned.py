@@ -109,7 +109,7 @@ def _places(noted: list[dict[str, Any]], cells: list[Settings]) -> list[int | No
     found: list[int | None] = []
     for settings in noted:
         key = settings.get("label"), settings.get("algorithm"), settings.get("seed")
-        own = _plain(settings)
+        own = _plain({name: getattr(Settings, name) for name in experiment.LATER} | settings)
         at = [number for number, cell in alike.get(key, []) if all(own[k] == cell[k] for k in own if k != "label")]
         found.append(at[0] if at else None)
     return found

@@ -33,6 +33,7 @@ def report(run: xr.DataTree) -> str:
     who = (
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
         f"({n.min()} to {n.max()} training samples), {_share(config['participation'])} active in a round"
+        f"{_privacy(config, metrics)}"
     )
     first = ", except its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
@@ -55,6 +56,14 @@ def report(run: xr.DataTree) -> str:
     if "ablation" in run.children:
         parts.append(_ablation(run))
     return "\n\n".join(parts)
+
+
+def _privacy(config: Mapping[str, Any], metrics: xr.Dataset) -> str:
+    """ε after the last finished round of a private run."""
+    if "privacy" not in config:
+        return ""
+    done = metrics["epsilon"].to_numpy()[int(np.isfinite(metrics["epsilon"]).sum()) - 1]
+    return f"\ndifferentially private for clients: ε = {done:.4g} at δ = {config['privacy']['delta']:g}"
 
 
 def _share(participation: float | list[float]) -> str:

@@ -16,6 +16,7 @@ from fedstat.attack import leakage, leakage_of, observe
 from fedstat.attack.__main__ import main
 from fedstat.attack.matching import by_sign, recover
 from fedstat.fl import algorithms, engine, losses, masks, nets, optim
+from fedstat.fl.aggregate import private, weighted_mean
 from fedstat.fl.algorithm import Phase, Sharing
 from fedstat.fl.batches import Rows
 from fedstat.fl.wrappers.composed import Part, composed
@@ -144,6 +145,24 @@ def test_factors_are_private_and_what_is_sent_in_place_of_weights_is_what_the_at
     seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, own, x, y)
     torch.testing.assert_close(seen.gradient["fc2.weight"], exact["fc2.weight"] / 2, rtol=1e-4, atol=2e-6)
     torch.testing.assert_close(seen.gradient["fc1.weight"], exact["fc1.weight"], rtol=1e-4, atol=2e-6)
+
+
+def test_of_a_private_run_the_attacker_sees_the_clipped_update_with_the_noise_of_the_sum():
+    clip = 0.01
+    (plain, loud), (x, y) = (
+        job(make("fedper"), aggregator=one) for one in (weighted_mean(), private(clip, 2.0))
+    ), images(job(make("fedper")))  # fmt: skip
+    state = after(plain)
+    exact, seen = (observe(j, state, CLIENTS, x, y) for j in (plain, loud))
+    assert set(seen.gradient) == {"fc1.weight", "fc1.bias"}
+    norm = torch.stack([p.flatten(1).square().sum(1) for p in exact.gradient.values()]).sum(0).sqrt() * LR
+    factor = (clip / norm).clamp(max=1)
+    assert bool((factor < 1).any())
+    noise = {n: LR * (seen.gradient[n] - factor.view(-1, *(1,) * (p.ndim - 1)) * p) for n, p in exact.gradient.items()}
+    drawn = torch.cat([p.flatten() for p in noise.values()])
+    assert drawn.std() == pytest.approx(clip * 2, rel=4 / (2 * len(drawn)) ** 0.5)
+    rows = torch.cat([p.flatten(1) for p in noise.values()], 1)
+    assert abs(torch.corrcoef(rows) - torch.eye(3)).max() < 4 / rows.shape[1] ** 0.5
 
 
 def test_a_phases_own_learning_rate_is_divided_out():

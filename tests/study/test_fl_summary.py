@@ -148,6 +148,7 @@ def test_each_method_has_one_learning_rate_which_is_named(tmp_path):
     write(tmp_path / "b.zarr", algorithm="fedper", lr=0.01)
     found = collect.collect(tmp_path)
     assert "lr 0.001 (FedPer: 0.01)" in origin(found)[0]
+    assert "lr 0.01;" in origin(collect.select(found, ["method=fedper"]))[0]
     write(tmp_path / "c.zarr", algorithm="fedper", lr=0.001, seed=1)
     with pytest.raises(
         ValueError, match=r"runs of fedper, .* cannot stand in one table: they differ in lr \(0.01, 0.001\)"

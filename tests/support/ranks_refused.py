@@ -19,8 +19,13 @@ def uneven(start):
     return Sharing(shared)
 
 
+def say(line):
+    sys.stdout.write(f"{line}\n")  # in one piece, beside the other processes'
+    sys.stdout.flush()
+
+
 def main() -> None:
-    dist.init_process_group("gloo")
+    dist.init_process_group("cpu:gloo")
     folder, rank = Path(sys.argv[1]), dist.get_rank()
     cases = {
         "few": {"participation": 1 / 6},
@@ -35,11 +40,11 @@ def main() -> None:
         try:
             train(data, nets.mlp(SIZES), algorithm, **given)
         except ValueError as error:
-            print(f"{rank} {name}: {error}", flush=True)
+            say(f"{rank} {name}: {error}")
     try:
         ranks.begin(dataset(SAMPLES)["y"].to_numpy(), 6, torch.device("cuda"), {})
     except ValueError as error:
-        print(f"{rank} backend: {error}", flush=True)
+        say(f"{rank} backend: {error}")
     dist.destroy_process_group()
 
 

@@ -82,7 +82,7 @@ def random_split(
         return Sharing(draw(start.net, start.seed, -1, start.device))
 
     def reshare(up: Uploads) -> Sharing:
-        return Sharing(draw(up.net, up.seed, up.round, up.weights.device))
+        return Sharing(draw(up.net, up.seed, up.round, masks.device_of(up.sharing.shared)))
 
     return Algorithm(
         "random-redrawn" if redrawn else "random",

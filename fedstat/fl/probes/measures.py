@@ -70,6 +70,8 @@ def _sizes(job: Job, own: Any) -> dict[str, int]:
 
 def _measure(job: Job, done: Round, _: State) -> Values:
     found, clients, every = {}, done.whole.clients, len(job.sizes)
+    if not len(clients):
+        return {}
     for name, measure in job.algorithm.measures.items():
         where = f"method {job.algorithm.name!r}: its measure {name!r}"
         value = _array(checks.asked(measure.value, done.whole, where))

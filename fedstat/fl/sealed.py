@@ -1,0 +1,173 @@
+"""A method whose server learns noised sums over clients, and nothing else of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+
+from fedstat import _random
+from fedstat.fl.algorithm import Algorithm, Sharing, Start, Uploads
+from fedstat.fl.nets import Net, Params
+from fedstat.fl.privacy import Privacy, noised_moments
+from fedstat.stats.moments import Moments
+
+Seen = TypeVar("Seen", Start, Uploads)
+
+_OF_START = ("sizes", "pretrain", "halves")
+_OF_UPLOADS = ("clients", "weights", "before", "after", "memory", "evaluate")
+_REFUSED = {
+    "mix": "its server makes each client a mixture of single clients' models",
+    "send": "it sends something other than what was trained",
+    "remember": "its memory is made from single clients' models",
+    "measures": "it measures single clients' models",
+    "weights": "it weights the mean of clients, which is uniform here",
+}
+
+
+def sealed(algorithm: Algorithm, privacy: Privacy, expected: float) -> Algorithm:
+    """The method, deciding from noised sums over clients.
+
+    Its functions ``sharing``, ``reshare`` and ``memory`` get sums over clients by
+    :func:`fedstat.fl.privacy.noised_moments`; what else is known of single clients raises if they ask for it.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+    privacy : Privacy
+    expected : float
+        Mean number of clients active in a round.
+
+    Raises
+    ------
+    ValueError
+        If the method can do nothing without single clients' models.
+    """
+    method = f"method {algorithm.name!r} cannot be made private:"
+    for name, why in _REFUSED.items():
+        if getattr(algorithm, name):
+            raise ValueError(f"{method} {why} ({name}), which the budget does not cover. {_INSTEAD}")
+    if algorithm.choice is not None and algorithm.choice.by != "client":
+        raise ValueError(
+            f"{method} it chooses by={algorithm.choice.by!r} from clients' held-out losses or models, which the budget "
+            "does not cover. Choose by='client'."
+        )
+    release = _Release(algorithm, privacy, expected)
+
+    def sharing(start: Start) -> Sharing:
+        return _without_statistics(start.net, algorithm.sharing(release.start(start, "sharing(start)")))
+
+    def reshare(uploads: Uploads) -> Sharing:
+        return _without_statistics(uploads.net, algorithm.reshare(release.uploads(uploads)))  # type: ignore[misc]
+
+    return algorithm._replace(
+        sharing=sharing,
+        reshare=reshare if algorithm.reshare else None,
+        memory=(lambda start: algorithm.memory(release.start(start, "memory(start)")))  # type: ignore[misc]
+        if algorithm.memory
+        else None,
+    )
+
+
+def _without_statistics(net: Net, found: Sharing) -> Sharing:
+    """The sharing; ValueError if it shares running statistics, of which noise could make a variance negative."""
+    if shared := [name for name in net.buffers if bool(found.shared[name].any())]:
+        raise ValueError(
+            f"private(...) does not average running statistics, such as {shared[0]!r}: noise can make a variance "
+            "negative. Take norm='group', or keep them with the client by statistics='local'."
+        )
+    return found
+
+
+_INSTEAD = "Take a method that decides from sums over clients, such as fedavg, fedper or fedfac."
+
+
+class _Release(NamedTuple):
+    """What a method's functions see under privacy."""
+
+    algorithm: Algorithm
+    privacy: Privacy
+    expected: float
+
+    def start(self, start: Start, function: str) -> Start:
+        """What is known before the first round, with noised moments of all clients."""
+
+        def moments(epochs: int | None) -> Mapping[str, Any]:
+            if self.algorithm.reshare:
+                raise ValueError(
+                    f"method {self.algorithm.name!r} cannot be made private: it asks for sums over clients before the "
+                    "first round and in every round, and the accountant counts one of these."
+                )
+            server = {name: p[0] for name, p in start.pretrain(0).items()}
+            own = self._server(start.net, server)
+            models = start.pretrain(epochs)
+            clients = len(next(iter(models.values())))
+            before = {name: p.expand(clients, *p.shape) for name, p in server.items()}
+            each = self._each(start.net, before, models, clients)
+            return self._noised(each, own, clients, start.seed, "start")
+
+        return _hidden(start._replace(moments=moments), _OF_START, f"method {self.algorithm.name!r}: {function}")
+
+    def uploads(self, up: Uploads) -> Uploads:
+        """What is known after a round's local training, with noised moments of the active clients."""
+
+        def moments() -> Mapping[str, Any]:
+            own = self._server(up.net, up.server)
+            before = up.before() if len(up.clients) else {}
+            each = self._each(up.net, before, up.after, len(up.clients))
+            return self._noised(each, own, self.expected, up.seed, up.round)
+
+        return _hidden(up._replace(moments=moments), _OF_UPLOADS, f"method {self.algorithm.name!r}: reshare(uploads)")
+
+    def _server(self, net: Net, server: Params) -> dict[str, Moments]:
+        """Moments of the server's copy as if it were a client's, and its change from 0."""
+        one = {name: p[None] for name, p in server.items()}
+        own = self._of(net, {name: torch.zeros_like(p) for name, p in one.items()}, one)
+        for layer, found in own.items():
+            if not isinstance(found, Moments):
+                raise ValueError(
+                    f"method {self.algorithm.name!r} cannot be made private: of layer {layer!r} it asks for "
+                    f"{type(found).__module__}.{type(found).__name__}, and only sums of weights and of their products "
+                    "(fedstat.stats.moments.Moments) are clipped and noised. With FedFac take an estimator of the "
+                    "communality, such as 'pa', in place of 'icc'."
+                )
+        return own
+
+    def _noised(
+        self,
+        clients: Iterable[Mapping[str, Moments]],
+        own: Mapping[str, Moments],
+        expected: float,
+        seed: int,
+        number: int | str,
+    ) -> dict[str, Moments]:
+        def stream(layer: str) -> np.random.Generator:
+            return _random.generator(seed, "privacy", "moments", number, layer)
+
+        return noised_moments(clients, own, self.privacy, expected, stream)
+
+    def _each(self, net: Net, before: Params, after: Params, clients: int) -> Iterator[Mapping[str, Moments]]:
+        for c in range(clients):
+            old, new = ({name: p[c : c + 1] for name, p in of.items()} for of in (before, after))
+            yield self._of(net, old, new)
+
+    def _of(self, net: Net, before: Params, after: Params) -> dict[str, Any]:
+        of = self.algorithm.moments
+        return dict(of(net, lambda: before, after)) if of else {}
+
+
+def _hidden(given: Seen, names: Sequence[str], where: str) -> Seen:
+    """A record without some of its fields, which raise when they are read."""
+
+    def refuse(name: str, _: object) -> Any:
+        raise ValueError(
+            f"{where} reads {name!r}, of single clients, which the budget of private(...) does not cover. {_INSTEAD}"
+        )
+
+    kind: Any = type(given)
+    hidden = {name: property(partial(refuse, name)) for name in names}
+    values = (None if name in names else value for name, value in zip(kind._fields, given, strict=True))
+    return cast(Seen, type(kind.__name__, (kind,), hidden)(*values))

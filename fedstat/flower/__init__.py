@@ -1,0 +1,15 @@
+"""Parties that are really separate: fedstat's methods between Flower's ServerApp and ClientApps."""
+
+try:
+    import flwr  # noqa: F401
+except ImportError as error:
+    raise ImportError(
+        "fedstat.flower needs Flower, which is not installed: pip install -c constraints.txt 'fedstat[flower]'"
+    ) from error
+
+from fedstat.flower.client import client_app
+from fedstat.flower.plan import Plan
+from fedstat.flower.secure import SecureGrid, error_bound
+from fedstat.flower.server import Strategy, server_app
+
+__all__ = ["Plan", "SecureGrid", "Strategy", "client_app", "error_bound", "server_app"]

@@ -1,0 +1,142 @@
+"""What all parties agree on before the first round, and the job that follows for each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from fedstat import _check, store
+from fedstat.fl import participation
+from fedstat.fl.aggregate import weighted_mean
+from fedstat.fl.algorithm import Algorithm
+from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job, Machine, Training
+from fedstat.fl.nets import Net
+from fedstat.fl.prepare import assembled, prepare
+
+_CROWD = 3
+_SINGLE = {
+    "mix": "mixes single clients' entries",
+    "send": "sends what it makes of all active clients' models",
+    "memory": "keeps a memory",
+    "remember": "keeps a memory",
+    "receive": "combines copies before training",
+    "choice": "chooses by the held-out samples of all clients",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A run between separate parties, equal at all of them; they compare it before the first round.
+
+    Parameters
+    ----------
+    net : Net
+    algorithm : Algorithm
+        One whose server needs no more than sums over clients: masks, phases and penalties of any kind, FedFac, and
+        fine-tuning. ``estimator="icc"`` is excluded, whose sums are a client's weights if there is one client.
+    training : Training
+        Optimiser, participation, batch size, seed and the like.
+    clients : int
+        Number of parties.
+    secure : bool
+        Whether the server sees sums alone (SecAgg+). A party whose plan says so answers nothing else.
+    headroom : float
+        With ``secure``: how much larger than the server's copy a weight may be, see :mod:`fedstat.flower.secure`.
+
+    Raises
+    ------
+    ValueError
+        If a setting is out of range, or the algorithm needs to see single clients.
+    """
+
+    net: Net
+    algorithm: Algorithm
+    training: Training
+    clients: int
+    secure: bool = False
+    headroom: float = 4.0
+
+    def __post_init__(self) -> None:
+        _check.integer("clients", self.clients)
+        fewest = participation.fewest(participation.checked(self.training.participation), self.clients)
+        if self.secure and fewest < _CROWD:
+            raise ValueError(
+                f"a secure sum hides no party among fewer than {_CROWD}, but as few as {fewest} of {self.clients} take "
+                "part in a round. Raise participation, or find more parties."
+            )
+        _check.real("headroom", self.headroom, low=1)
+        method = f"method {self.algorithm.name!r}"
+        for name, does in _SINGLE.items():
+            if getattr(self.algorithm, name):
+                raise ValueError(
+                    f"{method} cannot run between separate parties: it {does}, and a server of separate parties sees "
+                    "sums alone. Use fedstat.fl.train, or a method of masks, penalties and phases, or FedFac."
+                )
+        if self.algorithm.settings.get("estimator") == "icc":
+            raise ValueError(
+                f"{method} with estimator='icc' cannot run between separate parties: its sums hold every weight of a "
+                "client. Use an estimator of the communality, such as 'pa', whose sums are moments of units."
+            )
+        if self.training.sampling != "fixed":
+            raise ValueError(
+                f"sampling must be 'fixed' between separate parties, but got {self.training.sampling!r}: a round of no "
+                "party, or of one, has no sum to hide it in."
+            )
+        if self.training.aggregator.name != weighted_mean().name:
+            raise ValueError(
+                f"aggregator must be weighted_mean() between separate parties, but got {self.training.aggregator.name}"
+            )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Everything that parties must agree on, as plain values."""
+        found = {
+            "algorithm": self.algorithm.name,
+            **{f"algorithm.{name}": value for name, value in self.algorithm.settings.items()},
+            "shapes": {name: list(shape) for name, shape in self.net.shapes.items()},
+            "clients": self.clients,
+            "secure": self.secure,
+            **vars(self.training),
+            "optimizer": self.training.optimizer.name,
+            "aggregator": self.training.aggregator.name,
+        }
+        return dict(json.loads(store.to_json(found)))
+
+    def require_same(self, other: Mapping[str, Any]) -> None:
+        """ValueError, naming the settings, if the server's differ."""
+        own = self.settings
+        if differs := [name for name in {**own, **other} if own.get(name) != other.get(name)]:
+            name = differs[0]
+            raise ValueError(
+                f"this party's settings differ from the server's in {', '.join(differs)}: {name} is "
+                f"{own.get(name)!r} here, but {other.get(name)!r} there. Give all parties one plan."
+            )
+
+    def of_client(self, data: xr.Dataset, number: int) -> Job:
+        """The job of one party, in which its draws are those of client ``number`` in a run of all.
+
+        Raises
+        ------
+        ValueError
+            If the number is not among the plan's, or the data are not of one client or do not fit the network.
+        """
+        _check.integer("a party's number", number, low=0, high=self.clients - 1)
+        whole = replace(self.training, participation=1.0)
+        job = prepare(data, self.net, self.algorithm, whole, Machine(threads=1))
+        if job.clients != 1:
+            raise ValueError(f"a party holds the data of one client, but got {job.clients}. Give each its own.")
+        train = job.train._replace(numbers=np.array([number]))
+        return replace(job, train=train, everyone=self.clients, participation=self.training.participation)
+
+    def of_server(self, sizes: np.ndarray, *, own_labels: bool) -> Job:
+        """The job of all clients as the server knows it: numbers of training samples, but no sample."""
+        start = np.concatenate([[0], np.cumsum(sizes)])
+        unseen = Rows(torch.empty(0), torch.empty(0, dtype=torch.int64), start)
+        return assembled((unseen, unseen, None), self.net, self.algorithm, self.training, own_labels=own_labels)

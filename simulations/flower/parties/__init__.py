@@ -1,0 +1,1 @@
+"""A federation whose parties run in processes of their own."""

@@ -1,0 +1,63 @@
+"""Server and parties of a run of ``fedstat.fl``'s settings; a party deals itself the samples of its client.
+
+Real parties hold data of their own: they replace ``own_data``, and share the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from flwr.app import Context
+
+from fedstat.fl.job import Training
+from fedstat.fl.prepare import optimizer_named
+from fedstat.flower import Plan, client_app, server_app
+from fedstat.flower.client import partition_id
+from fedstat.study.experiment import Settings, federated, network
+
+_NOT_SETTINGS = ("out", "secure", "headroom", "data_dir")
+_SEVERAL = ("options", "net_options")
+
+
+def settings(context: Context) -> Settings:
+    """The run's settings."""
+    given: dict[str, Any] = {k: v for k, v in context.run_config.items() if k not in _NOT_SETTINGS}
+    return Settings.of(**given | {name: tuple(str(given[name]).split()) for name in _SEVERAL})
+
+
+def dealt(context: Context) -> xr.Dataset:
+    """Samples of all clients, as every party of the simulation deals them."""
+    return federated(settings(context), str(context.run_config["data_dir"]) or None)[0]
+
+
+def plan(context: Context) -> Plan:
+    """What all parties agree on."""
+    run, config = settings(context), context.run_config
+    return Plan(
+        net=network(run, dealt(context)),
+        algorithm=run.make_algorithm(),
+        training=Training(
+            optimizer=optimizer_named(run.optimizer, run.lr),
+            participation=run.participation,
+            local_epochs=run.local_epochs,
+            batch_size=run.batch_size or None,
+            server_lr=run.server_lr,
+            seed=run.seed,
+        ),
+        clients=run.clients,
+        secure=bool(config["secure"]),
+        headroom=float(config["headroom"]),
+    )
+
+
+def own_data(context: Context) -> xr.Dataset:
+    """Samples of this party alone."""
+    every = dealt(context)
+    client = every["client"].to_numpy()
+    return every.isel(sample=np.flatnonzero(client == np.unique(client)[partition_id(context)]))
+
+
+client = client_app(plan, own_data)
+server = server_app(plan, lambda c: settings(c).rounds, lambda c: str(c.run_config["out"]))

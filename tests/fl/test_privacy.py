@@ -1,0 +1,423 @@
+"""private(...): clipping and noise are what their definitions say, and nothing else of single clients is learned."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import plain_seams
+import pytest
+import torch
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, job, run
+from plain_seams import LR, descent
+from small_runs import NET, SETTINGS, dense, same
+from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
+
+from fedstat import _random
+from fedstat.fl import accountant, aggregate, algorithms, engine, nets, optim, privacy, train
+from fedstat.fl.job import Machine, Training
+from fedstat.fl.prepare import prepare
+from fedstat.fl.privacy import Privacy, mean_update, noised_moments
+from fedstat.fl.sealed import sealed
+from fedstat.stats.moments import correlation, moments
+
+SGD = {"optimizer": optim.sgd(LR), "client_chunk": 2}
+POISSON = SGD | {"participation": 0.5, "sampling": "poisson"}
+QUIET = 1e-12
+EVEN = toy(weights=lambda _, active, clients: np.full(len(active), 1 / clients))
+
+
+def private_server(clip, sigma, seed, expected):
+    """Σ_c Δ_c min(1, clip / ‖Δ_c‖) + noise, over the expected number of clients; NumPy, one client after the other."""
+
+    def server(old, sent, _, number, __):
+        total = {name: np.zeros(p.shape) for name, p in old.items()}
+        for model in sent:
+            away = {name: (model[name] - old[name]).numpy().astype(float) for name in old}
+            norm = np.sqrt(sum((p**2).sum() for p in away.values()))
+            for name, p in away.items():
+                total[name] += p / max(1, norm / clip)
+        new = {}
+        for name, p in total.items():
+            rng = _random.generator(seed, "privacy", "updates", number, name)
+            noise = rng.standard_normal(p.shape, dtype=np.float32)
+            new[name] = old[name] + torch.from_numpy((p + sigma * clip * noise) / expected).float()
+        return new
+
+    return server
+
+
+def assert_near(mine, theirs, atol=2e-5):
+    for name, p in theirs.items():
+        torch.testing.assert_close(mine[name], p, atol=atol, rtol=2e-5)
+
+
+def prepared(method, aggregator, *, net=NET, data=None, **options):
+    """A job made with all checks, of clients of equal sizes."""
+    training = Training(optimizer=optim.sgd(LR), batch_size=4, aggregator=aggregator, **options)
+    return prepare(dense(8) if data is None else data, net, method, training, Machine(threads=1))
+
+
+def course(j, rounds=3):
+    """States after every round."""
+    state, found = engine.start(j), []
+    for _ in range(rounds):
+        state = engine.step(j, state)
+        found.append(state)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _without_accountant(monkeypatch):
+    """ε is another file's subject; importing Opacus takes seconds."""
+    monkeypatch.setattr(accountant, "_rdp", lambda: None)
+
+
+# --- updates
+
+
+@pytest.mark.parametrize(("clip", "sigma"), [(0.05, 0.7), (0.3, 0.1), (100.0, 1e-4)])
+def test_a_private_run_is_the_plain_loop_with_clipped_sums_and_noise(clip, sigma):
+    j = job(toy(), aggregator=aggregate.private(clip, sigma), **POISSON)
+    server = private_server(clip, sigma, j.seed, expected=3.0)
+    theirs = plain_seams.run(j, 3, local=lambda c, model, number: descent(SIZES, j, c, model, number), server=server)
+    assert_near(run(j).server, theirs)
+
+
+def test_without_noise_and_clipping_it_is_the_uniform_mean_over_a_fixed_number():
+    j = job(toy(), aggregator=aggregate.private(1e3, QUIET), **POISSON)
+
+    def server(old, sent, *_):
+        return {name: p + sum(model[name] - p for model in sent) / 3 for name, p in old.items()}
+
+    theirs = plain_seams.run(j, 4, local=lambda c, m, number: descent(SIZES, j, c, m, number), server=server)
+    assert_near(run(j, 4).server, theirs)
+    everyone = job(toy(), aggregator=aggregate.private(1e3, QUIET), **SGD)
+    assert_near(run(everyone).server, run(job(EVEN, **SGD)).server)
+
+
+def test_only_shared_entries_count_in_the_norm_and_get_noise():
+    j = job(algorithms.fedper(), aggregator=aggregate.private(0.05, 0.5), **SGD)
+    a, done = engine.round_of(j, start := engine.start(j))
+    assert torch.equal(a.server["fc2.weight"], start.server["fc2.weight"])
+    after = {name: p for name, p in done.uploads.after.items() if name.startswith("fc1")}
+    sent = [{name: p[i] for name, p in after.items()} for i in range(len(SAMPLES))]
+    before = {name: start.server[name] for name in after}
+    assert_near({name: a.server[name] for name in after}, private_server(0.05, 0.5, 4, 6.0)(before, sent, 0, 0, 0))
+
+
+def test_the_noise_has_the_standard_deviation_that_was_asked_for():
+    away = {"a": torch.zeros(4, 50, 20), "b": torch.zeros(4, 30)}
+    given = Privacy(0.5, 1.5, 1e-5, 1.0, 1.0)
+    drawn = []
+    for seed in range(40):
+        found = mean_update(away, given, 10.0, lambda name, seed=seed: _random.generator(seed, name))
+        drawn.append(np.concatenate([p.numpy().ravel() for p in found.values()]))
+    n = np.size(drawn)
+    # Standard deviation 1.5 · 0.5 / 10, to four standard errors of an estimate from n draws: 1.4 %.
+    assert np.std(drawn) == pytest.approx(0.075, rel=4 / np.sqrt(2 * n))
+    assert abs(np.mean(drawn)) < 4 * 0.075 / np.sqrt(n)
+    assert abs(np.corrcoef(drawn)[np.triu_indices(40, 1)]).max() < 5 / np.sqrt(1030)
+
+
+def test_rounds_and_parameters_have_noise_of_their_own_and_a_seed_repeats_it():
+    still = {"optimizer": optim.sgd(1e-30), "client_chunk": 2}
+    a, b, other = (
+        run(job(toy(), aggregator=aggregate.private(1.0, 1.0), **still, seed=seed), 2).server for seed in (4, 4, 5)
+    )
+    one = run(job(toy(), aggregator=aggregate.private(1.0, 1.0), **still), 1).server
+    start = engine.start(job(toy(), **still)).server
+    assert_equal(a, b)
+    assert not torch.equal(a["fc1.weight"], other["fc1.weight"])
+    first, second = one["fc1.weight"] - start["fc1.weight"], a["fc1.weight"] - one["fc1.weight"]
+    assert abs(np.corrcoef(first.ravel(), second.ravel())[0, 1]) < 0.5
+
+
+def test_a_servers_optimiser_follows_and_sees_no_clients():
+    seen = []
+
+    def look(sent):
+        seen.append((len(sent.sizes), sent.weights, len(sent.clients)))
+        return sent.values
+
+    private = aggregate.private(0.05, 0.7)
+    j = job(toy(), aggregator=aggregate.chain(private, aggregate.stateless("look", look), momentum(0.5)), **POISSON)
+    assert j.aggregator.privacy == private.privacy
+    speed, plain = {}, private_server(0.05, 0.7, 4, 3.0)
+
+    def server(old, *of):
+        for name, p in plain(old, *of).items():
+            speed[name] = 0.5 * speed.get(name, 0) + p - old[name]
+        return {name: p + speed[name] for name, p in old.items()}
+
+    theirs = plain_seams.run(j, 3, local=lambda c, m, number: descent(SIZES, j, c, m, number), server=server)
+    assert_near(run(j).server, theirs)
+    assert seen == [(0, None, 0)] * 3
+
+
+# --- moments
+
+
+WEIGHTS = np.random.default_rng(0).normal(size=(5, 7, 4)) @ np.diag([1.0, 10, 0.1, 1]) + 0.3  # (client, row, unit)
+
+
+def standard(z, scale):
+    z = z / scale
+    return z.mean(0), z.T @ z / len(z)
+
+
+@pytest.mark.parametrize("clip", [0.5, 0.9, 5.0])
+def test_moments_are_clipped_in_one_norm_across_layers(clip):
+    server = {"a": WEIGHTS[0], "b": WEIGHTS[1][:, :2]}
+    clients = [{"a": w, "b": 2 * w[:, :2]} for w in WEIGHTS]
+    found = noised_moments(
+        [{layer: moments(z) for layer, z in one.items()} for one in clients],
+        {layer: moments(z) for layer, z in server.items()},
+        Privacy(1.0, 1.0, 1e-5, clip, QUIET),
+        5.0,
+        lambda layer: _random.generator(0, layer),
+    )
+
+    def norm(parts):
+        return np.sqrt(sum((mean**2).sum() + (second**2).sum() for mean, second in parts.values()))
+
+    scale = {layer: np.sqrt((z**2).mean(0)) for layer, z in server.items()}
+    limit = clip * norm({layer: standard(z, scale[layer]) for layer, z in server.items()})
+    total = {layer: [0, 0] for layer in server}
+    for one in clients:
+        parts = {layer: standard(z, scale[layer]) for layer, z in one.items()}
+        factor = min(1, limit / norm(parts))
+        assert factor < 1 or clip > 1
+        for layer, both in parts.items():
+            total[layer] = [have + factor * more / 5 for have, more in zip(total[layer], both, strict=True)]
+    for layer, (mean, second) in total.items():
+        s = scale[layer]
+        np.testing.assert_allclose(found[layer].mean, mean * s)
+        cov = (second - np.outer(mean, mean)) * np.outer(s, s)
+        np.testing.assert_allclose(found[layer].cross, 35 * cov, atol=1e-9)
+        if clip == 5:
+            exact = np.corrcoef(np.concatenate([one[layer] for one in clients]).T)
+            np.testing.assert_allclose(correlation(found[layer]), exact, atol=1e-9)
+
+
+def noised(sigma, seed, d=6, expected=100.0):
+    """Of no client: noise alone, on top of nothing."""
+    server = moments(np.random.default_rng(1).normal(size=(40, d)))
+    given = Privacy(1.0, 1.0, 1e-5, 1.0, sigma)
+    made = noised_moments([], {"a": server}, given, expected, lambda _: _random.generator(seed))["a"]
+    return server, made
+
+
+def test_the_noise_on_moments_has_the_standard_deviation_that_was_asked_for():
+    rows = np.random.default_rng(1).normal(size=(40, 6))
+    server = moments(rows - rows.mean(0))
+    square = server.cross.diagonal() / 40 + server.mean**2
+    scale = np.sqrt(square)
+    second = (server.cross / 40 + np.outer(server.mean, server.mean)) / np.outer(scale, scale)
+    limit = np.sqrt((second**2).sum() + ((server.mean / scale) ** 2).sum())
+    many = [{"a": server}] * 100  # so that nothing is floored
+    drawn = [
+        noised_moments(many, {"a": server}, Privacy(1, 1, 1e-5, 1.0, 0.2), 100.0, lambda _, s=s: _random.generator(s))
+        for s in range(200)
+    ]
+    means = np.array([one["a"].mean / scale for one in drawn])
+    seconds = np.array([one["a"].cross / 4000 / np.outer(scale, scale) for one in drawn])
+    sd = 0.2 * limit / 100
+    assert means.std() == pytest.approx(sd, rel=0.08)
+    cov = seconds - (second - np.outer(server.mean / scale, server.mean / scale))
+    upper, own = cov[:, *np.triu_indices(6, 1)], cov[:, np.arange(6), np.arange(6)]
+    assert upper.std() == pytest.approx(sd / np.sqrt(2), rel=0.05)  # and the Frobenius norm's other half below
+    assert own.std() == pytest.approx(sd, rel=0.08)
+
+
+def test_what_the_noise_on_means_adds_to_variances_is_taken_off(monkeypatch):
+    monkeypatch.setattr(privacy, "_valid", lambda cov: cov)
+    sd = 0.3
+    rows = np.random.default_rng(1).normal(size=(40, 6))
+    server = moments(rows - rows.mean(0))
+    scale = np.sqrt(server.cross.diagonal() / 40)
+    limit = np.linalg.norm(server.cross / 40 / np.outer(scale, scale))
+    given = Privacy(1, 1, 1e-5, 1.0, sd * 100 / limit)
+    drawn = [
+        noised_moments([{"a": server}] * 100, {"a": server}, given, 100.0, lambda _, s=s: _random.generator(s))["a"]
+        for s in range(300)
+    ]
+    variance = np.array([one.cross.diagonal() / 4000 / scale**2 for one in drawn])
+    # That of the noise on a variance, and of the square of that on a mean.
+    error = np.sqrt((sd**2 + 2 * sd**4) / variance.size)
+    assert variance.mean() == pytest.approx(1, abs=4 * error)
+    assert sd**2 > 8 * error, "else it could not be seen"
+
+
+@pytest.mark.parametrize("sigma", [0.5, 50.0])
+def test_noise_alone_still_makes_a_correlation(sigma):
+    r = correlation(noised(sigma, 3)[1])
+    np.testing.assert_allclose(r.diagonal(), 1)
+    np.testing.assert_array_equal(r, r.T)
+    assert np.linalg.eigvalsh(r).min() > -1e-9
+    assert np.isfinite(r).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"dynamic": False}, {"on": "updates"}, {"estimator": "leverage"}])
+def test_with_hardly_any_noise_the_split_is_that_of_the_run_without(options):
+    quiet, noisy = (
+        aggregate.private(1e3, QUIET, clip_moments=10, noise_multiplier_moments=sigma) for sigma in (QUIET, 1.0)
+    )
+    method = algorithms.fedfac(["fc1"], kappa=0.8, **options)
+    ours, plain, other = (course(prepared(method, one)) for one in (quiet, aggregate.weighted_mean(), noisy))
+    changed = False
+    for a, b, c in zip(ours, plain, other, strict=True):
+        fit, exact = a.sharing.fits["fc1"], b.sharing.fits["fc1"]
+        np.testing.assert_allclose(fit.communality, exact.communality, atol=1e-5)
+        for name in a.server:
+            assert torch.equal(a.sharing.shared[name], b.sharing.shared[name])
+            changed |= not torch.equal(a.sharing.shared[name], c.sharing.shared[name])
+        assert_near(a.server, b.server, atol=1e-4)
+    assert changed, "much noise leads to another split"
+
+
+# --- Poisson sampling
+
+
+def test_every_client_flips_its_own_coin():
+    j = job(toy(), participation=0.3, sampling="poisson")
+    active = np.array([np.isin(np.arange(6), engine.active(j, number)) for number in range(600)])
+    assert abs(active.mean(0) - 0.3).max() < 4 * np.sqrt(0.21 / 600)
+    assert abs(np.corrcoef(active.T)[np.triu_indices(6, 1)]).max() < 4 / np.sqrt(600)
+    counts = np.bincount(active.sum(1), minlength=7) / 600
+    assert counts[0] == pytest.approx(0.7**6, abs=4 * np.sqrt(0.7**6 / 600))
+    assert engine.active(replace(j, participation=1.0), 0).tolist() == [*range(6)]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedfac-dynamic", "random-redrawn", "fedcp", "factorized-fl-alpha"])
+def test_a_round_without_clients_leaves_everything_as_it_is(name):
+    method = algorithms.named(name)
+    j = job(method, participation=0.5, sampling="poisson")
+    state = run(j, 1)
+    empty, done = engine.round_of(replace(j, participation=1e-9), state)
+    assert empty.round == 2
+    assert len(done.uploads.clients) == 0
+    for part in ("server", "params"):
+        assert_equal(getattr(empty, part), getattr(state, part))
+    assert empty.sharing is state.sharing
+    assert_equal(engine.personal(j, empty), engine.personal(j, state))
+
+
+def test_a_private_round_without_clients_is_noise_around_the_model():
+    method = sealed(algorithms.fedfac(["fc1"], kappa=0.7), aggregate.private(0.5, 2.0).privacy, 3.0)
+    j = job(method, aggregator=aggregate.private(0.5, 2.0), **POISSON)
+    state = run(j, 1)
+    empty, _ = engine.round_of(replace(j, participation=1e-9, everyone=int(3e9)), state)
+    shared = empty.sharing.shared["fc2.weight"]
+    moved = (empty.server["fc2.weight"] - state.server["fc2.weight"])[shared.expand(3, 10)]
+    assert moved.std() == pytest.approx(0.5 * 2 / 3, rel=4 / np.sqrt(2 * moved.numel()))
+    assert not torch.equal(empty.sharing.shared["fc1.weight"], state.sharing.shared["fc1.weight"])
+
+
+def test_rounds_without_clients_are_recorded(tmp_path):
+    options = SETTINGS | {"participation": 0.2, "sampling": "poisson", "rounds": 8, "probe": ["drift", "uploads"]}
+    found = train(dense(), NET, algorithms.fedfac(["fc1"]), out=tmp_path / "run.zarr", **options)
+    none = ~np.isfinite(found["metrics/train_loss"]).any("client").to_numpy()
+    assert none.any()
+    assert (found["metrics/bytes_up"].to_numpy()[none] == 0).all()
+    assert np.isfinite(found["metrics/accuracy"]).all()
+
+
+# --- runs
+
+
+def test_a_private_run_that_is_interrupted_goes_on_with_the_same_numbers(tmp_path, monkeypatch):
+    options = SETTINGS | {"sampling": "poisson", "rounds": 4}
+    monkeypatch.setattr(accountant, "epsilon", lambda _, rounds: 2.0 * rounds)
+    private = aggregate.chain(aggregate.private(0.5, 1.0), momentum(0.5))
+    whole = train(dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, **options)
+    step = engine.round_of
+
+    def stop(job, state):
+        if state.round == 2:
+            raise KeyboardInterrupt
+        return step(job, state)
+
+    monkeypatch.setattr(engine, "round_of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, out=tmp_path / "run.zarr", **options)
+    monkeypatch.setattr(engine, "round_of", step)
+    again = train(
+        dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, out=tmp_path / "run.zarr", resume=True, **options
+    )
+    same(whole, again)
+    assert whole["metrics/epsilon"].values.tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+# --- what is refused
+
+
+def reads(what):
+    def reshare(up):
+        getattr(up, what)
+        return up.sharing
+
+    return toy(reshare=reshare)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (algorithms.named("factorized-fl-alpha"), r"mixture of single clients' models \(mix\)"),
+        (algorithms.named("fedcp"), r"something other than what was trained \(send\)"),
+        (EVEN, r"weights the mean of clients, which is uniform here \(weights\)"),
+        (REMEMBERS, r"\(remember\)"),
+        (toy(measures=MEASURES), r"\(measures\)"),
+        (toy(mix=by_loss), r"\(mix\)"),
+        (algorithms.shrunken(algorithms.fedavg()), "chooses by='pooled'"),
+        (algorithms.fedfac(["fc1"], estimator="icc"), "of layer 'fc1' it asks for fedstat.stats.icc.Sums"),
+        (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False), "of layer 'fc1' it asks for fedstat.stats.icc"),
+        (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False, tau="test"), r"sharing\(start\) reads 'halves'"),
+        *((reads(what), rf"reshare\(uploads\) reads '{what}'") for what in ("after", "before", "weights", "clients")),
+    ],
+)  # fmt: skip
+def test_methods_that_learn_more_of_clients_are_refused_before_the_first_round(method, message, monkeypatch):
+    monkeypatch.setattr(engine, "round_of", lambda *_: pytest.fail("a round was begun"))
+    with pytest.raises(ValueError, match=message):
+        engine.start(prepared(method, aggregate.private(1.0, 1.0), net=nets.mlp([6, 10, 2])))
+
+
+def test_running_statistics_are_not_averaged():
+    x = np.random.default_rng(0).normal(size=(3, 12, 1, 16, 16))
+    data = dense(3, n_train=8, n_test=4).drop_vars("x").assign(x=(("client", "sample", "channel", "row", "column"), x))
+    for statistics in ("local", "shared"):
+        net = nets.lenet((1, 16, 16), 2, norm="batch", width=0.2, statistics=statistics)
+        j = prepared(algorithms.fedavg(), aggregate.private(1.0, 1.0), net=net, data=data)
+        if statistics == "local":
+            engine.start(j)
+            continue
+        with pytest.raises(ValueError, match="does not average running statistics, such as 'conv1"):
+            engine.start(j)
+
+
+@pytest.mark.parametrize(
+    "method", [algorithms.random_split(["fc1"], redrawn=True), algorithms.named("feddecomp"), algorithms.fedem()]
+)
+def test_methods_that_learn_nothing_more_are_not_refused(method):
+    assert course(prepared(method, aggregate.private(1.0, 1.0), net=nets.mlp([6, 10, 2])), 1)
+
+
+def test_it_stands_first_in_a_chain():
+    with pytest.raises(ValueError, match=r"private\(.*\) must come first in a chain"):
+        aggregate.chain(momentum(0.5), aggregate.private(1.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"clip": 0}, r"clip must be a finite number in \(0, inf\), but got 0"),
+        ({"noise_multiplier": -1.0}, "noise_multiplier must be a finite number"),
+        ({"clip_moments": 0.0}, "clip_moments must be"),
+        ({"noise_multiplier_moments": 0.0}, "noise_multiplier_moments must be"),
+        ({"delta": 0.0}, r"delta must be a finite number in \(0, 1\), but got 0.0"),
+        ({"delta": 1.0}, r"delta must be a finite number in \(0, 1\), but got 1.0"),
+    ],
+)
+def test_numbers_out_of_range(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        aggregate.private(**{"clip": 1.0, "noise_multiplier": 1.0} | wrong)

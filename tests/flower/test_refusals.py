@@ -1,0 +1,154 @@
+"""What cannot run between separate parties is refused in one line, before training where it can be known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
+
+from flower_parties import InProcess, data, own_data, parties, plan, run
+
+from fedstat.fl import aggregate, algorithms, optim
+from fedstat.fl.algorithm import Algorithm, Sharing
+from fedstat.fl.masks import everything
+from fedstat.flower import Strategy, client_app
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("factorized-fl-beta", "mixes single clients' entries"),
+        ("fedcp", "all active clients' models"),
+        ("fedavg-shrunken", "held-out samples of all clients"),
+    ],
+)
+def test_methods_that_need_single_clients(name, why):
+    with pytest.raises(ValueError, match=rf"{name}.* cannot run between separate parties: it .*{why}"):
+        plan(name)
+
+
+def test_agreement_whose_sums_are_weights():
+    with pytest.raises(ValueError, match="estimator='icc' cannot run between separate parties"):
+        plan(algorithms.fedfac(estimator="icc"))
+
+
+def test_other_aggregators():
+    halved = aggregate.stateless("halved", lambda sent: sent.values)
+    with pytest.raises(ValueError, match=r"aggregator must be weighted_mean\(\) between separate parties, .*halved"):
+        plan("fedavg", aggregator=halved)
+
+
+def test_secure_sums_of_so_few_that_they_hide_nobody():
+    with pytest.raises(ValueError, match="hides no party among fewer than 3, but as few as 2 of 4 take part"):
+        plan("fedavg", secure=True, participation=0.5)
+
+
+@pytest.mark.parametrize("headroom", [0.5, float("nan")])
+def test_headroom_below_one(headroom):
+    with pytest.raises(ValueError, match="headroom"):
+        plan("fedavg", secure=True, headroom=headroom)
+
+
+def test_parties_with_other_settings_than_the_server():
+    strategy, grid = parties(plan("fedavg"))
+    grid.app = client_app(lambda _: plan("fedavg", seed=4), own_data)
+    with pytest.raises(
+        RuntimeError, match=r"party 0: .*settings differ from the server's in seed: seed is 4 here, but 3"
+    ):
+        strategy.start(grid, num_rounds=1)
+
+
+def test_a_party_that_wants_secure_sums_answers_no_open_message():
+    strategy, grid = parties(plan("fedavg"))
+    grid.app = client_app(lambda _: plan("fedavg", secure=True), own_data)
+    with pytest.raises(RuntimeError, match="settings differ from the server's in secure"):
+        strategy.start(grid, num_rounds=1)
+    wants = plan("fedavg", secure=True)
+    object.__setattr__(wants, "require_same", lambda _: None)  # a party that does not compare
+    grid.app = client_app(lambda _: wants, own_data)
+    with pytest.raises(RuntimeError, match="this party's plan is of secure sums, but it was asked for its own values"):
+        strategy.start(grid, num_rounds=1)
+
+
+def test_numbers_given_twice():
+    strategy, grid = parties(plan("fedavg"), numbers=[0, 1, 1, 2])
+    with pytest.raises(ValueError, match=r"numbers 0 to 3, each once, but have \[0, 1, 1, 2\]"):
+        strategy.start(grid, num_rounds=1)
+
+
+@pytest.mark.parametrize(("clients", "seen"), [(5, "5 parties, but 4"), (3, "3 parties, but 4")])
+def test_another_number_of_parties_than_planned(clients, seen):
+    strategy, grid = parties(plan("fedavg", clients=clients))
+    with pytest.raises(RuntimeError, match=f"the plan is of {seen} have connected within 0.1 s.*num-supernodes"):
+        strategy.start(grid, num_rounds=1)
+
+
+def test_a_party_with_the_data_of_several_clients():
+    chosen = plan("fedavg")
+    grid = InProcess(client_app(lambda _: chosen, lambda _: data()))
+    with pytest.raises(RuntimeError, match="party 0: a party holds the data of one client, but got 4"):
+        Strategy(chosen).start(grid, num_rounds=1)
+
+
+def test_a_party_whose_training_diverges():
+    with pytest.raises(RuntimeError, match=r"party \d: training diverged in round 1: .*Lower the learning rate"):
+        run(plan("fedavg", optimizer=optim.sgd(1e30), local_epochs=3), rounds=1)
+
+
+def test_a_party_that_fails_or_is_silent():
+    strategy, grid = parties(plan("fedavg"))
+
+    def own(_):
+        raise KeyError("no such file")
+
+    grid.app = client_app(lambda _: strategy.plan, own)
+    with pytest.raises(RuntimeError, match=r"node 100 failed: KeyError: 'no such file'"):
+        strategy.start(grid, num_rounds=1)
+    strategy, grid = parties(plan("fedavg"))
+    grid.send_and_receive = lambda messages, **_: [grid._answered(m) for m in list(messages)[:3]]
+    with pytest.raises(RuntimeError, match="1 of 4 parties gave no answer within 7 s, first node 97"):
+        strategy.start(grid, num_rounds=1, timeout=7)
+
+
+def test_a_method_of_ones_own_that_looks_at_single_clients():
+    def reshare(uploads):
+        return Sharing({name: uploads.after[name].std(0) < 1 for name in uploads.net.shapes})
+
+    own = Algorithm("mine", lambda start: Sharing(everything(start.net, start.device)), reshare)
+    with pytest.raises(ValueError, match="'mine' asks for single clients' models, but a server of separate parties"):
+        run(plan(own), rounds=1)
+
+
+def test_moments_of_ones_own_that_are_none():
+    own = algorithms.fedavg()._replace(moments=lambda _, __, after: {"fc1": after["fc1.weight"].sum(0)})
+    with pytest.raises(ValueError, match=r"must be fedstat\.stats\.moments\.Moments, but those of 'fc1' are Tensor"):
+        run(plan(own), rounds=1)
+
+
+def test_a_start_that_does_not_fit_the_network():
+    strategy, grid = parties(plan("fedavg"))
+    given = strategy.initial_arrays()
+    del given["fc1.bias"]
+    with pytest.raises(ValueError, match=r"initial_arrays must return every one of .* but lacks \['fc1.bias'\]"):
+        strategy.start(grid, given, num_rounds=1)
+
+
+def test_output_layers_of_parties_that_number_classes_differently():
+    def permuted(context):
+        own = own_data(context)
+        y = own["y"].to_numpy()
+        shift = context.node_config["partition-id"]
+        return own.assign(y=("sample", (y + shift) % 10)).assign_coords(y_true=("sample", y))
+
+    for name in ("fedavg", "fedavg-private-head"):
+        strategy, grid = parties(plan(name))
+        grid.app = client_app(lambda _, chosen=strategy.plan: chosen, permuted)
+        if name == "fedavg":
+            with pytest.raises(ValueError, match="number their classes differently"):
+                strategy.start(grid, num_rounds=1)
+        else:
+            strategy.start(grid, num_rounds=1)
+            assert np.isfinite(strategy.scores[0]["loss"]).all()
+            assert torch.isfinite(strategy.rounds[0].server["fc1.weight"]).all()
