@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -57,6 +58,23 @@ def real(
             + (f". {hint}" if hint else "")
         )
     return x
+
+
+def in_bytes(name: str, value: object) -> int:
+    """Return a size such as "2GiB", "500MB" or a number of bytes as an int, or raise ValueError naming the argument.
+
+    Examples
+    --------
+    >>> in_bytes("memory", "2GiB"), in_bytes("memory", "1.5 MB"), in_bytes("memory", 1000)
+    (2147483648, 1500000, 1000)
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kMGT])(i?))?B?\s*", str(value), re.IGNORECASE)
+    size = 0
+    if found and isinstance(value, str | int):
+        size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index((found[2] or " ").upper()))
+    if not size:
+        raise ValueError(f"{name} must be a size such as '2GiB', '500MB' or a number of bytes, but got {value!r}")
+    return size
 
 
 def choice(name: str, value: Any, options: Collection[Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from fedstat import _cli, store
+from fedstat import _check, _cli, store
 from fedstat import data as datasets
 from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, nets, ranks
@@ -98,6 +98,11 @@ def parser() -> _cli.Parser:
     add("--study", metavar="NAME", help="only the runs of this study of --config")
     add("--data-dir", type=Path, metavar="DIR", help="folder with the data sets' files (default $FEDSTAT_DATA)")
     _cli.add_compute(cli)
+    add(
+        "--memory",
+        metavar="SIZE",
+        help="most memory to take, such as 2GiB: beyond it, rows of clients are kept on disk, in the store",
+    )
     _cli.add_dask(cli, "run of --config")
     add("--out", type=Path, metavar="PATH", help="store to write, or folder for a grid (default runs/fl-<time>.zarr)")
     add(
@@ -158,7 +163,9 @@ def _kept(args: argparse.Namespace) -> str:
 
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:
-    return {"data_dir": args.data_dir} | _cli.compute(args)
+    if args.memory is not None:
+        _check.in_bytes("--memory", args.memory)
+    return {"data_dir": args.data_dir, "memory": args.memory} | _cli.compute(args)
 
 
 def _one(args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,8 @@ import xarray as xr
 from torch import Tensor
 
 from fedstat import _random
+from fedstat.fl import samples
+from fedstat.fl.samples import Stored
 
 
 class Rows(NamedTuple):
@@ -19,7 +21,7 @@ class Rows(NamedTuple):
 
     Attributes
     ----------
-    x : Tensor (sample, ...)
+    x : Tensor (sample, ...) or Stored
         float32 (integer inputs, such as token ids, stay integers).
     y : int64 Tensor (sample,)
     start : int array (client + 1,)
@@ -28,7 +30,7 @@ class Rows(NamedTuple):
         The clients' numbers among all clients, if these are only some.
     """
 
-    x: Tensor
+    x: Any
     y: Tensor
     start: np.ndarray
     numbers: np.ndarray | None = None
@@ -46,18 +48,29 @@ class Rows(NamedTuple):
 
 def part(data: Rows, clients: np.ndarray) -> Rows:
     """Samples of some clients, with the numbers that name their random streams unchanged."""
-    x, y = ([a[data.start[c] : data.start[c + 1]] for c in clients] for a in (data.x, data.y))
+    rows = np.concatenate([np.arange(data.start[c], data.start[c + 1]) for c in clients])
     start = np.concatenate([[0], np.cumsum(data.sizes[clients])])
-    return Rows(torch.cat(x), torch.cat(y), start, data.ids[clients])
+    x = data.x.part(rows) if isinstance(data.x, Stored) else data.x[rows]
+    return Rows(x, data.y[rows], start, data.ids[clients])
+
+
+def loaded(data: Rows, clients: np.ndarray) -> tuple[Rows, np.ndarray]:
+    """Samples of some clients in memory, and the clients' positions there: the data as they are, unless on disk."""
+    if not isinstance(data.x, Stored):
+        return data, clients
+    own = part(data, clients)
+    return own._replace(x=own.x[:]), np.arange(len(clients))
 
 
 def digest(*parts: Rows) -> str:
     """Fingerprint of data sets, by which a run recognises its data."""
     found = sha256()
     for rows in parts:
-        for a in (rows.x.cpu().numpy(), rows.y.cpu().numpy(), rows.start):
-            found.update(str(a.shape).encode())
-            found.update(np.ascontiguousarray(a).data)
+        for a in (rows.x, rows.y, rows.start):
+            found.update(str(tuple(a.shape)).encode())
+            for block in a.blocks() if isinstance(a, Stored) else (a,):
+                values = block.cpu().numpy() if isinstance(block, Tensor) else block
+                found.update(np.ascontiguousarray(values).data)
     return found.hexdigest()[:16]
 
 
@@ -79,7 +92,7 @@ class Schedule(NamedTuple):
     live: np.ndarray
 
 
-def rows_of(data: xr.Dataset, subset: str, device: torch.device) -> Rows:
+def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool = False) -> Rows:
     """Samples of one subset ("train", "test", ...) of a federated data set.
 
     Parameters
@@ -89,6 +102,8 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device) -> Rows:
         ``client`` (sample). A coordinate ``split`` (sample) names the subset; without it every sample is "train".
     subset : str
     device : torch.device
+    stored : bool
+        Leave x on disk, to be read for the clients at work.
 
     Raises
     ------
@@ -98,33 +113,38 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device) -> Rows:
     for name in ("x", "y"):
         if name not in data:
             raise ValueError(f"the data must hold variables x and y, but {name} is missing; it has {list(data)}")
-    names = _clients(data)
+    names, source, places = _clients(data), data["x"], np.arange(data.sizes.get("sample", 0))
+    if stored:
+        data = data.drop_vars("x")
     if "split" in data.coords:
-        data = data.isel(sample=np.flatnonzero(data["split"].to_numpy() == subset))
+        places = np.flatnonzero(data["split"].to_numpy() == subset)
+        data = data.isel(sample=places)
     elif subset != "train":
-        data = data.isel(sample=slice(0, 0))
-    x, y = data["x"], data["y"]
-    if "client" in x.dims:
-        x, y = x.transpose("client", "sample", ...), y.transpose("client", "sample")
-        n_clients, n = x.sizes["client"], x.sizes["sample"]
-        start = np.arange(n_clients + 1) * n
-        x_rows, y_rows = x.to_numpy().reshape(n_clients * n, *x.shape[2:]), y.to_numpy().reshape(-1)
+        places = places[:0]
+        data = data.isel(sample=places)
+    order, lead = None, tuple(dim for dim in ("client", "sample") if dim in source.dims)
+    if "client" in source.dims:
+        start = np.arange(len(names) + 1) * len(places)
+        at = (np.arange(len(names))[:, None] * source.sizes["sample"] + places).reshape(-1)
     else:
         code = np.searchsorted(names, data["client"].to_numpy())
         order = np.argsort(code, kind="stable")
         start = np.concatenate([[0], np.cumsum(np.bincount(code, minlength=len(names)))])
-        x_rows, y_rows = x.transpose("sample", ...).to_numpy()[order], y.to_numpy()[order]
+        at = places[order]
+    y = data["y"].transpose(*lead).to_numpy()
+    y_rows = torch.from_numpy(_classes(y.reshape(-1) if order is None else y[order])).to(device)
     empty = np.flatnonzero(np.diff(start) == 0)
     if empty.size or len(start) == 1:
         raise ValueError(f"every client needs {subset} samples, but client(s) {names[empty][:5].tolist()} have none")
+    if stored:
+        return Rows(Stored(source.transpose(*lead, ...).variable, len(lead), at, device), y_rows, start)
+    x = data["x"].transpose(*lead, ...).to_numpy()
+    x_rows = x.reshape(-1, *x.shape[2:]) if order is None else x[order]
     if np.issubdtype(x_rows.dtype, np.floating) and not np.isfinite(x_rows).all():
         bad = int(np.flatnonzero(~np.isfinite(x_rows).reshape(len(x_rows), -1).all(1))[0])
         client_of = names[np.searchsorted(start, bad, side="right") - 1]
         raise ValueError(f"x must be finite, but client {client_of} has NaN or infinite values in its {subset} samples")
-    inputs = torch.from_numpy(np.ascontiguousarray(x_rows))
-    if inputs.is_floating_point():
-        inputs = inputs.float()
-    return Rows(inputs.to(device), torch.from_numpy(_classes(y_rows)).to(device), start)
+    return Rows(samples.tensor(x_rows).to(device), y_rows, start)
 
 
 def _clients(data: xr.Dataset) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstat import _random
-from fedstat.fl import checks, halves, masks
+from fedstat.fl import checks, halves, kept, masks, room
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
 from fedstat.fl.job import Job
@@ -72,42 +73,57 @@ def start(job: Job) -> State:
     """
     server = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
 
+    def pretrain(epochs: int | None) -> Params:
+        room.require_for_all(job)
+        return job.ranks.clients(pretrained(job, server, epochs))
+
     def pretrain_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
+        room.require_for_all(job)
         some = np.flatnonzero(job.train.sizes >= 2)
         return halves.trained(*_alone(job, server), some, (Phase(epochs),))
 
     algorithm = job.algorithm
 
     def moments(epochs: int | None) -> Mapping[str, Any]:
-        models = pretrained(job, server, epochs)
-        return _moments(job, lambda: {name: server[name].expand_as(p) for name, p in models.items()}, models)
+        found: Mapping[str, Any] = {}
+        for clients in room.blocks(job):
+            models = pretrained(job, server, epochs, clients)
+            sums = _moments(job, partial(_expanded, server, len(clients)), models)
+            found = {name: found[name] + one for name, one in sums.items()} if found else sums
+        return found
 
-    trained = (lambda epochs: job.ranks.clients(pretrained(job, server, epochs)), pretrain_halves, moments)
-    before = Start(job.net, job.sizes, job.seed, job.device, *trained)
+    before = Start(job.net, job.sizes, job.seed, job.device, pretrain, pretrain_halves, moments)
     sharing = checks.sharing(algorithm.sharing(before), job, "sharing(start)")
     own = _own(job, sharing)
     _require_own(job, own, sharing)
     params = {name: (server[name] if at is None else server[name][at]) for name, at in own.items()}
-    params = {name: p.expand(job.clients, *p.shape).clone() for name, p in params.items()}
-    optimizer: Params = {}
+    first: Params = {}
     if job.optimizer_state == "keep":
-        optimizer = job.optimizer.init({name: p.expand(job.clients, *p.shape) for name, p in server.items()})
+        first = job.optimizer.init({name: p.unsqueeze(0) for name, p in server.items()})
+        first = {name: p[0] for name, p in first.items()}
     memory = algorithm.memory(before) if algorithm.memory else Memory()
     checks.memory(memory, len(job.sizes), algorithm.name)
     if job.ranks.several:
         memory = memory._replace(clients={name: p[job.train.ids] for name, p in memory.clients.items()})
     aggregated = job.aggregator.init(server)
     checks.savable(aggregated, job.aggregator.name)
-    state = State(0, params, own, server, sharing, optimizer, memory, aggregated)
+    at = kept.where(job, params, first, {name: p[0] for name, p in memory.clients.items()})
+    rows, optimizer = kept.equal(at, "params", params), kept.equal(at, "optimizer", first)
+    memory = memory._replace(clients=kept.given(at, "memory", memory.clients))
+    state = State(0, rows, own, server, sharing, optimizer, memory, aggregated)
     some = active(job, 0)
     clients = by_size(job.train, some if len(some) else np.arange(job.clients))[:2]
     checks.trial(job, uploads_of(job, state, clients, personal(job, state, clients)), sharing)
     return state
 
 
-def pretrained(job: Job, server: Params, epochs: int | None) -> Params:
-    """Every client's parameters (client, ...) after local epochs from the server's copy, with nothing shared."""
-    order = by_size(job.train, np.arange(job.clients))
+def _expanded(params: Params, n: int) -> Params:
+    return {name: p.expand(n, *p.shape) for name, p in params.items()}
+
+
+def pretrained(job: Job, server: Params, epochs: int | None, clients: np.ndarray | None = None) -> Params:
+    """Parameters (client, ...) of clients, by default all, after epochs from the server's copy, nothing shared."""
+    order = by_size(job.train, np.arange(job.clients) if clients is None else clients)
     trained = local_training(*_alone(job, server), order, (Phase(epochs),)).params
     return {name: p[np.argsort(order)] for name, p in trained.items()}
 
@@ -187,11 +203,12 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
         models = _mixed(job, uploads, sharing, sent, mixture[mine])
     server, aggregated = _aggregate(job, state, whole, sharing, sent, each=whole is uploads)
     memory = _remember(job, state, whole, mine)
-    at = torch.from_numpy(clients).to(job.device)
     params = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
-    if len(clients) < job.clients or (clients[1:] < clients[:-1]).any():
-        params = {name: state.params[name].index_copy(0, at, p) for name, p in params.items()}
-    new = State(state.round + 1, params, state.own, server, sharing, trained.optimizer, memory, aggregated)
+    rows: kept.Clients = params
+    if isinstance(state.params, kept.Kept) or len(clients) < job.clients or (clients[1:] < clients[:-1]).any():
+        rows = kept.changed(state.params, clients, params)
+    optimizer = kept.changed(state.optimizer, clients, trained.optimizer)
+    new = State(state.round + 1, rows, state.own, server, sharing, optimizer, memory, aggregated)
     return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
 
 
@@ -352,11 +369,8 @@ def _remember(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray
     found = checks.asked(job.algorithm.remember, uploads, f"method {job.algorithm.name!r}: remember(uploads)")
     checks.remembered(found, uploads.memory, job.algorithm.name)
     first = job.ranks.bounds[job.ranks.rank] if job.ranks.several else 0
-    at = torch.from_numpy(uploads.clients[mine] - first).to(job.device)
-    return Memory(
-        {name: p.index_copy(0, at, found.clients[name][mine]) for name, p in state.memory.clients.items()},
-        dict(found.server),
-    )
+    rows = {name: p[mine] for name, p in found.clients.items()}
+    return Memory(kept.changed(state.memory.clients, uploads.clients[mine] - first, rows), dict(found.server))
 
 
 def require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -69,6 +72,10 @@ class Job(Training, Computing):
         Whether clients number their classes differently, so that no entry of an output layer may be shared.
     track : bool
         Whether batch losses and the accuracy before aggregation are measured too.
+    kept : path, optional
+        Folder for rows of clients that do not fit in memory; without it they are in memory.
+    room : int, optional
+        Bytes that the run may take for what it holds of all clients at a time.
     limits : dict
         The chunk size found to fit a CUDA device's memory.
     """
@@ -83,6 +90,8 @@ class Job(Training, Computing):
     ranks: Ranks = ALONE
     own_labels: bool = False
     track: bool = False
+    kept: Path | None = None
+    room: int | None = None
     limits: dict[str, int] = field(default_factory=dict, compare=False)
 
     @property
@@ -154,6 +163,7 @@ class Machine:
     client_chunk: int | None = None
     threads: int | None = None
     precision: Precision = "float32"
+    memory: str | int | None = None
 
     def __post_init__(self) -> None:
         at = device_named(self.device)
@@ -161,6 +171,8 @@ class Machine:
             if getattr(self, name) is not None:
                 _check.integer(name, getattr(self, name))
         _check.choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
+        if self.memory is not None:
+            _check.in_bytes("memory", self.memory)
         if self.precision == "tf32" and at.type != "cuda":
             raise ValueError(f"precision='tf32' needs a CUDA device, but got device {self.device!r}. Use 'float32'.")
 
@@ -168,3 +180,17 @@ class Machine:
         """The same without the device; threads default to the number of cores."""
         threads = self.threads or os.cpu_count() or 1
         return Computing(client_chunk=self.client_chunk, threads=threads, precision=self.precision)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether CUDA may round the factors of products and convolutions (the latter PyTorch's default) to TF32."""
+    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [one.allow_tf32 for one in settings]
+    try:
+        for one in settings:
+            one.allow_tf32 = allowed
+        yield
+    finally:
+        for one, value in zip(settings, before, strict=True):
+            one.allow_tf32 = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedstat import _check, _random
-from fedstat.fl import batches, checks
+from fedstat.fl import batches, checks, kept
 from fedstat.fl.algorithm import Mask, Memory, Phase, Samples
 from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
@@ -28,8 +29,8 @@ class Trained(NamedTuple):
     Attributes
     ----------
     params : Params (active, ...)
-    optimizer : Params (client, ...)
-        Optimiser state of all clients; empty if it does not last.
+    optimizer : Params (active, ...)
+        Optimiser state; empty if it does not last.
     loss : Tensor (active,)
         Mean loss of a client's batches, each before its step; 0 unless the job tracks losses.
     finite : bool array (active,)
@@ -54,21 +55,19 @@ def local_training(job: Job, state: State, clients: np.ndarray, phases: tuple[Ph
     phases : tuple of Phase
     """
     after = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
-    optimizer = {name: p.clone() for name, p in state.optimizer.items()}
+    optimizer = kept.copies(state.optimizer, clients)
     loss = torch.zeros(len(clients), device=job.device)
     finite = np.ones(len(clients), bool)
 
     def work(span: slice) -> None:
         params = personal(job, state, clients[span], {name: p[span] for name, p in after.items()})
-        moments = {name: p[clients[span]] for name, p in optimizer.items()}
+        moments = {name: p[span] for name, p in optimizer.items()}
         memory = remembered(state, clients[span])
         loss[span] = train_chunk(
             job, params, clients[span], phases, key=("batches", state.round), optimizer=moments, memory=memory
         )
         ends = torch.stack([end for p in params.values() for end in torch.aminmax(p)])  # in the core's cache
         finite[span] = bool(torch.isfinite(ends).all())
-        for name, p in moments.items():
-            optimizer[name][clients[span]] = p
 
     each_chunk(job, len(clients), work)
     return Trained(after, optimizer, loss, finite)
@@ -132,6 +131,8 @@ def train_chunk(
     memory : Memory
         Of these clients.
     """
+    train, clients = batches.loaded(job.train, clients)
+    job = job if train is job.train else replace(job, train=train)
     asked = any(phase.anchor != "phase" for phase in phases)
     chunk = _Chunk(
         params,

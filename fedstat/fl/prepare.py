@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 from fedstat import _check
-from fedstat.fl import accountant, batches, checks, choice, labels, losses, nets, participation
+from fedstat.fl import accountant, batches, checks, choice, labels, losses, nets, participation, room
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Machine, Training, device_named
@@ -46,9 +46,10 @@ def prepare(
             f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
         )
     at = device_named(machine.device)
-    train_rows, test_rows = (batches.rows_of(data, s, at) for s in ("train", "test"))
+    stored = room.samples_stay(data, machine.memory)
+    train_rows, test_rows = (batches.rows_of(data, s, at, stored=stored) for s in ("train", "test"))
     named = data["split"].to_numpy() if "split" in data.coords else ()
-    validation = batches.rows_of(data, "validation", at) if "validation" in named else None
+    validation = batches.rows_of(data, "validation", at, stored=stored) if "validation" in named else None
     if len(train_rows.start) != len(test_rows.start):
         raise ValueError(
             f"every client needs train and test samples, but {len(train_rows.start) - 1} clients have train "
@@ -94,6 +95,8 @@ def assembled(
     )
     checks.phases(job)
     choice.require(job)
+    if machine.memory is not None:
+        job = replace(job, room=room.left(job, machine.memory))
     return job if job.aggregator.privacy is None else _private(job, job.aggregator.privacy)
 
 
@@ -135,3 +138,14 @@ def require_classes(rows: Rows, outputs: int, name: str) -> None:
             f"y must lie in 0, ..., {classes - 1} for {outputs} output(s), but the {name} samples have {low} to {top}. "
             "Number the classes from 0, or give the network more outputs."
         )
+
+
+def unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
+    """Training and test samples of new clients, () if there are none; ValueError if they do not fit the network."""
+    found = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
+    for rows in found:
+        require_classes(rows, nets.n_outputs(job.net), "new clients'")
+        if rows.x.shape[1:] != job.train.x.shape[1:]:
+            theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
+            raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
+    return found

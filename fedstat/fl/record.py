@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 
 from fedstat import store
-from fedstat.fl import choice, factors, masks, nets
+from fedstat.fl import choice, factors, kept, masks, nets
 from fedstat.fl.algorithm import Memory, Sharing
 from fedstat.fl.engine import Round
 from fedstat.fl.job import Job
@@ -24,6 +24,8 @@ from fedstat.store import Group, Target, Variable
 
 LAYOUT = 2
 """Version of the store of a run."""
+
+_CHUNK = 4_000_000  # numbers of all clients over rounds that go to one file
 
 _EVALUATED = {
     f"metrics/{name}" for name in ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before")
@@ -110,9 +112,11 @@ def layout(
     """
     coords = {**lead, "round": ("round", np.arange(1, n_rounds + 1))}
     clients, chunk = ("client", np.arange(n_clients)), dict.fromkeys(lead, 1)
+    few = {"round": max(1, _CHUNK // n_clients)} if n_rounds * n_clients > _CHUNK else {}
 
     def variable(dims: tuple[str, ...], dtype: str, name: str, **attrs: str) -> Variable:
-        return Variable((*lead, "round", *dims), dtype, chunk, {"long_name": name, **attrs})
+        own = chunk | few if "client" in dims else chunk
+        return Variable((*lead, "round", *dims), dtype, own, {"long_name": name, **attrs})
 
     groups = {
         "metrics": Group(
@@ -203,6 +207,8 @@ def write_checkpoint(writer: Relay, job: Job, state: State, done: Round, checkpo
 
 
 def _write_models(writer: Relay, job: Job, state: State, done: Round, checkpoints: Checkpoints) -> None:
+    if not checkpoints.layers:
+        return
     position, few = checkpoints.rounds.index(state.round), _clients_at_once(job)
     active, before, ids = done.uploads.clients, checkpoints.uploads or checkpoints.parameters, job.train.ids
     for low in range(0, job.clients, few):
@@ -353,7 +359,9 @@ def save_state(writer: Relay, job: Job, state: State) -> None:
     """
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.sharing.fits.items()}
     alike = {layer: torch.from_numpy(values) for layer, values in state.sharing.icc.items()}
-    parts = state._asdict() | {"sharing": (state.sharing.shared, fits, alike), "memory": tuple(state.memory)}
+    parts = state._asdict() | {"sharing": (state.sharing.shared, fits, alike)}
+    parts |= {name: kept.saved(parts[name]) for name in ("params", "optimizer")}
+    parts["memory"] = (kept.saved(state.memory.clients), dict(state.memory.server))
     if job.ranks.several:
         parts["of"] = job.ranks.number
     if job.ranks.rank:
@@ -373,7 +381,7 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
     """Read what :func:`save_state` wrote, of this process's clients; None if there is nothing."""
     if not files:
         return None
-    parts = torch.load(files[0], map_location=job.device, weights_only=True)
+    parts = torch.load(files[0], map_location=job.device, weights_only=True, mmap=job.kept is not None)
     number = parts.pop("of", 1)
     if number > 1 or job.ranks.several:
         others = [torch.load(f, map_location="cpu", weights_only=True, mmap=True) for f in files[1:number]]
@@ -385,5 +393,7 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
     numpy = job.device.type == "cpu"
     back = {layer: Fit(*(part.numpy() if numpy else part for part in own)) for layer, own in fits.items()}
     icc = {layer: values.cpu().numpy() for layer, values in alike.items()}
-    memory = Memory(*parts.pop("memory"))
-    return State(**parts, sharing=Sharing(shared, back, icc), memory=memory)
+    rows = {name: parts.pop(name) for name in ("params", "optimizer")} | {"memory": parts["memory"][0]}
+    own = kept.restored(job, rows, files[0].parent / kept.FOLDER)
+    memory = Memory(own.pop("memory"), parts.pop("memory")[1])
+    return State(**parts, **own, sharing=Sharing(shared, back, icc), memory=memory)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 
+from fedstat.fl import batches
 from fedstat.fl.batches import Rows
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
@@ -42,6 +43,7 @@ def table(job: Job, clients: np.ndarray, models: Callable[[slice], Iterable[Para
 
 def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Accuracy and mean loss (client,) of stacked models on the clients' samples in ``data``."""
+    data, clients = batches.loaded(data, clients)
     sizes = torch.from_numpy(data.sizes[clients])
     right, total = torch.zeros(len(clients)), torch.zeros(len(clients))
     first, most = torch.from_numpy(data.start[clients]), int(sizes.max()) if len(clients) else 0

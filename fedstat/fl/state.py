@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedstat.fl import checks, masks
+from fedstat.fl import checks, kept, masks
 from fedstat.fl.algorithm import Memory, Received, Sharing
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
@@ -37,11 +37,11 @@ class State(NamedTuple):
     """
 
     round: int
-    params: Params
+    params: kept.Clients
     own: dict[str, Tensor | None]
     server: Params
     sharing: Sharing
-    optimizer: Params
+    optimizer: kept.Clients
     memory: Memory = Memory()
     aggregator: Any = ()
 
@@ -61,11 +61,12 @@ def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Pa
     clients = np.arange(job.clients) if clients is None else clients
     if into is None:
         into = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
+    mine_of = kept.taken(state.params, clients)
     for name, p in into.items():
         if name not in state.own:
             p.copy_(state.server[name].expand_as(p))
             continue
-        mine, units = _take(state.params[name], clients), state.own[name]
+        mine, units = mine_of(name), state.own[name]
         if units is not None:
             p.copy_(state.server[name].expand_as(p))
             p[:, units] = mine
@@ -79,15 +80,21 @@ def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Pa
     return into
 
 
+def on_disk(state: State) -> list[kept.Kept]:
+    """Rows of clients that are not in memory."""
+    parts = (state.params, state.optimizer, state.memory.clients)
+    return [part for part in parts if isinstance(part, kept.Kept)]
+
+
 def _receive(job: Job, state: State, clients: np.ndarray, own: Params) -> None:
     """Replace clients' own copies by what the algorithm makes of them."""
     assert job.algorithm.receive is not None  # noqa: S101
     shared = {name: masks.of_clients(m, state.server[name].ndim, clients) for name, m in state.sharing.shared.items()}
     given = Received(job.net, own, state.server, shared, remembered(state, clients))
-    kept = [*state.server.items(), *state.memory.server.items()]
-    versions = [p._version for _, p in kept]
+    fixed = [*state.server.items(), *state.memory.server.items()]
+    versions = [p._version for _, p in fixed]
     received = job.algorithm.receive(given)
-    for (name, p), version in zip(kept, versions, strict=True):
+    for (name, p), version in zip(fixed, versions, strict=True):
         if p._version != version:
             raise ValueError(
                 f"method {job.algorithm.name!r}: receive(received) changes the server's {name!r}, of shape "
@@ -103,11 +110,4 @@ def _receive(job: Job, state: State, clients: np.ndarray, own: Params) -> None:
 
 def remembered(state: State, clients: np.ndarray) -> Memory:
     """Memory of some clients and of the server."""
-    return Memory({name: p[clients] for name, p in state.memory.clients.items()}, state.memory.server)
-
-
-def _take(p: Tensor, clients: np.ndarray) -> Tensor:
-    """Rows of some clients; a view if they are consecutive."""
-    if len(clients) and len(clients) == clients[-1] - clients[0] + 1 and (np.diff(clients) == 1).all():
-        return p[clients[0] : clients[-1] + 1]
-    return p[clients]
+    return Memory(kept.copies(state.memory.clients, clients), state.memory.server)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 import xarray as xr
 from threadpoolctl import threadpool_limits
 
 from fedstat import _check, store
-from fedstat.fl import accountant, batches, engine, labels, masks, nets, ranks, record
+from fedstat.fl import accountant, batches, engine, kept, labels, masks, nets, ranks, record, room
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.batches import Rows
 from fedstat.fl.evaluate import timed_step
-from fedstat.fl.job import Job, Machine, Participation, Precision, Sampling, Training, of_rank
+from fedstat.fl.job import Job, Machine, Participation, Precision, Sampling, Training, of_rank, tf32
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.participation import fewest
-from fedstat.fl.prepare import optimizer_named, prepare, require_classes
+from fedstat.fl.prepare import optimizer_named, prepare, unseen
 from fedstat.fl.probes import Probe
 from fedstat.fl.probes.ablation import probe as ablation_probe
 from fedstat.fl.probes.drift import probe as drift_probe
@@ -33,7 +32,7 @@ from fedstat.fl.probes.on_halves import probe as halves_probe
 from fedstat.fl.probes.readouts import jobs as readout_jobs
 from fedstat.fl.probes.readouts import probe as readouts_probe
 from fedstat.fl.relay import Relay
-from fedstat.fl.state import State
+from fedstat.fl.state import State, on_disk
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
@@ -65,6 +64,7 @@ def train(
     client_chunk: int | None = None,
     threads: int | None = None,
     precision: Precision = "float32",
+    memory: str | int | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     checkpoints: Sequence[int] = (),
@@ -120,6 +120,11 @@ def train(
         Chunks trained in parallel on the CPU; by default all cores.
     precision : {"float32", "tf32", "bfloat16"}, default "float32"
         Of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
+    memory : str or int, optional
+        Most memory that the run should take: "2GiB", "500MB" or bytes, of the process or, on a GPU, there. Beyond it,
+        rows of clients (their own entries, optimiser states, memory) are kept in files in the store, and samples that
+        a zarr store or a memory map holds stay there; both are read and written for active clients only. The numbers
+        are the same.
     out : path, optional
         Store to write, a zarr folder; without it the run stays in memory.
     resume : bool
@@ -213,19 +218,19 @@ def train(
         raise ValueError(
             f"aggregator must be one of fedstat.fl.aggregate, such as weighted_mean(), but got {aggregator!r}"
         )
-    machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision)
+    machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory)
     job = prepare(data, net, algorithm, training, machine, track=True, new=new)
     asked = _asked(probe)
     named = nets.layers(job.net) if keep_weights is None else keep_weights
     layers = [masks.require_layer(job.net, layer) for layer in named]
-    kept = {name: name in asked for name in ("uploads", "parameters")}
-    at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **kept)
-    others, unseen = readout_jobs(job, readouts or {}), _unseen(job, new)
+    more = {name: name in asked for name in ("uploads", "parameters")}
+    at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **more)
+    others, added = readout_jobs(job, readouts or {}), unseen(job, new)
     probes = [measures_probe(job, rounds)]
     probes += [accountant.probe(job)] if job.aggregator.privacy else []
     probes += [halves_probe(job, rounds)] if "halves" in asked else []
     probes += [drift_probe(job, rounds)] if "drift" in asked else []
-    probes += [new_clients_probe(job, *unseen)] if unseen else []
+    probes += [new_clients_probe(job, *added)] if added else []
     probes += [ablation_probe(job, ablation)] if ablation else []
     probes += [readouts_probe(job, others)] if others else []
     config = {
@@ -234,7 +239,7 @@ def train(
         "algorithm_settings": dict(algorithm.settings),
         "shapes": {name: list(shape) for name, shape in net.shapes.items()},
         "clients": job.clients,
-        "data_digest": batches.digest(*job.subsets.values(), *unseen),
+        "data_digest": batches.digest(*job.subsets.values(), *added),
         "rounds": rounds,
         "checkpoints": at.rounds,
         "keep_weights": at.layers,
@@ -259,6 +264,8 @@ def train(
     share = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, json.loads(attrs["config"]))
     if share.several and out is None:
         raise ValueError(f"{share.number} processes write to one store. Name it: out=PATH, the same in all of them.")
+    if share.several and memory is not None:
+        raise ValueError("memory is for a run of one process: several hold a part of the clients each. Leave it out.")
     if share.several and job.aggregator.privacy:
         raise ValueError(f"private(...) sums clients in one process, but there are {share.number}. Start one.")
     mine = of_rank(job, share)
@@ -293,22 +300,13 @@ def _asked(probe: str | Sequence[str] | None) -> list[str]:
     return [name for name in PROBES if name in given]
 
 
-def _unseen(job: Job, new: xr.Dataset | None) -> tuple[Rows, ...]:
-    """Training and test samples of new clients, () if there are none; ValueError if they do not fit the network."""
-    found = () if new is None else tuple(batches.rows_of(new, s, job.device) for s in ("train", "test"))
-    for rows in found:
-        require_classes(rows, nets.n_outputs(job.net), "new clients'")
-        if rows.x.shape[1:] != job.train.x.shape[1:]:
-            theirs, ours = (tuple(one.x.shape[1:]) for one in (rows, job.train))
-            raise ValueError(f"new clients must have samples of shape {ours}, as the others have, but got {theirs}")
-    return found
-
-
 def _make(
     job: Job, course: _Course, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool
 ) -> None:
     """Make the run at ``path``, or continue it."""
     own = (job.algorithm, job.aggregator)
+    if job.room is not None:
+        job = replace(job, kept=path / store.JOURNAL / kept.FOLDER)
 
     def opened() -> Writer:
         store.settle(path)
@@ -319,25 +317,18 @@ def _make(
 
     writer = job.ranks.first(opened)
     # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
-    calm = (_tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
+    calm = (tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
     with writer or nullcontext(), calm[0], calm[1], job.ranks.watched():
         out = Relay(job.ranks, writer)
         if not out.finished():
-            _run(job, record.load_state(out.states(), job) or engine.start(job), course, out)
+            _run(job, _begun(job, course, out.states(), path), course, out)
 
 
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """Whether CUDA may round the factors of products and convolutions (the latter PyTorch's default) to TF32."""
-    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    before = [one.allow_tf32 for one in settings]
-    try:
-        for one in settings:
-            one.allow_tf32 = allowed
-        yield
-    finally:
-        for one, value in zip(settings, before, strict=True):
-            one.allow_tf32 = value
+def _begun(job: Job, course: _Course, files: Sequence[Path], path: Path) -> State:
+    """The state to go on from."""
+    state = record.load_state(files, job) or engine.start(job)
+    room.require_disk(job, state, course.checkpoints.rounds, course.checkpoints.layers, path)
+    return state
 
 
 def _run(job: Job, state: State, course: _Course, writer: Relay) -> None:
@@ -353,6 +344,8 @@ def _run(job: Job, state: State, course: _Course, writer: Relay) -> None:
         if with_state:
             record.save_state(writer, job, state)
         writer.commit()
+        for rows in on_disk(state) if with_state else ():
+            rows.commit()
 
     try:
         while state.round < course.rounds:

@@ -1,6 +1,7 @@
 """Runs on disk: labelled arrays in one zarr store, journaled so that nothing is lost and no damage goes unseen."""
 
 from fedstat.store.growth import Taken, extend
+from fedstat.store.journal import FOLDER as JOURNAL
 from fedstat.store.journal import DamageError
 from fedstat.store.origin import code, now, provenance, to_json
 from fedstat.store.place import attributes, claim, command_of, remove, replace, settle
@@ -8,6 +9,7 @@ from fedstat.store.read import Damage, config_of, damage, describe, open_run, re
 from fedstat.store.write import Group, Target, Variable, Writer, changed, create, has_state, resume, save
 
 __all__ = [
+    "JOURNAL",
     "Damage",
     "DamageError",
     "Group",

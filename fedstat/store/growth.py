@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -78,6 +79,9 @@ def extend(
             for name in states(files):
                 with files.path(name).open("rb") as old, writer.journal.stage(name) as new:
                     shutil.copyfileobj(old, new)
+            for own in (path / journal.FOLDER).glob("*/"):  # rows that the state names: the same files
+                shutil.copytree(own, folder / journal.FOLDER / own.name, copy_function=os.link)
+                journal.sync(folder / journal.FOLDER / own.name)
             writer.journal.finish()
             place.replace(folder, path)
             files.close()

@@ -237,9 +237,12 @@ def start(root: Path) -> None:
 
 
 def left_over(root: Path) -> list[Path]:
-    """Files in the journal that its log does not name: a lock, and what a killed process had staged."""
+    """Files in the journal that its log does not name: a lock, and what a killed process had staged.
+
+    Not those in folders of the journal, which grow and which the state checks itself.
+    """
     named = {root / FOLDER / "log", *(root / key for key in read_log(root))}
-    return [path for path in (root / FOLDER).iterdir() if path not in named]
+    return [path for path in (root / FOLDER).iterdir() if path not in named and not path.is_dir()]
 
 
 def sync(path: Path) -> None:

@@ -274,6 +274,7 @@ def run(
     device: str = "cpu",
     client_chunk: int | None = None,
     threads: int | None = None,
+    memory: str | int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> xr.DataTree:
     """Make the data, the network and the algorithm that the settings name, and train.
@@ -281,7 +282,7 @@ def run(
     Parameters
     ----------
     settings : Settings
-    out, resume, device, client_chunk, threads, progress
+    out, resume, device, client_chunk, threads, memory, progress
         See :func:`fedstat.fl.train`.
     data_dir : path, optional
         See :func:`fedstat.data.load`.
@@ -315,6 +316,7 @@ def run(
         device=device,
         client_chunk=client_chunk,
         threads=threads,
+        memory=memory,
         precision=settings.precision,
         out=out,
         resume=resume,

@@ -213,7 +213,7 @@ def run_all(
         ``Client.get_executor(pure=False)``, whose workers see the same folder. A run that a lost worker has left is
         continued by whoever gets it next. Give ``threads=1``, or as many as a worker has cores.
     **where
-        data_dir, device, client_chunk, threads.
+        data_dir, device, client_chunk, threads, memory.
 
     Yields
     ------

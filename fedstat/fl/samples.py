@@ -1,0 +1,118 @@
+"""Samples that stay on disk, in a zarr store or a memory map, and are read for the clients at work."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from copy import copy
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+_BLOCK = 1 << 24  # bytes that are read at a time
+_MAPPED = 1 << 26  # bytes read of a memory map before its pages are given back
+_AROUND = 1 << 21  # bytes that the system may map for one: a huge page
+_PAGEOUT = 21  # Linux's MADV_PAGEOUT, which loses nothing that was written to a private map
+
+
+class Stored:
+    """Rows of samples that are read when asked for, as :attr:`fedstat.fl.batches.Rows.x`.
+
+    Parameters
+    ----------
+    source : Variable (client, sample, ...) or (sample, ...)
+    lead : int
+        Number of dims that count samples.
+    at : int array (row,)
+        Place of each row among the source's samples, flat.
+    device : torch.device
+        Where samples are wanted.
+    """
+
+    def __init__(self, source: xr.Variable, lead: int, at: np.ndarray, device: torch.device) -> None:
+        self._source, self._lead, self.at, self.device = source, lead, at, device
+        self._pages = _Pages(source)
+        self.shape = torch.Size((len(at), *source.shape[lead:]))
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    def __getitem__(self, rows: Any) -> Tensor:
+        """Samples of one row, a slice, or an array of rows of any shape; ValueError if they are not finite."""
+        at = self.at[rows.cpu().numpy() if isinstance(rows, Tensor) else rows]
+        found = tensor(self._values(at.reshape(-1)))
+        return found.view(*at.shape, *self.shape[1:]).to(self.device)
+
+    def part(self, rows: np.ndarray) -> Stored:
+        """Only some rows, unread."""
+        found = copy(self)
+        found.at, found.shape = self.at[rows], torch.Size((len(rows), *self.shape[1:]))
+        return found
+
+    def blocks(self) -> Iterator[Tensor]:
+        """All rows in turn."""
+        step = max(1, _BLOCK // max(1, int(np.prod(self.shape[1:])) * self._source.dtype.itemsize))
+        for low in range(0, len(self), step):
+            yield self[low : low + step]
+
+    def _values(self, at: np.ndarray) -> np.ndarray:
+        if not len(at):
+            return np.empty((0, *self.shape[1:]), self._source.dtype)
+        places = np.unravel_index(at, self._source.shape[: self._lead])
+        wanted, where = zip(*(np.unique(place, return_inverse=True) for place in places), strict=True)
+        block = self._source[tuple(_span(numbers) for numbers in wanted)].to_numpy()
+        values = block[where]
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            bad = int(np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))[0])
+            dims = zip(self._source.dims, places, strict=False)
+            found = ", ".join(f"{dim} {place[bad]}" for dim, place in dims)
+            raise ValueError(f"x must be finite, but at {found} of the data (counted from 0) it is not")
+        self._pages.read(wanted[0])
+        return values
+
+
+class _Pages:
+    """Pages of a memory map that were read, and count as this process's memory until they are given back."""
+
+    def __init__(self, source: xr.Variable) -> None:
+        self._map, self._size = _map_of(source), 0
+        self._each = source.nbytes // len(source)
+
+    def read(self, numbers: np.ndarray) -> None:
+        """Note which places along the first dim were read: whole, as the system maps what is around."""
+        self._size += len(numbers) * (self._each if isinstance(_span(numbers), slice) else max(self._each, _AROUND))
+        if self._map is not None and self._size > _MAPPED:
+            self._size = 0
+            self._map[0].madvise(self._map[1])
+
+
+def on_disk(x: xr.DataArray) -> bool:
+    """Whether samples are not in memory but in a store, or in a memory map."""
+    return not x.variable._in_memory or _map_of(x.variable) is not None
+
+
+def tensor(values: np.ndarray) -> Tensor:
+    """Samples as the networks take them: float32, or integers as they are."""
+    found = torch.from_numpy(np.ascontiguousarray(values))
+    return found.float() if found.is_floating_point() else found
+
+
+def _span(numbers: np.ndarray) -> slice | np.ndarray:
+    """Ascending numbers, as a slice if they are consecutive."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    return slice(first, last + 1) if last - first + 1 == len(numbers) else numbers
+
+
+def _map_of(source: xr.Variable) -> tuple[mmap.mmap, int] | None:
+    """The memory map that holds a variable, and how to give back its pages."""
+    values = source.data if source._in_memory else None
+    shared = True
+    while isinstance(values, np.ndarray):
+        shared &= not isinstance(values, np.memmap) or values.mode != "c"
+        values = values.base
+    if not isinstance(values, mmap.mmap):
+        return None
+    return values, (mmap.MADV_DONTNEED if shared else _PAGEOUT)

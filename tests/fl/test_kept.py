@@ -1,0 +1,306 @@
+"""Rows of clients and samples on disk: the same run to the bit, nothing lost, and idle clients left alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, make
+from small_runs import NET, SETTINGS, dense, same
+from toy_methods import REMEMBERS
+
+from fedstat import _check, data, store
+from fedstat.fl import algorithms, batches, engine, kept, nets, participation, room, samples, train
+from fedstat.fl.state import on_disk
+
+SUPPORT = Path(__file__).parents[1] / "support"
+RUN = {
+    "rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 5, "lr": 0.05, "seed": 4, "threads": 1,
+    "optimizer": "adam", "optimizer_state": "keep",
+}  # fmt: skip
+
+
+@pytest.fixture
+def tight(monkeypatch):
+    """A budget that leaves nothing, so that all that can be is on disk."""
+    monkeypatch.setattr(room, "left", lambda *_: 0)
+    monkeypatch.setattr(room, "samples_stay", lambda given, memory: memory is not None and samples.on_disk(given["x"]))
+
+
+def fed():
+    found = dataset(SAMPLES)
+    return found.assign_coords(split=("sample", found["split"].to_numpy().astype(object)))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """The same samples in a memory map, in a zarr store, and in one that Dask holds if it is installed."""
+    folder = tmp_path_factory.mktemp("samples")
+    data.save_folder(fed(), folder / "map")
+    fed().to_zarr(folder / "zarr", zarr_format=3, consolidated=False)
+    return {
+        "memory": fed(),
+        "map": data.open_folder(folder / "map"),
+        "zarr": xr.open_zarr(folder / "zarr", chunks=None, consolidated=False),
+        "by default": xr.open_zarr(folder / "zarr", consolidated=False),
+    }
+
+
+METHODS = {
+    "fedper": "zarr", "fedfac-dynamic": "map", "fedrep": "by default", "feddecomp": "map", "factorized-fl-beta": "map",
+    "fedem": "memory", "fedcp": "map",
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("tight")
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_on_disk_is_the_run_in_memory(name, sources):
+    found = train(sources[METHODS[name]], nets.mlp(SIZES), make(name), memory="2GiB", **RUN)
+    expected = train(fed(), nets.mlp(SIZES), make(name), **RUN)
+    same(expected, found)
+    assert found.attrs["config"] == expected.attrs["config"], "data have the same digest, and memory is no setting"
+
+
+@pytest.mark.usefixtures("tight")
+def test_what_a_method_remembers_of_clients_is_on_disk_too(tmp_path):
+    out = tmp_path / "run.zarr"
+    found = train(fed(), nets.mlp(SIZES), REMEMBERS, memory="2GiB", out=out, **RUN)
+    same(train(fed(), nets.mlp(SIZES), REMEMBERS, **RUN), found)
+    rows = np.load(out / "journal/kept/memory.npy", mmap_mode="r")
+    assert rows.dtype.names == tuple(nets.mlp(SIZES).shapes)
+    assert sorted(p.name for p in (out / "journal/kept").iterdir()) == ["memory.npy", "optimizer.npy", "params.npy"]
+
+
+def test_memory_that_differs_between_clients_at_the_start_is_kept(tmp_path):
+    one = replace(job(make("local")), kept=tmp_path / "kept", room=0)
+    rows = {"a": torch.arange(6.0), "b": torch.zeros(6, 2, dtype=torch.bool), "c": torch.randn(6, 3)}
+    rows["c"][3:] = rows["c"][0]
+    found = kept.given(one, "memory", rows)
+    assert_equal(found.rows(np.array([4, 0, 5])), {name: p[[4, 0, 5]] for name, p in rows.items()})
+    assert found.slot[0] == -1
+
+
+def test_an_earlier_state_stays_as_it_is(tmp_path):
+    one = replace(job(make("fedrep"), participation=0.5), kept=tmp_path / "kept", room=0)
+    start = engine.start(one)
+    assert on_disk(start)
+    first = engine.step(one, start)
+    before = engine.personal(one, first)
+    later = [first]
+    for _ in range(4):
+        later.append(engine.step(one, later[-1]))
+    again = engine.step(one, start)
+    assert_equal(before, engine.personal(one, first))
+    assert_equal(before, engine.personal(one, again))
+    assert_equal(engine.personal(one, start), engine.personal(*(lambda j: (j, engine.start(j)))(job(make("fedrep")))))
+
+
+def test_only_active_clients_are_read_and_written_and_slots_are_used_again(tmp_path, monkeypatch):
+    one = replace(job(make("fedper"), participation=0.5), kept=tmp_path / "kept", room=0)
+    touched = {"read": [], "write": []}
+    for what in touched:
+        own = getattr(kept.Slots, what)
+
+        def spy(slots, slot, parts, own=own, what=what):
+            touched[what].append(slot)
+            return own(slots, slot, parts)
+
+        monkeypatch.setattr(kept.Slots, what, spy)
+    state = engine.start(one)
+    for name in touched:
+        touched[name].clear()
+    for number in range(30):
+        active = participation.active(one, number)
+        had, old = set(state.params.slot[active]) - {-1}, state.params.slot.copy()
+        state = engine.step(one, state)
+        assert set(touched["read"]) == had
+        assert sorted(touched["write"]) == sorted(state.params.slot[active])
+        idle = np.setdiff1d(np.arange(one.clients), active)
+        np.testing.assert_array_equal(state.params.slot[idle], old[idle])
+        for name in touched:
+            touched[name].clear()
+    assert state.params.slots.number <= one.clients + len(active)
+
+
+def go(out=None, **options):
+    return train(dense(), NET, algorithms.fedrep(), out=out, **SETTINGS | {"rounds": 6, "threads": 1} | options)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return go()
+
+
+@pytest.mark.usefixtures("tight")
+def test_a_killed_run_goes_on_from_the_last_committed_state(whole, tmp_path):
+    out = tmp_path / "run.zarr"
+    paths = os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])])
+    command = [sys.executable, SUPPORT / "killed_run.py", out, "4"]
+    ended = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    assert ended.returncode == -9, ended.stderr
+    done = []
+    same(whole, go(out, resume=True, memory="1GiB", progress=done.append))
+    assert done == [3, 1, 1, 1]
+    assert not store.damage(out, checksums=True)
+
+
+@pytest.mark.usefixtures("tight")
+def test_a_failed_write_loses_nothing(whole, tmp_path, monkeypatch):
+    out, write, left = tmp_path / "run.zarr", os.pwrite, [40]
+
+    def full(file, content, at):
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, content[: len(content) // 2 + 1], at)  # as the system may, too
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        go(out, memory="1GiB")
+    assert 0 < store.open_run(out)["metrics/seconds"].notnull().sum() < 6
+    same(whole, go(out, resume=True, memory="1GiB"))
+
+
+@pytest.mark.usefixtures("tight")
+def test_runs_are_made_longer_and_move_to_the_disk(tmp_path, whole):
+    out = tmp_path / "run.zarr"
+    go(out, rounds=2)
+    go(out, rounds=3, resume=True, memory="1GiB")
+    assert (out / "journal/kept/params.npy").is_file()
+    same(whole, go(out, resume=True))
+
+
+@pytest.mark.usefixtures("tight")
+def test_damaged_rows_are_found(tmp_path):
+    out = tmp_path / "run.zarr"
+    go(out, rounds=3, memory="1GiB")
+    file = out / "journal/kept/params.npy"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    shutil.copytree(out, tmp_path / "cut.zarr")
+    file.write_bytes(content)
+    with pytest.raises(store.DamageError, match=r"params\.npy does not hold what was written of client \d"):
+        go(out, resume=True, memory="1GiB")
+    (tmp_path / "cut.zarr/journal/kept/params.npy").unlink()
+    with pytest.raises(store.DamageError, match=r"params\.npy is missing or cut off"):
+        go(tmp_path / "cut.zarr", resume=True, memory="1GiB")
+
+
+@pytest.mark.parametrize("kind", ["map", "zarr", "by default"])
+def test_stored_samples_are_those_in_memory(kind, sources):
+    cpu = torch.device("cpu")
+    for subset in ("train", "test"):
+        there = batches.rows_of(sources[kind], subset, cpu, stored=True)
+        here = batches.rows_of(fed(), subset, cpu)
+        assert isinstance(there.x, samples.Stored)
+        assert torch.equal(there.x[:], here.x)
+        rows = torch.tensor([[3, 0], [len(here.y) - 1, 3]])
+        assert torch.equal(there.x[rows], here.x[rows])
+        assert torch.equal(there.x[2], here.x[2])
+        assert batches.digest(there) == batches.digest(here)
+        own, clients = batches.loaded(there, np.array([4, 1]))
+        assert torch.equal(own.x, batches.part(here, np.array([4, 1])).x)
+        assert own.ids[clients].tolist() == [4, 1]
+
+
+def test_stored_samples_of_clients_as_a_dim(tmp_path):
+    given, cpu = dense(), torch.device("cpu")
+    np.save(tmp_path / "x.npy", given["x"].to_numpy())
+    stored = given.assign(x=(given["x"].dims, np.load(tmp_path / "x.npy", mmap_mode="r")))
+    for subset in ("train", "test"):
+        there, here = (batches.rows_of(d, subset, cpu, stored=s) for d, s in ((stored, True), (given, False)))
+        assert torch.equal(there.x[:], here.x)
+        assert torch.equal(there.x.part(np.arange(7, 40))[3], here.x[10])
+
+
+def test_reading_a_private_map_keeps_what_was_written_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(samples, "_MAPPED", 0)
+    np.save(tmp_path / "x.npy", np.zeros((4, 8, 6), np.float32))
+    x = np.load(tmp_path / "x.npy", mmap_mode="c")
+    x[1, 2] = 5.0
+    stored = dense(clients=4, n_train=6, n_test=2).assign(x=(("client", "sample", "feature"), x))
+    rows = batches.rows_of(stored, "train", torch.device("cpu"), stored=True)
+    rows.x[:]
+    assert (rows.x[8] == 5).all()
+    assert float(rows.x[:].sum()) == 30
+
+
+@pytest.mark.usefixtures("tight")
+def test_samples_that_are_not_finite_are_refused_before_training(tmp_path):
+    given = dense()
+    x = given["x"].to_numpy().copy()
+    x[3, 20, 1] = np.nan
+    np.save(tmp_path / "x.npy", x)
+    stored = given.assign(x=(given["x"].dims, np.load(tmp_path / "x.npy", mmap_mode="r")))
+    with pytest.raises(ValueError, match="x must be finite, but at client 3, sample 20 of the data"):
+        train(stored, NET, algorithms.fedper(), rounds=1, memory="1GiB")
+
+
+def test_an_analysis_of_all_clients_is_made_in_blocks(monkeypatch):
+    one = job(make("fedfac-static"))
+    expected = engine.start(one).sharing
+    monkeypatch.setattr(room, "blocks", lambda j: np.array_split(np.arange(j.clients), 3))
+    found = engine.start(one).sharing
+    assert_equal(expected.shared, found.shared)
+    fits = (s.fits["fc1"].communality for s in (expected, found))
+    np.testing.assert_allclose(*map(np.asarray, fits), rtol=1e-9)
+
+
+def test_of_many_clients_the_active_ones_are_drawn_at_once(monkeypatch):
+    one = job(make("local"), participation=0.5)
+    monkeypatch.setattr(participation, "_ONE_BY_ONE", 5)
+    drawn = [participation.active(one, number) for number in range(400)]
+    assert all(len(np.unique(d)) == 3 and (np.diff(d) > 0).all() for d in drawn)
+    counts = np.bincount(np.concatenate(drawn), minlength=6)  # binomial, 400 draws of 1/2: sd 10
+    assert (abs(counts - 200) < 45).all()
+    np.testing.assert_array_equal(drawn[7], participation.active(one, 7))
+
+
+@pytest.mark.parametrize("size", ["2 gigs", "GiB", "-1MB", "0", 0, 2.5, "1e9", "nan"])
+def test_a_memory_that_is_no_size_is_refused(size):
+    with pytest.raises(ValueError, match="memory must be a size such as '2GiB', '500MB' or a number of bytes, but got"):
+        train(dense(), NET, algorithms.fedper(), rounds=1, memory=size)
+
+
+def test_sizes_are_read():
+    read = {"2GiB": 2**31, "500MB": 5 * 10**8, "500 mb": 5 * 10**8, "1.5k": 1500, "3": 3, "1TiB": 2**40, 7: 7, "8B": 8}
+    assert {size: _check.in_bytes("memory", size) for size in read} == read
+
+
+def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
+    def started(*_):
+        raise AssertionError("training began")
+
+    with pytest.raises(ValueError, match=r"memory='1MB' is too small: .* a round of 3 active .* \(participation\)"):
+        go(memory="1MB")
+    monkeypatch.setattr(room, "_held", lambda _: 0)
+    with pytest.raises(ValueError, match="for the matrix of all clients' weights"):
+        train(
+            dense(clients=2500, n_train=2, n_test=1), NET, make("factorized-fl-alpha"), rounds=1, memory="150MB",
+            participation=0.01,
+        )  # fmt: skip
+    monkeypatch.setattr(engine, "round_of", started)
+    monkeypatch.setattr(room, "left", lambda *_: 0)
+    test = algorithms.fedfac(dynamic=False, estimator="icc", tau="test")
+    with pytest.raises(ValueError, match="looks at models of all 5 clients before the first round"):
+        train(dense(), NET, test, rounds=1, memory="1GiB")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 100))
+    with pytest.raises(ValueError, match=r"would write .* of clients' own weights \(1 checkpoint\(s\), up to 5 cl"):
+        go(tmp_path / "run.zarr")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("tight")
+def test_optimizers_keep_their_state_on_disk_when_all_clients_are_active():
+    how = RUN | {"participation": 1.0, "rounds": 2}
+    found = train(fed(), nets.mlp(SIZES), make("local"), memory="2GiB", **how)
+    same(train(fed(), nets.mlp(SIZES), make("local"), **how), found)

@@ -1,0 +1,32 @@
+"""A run that keeps rows of clients on disk, saves its state after every round, and is killed after one of them.
+
+Arguments: store, round.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from small_runs import NET, SETTINGS, dense
+
+from fedstat.fl import algorithms, room, train, training
+
+
+def main() -> None:
+    out, last, seen = Path(sys.argv[1]), int(sys.argv[2]), []
+
+    def progress(done: int) -> None:
+        seen.append(done)
+        if sum(seen) == last:  # trained, its rows written, and not committed
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    room.left = lambda *_: 0
+    training._SAVE_SECONDS, training._SAVE_SHARE = 0.0, 1e9
+    train(dense(), NET, algorithms.fedrep(), rounds=6, out=out, memory="1GiB", progress=progress, **SETTINGS)
+
+
+if __name__ == "__main__":
+    main()
