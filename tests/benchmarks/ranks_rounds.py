@@ -1,4 +1,4 @@
-"""Median seconds of a round and peak resident memory, of a process alone or of one that torchrun started."""
+"""Median seconds of a round and resident memory, of a process alone or of one that torchrun started."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ import torch
 from fedstat.fl import algorithms, engine, job, losses, nets, optim, ranks
 from fedstat.fl.batches import Rows
 
-CLIENTS, SAMPLES, ROUNDS = 20, 200, 7
+SAMPLES, ROUNDS = 200, 7
 
 
-def make(net: str, threads: int) -> engine.Job:
-    """FedFac that decides in every round, all clients active."""
+def make(net: str, threads: int, algorithm: algorithms.Algorithm, clients: int) -> engine.Job:
+    """All clients active."""
     rng, shape = np.random.default_rng(0), (1, 28, 28) if net == "cnn" else (784,)
-    x = torch.from_numpy(rng.standard_normal((CLIENTS * SAMPLES, *shape), dtype=np.float32))
-    rows = Rows(x, torch.from_numpy(rng.integers(0, 10, len(x))), np.arange(CLIENTS + 1) * SAMPLES)
+    x = torch.from_numpy(rng.standard_normal((clients * SAMPLES, *shape), dtype=np.float32))
+    rows = Rows(x, torch.from_numpy(rng.integers(0, 10, len(x))), np.arange(clients + 1) * SAMPLES)
     made = nets.cnn(shape, 10) if net == "cnn" else nets.mlp([784, 200, 10])
     return engine.Job(
-        rows, rows, made, algorithms.named("fedfac-dynamic", layers=["fc1"], kappa=0.85, tau=0.5), losses.cross_entropy,
+        rows, rows, made, algorithm, losses.cross_entropy,
         optimizer=optim.adam(1e-3), threads=threads, batch_size=32, local_epochs=1 if net == "cnn" else 5,
     )  # fmt: skip
 
 
 def main() -> None:
-    net, threads = sys.argv[1], int(sys.argv[2])
+    net, name, threads, clients = *sys.argv[1:3], *map(int, sys.argv[3:])
+    settings = {"layers": ["fc1"], "kappa": 0.85, "tau": 0.5} if name == "fedfac-dynamic" else {}
     torch.set_num_threads(1)
     with ranks.launched("cpu") as (rank, _, _):
-        whole = make(net, threads)
-        own = job.of_rank(whole, ranks.begin(whole.sizes, CLIENTS, whole.device, {}))
+        whole = make(net, threads, algorithms.named(name, **settings), clients)
+        own = job.of_rank(whole, ranks.begin(whole.sizes, clients, whole.device, {}))
         del whole
         state, seconds = engine.step(own, engine.start(own)), []
         for _ in range(ROUNDS):
@@ -43,8 +44,8 @@ def main() -> None:
             state = engine.step(own, state)
             seconds.append(time.perf_counter() - begun)
     lines = Path("/proc/self/status").read_text().splitlines()
-    peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-    print(json.dumps({"rank": rank, "seconds": statistics.median(seconds), "peak": peak}), flush=True)
+    held = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+    print(json.dumps({"rank": rank, "seconds": statistics.median(seconds), "mb": held}), flush=True)
 
 
 if __name__ == "__main__":
