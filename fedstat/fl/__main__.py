@@ -146,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _work(args: argparse.Namespace) -> None:
     with ranks.launched(args.device) as (rank, args.device, threads), ExitStack() as stack:
-        args.threads = args.threads or threads
+        args.threads = threads if args.threads is None else args.threads
         if rank:  # the first process speaks for all
             args.quiet = True
             stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))

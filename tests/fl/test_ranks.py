@@ -19,6 +19,8 @@ from fedstat.fl import algorithms, nets, ranks, train
 
 SUPPORT = Path(__file__).parents[1] / "support"
 NAMES = sorted(algorithms.ALGORITHMS)
+# Sums, moments, a mixing server, sent heads, an uneven choice; the rest differ in what clients do.
+OF_THREE = ["factorized-fl-beta", "fedavg", "fedcp", "fedem", "fedfac-dynamic"]
 
 
 def torchrun(n, *arguments, **options):
@@ -53,16 +55,16 @@ def alone(tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize("n", [2, 3])
-def test_processes_that_share_a_run_agree_with_one_for_every_algorithm(n, alone, tmp_path):
-    done = torchrun(n, SUPPORT / "ranks_worker.py", tmp_path, 3, "begin", *NAMES)
+@pytest.mark.parametrize(("n", "names"), [(2, NAMES), (3, OF_THREE)], ids=["two", "three"])
+def test_processes_that_share_a_run_agree_with_one(n, names, alone, tmp_path):
+    done = torchrun(n, SUPPORT / "ranks_worker.py", tmp_path, 3, "begin", *names)
     assert done.returncode == 0, done.stderr[-3000:]
-    for name, expected in alone.items():
-        compare(open_run(tmp_path / f"{name}.zarr", verify=True), expected, name)
+    for name in names:
+        compare(open_run(tmp_path / f"{name}.zarr", verify=True), alone[name], name)
 
 
 def test_another_number_of_processes_continues(alone, tmp_path):
-    names = ["fedavg", "feddecomp", "fedfac-dynamic", "factorized-fl-beta"]
+    names = ["feddecomp", "fedfac-dynamic", "factorized-fl-beta"]
     for n, rounds, how in ((2, 1, "begin"), (3, 2, "resume")):
         done = torchrun(n, SUPPORT / "ranks_worker.py", tmp_path, rounds, how, *names)
         assert done.returncode == 0, done.stderr[-3000:]

@@ -9,10 +9,6 @@ import json
 from importlib.metadata import version
 from pathlib import Path
 
-import dp_accounting as dp
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
-
 RUNS = {
     "one Gaussian release of all clients": [[1, 1.0, [1.0]]],
     "FedAvg": [[30, 0.1, [1.0]]],
@@ -25,24 +21,28 @@ RUNS = {
 DELTA = 1e-5
 
 
-def event(share, sigmas):
+def event(dp, share, sigmas):
     together = dp.ComposedDpEvent([dp.GaussianDpEvent(s) for s in sigmas])
     return dp.PoissonSampledDpEvent(share, together) if share < 1 else together
 
 
-def equivalent(share, sigmas):
+def equivalent(dp, share, sigmas):
     """As the PLD accountant takes only one Gaussian release of a sample, the release that is all of them."""
     one = dp.GaussianDpEvent(sum(s**-2 for s in sigmas) ** -0.5)
     return dp.PoissonSampledDpEvent(share, one) if share < 1 else one
 
 
 def main():
+    import dp_accounting as dp  # where it is installed
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
     found = {}
     for name, releases in RUNS.items():
         rdp, pld = RdpAccountant(), PLDAccountant()
         for count, share, sigmas in releases:
-            rdp.compose(event(share, sigmas), count)
-            pld.compose(equivalent(share, sigmas), count)
+            rdp.compose(event(dp, share, sigmas), count)
+            pld.compose(equivalent(dp, share, sigmas), count)
         found[name] = {"releases": releases, "rdp": rdp.get_epsilon(DELTA), "pld": pld.get_epsilon(DELTA)}
     made = {"by": f"dp-accounting {version('dp-accounting')}", "delta": DELTA, "runs": found}
     Path(__file__).with_suffix(".json").write_text(json.dumps(made, indent=1) + "\n")
