@@ -177,7 +177,10 @@ def attacks(grid: Grid, args: argparse.Namespace) -> Table:
         str(label): pd.DataFrame(
             {
                 "σ": [number(x, 4).rstrip("0").rstrip(".") if x else "not private" for x in rows["noise"]],
-                "PSNR": [number(x, 2) for x in rows["psnr"]],
+                "PSNR, dB [95 %]": [
+                    interval(*limits, 2, sign=False)
+                    for limits in zip(rows["estimate"], rows["conf_low"], rows["conf_high"], strict=True)
+                ],
                 "of the mean image": [number(x, 2) for x in rows["guess"]],
                 "of other clients' images": [number(x, 2) for x in rows["other"]],
                 "verdict": rows["verdict"],

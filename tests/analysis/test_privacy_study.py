@@ -91,3 +91,13 @@ def test_the_table_compares_within_seeds(runs, script, tmp_path):
     text = (tmp_path / "table.md").read_text()
     assert "not private" in text
     assert "FedFac dynamic" in text
+
+
+def test_the_attack_is_tabulated_by_noise(runs, script, tmp_path):
+    asked = ["--runs", str(runs), "--attack", "--clients", "2", "--images", "1", "--out", str(tmp_path / "table")]
+    assert script.main(asked) == 0
+    table = pd.read_csv(tmp_path / "table-attack.csv")
+    assert table["noise"].tolist() == [0]
+    low, mean, high = (float(table[name].iloc[0]) for name in ("conf_low", "estimate", "conf_high"))
+    assert low < mean < high
+    assert f"{mean:.2f}" in (tmp_path / "table-attack.md").read_text()

@@ -13,10 +13,10 @@ import pytest
 ROUNDS = Path(__file__).with_name("ranks_rounds.py")
 
 
-def rounds(processes: int, net: str, method: str, clients: int) -> list[dict[str, float]]:
+def rounds(processes: int, net: str, method: str, clients: int, samples: int = 200) -> list[dict[str, float]]:
     """What each process says of its rounds."""
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-    command = [sys.executable, *launch, str(ROUNDS), net, method, str(2 // processes), str(clients)]
+    command = [sys.executable, *launch, str(ROUNDS), net, method, str(2 // processes), str(clients), str(samples)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, check=True, env=env, capture_output=True, text=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -34,7 +34,7 @@ def test_two_processes(net, benchmark):
 
 def test_what_each_process_holds(benchmark):
     """About half of what grows with clients: the first layer is each client's own. Resident after the last round."""
-    held = {n: [[p["mb"] for p in rounds(n, "mlp", "lg-fedavg", clients)] for clients in (4, 400)] for n in (1, 2)}
+    held = {n: [[p["mb"] for p in rounds(n, "mlp", "lg-fedavg", clients, 20)] for clients in (4, 400)] for n in (1, 2)}
     grown = {n: max(many) - max(few) for n, (few, many) in held.items()}
     benchmark.extra_info |= {"mb": grown}
     print(f"\n396 clients more take {grown[1]:.0f} MB in one process, {grown[2]:.0f} MB in each of two")

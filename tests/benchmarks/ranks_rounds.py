@@ -15,27 +15,29 @@ import torch
 from fedstat.fl import algorithms, engine, job, losses, nets, optim, ranks
 from fedstat.fl.batches import Rows
 
-SAMPLES, ROUNDS = 200, 7
+ROUNDS = 7
 
 
-def make(net: str, threads: int, algorithm: algorithms.Algorithm, clients: int) -> engine.Job:
+def make(net: str, threads: int, algorithm: algorithms.Algorithm, clients: int, samples: int) -> engine.Job:
     """All clients active."""
     rng, shape = np.random.default_rng(0), (1, 28, 28) if net == "cnn" else (784,)
-    x = torch.from_numpy(rng.standard_normal((clients * SAMPLES, *shape), dtype=np.float32))
-    rows = Rows(x, torch.from_numpy(rng.integers(0, 10, len(x))), np.arange(clients + 1) * SAMPLES)
+    x = torch.from_numpy(rng.standard_normal((clients * samples, *shape), dtype=np.float32))
+    y = torch.from_numpy(rng.integers(0, 10, len(x)))
+    rows = Rows(x, y, np.arange(clients + 1) * samples)
+    few = Rows(x[:clients].clone(), y[:clients], np.arange(clients + 1))
     made = nets.cnn(shape, 10) if net == "cnn" else nets.mlp([784, 200, 10])
     return engine.Job(
-        rows, rows, made, algorithm, losses.cross_entropy,
+        rows, few, made, algorithm, losses.cross_entropy,
         optimizer=optim.adam(1e-3), threads=threads, batch_size=32, local_epochs=1 if net == "cnn" else 5,
     )  # fmt: skip
 
 
 def main() -> None:
-    net, name, threads, clients = *sys.argv[1:3], *map(int, sys.argv[3:])
+    net, name, threads, clients, samples = *sys.argv[1:3], *map(int, sys.argv[3:])
     settings = {"layers": ["fc1"], "kappa": 0.85, "tau": 0.5} if name == "fedfac-dynamic" else {}
     torch.set_num_threads(1)
     with ranks.launched("cpu") as (rank, _, _):
-        whole = make(net, threads, algorithms.named(name, **settings), clients)
+        whole = make(net, threads, algorithms.named(name, **settings), clients, samples)
         own = job.of_rank(whole, ranks.begin(whole.sizes, clients, whole.device, {}))
         del whole
         state, seconds = engine.step(own, engine.start(own)), []
