@@ -167,8 +167,9 @@ def test_fedbn_without_normalisation_warns_and_is_fedavg():
 
 
 def several_norms():
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 6),
-                         nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, 3))  # fmt: skip
+    # Batch normalisation takes a bias before it away, so that it would learn from rounding alone.
+    convolution = (nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*convolution, nn.Linear(4 * 36, 6), nn.LayerNorm(6), nn.GroupNorm(2, 6), nn.Linear(6, 3))
 
 
 NETWORKS = {
