@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -180,7 +182,22 @@ class Machine:
     def computing(self) -> Computing:
         """The same without the device; threads default to the number of cores."""
         threads = self.threads or os.cpu_count() or 1
+        if self.precision == "bfloat16" and device_named(self.device).type == "cpu" and not _multiplies_bfloat16():
+            warnings.warn(
+                "this CPU has no instructions for bfloat16 (AVX-512-BF16, AMX): training is slower than with "
+                "precision='float32', and less exact",
+                stacklevel=3,
+            )
         return Computing(client_chunk=self.client_chunk, threads=threads, precision=self.precision)
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether the CPU has instructions for products of bfloat16; taken for granted where PyTorch cannot tell."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return True
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    answers = [ask() for ask in asked if ask is not None]
+    return any(answers) or not answers
 
 
 @contextmanager

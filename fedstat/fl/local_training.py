@@ -381,12 +381,14 @@ def _accumulate(
     net, gradient = job.net, partial(_gradient, job.loss, batch, total)
     given = in_training(net, batch.weight, batch.noise)
     params = {**params, **batch.constants} if batch.constants else params
-    if net.accumulate and job.precision != "bfloat16":
-        net.accumulate(params, batch.x, gradient, into, beta, alpha, **given)
+    reduced = torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16")
+    if net.accumulate:
+        with reduced:
+            net.accumulate(params, batch.x, lambda out: gradient(out.float()), into, beta, alpha, **given)
         return
 
     def apply(leaves: Params, x: Tensor, **given: Any) -> Tensor:
-        with torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
+        with reduced:
             return net.apply(leaves, x, **given)
 
     accumulate_by_autograd(apply, params, batch.x, gradient, into, beta, alpha, **given)

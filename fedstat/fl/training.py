@@ -120,7 +120,8 @@ def train(
     threads : int, optional
         Chunks trained in parallel on the CPU; by default all cores.
     precision : {"float32", "tf32", "bfloat16"}, default "float32"
-        Of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA.
+        Of matrix products in training and evaluation; parameters and updates are float32. "tf32" needs CUDA. "bfloat16"
+        pays on GPUs and on CPUs with AVX-512-BF16 or AMX, for convolutions and batches of 50 samples or more.
     memory : str or int, optional
         Most memory that the run should take: "2GiB", "500MB" or bytes, of the process or, on a GPU, there. Beyond it,
         rows of clients (their own entries, optimiser states, memory) are kept in files in the store, and samples that

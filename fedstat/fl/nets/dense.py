@@ -67,10 +67,20 @@ def accumulate(params: Params, layer: str, h: Tensor, delta: Tensor, into: Param
     sent = torch.bmm(delta, params[left]) if right in into else None
     for name, outer, inner in ((weight, delta, h), (left, delta, seen), (right, sent, h)):
         if name in into and outer is not None and inner is not None:
-            into[name].baddbmm_(outer.mT, inner, beta=beta, alpha=alpha)
+            _add_product(into[name], outer.mT, inner, beta, alpha)
     if bias in into:
-        total = into[bias] if beta == 1 else into[bias].mul_(beta)
-        total.add_(delta.sum(1), alpha=alpha)
+        _scaled(into[bias], beta).add_(delta.sum(1, dtype=into[bias].dtype), alpha=alpha)
+
+
+def _add_product(into: Tensor, outer: Tensor, inner: Tensor, beta: float, alpha: float) -> None:
+    if outer.dtype == inner.dtype == into.dtype:
+        into.baddbmm_(outer, inner, beta=beta, alpha=alpha)
+    else:  # autocast rounds the factors of a product, but of none that adds in place
+        _scaled(into, beta).add_(torch.bmm(outer, inner), alpha=alpha)
+
+
+def _scaled(into: Tensor, beta: float) -> Tensor:
+    return into if beta == 1 else into.mul_(beta)
 
 
 def linear_autograd(params: Params, layer: str, h: Tensor) -> Tensor:

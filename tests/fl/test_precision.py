@@ -1,0 +1,88 @@
+"""Training with matrix products of bfloat16."""
+
+from __future__ import annotations
+
+import warnings
+
+import algorithm_jobs as jobs
+import numpy as np
+import pytest
+import torch
+
+from fedstat.fl import algorithms, nets, train
+from fedstat.fl import job as job_module
+from fedstat.fl.algorithms import ALGORITHMS
+
+# A unit's communality may pass the median of the others by rounding; a mask may pass its threshold.
+DECIDES = ("fedfac", "factorized-fl", "fedcac", "pfedgate", "clustered-fl")
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_method_trains_as_in_float32_but_for_rounding(name):
+    a, b = (jobs.run(jobs.job(jobs.make(name), precision=precision), 1) for precision in ("float32", "bfloat16"))
+    for state in (a, b):
+        kept = [*state.server.values(), *state.params.values()]
+        assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in kept)
+    own = {**b.server, **{f"own {n}": p for n, p in b.params.items()}}
+    exact = {**a.server, **{f"own {n}": p for n, p in a.params.items()}}
+    assert any(not torch.equal(p, own[n]) for n, p in exact.items())
+    if not name.startswith(DECIDES):
+        for parameter, p in exact.items():
+            torch.testing.assert_close(own[parameter], p, atol=0.06, rtol=0.06, msg=lambda m, n=parameter: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("wrap", [None, algorithms.feddecomp(rank_linear=0.3).wrap])
+@pytest.mark.parametrize("sizes", [[6, 10, 3], [6, 3]])
+def test_gradients_written_by_hand_are_those_of_autograd(wrap, sizes):
+    net = nets.mlp(sizes)
+    net = wrap(net) if wrap else net
+    generator = torch.Generator().manual_seed(0)
+    start = net.init(np.random.default_rng(0))
+    params = {n: torch.stack([p, 0.9 * p, 0.5 * p, 1.5 * p]) for n, p in start.items()}
+    x = torch.randn(4, 9, 6, generator=generator)
+
+    def gradient(out):
+        assert out.dtype in (torch.float32, torch.bfloat16)
+        return out.float() / 20
+
+    def found(accumulate, reduced, beta):
+        into = {n: torch.ones_like(p) for n, p in params.items()}
+        with torch.autocast("cpu", torch.bfloat16, enabled=reduced):
+            accumulate({n: p.clone() for n, p in params.items()}, x, gradient, into, beta, -0.5)
+        return into
+
+    def by_autograd(*arguments):
+        nets.accumulate_by_autograd(net.apply, *arguments)
+
+    for beta in (0.0, 1.0):
+        exact, hand, auto = (
+            found(net.accumulate, False, beta),
+            found(net.accumulate, True, beta),
+            found(by_autograd, True, beta),
+        )
+        for n, p in exact.items():
+            torch.testing.assert_close(hand[n], p, atol=0.03, rtol=0.03)
+            torch.testing.assert_close(hand[n], auto[n], atol=0.03, rtol=0.03)
+            assert hand[n].dtype == torch.float32
+        assert any(not torch.equal(hand[n], p) for n, p in exact.items())
+
+
+def test_a_cpu_without_bfloat16_is_told_of(monkeypatch):
+    settings = {"rounds": 1, "batch_size": 5, "lr": 0.1, "precision": "bfloat16"}
+    monkeypatch.setattr(job_module, "_multiplies_bfloat16", lambda: False)
+    with pytest.warns(UserWarning, match="no instructions for bfloat16"):
+        train(jobs.dataset(jobs.SAMPLES), nets.mlp(jobs.SIZES), algorithms.fedavg(), **settings)
+    monkeypatch.setattr(job_module, "_multiplies_bfloat16", lambda: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(jobs.dataset(jobs.SAMPLES), nets.mlp(jobs.SIZES), algorithms.fedavg(), **settings)
+
+
+def test_what_the_cpu_can_do_is_asked_of_it(monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    for answers, expected in (((False, False), False), ((True, False), True), ((False, True), True)):
+        for name, answer in zip(("_is_avx512_bf16_supported", "_is_amx_tile_supported"), answers, strict=True):
+            monkeypatch.setattr(torch.cpu, name, lambda answer=answer: answer, raising=False)
+        assert job_module._multiplies_bfloat16() is expected
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert job_module._multiplies_bfloat16()
