@@ -17,7 +17,7 @@ from fedstat._progress import shown
 from fedstat._settings import add_arguments, given
 from fedstat.fl import algorithms, own, ranks
 from fedstat.fl.training import COMMAND, PROBES
-from fedstat.study import experiment, grid, report
+from fedstat.study import experiment, federation, grid, report
 from fedstat.study.experiment import Settings
 from fedstat.study.keys import MEANINGS, named
 from fedstat.study.side_by_side import compare
@@ -162,6 +162,8 @@ def _one(args: argparse.Namespace) -> None:
     _cli.claim(args, COMMAND)
     begun = experiment.settings_of(args.out) if args.resume and args.out.exists() else {}
     settings = Settings(**begun).but(**chosen(args))
+    experiment.federated(settings, args.data_dir)  # cached for the run
+    federation.forget_files()
     with shown(settings.rounds, "round", show=not args.quiet) as bar:
         run = experiment.run(settings, out=args.out, resume=args.resume, progress=bar.update, **where)
     print(report.report(run))

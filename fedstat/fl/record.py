@@ -254,8 +254,8 @@ def _write_rows(writer: Relay, name: str, where: tuple[int, ...], clients: np.nd
 
 
 def _clients_at_once(job: Job) -> int:
-    """Clients to write at a time, and in one chunk of a store: their models take about 64 MB."""
-    return max(1, int(16e6 / sum(np.prod(s) for s in job.net.shapes.values())))
+    """Clients to write at a time, and in one chunk of a store: their models take about 16 MB."""
+    return max(1, int(4e6 / sum(np.prod(s) for s in job.net.shapes.values())))
 
 
 def _weights_layout(job: Job, group: str, checkpoints: Checkpoints) -> dict[str, Group]:

@@ -74,6 +74,11 @@ def read(names: Iterable[str], data_dir: str | None) -> None:
         _loaded(name, data_dir)
 
 
+def forget_files() -> None:
+    """Let go of the data set that was read: one run needs only what it was dealt."""
+    _loaded.cache_clear()
+
+
 @lru_cache(maxsize=1)  # reading the files takes longer than dealing the samples again for another seed
 def _loaded(data: str, data_dir: str | None) -> xr.Dataset:
     name, split = source_of(data)

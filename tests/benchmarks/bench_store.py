@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -20,10 +21,10 @@ from fedstat.store import write
 class Plain:
     """A writer that leaves all to zarr and the operating system: the state is written beside the store and renamed."""
 
-    finished, damaged, state = False, (), None
+    finished, damaged, states = False, (), ()
 
     def __init__(self, path, groups, attrs):
-        write._lay_out(path, groups, attrs)
+        write.lay_out(path, groups, attrs)
         shutil.rmtree(path / "journal")
         self.path, self._root, self._arrays = path, zarr.open_group(path, mode="r+"), {}
 
@@ -42,7 +43,7 @@ class Plain:
         return np.asarray(self._root[name])
 
     def write_state(self):
-        return (self.path / "state").open("wb")
+        return self.path.with_suffix(".state").open("wb")
 
     def commit(self):
         pass
@@ -95,3 +96,21 @@ def bench_durability(compare, work, monkeypatch):
             journaled()
 
     compare(f"run with a journal, {work.__name__}", journaled, plain, "plain zarr", rounds=5)
+
+
+def bench_a_late_round_against_an_early_one(benchmark, capsys, tmp_path):
+    """Rounds of a small network, all written: whether a store of many rounds takes longer to write to."""
+    data = sim.generate(clients=20, d=20, m=20, n_test=10, seed=0)
+    times = []
+
+    def run():
+        train(
+            data, nets.mlp([20, 10, 1]), algorithms.fedavg(), rounds=2000, batch_size=10, lr=0.05, threads=1,
+            out=tmp_path / "run.zarr", progress=lambda _: times.append(perf_counter()),
+        )  # fmt: skip
+
+    benchmark.pedantic(run, rounds=1)
+    each = np.diff(times)
+    early, late = (1e3 * each[low : low + 400].mean() for low in (100, 1600))
+    with capsys.disabled():
+        print(f"\nrounds 100 to 500: {early:.2f} ms each; 1600 to 2000: {late:.2f} ms each; ratio {late / early:.2f}")
