@@ -48,6 +48,7 @@ def work(args: argparse.Namespace) -> None:
         )
     for x in ("round", "bytes", "elapsed"):
         said = "means over seeds; coloured methods are named, grey lines are the others"
+        said += "; bands: Student's 95 % interval over seeds" if found["seed"].nunique() > 2 else ""
         said += "; dotted: sends nothing" if x == "bytes" else ""
         drawn[x if x != "elapsed" else "seconds"] = plot.by_setting(courses, plot.method_courses, x=x), said
     drawn["fairness"] = (
