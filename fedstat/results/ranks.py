@@ -40,9 +40,9 @@ class EffectiveRankResult(Result):
     def tidy(self) -> pd.DataFrame:
         """One row per layer (and checkpoint): term, estimate (mean over clients), error, interval (t), n, largest."""
         rank = self.rank["rank"]
-        n = rank.notnull().sum("client")
-        data = xr.Dataset({"estimate": rank.mean("client"), "std_error": rank.std("client", ddof=1) / np.sqrt(n)})
-        data = data.where(n > 1, data.assign(std_error=data["std_error"] * np.nan))
+        n, mean = rank.notnull().sum("client"), rank.mean("client")
+        variance = ((rank - mean) ** 2).sum("client") / (n - 1).where(n > 1)
+        data = xr.Dataset({"estimate": mean, "std_error": np.sqrt(variance / n)})
         half = data["std_error"] * xr.apply_ufunc(scipy.special.stdtrit, (n - 1).where(n > 1), (1 + self.level) / 2)
         data = data.assign(conf_low=data["estimate"] - half, conf_high=data["estimate"] + half, n_clients=n)
         table = data.assign(largest=self.rank["largest"].broadcast_like(n)).to_dataframe().reset_index()
