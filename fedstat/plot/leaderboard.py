@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedstat import _check
 from fedstat.plot._axes import given
@@ -127,6 +127,10 @@ def method_courses(
             ax.fill_between(at[shown], low[shown], high[shown], color=style.colour, alpha=0.15, linewidth=0)
     if x != "round":
         ax.set_xscale("log")
+        low, high = ax.get_xlim()
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel=_COSTS[x], ylabel="test accuracy")
