@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -383,10 +383,18 @@ def _accumulate(
     given = in_training(net, batch.weight, batch.noise)
     params = {**params, **batch.constants} if batch.constants else params
     # A context that changes nothing would take microseconds of every step.
-    reduced = torch.autocast(job.device.type, torch.bfloat16) if job.precision == "bfloat16" else nullcontext()
+    reduced: AbstractContextManager[object] = nullcontext()
+    at_outputs: Callable[[Tensor], Tensor] = gradient
+    if job.precision == "bfloat16":
+        reduced = torch.autocast(job.device.type, torch.bfloat16)
+
+        def at_outputs(out: Tensor) -> Tensor:
+            with torch.autocast(job.device.type, enabled=False):  # losses may take products of their own
+                return gradient(out.float())
+
     if net.accumulate:
         with reduced:
-            net.accumulate(params, batch.x, lambda out: gradient(out.float()), into, beta, alpha, **given)
+            net.accumulate(params, batch.x, at_outputs, into, beta, alpha, **given)
         return
 
     def apply(leaves: Params, x: Tensor, **given: Any) -> Tensor:

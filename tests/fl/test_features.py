@@ -27,14 +27,15 @@ def inputs(net, name=""):
     return params, torch.from_numpy(rng.normal(size=(CLIENTS, SAMPLES, *IMAGE))).float()
 
 
-def requires_cut(net, params, x):
-    """The two halves give what the whole gives, to rounding, and either reads its own parameters alone."""
+def requires_cut(net, params, x, *, bits=True):
+    """The two halves give what the whole gives, and either reads its own parameters alone."""
     body = {n: p for n, p in params.items() if nets.layer_of(n) not in nets.head_layers(net)}
     h = net.features(body, x)
     assert h.shape == (len(x), x.shape[1], nets.n_features(net))
     out = net.head({n: p for n, p in params.items() if n not in body}, h)
     assert out.shape[2] == nets.n_outputs(net)
-    torch.testing.assert_close(out, net.apply(params, x), rtol=1e-5, atol=1e-6)
+    whole = net.apply(params, x)
+    assert torch.equal(out, whole) if bits else torch.allclose(out, whole, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clients", [CLIENTS, 1])
@@ -85,7 +86,7 @@ def test_a_users_module_is_cut_where_its_last_layer_is_a_linear():
     modules = [nn.Sequential(*body, head), Reads("plain")]
     for module in modules:
         net = nets.from_module(module, IMAGE)
-        requires_cut(net, *inputs(net))
+        requires_cut(net, *inputs(net), bits=False)  # some processors multiply another layout in another order
 
 
 @pytest.mark.parametrize("module", [
