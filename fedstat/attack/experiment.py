@@ -193,10 +193,11 @@ def leaks(
     progress: Callable[[int], object] | None = None,
 ) -> xr.Dataset:
     """What one run leaks, over the dims of :class:`LeakageResult` but ``run``."""
-    if job.train.x.ndim != 4 or not job.train.x.is_floating_point():
+    first = job.train.x[:1]
+    if first.ndim != 4 or not first.is_floating_point():
         raise ValueError(
-            f"inputs must be images (channel, row, column), but samples have shape {tuple(job.train.x.shape[1:])} and "
-            f"type {job.train.x.dtype}"
+            f"inputs must be images (channel, row, column), but samples have shape {tuple(first.shape[1:])} and "
+            f"type {first.dtype}"
         )
     clients, rows = _victims(job, attack)
     mean, sd = (torch.tensor(v, dtype=torch.float32, device=job.device).view(-1, 1, 1) for v in scale)
@@ -224,7 +225,7 @@ def leaks(
         numbers.append(number)
         found.append(_joined(of_modes, "labels", np.array(modes, object)))
     data = _joined(found, "round", np.array(numbers))
-    guess = job.train.x.mean(0, dtype=torch.float64).float()
+    guess = job.train.x[:].mean(0, dtype=torch.float64).float()
     data["guess"] = ("client", "image"), psnr(image(guess), original)
     data["original"] = ("client", "image", "channel", "row", "column"), original
     return data.assign_coords(

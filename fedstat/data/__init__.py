@@ -7,16 +7,14 @@ coordinate client (sample) and leaves x where it is, so that nothing is copied.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from fedstat import _check
 from fedstat._later import xr
 from fedstat.data import ag_news, arrays, cifar, digits, idx, leaf, partition, shakespeare, svhn, tiny_imagenet
 from fedstat.data._files import SPLITS, Source, Split, folder
 from fedstat.data._folder import open_folder, save_folder
+from fedstat.data.images import to_float
 
 __all__ = ["SOURCES", "load", "open_folder", "partition", "save_folder", "to_float"]
 
@@ -77,41 +75,3 @@ def load(
         _check.choice("split", split, SPLITS)
     module = next(m for m in _MODULES if name in m.SOURCES)
     return module.load(name, folder(data_dir), split, **options)
-
-
-def to_float(data: xr.Dataset, *, mean: float | Sequence[float] = 0.0, sd: float | Sequence[float] = 1.0) -> xr.Dataset:
-    """Images as float32, scaled to [0, 1] by the largest stored value and standardised.
-
-    Parameters
-    ----------
-    data : xarray.Dataset
-        With x (sample, channel, row, column) as ``load`` gives it: ``x.attrs["scale"]`` is the largest value; without
-        it, uint8 images have 255.
-    mean, sd : float or one per channel
-        x becomes (x / scale − mean) / sd.
-
-    Returns
-    -------
-    xarray.Dataset
-        The same, with x float32 (sample, channel, row, column).
-
-    Raises
-    ------
-    ValueError
-        If x has no scale (it is text, or was scaled before), or an ``sd`` is not positive.
-
-    Examples
-    --------
-    >>> float(to_float(load("digits")).x.max())
-    1.0
-    """
-    if "scale" not in data.x.attrs and not (data.x.dtype == np.uint8 and data.x.ndim > 2):
-        raise ValueError("x must be images with attrs['scale'], but got none: it is text, or it was scaled before")
-    shift, spread = (np.asarray(v, dtype=np.float32) for v in (mean, sd))
-    if not np.all(spread > 0):
-        raise ValueError(f"sd must be > 0, but got {sd!r}")
-    shape = (-1, 1, 1) if shift.ndim or spread.ndim else ()
-    scale = np.float32(data.x.attrs.get("scale", 255))
-    x = data.x.values * (1 / (scale * spread)).reshape(shape)
-    x -= (shift / spread).reshape(shape)
-    return data.assign(x=(data.x.dims, x.astype(np.float32, copy=False)))

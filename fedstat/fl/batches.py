@@ -11,7 +11,7 @@ import numpy as np
 from fedstat import _random
 from fedstat._later import torch, xr
 from fedstat.fl import samples
-from fedstat.fl.samples import Stored
+from fedstat.fl.samples import Images, Stored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ class Rows(NamedTuple):
 
     Attributes
     ----------
-    x : Tensor (sample, ...) or Stored
+    x : Tensor (sample, ...), Images or Stored
         float32 (integer inputs, such as token ids, stay integers).
     y : int64 Tensor (sample,)
     start : int array (client + 1,)
@@ -51,8 +51,7 @@ def part(data: Rows, clients: np.ndarray) -> Rows:
     """Samples of some clients, with the numbers that name their random streams unchanged."""
     rows = np.concatenate([np.arange(data.start[c], data.start[c + 1]) for c in clients])
     start = np.concatenate([[0], np.cumsum(data.sizes[clients])])
-    x = data.x.part(rows) if isinstance(data.x, Stored) else data.x[rows]
-    return Rows(x, data.y[rows], start, data.ids[clients])
+    return Rows(samples.part(data.x, rows), data.y[rows], start, data.ids[clients])
 
 
 def loaded(data: Rows, clients: np.ndarray) -> tuple[Rows, np.ndarray]:
@@ -69,7 +68,7 @@ def digest(*parts: Rows) -> str:
     for rows in parts:
         for a in (rows.x, rows.y, rows.start):
             found.update(str(tuple(a.shape)).encode())
-            for block in a.blocks() if isinstance(a, Stored) else (a,):
+            for block in a.blocks() if isinstance(a, Stored | Images) else (a,):
                 values = block.cpu().numpy() if isinstance(block, torch.Tensor) else block
                 found.update(np.ascontiguousarray(values).data)
     return found.hexdigest()[:16]
@@ -149,7 +148,7 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
         bad = int(np.flatnonzero(~np.isfinite(x_rows).reshape(len(x_rows), -1).all(1))[0])
         client_of = names[np.searchsorted(start, bad, side="right") - 1]
         raise ValueError(f"x must be finite, but client {client_of} has NaN or infinite values in its {subset} samples")
-    return Rows(samples.tensor(x_rows).to(device), y_rows, start)
+    return Rows(samples.in_memory(x_rows, data["x"], device), y_rows, start)
 
 
 def _clients(data: xr.Dataset) -> np.ndarray:

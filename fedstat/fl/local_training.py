@@ -12,7 +12,7 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import batches, checks, kept
+from fedstat.fl import batches, checks, kept, samples
 from fedstat.fl.algorithm import Mask, Memory, Phase, Samples
 from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
@@ -180,7 +180,7 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
             if lr is not None:
                 into = {name: now[name] for name in trained}
         rows, weight = schedule.rows[s, :k], schedule.weight[s, :k]
-        x = job.train.x.index_select(0, rows.flatten()).view(*rows.shape, *job.train.x.shape[1:])
+        x = samples.taken(job.train.x, rows)
         extra = () if own is None else (_of_rows(own[:k], rows, job.train.start[clients[:k]]),)
         batch = _Batch(x, y[s, :k], weight, extra, {name: draws[s, :k] for name, draws in noise.items()}, fixed)
         for repeat in range(phase.repeats):

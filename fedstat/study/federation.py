@@ -208,9 +208,10 @@ def _in_order(fed: xr.Dataset) -> xr.Dataset:
 
 
 def _standardised(fed: xr.Dataset) -> xr.Dataset:
-    """Images as float32, each channel with mean 0 and standard deviation 1 over the training samples.
+    """Images that are standardised, each channel to mean 0 and standard deviation 1 over the training samples.
 
-    ``x.attrs`` keeps both: x·sd + mean is the image on [0, 1].
+    ``x.attrs`` keeps both: x·sd + mean is the image on [0, 1]. Bytes stay bytes, which a trainer scales when it uses
+    them, see :func:`fedstat.data.to_float`.
     """
     places, scale = np.flatnonzero(fed["split"].to_numpy() == "train"), float(fed.x.attrs["scale"])
     x, total, square = fed.x.values, np.zeros(fed.x.shape[1]), np.zeros(fed.x.shape[1])
@@ -221,6 +222,5 @@ def _standardised(fed: xr.Dataset) -> xr.Dataset:
     n = len(places) * x[0, 0].size
     mean = total / n / scale
     sd = np.sqrt(square / n / scale**2 - mean**2)
-    found = datasets.to_float(fed, mean=mean.tolist(), sd=sd.tolist())
-    found.x.attrs.update(mean=mean.tolist(), sd=sd.tolist())
-    return found
+    found = fed.assign(x=fed.x.assign_attrs(mean=mean.tolist(), sd=sd.tolist()))
+    return found if x.dtype == np.uint8 else datasets.to_float(found)

@@ -47,7 +47,8 @@ def test_what_is_loaded_is_what_was_saved(tmp_path):
     fed, _ = experiment.federated(run)
     assert np.bincount(fed["client"]).tolist() == [40, 40, 40]
     assert (fed["split"] == "test").sum() == 30
-    train = fed.isel(sample=np.flatnonzero(fed["split"] == "train")).x
+    assert fed.x.dtype == np.uint8
+    train = data.to_float(fed).isel(sample=np.flatnonzero(fed["split"] == "train")).x
     assert abs(float(train.mean())) < 1e-5  # standardised by the training samples
     assert float(train.std()) == pytest.approx(1, abs=1e-4)
 

@@ -12,6 +12,7 @@ from fl_runs import SMALL, command
 from real_data import require_real_data
 
 from fedstat import store
+from fedstat.data import to_float
 from fedstat.fl import algorithms, nets, train
 from fedstat.study import experiment, report
 from fedstat.study.experiment import Settings
@@ -42,7 +43,7 @@ def test_partitions_by_name(partition, classes):
     assert max(held) == min(held) == classes
     counts = np.bincount(fed.client)
     assert counts.max() <= 100
-    mean = fed.x.values[fed.split.values == "train"].mean()
+    mean = to_float(fed).x.values[fed.split.values == "train"].mean()
     assert abs(mean) < 1e-5, "images are standardised by the training samples"
 
 

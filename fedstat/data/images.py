@@ -1,0 +1,78 @@
+"""Images as bytes, and as the numbers that networks take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedstat._later import xr
+
+
+class Scaling(NamedTuple):
+    """How stored values become what networks take: x · factor − shift, both float32 () or (channel, 1, 1)."""
+
+    factor: NDArray[np.float32]
+    shift: NDArray[np.float32]
+
+
+def scaling(
+    x: xr.DataArray | xr.Variable,
+    mean: float | Sequence[float] | None = None,
+    sd: float | Sequence[float] | None = None,
+) -> Scaling:
+    """Scaling to (x / scale − mean) / sd; by default with the mean and sd of ``x.attrs``, or else 0 and 1.
+
+    Raises
+    ------
+    ValueError
+        If x has no scale, or an ``sd`` is not positive.
+    """
+    if "scale" not in x.attrs and not (x.dtype == np.uint8 and x.ndim > 2):
+        raise ValueError("x must be images with attrs['scale'], but got none: it is text, or it was scaled before")
+    mean = x.attrs.get("mean", 0.0) if mean is None else mean
+    sd = x.attrs.get("sd", 1.0) if sd is None else sd
+    centre, spread = (np.asarray(v, dtype=np.float32) for v in (mean, sd))
+    if not np.all(spread > 0):
+        raise ValueError(f"sd must be > 0, but got {sd!r}")
+    shape = (-1, 1, 1) if centre.ndim or spread.ndim else ()
+    factor = np.asarray(1 / (np.float32(x.attrs.get("scale", 255)) * spread), dtype=np.float32)
+    return Scaling(factor.reshape(shape), np.asarray(centre / spread, dtype=np.float32).reshape(shape))
+
+
+def to_float(
+    data: xr.Dataset, *, mean: float | Sequence[float] | None = None, sd: float | Sequence[float] | None = None
+) -> xr.Dataset:
+    """Images as float32, scaled to [0, 1] by the largest stored value and standardised.
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        With x (sample, channel, row, column) as ``load`` gives it: ``x.attrs["scale"]`` is the largest value; without
+        it, uint8 images have 255.
+    mean, sd : float or one per channel, optional
+        x becomes (x / scale − mean) / sd. By default those in ``x.attrs``, or else 0 and 1.
+
+    Returns
+    -------
+    xarray.Dataset
+        The same, with x float32 (sample, channel, row, column), which keeps a mean and sd of ``x.attrs``.
+
+    Raises
+    ------
+    ValueError
+        If x has no scale (it is text, or was scaled before), or an ``sd`` is not positive.
+
+    Examples
+    --------
+    >>> from fedstat.data import load
+    >>> float(to_float(load("digits")).x.max())
+    1.0
+    """
+    factor, shift = scaling(data.x, mean, sd)
+    x = data.x.values * factor
+    x -= shift
+    kept = {name: data.x.attrs[name] for name in ("mean", "sd") if name in data.x.attrs and mean is sd is None}
+    return data.assign(x=(data.x.dims, x.astype(np.float32, copy=False), kept))

@@ -1,0 +1,94 @@
+"""Images of bytes with a mean and sd are standardised when they are used: the numbers are those of float32 images."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+from small_runs import same
+
+from fedstat import store
+from fedstat.data import to_float
+from fedstat.fl import algorithms, batches, nets, train
+
+MEAN, SD = [0.4, 0.5, 0.6], [0.2, 0.3, 0.4]
+CPU = torch.device("cpu")
+
+
+def photos():
+    """Of four clients of unequal size, in no order."""
+    rng = np.random.default_rng(0)
+    client = rng.permutation(np.repeat([0, 1, 2, 3], [20, 60, 60, 40]))
+    split = np.where(np.arange(180) % 4 == 0, "test", "train").astype(object)
+    x = rng.integers(0, 256, size=(180, 3, 8, 8)).astype(np.uint8)
+    images = (("sample", "channel", "row", "column"), x, {"mean": MEAN, "sd": SD})
+    return xr.Dataset(
+        {"x": images, "y": ("sample", np.arange(180) % 3)},
+        coords={"client": ("sample", client), "split": ("sample", split)},
+    )
+
+
+def by_client():
+    """As many samples of every client."""
+    data = photos()
+    x, y = data.x.values[:160].reshape(4, 40, 3, 8, 8), data.y.values[:160].reshape(4, 40)
+    return xr.Dataset(
+        {"x": (("client", *data.x.dims), x, data.x.attrs), "y": (("client", "sample"), y)},
+        coords={"split": ("sample", data.split.values[:40])},
+    )
+
+
+def go(data, method=None, **options):
+    how = {"rounds": 2, "batch_size": 7, "lr": 0.1, "seed": 3} | options
+    return train(data, nets.mlp([192, 8, 3]), method or algorithms.fedper(), **how)
+
+
+@pytest.mark.parametrize("arranged", [photos, by_client])
+def test_bytes_stay_bytes_and_give_the_images_that_they_stand_for(arranged):
+    data = arranged()
+    found, images = (batches.rows_of(one, "train", CPU).x for one in (data, to_float(data)))
+    assert found.values.dtype == torch.uint8
+    assert images.dtype == torch.float32
+    assert torch.equal(found[:], images)
+    some = torch.tensor([3, 1, 3])
+    assert torch.equal(found.index_select(0, some), images[some])
+    assert torch.equal(found.part(some)[1:], images[[1, 3]])
+    plain = (found.values.double() / 255 - torch.tensor(MEAN)[:, None, None]) / torch.tensor(SD)[:, None, None]
+    torch.testing.assert_close(images.double(), plain, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("arranged", [photos, by_client])
+@pytest.mark.parametrize("method", [algorithms.fedavg, algorithms.fedcac, algorithms.fedcp])
+def test_a_run_on_bytes_is_the_run_on_images(arranged, method):
+    data = arranged()
+    options = (
+        {"probe": ["halves"], "readouts": {"fedavg+": algorithms.finetuned}} if method is algorithms.fedavg else {}
+    )
+    same(go(to_float(data), method(), **options), go(data, method(), **options))
+
+
+def test_either_continues_the_other_and_bytes_on_disk_too(tmp_path, monkeypatch):
+    data, whole = photos(), go(to_float(photos()), rounds=3)
+    go(data, out=tmp_path / "run.zarr")
+    same(whole, go(to_float(data), rounds=3, out=tmp_path / "run.zarr", resume=True))
+    data.to_zarr(tmp_path / "data.zarr", consolidated=False)
+    monkeypatch.setattr("fedstat.fl.room.samples_stay", lambda *_: True)
+    with xr.open_zarr(tmp_path / "data.zarr", consolidated=False) as on_disk:
+        same(whole, go(on_disk, rounds=3, memory="2GiB"))
+
+
+def test_other_means_are_other_data(tmp_path):
+    data = photos()
+    go(data, out=tmp_path / "run.zarr")
+    data.x.attrs["mean"] = [0.4, 0.5, 0.61]
+    with pytest.raises(ValueError, match="data_digest"):
+        go(data, rounds=3, out=tmp_path / "run.zarr", resume=True)
+    assert store.attributes(tmp_path / "run.zarr")["ended"]
+
+
+def test_a_standard_deviation_of_nothing_is_refused():
+    data = photos()
+    data.x.attrs["sd"] = [0.2, 0.0, 0.4]
+    with pytest.raises(ValueError, match=r"sd must be > 0, but got \[0.2, 0.0, 0.4\]"):
+        go(data)
