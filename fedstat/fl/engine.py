@@ -190,6 +190,7 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     trained = local_training(job, state, clients, job.phases)
     require_finite(trained, job.ids(clients), state.round + 1)
+    with_own = kept.ahead(job, state.params, clients)
     uploads = uploads_of(job, state, clients, trained.params)
     whole, mine = _whole(job, state, uploads)
     sharing = state.sharing
@@ -207,12 +208,9 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
         models = _mixed(job, uploads, sharing, sent, mixture[mine])
     server, aggregated = _aggregate(job, state, whole, sharing, sent, each=whole is uploads)
     memory = _remember(job, state, whole, mine)
-    params = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
-    rows: kept.Clients = params
-    if isinstance(state.params, kept.Kept) or len(clients) < job.clients or (clients[1:] < clients[:-1]).any():
-        rows = kept.changed(state.params, clients, params)
+    own = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
     optimizer = kept.changed(state.optimizer, clients, trained.optimizer)
-    new = State(state.round + 1, rows, state.own, server, sharing, optimizer, memory, aggregated)
+    new = State(state.round + 1, with_own(own), state.own, server, sharing, optimizer, memory, aggregated)
     return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
 
 

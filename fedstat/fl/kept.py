@@ -7,7 +7,9 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, finalize
@@ -222,6 +224,20 @@ def changed(of: Clients | Mapping[str, Tensor], clients: np.ndarray, rows: Mappi
         return of.changed(clients, dict(rows))
     at = torch.from_numpy(clients)
     return {name: p.index_copy(0, at.to(p.device), rows[name]) for name, p in of.items()}
+
+
+def ahead(job: Job, of: Clients, clients: np.ndarray) -> Callable[[Params], Clients]:
+    """As :func:`changed`, of rows to come; where a thread is free, the others' are copied until then."""
+    if isinstance(of, Kept):
+        return partial(of.changed, clients)
+    if len(clients) == job.clients and (clients[1:] > clients[:-1]).all():
+        return dict  # nobody else's
+    if not of or job.device.type != "cpu" or job.threads == 1:
+        return partial(changed, of, clients)
+    aside = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
+    copy, at = aside.submit(lambda: {name: p.clone() for name, p in of.items()}), torch.from_numpy(clients)
+    aside.shutdown(wait=False)
+    return lambda rows: {name: p.index_copy_(0, at, rows[name]) for name, p in copy.result().items()}
 
 
 def saved(of: Clients | Mapping[str, Tensor]) -> object:

@@ -173,8 +173,10 @@ def _fits(parts: Iterator[Moments], tau: split.Tau, options: dict[str, Any], exe
 
 
 def _fit(options: dict[str, Any], r: Array) -> tuple[Array, Array, Array]:
-    found = factor.fit(r, **options)
-    return found.communality, found.n_factors, found.converged
+    alone = len(r) == 1  # whose steps can be followed
+    found = factor.fit(r[0] if alone else r, **options, loadings=False)
+    nu, n_factors, converged = found.communality, found.n_factors, found.converged
+    return (nu[None], n_factors[None], converged[None]) if alone else (nu, n_factors, converged)
 
 
 def _batches(r: Array) -> Iterator[Array]:

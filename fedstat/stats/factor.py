@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_numpy_array
 from array_api_compat import device as device_of
 
 from fedstat import _check
 from fedstat._random import generator
-from fedstat.stats import eigen
+from fedstat.stats import eigen, following
 from fedstat.stats.minres import minimise, objective
 
 Array = Any
@@ -96,6 +96,7 @@ def fit(
     heywood: Literal["allow", "bound"] = "allow",
     max_iter: int | None = None,
     tol: float | None = None,
+    loadings: bool = True,
 ) -> Fit:
     """Communalities of a correlation matrix.
 
@@ -123,6 +124,8 @@ def fit(
     tol : float, optional
         Stop when no communality changes by more than this in a principal-axis step; 1e-3 for ``"pa"``, 1e-6 for
         ``"minres"``.
+    loadings : bool
+        Whether loadings are wanted; without, they may have no columns, where ``"pa"`` does not need them.
 
     Returns
     -------
@@ -165,23 +168,24 @@ def fit(
         h = _start(xp, start, values, vectors, ones)
         known = (values, vectors) if isinstance(start, str) and start == "pc" else None
         if method == "pa":
-            loadings, h, n_iter, residual = _iterate(xp, r, h, g, known, heywood == "bound", max_iter, tol)
+            bound = heywood == "bound"
+            a, h, n_iter, residual = _iterate(xp, r, h, g, known, bound, max_iter, tol, wanted=loadings or bound)
         else:
             h, n_iter, residual = minimise(r, ones, g, h, max_iter=max_iter, tol=tol)
-            loadings = _loadings(xp, *_top(xp, r, h, g, None, tol), g)
+            a = _loadings(xp, *_top(xp, r, h, g, None, tol), g)
         converged = residual <= tol
     else:
-        loadings = _loadings(xp, values, vectors, g) if method == "pc" else vectors * _leading(xp, values, g - 1)
-        h = xp.sum(loadings**2, axis=-1)
+        a = _loadings(xp, values, vectors, g) if method == "pc" else vectors * _leading(xp, values, g - 1)
+        h = xp.sum(a**2, axis=-1)
     nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(h))
     return Fit(
         communality=xp.where(dead, nan, h),
-        loadings=loadings[..., : int(xp.max(g))],
+        loadings=a[..., : int(xp.max(g))],
         eigenvalues=_padded(xp, values, r.shape[-1]),
         n_factors=g,
         n_iter=n_iter,
         converged=converged,
-        heywood=(h > 1 + _IMPROPER) | ((h > 1 - _IMPROPER) & (xp.sum(loadings**2, axis=-1) > 1 + _IMPROPER)),
+        heywood=(h > 1 + _IMPROPER) | ((h > 1 - _IMPROPER) & (xp.sum(a**2, axis=-1) > 1 + _IMPROPER)),
         residual=residual,
     )
 
@@ -237,24 +241,35 @@ def _iterate(
     bound: bool,
     max_iter: int,
     tol: float,
+    *,
+    wanted: bool,
 ) -> tuple[Array, Array, Array, Array]:
-    """Principal-axis steps of every matrix until its own communalities no longer change."""
+    """Principal-axis steps of every matrix until its own communalities no longer change; loadings only if wanted."""
     n_iter, residual = xp.zeros_like(g), xp.zeros_like(g, dtype=xp.float64)
-    moving = xp.ones_like(g, dtype=xp.bool)
-    loadings, pairs = xp.zeros_like(r)[..., : int(xp.max(g))], known
+    moving, most = xp.ones_like(g, dtype=xp.bool), int(xp.max(g))
+    loadings, pairs, reference = xp.zeros_like(r)[..., :most], known, None
+    follows = is_numpy_array(r) and r.ndim == 2 and following.pays(len(r), most)
     for step in range(max_iter):
-        if step > 0 or pairs is None:
-            pairs = _top(xp, r, h, g, None if pairs is None else pairs[1], tol)
-        new_loadings = _loadings(xp, *pairs, g)[..., : int(xp.max(g))]
-        new = xp.sum(new_loadings**2, axis=-1)
+        start, new = h, None if reference is None else reference.communalities(h)
+        followed = new is not None
+        if not followed:
+            if step > 0 or pairs is None:
+                pairs = _top(xp, r, h, g, None if pairs is None else pairs[1], tol)
+            new_loadings = _loadings(xp, *pairs, g)[..., :most]
+            new = xp.sum(new_loadings**2, axis=-1)
+            loadings = xp.where(moving[..., None, None], new_loadings, loadings)
+            decomposed = (h, *pairs)
         new = xp.clip(new, max=1.0) if bound else new
         residual = xp.where(moving, xp.max(xp.abs(new - h), axis=-1), residual)
-        loadings = xp.where(moving[..., None, None], new_loadings, loadings)
         h = xp.where(moving[..., None], new, h)
         n_iter = n_iter + xp.astype(moving, xp.int64)
         moving = moving & (residual > tol)
         if not bool(xp.any(moving)):
             break
+        if follows and not followed:
+            reference = following.Reference(*decomposed, most)
+    if followed:
+        loadings = _loadings(xp, *_top(xp, r, start, g, None, tol), g)[..., :most] if wanted else loadings[..., :0]
     return loadings, h, n_iter, residual
 
 

@@ -19,7 +19,7 @@ from statsmodels.multivariate.factor import Factor
 from threadpoolctl import threadpool_limits
 
 from fedstat._random import generator
-from fedstat.stats import bootstrap, factor
+from fedstat.stats import bootstrap, factor, following
 from fedstat.stats.moments import correlation, moments
 
 
@@ -108,6 +108,27 @@ def test_bench_kappa_085_per_evaluation_against_one_eigendecomposition(benchmark
     each = benchmark.stats.stats.min / (int(ours.n_iter) + (method == "minres"))  # minres needs R's eigenvalues first
     print(f"\n{method}, kappa 0.85, d = 512, G = {int(ours.n_factors)}: {each:.4f} s an evaluation, "
           f"numpy eigh {theirs:.4f} s, ratio {each / theirs:.2f}")  # fmt: skip
+
+
+@pytest.mark.parametrize("kappa", [0.75, 0.85])
+@pytest.mark.parametrize("d", [200, 512])
+@pytest.mark.parametrize("start", ["pc", "the last round's"])
+def test_bench_steps_followed_against_a_decomposition_each(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch, d: int, kappa: float, start: str
+) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(2 * d, d))
+    r, options = correlation(moments(z)), {"kappa": kappa, "loadings": False}
+    if start != "pc":
+        before = factor.fit(correlation(moments(z + 0.1 * rng.normal(size=z.shape))), kappa=kappa, max_iter=200)
+        options["start"] = before.communality
+    ours = benchmark.pedantic(lambda: factor.fit(r, **options), rounds=5, warmup_rounds=1)
+    monkeypatch.setattr(following, "pays", lambda *_: False)
+    theirs, plain = seconds(lambda: factor.fit(r, **options))
+    assert int(ours.n_iter) == int(plain.n_iter)
+    np.testing.assert_allclose(ours.communality, plain.communality, atol=1e-8)
+    name = f"d = {d}, kappa {kappa}, G = {int(ours.n_factors)}, start {start}, {int(ours.n_iter)} steps"
+    say(name, benchmark.stats.stats.min, "a decomposition each", theirs)
 
 
 @pytest.mark.parametrize("options", [{"method": "pc"}, {"n_factors": 10}, {"kappa": 0.85}], ids=str)

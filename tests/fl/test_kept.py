@@ -89,10 +89,13 @@ def test_memory_that_differs_between_clients_at_the_start_is_kept(tmp_path):
     assert found.slot[0] == -1
 
 
-def test_an_earlier_state_stays_as_it_is(tmp_path):
-    one = replace(job(make("fedrep"), participation=0.5), kept=tmp_path / "kept", room=0)
+@pytest.mark.parametrize("where", ["disk", "memory", "memory, copied ahead"])
+def test_an_earlier_state_stays_as_it_is(where, tmp_path):
+    one = job(make("fedrep"), participation=0.5, threads=2 if "ahead" in where else 1)
+    if where == "disk":
+        one = replace(one, kept=tmp_path / "kept", room=0)
     start = engine.start(one)
-    assert on_disk(start)
+    assert bool(on_disk(start)) == (where == "disk")
     first = engine.step(one, start)
     before = engine.personal(one, first)
     later = [first]

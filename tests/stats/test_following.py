@@ -1,0 +1,126 @@
+"""Steps followed from an earlier decomposition are those of a decomposition each: as many, to 1e-8."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedstat.stats import bootstrap, eigen, factor, following
+from fedstat.stats.moments import moments
+
+
+def noise(d, seed=0):
+    return np.random.default_rng(seed).normal(size=(2 * d, d))
+
+
+def unlike(d, seed=0):
+    """Units of which some are explained well and others not."""
+    rng, k = np.random.default_rng(seed), d // 4
+    return rng.normal(size=(2 * d, k)) @ (rng.normal(size=(k, d)) * rng.uniform(0, 2, d)) / np.sqrt(k) + noise(
+        d, seed + 1
+    )
+
+
+def twins(d, seed=0):
+    """Pairs of units of one correlation, so that eigenvalues are near each other."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(40 * d, d // 2))
+    return np.repeat(z, 2, axis=1) + rng.normal(size=(40 * d, d))
+
+
+def with_dead(d, seed=0):
+    z = unlike(d, seed)
+    z[:, [3, 40]] = 1.0
+    return z
+
+
+def correlations(z):
+    with np.errstate(invalid="ignore"):
+        return np.corrcoef(z, rowvar=False)
+
+
+@pytest.fixture
+def decomposed(monkeypatch):
+    """The plain iteration, which decomposes in every step."""
+
+    def fit(r, **options):
+        with monkeypatch.context() as here:
+            here.setattr(following, "pays", lambda *_: False)
+            return factor.fit(r, **options)
+
+    return fit
+
+
+@pytest.fixture
+def followed(monkeypatch):
+    """Numbers of steps that were followed, and of those that were not."""
+    found = {True: 0, False: 0}
+    plain = following.Reference.communalities
+
+    def counted(self, h):
+        nu = plain(self, h)
+        found[nu is not None] += 1
+        return nu
+
+    monkeypatch.setattr(following.Reference, "communalities", counted)
+    return found
+
+
+@pytest.mark.parametrize("options", [
+    {"kappa": 0.75},
+    {"kappa": 0.9},
+    {"kappa": 0.75, "heywood": "bound"},
+    {"n_factors": 60, "tol": 1e-6, "max_iter": 400},
+    {"kappa": 0.8, "start": "smc"},
+    {"kappa": 0.8, "start": np.full(200, 0.6)},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("data", [noise, unlike, twins, with_dead])
+def test_steps_are_those_of_the_plain_iteration(data, options, decomposed, followed):
+    r = correlations(data(200))
+    found, plain = factor.fit(r, **options), decomposed(r, **options)
+    assert followed[True] > 0
+    assert int(found.n_iter) == int(plain.n_iter)
+    assert bool(found.converged) == bool(plain.converged)
+    np.testing.assert_allclose(found.communality, plain.communality, rtol=0, atol=1e-8)
+    np.testing.assert_array_equal(found.heywood, plain.heywood)
+    np.testing.assert_allclose(np.abs(found.loadings), np.abs(plain.loadings), rtol=0, atol=1e-5)
+    without = factor.fit(r, **options, loadings=False)
+    np.testing.assert_array_equal(without.communality, found.communality)
+    np.testing.assert_array_equal(without.heywood, found.heywood)
+
+
+@pytest.mark.parametrize("g", [40, 90, 110])
+def test_one_step_is_the_diagonal_of_the_leading_part(g):
+    """Near the reference, whichever side is followed, by the definition."""
+    rng, r = np.random.default_rng(0), correlations(unlike(200))
+    h = rng.uniform(0.5, 0.9, 200)
+    reference = following.Reference(h, *eigen.full(np, eigen.with_diagonal(np, r, h)), g)
+    moved = h + 0.05 + rng.uniform(-1e-3, 1e-3, 200)
+    values, vectors = np.linalg.eigh(eigen.with_diagonal(np, r, moved))
+    assert values[200 - g] > 0
+    found = reference.communalities(moved)
+    np.testing.assert_allclose(found, vectors[:, 200 - g :] ** 2 @ values[200 - g :], rtol=0, atol=1e-9)
+
+
+def test_what_is_far_or_has_no_border_is_decomposed():
+    r = correlations(unlike(200))
+    h = np.full(200, 0.7)
+    reference = following.Reference(h, *eigen.full(np, eigen.with_diagonal(np, r, h)), 60)
+    far = h.copy()
+    far[0] += 0.1
+    assert reference.communalities(far) is None
+    least = np.linalg.eigvalsh(eigen.with_diagonal(np, r, h))[200 - 60]
+    assert reference.communalities(h - least - 1e-3) is None, "a negative eigenvalue does not count"
+    any_subspace = following.Reference(h, *eigen.full(np, 0.7 * np.eye(200)), 60)
+    assert any_subspace.communalities(h + np.random.default_rng(0).uniform(-1e-3, 1e-3, 200)) is None
+
+
+def test_the_bootstrap_is_that_of_the_plain_iteration(monkeypatch, followed):
+    clients = moments(np.random.default_rng(0).normal(size=(12, 60, 160)))
+    options = {"replicates": 4, "seed": 0, "kappa": 0.8}
+    found = bootstrap.bootstrap(clients, **options)
+    assert followed[True] > 0
+    monkeypatch.setattr(following, "pays", lambda *_: False)
+    plain = bootstrap.bootstrap(clients, **options)
+    np.testing.assert_allclose(found.communality, plain.communality, rtol=0, atol=1e-8)
+    np.testing.assert_array_equal(found.shared, plain.shared)
