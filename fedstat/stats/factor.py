@@ -138,6 +138,11 @@ def fit(
     ------
     ValueError
         If an argument is out of range or every unit is dead.
+
+    Notes
+    -----
+    On the CPU, steps of a layer of 150 units and more with many factors are followed from an earlier step's
+    eigenvectors where they can be, see :mod:`fedstat.stats.following`: as many steps, communalities to 1e-8.
     """
     xp = array_namespace(r)
     _check.choice("method", method, METHODS)

@@ -48,7 +48,7 @@ def like(data: str) -> tuple[tuple[int, ...], int, int | None]:
 def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int | None) -> Net:
     """The network that the settings name, for such samples; ValueError if it does not take them."""
     text = vocabulary is not None
-    if settings.net != "mlp" and nets.takes_text(settings.net) != text:
+    if nets.takes_text(settings.net) != text:
         fitting = [name for name in nets.NETS if nets.takes_text(name) == text]
         raise ValueError(
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
