@@ -21,6 +21,7 @@ from torch import Tensor
 
 import fedstat
 from fedstat import _cli, plot
+from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
 from fedstat.study import collect, experiment, features, origin
@@ -107,7 +108,7 @@ def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Na
     settings, same = config(fedfac), experiment.Settings(**experiment.noted(fedfac.attrs))
     fed, _ = experiment.federated(same, args.data_dir)
     own = (fed["client"].to_numpy() == args.client) & (fed["split"].to_numpy() == "test")
-    images = fed.x.values[own]
+    images = to_float(fed.isel(sample=own)).x.to_numpy()
     if not 0 <= args.image < len(images):
         raise ValueError(
             f"--image must be from 0 to {len(images) - 1}, for client {args.client} has {len(images)} test images, "

@@ -28,7 +28,7 @@ def scaling(
     Raises
     ------
     ValueError
-        If x has no scale, or an ``sd`` is not positive.
+        If x has no scale, a mean is not finite or an ``sd`` not positive, or there are more or fewer than channels.
     """
     if "scale" not in x.attrs and not (x.dtype == np.uint8 and x.ndim > 2):
         raise ValueError("x must be images with attrs['scale'], but got none: it is text, or it was scaled before")
@@ -37,9 +37,14 @@ def scaling(
     centre, spread = (np.asarray(v, dtype=np.float32) for v in (mean, sd))
     if not np.all(spread > 0):
         raise ValueError(f"sd must be > 0, but got {sd!r}")
-    shape = (-1, 1, 1) if centre.ndim or spread.ndim else ()
+    if not np.isfinite(centre).all():
+        raise ValueError(f"mean must be finite, but got {mean!r}")
+    channels = x.shape[-3] if x.ndim > 3 else 1
+    if not {centre.size, spread.size} <= {1, channels}:
+        raise ValueError(f"mean and sd must be one number, or {channels} by channel, but got {mean!r} and {sd!r}")
     factor = np.asarray(1 / (np.float32(x.attrs.get("scale", 255)) * spread), dtype=np.float32)
-    return Scaling(factor.reshape(shape), np.asarray(centre / spread, dtype=np.float32).reshape(shape))
+    shift = np.asarray(centre / spread, dtype=np.float32)
+    return Scaling(*(v.reshape(-1, 1, 1) if v.size > 1 else v.reshape(()) for v in (factor, shift)))
 
 
 def to_float(
@@ -63,7 +68,8 @@ def to_float(
     Raises
     ------
     ValueError
-        If x has no scale (it is text, or was scaled before), or an ``sd`` is not positive.
+        If x has no scale (it is text, or was scaled before), a mean is not finite or an ``sd`` not positive, or there
+        are more or fewer than channels.
 
     Examples
     --------

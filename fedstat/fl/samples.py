@@ -75,7 +75,7 @@ class Stored:
 
     def __init__(self, source: xr.Variable, lead: int, at: np.ndarray, device: torch.device) -> None:
         self._source, self._lead, self.at, self.device = source, lead, at, device
-        self._scaling = _scaling(source, torch.device("cpu"))
+        self._scaling = _scaling(source, source.ndim - lead, torch.device("cpu"))
         self._pages = _Pages(source)
         self.shape = torch.Size((len(at), *source.shape[lead:]))
 
@@ -141,7 +141,7 @@ def in_memory(values: np.ndarray, source: xr.DataArray, device: torch.device) ->
 
     Images of bytes with a known mean and standard deviation stay bytes, except on a GPU.
     """
-    found, scaling = _tensor(values).to(device), _scaling(source, device)
+    found, scaling = _tensor(values).to(device), _scaling(source, values.ndim - 1, device)
     if scaling is None:
         return found
     return Images(found, scaling) if device.type == "cpu" else _scaled(found, scaling)
@@ -162,9 +162,9 @@ def _tensor(values: np.ndarray) -> Tensor:
     return found.float() if found.is_floating_point() else found
 
 
-def _scaling(source: xr.DataArray | xr.Variable, device: torch.device) -> tuple[Tensor, Tensor] | None:
-    """How images of bytes are standardised; None for other samples."""
-    if source.dtype != np.uint8 or not {"mean", "sd"} <= source.attrs.keys():
+def _scaling(source: xr.DataArray | xr.Variable, ndim: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+    """How images of bytes, of ``ndim`` dims each, are standardised; None for other samples."""
+    if source.dtype != np.uint8 or ndim < 2 or not {"mean", "sd"} <= source.attrs.keys():
         return None
     factor, shift = images.scaling(source)
     return torch.from_numpy(factor).to(device), torch.from_numpy(shift).to(device)

@@ -142,7 +142,7 @@ def fit(
     Notes
     -----
     On the CPU, steps of a layer of 150 units and more with many factors are followed from an earlier step's
-    eigenvectors where they can be, see :mod:`fedstat.stats.following`: as many steps, communalities to 1e-8.
+    eigenvectors where they can be, see :mod:`fedstat.stats.following`: as many steps, communalities to about 1e-8.
     """
     xp = array_namespace(r)
     _check.choice("method", method, METHODS)
@@ -253,7 +253,7 @@ def _iterate(
     n_iter, residual = xp.zeros_like(g), xp.zeros_like(g, dtype=xp.float64)
     moving, most = xp.ones_like(g, dtype=xp.bool), int(xp.max(g))
     loadings, pairs, reference = xp.zeros_like(r)[..., :most], known, None
-    follows = is_numpy_array(r) and r.ndim == 2 and following.pays(len(r), most)
+    follows = is_numpy_array(r) and r.ndim == 2 and following.pays(len(r), most, tol)
     for step in range(max_iter):
         start, new = h, None if reference is None else reference.communalities(h)
         followed = new is not None

@@ -22,11 +22,15 @@ _SMALLEST = 150  # below this number of units a decomposition is as fast (bench_
 _LARGEST_CHANGE, _LARGEST_TURN = 0.02, 0.1
 _NEAREST = 48  # eigenvectors on either side of the border that are turned among themselves first
 _CYCLES, _EXACT, _SLOW = 10, 1e-9, 0.9
+_LEAST_TOL = 1e-4
 
 
-def pays(d: int, g: int) -> bool:
-    """Whether steps with g factors of d units are faster followed than decomposed, wholly or by leading eigenpairs."""
-    return d >= _SMALLEST and g < d and not eigen.pays(d, g)
+def pays(d: int, g: int, tol: float) -> bool:
+    """Whether steps with g factors of d units are faster followed than decomposed, wholly or by leading eigenpairs.
+
+    They are not followed to a ``tol`` that asks for more digits than single precision gives their differences.
+    """
+    return d >= _SMALLEST and g < d and tol >= _LEAST_TOL and not eigen.pays(d, g)
 
 
 class Reference:
@@ -54,7 +58,7 @@ class Reference:
         self._v, self._u = v.astype(np.float32), vectors[:, other].astype(np.float32)
 
     def communalities(self, h: Array) -> Array | None:
-        """Communalities of the step from ``h``, exact to about 5e-9; None if ``h`` is too far from the reference.
+        """Communalities of the step from ``h``, exact to about 1e-8; None if ``h`` is too far from the reference.
 
         With Y = V + U X, which spans the subspace, and (R − Σ_ε) Y = Y (Λ + T), they are the diagonal of
         Y (Λ + T)(I + XᵀX)⁻¹ Yᵀ.

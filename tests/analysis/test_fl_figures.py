@@ -16,6 +16,7 @@ from torch.nn import functional
 
 import fedstat
 from fedstat import plot
+from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.study import experiment, features
 
@@ -102,14 +103,18 @@ def test_feature_maps_are_those_of_the_convolution_itself():
 
 def test_filters_are_shown_by_kind_beside_fedavg(digits, tmp_path, monkeypatch):
     fig10, drawn = load("paper_figs/fig10.py"), plot.feature_grid
-    made, seen, shown = fig10.side_by_side, [], []
-    monkeypatch.setattr(fig10, "side_by_side", lambda *a, **k: seen.append(made(*a, **k)) or seen[-1])
+    made, seen, shown, images = fig10.side_by_side, [], [], []
+    monkeypatch.setattr(
+        fig10, "side_by_side", lambda *a, **k: images.append(a[4]) or seen.append(made(*a, **k)) or seen[-1]
+    )
     monkeypatch.setattr(plot, "feature_grid", lambda *a: shown.append(a) or drawn(*a))
     assert fig10.main(["--runs", str(digits), "--out", str(tmp_path / "figure.png")]) == 0
     assert (tmp_path / "figure.png").stat().st_size > 20_000
     for ours, theirs in zip(shown[0][1:], seen[0], strict=True):
         assert_allclose(ours, theirs)
     assert (shown[0][0].min(), shown[0][0].max()) == (0, 1)
+    assert -2 < images[0].min() < -0.5, "as the networks were given it: standardised"
+    assert 0.5 < images[0].max() < 3
 
 
 def test_maps_are_those_of_each_runs_own_model_and_of_its_split(digits):
@@ -145,7 +150,8 @@ def test_stored_weights_predict_as_the_run_did(digits):
     fed, _ = experiment.federated(settings)
     net = experiment.network(settings, fed)
     params = features.stored(run, net.shapes, client=2)
-    here = fed.isel(sample=np.flatnonzero((fed["client"].to_numpy() == 2) & (fed["split"].to_numpy() == "test")))
+    own = (fed["client"].to_numpy() == 2) & (fed["split"].to_numpy() == "test")
+    here = to_float(fed.isel(sample=own))
     guess = net.apply(params, torch.from_numpy(here.x.values).unsqueeze(0)).argmax(-1)[0].numpy()
     assert_allclose((guess == here.y.values).mean(), run["metrics/accuracy"][-1, 2], atol=1e-6)
 

@@ -87,8 +87,35 @@ def test_other_means_are_other_data(tmp_path):
     assert store.attributes(tmp_path / "run.zarr")["ended"]
 
 
-def test_a_standard_deviation_of_nothing_is_refused():
+@pytest.mark.parametrize(("mean", "sd", "says"), [
+    (MEAN, [0.2, 0.0, 0.4], r"sd must be > 0, but got \[0.2, 0.0, 0.4\]"),
+    ([0.4, np.nan, 0.5], SD, "mean must be finite"),
+    (MEAN[:2], SD[:2], r"must be one number, or 3 by channel, but got \[0.4, 0.5\]"),
+])  # fmt: skip
+def test_means_and_deviations_that_scale_nothing_are_named(mean, sd, says):
     data = photos()
-    data.x.attrs["sd"] = [0.2, 0.0, 0.4]
-    with pytest.raises(ValueError, match=r"sd must be > 0, but got \[0.2, 0.0, 0.4\]"):
-        go(data)
+    data.x.attrs.update(mean=mean, sd=sd)
+    for use in (go, to_float):
+        with pytest.raises(ValueError, match=says):
+            use(data)
+
+
+@pytest.mark.parametrize(("mean", "sd"), [(0.5, 0.3), ([0.5], [0.3]), (np.array([0.5]), np.float64(0.3))])
+def test_gray_images_need_no_channel(mean, sd):
+    data = photos()
+    gray = data.assign(x=(("sample", "row", "column"), data.x.values[:, 0], {"mean": mean, "sd": sd}))
+    found = batches.rows_of(gray, "train", CPU).x
+    assert torch.equal(found[0], batches.rows_of(to_float(gray), "train", CPU).x[0])
+    assert found[0].shape == (8, 8)
+    net = nets.mlp([64, 8, 3])
+    same(*(train(one, net, algorithms.fedavg(), rounds=1, batch_size=7) for one in (to_float(gray), gray)))
+
+
+def test_bytes_that_are_no_images_are_what_they_are():
+    """Features of a table, whose mean and sd somebody noted."""
+    data = by_client()
+    x = data.x.values[:, :, 0, 0, :6]
+    table = data.assign(x=(("client", "sample", "feature"), x, {"mean": 1.0, "sd": 2.0}))
+    found = batches.rows_of(table, "train", CPU).x
+    assert found.dtype == torch.uint8
+    np.testing.assert_array_equal(found[:3], x[0][data.split.values == "train"][:3])

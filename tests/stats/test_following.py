@@ -70,7 +70,7 @@ def followed(monkeypatch):
     {"kappa": 0.75},
     {"kappa": 0.9},
     {"kappa": 0.75, "heywood": "bound"},
-    {"n_factors": 60, "tol": 1e-6, "max_iter": 400},
+    {"n_factors": 60, "tol": 1e-4, "max_iter": 400},
     {"kappa": 0.8, "start": "smc"},
     {"kappa": 0.8, "start": np.full(200, 0.6)},
 ], ids=str)  # fmt: skip
@@ -100,6 +100,12 @@ def test_one_step_is_the_diagonal_of_the_leading_part(g):
     assert values[200 - g] > 0
     found = reference.communalities(moved)
     np.testing.assert_allclose(found, vectors[:, 200 - g :] ** 2 @ values[200 - g :], rtol=0, atol=1e-9)
+
+
+def test_digits_that_single_precision_cannot_give_are_not_asked_of_it(followed):
+    found = factor.fit(correlations(noise(160)), kappa=0.75, tol=1e-10, max_iter=800)
+    assert bool(found.converged)
+    assert followed[True] == 0
 
 
 def test_what_is_far_or_has_no_border_is_decomposed():
