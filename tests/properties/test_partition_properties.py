@@ -90,6 +90,7 @@ def test_pathological_clients_hold_exactly_s_classes_and_classes_equal_numbers_o
 @pytest.mark.filterwarnings("ignore:.*classes ran out")
 def test_dirichlet_equal_gives_every_client_its_numbers_of_samples_used_at_most_once(data, seed, n_train, n_test, a):
     data = data.assign_coords(split=("sample", np.where(np.arange(data.sizes["sample"]) % 3, "train", "test")))
+    n_train = min(n_train, int((data.split == "train").sum()) // 2)
     fed = partition.dirichlet_equal(data, clients=2, concentration=a, n_train=n_train, n_test=n_test, seed=seed)
     for split, n in (("train", n_train), ("test", n_test)):
         assert np.bincount(fed.client[fed.split == split], minlength=2).tolist() == [n, n]
