@@ -63,7 +63,7 @@ def to_float(
     Returns
     -------
     xarray.Dataset
-        The same, with x float32 (sample, channel, row, column), which keeps a mean and sd of ``x.attrs``.
+        The same, with x float32 (sample, channel, row, column); attrs keep a mean and sd that were taken from there.
 
     Raises
     ------
@@ -80,5 +80,5 @@ def to_float(
     factor, shift = scaling(data.x, mean, sd)
     x = data.x.values * factor
     x -= shift
-    kept = {name: data.x.attrs[name] for name in ("mean", "sd") if name in data.x.attrs and mean is sd is None}
+    kept = {name: data.x.attrs[name] for name in ("mean", "sd") if name in data.x.attrs and mean is None and sd is None}
     return data.assign(x=(data.x.dims, x.astype(np.float32, copy=False), kept))

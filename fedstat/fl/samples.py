@@ -29,7 +29,7 @@ class Images:
 
     Parameters
     ----------
-    values : uint8 Tensor (row, channel, row, column)
+    values : uint8 Tensor (sample, ...)
     scaling : (Tensor, Tensor)
         Factor and shift, see :class:`fedstat.data.images.Scaling`.
     """

@@ -174,7 +174,7 @@ def _fits(parts: Iterator[Moments], tau: split.Tau, options: dict[str, Any], exe
 
 def _fit(options: dict[str, Any], r: Array) -> tuple[Array, Array, Array]:
     alone = len(r) == 1  # whose steps can be followed
-    found = factor.fit(r[0] if alone else r, **options, loadings=False)
+    found = factor.fit(r[0] if alone else r, **{"loadings": False} | options)
     nu, n_factors, converged = found.communality, found.n_factors, found.converged
     return (nu[None], n_factors[None], converged[None]) if alone else (nu, n_factors, converged)
 
