@@ -85,26 +85,43 @@ def grid_main(arguments):
 
 
 def test_a_killed_workers_run_is_done_again_and_no_store_is_made_twice(tmp_path, two_processes):  # noqa: F811
-    runs = [SMALL.but(rounds=20, algorithm="fedavg", seed=seed) for seed in range(3)]
+    runs = [SMALL.but(rounds=60, algorithm="fedavg", seed=seed) for seed in range(3)]
     paths = [tmp_path / "apart" / f"{grid.name_of(one)}.zarr" for one in runs]
-    pids = two_processes._client.run(os.getpid)
-    seen = {}
+    pids = list(two_processes._client.run(os.getpid).values())
+    cut_off = {}
 
-    def kill():
-        while sum(path.exists() for path in paths) < 2:
+    def begun():
+        return [path for path in paths if path.exists() and "ended" not in store.attributes(path)]
+
+    def kill_amid_its_run():
+        """Kills a worker while both stand still, each in the middle of a run that has a store."""
+        while not cut_off and working.is_set():
             time.sleep(0.01)
-        os.kill(next(iter(pids.values())), signal.SIGKILL)
-        seen.update({path: (path.stat().st_ino, "ended" in store.attributes(path)) for path in paths if path.exists()})
+            if len(begun()) < 2:
+                continue
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(0.02)
+            if len(begun()) == 2:
+                cut_off.update({path: path.stat().st_ino for path in begun()})
+                os.kill(pids[0], signal.SIGKILL)
+            for pid in pids[1:] if cut_off else pids:
+                os.kill(pid, signal.SIGCONT)
 
-    killer = threading.Thread(target=kill)
+    working = threading.Event()
+    working.set()
+    killer = threading.Thread(target=kill_amid_its_run)
     killer.start()
-    done = [(settings.seed, new) for settings, _, new in grid.run_all(runs, tmp_path / "apart", threads=1,
-                                                                     executor=two_processes)]  # fmt: skip
-    killer.join()
+    try:
+        done = [(settings.seed, new) for settings, _, new in grid.run_all(runs, tmp_path / "apart", threads=1,
+                                                                         executor=two_processes)]  # fmt: skip
+    finally:
+        working.clear()
+        killer.join()
+    assert len(cut_off) == 2, "no moment was seen at which both workers were in a run"
     assert sorted(done) == [(seed, True) for seed in range(3)]
-    assert two_processes._client.run(os.getpid).values() != pids.values()
-    assert not all(ended for _, ended in seen.values()), "some run was cut off"
-    assert {path: path.stat().st_ino for path in seen} == {path: inode for path, (inode, _) in seen.items()}
+    assert pids[0] not in two_processes._client.run(os.getpid).values()
+    assert {path: path.stat().st_ino for path in cut_off} == cut_off
     assert sorted(tmp_path.joinpath("apart").iterdir()) == sorted(paths)
     for _, path, new in grid.run_all(runs, tmp_path / "plain", threads=1):
         assert new
