@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import TypeVar
 
 from fedstat._later import torch
 from fedstat.fl import nets
 from fedstat.fl.job import Job
 
+Result = TypeVar("Result")
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
 _CHUNK_BYTES = 3.5e6
 # On a GPU a chunk's parameters, gradients, optimiser state and activations get this share of the free memory.
@@ -29,13 +31,15 @@ def each_chunk(job: Job, n: int, work: Callable[[slice], None]) -> None:
     if job.device.type != "cpu":
         _within_memory(job, n, work)
         return
-    spans = list(chunks(job, n))
-    if job.threads == 1 or len(spans) == 1:
-        for span in spans:
-            work(span)
-        return
+    side_by_side(job, list(chunks(job, n)), work)
+
+
+def side_by_side(job: Job, spans: Sequence[slice], work: Callable[[slice], Result]) -> list[Result]:
+    """What the work gives for every span, in their order; one span per thread."""
+    if job.threads == 1 or len(spans) <= 1:
+        return [work(span) for span in spans]
     with ThreadPoolExecutor(job.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(work, spans))
+        return list(pool.map(work, spans))
 
 
 def _within_memory(job: Job, n: int, work: Callable[[slice], None]) -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedstat import _check, _random
 from fedstat._later import torch
-from fedstat.fl import checks, halves, kept, masks, room
+from fedstat.fl import checks, halves, kept, masks, room, sums
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
 from fedstat.fl.participation import active, by_size, drawn, everyone_active, expected
+from fedstat.fl.ranks import joined
 from fedstat.fl.scores import losses_of
 from fedstat.fl.state import State, personal, remembered
 
@@ -87,12 +87,12 @@ def start(job: Job) -> State:
     algorithm = job.algorithm
 
     def moments(epochs: int | None) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = {}
-        for clients in room.blocks(job):
-            models = pretrained(job, server, epochs, clients)
-            sums = _moments(job, partial(_expanded, server, len(clients)), models)
-            found = {name: found[name] + one for name, one in sums.items()} if found else sums
-        return found
+        return joined(
+            sums.over_clients(
+                job, lambda span: _expanded(server, span.stop - span.start), pretrained(job, server, epochs, clients)
+            )
+            for clients in room.blocks(job)
+        )
 
     before = Start(job.net, job.sizes, job.seed, job.device, pretrain, pretrain_halves, moments)
     asked = checks.known(algorithm.sharing, before, net=job.net, where=f"method {algorithm.name!r}: sharing(start)")
@@ -190,7 +190,6 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
     trained = local_training(job, state, clients, job.phases)
     require_finite(trained, job.ids(clients), state.round + 1)
-    with_own = kept.ahead(job, state.params, clients)
     uploads = uploads_of(job, state, clients, trained.params)
     whole, mine = _whole(job, state, uploads)
     sharing = state.sharing
@@ -209,8 +208,9 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     server, aggregated = _aggregate(job, state, whole, sharing, sent, each=whole is uploads)
     memory = _remember(job, state, whole, mine)
     own = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
-    optimizer = kept.changed(state.optimizer, clients, trained.optimizer)
-    new = State(state.round + 1, with_own(own), state.own, server, sharing, optimizer, memory, aggregated)
+    params = kept.changed(job, state.params, clients, own)
+    optimizer = kept.changed(job, state.optimizer, clients, trained.optimizer)
+    new = State(state.round + 1, params, state.own, server, sharing, optimizer, memory, aggregated)
     return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
 
 
@@ -248,18 +248,10 @@ def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Up
         state.server,
         remembered(state, clients),
         evaluate,
-        lambda: _moments(job, before, after),
+        lambda: sums.over_clients(job, lambda span: personal(job, state, clients[span]), after),
         {},
         job.server_lr,
     )
-
-
-def _moments(job: Job, before: Callable[[], Params], after: Params) -> Mapping[str, Any]:
-    """The algorithm's sums over clients, of all processes; none if it asks for none."""
-    if not job.algorithm.moments:
-        return {}
-    some = len(next(iter(after.values())))
-    return job.ranks.joined(job.algorithm.moments(job.net, before, after) if some else {}, job.device)
 
 
 def _whole(job: Job, state: State, uploads: Uploads) -> tuple[Uploads, slice | np.ndarray]:
@@ -380,7 +372,7 @@ def _remember(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray
     checks.remembered(found, uploads.memory, job.algorithm.name)
     first = job.ranks.bounds[job.ranks.rank] if job.ranks.several else 0
     rows = {name: p[mine] for name, p in found.clients.items()}
-    return Memory(kept.changed(state.memory.clients, uploads.clients[mine] - first, rows), dict(found.server))
+    return Memory(kept.changed(job, state.memory.clients, uploads.clients[mine] - first, rows), dict(found.server))
 
 
 def require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:

@@ -7,9 +7,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet, finalize
@@ -19,6 +17,7 @@ import numpy as np
 from fedstat._later import torch
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
+from fedstat.fl.rows import Rows, sharing_pays
 from fedstat.store import DamageError, journal
 
 if TYPE_CHECKING:
@@ -160,7 +159,7 @@ class Kept:
         self.slots.committed = self
 
 
-Clients = Params | Kept
+Clients = Mapping[str, "Tensor"] | Kept
 """Rows of all clients (client, ...)."""
 
 
@@ -187,7 +186,7 @@ def equal(job: Job, name: str, first: Params) -> Clients:
     first : Params (...)
     """
     if job.kept is None or not first:
-        return {name: p.expand(job.clients, *p.shape).clone() for name, p in first.items()}
+        return {name: p.expand(job.clients, *p.shape) for name, p in first.items()}
     first = {name: p.detach().cpu().clone() for name, p in first.items()}
     job.kept.mkdir(exist_ok=True)
     slots = Slots(job.kept / f"{name}.npy", first, new=True)
@@ -210,37 +209,34 @@ def given(job: Job, name: str, rows: Mapping[str, Tensor]) -> Any:
 
 def taken(of: Clients, clients: np.ndarray) -> Callable[[str], Tensor]:
     """Rows of some clients by name, perhaps as views."""
-    return of.rows(clients).__getitem__ if isinstance(of, Kept) else lambda name: _take(of[name], clients)
+    if isinstance(of, Kept):
+        return of.rows(clients).__getitem__
+    return lambda name: of.take(name, clients) if isinstance(of, Rows) else _take(of[name], clients)
 
 
-def copies(of: Clients | Mapping[str, Tensor], clients: np.ndarray) -> Params:
+def copies(of: Clients, clients: np.ndarray) -> Params:
     """Rows of some clients, to be changed at will."""
-    return of.rows(clients) if isinstance(of, Kept) else {name: p[clients] for name, p in of.items()}
+    if isinstance(of, Kept):
+        return of.rows(clients)
+    return {name: of.take(name, clients) if isinstance(of, Rows) else of[name][clients] for name in of}
 
 
-def changed(of: Clients | Mapping[str, Tensor], clients: np.ndarray, rows: Mapping[str, Tensor]) -> Any:
+def changed(job: Job, of: Clients, clients: np.ndarray, rows: Params) -> Any:
     """With other rows of some clients."""
     if isinstance(of, Kept):
-        return of.changed(clients, dict(rows))
-    at = torch.from_numpy(clients)
-    return {name: p.index_copy(0, at.to(p.device), rows[name]) for name, p in of.items()}
-
-
-def ahead(job: Job, of: Clients, clients: np.ndarray) -> Callable[[Params], Clients]:
-    """As :func:`changed`, of rows to come; where a thread is free, the others' are copied until then."""
-    if isinstance(of, Kept):
-        return partial(of.changed, clients)
+        return of.changed(clients, rows)
+    if not of:
+        return {}
     if len(clients) == job.clients and (clients[1:] > clients[:-1]).all():
-        return dict  # nobody else's
-    if not of or job.device.type != "cpu" or job.threads == 1:
-        return partial(changed, of, clients)
-    aside = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
-    copy, at = aside.submit(lambda: {name: p.clone() for name, p in of.items()}), torch.from_numpy(clients)
-    aside.shutdown(wait=False)
-    return lambda rows: {name: p.index_copy_(0, at, rows[name]) for name, p in copy.result().items()}
+        return rows
+    if job.device.type == "cpu" and (isinstance(of, Rows) or sharing_pays(of, clients)):
+        of = of if isinstance(of, Rows) else Rows({name: p.unbind() for name, p in of.items()})
+        return of.changed(clients, rows)
+    at = torch.from_numpy(clients).to(job.device)
+    return {name: p.index_copy(0, at, rows[name]) for name, p in of.items()}
 
 
-def saved(of: Clients | Mapping[str, Tensor]) -> object:
+def saved(of: Clients) -> object:
     """What a state holds of rows."""
     return of.saved() if isinstance(of, Kept) else dict(of)
 

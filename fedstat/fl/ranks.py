@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import reduce
 from itertools import pairwise
@@ -74,8 +74,7 @@ class Ranks(NamedTuple):
         """Sums that ``+`` joins, over processes in order; {} from those that have none. Tensors come to the device."""
         if not self.several:
             return sums
-        found = [one for one in self.each(_moved(sums, torch.device("cpu"))) if one]
-        return _moved({name: reduce(add, (one[name] for one in found)) for name in found[0]}, device)
+        return _moved(joined(self.each(_moved(sums, torch.device("cpu")))), device)
 
     def each(self, value: Any) -> list[Any]:
         """What every process has, in order; small objects."""
@@ -244,6 +243,18 @@ def begin(sizes: np.ndarray, active: int, device: torch.device, settings: Mappin
                 f"{theirs.get(name)!r}. Give all the same command and the same data."
             )
     return Ranks(dist.get_rank(), divide(sizes, n), sizes)
+
+
+def joined(sums: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sums that ``+`` joins, in order; {} counts for nothing.
+
+    Examples
+    --------
+    >>> joined([{"a": 1, "b": 2}, {}, {"a": 3, "b": 4}])
+    {'a': 4, 'b': 6}
+    """
+    found = [one for one in sums if one]
+    return {name: reduce(add, (one[name] for one in found)) for name in found[0]} if found else {}
 
 
 def _moved(sums: Mapping[str, Any], device: torch.device) -> dict[str, Any]:

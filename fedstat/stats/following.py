@@ -10,6 +10,7 @@ it are small against the reference, which stays in double precision. NumPy array
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from fedstat.stats import eigen
@@ -55,7 +56,7 @@ class Reference:
         self._own, self._other = values[own], values[other]
         v = vectors[:, own]
         self._squares, self._sum = (v**2).sum(1), v**2 @ self._own
-        self._v, self._u = v.astype(np.float32), vectors[:, other].astype(np.float32)
+        self._v, self._u = (part.astype(np.float32, order="C") for part in (v, vectors[:, other]))
 
     def communalities(self, h: Array) -> Array | None:
         """Communalities of the step from ``h``, exact to about 1e-8; None if ``h`` is too far from the reference.
@@ -76,8 +77,8 @@ class Reference:
             return None
         values = (self._own + shift).astype(np.float32)
         t, xx = a + b.T @ x, x.T @ x
-        eye = np.eye(len(xx), dtype=np.float32)
-        t -= np.linalg.solve(eye + xx, xx @ (np.diag(values) + t.T)).T
+        root = scipy.linalg.cho_factor(np.eye(len(xx), dtype=np.float32) + xx, check_finite=False)
+        t -= scipy.linalg.cho_solve(root, xx @ (np.diag(values) + t.T), check_finite=False).T
         z = u @ x
         found = self._sum + shift * self._squares + ((2 * v + z) * z) @ values + (((v + z) @ t) * (v + z)).sum(1)
         return found if self._leading else h - found
