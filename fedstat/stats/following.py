@@ -10,7 +10,6 @@ it are small against the reference, which stays in double precision. NumPy array
 from __future__ import annotations
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from fedstat.stats import eigen
@@ -77,8 +76,10 @@ class Reference:
             return None
         values = (self._own + shift).astype(np.float32)
         t, xx = a + b.T @ x, x.T @ x
-        root = scipy.linalg.cho_factor(np.eye(len(xx), dtype=np.float32) + xx, check_finite=False)
-        t -= scipy.linalg.cho_solve(root, xx @ (np.diag(values) + t.T), check_finite=False).T
+        turned = _solved(xx, xx @ (np.diag(values) + t.T))
+        if turned is None:
+            return None
+        t -= turned.T
         z = u @ x
         found = self._sum + shift * self._squares + ((2 * v + z) * z) @ values + (((v + z) @ t) * (v + z)).sum(1)
         return found if self._leading else h - found
@@ -121,6 +122,20 @@ def _subspace(a: Single, b: Single, c: Single, own: Array, other: Array) -> Sing
             share = (np.vdot(error, bend) / np.vdot(bend, bend)).astype(np.float32)
             x = new - share * (new - before[0])
         before, last = (new, error), size
+    return None
+
+
+def _solved(xx: Single, s: Single) -> Single | None:
+    """(I + xx)⁻¹ s by its series, as xx is small; None if that is long.
+
+    Not by a factor of SciPy: its BLAS and NumPy's have threads of their own, which wait for work at the same time.
+    """
+    found = s
+    for _ in range(_CYCLES):
+        new: Single = s - xx @ found
+        if float(np.linalg.norm(new - found)) / len(s) < _EXACT:
+            return new
+        found = new
     return None
 
 

@@ -130,3 +130,11 @@ def test_the_bootstrap_is_that_of_the_plain_iteration(monkeypatch, followed):
     plain = bootstrap.bootstrap(clients, **options)
     np.testing.assert_allclose(found.communality, plain.communality, rtol=0, atol=1e-8)
     np.testing.assert_array_equal(found.shared, plain.shared)
+
+
+def test_the_series_of_the_inverse_is_the_solution_or_is_given_up():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 40)) * 0.005
+    xx, s = (x.T @ x).astype(np.float32), rng.normal(size=(40, 40)).astype(np.float32) * 0.01
+    np.testing.assert_allclose(following._solved(xx, s), np.linalg.solve(np.eye(40) + xx, s.astype(float)), atol=2e-9)
+    assert following._solved(xx * 2000, s) is None
