@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from fedstat.fl.chunks import side_by_side
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
 from fedstat.fl.ranks import joined
 
-# Clients are summed in parts of so many entries of models, whatever the number of threads: the same sums are joined.
+# Clients are summed in parts of at least so many entries of models, 1, 2, 4, 8 ..., whatever the number of threads, so
+# that the same sums are joined; larger parts come first, so that threads end together.
 _PART = 1_000_000
 
 
@@ -34,6 +37,6 @@ def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> 
 
     n = len(next(iter(after.values())))
     entries = sum(p.numel() for p in after.values())
-    parts = min(n, max(1, entries // _PART) if job.device.type == "cpu" else 1)
-    spans = [slice(n * i // parts, n * (i + 1) // parts) for i in range(parts)]
+    parts = 1 << (entries // _PART).bit_length() - 1 if entries > _PART and job.device.type == "cpu" else 1
+    spans = [slice(int(of[0]), int(of[-1]) + 1) for of in np.array_split(np.arange(n), parts) if len(of)]
     return job.ranks.joined(joined(side_by_side(job, spans, some)), job.device)

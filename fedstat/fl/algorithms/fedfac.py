@@ -27,7 +27,8 @@ DYNAMIC = STATIC._replace(title="FedFac dynamic", shared=f"{STATIC.shared}, anew
 Limit = splitting.Tau | Literal["mean", "test"]
 _KAPPA = 0.85
 _SAME = 0.05  # change of the number of factors, relative, after which the last round's communalities are still near
-_BLOCK = 200_000  # entries of a layer's weights that are summed at a time
+_BLOCK = 200_000  # entries of a layer's weights that are summed at a time,
+_TALL = 8  # or so many rows for each unit: less is spent on the matrices (unit, unit) than on products
 
 
 def fedfac(
@@ -282,6 +283,7 @@ def _layer_moments(weights: Sequence[torch.Tensor]) -> Moments:
     """
     z = []
     for weight in weights:
-        few = max(1, _BLOCK // weight[0].numel())
+        units, each = weight.shape[1], weight[0].numel()
+        few = max(1, _BLOCK // each, _TALL * units**2 // each)
         z += [w.transpose(0, 1).flatten(1).mT for w in weight.flatten(2).split(few)]
     return reduce(add, (moments(b.numpy() if b.device.type == "cpu" else b) for b in z))
