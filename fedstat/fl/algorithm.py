@@ -389,7 +389,8 @@ class Algorithm(NamedTuple):
     moments : callable (Net, before, after) -> mapping from str to sums, optional
         What ``sharing`` and ``reshare`` learn of clients' models, if that is no more than sums over clients, such as
         :class:`fedstat.stats.moments.Moments`, which ``+`` joins: of clients with parameters ``after``, Params
-        (client, ...), and ``before()`` as downloaded. Nothing else of single clients then reaches the server.
+        (client, ...), and ``before()`` as downloaded. Called for some of the clients at a time, perhaps on several
+        threads. Nothing else of single clients then reaches the server.
     about : About
     downloads : callable (Uploads) -> int array (active,), optional
         How many models each client downloads, to mix them itself; by default one, as the server has made it.
