@@ -223,10 +223,8 @@ def test_what_keeps_dask_from_working_is_said_in_one_line_before_anything_runs(
     assert "--dask needs --config, the file of a grid" in refused("--dask")
     assert "unknown" in refused("--config", grid_file, "--dask", "bogus://somewhere")
     monkeypatch.setattr(_dask, "_PATIENCE", 0.5)
-    begun = time.monotonic()
     line = refused("--config", grid_file, "--dask", "tcp://127.0.0.1:1")
     assert "--dask tcp://127.0.0.1:1: no Dask scheduler answers there" in line
-    assert time.monotonic() - begun < 5
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
     assert "pip install 'fedstat[sweep]'" in refused("--config", grid_file, "--dask")
 
