@@ -17,7 +17,7 @@ import numpy as np
 from fedstat._later import torch
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
-from fedstat.fl.rows import Rows, sharing_pays
+from fedstat.fl.rows import Rows
 from fedstat.store import DamageError, journal
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def equal(job: Job, name: str, first: Params) -> Clients:
     first : Params (...)
     """
     if job.kept is None or not first:
-        return {name: p.expand(job.clients, *p.shape) for name, p in first.items()}
+        return Rows.equal(first, job.clients)
     first = {name: p.detach().cpu().clone() for name, p in first.items()}
     job.kept.mkdir(exist_ok=True)
     slots = Slots(job.kept / f"{name}.npy", first, new=True)
@@ -209,31 +209,24 @@ def given(job: Job, name: str, rows: Mapping[str, Tensor]) -> Any:
 
 def taken(of: Clients, clients: np.ndarray) -> Callable[[str], Tensor]:
     """Rows of some clients by name, perhaps as views."""
-    if isinstance(of, Kept):
-        return of.rows(clients).__getitem__
-    return lambda name: of.take(name, clients) if isinstance(of, Rows) else _take(of[name], clients)
+    of = _rows(of)
+    return of.rows(clients).__getitem__ if isinstance(of, Kept) else lambda name: of.take(name, clients)
 
 
 def copies(of: Clients, clients: np.ndarray) -> Params:
     """Rows of some clients, to be changed at will."""
-    if isinstance(of, Kept):
-        return of.rows(clients)
-    return {name: of.take(name, clients) if isinstance(of, Rows) else of[name][clients] for name in of}
+    return _rows(of).rows(clients)
 
 
 def changed(job: Job, of: Clients, clients: np.ndarray, rows: Params) -> Any:
     """With other rows of some clients."""
-    if isinstance(of, Kept):
-        return of.changed(clients, rows)
-    if not of:
-        return {}
-    if len(clients) == job.clients and (clients[1:] > clients[:-1]).all():
+    if not isinstance(of, Kept) and len(clients) == job.clients and (clients[1:] > clients[:-1]).all():
         return rows
-    if job.device.type == "cpu" and (isinstance(of, Rows) or sharing_pays(of, clients)):
-        of = of if isinstance(of, Rows) else Rows({name: p.unbind() for name, p in of.items()})
-        return of.changed(clients, rows)
-    at = torch.from_numpy(clients).to(job.device)
-    return {name: p.index_copy(0, at, rows[name]) for name, p in of.items()}
+    return _rows(of).changed(clients, rows)
+
+
+def _rows(of: Clients) -> Kept | Rows:
+    return of if isinstance(of, Kept | Rows) else Rows(of)
 
 
 def saved(of: Clients) -> object:
@@ -263,10 +256,3 @@ def _opened(job: Job, path: Path, slot: Tensor, check: Tensor, first: Params) ->
     found = Kept(slots, of, check.cpu().numpy().view(np.uint32), first, job.device)
     found.commit()
     return found
-
-
-def _take(p: Tensor, clients: np.ndarray) -> Tensor:
-    """Rows of some clients; a view if they are consecutive."""
-    if len(clients) and len(clients) == clients[-1] - clients[0] + 1 and (np.diff(clients) == 1).all():
-        return p[clients[0] : clients[-1] + 1]
-    return p[clients]

@@ -24,7 +24,8 @@ class State(NamedTuple):
     round : int
         Rounds done.
     params : Params (client, own unit, ...)
-        Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded.
+        Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded. A
+        mapping for reading, whose values may be copies: large rows of idle clients are those of the state before.
     own : mapping from name to int64 Tensor (own unit,) or None
         Units of each parameter that ``params`` holds; None: all. Parameters that are never personal are absent.
     server : Params (...)

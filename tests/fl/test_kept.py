@@ -91,7 +91,8 @@ def test_memory_that_differs_between_clients_at_the_start_is_kept(tmp_path):
 
 @pytest.mark.parametrize("where", ["disk", "memory", "memory, shared"])
 def test_an_earlier_state_stays_as_it_is(where, tmp_path, monkeypatch):
-    monkeypatch.setattr(rows, "_TENSOR", 0 if "shared" in where else float("inf"))
+    monkeypatch.setattr(rows, "_LARGE", 0 if "shared" in where else float("inf"))
+    monkeypatch.setattr(rows, "_TENSOR", 0)
     one = job(make("fedrep"), participation=0.5)
     if where == "disk":
         one = replace(one, kept=tmp_path / "kept", room=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -19,10 +21,10 @@ RUN = {
 EQUAL = [16] * 6  # clients whose order by size is their own, so that rounds of all change all rows at once
 
 
-@pytest.fixture(params=[pytest.param(0, id="shared"), pytest.param(float("inf"), id="copied")])
-def each_way(request, monkeypatch):
-    monkeypatch.setattr(rows, "_TENSOR", request.param)
-    return Rows if request.param == 0 else dict
+def share(monkeypatch, always):
+    """Let states share all rows, or none."""
+    monkeypatch.setattr(rows, "_LARGE", 0 if always else float("inf"))
+    monkeypatch.setattr(rows, "_TENSOR", 0)
 
 
 METHODS = [
@@ -34,14 +36,15 @@ METHODS = [
 @pytest.mark.parametrize("name", METHODS)
 def test_runs_that_share_rows_are_those_that_copy_them(name, monkeypatch):
     found = []
-    for cost in (0, float("inf")):
-        monkeypatch.setattr(rows, "_TENSOR", cost)
+    for always in (True, False):
+        share(monkeypatch, always)
         found.append(train(dataset(EQUAL), nets.mlp(SIZES), make(name), **RUN | {"participation": (0.3, 1.0)}))
     same(*found)
 
 
-@pytest.mark.usefixtures("each_way")
-def test_a_run_that_shares_rows_goes_on_as_it_would_have(tmp_path):
+@pytest.mark.parametrize("always", [True, False])
+def test_a_run_that_shares_rows_goes_on_as_it_would_have(always, tmp_path, monkeypatch):
+    share(monkeypatch, always)
     given = dataset(EQUAL), nets.mlp(SIZES), REMEMBERS
     whole = train(*given, **RUN)
     out = tmp_path / "run.zarr"
@@ -49,48 +52,75 @@ def test_a_run_that_shares_rows_goes_on_as_it_would_have(tmp_path):
     same(whole, train(*given, out=out, resume=True, **RUN))
 
 
+def require_alone(params):
+    """No row holds more memory than its own."""
+    for each in params._of.values():
+        assert all(row.untyped_storage().nbytes() == row.nbytes for row in each)
+
+
 def test_states_share_the_rows_of_idle_clients_and_hold_no_others(monkeypatch):
-    monkeypatch.setattr(rows, "_TENSOR", 0)
+    share(monkeypatch, True)
     one = job(make("fedper"), participation=0.5)
     states = [engine.start(one)]
-    for p in states[0].params.values():
-        assert p.untyped_storage().nbytes() == p[0].nbytes, "all clients begin with one row"
+    for name, each in states[0].params._of.items():
+        assert len({row.data_ptr() for row in each} | {states[0].server[name].data_ptr()}) == 2, "all have one row"
     for number in range(8):
         states.append(engine.step(one, states[-1]))
         active = set(participation.active(one, number).tolist())
+        require_alone(states[-1].params)
         for name, new in states[-1].params._of.items():
-            old = states[-2].params._of[name] if number else states[0].params[name]
-            for client, (row, before) in enumerate(zip(new, old, strict=True)):
-                assert (row.data_ptr() == before.data_ptr()) == (client not in active)
-                assert row.untyped_storage().nbytes() == row.nbytes
-    assert isinstance(states[-1].params, Rows)
+            for client, (row, before) in enumerate(zip(new, states[-2].params._of[name], strict=True)):
+                assert (row is before) == (client not in active)
 
 
-def test_a_round_of_all_clients_changes_all_rows_at_once(each_way):
-    one = job(make("fedper"), sizes=EQUAL)
+def test_a_round_of_all_clients_changes_all_rows_at_once_and_the_next_copies_them_once(monkeypatch):
+    share(monkeypatch, True)
+    one, few = (job(make("fedper"), sizes=EQUAL, participation=p) for p in (1.0, 0.5))
     every = engine.step(one, engine.start(one))
     assert type(every.params) is dict
-    some = engine.step(job(make("fedper"), sizes=EQUAL, participation=0.5), every)
-    assert isinstance(some.params, each_way)
-    assert type(engine.step(one, some).params) is dict
+    some = engine.step(few, every)
+    require_alone(some.params)
+    assert_equal(dict(engine.step(one, some).params), dict(engine.step(one, engine.step(few, every)).params))
+
+
+def test_what_is_small_is_together_and_what_is_large_apart():
+    row = {"w": torch.zeros(100, 100), "b": torch.zeros(100)}
+    for some in (Rows.equal(row, 50), Rows({name: p.expand(50, *p.shape) for name, p in row.items()})):
+        new = some.changed(np.array([3, 7]), {name: torch.ones(2, *p.shape) for name, p in row.items()})
+        assert isinstance(new._of["b"], torch.Tensor)
+        assert isinstance(new._of["w"], list)
+        for name, p in row.items():
+            assert torch.equal(
+                new[name].flatten(1).sum(1), (torch.arange(50)[:, None] == torch.tensor([3, 7])).sum(1) * p.numel()
+            )
+            assert new[name].shape == (50, *p.shape)
+            assert not some[name].any()
+    most = Rows({"w": torch.zeros(50, 100, 100)}).changed(np.arange(49), {"w": torch.ones(49, 100, 100)})
+    assert isinstance(most._of["w"], torch.Tensor), "hardly anybody is idle"
 
 
 def test_rows_of_no_client_have_their_shape():
-    some = Rows({"w": torch.ones(3, 2, 4).unbind()})
-    none = some.take("w", np.array([], int))
-    assert none.shape == (0, 2, 4)
-    assert_equal(dict(some.changed(np.array([], int), {"w": none})), dict(some))
-    assert list(some) == ["w"]
-    assert len(some) == 1
+    for some in (Rows({"w": [torch.ones(2, 4)] * 3}), Rows({"w": torch.ones(3, 2, 4)})):
+        nobody = np.array([], int)
+        assert some.take("w", nobody).shape == some.rows(nobody)["w"].shape == (0, 2, 4)
+        assert_equal(dict(some.changed(nobody, some.rows(nobody))), dict(some))
+        assert (list(some), len(some)) == (["w"], 1)
 
 
-def test_small_rows_are_copied_and_large_ones_shared():
-    def of(entries):
-        return {name: torch.zeros(100, entries) for name in ("w", "b")}
+def test_rows_are_copied_before_they_are_changed_at_will():
+    for some in (Rows({"w": [torch.ones(2)] * 3}), Rows({"w": torch.ones(3, 2)})):
+        some.rows(np.array([0, 1]))["w"].zero_()
+        assert some["w"].all()
 
-    assert not rows.sharing_pays(of(10), np.arange(10))
-    assert rows.sharing_pays(of(100_000), np.arange(10))
-    assert not rows.sharing_pays(of(100_000), np.arange(100))
+
+def test_states_can_be_pickled_in_their_own_size(monkeypatch):
+    share(monkeypatch, True)
+    one, few = (job(make("local"), sizes=EQUAL, participation=p) for p in (1.0, 0.5))
+    state = engine.step(few, engine.step(one, engine.start(one)))
+    again = pickle.loads(pickle.dumps(state.params))  # noqa: S301
+    assert_equal(dict(again), dict(state.params))
+    held = sum(row.untyped_storage().nbytes() for each in again._of.values() for row in each)
+    assert held == sum(p.nbytes for p in state.params.values())
 
 
 @pytest.mark.parametrize("on", ["weights", "updates"])
