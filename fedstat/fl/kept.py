@@ -185,8 +185,12 @@ def equal(job: Job, name: str, first: Params) -> Clients:
         Of the file.
     first : Params (...)
     """
-    if job.kept is None or not first:
+    if not first:
+        return {}
+    if job.kept is None and job.device.type == "cpu":
         return Rows.equal(first, job.clients)
+    if job.kept is None:
+        return {name: p.expand(job.clients, *p.shape).clone() for name, p in first.items()}
     first = {name: p.detach().cpu().clone() for name, p in first.items()}
     job.kept.mkdir(exist_ok=True)
     slots = Slots(job.kept / f"{name}.npy", first, new=True)
@@ -208,25 +212,27 @@ def given(job: Job, name: str, rows: Mapping[str, Tensor]) -> Any:
 
 
 def taken(of: Clients, clients: np.ndarray) -> Callable[[str], Tensor]:
-    """Rows of some clients by name, perhaps as views."""
-    of = _rows(of)
-    return of.rows(clients).__getitem__ if isinstance(of, Kept) else lambda name: of.take(name, clients)
+    """Rows of some clients by name, to be read at once."""
+    if isinstance(of, Rows):
+        return lambda name: of.take(name, clients)
+    return of.rows(clients).__getitem__ if isinstance(of, Kept) else lambda name: _take(of[name], clients)
 
 
 def copies(of: Clients, clients: np.ndarray) -> Params:
     """Rows of some clients, to be changed at will."""
-    return _rows(of).rows(clients)
+    return of.rows(clients) if isinstance(of, Kept | Rows) else {name: p[clients] for name, p in of.items()}
 
 
 def changed(job: Job, of: Clients, clients: np.ndarray, rows: Params) -> Any:
     """With other rows of some clients."""
-    if not isinstance(of, Kept) and len(clients) == job.clients and (clients[1:] > clients[:-1]).all():
+    if isinstance(of, Kept):
+        return of.changed(clients, rows)
+    if not of or (len(clients) == job.clients and (clients[1:] > clients[:-1]).all()):
         return rows
-    return _rows(of).changed(clients, rows)
-
-
-def _rows(of: Clients) -> Kept | Rows:
-    return of if isinstance(of, Kept | Rows) else Rows(of)
+    if job.device.type == "cpu":
+        return (of if isinstance(of, Rows) else Rows.of(of)).changed(clients, rows)
+    at = torch.from_numpy(clients).to(job.device)
+    return {name: p.index_copy(0, at, rows[name]) for name, p in of.items()}
 
 
 def saved(of: Clients) -> object:
@@ -256,3 +262,10 @@ def _opened(job: Job, path: Path, slot: Tensor, check: Tensor, first: Params) ->
     found = Kept(slots, of, check.cpu().numpy().view(np.uint32), first, job.device)
     found.commit()
     return found
+
+
+def _take(p: Tensor, clients: np.ndarray) -> Tensor:
+    """Rows of some clients; a view if they are consecutive."""
+    if len(clients) and len(clients) == clients[-1] - clients[0] + 1 and (np.diff(clients) == 1).all():
+        return p[clients[0] : clients[-1] + 1]
+    return p[clients]

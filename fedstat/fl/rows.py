@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -12,19 +13,39 @@ from fedstat._later import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LARGE = 1 << 14  # bytes of a row from which a tensor of its own, some 600 bytes, hardly counts
-_TENSOR = 20_000  # bytes that are copied into new memory in the time that it takes to make one
+
+class _Slots:
+    """Places for rows, more than there are clients; memory that no row was written to is not taken up."""
+
+    def __init__(self, like: Mapping[str, Tensor], number: int) -> None:
+        self.of = {name: row.new_empty(number, *row.shape) for name, row in like.items()}
+        self.number = number
+        self.versions: WeakSet[Rows] = WeakSet()
+
+    def free(self, n: int) -> np.ndarray:
+        """Numbers of n slots that no version names, so that writing them changes none."""
+        used = np.zeros(self.number, bool)
+        for version in self.versions:
+            used[version.slot] = True
+        found = np.flatnonzero(~used)[:n]
+        if len(found) < n:  # many versions are in use
+            more = max(n, self.number)
+            self.of = {name: torch.cat([p, p.new_empty(more, *p.shape[1:])]) for name, p in self.of.items()}
+            self.number += more
+            return self.free(n)
+        return found
 
 
 class Rows(Mapping[str, "Tensor"]):
     """Rows of all clients after some round; a change is a new version, and this one stays as it is.
 
-    ``rows[name]`` is for reading: (client, ...), a copy where rows are shared.
+    ``rows[name]`` is a copy, (client, ...).
 
     Parameters
     ----------
-    of : mapping from name to Tensor (client, ...) or sequence (client,) of Tensor (...)
-        Together, or each row alone, to be shared with other versions.
+    slots : _Slots
+    slot : int array (client,)
+        Number of each client's slot.
 
     Examples
     --------
@@ -34,70 +55,57 @@ class Rows(Mapping[str, "Tensor"]):
     (tensor([0., 0.]), tensor([1., 1.]), torch.Size([2, 2]))
     """
 
-    def __init__(self, of: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
-        self._of = of
+    def __init__(self, slots: _Slots, slot: np.ndarray) -> None:
+        self.slots, self.slot = slots, slot
+        slots.versions.add(self)
 
     @classmethod
     def equal(cls, row: Mapping[str, Tensor], clients: int) -> Rows:
         """The same row (...) for each client."""
-        return cls(
-            {
-                name: [p.clone()] * clients if _is_large(p) else p.expand(clients, *p.shape).clone()
-                for name, p in row.items()
-            }
-        )
+        slots = _Slots(row, 2 * clients)
+        for name, p in slots.of.items():
+            p[0] = row[name]
+        return cls(slots, np.zeros(clients, np.int64))
+
+    @classmethod
+    def of(cls, rows: Mapping[str, Tensor]) -> Rows:
+        """Rows (client, ...)."""
+        n = len(next(iter(rows.values())))
+        slots = _Slots({name: p[0] for name, p in rows.items()}, 2 * n)
+        for name, p in slots.of.items():
+            p[:n] = rows[name]
+        return cls(slots, np.arange(n))
 
     def __getitem__(self, name: str) -> Tensor:
-        of = self._of[name]
-        return of if isinstance(of, torch.Tensor) else torch.stack(list(of))
+        return self.slots.of[name][self.slot]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._of)
+        return iter(self.slots.of)
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self.slots.of)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rows.of, (dict(self),)
 
     def take(self, name: str, clients: np.ndarray) -> Tensor:
-        """Rows (client, ...) of some clients, perhaps as a view."""
-        of = self._of[name]
-        return of[_span(clients)] if isinstance(of, torch.Tensor) else _stacked(of, clients)
+        """Rows (client, ...) of some clients, to be read at once: perhaps a view of what will change."""
+        slot = self.slot[clients]
+        if len(slot) and (np.diff(slot) == 1).all():
+            return self.slots.of[name][slot[0] : slot[-1] + 1]
+        return self.slots.of[name][slot]
 
     def rows(self, clients: np.ndarray) -> dict[str, Tensor]:
         """The same by name, copied."""
-        return {
-            name: of[clients] if isinstance(of, torch.Tensor) else _stacked(of, clients)
-            for name, of in self._of.items()
-        }
+        return {name: p[self.slot[clients]] for name, p in self.slots.of.items()}
 
     def changed(self, clients: np.ndarray, rows: Mapping[str, Tensor]) -> Rows:
         """With other rows of some clients."""
-        return Rows({name: _changed(of, clients, rows[name]) for name, of in self._of.items()})
-
-
-def _changed(of: Tensor | Sequence[Tensor], clients: np.ndarray, rows: Tensor) -> Tensor | list[Tensor]:
-    if isinstance(of, torch.Tensor) and not _sharing_pays(of, len(clients)):
-        return of.index_copy(0, torch.from_numpy(clients).to(of.device), rows)
-    new = dict(zip(clients.tolist(), rows, strict=True))
-    if isinstance(of, torch.Tensor):
-        return [new.get(c, row).clone() for c, row in enumerate(of)]  # alone, so that each goes when it is replaced
-    return [new[c].clone() if c in new else row for c, row in enumerate(of)]
-
-
-def _stacked(of: Sequence[Tensor], clients: np.ndarray) -> Tensor:
-    return torch.stack([of[c] for c in clients.tolist()]) if len(clients) else of[0].new_empty(0, *of[0].shape)
-
-
-def _is_large(row: Tensor) -> bool:
-    return row.device.type == "cpu" and row.nbytes >= _LARGE
-
-
-def _sharing_pays(of: Tensor, changed: int) -> bool:
-    """Whether to share the rows that do not change costs less than to copy them."""
-    return _is_large(of[0]) and of[0].nbytes * (len(of) - changed) > _TENSOR * changed
-
-
-def _span(clients: np.ndarray) -> slice | np.ndarray:
-    """Consecutive clients as a slice."""
-    if len(clients) and len(clients) == clients[-1] - clients[0] + 1 and (np.diff(clients) == 1).all():
-        return slice(int(clients[0]), int(clients[-1]) + 1)
-    return clients
+        free, slot = self.slots.free(len(clients)), self.slot.copy()
+        for name, p in self.slots.of.items():
+            p.index_copy_(0, torch.from_numpy(free), rows[name])
+        slot[clients] = free
+        return Rows(self.slots, slot)

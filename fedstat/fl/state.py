@@ -25,7 +25,7 @@ class State(NamedTuple):
         Rounds done.
     params : Params (client, own unit, ...)
         Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded. A
-        mapping for reading, whose values may be copies: large rows of idle clients are those of the state before.
+        mapping for reading, whose values may be copies: rows of idle clients are those of the state before.
     own : mapping from name to int64 Tensor (own unit,) or None
         Units of each parameter that ``params`` holds; None: all. Parameters that are never personal are absent.
     server : Params (...)

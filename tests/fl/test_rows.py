@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import numpy as np
@@ -11,7 +12,7 @@ from algorithm_jobs import SIZES, assert_equal, dataset, job, make
 from small_runs import same
 from toy_methods import REMEMBERS
 
-from fedstat.fl import algorithms, engine, nets, participation, rows, sums, train
+from fedstat.fl import algorithms, engine, kept, nets, participation, sums, train
 from fedstat.fl.rows import Rows
 
 RUN = {
@@ -21,30 +22,34 @@ RUN = {
 EQUAL = [16] * 6  # clients whose order by size is their own, so that rounds of all change all rows at once
 
 
-def share(monkeypatch, always):
-    """Let states share all rows, or none."""
-    monkeypatch.setattr(rows, "_LARGE", 0 if always else float("inf"))
-    monkeypatch.setattr(rows, "_TENSOR", 0)
-
-
 METHODS = [
     "fedper", "local", "fedfac-dynamic", "fedrep", "feddecomp", "factorized-fl-beta", "fedem", "fedcp", "fedphp",
     "fedcac", "fedamp", "clustered-fl",
 ]  # fmt: skip
 
 
+@pytest.fixture
+def copied(monkeypatch):
+    """Every round copies the rows of all clients."""
+
+    def run(*given, **options):
+        with monkeypatch.context() as here:
+            here.setattr(kept, "changed", lambda _, of, clients, rows: {
+                name: p.index_copy(0, torch.from_numpy(clients), rows[name]) for name, p in of.items()
+            })  # fmt: skip
+            return train(*given, **options)
+
+    return run
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_runs_that_share_rows_are_those_that_copy_them(name, monkeypatch):
-    found = []
-    for always in (True, False):
-        share(monkeypatch, always)
-        found.append(train(dataset(EQUAL), nets.mlp(SIZES), make(name), **RUN | {"participation": (0.3, 1.0)}))
-    same(*found)
+def test_runs_that_share_rows_are_those_that_copy_them(name, copied):
+    given = dataset(EQUAL), nets.mlp(SIZES), make(name)
+    options = RUN | {"participation": (0.3, 1.0)}
+    same(copied(*given, **options), train(*given, **options))
 
 
-@pytest.mark.parametrize("always", [True, False])
-def test_a_run_that_shares_rows_goes_on_as_it_would_have(always, tmp_path, monkeypatch):
-    share(monkeypatch, always)
+def test_a_run_that_shares_rows_goes_on_as_it_would_have(tmp_path):
     given = dataset(EQUAL), nets.mlp(SIZES), REMEMBERS
     whole = train(*given, **RUN)
     out = tmp_path / "run.zarr"
@@ -52,75 +57,69 @@ def test_a_run_that_shares_rows_goes_on_as_it_would_have(always, tmp_path, monke
     same(whole, train(*given, out=out, resume=True, **RUN))
 
 
-def require_alone(params):
-    """No row holds more memory than its own."""
-    for each in params._of.values():
-        assert all(row.untyped_storage().nbytes() == row.nbytes for row in each)
-
-
-def test_states_share_the_rows_of_idle_clients_and_hold_no_others(monkeypatch):
-    share(monkeypatch, True)
+def test_states_share_the_rows_of_idle_clients_and_slots_are_used_again():
     one = job(make("fedper"), participation=0.5)
-    states = [engine.start(one)]
-    for name, each in states[0].params._of.items():
-        assert len({row.data_ptr() for row in each} | {states[0].server[name].data_ptr()}) == 2, "all have one row"
-    for number in range(8):
+    state = engine.start(one)
+    slots = state.params.slots
+    assert (state.params.slot == 0).all(), "all have one row"
+    for number in range(30):
+        old = state.params.slot
+        state = engine.step(one, state)
+        assert state.params.slots is slots
+        active = participation.active(one, number)
+        idle = np.setdiff1d(np.arange(one.clients), active)
+        np.testing.assert_array_equal(state.params.slot[idle], old[idle])
+        assert not np.isin(state.params.slot[active], old).any()
+        assert len(set(state.params.slot[active])) == len(active)
+    assert state.params.slot.max() <= one.clients + len(active)
+    assert slots.number == 2 * one.clients
+
+
+def test_however_many_states_are_held_each_stays_as_it_was():
+    one = job(make("fedper"), participation=0.5)
+    states, seen = [engine.start(one)], []
+    for _ in range(12):
+        seen.append(dict(states[-1].params))
         states.append(engine.step(one, states[-1]))
-        active = set(participation.active(one, number).tolist())
-        require_alone(states[-1].params)
-        for name, new in states[-1].params._of.items():
-            for client, (row, before) in enumerate(zip(new, states[-2].params._of[name], strict=True)):
-                assert (row is before) == (client not in active)
+    assert states[0].params.slots.number > 2 * one.clients
+    for state, expected in zip(states, seen, strict=False):
+        assert_equal(dict(state.params), expected)
 
 
-def test_a_round_of_all_clients_changes_all_rows_at_once_and_the_next_copies_them_once(monkeypatch):
-    share(monkeypatch, True)
+def test_a_round_of_all_clients_changes_all_rows_at_once():
     one, few = (job(make("fedper"), sizes=EQUAL, participation=p) for p in (1.0, 0.5))
     every = engine.step(one, engine.start(one))
     assert type(every.params) is dict
     some = engine.step(few, every)
-    require_alone(some.params)
+    assert isinstance(some.params, Rows)
     assert_equal(dict(engine.step(one, some).params), dict(engine.step(one, engine.step(few, every)).params))
 
 
-def test_what_is_small_is_together_and_what_is_large_apart():
-    row = {"w": torch.zeros(100, 100), "b": torch.zeros(100)}
-    for some in (Rows.equal(row, 50), Rows({name: p.expand(50, *p.shape) for name, p in row.items()})):
-        new = some.changed(np.array([3, 7]), {name: torch.ones(2, *p.shape) for name, p in row.items()})
-        assert isinstance(new._of["b"], torch.Tensor)
-        assert isinstance(new._of["w"], list)
-        for name, p in row.items():
-            assert torch.equal(
-                new[name].flatten(1).sum(1), (torch.arange(50)[:, None] == torch.tensor([3, 7])).sum(1) * p.numel()
-            )
-            assert new[name].shape == (50, *p.shape)
-            assert not some[name].any()
-    most = Rows({"w": torch.zeros(50, 100, 100)}).changed(np.arange(49), {"w": torch.ones(49, 100, 100)})
-    assert isinstance(most._of["w"], torch.Tensor), "hardly anybody is idle"
+def test_rows_are_read_changed_and_copied():
+    dense = {"w": torch.arange(12.0).view(3, 2, 2), "n": torch.arange(3)}
+    rows, some = Rows.of(dense), np.array([2, 0])
+    assert_equal(dict(rows), dense)
+    assert_equal(rows.rows(some), {name: p[[2, 0]] for name, p in dense.items()})
+    new = rows.changed(some, {"w": -torch.ones(2, 2, 2), "n": torch.tensor([7, 8])})
+    assert new["n"].tolist() == [8, 1, 7]
+    assert new.take("n", np.array([1])).tolist() == [1]
+    assert_equal(dict(rows), dense)
+    for p in (rows["w"], rows.rows(np.array([0, 1]))["w"]):
+        p.zero_()
+    assert_equal(dict(rows), dense)
+    nobody = np.array([], int)
+    assert rows.take("w", nobody).shape == rows.rows(nobody)["w"].shape == (0, 2, 2)
+    assert_equal(dict(rows.changed(nobody, rows.rows(nobody))), dense)
+    assert (list(rows), len(rows)) == (["w", "n"], 2)
 
 
-def test_rows_of_no_client_have_their_shape():
-    for some in (Rows({"w": [torch.ones(2, 4)] * 3}), Rows({"w": torch.ones(3, 2, 4)})):
-        nobody = np.array([], int)
-        assert some.take("w", nobody).shape == some.rows(nobody)["w"].shape == (0, 2, 4)
-        assert_equal(dict(some.changed(nobody, some.rows(nobody))), dict(some))
-        assert (list(some), len(some)) == (["w"], 1)
-
-
-def test_rows_are_copied_before_they_are_changed_at_will():
-    for some in (Rows({"w": [torch.ones(2)] * 3}), Rows({"w": torch.ones(3, 2)})):
-        some.rows(np.array([0, 1]))["w"].zero_()
-        assert some["w"].all()
-
-
-def test_states_can_be_pickled_in_their_own_size(monkeypatch):
-    share(monkeypatch, True)
-    one, few = (job(make("local"), sizes=EQUAL, participation=p) for p in (1.0, 0.5))
-    state = engine.step(few, engine.step(one, engine.start(one)))
-    again = pickle.loads(pickle.dumps(state.params))  # noqa: S301
-    assert_equal(dict(again), dict(state.params))
-    held = sum(row.untyped_storage().nbytes() for each in again._of.values() for row in each)
-    assert held == sum(p.nbytes for p in state.params.values())
+@pytest.mark.parametrize("copy", [copy.deepcopy, lambda of: pickle.loads(pickle.dumps(of))])  # noqa: S301
+def test_rows_are_copied_and_pickled_without_their_other_versions(copy):
+    rows = Rows.equal({"w": torch.ones(1000)}, 50)
+    found = copy(rows.changed(np.array([4]), {"w": torch.zeros(1, 1000)}))
+    assert found["w"].sum(1).tolist() == [1000] * 4 + [0] + [1000] * 45
+    assert len(found.slots.versions) == 1
+    assert len(pickle.dumps(found)) < 1.1 * 4 * 1000 * 50
 
 
 @pytest.mark.parametrize("on", ["weights", "updates"])
