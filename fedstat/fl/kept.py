@@ -17,7 +17,7 @@ import numpy as np
 from fedstat._later import torch
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
-from fedstat.fl.rows import Rows
+from fedstat.fl.rows import Rows, unnamed
 from fedstat.store import DamageError, journal
 
 if TYPE_CHECKING:
@@ -61,10 +61,7 @@ class Slots:
 
     def free(self, n: int) -> np.ndarray:
         """Numbers of n slots that no version of the rows names, so that writing them changes none."""
-        used = np.zeros(self.number, bool)
-        for version in self.versions:
-            used[version.slot[version.slot >= 0]] = True
-        found = np.flatnonzero(~used)[:n]
+        found = unnamed(self.versions, self.number)[:n]
         more = np.arange(self.number, self.number + n - len(found))
         self.number += len(more)
         return np.concatenate([found, more])

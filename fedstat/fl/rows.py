@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -12,6 +12,14 @@ from fedstat._later import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def unnamed(versions: Iterable[Any], number: int) -> np.ndarray:
+    """Which of the slots, of so many, no version has in its ``slot`` (client,), where negative numbers are none."""
+    used = np.zeros(number, bool)
+    for version in versions:
+        used[version.slot[version.slot >= 0]] = True
+    return np.flatnonzero(~used)
 
 
 class _Slots:
@@ -24,10 +32,7 @@ class _Slots:
 
     def free(self, n: int) -> np.ndarray:
         """Numbers of n slots that no version names, so that writing them changes none."""
-        used = np.zeros(self.number, bool)
-        for version in self.versions:
-            used[version.slot] = True
-        found = np.flatnonzero(~used)[:n]
+        found = unnamed(self.versions, self.number)[:n]
         if len(found) < n:  # many versions are in use
             more = max(n, self.number)
             self.of = {name: torch.cat([p, p.new_empty(more, *p.shape[1:])]) for name, p in self.of.items()}
