@@ -27,8 +27,9 @@ DYNAMIC = STATIC._replace(title="FedFac dynamic", shared=f"{STATIC.shared}, anew
 Limit = splitting.Tau | Literal["mean", "test"]
 _KAPPA = 0.85
 _SAME = 0.05  # change of the number of factors, relative, after which the last round's communalities are still near
-_BLOCK = 200_000  # entries of a layer's weights that are summed at a time,
-_TALL = 8  # or so many rows for each unit: less is spent on the matrices (unit, unit) than on products
+# Entries of a layer's weights that are summed at a time: 8 rows for each unit, so that less is spent on matrices (unit,
+# unit) than on products, within these bounds.
+_BLOCK = (200_000, 4_000_000)
 
 
 def fedfac(
@@ -279,11 +280,11 @@ def _analyse(r: factor.Array, kappa: float, method: factor.Method, before: facto
 def _layer_moments(weights: Sequence[torch.Tensor]) -> Moments:
     """Moments of a layer's units from its stacked weights (client, unit, ...): NumPy on the CPU, torch on the GPU.
 
-    The sums are taken over a few clients at a time, so that their float64 copy stays in the cache.
+    The sums are taken over a few clients at a time, so that their float64 copy stays small.
     """
     z = []
     for weight in weights:
-        units, each = weight.shape[1], weight[0].numel()
-        few = max(1, _BLOCK // each, _TALL * units**2 // each)
+        block = min(max(8 * weight.shape[1] ** 2, _BLOCK[0]), _BLOCK[1])
+        few = max(1, block // weight[0].numel())
         z += [w.transpose(0, 1).flatten(1).mT for w in weight.flatten(2).split(few)]
     return reduce(add, (moments(b.numpy() if b.device.type == "cpu" else b) for b in z))
