@@ -38,5 +38,6 @@ def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> 
     n = len(next(iter(after.values())))
     entries = sum(p.numel() for p in after.values())
     parts = 1 << (entries // _PART).bit_length() - 1 if entries > _PART and job.device.type == "cpu" else 1
-    spans = [slice(int(of[0]), int(of[-1]) + 1) for of in np.array_split(np.arange(n), parts) if len(of)]
+    cut = np.array_split(np.arange(n), parts)
+    spans = [slice(int(part[0]), int(part[-1]) + 1) for part in cut if len(part)]
     return job.ranks.joined(joined(side_by_side(job, spans, some)), job.device)
