@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fedstat import _cli
 from fedstat.results.numbers import interval, number, p_value, plus_minus
+from fedstat.stats import student
 from fedstat.stats.claims import claim, rank_correlation
 from fedstat.study import collect, contrasts, origin, readouts
 from fedstat.study.planned import Planned, planned
@@ -288,16 +287,16 @@ def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
     rows = []
     ordered = shares.assign(at=shares["label"].map(plan.labels.index))
     for (_, _, label, layer), own in ordered.groupby(["at", "place", "label", "layer"]):
-        mean, low, high = student(own["personal"])
-        change = student(own["last"] - own["first"])
+        share, change = student.mean(own["personal"]), student.mean(own["last"] - own["first"])
         at = str(label), str(layer)
         pooled_b, own_b = (chosen[name].loc[at] for name in ("fedavg-shrunken", "fedavg-shrunken by=layer"))
         rows.append(
             {
-                "label": label, "layer": layer, "seeds": len(own), "personal": mean, "low": low, "high": high,
+                "label": label, "layer": layer, "seeds": share.n,
+                "personal": share.mean, "low": share.low, "high": share.high,
                 "first_round": own["first_round"].iloc[0], "first": own["first"].mean(),
                 "last_round": own["last_round"].iloc[0], "last": own["last"].mean(),
-                "change": change[0], "change_low": change[1], "change_high": change[2],
+                "change": change.mean, "change_low": change.low, "change_high": change.high,
                 "pooled_b": pooled_b, "b_by_layer": own_b,
             }
         )  # fmt: skip
@@ -331,14 +330,6 @@ def profile_lines(own: pd.DataFrame) -> pd.DataFrame:
 
 def around(mean: float, low: float, high: float) -> str:
     return interval(mean, low, high, 3, sign=False)
-
-
-def student(x: pd.Series) -> tuple[float, float, float]:
-    """Mean with Student's 95 % interval; NaN limits for one value."""
-    values = x.to_numpy(dtype=float)
-    n, mean = len(values), float(values.mean())
-    half = stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n) if n > 1 else math.nan
-    return mean, mean - half, mean + half
 
 
 if __name__ == "__main__":

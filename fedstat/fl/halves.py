@@ -92,7 +92,7 @@ def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ..
     """
     clients = np.sort(clients)
     data = halves(job.train, clients, seed=job.seed, number=state.round)
-    order = by_size(data[0], clients)
+    order = by_size(job.train, clients)
     both = [local_training(replace(job, train=half), state, order, phases).params for half in data]
     ascending = torch.from_numpy(np.argsort(order)).to(job.device)
     names = [name for name in job.net.shapes if name not in job.net.buffers]

@@ -54,7 +54,7 @@ def local_training(job: Job, state: State, clients: np.ndarray, phases: tuple[Ph
     job : Job
     state : State
     clients : int array (active,)
-        By descending number of training samples.
+        In any order; chunks waste least if clients of like sizes are neighbours (:func:`batches.by_size`).
     phases : tuple of Phase
     """
     after = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
@@ -123,7 +123,7 @@ def train_chunk(
     job : Job
     params : Params (client, ...)
     clients : int array (client,)
-        By descending number of training samples.
+        In any order.
     phases : tuple of Phase
     key : tuple
         Names the random stream of the batches.
@@ -136,6 +136,11 @@ def train_chunk(
     """
     train, clients = batches.loaded(job.train, clients)
     job = job if train is job.train else replace(job, train=train)
+    largest_first = np.argsort(-train.sizes[clients], kind="stable")
+    if (np.diff(largest_first) != 1).any():
+        return _train_reordered(
+            job, params, clients, phases, largest_first, key=key, optimizer=optimizer, frozen=frozen, memory=memory
+        )
     asked = any(phase.anchor != "phase" for phase in phases)
     chunk = _Chunk(
         params,
@@ -150,6 +155,29 @@ def train_chunk(
     for position, phase in enumerate(phases):
         seen += _stretch(job, phase, chunk, (*key, position))
     return chunk.loss / torch.from_numpy(np.maximum(seen, 1)).to(chunk.loss)
+
+
+def _train_reordered(
+    job: Job,
+    params: Params,
+    clients: np.ndarray,
+    phases: tuple[Phase, ...],
+    order: np.ndarray,
+    *,
+    optimizer: Params | None,
+    memory: Memory,
+    **options: Any,
+) -> Tensor:
+    """:func:`train_chunk` on a copy of the chunk in another order of its clients."""
+    rows = torch.from_numpy(order).to(job.device)
+    copies = {name: p[rows] for name, p in params.items()}
+    moments = None if optimizer is None else {name: p[rows] for name, p in optimizer.items()}
+    memory = memory._replace(clients={name: p[rows] for name, p in memory.clients.items()})
+    loss = train_chunk(job, copies, clients[order], phases, optimizer=moments, memory=memory, **options)
+    for into, trained in ((params, copies), (optimizer or {}, moments or {})):
+        for name, p in into.items():
+            p[rows] = trained[name]
+    return loss[torch.argsort(rows)]
 
 
 def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) -> np.ndarray:

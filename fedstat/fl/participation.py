@@ -74,5 +74,5 @@ def _share(job: Job, number: int) -> float:
 
 
 def by_size(data: Rows, clients: np.ndarray) -> np.ndarray:
-    """Order clients by descending number of training samples, so that those with batches left always come first."""
+    """Order clients by descending number of training samples, so that chunks hold clients of like sizes."""
     return clients[np.argsort(-data.sizes[clients], kind="stable")]

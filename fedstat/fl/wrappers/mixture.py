@@ -97,10 +97,15 @@ def mixture(net: Net, components: int) -> Net:
 
 
 def mixture_loss(inner: Loss) -> Loss:
-    """−log Σ_k π_k p_k(y); in training, given r (client, sample, component), the derivative of Σ_k r_k loss_k."""
+    """−log Σ_k π_k p_k(y); in training the derivative of Σ_k r_k loss_k, π fixed.
 
-    def gradient(out: Tensor, y: Tensor, weight: Tensor, r: Tensor) -> Tensor:
+    r (client, sample, component) are the responsibilities of an E-step, or those of the present parameters, with which
+    it is the derivative of the loss itself.
+    """
+
+    def gradient(out: Tensor, y: Tensor, weight: Tensor, r: Tensor | None = None) -> Tensor:
         total = torch.zeros_like(out)
+        r = of_class(log_joint(out), y).softmax(-1) if r is None else r
         for k in range(out.shape[2]):
             total[:, :, k, :-1] = inner.gradient(out[:, :, k, :-1].clone(), y, weight * r[..., k])
         return total

@@ -1,0 +1,99 @@
+"""Samples that clients train on bring their own order: halves, choices and probes equal a loop over single clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import plain_halves
+import pytest
+import torch
+from algorithm_jobs import job, make, rows, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from measured_runs import TIES, measured_run, readouts
+from small_runs import near
+
+from fedstat.fl import engine, evaluate, halves, optim
+from fedstat.fl.algorithms import ALGORITHMS
+from fedstat.fl.local_training import train_chunk
+
+SIZES = st.lists(st.integers(2, 14), min_size=5, max_size=6)
+few = settings(max_examples=3, deadline=None, derandomize=True)
+
+
+def clients_of(sizes, name, batch_size, **options):
+    validation = rows([3 + n % 5 for n in sizes], 2)
+    return job(make(name), sizes=sizes, validation=validation, batch_size=batch_size, **options)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@few
+@given(sizes=SIZES, batch_size=st.integers(1, 5))
+def test_halves_equal_a_loop_over_clients(name, sizes, batch_size):
+    j = clients_of(sizes, name, batch_size)
+    state = run(j, 1)
+    every = np.arange(j.clients)
+    plain = plain_halves.components(j, state, every, j.phases)
+    for chunk in (None, 1, 4):
+        found = halves.parts(replace(j, client_chunk=chunk), state, every, j.phases)
+        assert j.algorithm.mix or j.algorithm.receive or set(found) == set(plain)
+        for layer, part in found.items():
+            for mine, theirs in zip((part.between, part.within), plain[layer], strict=True):
+                np.testing.assert_allclose(mine[:, 0], theirs, rtol=2e-3, atol=1e-7, err_msg=f"{layer}, {chunk}")
+
+
+CHOOSERS = [
+    "early", "early, halves", "early, client", "shrunken", "shrunken, halves", "shrunken, client"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if readouts(name)])
+@few
+@given(sizes=SIZES, batch_size=st.integers(1, 5), way=st.sampled_from(CHOOSERS))
+def test_choices_equal_a_loop_over_clients(name, sizes, batch_size, way):
+    j = clients_of(sizes, name, batch_size)
+    state = run(j, 1)
+    j = replace(j, algorithm=readouts(name)[way](j.algorithm))
+    (accuracy, loss), best = plain_halves.choose(j, state)
+    ways = len(j.algorithm.choice.steps)
+    for chunk in (None, 1, 4):
+        found = evaluate.evaluate(replace(j, client_chunk=chunk), state)
+        np.testing.assert_allclose(found["loss"], loss, rtol=2e-3, atol=1e-5)
+        np.testing.assert_allclose(found["accuracy"], accuracy, atol=1e-6)
+        if "choice/step" in found:
+            chosen = np.asarray(j.algorithm.choice.steps)[best % ways]
+            np.testing.assert_array_equal(np.broadcast_to(found["choice/step"], j.clients), chosen)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_runs_that_measure_everything_do_not_depend_on_chunks(name):
+    one, default = (measured_run(name, TIES, batch_size=3, client_chunk=chunk) for chunk in (1, None))
+    near(one, default)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "fedfac-dynamic"])
+def test_nor_on_where_clients_rows_lie(name, tmp_path):
+    on_disk = measured_run(name, TIES, batch_size=3, memory="2GiB", out=tmp_path / "run.zarr")
+    near(on_disk, measured_run(name, TIES, batch_size=3))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@settings(max_examples=2, deadline=None, derandomize=True)
+@given(order=st.permutations(range(6)))
+def test_a_chunk_trains_clients_in_any_order(name, order):
+    """Adam's state, a client's memory and losses come back in the caller's order."""
+    j = clients_of(TIES, name, 3, optimizer=optim.adam(0.01), track=True)
+    state = run(j, 1)
+
+    def trained(clients):
+        params = engine.personal(j, state, clients)
+        moments = j.optimizer.init(params)
+        memory = engine.remembered(state, clients)
+        loss = train_chunk(j, params, clients, j.phases, key=("batches", 1), optimizer=moments, memory=memory)
+        return params | {f"moment of {n}": p for n, p in moments.items()} | {"loss": loss}
+
+    clients = np.array(order)
+    ascending, found = trained(np.arange(6)), trained(clients)
+    for key, p in ascending.items():
+        torch.testing.assert_close(found[key], p[clients], atol=1e-5, rtol=1e-4)
