@@ -1,16 +1,20 @@
 """How the server turns what clients send into its own entries: pure functions that can be chained.
 
 An aggregator is a pair ``init``, ``apply``, like optax's gradient transformations: each takes what the one before it
-returned. Clipping clients' updates, a mean, noise on it, a server's optimiser and a sum over machines all have this
-form::
+returned. Clipping clients' updates, a mean, noise on it and a server's optimiser all have this form. A mean without
+large updates:
 
-    chain(clip(1.0), weighted_mean(), noise(0.1))
+>>> def clip(sent):
+...     moves = {name: p - sent.server[name] for name, p in sent.values.items()}
+...     return {name: sent.server[name] + p.clamp(-0.1, 0.1) for name, p in moves.items()}
+>>> chain(stateless("clip", clip, needs="sum"), weighted_mean()).name
+'clip, weighted mean'
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -48,7 +52,7 @@ class Sent(NamedTuple):
     expected : float
         Mean number of clients active in a round.
     total : callable (Params) -> Params
-        Sums over the processes of a run, each of which has sent its own clients' values.
+        Sums over the processes of a run, if each has only its own clients' values (``needs="sum"``).
     """
 
     values: Params
@@ -61,6 +65,9 @@ class Sent(NamedTuple):
     seed: int
     expected: float
     total: Callable[[Params], Params] = lambda values: values
+
+
+Needs = Literal["sum", "clients"]
 
 
 class Aggregator(NamedTuple):
@@ -76,17 +83,28 @@ class Aggregator(NamedTuple):
         For the record of a run.
     privacy : Privacy, optional
         What it releases of clients, if that is all that it and the algorithm learn of them.
+    needs : {"clients", "sum"}
+        What it needs where several processes share a run: "clients", the values of all active clients, which every
+        process then holds; "sum", each process its own clients' values, and sums over processes (``Sent.total``).
     """
 
     init: Callable[[Params], Any]
     apply: Callable[[Sent, Any], tuple[Sent, Any]]
     name: str
     privacy: Privacy | None = None
+    needs: Needs = "clients"
 
 
-def stateless(name: str, values: Callable[[Sent], Params]) -> Aggregator:
-    """Aggregator without state, from the new values."""
-    return Aggregator(lambda _: (), lambda sent, state: (sent._replace(values=values(sent)), state), name)
+def stateless(name: str, values: Callable[[Sent], Params], *, needs: Needs = "clients") -> Aggregator:
+    """Make an aggregator without state from a function that returns the new values.
+
+    Examples
+    --------
+    >>> median = stateless("median", lambda sent: {name: p.median(0).values for name, p in sent.values.items()})
+    >>> median.needs
+    'clients'
+    """
+    return Aggregator(lambda _: (), lambda sent, state: (sent._replace(values=values(sent)), state), name, needs=needs)
 
 
 def uniform(_: np.ndarray, active: np.ndarray, __: int) -> np.ndarray:
@@ -111,7 +129,7 @@ def weighted_mean() -> Aggregator:
             stays = max(0.0, 1 - float(sent.total({"w": weights.sum(dtype=torch.float64)})["w"]))
         return {name: p.add_(sent.server[name], alpha=stays) for name, p in found.items()} if stays > 1e-6 else found
 
-    return stateless("weighted mean", mean)
+    return stateless("weighted mean", mean, needs="sum")
 
 
 def private(
@@ -196,9 +214,11 @@ def private(
 def chain(*aggregators: Aggregator) -> Aggregator:
     """One aggregator after the other; :func:`private` may only be the first.
 
+    It needs all clients if one of its parts does: declare ``needs="sum"`` for parts that come after the mean.
+
     Examples
     --------
-    >>> halved = stateless("halved", lambda sent: {name: p / 2 for name, p in sent.values.items()})
+    >>> halved = stateless("halved", lambda sent: {name: p / 2 for name, p in sent.values.items()}, needs="sum")
     >>> chain(weighted_mean(), halved).name
     'weighted mean, halved'
     """
@@ -216,4 +236,5 @@ def chain(*aggregators: Aggregator) -> Aggregator:
         return sent, tuple(after)
 
     name = ", ".join(one.name for one in aggregators)
-    return Aggregator(init, apply, name, aggregators[0].privacy if aggregators else None)
+    needs: Needs = "clients" if any(one.needs == "clients" for one in aggregators) else "sum"
+    return Aggregator(init, apply, name, aggregators[0].privacy if aggregators else None, needs)

@@ -10,7 +10,7 @@ import numpy as np
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Memory, Phase, Sharing, Uploads
+from fedstat.fl.algorithm import Mask, Memory, Phase, Sharing, Uploads
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.optim import Optimizer
@@ -247,6 +247,22 @@ def aggregated(found: Any, expected: Params, name: str) -> None:
     """ValueError unless an aggregator's values are of every entry that was sent, without clients."""
     values = getattr(found, "values", found)
     every_entry(values, expected, f"the aggregator {name!r}")
+
+
+def agreed(job: Job, values: Params, shared: Mask) -> None:
+    """ValueError unless all processes of a run have aggregated the same shared entries, up to rounding."""
+    if not job.ranks.several or not values:
+        return
+    parts = [(p * shared[name]).double() for name, p in values.items()]
+    every = np.array(job.ranks.each([(float(p.sum()), float(p.norm())) for p in parts]))  # (rank, parameter, 2)
+    apart = np.abs(every - every[0]).max(axis=2) > 1e-4 * every[0, :, 1]
+    if apart.any():
+        rank, at = np.argwhere(apart)[0]
+        raise ValueError(
+            f"the aggregator {job.aggregator.name!r} says that it needs only sums over clients, but processes 0 and "
+            f"{rank} have different values of {list(values)[at]!r}. Add what is summed over clients by Sent.total, or "
+            "make it with needs='clients'."
+        )
 
 
 def savable(state: Any, name: str) -> None:

@@ -257,11 +257,12 @@ def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Up
 def _whole(job: Job, state: State, uploads: Uploads) -> tuple[Uploads, slice | np.ndarray]:
     """Uploads of the active clients of all processes, numbered in the whole, and the rows of this one's.
 
-    Those of this process alone if there is no other, or if the method needs only sums of them.
+    Those of this process alone if there is no other, or if method and aggregator need only sums of them.
     """
     algorithm = job.algorithm
     looks = algorithm.mix or algorithm.send or algorithm.remember or algorithm.measures or algorithm.downloads
-    if not job.ranks.several or not (looks or (algorithm.reshare and not algorithm.moments)):
+    looks_at_split = algorithm.reshare and not algorithm.moments
+    if not job.ranks.several or not (looks or looks_at_split or job.aggregator.needs == "clients"):
         return uploads, slice(None)
     clients = everyone_active(job, state.round)
     each = [job.ranks.of(rank, clients) for rank in range(job.ranks.number)]
@@ -324,6 +325,7 @@ def _aggregate(
         state.aggregator,
     )
     checks.aggregated(aggregate, {name: state.server[name] for name in values}, job.aggregator.name)
+    checks.agreed(job, aggregate.values, shared)
     return moved(state.server, aggregate.values, state.sharing, sharing, job.server_lr), aggregated
 
 

@@ -15,7 +15,9 @@ import ranks_refused
 import ranks_worker
 from algorithm_jobs import SAMPLES, SIZES, dataset, net_of
 from children import together
+from measured_runs import TIES, measured_run
 from ranks_worker import settings
+from small_runs import near
 
 from fedstat import open_run
 from fedstat.fl import __main__ as cli
@@ -41,20 +43,6 @@ def shared(n, folder, *arguments):
     assert ended == [0] * n, printed
 
 
-def compare(found, expected, name):
-    """Equal to float32 rounding in every array of a run but its times."""
-    assert set(found.groups) == set(expected.groups)
-    for group in expected.groups:
-        for variable, values in expected[group].data_vars.items():
-            if variable != "seconds":
-                other = found[group][variable].values
-                where = f"{name}: {group}/{variable}"
-                if values.dtype.kind == "f":
-                    np.testing.assert_allclose(other, values, rtol=2e-4, atol=2e-5, err_msg=where)
-                else:
-                    np.testing.assert_array_equal(other, values, err_msg=where)
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Every algorithm's run in one process."""
@@ -73,7 +61,25 @@ def alone(tmp_path_factory):
 def test_processes_that_share_a_run_agree_with_one(n, names, alone, tmp_path):
     shared(n, tmp_path, 3, "begin", *names)
     for name in names:
-        compare(open_run(tmp_path / f"{name}.zarr", verify=True), alone[name], name)
+        near(open_run(tmp_path / f"{name}.zarr", verify=True), alone[name])
+
+
+def test_processes_measure_what_one_measures(tmp_path):
+    """Halves, choices, new clients, drift, readouts."""
+    names = ["fedavg", "fedper", "fedfac-dynamic", "fedem", "fedamp"]
+    ended, printed = together(2, ranks_worker.measured, str(tmp_path), *names, folder=tmp_path)
+    assert ended == [0, 0], printed
+    for name in names:
+        near(open_run(tmp_path / f"{name}.zarr"), measured_run(name, TIES, batch_size=3))
+
+
+def test_an_aggregator_sees_all_clients_of_all_processes_unless_it_needs_sums_alone(tmp_path):
+    ended, printed = together(2, ranks_worker.aggregated, str(tmp_path), folder=tmp_path)
+    assert ended == [0, 0], printed
+    for name, aggregator in ranks_worker.AGGREGATORS.items():
+        given = settings("fedper", 3) | {"aggregator": aggregator}
+        near(open_run(tmp_path / f"{name}.zarr"), train(dataset(SAMPLES), net_of("fedper"), **given), atol=1e-5)
+    assert "the aggregator 'liar' says that it needs only sums" in printed[0]
 
 
 def test_another_number_of_processes_continues(alone, tmp_path):
@@ -83,7 +89,7 @@ def test_another_number_of_processes_continues(alone, tmp_path):
     for name in names:
         path = tmp_path / f"{name}.zarr"
         train(dataset(SAMPLES, method=name), nets.mlp(SIZES), out=path, resume=True, **settings(name, 3))
-        compare(open_run(path), alone[name], name)
+        near(open_run(path), alone[name])
 
 
 def test_what_cannot_be_shared_is_refused_before_the_first_round(tmp_path):
@@ -112,7 +118,7 @@ def test_the_command_speaks_once_and_gives_what_one_process_gives(tmp_path, caps
     alone = capsys.readouterr().out
     done = torchrun(2, "-m", "fedstat.fl", *given.split(), "--out", tmp_path / "two.zarr")
     assert done.returncode == 0, done.stderr[-3000:]
-    compare(open_run(tmp_path / "two.zarr"), open_run(tmp_path / "one.zarr"), "command")
+    near(open_run(tmp_path / "two.zarr"), open_run(tmp_path / "one.zarr"))
     assert done.stdout.count("Stored:") == 1
     assert len(done.stdout.splitlines()) == len(alone.splitlines())
     wrong = [*given.split(), "--kappa", "7", "--out", str(tmp_path / "no.zarr")]

@@ -67,10 +67,10 @@ def rows(sizes, seed, *, classes=3, features=6):
     return Rows(torch.from_numpy(x).float(), torch.from_numpy(y.astype(int)), np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def dataset(sizes, seed=0, *, method=""):
-    """Samples of clients; with validation samples if the method needs them."""
+def dataset(sizes, seed=0, *, method="", validation=False):
+    """Samples of clients; with validation samples if asked for, or if the method needs them."""
     parts = {"train": rows(sizes, seed), "test": rows([5] * len(sizes), seed + 1)}
-    if method.startswith(VALIDATED):
+    if validation or method.startswith(VALIDATED):
         parts["validation"] = rows([8] * len(sizes), seed + 2)
     client = np.concatenate([np.repeat(np.arange(len(sizes)), np.diff(d.start)) for d in parts.values()])
     return xr.Dataset(

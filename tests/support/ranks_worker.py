@@ -6,10 +6,12 @@ import sys
 import warnings
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from algorithm_jobs import SAMPLES, dataset, make, net_of
+from measured_runs import TIES, measured_run
 
-from fedstat.fl import train
+from fedstat.fl import aggregate, train
 
 
 def settings(name: str, rounds: int) -> dict:
@@ -18,6 +20,45 @@ def settings(name: str, rounds: int) -> dict:
         "algorithm": make(name), "rounds": rounds, "participation": 0.5, "local_epochs": 2, "batch_size": 5, "lr": 0.1,
         "seed": 4, "threads": 1, "probe": ("drift", "uploads"),
     }  # fmt: skip
+
+
+def median(sent: aggregate.Sent) -> dict[str, torch.Tensor]:
+    """Coordinate by coordinate, which is no sum over clients."""
+    return {name: p.median(0).values for name, p in sent.values.items()}
+
+
+AGGREGATORS = {
+    "median": aggregate.stateless("median", median),
+    "halved": aggregate.chain(
+        aggregate.weighted_mean(),
+        aggregate.stateless("halved", lambda sent: {name: p / 2 for name, p in sent.values.items()}, needs="sum"),
+    ),
+}
+LIAR = aggregate.stateless("liar", median, needs="sum")
+
+
+def aggregated(folder: str) -> None:
+    """Runs with aggregators that need all clients, that need sums, and one that says the wrong thing."""
+    warnings.simplefilter("error")
+    dist.init_process_group("gloo")
+    for name, aggregator in AGGREGATORS.items():
+        given = settings("fedper", 3) | {"aggregator": aggregator}
+        train(dataset(SAMPLES), net_of("fedper"), out=Path(folder) / f"{name}.zarr", **given)
+    try:
+        given = settings("fedper", 3) | {"aggregator": LIAR}
+        train(dataset(SAMPLES), net_of("fedper"), out=Path(folder) / "liar.zarr", **given)
+    except ValueError as error:
+        print(error)
+    dist.destroy_process_group()
+
+
+def measured(folder: str, *names: str) -> None:
+    """Runs in which everything is measured."""
+    warnings.simplefilter("error")
+    dist.init_process_group("gloo")
+    for name in names:
+        measured_run(name, TIES, batch_size=3, out=Path(folder) / f"{name}.zarr")
+    dist.destroy_process_group()
 
 
 def main(folder: str, rounds: str, how: str, *names: str) -> None:
