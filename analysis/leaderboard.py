@@ -99,7 +99,8 @@ def conclusion(test: Friedman | None, wide: pd.DataFrame) -> list[str]:
     n, k = wide.shape
     apart = critical_difference(k, n)
     reach = float(test.mean_ranks.max() - test.mean_ranks.min())
-    differ = f"all methods ranked alike has p {p_value(test.f_p_value)}"
+    how = "all permutations" if test.exact else "random permutations"
+    differ = f"all methods ranked alike has p {p_value(test.p_value)} by {how} of ranks within settings"
     pairs = (
         f"only methods {apart:.1f} or more mean ranks apart are shown to differ"
         if reach >= apart
@@ -107,7 +108,7 @@ def conclusion(test: Friedman | None, wide: pd.DataFrame) -> list[str]:
     )
     what = "blocks are settings, for seeds of one setting are no further data sets"
     return [
-        f"Friedman's test over {n} settings ({what}): {differ} (F {test.f:.2f}, Iman and Davenport)",
+        f"Friedman's test over {n} settings ({what}): {differ} (F {test.f:.2f})",
         f"Nemenyi, all pairs at 95 %: {pairs}",
         "settings of one data set are not independent of one another, so that the test knows less than it claims",
     ]

@@ -150,8 +150,10 @@ def _findings(values: pd.DataFrame, reference: str) -> list[str]:
         if not len(known):
             if others["difference"].notna().any():
                 best = others.iloc[int(np.nanargmax(others["difference"].to_numpy()))]
+                few = not (others["pooled_df"] >= pooled.LEAST_DF).any()
+                why = "too few seeds to tell methods apart" if few else "differences are equal in all seeds"
                 said.append(
-                    f"{shown(label)}: too few seeds to tell methods apart. Largest difference from {name}: "
+                    f"{shown(label)}: {why}. Largest difference from {name}: "
                     f"{shown(title_of(str(best['method'])))}, {best['difference']:+.4f}, without an interval."
                 )
             continue

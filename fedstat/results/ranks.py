@@ -12,6 +12,9 @@ from fedstat._later import pd, xr
 from fedstat.results.base import Result, line
 from fedstat.results.numbers import interval
 
+_ROUNDING = 1e-9
+"""Ranks that differ by less than this share of their mean are equal."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EffectiveRankResult(Result):
@@ -42,7 +45,8 @@ class EffectiveRankResult(Result):
         rank = self.rank["rank"]
         n, mean = rank.notnull().sum("client"), rank.mean("client")
         variance = ((rank - mean) ** 2).sum("client") / (n - 1).where(n > 1)
-        data = xr.Dataset({"estimate": mean, "std_error": np.sqrt(variance / n)})
+        spread = rank.max("client") - rank.min("client") > _ROUNDING * mean  # equal ranks have none to go by
+        data = xr.Dataset({"estimate": mean, "std_error": np.sqrt((variance / n).where(spread))})
         half = data["std_error"] * xr.apply_ufunc(scipy.special.stdtrit, (n - 1).where(n > 1), (1 + self.level) / 2)
         data = data.assign(conf_low=data["estimate"] - half, conf_high=data["estimate"] + half, n_clients=n)
         table = data.assign(largest=self.rank["largest"].broadcast_like(n)).to_dataframe().reset_index()
@@ -67,7 +71,8 @@ class EffectiveRankResult(Result):
         lines = [f"Effective rank of the weights{off}: mean over {row['n_clients']} clients {level}"]
         for one in self.tidy().to_dict("records"):
             when = f", round {one['checkpoint']}" if "checkpoint" in one else ""
-            value = interval(one["estimate"], one["conf_low"], one["conf_high"], 2, sign=False)
+            equal = f"{one['n_clients']} clients" if one["n_clients"] > 1 else ""
+            value = interval(one["estimate"], one["conf_low"], one["conf_high"], 2, sign=False, equal=equal)
             lines.append(f"  {one['term']}{when}: {value} of at most {one['largest']}")
         if row["n_undefined"]:
             lines.append(f"  {row['n_undefined']} without a rank: nothing of the weights is the client's own")

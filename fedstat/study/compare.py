@@ -118,13 +118,15 @@ def from_all(row: Mapping[Any, Any]) -> str:
 
 
 def claim(difference: float, low: float, high: float, df: float) -> str:
-    """Difference with its interval, or a note that there are too few seeds for one.
+    """Difference with its interval, or a note that there are too few seeds for one, or that all say the same.
 
     Examples
     --------
     >>> claim(0.01, -0.02, 0.04, 6), claim(0.01, -6.1, 6.2, 1)
     ('+0.0100 [-0.0200, +0.0400]', '+0.0100 (too few seeds)')
+    >>> claim(0.0, np.nan, np.nan, 6)
+    '+0.0000, equal in all seeds'
     """
     if np.isfinite(difference) and df < pooled.LEAST_DF:
         return f"{interval(difference, np.nan, np.nan)} (too few seeds)"
-    return interval(difference, low, high)
+    return interval(difference, low, high, equal="seeds")
