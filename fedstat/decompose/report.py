@@ -20,7 +20,7 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
     ----------
     split : SplitResult
     bootstrap : BootstrapResult, optional
-        Adds std_error, conf_low, conf_high and p_shared.
+        Adds std_error, conf_low, conf_high and p_shared, and the attribute ``intervals``, what these are of.
 
     Returns
     -------
@@ -51,6 +51,7 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
         data["eigenvalues"] = ("component", split.factors.eigenvalues)
     if bootstrap is not None:
         table = bootstrap.tidy()
+        data.attrs["intervals"] = bootstrap.interval_label
         for name in _BESIDE["bootstrap"]:
             data[name] = ("unit", table[name].to_numpy())
     return data

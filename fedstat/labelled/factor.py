@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedstat import _check
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.coerce import correlation_matrix, labels, numpy_of, row_sums, sums, values_of
+from fedstat.labelled.coerce import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
 from fedstat.labelled.inputs import each, over_layers
 from fedstat.labelled.start import change
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
@@ -142,11 +142,9 @@ def _fa(z: Any, start: Any, *, corr: bool, n_obs: int | None, **fitting: Any) ->
         )
     require_room(z, len(units), fitting["method"], fitting["n_factors"], fitting["options"]["start"])
     if corr:
-        r = correlation_matrix(z)
-    else:
-        n_obs = int(z.shape[0])
-        r = correlation(row_sums(z, units))
-    return analyse(r, units, n_obs, None, **fitting)
+        return analyse(correlation_matrix(z), units, n_obs, None, **fitting)
+    m, exponent = row_sums(z, units)
+    return replace(analyse(correlation(m), units, int(m.n), None, **fitting), **standard(m, exponent))
 
 
 def _is_weights(z: Any) -> bool:
@@ -155,24 +153,21 @@ def _is_weights(z: Any) -> bool:
     return np.ndim(z) > 2
 
 
-def of_weights(
-    weights: Any,
-    start: Any,
-    *,
-    kappa: float,
-    n_factors: int | None,
-    method: Any,
-    rotation: Any,
-    options: dict[str, Any],
-) -> FactorResult:
+def of_weights(weights: Any, start: Any, **fitting: Any) -> FactorResult:
     """Factor analysis of clients' weights (client, unit, weight...), less a start, with their agreement."""
     weights = change(weights, start)
-    require_room(weights, len(labels(weights, "unit", 1)), method, n_factors, options["start"])
-    m, units, n_clients, agreement = sums(weights)
-    say_if_alone(n_clients)
-    r, n_obs = correlation(m), int(m.n)
-    found = analyse(r, units, n_obs, n_clients, kappa, n_factors, method, rotation, options)
-    return replace(found, agreement=agreement, of_change=start is not None)
+    n_units = len(labels(weights, "unit", 1))
+    require_room(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["start"])
+    found = sums(weights)
+    say_if_alone(found.n_clients)
+    return of_sums(found, of_change=start is not None, **fitting)
+
+
+def of_sums(found: LayerSums, *, of_change: bool, **fitting: Any) -> FactorResult:
+    """Factor analysis of what clients' weights add up to, with their agreement."""
+    m = found.total
+    result = analyse(correlation(m), found.units, int(m.n), found.n_clients, **fitting)
+    return replace(result, agreement=found.agreement, of_change=of_change, **standard(m, found.exponent))
 
 
 def say_if_alone(n_clients: int) -> None:
@@ -274,7 +269,7 @@ def analyse(
             f"there are as many factors as the rank of the correlations, {rank} for {live} live units: "
             "every communality is 1 and says nothing. Lower kappa or n_factors, or use more rows.",
             UserWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
     if not result.converged:
         warnings.warn(
@@ -282,7 +277,7 @@ def analyse(
             f"factors for {live} units. Raise max_iter (1000 is usually enough), lower kappa or n_factors, use "
             "method='minres', or see fedstat.stability for whether the split moves too.",
             ConvergenceWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
     return result.rotate(rotation) if rotation is not None else result
 

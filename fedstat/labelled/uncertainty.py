@@ -12,19 +12,28 @@ import numpy as np
 from fedstat import _check
 from fedstat._later import pd
 from fedstat._random import generator
-from fedstat.labelled.coerce import Weights, client_sums, correlation_of, numpy_of
+from fedstat.labelled.coerce import Weights, client_sums, numpy_of
 from fedstat.labelled.factor import fa, say_if_alone
 from fedstat.labelled.inputs import each, over_layers
 from fedstat.labelled.options import ReplicateOptions
 from fedstat.labelled.splitting import say_if_contradicted, split_sums
 from fedstat.labelled.start import change
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
-from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
+from fedstat.results.uncertainty import (
+    INTERVAL_OF,
+    BootstrapResult,
+    IntervalOf,
+    NFactorsResult,
+    PermutationResult,
+    StabilityResult,
+)
 from fedstat.stats import bootstrap as _bootstrap
 from fedstat.stats import factor, nfactors
 from fedstat.stats import split as _split
+from fedstat.stats.moments import correlation
 
 _N_STARTS = 5
+_FEW_CLIENTS = 4  # whose halves can be fitted
 _WHICH = ("layer", "checkpoint", "minus")
 
 
@@ -35,6 +44,7 @@ def bootstrap(
     tau: Tau = 0.5,
     replicates: int = 200,
     level: float = 0.95,
+    interval_of: IntervalOf = "samples of this size",
     seed: int = 0,
     kappa: float = 0.85,
     executor: Executor | None = None,
@@ -48,6 +58,10 @@ def bootstrap(
     The bootstrap of Efron (1979), "Bootstrap methods: another look at the jackknife", Ann. Statist. 7, 1-26, with
     clients as the sample.
 
+    ν depends on the number of clients: with all κ of the eigenvalues' sum to reach, a sample's shared units have less
+    of it, and its personal units more, than the population's. Intervals are therefore of ν that samples of as many
+    clients give on average. The result's column ``half_sample`` shows how far ν still moves.
+
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
@@ -56,7 +70,11 @@ def bootstrap(
         As in :func:`fedstat.split`; a quantile is taken anew in every replicate.
     replicates : int
     level : float in (0, 1)
-        Confidence level of the percentile intervals.
+        Confidence level of the intervals.
+    interval_of : {"samples of this size", "population"}
+        Of which ν: that samples of as many clients give on average, or the population's, of all clients that there
+        could be. The latter is given for 30 clients and more where its bias is a small part of it, as with few factors
+        (κ up to .5); the result says where it is not.
     seed : int
     executor : Executor, optional
         Any :class:`concurrent.futures.Executor` (of threads, processes, loky, mpi4py, or Dask's
@@ -91,22 +109,38 @@ def bootstrap(
     >>> result.p_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    _known("bootstrap", ("tau", "replicates", "level", "seed", "kappa", "executor", *_WHICH), options)
+    own = ("tau", "replicates", "level", "interval_of", "seed", "kappa", "executor", *_WHICH)
+    _known("bootstrap", own, options)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    _check.choice("interval_of", interval_of, INTERVAL_OF)
     how: dict[str, Any] = {"replicates": replicates, "seed": seed, "kappa": kappa, "executor": executor}
     which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
-    return each(weights, _bootstrap_layer, **which, tau=tau, level=level, options={**options}, **how)
+    about: dict[str, Any] = {"tau": tau, "level": level, "interval_of": interval_of}
+    return each(weights, _bootstrap_layer, **which, **about, options={**options}, **how)
 
 
 def _bootstrap_layer(
-    weights: Weights, start: Any, *, tau: Tau, level: float, kappa: float, options: dict[str, Any], **how: Any
+    weights: Weights,
+    start: Any,
+    *,
+    tau: Tau,
+    level: float,
+    interval_of: IntervalOf,
+    kappa: float,
+    seed: int,
+    executor: Executor | None,
+    replicates: int,
+    options: dict[str, Any],
 ) -> BootstrapResult:
-    m, units, agreement = client_sums(change(weights, start))
-    at_hand = split_sums(m, units, agreement, tau=tau, kappa=kappa, of_change=start is not None, **options)
+    found = client_sums(change(weights, start))
+    at_hand = split_sums(found, tau=tau, kappa=kappa, of_change=start is not None, **options)
     say_if_contradicted(at_hand)
-    drawn = _bootstrap.bootstrap(m, tau=tau, kappa=kappa, **how, **options)
+    m, fitting = found.moments, {"seed": seed, "executor": executor, "kappa": kappa, **options}
+    drawn = _bootstrap.bootstrap(m, tau=tau, replicates=replicates, **fitting)
     fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
-    return BootstrapResult(split=at_hand, level=level, **fields)
+    if len(m.n) >= _FEW_CLIENTS:
+        fields["half_samples"] = numpy_of(_bootstrap.half_samples(m, **fitting))
+    return BootstrapResult(split=at_hand, level=level, interval_of=interval_of, **fields)
 
 
 @over_layers
@@ -158,9 +192,9 @@ def permutation_test(
 def _permuted_layer(
     weights: Weights, start: Any, *, kappa: float, options: dict[str, Any], **how: Any
 ) -> PermutationResult:
-    m, units, agreement = client_sums(change(weights, start))
-    at_hand = split_sums(m, units, agreement, tau=0.5, kappa=kappa, of_change=start is not None, **options)
-    drawn = _bootstrap.permutation(m, kappa=kappa, **how, **options)
+    found = client_sums(change(weights, start))
+    at_hand = split_sums(found, tau=0.5, kappa=kappa, of_change=start is not None, **options)
+    drawn = _bootstrap.permutation(found.moments, kappa=kappa, **how, **options)
     return PermutationResult(at_hand, numpy_of(drawn.communality))
 
 
@@ -220,9 +254,9 @@ def _stability_layer(
     n_starts: int,
     seed: int,
 ) -> StabilityResult:
-    m, units, agreement = client_sums(change(weights, start))
-    say_if_alone(len(m.n))
-    r = correlation_of(m)
+    found = client_sums(change(weights, start))
+    say_if_alone(found.n_clients)
+    r = correlation(found.total)
     n_starts = _check.integer("n_starts", n_starts, low=0)
     if _check.choice("method", method, factor.METHODS) not in factor.ITERATE:
         if n_starts not in (0, _N_STARTS):
@@ -233,12 +267,12 @@ def _stability_layer(
         *(("method", name, {"method": name}) for name in factor.METHODS if name != method),
         *(("kappa", f"{k:g}", {"kappa": k}) for k in kappas if k != kappa),
         *(("start", "smc", {"start": "smc"}) for _ in range(min(1, n_starts))),
-        *(("start", f"random {i + 1}", {"start": rng.uniform(size=len(units))}) for i in range(n_starts)),
+        *(("start", f"random {i + 1}", {"start": rng.uniform(size=len(found.units))}) for i in range(n_starts)),
         *(("max_iter", f"{n}", {"max_iter": n, "tol": 0.0}) for n in (200, 1000) if method == "pa"),
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        reference = split_sums(m, units, agreement, tau=tau, kappa=kappa, of_change=start is not None, method=method)
+        reference = split_sums(found, tau=tau, kappa=kappa, of_change=start is not None, method=method)
         rows = []
         warnings.simplefilter("ignore", UserWarning)  # of variants: what they end in are columns
         for varied, value, changes in variants:

@@ -171,7 +171,7 @@ def _intervals(ax: Axes, result: BootstrapResult) -> None:
     ax.set_ylim(0, 1.7 * base)
     ax.set_yticks([t for t in ax.get_yticks() if 0 <= t <= base])
     ax.annotate(
-        f"{100 * result.level:g} % intervals of the units", (0.99, 0.99), xycoords="axes fraction", ha="right",
+        result.interval_label, (0.99, 0.99), xycoords="axes fraction", ha="right",
         va="top", fontsize="small", color="0.4",
     )  # fmt: skip
 

@@ -169,8 +169,10 @@ def _layer(layer: str, data: xr.Dataset) -> Section:
     if "conf_low" in data:
         table = pd.DataFrame({"estimate": values, "low": data["conf_low"], "high": data["conf_high"], "shared": shared})
         table = table.dropna()
-        caption = f"{layer}: {label} of every unit with its 95 % bootstrap interval, clients resampled."
-        blocks.append(figures.figure(partial(figures.units_interval, table, threshold, label), caption))
+        about = data.attrs.get("intervals", "95 % intervals")  # stores of earlier versions do not say
+        caption = f"{layer}: {label} of every unit, clients resampled; {about}."
+        intervals = partial(figures.units_interval, table, threshold, label)
+        blocks.append(figures.figure(intervals, caption) if len(table) else Text(caption))
     return Section(f"Layer {layer}", [*blocks, *_units(data, name, label)])
 
 
@@ -179,9 +181,9 @@ def _units(data: xr.Dataset, name: str, label: str) -> list[Block]:
     order = np.argsort(-np.nan_to_num(data[name].to_numpy().astype(float), nan=-np.inf), kind="stable")
     more = len(order) - 2 * _ENDS
     kept = order if more <= 5 else np.concatenate([order[:_ENDS], order[-_ENDS:]])
-    bounds = "conf_low" in data
+    bounds = "conf_low" in data and bool(data["conf_low"].notnull().any())
     columns = ["unit", "group", f"{label}{' [95 %]' if bounds else ''}"]
-    columns += ["shared in resamples"] if bounds else []
+    columns += ["shared in resamples"] if "p_shared" in data else []
     columns += ["ICC2"] if "icc" in data and name != "icc" else []
     rows = []
     for i in kept:
@@ -192,7 +194,7 @@ def _units(data: xr.Dataset, name: str, label: str) -> list[Block]:
             shown(one["group"].item()),
             interval(float(one[name]), low, high, 3, sign=False),
         ]
-        row += [f"{100 * float(one['p_shared']):.0f} %"] if bounds else []
+        row += [f"{100 * float(one['p_shared']):.0f} %"] if "p_shared" in data else []
         row += [coefficient(float(one["icc"]))] if "icc" in data and name != "icc" else []
         rows.append(row)
     caption = "Units from the highest to the lowest" + (

@@ -64,6 +64,8 @@ class FactorResult(Result):
         client, or one weight per unit. None where a matrix of rows or correlations was analysed, without clients.
     of_change : bool
         Whether a common start was subtracted from the weights.
+    center, scale : array (unit,) or None
+        Mean and standard deviation of the rows that were analysed; None where only correlations were known.
     """
 
     communality: Floats
@@ -86,6 +88,8 @@ class FactorResult(Result):
     n_minima: int = 1
     agreement: Floats | None = None
     of_change: bool = False
+    center: Floats | None = None
+    scale: Floats | None = None
 
     statistic_name: ClassVar[str] = "nu"
     _figure: ClassVar[str] = "scree"
@@ -216,29 +220,48 @@ class FactorResult(Result):
         }
         return pd.DataFrame([row])
 
-    def augment(self, z: Any) -> pd.DataFrame:
+    def augment(self, z: Any, *, reference: Any = None) -> pd.DataFrame:
         """Factor scores of rows by Thurstone's regression method, standardised rows times R⁻¹ times structure.
 
         Parameters
         ----------
         z : array, DataFrame or DataArray (row, unit)
-            The rows that were analysed, or new ones; they are standardised by their own mean and deviation. What the
-            units are like, and not the rows, is in :meth:`tidy`, and beside your own data in
+            The rows that were analysed, or new ones; they are standardised by the mean and deviation of those that were
+            analysed. What the units are like, and not the rows, is in :meth:`tidy`, and beside your own data in
             :meth:`SplitResult.augment`.
+        reference : array, DataFrame or DataArray (row, unit), optional
+            Rows by whose mean and deviation to standardise, where the result was made from correlations.
 
         Returns
         -------
         DataFrame (row)
             Columns factor_1, factor_2, ...; the index is that of the rows, such as (client, weight).
+
+        Raises
+        ------
+        ValueError
+            If the rows do not have the result's units, or neither the result nor ``reference`` says by what to
+            standardise, or both do.
         """
-        index = _rows_of(z)
+        if (reference is None) == (self.center is None):
+            known = "only correlations" if self.center is None else "the rows that were analysed"
+            way_out = "Pass reference=, the rows behind them" if self.center is None else "Leave out reference"
+            raise ValueError(f"rows are standardised as those that were analysed; the result knows {known}. {way_out}.")
+        if self.center is not None and self.scale is not None:
+            center, scale = self.center[~self.dead], self.scale[~self.dead]
+        else:
+            rows = self._of_live("reference", reference)
+            center, scale = rows.mean(0), rows.std(0)
+        weight = np.linalg.pinv(self._live, hermitian=True) @ self._structure
+        scores = (self._of_live("z", z) - center) / scale @ weight
+        return pd.DataFrame(scores, _rows_of(z), [f"factor_{m + 1}" for m in range(self.n_factors)])
+
+    def _of_live(self, name: str, z: Any) -> Floats:
+        """Rows as an array (row, unit), without dead units."""
         z = np.asarray(z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z, dtype=float)
         if z.ndim != 2 or z.shape[1] != len(self.units):
-            raise ValueError(f"z must have shape (row, {len(self.units)}), but got {z.shape}")
-        z = z[:, ~self.dead]
-        weight = np.linalg.pinv(self._live, hermitian=True) @ self._structure
-        scores = (z - z.mean(0)) / z.std(0) @ weight
-        return pd.DataFrame(scores, index, [f"factor_{m + 1}" for m in range(self.n_factors)])
+            raise ValueError(f"{name} must have shape (row, {len(self.units)}), but got {z.shape}")
+        return np.asarray(z[:, ~self.dead])
 
     def summary(self, *, rows: int = 12, factors: int = 6) -> str:
         """Report in the words of R's psych: h2, u2, com, SS loadings, RMSR, χ², TLI, RMSEA, BIC.

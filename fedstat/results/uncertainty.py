@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,17 @@ from fedstat.results.base import Result, line, listing
 from fedstat.results.joined import beside
 from fedstat.results.split import SplitResult
 from fedstat.stats import split as _split
+from fedstat.stats.bootstrap import expanded_percentiles
+from fedstat.stats.factor import gap
 
 Floats = NDArray[np.float64]
+IntervalOf = Literal["samples of this size", "population"]
+INTERVAL_OF: tuple[IntervalOf, ...] = ("samples of this size", "population")
 _LEVEL = 0.05
+# From here on intervals were shown to hold, see the table of simulations (docs/inference.md).
+_LEAST_CLIENTS = {"samples of this size": 8, "population": 30}
+_MOST_BIAS = 0.2  # of an interval's half width, where it is of the population
+_APART = 2.0  # standard errors between groups, or between eigenvalues at the cut
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,6 +40,12 @@ class BootstrapResult(Result):
     converged : bool array (replicate,)
     level : float
         Confidence level of the intervals.
+    gap : array (replicate,)
+        Eigenvalues of R at the cut, see :func:`fedstat.stats.factor.gap`.
+    half_samples : array (half, unit)
+        ν of random halves of the clients; without rows where clients are fewer than 4.
+    interval_of : {"samples of this size", "population"}
+        Whose ν the intervals are of.
     """
 
     split: SplitResult
@@ -40,11 +54,18 @@ class BootstrapResult(Result):
     n_factors: NDArray[np.int64]
     converged: NDArray[np.bool_]
     level: float
+    gap: Floats = field(default_factory=lambda: np.empty(0))
+    half_samples: Floats = field(default_factory=lambda: np.empty((0, 0)))
+    interval_of: IntervalOf = "samples of this size"
     _figure: ClassVar[str] = "forest"
 
     @property
     def p_shared(self) -> Floats:
-        """Share of the replicates in which each unit is shared, array (unit,)."""
+        """Share of the replicates in which each unit is shared, array (unit,): how often a label repeats.
+
+        It is not the probability that the label is the population's, but was close to it or below it where the groups
+        lie 3 standard errors of a unit apart and more (:attr:`separation`).
+        """
         return np.asarray(self.shared.mean(0))
 
     @property
@@ -52,18 +73,85 @@ class BootstrapResult(Result):
         """Agreement of each replicate's split with the split at hand, array (replicate,)."""
         return np.asarray(_split.adjusted_rand(self.shared, self.split.shared[None]))
 
+    @property
+    def std_error(self) -> Floats:
+        """Standard deviation of ν over the replicates, array (unit,); NaN for a dead unit."""
+        return np.where(self._dead, np.nan, np.nanstd(np.where(self._dead, 0, self.communality), axis=0, ddof=1))
+
+    @property
+    def half_sample(self) -> Floats:
+        """Mean ν of random halves of the clients, array (unit,); NaN where they are fewer than 4."""
+        if not len(self.half_samples):
+            return np.full(len(self._dead), np.nan)
+        return np.where(self._dead, np.nan, np.nanmean(np.where(self._dead, 0, self.half_samples), axis=0))
+
+    @property
+    def separation(self) -> float:
+        """Mean ν of the shared units less that of the personal ones, in mean standard errors of a unit."""
+        nu, group = self.split.communality, self.split.group
+        if not all((group == name).any() for name in ("shared", "personal")):
+            return np.nan
+        return float((nu[group == "shared"].mean() - nu[group == "personal"].mean()) / np.nanmean(self.std_error))
+
+    @property
+    def no_interval(self) -> str:
+        """Why there are no intervals; empty where there are."""
+        n, least = self.split.fit.n_clients or 0, _LEAST_CLIENTS[self.interval_of]
+        of_population = self.interval_of == "population"
+        whose = "intervals of the population's value" if of_population else "intervals"
+        if n < least:
+            return f"no {whose} from fewer than {least} clients: they would not hold"
+        if of_population and (share := self._share_of_bias()) > _MOST_BIAS:
+            return f"no {whose}: their bias, {100 * share:.0f} % of a half width, is too large"
+        if of_population and self._eigenvalue_gap() < _APART:
+            return f"no {whose}: the factors are not identified"
+        return ""
+
+    @property
+    def interval_label(self) -> str:
+        """What the intervals are of, or why there are none."""
+        if self.no_interval:
+            return self.no_interval
+        of = {
+            "samples of this size": f"the mean over samples of {self.split.fit.n_clients} clients",
+            "population": "the population's value, longer by the estimated bias",
+        }
+        return f"{100 * self.level:g} % intervals of {of[self.interval_of]}"
+
     def tidy(self) -> pd.DataFrame:
-        """One row per unit: term, estimate (ν), std_error, conf_low, conf_high (percentiles), p_shared, group."""
-        dead = np.isnan(self.communality).all(0)
-        nu = np.where(dead, 0, self.communality)
-        tail = 50 * (1 - self.level)
-        low, high = np.nanpercentile(nu, [tail, 100 - tail], axis=0)
-        columns = {"std_error": np.nanstd(nu, axis=0, ddof=1), "conf_low": low, "conf_high": high}
+        """One row per unit: term, estimate (ν), std_error, conf_low, conf_high, half_sample, p_shared, group.
+
+        Intervals are expanded percentiles (:func:`fedstat.stats.bootstrap.expanded_percentiles`), of ν that samples of
+        as many clients give on average. Those of the population's ν are longer by the bias, half_sample − estimate.
+        NaN where no interval was shown to hold: :attr:`no_interval` says why.
+        """
+        nothing = np.full(len(self._dead), np.nan)
+        low, high = (nothing, nothing) if self.no_interval else self._percentiles()
+        if self.interval_of == "population":
+            bias = self.half_sample - self.split.communality
+            low, high = low - np.maximum(bias, 0), high - np.minimum(bias, 0)
+        columns = {"std_error": self.std_error, "conf_low": low, "conf_high": high, "half_sample": self.half_sample}
         return pd.DataFrame(
             {"term": self.split.fit.units, "estimate": self.split.communality}
-            | {name: np.where(dead, np.nan, value) for name, value in columns.items()}
+            | columns
             | {"p_shared": self.p_shared, "group": self.split.group}
         )
+
+    @property
+    def _dead(self) -> NDArray[np.bool_]:
+        return np.asarray(np.isnan(self.communality).all(0))
+
+    def _share_of_bias(self) -> float:
+        """Mean size of the bias, as a share of the intervals' mean half width."""
+        low, high = self._percentiles()
+        bias = np.nanmean(np.abs(self.half_sample - self.split.communality))
+        return float(bias / max(float(np.nanmean(high - low)) / 2, 1e-12))
+
+    def _percentiles(self) -> tuple[Floats, Floats]:
+        nu = np.where(self._dead, 0, self.communality)
+        ends = expanded_percentiles(nu, self.split.fit.n_clients or 2, level=self.level)
+        low, high = (np.where(self._dead, np.nan, end) for end in ends)
+        return low, high
 
     def augment(self, data: Any = None) -> Any:
         """Columns of :meth:`tidy` beside what you know of the units, as :meth:`SplitResult.augment` does."""
@@ -73,19 +161,35 @@ class BootstrapResult(Result):
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: replicates, clients, mean adjusted Rand index, doubtful units (p_shared in 0.1–0.9), factors."""
+        """One row: replicates, clients, whose ν intervals are of, how like the split at hand replicates are.
+
+        ``adjusted_rand`` is the mean over replicates, ``adjusted_rand_low`` their 5 % quantile; ``n_doubtful`` counts
+        units with p_shared in 0.1–0.9; ``separation`` of the groups, and ``eigenvalue_gap`` at the cut, are in standard
+        errors; ``n_factors_low`` and ``n_factors_high`` are the least and most factors, ``converged`` a share.
+        """
         p, ari = self.p_shared, self.adjusted_rand
         row = {
             "replicates": len(self.shared),
             "n_clients": self.split.fit.n_clients,
+            "interval_of": self.interval_of,
             "adjusted_rand": float(ari.mean()),
             "adjusted_rand_low": float(np.quantile(ari, 0.05)),
             "n_doubtful": int(((p > 0.1) & (p < 0.9)).sum()),
+            "separation": self.separation,
             "n_factors_low": int(self.n_factors.min()),
             "n_factors_high": int(self.n_factors.max()),
+            "eigenvalue_gap": self._eigenvalue_gap(),
             "converged": float(self.converged.mean()),
         }
         return pd.DataFrame([row])
+
+    def _eigenvalue_gap(self) -> float:
+        """Gap of the eigenvalues at the cut, in standard errors; NaN where it is not known."""
+        factors = self.split.factors
+        known = self.gap[np.isfinite(self.gap)]
+        spread = float(known.std(ddof=1)) if len(known) > 1 else 0.0
+        at_hand = float(gap(factors.eigenvalues, np.asarray(factors.n_factors)))
+        return at_hand / spread if spread > 0 else np.nan
 
     def __repr__(self) -> str:
         x, p = self.glance().iloc[0], self.p_shared
@@ -94,11 +198,35 @@ class BootstrapResult(Result):
         head = f"Bootstrap over {x['n_clients']:.0f} clients, {x['replicates']:.0f} replicates of: "
         lines = [
             head + repr(self.split).splitlines()[0],
+            *self._about_intervals(),
             f"  adjusted Rand index: mean {x['adjusted_rand']:.2f}, 5 % quantile {x['adjusted_rand_low']:.2f}",
             f"  factors {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; {100 * x['converged']:.0f} % converged",
             listing(f"  {x['n_doubtful']:.0f} doubtful units, share of replicates that share them:", doubtful),
+            *self._cautions(x["separation"], x["eigenvalue_gap"]),
         ]
         return "\n".join(map(line, lines))
+
+    def _about_intervals(self) -> list[str]:
+        """Whose ν the intervals are of, and how ν depends on the number of clients."""
+        other = "" if self.no_interval or self.interval_of == "population" else ", not of the population's value"
+        found = [f"  nu: {self.interval_label}{other}"]
+        means = [
+            f"{name} {self.split.communality[of].mean():.2f}, {self.half_sample[of].mean():.2f}"
+            for name in ("shared", "personal")
+            if (of := self.split.group == name).any() and len(self.half_samples)
+        ]
+        n = self.split.fit.n_clients
+        return [*found, f"  mean nu of {n} clients, of half of them: {'; '.join(means)}"] if means else found
+
+    def _cautions(self, separation: float, eigenvalue_gap: float) -> list[str]:
+        found = []
+        if separation < _APART:
+            apart = f"{separation:.1f} standard errors apart"
+            found.append(f"  nu of the groups lies only {apart}: labels that often repeat may be wrong")
+        if eigenvalue_gap < _APART:
+            apart = f"{eigenvalue_gap:.1f} standard errors apart"
+            found.append(f"  eigenvalues at the cut lie only {apart}: the factors are not identified")
+        return found
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,6 +6,7 @@ moments and a permutation re-orders each client's own; the stacked matrix is nev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from functools import partial, reduce
@@ -13,6 +14,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
@@ -24,6 +26,7 @@ from fedstat.stats.moments import Moments, correlation
 from fedstat.stats.wide import safe_blas
 
 Array = Any
+_TOGETHER = 32  # matrices for one call, which costs as much as the decomposition of a small one
 
 
 class Replicates(NamedTuple):
@@ -36,12 +39,15 @@ class Replicates(NamedTuple):
     shared : bool array (replicate, unit)
     n_factors : int array (replicate,)
     converged : bool array (replicate,)
+    gap : array (replicate,)
+        Eigenvalues of R at the cut: the last of a factor less the next. NaN where the next was not needed.
     """
 
     communality: Array
     shared: Array
     n_factors: Array
     converged: Array
+    gap: Array
 
 
 def reweighted(m: Moments, counts: Array) -> Moments:
@@ -113,12 +119,76 @@ def bootstrap(
     k = _clients(m)
     rng = generator(seed, "bootstrap")
     counts = rng.multinomial(k, np.full(k, 1 / k), size=_check.integer("replicates", replicates)).astype(float)
-    xp = array_namespace(m.cross)
-    step = _chunk(m, chunk)
-    parts = (
-        reweighted(m, xp.asarray(counts[i : i + step], device=device_of(m.cross))) for i in range(0, replicates, step)
-    )
-    return _fits(parts, tau, options, executor)
+    return _fits(_reweighted(m, counts, chunk), tau, options, executor)
+
+
+def half_samples(
+    m: Moments,
+    *,
+    pairs: int = 3,
+    seed: int = 0,
+    chunk: int | None = None,
+    executor: Executor | None = None,
+    **options: Any,
+) -> Array:
+    """Refit on halves of the clients: how communalities depend on the number of clients.
+
+    A bias that falls as 1 / clients is as large as what halving the clients adds to it.
+
+    Parameters
+    ----------
+    m, seed, chunk, executor, **options
+        As in :func:`bootstrap`.
+    pairs : int
+        Random divisions of the clients into two halves; of an odd number one client is left out each time.
+
+    Returns
+    -------
+    array (half, unit)
+        ν of the ``2 * pairs`` halves.
+    """
+    k = _clients(m)
+    rng = generator(seed, "half-samples")
+    orders = (rng.permutation(k) for _ in range(_check.integer("pairs", pairs)))
+    halves = [half for order in orders for half in order[: k - k % 2].reshape(2, -1)]
+    counts = np.zeros((len(halves), k))
+    np.put_along_axis(counts, np.array(halves), 1.0, axis=1)
+    return _fits(_reweighted(m, counts, chunk), 0.5, options, executor).communality
+
+
+def expanded_percentiles(x: np.ndarray, n: int, *, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Expanded percentile interval of bootstrap replicates.
+
+    Percentiles are too narrow for small samples: a bootstrap's spread is that of a sum of squares over n in place of
+    n − 1, and normal in place of t. Tails are widened for both: Φ(√(n/(n−1)) t) with Student's quantile t of n − 1
+    degrees of freedom [1]_.
+
+    Parameters
+    ----------
+    x : array (replicate, ...)
+        NaN counts as absent.
+    n : int
+        Size of the sample that was resampled, at least 2.
+    level : float in (0, 1)
+
+    Returns
+    -------
+    low, high : array (...,)
+
+    References
+    ----------
+    .. [1] Hesterberg (2015), "What teachers should know about the bootstrap: resampling in the undergraduate
+       statistics curriculum", Amer. Statist. 69, 371-386.
+
+    Examples
+    --------
+    >>> low, high = expanded_percentiles(np.arange(1.0, 1000.0), 10, level=0.95)
+    >>> round(float(low), 1), round(float(high), 1)
+    (8.6, 991.4)
+    """
+    tail = scipy.special.ndtr(math.sqrt(n / (n - 1)) * scipy.special.stdtrit(n - 1, (1 - level) / 2))
+    low, high = np.nanquantile(x, [tail, 1 - tail], axis=0, method="weibull")  # its tails hold what they should
+    return low, high
 
 
 def permutation(
@@ -164,24 +234,32 @@ def permutation(
     return _fits(parts(), 0.5, options, executor)
 
 
+def _reweighted(m: Moments, counts: np.ndarray, chunk: int | None) -> Iterator[Moments]:
+    xp, step = array_namespace(m.cross), _chunk(m, chunk)
+    drawn = xp.asarray(counts, device=device_of(m.cross))
+    return (reweighted(m, drawn[i : i + step, :]) for i in range(0, len(counts), step))
+
+
 def _fits(parts: Iterator[Moments], tau: split.Tau, options: dict[str, Any], executor: Executor | None) -> Replicates:
-    matrices = (r for part in parts for r in _batches(correlation(part)))
+    iterates = options.get("method", "pa") in factor.ITERATE
+    matrices = (r for part in parts for r in _batches(correlation(part), iterates=iterates))
     fits = list(in_order(executor, partial(_fit, options), matrices))
     xp = array_namespace(fits[0][0])
-    nu, n_factors, converged = (xp.concat(field) for field in zip(*fits, strict=True))
-    return Replicates(communality=nu, shared=split.shared(nu, tau=tau), n_factors=n_factors, converged=converged)
+    nu, n_factors, converged, eigenvalues = (xp.concat(field) for field in zip(*fits, strict=True))
+    shared, gap = split.shared(nu, tau=tau), factor.gap(eigenvalues, n_factors)
+    return Replicates(communality=nu, shared=shared, n_factors=n_factors, converged=converged, gap=gap)
 
 
-def _fit(options: dict[str, Any], r: Array) -> tuple[Array, Array, Array]:
+def _fit(options: dict[str, Any], r: Array) -> tuple[Array, ...]:
     alone = len(r) == 1  # whose steps can be followed
     found = factor.fit(r[0] if alone else r, **{"loadings": False} | options)
-    nu, n_factors, converged = found.communality, found.n_factors, found.converged
-    return (nu[None], n_factors[None], converged[None]) if alone else (nu, n_factors, converged)
+    fields = found.communality, found.n_factors, found.converged, found.eigenvalues
+    return tuple(field[None] for field in fields) if alone else fields
 
 
-def _batches(r: Array) -> Iterator[Array]:
-    """Whole batches for a GPU; single matrices for a CPU, where one that has converged should not wait."""
-    step = len(r) if "cuda" in str(device_of(r)) else 1
+def _batches(r: Array, *, iterates: bool) -> Iterator[Array]:
+    """Whole batches for a GPU; on a CPU single matrices where one that has converged should not wait for others."""
+    step = len(r) if "cuda" in str(device_of(r)) else 1 if iterates else _TOGETHER
     return (r[i : i + step] for i in range(0, len(r), step))
 
 

@@ -86,6 +86,36 @@ def count_factors(eigenvalues: Array, *, kappa: float) -> Array:
     return 1 + xp.sum(xp.astype(share < kappa - 1e-12, xp.int64), axis=-1)
 
 
+def gap(eigenvalues: Array, n_factors: Array) -> Array:
+    """Eigenvalue of the last factor less the next: how well R identifies the factors that are cut off there.
+
+    Parameters
+    ----------
+    eigenvalues : array (..., unit)
+        Descending; NaN where unknown.
+    n_factors : int array (...,)
+
+    Returns
+    -------
+    array (...,)
+        NaN where an eigenvalue is unknown, and where all units are factors: nothing is cut off.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> gap(np.array([[2.5, 1.5, 0.5, 0.5]] * 2), np.array([1, 2]))
+    array([1., 1.])
+    """
+    xp = array_namespace(eigenvalues)
+    position = xp.arange(eigenvalues.shape[-1], device=device_of(eigenvalues))
+    nothing = xp.zeros_like(eigenvalues)
+    last, after = (
+        xp.sum(xp.where(position == at[..., None], eigenvalues, nothing), axis=-1) for at in (n_factors - 1, n_factors)
+    )
+    nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(eigenvalues))
+    return xp.where(n_factors < eigenvalues.shape[-1], last - after, nan)
+
+
 def fit(
     r: Array,
     *,

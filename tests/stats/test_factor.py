@@ -137,6 +137,42 @@ def test_the_best_of_several_starts_has_the_smallest_residuals() -> None:
     assert misfit(best) <= misfit(first) + 1e-9
 
 
+@pytest.mark.parametrize(("n_factors", "seed"), [(2, 386), (3, 366), (3, 1159)])
+def test_minres_goes_on_where_its_line_search_stalls_far_from_a_minimum(n_factors: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=(7, 2)) @ rng.normal(size=(2, 12))
+    w = common + rng.uniform(0.5, 1.5, size=(1, 7, 1)) * rng.normal(size=(5, 7, 12))
+    r = correlation(moments(fs.layer_matrix(w)))
+    fit = factor.fit(r, n_factors=n_factors, method="minres")
+    assert fit.converged
+    slow = to_fixed_point_within_bounds(r, n_factors, fit.communality)
+    np.testing.assert_allclose(fit.communality, slow, atol=1e-4)
+
+
+def to_fixed_point_within_bounds(r: np.ndarray, n_factors: int, h: np.ndarray) -> np.ndarray:
+    for _ in range(20_000):
+        values, vectors = np.linalg.eigh(r - np.eye(len(r)) + np.diag(h))
+        step = (vectors[:, -n_factors:] ** 2 * values[-n_factors:].clip(0)).sum(1).clip(0, 1)
+        if np.abs(step - h).max() < 1e-10:
+            break
+        h = step
+    return h
+
+
+@pytest.mark.parametrize("max_iter", [1, 2, 10, 30])
+def test_minres_uses_no_more_eigendecompositions_than_its_cap(max_iter: int) -> None:
+    r = np.array(CASES["harman24"]["r"])
+    seen = [factor.fit(r, kappa=0.85, method="minres", max_iter=n, tol=0) for n in (max_iter, max_iter + 1)]
+    assert [int(one.n_iter) for one in seen] == [max_iter, max_iter + 1]
+    values = [float(minres_objective(r, one)) for one in seen]
+    assert values[1] <= values[0]
+
+
+def minres_objective(r: np.ndarray, fit: factor.Fit) -> float:
+    values = np.linalg.eigvalsh(r - np.eye(len(r)) + np.diag(fit.communality))[::-1]
+    return (values**2).sum() - (values[: int(fit.n_factors)].clip(0) ** 2).sum()
+
+
 @pytest.mark.parametrize("start", ["smc", np.full(24, 0.3)])
 def test_the_start_does_not_matter_where_there_is_one_solution(start: Any) -> None:
     case = CASES["harman24"]

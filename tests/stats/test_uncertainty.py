@@ -99,6 +99,74 @@ def test_bootstrap_standard_errors_are_those_of_repeated_sampling() -> None:
     np.testing.assert_allclose(estimates, truth, rtol=0.3)
 
 
+def test_expanded_percentiles_of_normal_replicates_are_students_interval() -> None:
+    """Of replicates N(m, s √((n − 1)/n)), as a bootstrap of a mean has them, they are m ± t s."""
+    n, s = 8, 2.0
+    x = 3.0 + s * np.sqrt((n - 1) / n) * stats.norm.ppf((np.arange(99_999) + 1) / 100_000)
+    ends = bootstrap.expanded_percentiles(x, n, level=0.95)
+    assert_allclose(ends, 3.0 + stats.t.ppf([0.025, 0.975], n - 1) * s, atol=2e-3)
+
+
+def test_half_samples_are_fits_of_disjoint_halves() -> None:
+    w = weights(clients=9)
+    found = bootstrap.half_samples(client_moments(w), pairs=2, seed=3, n_factors=2)
+    rng = generator(3, "half-samples")
+    for pair in range(2):
+        order = rng.permutation(9)
+        for i, some in enumerate((order[:4], order[4:8])):
+            refit = factor.fit(correlation(moments(fs.layer_matrix(w[some]))), n_factors=2)
+            assert_allclose(found[2 * pair + i], refit.communality, atol=1e-9)
+
+
+def test_a_gap_is_that_of_the_eigenvalues_at_the_cut() -> None:
+    w = weights()
+    drawn = bootstrap.bootstrap(client_moments(w), replicates=4, seed=3, kappa=0.5)
+    counts = generator(3, "bootstrap").multinomial(8, np.full(8, 1 / 8), size=4)
+    for b in range(4):
+        r = np.corrcoef(fs.layer_matrix(np.repeat(w, counts[b], axis=0)), rowvar=False)
+        values, g = np.sort(np.linalg.eigvalsh(r))[::-1], drawn.n_factors[b]
+        assert_allclose(drawn.gap[b], values[g - 1] - values[g], atol=1e-9)
+
+
+def test_intervals_say_of_what_they_are_and_where_there_are_none() -> None:
+    result = fs.bootstrap(weights(clients=12), n_factors=2, replicates=40)
+    assert result.glance()["interval_of"][0] == "samples of this size"
+    assert "95 % intervals of the mean over samples of 12 clients, not of the population's value" in repr(result)
+    assert result.tidy()["conf_low"].notna().all()
+    few = fs.bootstrap(weights(clients=5), n_factors=2, replicates=40)
+    assert few.tidy()[["conf_low", "conf_high"]].isna().all(axis=None)
+    assert "no intervals from fewer than 8 clients" in repr(few)
+    some = fs.bootstrap(weights(clients=12), n_factors=2, replicates=40, interval_of="population")
+    assert "no intervals of the population's value from fewer than 30 clients" in repr(some)
+    with pytest.raises(ValueError, match="interval_of must be one of"):
+        fs.bootstrap(weights(), n_factors=2, replicates=9, interval_of="units")
+
+
+def test_intervals_of_the_population_are_longer_by_the_bias_and_refused_where_it_is_large() -> None:
+    w = weights(clients=40)
+    plain, wide = (
+        fs.bootstrap(w, n_factors=2, method="pc", replicates=99, interval_of=of)
+        for of in ("samples of this size", "population")
+    )
+    bias = wide.half_sample - wide.split.communality
+    assert_allclose(wide.tidy()["conf_low"], plain.tidy()["conf_low"] - np.maximum(bias, 0))
+    assert_allclose(wide.tidy()["conf_high"], plain.tidy()["conf_high"] - np.minimum(bias, 0))
+    many = fs.bootstrap(w, kappa=0.75, method="pc", replicates=99, interval_of="population")
+    assert "their bias, " in repr(many)
+    assert many.tidy()["conf_low"].isna().all()
+
+
+def test_groups_and_eigenvalues_that_are_hardly_apart_are_named() -> None:
+    own = np.random.default_rng(0).normal(size=(10, 12, 30))
+    assert "nu of the groups lies only" in repr(fs.bootstrap(own, kappa=0.5, method="pc", replicates=99))
+    rng = np.random.default_rng(2)
+    profiles = rng.normal(size=(5, 400))  # independent, so that no two of them are the two factors
+    alike = np.concatenate([profiles + 0.3 * rng.normal(size=(12, 5, 400)), rng.normal(size=(12, 5, 400))], axis=1)
+    assert "the factors are not identified" in repr(fs.bootstrap(alike, n_factors=2, method="pc", replicates=99))
+    clear = repr(fs.bootstrap(weights(clients=12), n_factors=2, method="pc", replicates=99))
+    assert "only" not in clear
+
+
 def test_bootstrap_is_reproducible_and_prints() -> None:
     a, b = (fs.bootstrap(weights(), n_factors=2, replicates=10, seed=4) for _ in range(2))
     np.testing.assert_array_equal(a.communality, b.communality)
