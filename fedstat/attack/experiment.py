@@ -14,7 +14,7 @@ from fedstat._later import torch, xr
 from fedstat.attack import runs as stored
 from fedstat.attack.matching import Recovered, by_sign, recover
 from fedstat.attack.observed import Observed, matched, observe
-from fedstat.fl import engine
+from fedstat.fl import engine, nets
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job, Machine
 from fedstat.fl.state import State
@@ -76,6 +76,7 @@ def leakage(
     ----------
     runs : path or sequence of path
         Stores of ``python -m fedstat.fl`` with the same data and partition. A run is trained again to have its states.
+        Runs of one method with several seeds are judged together, with seeds as the sample.
     rounds : sequence of int, optional
         Rounds done before the attacked step, 0 being the common start. By default those of 10, 20, 30, 40 and 50 that
         all runs have, or the last.
@@ -117,10 +118,13 @@ def leakage(
         job, fed = stored.job_of(one, data_dir, replace(machine, precision=one.settings.precision))
         scale = fed.x.attrs["mean"], fed.x.attrs["sd"]
         parts.append(leaks(job, stored.states(one, job, at), attack, scale=scale, progress=progress))
-    names = [one.name for one in found]
+    methods, seeds = [one.name for one in found], [one.settings.seed for one in found]
+    several = len(set(seeds)) > 1
+    names = [f"{name}, seed {seed}" if several else name for name, seed in zip(methods, seeds, strict=True)]
     if len(set(names)) < len(names):
         names = [f"{name} {i}" for i, name in enumerate(names, 1)]
-    return LeakageResult(_joined(parts, "run", np.array(names, object)))
+    data = _joined(parts, "run", np.array(names, object))
+    return LeakageResult(data.assign_coords(method=("run", np.array(methods, object)), seed=("run", seeds)))
 
 
 def leakage_of(
@@ -132,15 +136,19 @@ def leakage_of(
     """
     chosen = Attack(**attack).checked()
     found = leaks(job, _states(job, rounds), chosen, scale=scale)
-    return LeakageResult(_joined([found], "run", np.array([job.algorithm.name], object)))
+    data = _joined([found], "run", np.array([job.algorithm.name], object))
+    return LeakageResult(
+        data.assign_coords(method=("run", np.array([job.algorithm.name], object)), seed=("run", [job.seed]))
+    )
 
 
 def _joined(parts: Sequence[xr.Dataset], dim: str, values: np.ndarray) -> xr.Dataset:
-    """Parts along a new dim; what does not depend on the attack is the same in all, and stays without it."""
-    of_attack = [name for name in parts[0] if name not in ("guess", "original")]
+    """Parts along a new dim; originals depend on the run alone."""
+    names = [name for name in parts[0] if dim == "run" or name != "original"]
     return xr.concat(
-        parts, xr.Variable(dim, values), data_vars=of_attack, coords="minimal", compat="override", join="override"
-    )
+        parts, xr.Variable(dim, values), data_vars=names, coords=["sample"] if dim == "run" else "minimal",
+        compat="override", join="override",
+    )  # fmt: skip
 
 
 def _states(job: Job, rounds: Iterable[int]) -> Iterable[tuple[int, State]]:
@@ -172,7 +180,7 @@ def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> 
 
 
 def _require_alike(found: Sequence[stored.Stored]) -> None:
-    names = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "seed")
+    names = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share")
     first = found[0]
     for one in found[1:]:
         for name in names:
@@ -209,6 +217,7 @@ def leaks(
     original, box = image(x), ((0 - mean) / sd, (1 - mean) / sd)
     start = torch.stack([_noise(attack, job, c, x[0, 0]) for c in clients])  # (client, image, restart, ...)
     modes = modes_of(attack.labels)
+    guess = _Guess(job)
     numbers, found = [], []
     for number, state in states:
         matched(job, state)
@@ -219,14 +228,12 @@ def leaks(
             before, known = known, y if mode == "given" else _inferred(job, seen)
             if got is None or before is None or known is None or not torch.equal(before, known):
                 got = _attacked(job, seen, start, box, attack.iterations, known)
-            of_modes.append(_scored(image(got.x), original, got, y))
+            of_modes.append(_scored(image(got.x), original, got, y, image(guess.without(x, y, got.y))))
             if progress:
                 progress(1)
         numbers.append(number)
         found.append(_joined(of_modes, "labels", np.array(modes, object)))
     data = _joined(found, "round", np.array(numbers))
-    guess = job.train.x[:].mean(0, dtype=torch.float64).float()
-    data["guess"] = ("client", "image"), psnr(image(guess), original)
     data["original"] = ("client", "image", "channel", "row", "column"), original
     return data.assign_coords(
         client=job.ids(clients), sample=(("client", "image"), rows - job.train.start[clients][:, None])
@@ -307,19 +314,42 @@ def _attacked(
     return Recovered(chosen(x), chosen(classes), chosen(distance))
 
 
-def _scored(recovered: np.ndarray, original: np.ndarray, got: Recovered, y: Tensor) -> xr.Dataset:
-    """PSNR of the images, beside that of images recovered from other clients' gradients."""
+class _Guess:
+    """What an attacker can guess who knows the class and the training images, and uses no gradient."""
+
+    def __init__(self, job: Job) -> None:
+        x, y = job.train.x[:].double(), job.train.y
+        classes = max(nets.n_outputs(job.net), 2)
+        self._sum = x.new_zeros(classes, *x.shape[1:]).index_add_(0, y, x)
+        self._n = torch.bincount(y, minlength=classes)
+
+    def without(self, x: Tensor, y: Tensor, known: Tensor) -> Tensor:
+        """Mean image of the classes ``known`` (client, image) without the images x of classes y themselves.
+
+        The mean of all classes where a class has no other image.
+        """
+        own = known == y
+        n = self._n[known] - own.long()
+        of_class = self._sum[known] - x * own.view(*own.shape, 1, 1, 1)
+        of_all = (self._sum.sum(0) - x) / (self._n.sum() - 1)
+        alone = (n == 0).view(*n.shape, 1, 1, 1)
+        return torch.where(alone, of_all, of_class / n.clamp(min=1).view(*n.shape, 1, 1, 1)).float()
+
+
+def _scored(recovered: np.ndarray, original: np.ndarray, got: Recovered, y: Tensor, guess: np.ndarray) -> xr.Dataset:
+    """PSNR of the images, of the guess, and of images recovered from other clients' gradients for the same class."""
     n, images = original.shape[:2]
-    other = np.full((n, images), np.nan)
-    for c in range(n):
-        rest = recovered[np.arange(n) != c].reshape(-1, *recovered.shape[2:])
+    classes, other = got.y.cpu().numpy(), np.full((n, images), np.nan)
+    for c, i in np.ndindex(n, images):
+        rest = recovered[(classes == classes[c, i]) & (np.arange(n) != c)[:, None]]
         if len(rest):
-            other[c] = psnr(rest[None], original[c][:, None]).mean(1)
+            other[c, i] = psnr(rest, original[c, i]).mean()
     dims = ("client", "image")
     return xr.Dataset(
         {
             "psnr": (dims, psnr(recovered, original)),
             "other": (dims, other),
+            "guess": (dims, psnr(guess, original)),
             "distance": (dims, got.distance.cpu().numpy()),
             "label_right": (dims, (got.y == y).cpu().numpy()),
             "recovered": ((*dims, "channel", "row", "column"), recovered),

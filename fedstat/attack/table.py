@@ -8,7 +8,7 @@ from pathlib import Path
 from fedstat._later import pd
 from fedstat._table_command import Asked, command
 from fedstat.attack.experiment import leakage
-from fedstat.results.leakage import LeakageResult
+from fedstat.results.leakage import MARGIN, LeakageResult
 from fedstat.results.numbers import interval, number
 from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid
@@ -54,14 +54,16 @@ def table(result: LeakageResult, paper: Reference, *, name: str, title: str) -> 
     published = next(iter(paper.tables.get(name, {}).values()), {})
     values["paper"] = values["method"].map(published)
     rounds = ", ".join(map(str, result.data["round"].values))
+    equal = "clients" if result.data.sizes["client"] > 1 else ""
     many = f"{result.data.sizes['client']} clients × {result.data.sizes['image']} images, by rounds done: {rounds}"
     blocks = {
         f"labels {mode}; {many}": pd.DataFrame(
             {
                 "method": title_of(str(x["method"])),
-                "PSNR, dB [95 %]": interval(x["estimate"], x["conf_low"], x["conf_high"], 2, sign=False),
+                "PSNR, dB [95 %]": interval(x["estimate"], x["conf_low"], x["conf_high"], 2, sign=False, equal=equal),
                 "max": number(x["maximum"], 2),
-                "over the guess [95 %]": interval(x["gain"], x["gain_low"], x["gain_high"], 2),
+                "guess": number(x["guess"], 2),
+                "over the guess [95 %]": interval(x["gain"], x["gain_low"], x["gain_high"], 2, equal=equal),
                 "better": f"{100 * x['share_better']:.0f} %",
                 "verdict": x["verdict"],
                 "by the paper's definition": number(x["estimate_paper"], 2),
@@ -74,9 +76,10 @@ def table(result: LeakageResult, paper: Reference, *, name: str, title: str) -> 
     said = (
         "PSNR: of images on [0, 1], squared errors averaged over channels too; by the paper's definition added up",
         "[95 %]: Student's, over clients' means, the clients of one run (one seed)",
-        f"over the guess: over the mean training image, which needs no gradient: {number(values['guess'][0], 2)} dB",
+        "guess: PSNR of the mean training image of the class that the attacker knows or infers; it needs no gradient",
         "better: share of images that are nearer than this guess",
-        "recovered: intervals over the guess and over images of other clients lie above 0; traces: only the second",
+        "recovered: intervals over the guess and over other clients' images of the class lie above 0",
+        f"traces: only the second does; nothing: it lies below {MARGIN:g} dB; undecided: none of these",
         f"paper: reference values at the paper's own scale, {paper.source}",
     )
     return Table(title, values, blocks, said)

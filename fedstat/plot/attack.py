@@ -26,7 +26,7 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
     Returns
     -------
     matplotlib Axes
-        One line per run; dashed: the mean training image.
+        One line per run; dashed, in its colour, the mean image of the class that the attacker knows or infers.
     """
     mode = _mode(result, labels, "leakage")
     ax = given(ax)
@@ -34,12 +34,20 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
     runs = list(dict.fromkeys(table["run"]))
     rounds = np.unique(table["round"])
     step = np.diff(rounds).min() if len(rounds) > 1 else 1
+    of_mode = table[table["labels"] == mode]
+    guess = of_mode.groupby("round")["guess"].first()
+    same = np.allclose(of_mode["guess"], of_mode["round"].map(guess))  # in all runs
     for i, run in enumerate(runs):
         x = table[(table["run"] == run) & (table["labels"] == mode)]
         at = x["round"] + 0.06 * step * (i - (len(runs) - 1) / 2)
         error = np.stack([x["estimate"] - x["conf_low"], x["conf_high"] - x["estimate"]])
-        ax.errorbar(at, x["estimate"], error, marker="o", markersize=4, capsize=2, linewidth=1.2, label=run)
-    ax.axhline(table["guess"].iloc[0], color="0.3", linestyle="--", linewidth=1, label="mean image, no gradient")
+        line = ax.errorbar(at, x["estimate"], error, marker="o", markersize=4, capsize=2, linewidth=1.2, label=run)[0]
+        if not same:
+            ax.plot(at, x["guess"], color=line.get_color(), linestyle="--", linewidth=1)
+    ax.plot(
+        rounds if same else [], guess if same else [], color="0.3", linestyle="--", linewidth=1,
+        label="guess, no gradient",
+    )  # fmt: skip
     ax.set_xticks(rounds)
     ax.set(xlabel="rounds done", ylabel="PSNR in dB", title=f"labels {mode}")
     ax.legend(frameon=False, fontsize="small")
@@ -58,7 +66,8 @@ def leakage_grid(result: LeakageResult, *, labels: str | None = None) -> Figure:
         order = np.argsort(part["psnr"].to_numpy(), kind="stable")
         for pair, name, at in ((row[:2], "best", order[-1]), (row[2:], "median", order[len(order) // 2])):
             case = part.isel(case=int(at))
-            original = result.data["original"].sel(client=case["client"].item()).isel(image=int(case["image"].item()))
+            originals = result.data["original"].sel(client=case["client"].item()).isel(image=int(case["image"].item()))
+            original = originals.sel(run=run) if "run" in originals.dims else originals
             _draw(pair[0], original.to_numpy(), f"{name}: original")
             recovered = case["recovered"].transpose("channel", "row", "column").to_numpy()
             _draw(pair[1], recovered, f"{float(case['psnr']):.1f} dB")

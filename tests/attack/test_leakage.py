@@ -10,16 +10,19 @@ import pytest
 import torch
 import xarray as xr
 from algorithm_jobs import make
+from scipy import stats
 from toy_methods import toy
 
+from fedstat.attack import experiment as attack
 from fedstat.attack import leakage, leakage_of, observe
 from fedstat.attack.__main__ import main
-from fedstat.attack.matching import by_sign, recover
+from fedstat.attack.matching import Recovered, by_sign, recover
 from fedstat.fl import algorithms, engine, losses, masks, nets, optim
 from fedstat.fl.aggregate import private, weighted_mean
 from fedstat.fl.algorithm import Phase, Sharing
 from fedstat.fl.batches import Rows
 from fedstat.fl.wrappers.composed import Part, composed
+from fedstat.results import LeakageResult
 from fedstat.stats.images import psnr, without_channels
 from fedstat.study import experiment
 from fedstat.study.experiment import Settings
@@ -237,12 +240,75 @@ def test_a_result_separates_leaking_methods_from_guessing():
     clients = found.data["psnr"].mean(["round", "image"]).to_numpy().ravel()
     half = 4.302653 * clients.std(ddof=1) / np.sqrt(3)  # Student's t, 2 degrees of freedom
     np.testing.assert_allclose([row["conf_low"], row["conf_high"]], [clients.mean() - half, clients.mean() + half])
-    x = found.data
-    train = job(make("fedavg")).train.x.numpy()
-    np.testing.assert_allclose(x["guess"], psnr(train.mean(0), x["original"].to_numpy()), rtol=1e-5)
-    rest = x["recovered"][0, 0, 0, 1:].to_numpy().reshape(-1, 1, 4, 4)
-    expected = psnr(rest, x["original"][0, 0].to_numpy()).mean()
-    np.testing.assert_allclose(x["other"][0, 0, 0, 0, 0], expected, rtol=1e-9)
+
+
+def test_the_guess_and_the_images_of_others_are_of_the_same_class():
+    j = job(make("fedavg"))
+    x = leakage_of(j, rounds=[0], images=3, iterations=2, labels="given").data
+    images, classes = j.train.x.numpy(), j.train.y.numpy()
+    rows = x["sample"][0].to_numpy() + j.train.start[:-1, None]
+    labels, original = classes[rows], x["original"][0].to_numpy()
+    for c, i in np.ndindex(3, 3):
+        alike = (classes == labels[c, i]) & (np.arange(len(classes)) != rows[c, i])
+        guess = images[alike].mean(0)
+        np.testing.assert_allclose(x["guess"][0, 0, 0, c, i], psnr(guess, original[c, i]), rtol=1e-5)
+        others = [(d, k) for d, k in np.ndindex(3, 3) if d != c and labels[d, k] == labels[c, i]]
+        found = [psnr(x["recovered"][0, 0, 0, d, k].to_numpy(), original[c, i]) for d, k in others]
+        np.testing.assert_allclose(x["other"][0, 0, 0, c, i], np.mean(found) if found else np.nan, rtol=1e-6)
+
+
+def classes_apart(clients=8, samples=12):
+    """Images of three classes, each about a picture of its own: who knows the class knows most of an image."""
+    rng = np.random.default_rng(0)
+    pictures, y = rng.uniform(0.2, 0.8, size=(3, 1, 4, 4)), np.tile(np.arange(3), clients * samples // 3)
+    x = torch.from_numpy(pictures[y] + 0.1 * rng.normal(size=(len(y), 1, 4, 4))).float()
+    return Rows(x, torch.from_numpy(y), np.arange(clients + 1) * samples)
+
+
+@pytest.mark.parametrize("labels", ["given", "inferred"])
+def test_an_attacker_who_uses_no_gradient_recovers_nothing(monkeypatch, labels):
+    """The class's mean image is far nearer than the mean of all images, and says nothing of an image but its class."""
+    data = classes_apart()
+    j = replace(job(make("fedavg")), train=data, test=data)
+    means = torch.stack([data.x[data.y == k].mean(0) for k in range(3)])
+
+    def without_gradient(*given):
+        _, _, start, _, _, y = given
+        return Recovered(means[y] + 0.01 * start[:, :, 0], y, torch.zeros(y.shape))
+
+    monkeypatch.setattr(attack, "_attacked", without_gradient)
+    found = leakage_of(j, rounds=[0], images=6, labels=labels)
+    row = found.augment().iloc[0]
+    whole = psnr(data.x.mean(0).numpy(), found.data["original"][0].to_numpy()).mean()
+    assert row["estimate"] > whole + 3, "or the mean of all images would have caught it, too"
+    assert row["label_accuracy"] == 1
+    assert row["verdict"] == "nothing"
+    monkeypatch.undo()
+    real = leakage_of(j, rounds=[0], images=6, labels=labels, iterations=200)
+    assert real.augment()["verdict"][0] == "recovered"
+
+
+def test_a_method_with_several_seeds_is_judged_over_seeds():
+    rng = np.random.default_rng(0)
+    base = leakage_of(job(make("fedavg")), rounds=[0], images=2, iterations=1, labels="given").data
+    shape = base["psnr"].shape
+    runs = []
+    for seed, gain in enumerate((1.5, -1.0, 0.8)):  # clients agree within a run, seeds do not
+        above = gain + 0.1 * rng.normal(size=shape)
+        psnrs = base["guess"] + above
+        one = base.assign(psnr=psnrs, other=psnrs - above).assign_coords(seed=("run", [seed]))
+        runs.append(one.assign_coords(run=[f"fedavg, seed {seed}"]))
+    found = LeakageResult(xr.concat(runs, "run"))
+    assert found.augment()["verdict"].tolist() == ["recovered", "nothing", "recovered"]
+    over = found.by_method()
+    assert over[["method", "n", "verdict"]].to_numpy().tolist() == [["fedavg", 3, "undecided"]]
+    gains = found.augment()["gain"]
+    low, high = stats.t.interval(0.95, 2, gains.mean(), stats.sem(gains))
+    np.testing.assert_allclose(over.loc[0, ["gain_low", "gain_high"]].astype(float), [low, high])
+    assert "fedavg, labels given, over 3 seeds: undecided" in repr(found)
+    alone = LeakageResult(runs[0])
+    assert alone.by_method().empty
+    assert "other seeds may differ" in repr(alone)
 
 
 def test_methods_that_send_nothing_and_wrong_questions_are_refused():
@@ -277,7 +343,7 @@ def test_the_command_prints_stores_and_draws(stores, tmp_path, capsys):
     assert main([*runs, *options, "--out", str(tmp_path / "a.zarr"), "--plot", str(tmp_path / "a.png")]) == 0
     printed = capsys.readouterr().out
     assert "fedper, labels inferred, round 2: " in printed
-    assert "the mean training image has" in printed
+    assert "the mean training image of the class has" in printed
     kept = xr.open_datatree(tmp_path / "a.zarr", engine="zarr", consolidated=False)
     assert dict(kept["leakage"].sizes) == {
         "run": 2, "labels": 2, "round": 1, "client": 3, "image": 2, "channel": 1, "row": 8, "column": 8
@@ -307,3 +373,14 @@ def test_the_command_refuses_what_it_cannot_attack(stores, tmp_path, capsys):
             main(argv)
         assert left.value.code == 2
         assert message in capsys.readouterr().err
+
+
+def test_clients_whose_images_are_recovered_alike_leave_no_interval():
+    found = leakage_of(job(make("fedavg")), rounds=[0], images=1, iterations=1, labels="given")
+    alike = LeakageResult(found.data.assign(psnr=found.data["guess"] + 0.5 + 0 * found.data["psnr"]))
+    row = alike.augment().iloc[0]
+    assert row["gain"] == pytest.approx(0.5)
+    assert np.isnan([row["gain_low"], row["gain_high"]]).all()
+    assert row["verdict"] == "not decidable"
+    assert "+0.50, equal in all clients" in repr(alike)
+    assert "[+0.50, +0.50]" not in repr(alike)
