@@ -42,9 +42,35 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
     >>> generator(0, "batches", 7, 5).permutation(5)
     array([4, 3, 1, 0, 2])
     """
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(_digest(seed, key))))
+
+
+def seed_of(seed: int, *key: int | str) -> int:
+    """Seed that belongs to one purpose, for what draws several streams of its own: a replicate of a study.
+
+    Consecutive seeds would do worse: replicates 0 to 4 of seed 0 would be those -1 to 3 of seed 1.
+
+    Parameters
+    ----------
+    seed, *key
+        As in :func:`generator`.
+
+    Returns
+    -------
+    int
+        Below 2⁵³, so that it is exact wherever it is written.
+
+    Examples
+    --------
+    >>> seed_of(0, "replicate", 1), seed_of(1, "replicate", 0)
+    (3016279794025721, 2764293435453111)
+    """
+    return _digest(seed, key) % 2**53
+
+
+def _digest(seed: int, key: tuple[int | str, ...]) -> int:
     words = [_check.integer("seed", seed, low=0), *map(_word, key)]
-    digest = sha256(json.dumps(words).encode()).digest()
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(int.from_bytes(digest, "little"))))
+    return int.from_bytes(sha256(json.dumps(words).encode()).digest(), "little")
 
 
 def _word(part: int | str) -> int | str:

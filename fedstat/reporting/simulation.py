@@ -17,7 +17,7 @@ from fedstat.reporting import figures, origin, prose, training_cautions
 from fedstat.reporting.document import COMMAND, Block, Caution, Part, Printed, Section, Table, Text, shown
 from fedstat.reporting.parts import assemble, few_replicates
 from fedstat.reporting.stored import Stored
-from fedstat.results.numbers import interval, number, plus_minus
+from fedstat.results.numbers import number, plus_minus
 from fedstat.sim import report as printing
 from fedstat.sim.experiment import LAYER
 
@@ -88,6 +88,10 @@ def _findings(table: pd.DataFrame) -> list[str]:
     for (p, alpha), rows in table.groupby(["p", "alpha"], sort=False):
         where, others = f"p = {p:g}, α = {alpha:g}", rows[rows["method"] != _REFERENCE]
         known = others.dropna(subset="difference_low")
+        alike = others[others["equal"]]
+        if len(alike):
+            names = ", ".join(f"{shown(r['method'])} ({r['difference']:+.4f})" for r in alike.to_dict("records"))
+            said.append(f"{where}: equal difference from the true split in all replicates, so no interval: {names}.")
         if not len(known):
             said.append(f"{where}: no interval can be given for differences from the true split.")
             continue
@@ -109,7 +113,7 @@ def _findings(table: pd.DataFrame) -> list[str]:
 
 
 def _claim(row: Any) -> str:
-    return f"{shown(row['method'])} {interval(row['difference'], row['difference_low'], row['difference_high'])}"
+    return f"{shown(row['method'])} {printing.from_true(row)}"
 
 
 def _tables(run: xr.DataTree) -> Section:
@@ -117,8 +121,7 @@ def _tables(run: xr.DataTree) -> Section:
     for (p, alpha), rows in printing.summary(run).groupby(["p", "alpha"], sort=False):
         lines = [
             [shown(r["method"]), plus_minus(r["accuracy"], r["std_error"]),
-             "reference" if r["method"] == _REFERENCE
-             else interval(r["difference"], r["difference_low"], r["difference_high"]),
+             "reference" if r["method"] == _REFERENCE else printing.from_true(r),
              number(r["stable"], 3), str(r["replicates"])]
             for r in rows.to_dict("records")
         ]  # fmt: skip

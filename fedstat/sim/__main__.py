@@ -33,17 +33,21 @@ HELP = {
     "kappa": "share of the eigenvalues' sum that decides the number of factors",
     "tau": "quantile of the communalities from which neurons are shared; the true share by default",
     "estimator": f"estimator of the communality, of {', '.join(ESTIMATORS)}",
-    "replicates": "replicates; replicate r has seed + r",
-    "seed": "seed of the first replicate",
+    "replicates": "replicates: the first has --seed, each other one a seed of its own",
+    "seed": "seed of the study",
+    "replicate_seeds": "how replicates get their seeds: named, or consecutive as studies of earlier versions did",
 }
 GROUPS = {
     "data": ("p", "alpha", "clients", "d", "m", "n_train", "n_test", "sigma", "means"),
     "method": ("methods", "kappa", "tau", "estimator"),
     "training": (
-        "rounds", "participation", "local_epochs", "batch_size", "lr", "replicates", "seed",
+        "rounds", "participation", "local_epochs", "batch_size", "lr", "replicates", "seed", "replicate_seeds",
     ),
 }  # fmt: skip
-CHOICES = {"means": ("independent", "shared"), "estimator": ESTIMATORS, "methods": METHODS}
+CHOICES = {
+    "means": ("independent", "shared"), "estimator": ESTIMATORS, "methods": METHODS,
+    "replicate_seeds": ("named", "consecutive"),
+}  # fmt: skip
 
 
 def parser() -> _cli.Parser:

@@ -10,17 +10,17 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, store
 from fedstat._later import xr
 from fedstat.fl import algorithms, engine, evaluate, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Job, Machine, Training
 from fedstat.fl.prepare import prepare
-from fedstat.sim.model8 import SOURCE, Means, Model8, generate
+from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
 from fedstat.sim.recovery import correlation
 from fedstat.stats import factor, split
 from fedstat.store import Group, Target, Variable
@@ -58,9 +58,12 @@ class Settings:
     estimator : {"pa", "pc", "leverage"}
         Estimator of ν, see :func:`fedstat.stats.factor.fit`.
     replicates : int
-        Replicate r draws data, start and batches from seed + r: the same for every method, so that methods are
-        compared within replicates.
+        The first draws data, start and batches from ``seed``, each other one from a seed of its own
+        (:meth:`replicate_seed`): the same for every method, so that methods are compared within replicates.
     seed : int
+    replicate_seeds : {"named", "consecutive"}
+        How replicates get their seeds. "consecutive" is what studies of earlier versions did, seed + r, so that
+        studies with neighbouring seeds share replicates; such a study is resumed as it was begun.
     """
 
     p: tuple[float, ...] = (0.5,)
@@ -83,6 +86,7 @@ class Settings:
     estimator: factor.Method = "pa"
     replicates: int = 5
     seed: int = 0
+    replicate_seeds: Literal["named", "consecutive"] = "named"
 
     def __post_init__(self) -> None:
         for name in ("p", "alpha", "methods"):
@@ -103,11 +107,22 @@ class Settings:
         if self.tau is not None and not (isinstance(self.tau, float) and math.isinf(self.tau)):
             _check.real("tau", self.tau, low=0, open_low=True, high=1, open_high=True)
         _check.choice("estimator", self.estimator, factor.METHODS)
+        _check.choice("replicate_seeds", self.replicate_seeds, ("named", "consecutive"))
+
+    def replicate_seed(self, replicate: int) -> int:
+        """Seed of a replicate, as :func:`fedstat.sim.generate` takes it."""
+        return self.seed + replicate if self.replicate_seeds == "consecutive" else replicate_seed(self.seed, replicate)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What a store notes: of consecutive seeds what earlier versions noted, nothing."""
+        noted = asdict(self)
+        return noted if self.replicate_seeds == "named" else {k: noted[k] for k in noted if k != "replicate_seeds"}
 
     def model(self, p: float, alpha: float, replicate: int) -> Model8:
         """Model (8) of one cell of the grid."""
-        seed = _check.integer("seed", self.seed, low=0) + replicate
-        return Model8(self.clients, self.d, self.m, p, alpha, self.means, seed)
+        _check.integer("seed", self.seed, low=0)
+        return Model8(self.clients, self.d, self.m, p, alpha, self.means, self.replicate_seed(replicate))
 
 
 def study(
@@ -159,13 +174,15 @@ def study(
     >>> run["metrics/accuracy"].sizes["round"]
     2
     """
+    if resume and out is not None and store.command_of(Path(out)) == COMMAND:
+        settings = {"replicate_seeds": store.config_of(out).get("replicate_seeds", "consecutive")} | settings
     chosen = Settings(**settings)
     machine = Machine(device=device, client_chunk=client_chunk, threads=threads)
     made = cells.Study(
         title="Simulation study on model (8)",
         command=COMMAND,
         references=SOURCE,
-        config=asdict(chosen),
+        config=chosen.config,
         layout=partial(_layout, chosen),
         cells=list(_cells(chosen)),
         begin=partial(_begin, chosen),
@@ -204,7 +221,7 @@ def _begin(settings: Settings, writer: Target, machine: Machine) -> Make:
                 participation=settings.participation,
                 local_epochs=settings.local_epochs,
                 batch_size=settings.batch_size or None,
-                seed=settings.seed + replicate,
+                seed=settings.replicate_seed(replicate),
             ),
             machine,
         )

@@ -30,6 +30,19 @@ class OneClassWarning(UserWarning):
     """Most clients of a generated data set have almost only one of the two labels."""
 
 
+def replicate_seed(seed: int, replicate: int) -> int:
+    """Seed of a replicate of a study: the study's for the first, for each other one a seed of its own.
+
+    Studies of different seeds have no replicate in common.
+
+    Examples
+    --------
+    >>> replicate_seed(7, 0), replicate_seed(0, 1)
+    (7, 3016279794025721)
+    """
+    return _random.seed_of(seed, "replicate", replicate) if replicate else seed
+
+
 @dataclass(frozen=True)
 class Model8:
     """Size and truth of model (8), checked once.

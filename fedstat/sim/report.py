@@ -7,12 +7,14 @@ import math
 from typing import Any
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from fedstat._later import pd, xr
 from fedstat.results.numbers import interval, number
-from fedstat.stats import split
+from fedstat.stats import split, student
+
+_ROUNDING = 2.0**-22
+"""Means of float32 accuracies that differ by this are equal."""
 
 LAST = 5
 """Rounds at the end over which the share of stable units is averaged."""
@@ -54,7 +56,8 @@ def summary(run: xr.DataTree) -> pd.DataFrame:
     DataFrame
         ``accuracy`` and ``std_error``: mean over replicates of the clients' mean test accuracy after the last round,
         and its standard error over replicates. ``difference``, ``difference_low``, ``difference_high``: mean of the
-        paired differences from ``true`` within replicates, with a 95 % t interval. ``stable``: share of units that
+        paired differences from ``true`` within replicates, with a 95 % t interval. ``equal``: whether all of these
+        differences are equal, so that their spread is unknown and there is no interval. ``stable``: share of units that
         keep their state, mean over the last 5 rounds. Of the oracle's split, in every row of a setting: ``auc`` of ν
         for the true label, ``ari``, adjusted Rand index against the true split. ``replicates``: complete ones.
     """
@@ -73,12 +76,12 @@ def summary(run: xr.DataTree) -> pd.DataFrame:
             for method in values["method"].values:
                 x = _select(values, done, here, method)
                 row = {"p": p, "alpha": alpha, "method": str(method), "replicates": int(np.isfinite(x).sum())}
-                row["accuracy"], row["std_error"] = _mean(x)
-                difference = x - reference if reference is not None else np.full_like(x, np.nan)
-                row |= dict(
-                    zip(("difference", "difference_low", "difference_high"), _interval(difference), strict=True)
-                )
-                row["stable"], _ = _mean(_select(stable, done, here, method))
+                own = _mean(x)
+                row |= {"accuracy": own.mean, "std_error": own.std_error}
+                difference = _mean(x - reference if reference is not None else np.full_like(x, np.nan))
+                row |= {"difference": difference.mean, "difference_low": difference.low}
+                row |= {"difference_high": difference.high, "equal": difference.equal}
+                row["stable"] = _mean(_select(stable, done, here, method)).mean
                 rows.append(row | recovered)
     return pd.DataFrame(rows)
 
@@ -117,10 +120,14 @@ def report(run: xr.DataTree) -> str:
 
 def _line(row: Any) -> str:
     mean = f"{number(row['accuracy'], 4)} ± {number(row['std_error'], 4)}"
-    difference = "–"
-    if row["method"] != "true" and math.isfinite(row["difference"]):
-        difference = interval(row["difference"], row["difference_low"], row["difference_high"])
+    difference = "–" if row["method"] == "true" else from_true(row)
     return f"{row['method']:<16} {mean:<18} {difference:<34} {number(row['stable'], 3):>6}"
+
+
+def from_true(row: Any) -> str:
+    """Difference from the true split, of a row of :func:`summary`, with its interval or why there is none."""
+    limits = row["difference"], row["difference_low"], row["difference_high"]
+    return interval(*limits, equal="replicates" if row["equal"] else "")
 
 
 def _complete(run: xr.DataTree) -> xr.DataArray:
@@ -134,18 +141,9 @@ def _select(values: xr.DataArray, done: xr.DataArray, here: dict[str, float], me
     return np.asarray(values.sel(at).where(done.sel(at)), dtype=np.float64)
 
 
-def _mean(x: NDArray[np.float64]) -> tuple[float, float]:
-    x = x[np.isfinite(x)]
-    if not len(x):
-        return math.nan, math.nan
-    return float(x.mean()), float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
-
-
-def _interval(x: NDArray[np.float64], level: float = 0.95) -> tuple[float, float, float]:
-    mean, se = _mean(x)
-    n = int(np.isfinite(x).sum())
-    half = float(scipy.stats.t.ppf(0.5 + level / 2, n - 1)) * se if n > 1 else math.nan
-    return mean, mean - half, mean + half
+def _mean(x: NDArray[np.float64]) -> student.Mean:
+    """Mean over the replicates that are complete."""
+    return student.mean(x[np.isfinite(x)], rounding=_ROUNDING)
 
 
 def _oracle(run: xr.DataTree, here: dict[str, float]) -> dict[str, float]:

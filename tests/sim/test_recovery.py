@@ -18,7 +18,7 @@ import fedstat
 from fedstat.plot import accuracy, recovery_grid, stability
 from fedstat.plot import recovery as plot_recovery
 from fedstat.sim import generate, recover
-from fedstat.sim.model8 import Model8
+from fedstat.sim.model8 import Model8, replicate_seed
 from fedstat.sim.recovery import __main__ as command
 from fedstat.sim.recovery import correlation, tidy
 from fedstat.sim.recovery.__main__ import main, report
@@ -59,7 +59,7 @@ def test_auc_is_that_of_the_generated_weights_by_independent_software(estimator)
     )
     assert bool(tight.converged.all())
     for replicate in (0, 1):
-        ds = generate(p=0.5, alpha=0.4, seed=6 + replicate, n_train=100, n_test=0, **SIZE)
+        ds = generate(p=0.5, alpha=0.4, seed=replicate_seed(6, replicate), n_train=100, n_test=0, **SIZE)
         r = np.corrcoef(stacked(ds), rowvar=False)
         share = np.cumsum(np.linalg.eigvalsh(r)[::-1]) / len(r)
         for kappa in (0.4, 0.6):
@@ -84,8 +84,8 @@ def test_communalities_that_differ_by_rounding_alone_are_ties():
 
 
 def test_every_kappa_equals_a_factor_analysis_of_its_own(result):
-    r = correlation(Model8(p=0.25, alpha=0.2, seed=7, **SIZE))
-    truth = Model8(p=0.25, alpha=0.2, seed=7, **SIZE).unit_shared
+    model = Model8(p=0.25, alpha=0.2, seed=replicate_seed(5, 2), **SIZE)
+    r, truth = correlation(model), model.unit_shared
     for kappa in KAPPA:
         for estimator in ("pa", "pc", "leverage"):
             fit = factor.fit(r, kappa=kappa, method=estimator)

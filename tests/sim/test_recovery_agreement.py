@@ -8,7 +8,7 @@ from sklearn.metrics import adjusted_rand_score, roc_auc_score
 import fedstat
 from fedstat.plot import recovery as plot_recovery
 from fedstat.sim import generate, recover
-from fedstat.sim.model8 import Model8
+from fedstat.sim.model8 import Model8, replicate_seed
 from fedstat.sim.recovery import draw
 from fedstat.sim.recovery.__main__ import main, report
 
@@ -48,7 +48,7 @@ def test_agreement_is_fedstat_icc_whatever_blocks_of_clients_are_summed(monkeypa
 def test_scores_are_those_of_scikit_learn_on_fedstat_icc_of_noisy_weights(noisy):
     found = recover(p=0.5, alpha=0.4, kappa=[0.3, 0.9], replicates=3, seed=2, **SIZE).sel(estimator="icc").squeeze()
     for r in range(3):
-        model = Model8(p=0.5, alpha=0.4, seed=2 + r, **SIZE)
+        model = Model8(p=0.5, alpha=0.4, seed=replicate_seed(2, r), **SIZE)
         agreement = icc2(np.stack([client.w for client in noisy(model)]))
         expected = roc_auc_score(model.unit_shared, agreement)
         assert 0.5 < expected < 1

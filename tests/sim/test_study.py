@@ -12,13 +12,16 @@ import time
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from scipy import stats
 
 from fedstat import sim, store
 from fedstat.fl import algorithms, nets, train
+from fedstat.reporting import simulation
 from fedstat.sim import report
 from fedstat.sim.__main__ import main
 from fedstat.sim.experiment import METHODS
+from fedstat.sim.model8 import replicate_seed
 
 SMALL = {"clients": 6, "d": 10, "m": 12, "n_train": 20, "n_test": 20, "rounds": 4, "replicates": 3}
 FLAGS = [part for name, value in SMALL.items() for part in (f"--{name.replace('_', '-')}", str(value))]
@@ -38,16 +41,38 @@ def test_every_cell_is_there(run):
 
 
 def test_a_cell_is_what_the_trainer_gives_on_the_same_data(run):
-    data = sim.generate(clients=6, d=10, m=12, n_train=20, n_test=20, p=0.5, alpha=0.4, seed=2)
+    seed = replicate_seed(0, 2)
+    data = sim.generate(clients=6, d=10, m=12, n_train=20, n_test=20, p=0.5, alpha=0.4, seed=seed)
     table = {
         "true": algorithms.fedsplit({"fc1": data["unit_shared"].values}),
         "dynamic": algorithms.fedfac(["fc1"], tau=0.5),
         "fedavg": algorithms.fedavg(),
     }
     for method, algorithm in table.items():
-        alone = train(data, nets.mlp([10, 12, 1]), algorithm, rounds=4, local_epochs=5, batch_size=10, lr=0.05, seed=2)
+        alone = train(
+            data, nets.mlp([10, 12, 1]), algorithm, rounds=4, local_epochs=5, batch_size=10, lr=0.05, seed=seed
+        )
         cell = run["metrics/accuracy"].sel({"p": 0.5, "alpha": 0.4, "replicate": 2, "method": method})
         np.testing.assert_array_equal(cell, alone["metrics/accuracy"])
+
+
+def test_studies_of_neighbouring_seeds_have_no_replicate_in_common():
+    assert len({sim.Settings(seed=seed).replicate_seed(r) for seed in range(100) for r in range(100)}) == 10_000
+    assert sim.Settings(seed=7).replicate_seed(0) == 7, "the first is what generate(seed=7) draws"
+
+
+def test_a_study_of_an_earlier_version_goes_on_as_it_was_begun(tmp_path):
+    """Its store does not say how replicates got their seeds: by seed + r."""
+    small = SMALL | {"rounds": 1, "methods": ["fedavg"]}
+    old = sim.study(out=tmp_path / "old.zarr", replicate_seeds="consecutive", **small | {"replicates": 2})
+    assert "replicate_seeds" not in json.loads(old.attrs["config"])
+    longer = sim.study(out=tmp_path / "old.zarr", resume=True, **small)
+    whole = sim.study(replicate_seeds="consecutive", **small)
+    np.testing.assert_array_equal(longer["metrics/accuracy"], whole["metrics/accuracy"])
+    shifted = sim.study(seed=1, replicate_seeds="consecutive", **small)
+    np.testing.assert_array_equal(
+        shifted["metrics/accuracy"].isel(replicate=0), whole["metrics/accuracy"].isel(replicate=1)
+    )
 
 
 def test_every_split_has_the_true_size_and_its_limits(run):
@@ -92,6 +117,26 @@ def test_the_report_fits_100_columns(run):
     assert max(map(len, text.splitlines())) <= 100
     for method in METHODS:
         assert f"\n{method} " in text
+
+
+def test_a_split_that_equals_the_true_one_in_every_replicate_has_no_interval(run):
+    accuracy = run["metrics/accuracy"].copy()
+    accuracy.loc[{"method": "oracle"}] = accuracy.sel({"method": "true"})
+    accuracy.loc[{"method": "static", "p": 0.5}] = accuracy.sel({"method": "true", "p": 0.5}) + np.float32(0.01)
+    alike = run.assign(metrics=xr.DataTree(run["metrics"].to_dataset().assign(accuracy=accuracy), children={}))
+    table = sim.summary(alike).set_index(["p", "method"])
+    assert table.loc[(0.5, "oracle"), "difference"] == 0
+    assert table.loc[[(0.5, "oracle"), (0.25, "oracle"), (0.5, "static")], "equal"].all()
+    assert table.loc[[(0.5, "oracle"), (0.5, "static")], ["difference_low", "difference_high"]].isna().all(axis=None)
+    assert not table.loc[(0.5, "fedavg"), "equal"]
+    assert np.isfinite(table.loc[(0.5, "fedavg"), "difference_low"])
+    text = report.report(alike)
+    assert "+0.0000, equal in all replicates" in text
+    assert "+0.0100, equal in all replicates" in text
+    assert "[+0.0000, +0.0000]" not in text
+    said = simulation._findings(sim.summary(alike))
+    assert any("equal difference from the true split in all replicates" in one for one in said)
+    assert any("static (+0.0100)" in one for one in said)
 
 
 def test_one_replicate_has_no_standard_error():
