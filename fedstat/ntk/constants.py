@@ -37,6 +37,12 @@ class Constants(NamedTuple):
     personal: ExtremeEigenvalues
     violations: stats.Violations
 
+    @property
+    def positive(self) -> bool:
+        """Whether λ^s and λ^p are known to be above 0, as the theorems ask: resolved, and no two samples parallel."""
+        singular = self.violations.parallel or self.violations.zero
+        return self.shared.resolved and self.personal.resolved and not singular
+
 
 def constants(samples: Samples) -> Constants:
     """Kernels, eigenvalues and Assumption 1 of the samples; warns where the theory does not apply."""

@@ -21,6 +21,9 @@ from fedstat.stats.ntk import Steps
 Array = Any
 Method = Literal["fedsplit", "fedavg", "fedavg-matched", "dynamic"]
 METHODS: tuple[Method, ...] = ("fedsplit", "fedavg", "fedavg-matched", "dynamic")
+DIVERGED = 1e4
+"""A run has diverged once its loss is this many times what it was before training."""
+
 # Given the clients' weights (client, unit, feature) after local steps, which units are shared (unit,).
 Rule = Callable[[Array], Array]
 
@@ -96,6 +99,11 @@ def network(
             own = generator(seed, "ntk", replicate, width, features, "client", c)
             weights[c, :width] = scale * own.normal(size=(width, features))
     return Network(weights, signs / math.sqrt(2 * width if method == "fedavg" else width), shared)
+
+
+def diverged(loss: float, first: float) -> bool:
+    """Whether descent has diverged by the time its loss, ‖y − h‖², went from ``first`` to ``loss``; NaN has."""
+    return not loss <= DIVERGED * first
 
 
 def predict(x: Array, weights: Array, output: Array) -> Array:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import scipy
 
 from fedstat._later import pd, xr
 from fedstat.ntk.report import convergence_report, generalization_report
 from fedstat.results.base import Result
+from fedstat.stats import student
 
 # Below this share of the first loss, what is left is rounding.
 _FLOOR = 1e-24
@@ -144,30 +144,35 @@ class ConvergenceResult(_Result):
     def bound(self) -> xr.DataArray:
         """Theorem 1's bound on ‖y − h(t)‖² for every run: contraction^t ‖y − h(0)‖²; NaN where there is none."""
         q, loss = self.data["contraction"], self.data["loss"]
-        bound = q.where((q >= 0) & (q < 1)) ** self.data["round"] * loss.isel(round=0)
+        bound = (q ** self.data["round"] * loss.isel(round=0)).where((q >= 0) & (q < 1))
         return bound.transpose(*loss.dims)
 
     def rates(self) -> pd.DataFrame:
         """One row per run: observed factor per round, worst round, and how close the loss came to the bound.
 
         Columns: method, width, replicate, rate (geometric mean of loss(t+1)/loss(t) until the loss reaches rounding
-        error), worst (largest loss(t+1)/loss(t)), limit (rate at infinite width), fill (largest loss(t)/bound(t),
-        t ≥ 1; the bound holds if <= 1), diverged_at.
+        error; missing where the run diverged), worst (largest loss(t+1)/loss(t)), limit (rate at infinite width), fill
+        (largest loss(t)/bound(t), t ≥ 1), held (bool: fill <= 1, and the run did not diverge; missing without a bound),
+        diverged_at.
         """
         loss, limit = (self._settled(self.data[name]) for name in ("loss", "loss_limit"))
         step = (loss / loss.shift(round=1)).isel(round=slice(1, None))
+        bound, ended = self.bound(), self.data["diverged_at"] < 0
         table = xr.Dataset(
             {
-                "rate": self._rate(loss),
+                "rate": self._rate(loss).where(ended),
                 "worst": step.max("round"),
                 "limit": self._rate(limit),
-                "fill": (loss / self.bound()).isel(round=slice(1, None)).max("round"),
+                "fill": (loss / bound).isel(round=slice(1, None)).max("round"),
                 "diverged_at": self.data["diverged_at"],
+                "bounded": bound.isel(round=0).notnull(),
+                "run": self.data["loss"].isel(round=0).notnull(),
             }
-        )
-        return table.to_dataframe().reset_index()[
-            ["method", "width", "replicate", "rate", "worst", "limit", "fill", "diverged_at"]
-        ]
+        ).to_dataframe()
+        table = table[table.pop("run")].reset_index()
+        held = (table["fill"] <= 1 + _ROUNDING) & (table["diverged_at"] < 0)
+        table["held"] = held.astype(object).where(table["bounded"], None)
+        return table[["method", "width", "replicate", "rate", "worst", "limit", "fill", "held", "diverged_at"]]
 
     @staticmethod
     def _settled(loss: xr.DataArray) -> xr.DataArray:
@@ -185,41 +190,47 @@ class ConvergenceResult(_Result):
         return self.data[names].assign(bound=self.bound()).to_dataframe().reset_index()
 
     def glance(self) -> pd.DataFrame:
-        """One row: sizes, λ^s and λ^p, the rates ρ1 and ρ2; runs, and of these with a bound, within it, diverged."""
-        a, fill = self.data.attrs, self.rates().dropna(subset="fill")["fill"]
+        """One row: sizes, λ^s and λ^p (0 where not resolved), ρ1 and ρ2; runs: all, bounded, within it, diverged."""
+        a, rates = self.data.attrs, self.rates()
         names = ("clients", "n", "features", "rounds", "local_steps", "lr", "lambda_s", "lambda_p", "rho1", "rho2")
-        diverged = self.data["diverged_at"]
-        row = {name: a[name] for name in names} | {"n_runs": diverged.size, "n_bounded": len(fill)}
-        row |= {"n_held": int((fill <= 1 + _ROUNDING).sum()), "n_diverged": int((diverged >= 0).sum())}
+        row = {name: a[name] for name in names}
+        row |= {name: 0.0 for name in ("lambda_s", "lambda_p") if not a[f"{name}_resolved"]}
+        row |= {"n_runs": len(rates), "n_bounded": int(rates["held"].notna().sum())}
+        row |= {"n_held": int(rates["held"].eq(True).sum()), "n_diverged": int((rates["diverged_at"] >= 0).sum())}
         return pd.DataFrame([row])
 
     def by_setting(self) -> pd.DataFrame:
         """One row per method and width.
 
-        Columns: bound (theorem's factor per round), rate (observed, mean over replicates), std_error, worst, limit,
-        fill (largest loss/bound), looseness (ln rate / ln bound: how many times more rounds the bound asks for than
-        were needed), held (bool; missing without a bound), diverged (runs), flipped (largest), gap_shared,
-        drift_shared (largest), both relative to ‖H^s∞‖_F, gap_personal, drift_personal relative to ‖H^p∞‖_F.
+        Columns: replicates, bound (theorem's factor per round), rate (observed, mean over replicates; missing where one
+        diverged), std_error, worst, limit, fill (largest loss/bound), diverged (runs), looseness (ln rate / ln bound:
+        how many times more rounds the bound asks for than were needed), held (bool: in all replicates; missing without
+        a bound), flipped (largest), gap_shared, drift_shared (largest), both relative to ‖H^s∞‖_F, gap_personal,
+        drift_personal relative to ‖H^p∞‖_F.
         """
         rates = self.rates()
-        group = rates.groupby(["method", "width"], sort=False)
+        group = rates.assign(held=rates["held"].eq(True)).groupby(["method", "width"], sort=False)
         table = group.agg(
-            replicates=("rate", "size"), rate=("rate", "mean"), std_error=("rate", "sem"), worst=("worst", "max"),
-            limit=("limit", "mean"), fill=("fill", "max"), diverged=("diverged_at", lambda d: int((d >= 0).sum())),
+            replicates=("rate", "size"), worst=("worst", "max"), limit=("limit", "mean"), fill=("fill", "max"),
+            diverged=("diverged_at", lambda d: int((d >= 0).sum())),
+            held=("held", "all"),
         )  # fmt: skip
+        means = {at: student.mean(rates) for at, rates in group["rate"]}
+        table.insert(1, "rate", [means[at].mean for at in table.index])
+        table.insert(2, "std_error", [means[at].std_error for at in table.index])
         bounds = self.data["contraction"].to_series()
         bounds = bounds.where((bounds >= 0) & (bounds < 1))
         table.insert(1, "bound", bounds.reindex(table.index.get_level_values("method")).to_numpy())
-        table["looseness"] = np.log(table["rate"]) / np.log(table["bound"])
-        held = (table["fill"] <= 1 + _ROUNDING) & (table["diverged"] == 0)
-        table["held"] = held.astype(object).where(table["bound"].notna(), None)
+        table["held"] = table["held"].astype(object).where(table["bound"].notna(), None)
+        slower = np.log(table["rate"].where(table["rate"] < 1))
+        table.insert(len(table.columns) - 1, "looseness", slower / np.log(table["bound"]))
         table["flipped"] = self._over_replicates(self.data["flipped"].max("round"), table.index)
         for part in ("shared", "personal"):
             norm = self.data[f"h_{part}_norm"]
             table[f"gap_{part}"] = self._over_replicates(self.data[f"gap_{part}"] / norm, table.index)
             largest = self.data[f"drift_{part}"].max("round") / norm
             table[f"drift_{part}"] = self._over_replicates(largest, table.index)
-        return table.dropna(subset="rate").reset_index()
+        return table.reset_index()
 
     @staticmethod
     def _over_replicates(values: xr.DataArray, index: pd.Index) -> np.ndarray:
@@ -238,9 +249,11 @@ class ConvergenceResult(_Result):
         Returns
         -------
         DataFrame
-            Per method and width: ``estimate`` = mean of ln rate(reference) − ln rate(method), positive if the method
-            is faster; ``std_error``, ``statistic``, ``p_value``, ``conf_low``, ``conf_high``; ``speedup`` = ratio of
-            the mean ln rates, how many rounds of the reference one round is worth.
+            Per method and width: ``n`` pairs of runs, and ``missing``, those of which a run diverged; ``estimate`` =
+            mean of ln rate(reference) − ln rate(method), positive if the method is faster; ``std_error``,
+            ``statistic``, ``p_value``, ``conf_low``, ``conf_high``; ``speedup`` = ratio of the mean ln rates, how many
+            rounds of the reference one round is worth, where the loss falls by both. Where a pair is missing nothing
+            is estimated; where all differences are equal there is no interval.
         """
         log = np.log(self.rates().set_index(["method", "width", "replicate"])["rate"])
         if reference not in log.index.get_level_values("method"):
@@ -248,21 +261,18 @@ class ConvergenceResult(_Result):
         base = log.xs(reference, level="method")
         rows = []
         for (method, width), values in log.groupby(["method", "width"], sort=False):
-            if method == reference or values.isna().all():
+            if method == reference or width not in base.index.get_level_values("width"):
                 continue
             other = base.xs(width, level="width")
-            gap = (other - values.droplevel(["method", "width"])).to_numpy()
-            n, mean = len(gap), float(np.mean(gap))
-            error = float(np.std(gap, ddof=1) / math.sqrt(n)) if n > 1 else math.nan
-            half = scipy.stats.t.ppf((1 + level) / 2, n - 1) * error if n > 1 else math.nan
-            statistic = mean / error if n > 1 and error > 0 else math.nan
-            p_value = 2 * scipy.stats.t.sf(abs(statistic), n - 1) if n > 1 else math.nan
+            gap = other - values.droplevel(["method", "width"])
+            found = student.mean(gap, level=level)
+            rates = values.mean(skipna=False), other.mean(skipna=False)
             rows.append(
                 {
-                    "term": f"{method} vs {reference}", "width": width, "estimate": mean, "std_error": error,
-                    "statistic": statistic, "p_value": p_value,
-                    "conf_low": mean - half, "conf_high": mean + half,
-                    "speedup": float(values.mean() / other.mean()),
+                    "term": f"{method} vs {reference}", "width": width, "n": found.n, "missing": int(gap.isna().sum()),
+                    "estimate": found.mean, "std_error": found.std_error, "statistic": found.statistic,
+                    "p_value": found.p_value, "conf_low": found.low, "conf_high": found.high,
+                    "speedup": float(rates[0] / rates[1]) if max(rates) < 0 else math.nan,
                 }
             )  # fmt: skip
         return pd.DataFrame(rows)
@@ -287,19 +297,22 @@ class GeneralizationResult(_Result):
         Dim setting (one per number of clients and samples), with coordinates ``clients`` and ``n``: ``complexity``,
         ``confidence``, ``bound`` = their sum, ``lambda_min`` of H^s∞ + H^p∞, ``test_limit`` and ``train_limit`` of the
         infinitely wide network trained to the end, ``zero`` the test loss of predicting 0; with further dim replicate
-        ``test`` and ``train`` of the trained network of finite width.
+        ``test`` and ``train`` of the trained network of finite width, NaN where its training diverged. A
+        ``lambda_min`` that is not resolved is 0. Where λ^s is not above 0, bound and limit are NaN.
     """
 
     _title = "Theorem 2: generalisation of FedSplit"
     _figure = "generalization"
 
     def glance(self) -> pd.DataFrame:
-        """One row: settings, those whose bound held and whose bound is vacuous; range of bound and test loss."""
+        """One row: settings, those whose bound held or is vacuous; runs, and diverged ones; range of bound and loss."""
         each = self.by_setting()
         row: dict[str, Any] = {
             "n_settings": len(each),
-            "n_held": int(each["held"].sum()),
+            "n_held": int(each["held"].eq(True).sum()),
             "n_vacuous": int(each["vacuous"].sum()),
+            "n_runs": int(each["replicates"].sum()),
+            "n_diverged": int(each["diverged"].sum()),
         }
         for name in ("bound", "test"):
             row |= {f"{name}_min": float(each[name].min()), f"{name}_max": float(each[name].max())}
@@ -308,17 +321,22 @@ class GeneralizationResult(_Result):
     def by_setting(self) -> pd.DataFrame:
         """One row per setting.
 
-        Columns: clients, n, lambda_min, complexity, confidence, bound, test and its std_error, train, test_limit, zero,
-        held, vacuous (bool: the bound is >= 1, the largest value of the loss).
+        Columns: clients, n, lambda_min, complexity, confidence, bound, test_limit, zero; test (mean over replicates;
+        missing where one diverged) and its std_error, train; replicates, and diverged ones; held (bool: the bound is
+        above the test loss of every replicate; missing without a bound, or where a replicate diverged and no other
+        exceeds it), vacuous (bool: the bound is not below 1, the largest value of the loss).
         """
         d = self.data
         names = ["clients", "n", "lambda_min", "complexity", "confidence", "bound", "test_limit", "zero"]
         table = d[names].to_dataframe()
-        runs = d[["test", "train"]].to_dataframe().groupby("setting")
-        table["test"], table["std_error"] = runs["test"].mean(), runs["test"].sem()
-        table["train"] = runs["train"].mean()
-        table["held"] = (d["test"].max("replicate") <= d["bound"]).to_series()
-        table["vacuous"] = (d["bound"] >= 1).to_series()
+        tests = [student.mean(values) for values in d["test"].transpose("setting", "replicate").to_numpy()]
+        table["test"], table["std_error"] = [t.mean for t in tests], [t.std_error for t in tests]
+        table["train"] = d["train"].mean("replicate", skipna=False).to_series()
+        table["replicates"], table["diverged"] = d.sizes["replicate"], d["test"].isnull().sum("replicate").to_series()
+        above = (d["test"] > d["bound"]).any("replicate").to_series()
+        known = above | (table["bound"].notna() & (table["diverged"] == 0))
+        table["held"] = (~above).astype(object).where(known, None)
+        table["vacuous"] = ~(d["bound"] < 1).to_series()
         return table.reset_index(drop=True)
 
     def tidy(self) -> pd.DataFrame:
@@ -329,7 +347,8 @@ class GeneralizationResult(_Result):
         x = self.glance().iloc[0]
         n = f"{x['n_settings']:.0f}"
         said = f"{x['n_settings'] - x['n_vacuous']:.0f}"
-        return f"{self._title}, {n} settings\n  bound held in {x['n_held']:.0f}; it says something (< 1) in {said}"
+        text = f"{self._title}, {n} settings\n  bound held in {x['n_held']:.0f}; it says something (< 1) in {said}"
+        return f"{text}; {x['n_diverged']:.0f} of {x['n_runs']:.0f} networks diverged" if x["n_diverged"] else text
 
     def summary(self) -> str:
         """Bound and observation per setting, and where the bound says nothing."""

@@ -16,13 +16,10 @@ from fedstat import _check
 from fedstat._executor import in_order
 from fedstat._later import xr
 from fedstat.ntk.constants import Constants, TheoryWarning, constants
-from fedstat.ntk.descent import METHODS, Method, Network, descent, factor_rule, network
+from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
 from fedstat.ntk.samples import Samples, gather
 from fedstat.stats import ntk as stats
-
-# A run has diverged once its loss is this many times what it was before training.
-_DIVERGED = 1e4
 
 
 def convergence(
@@ -95,7 +92,8 @@ def convergence(
     Warns
     -----
     TheoryWarning
-        If Assumption 1 fails, λ_min is not resolved, or a run diverges; that run is kept up to there.
+        If Assumption 1 fails, λ_min is not resolved (it counts as 0, the theorem says nothing, and there is no bound),
+        or a run diverges; that run is kept up to there.
 
     Notes
     -----
@@ -171,12 +169,12 @@ def _lr(lr: Any, known: Constants, samples: Samples, local_steps: int) -> float:
 
 
 def _contraction(method: Method, steps: stats.Steps, known: Constants) -> float:
-    """Bound per round; NaN where the paper has none."""
-    low_s, low_p = known.shared.usable, known.personal.usable
+    """Bound per round; NaN where the theorem says nothing."""
+    if method == "dynamic" or not known.positive:
+        return float("nan")
+    low_s, low_p = known.shared.lambda_min, known.personal.lambda_min
     if method == "fedsplit":
         return stats.contraction(steps, lambda_s=low_s, lambda_p=low_p)
-    if method == "dynamic":
-        return float("nan")
     return stats.contraction(steps, lambda_s=low_s * (2 if method == "fedavg-matched" else 1))
 
 
@@ -215,6 +213,7 @@ def _one(
     )
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of runs that diverge within a round
 def _run(
     samples: Samples, known: Constants, net: Network, steps: stats.Steps, *, rounds: int, method: Method, rule: Any,
     device: str | None,
@@ -238,7 +237,7 @@ def _run(
         record["loss"][t] = float(xp.sum(now.residual**2))
         if first is None:
             first, residual, shared = now.active, np.asarray(_host(now.residual))[_host(present)[..., 0]], now.shared
-        if not record["loss"][t] <= _DIVERGED * record["loss"][0]:
+        if diverged(record["loss"][t], record["loss"][0]):
             diverged_at = t
             break
         record["flipped"][t] = float(xp.count_nonzero((first != now.active) & present)) / n_active
@@ -282,7 +281,7 @@ def _limit(
     loss = np.full(rounds + 1, np.nan)
     for t in range(rounds + 1):
         loss[t] = residual @ residual
-        if not loss[t] <= _DIVERGED * loss[0]:
+        if diverged(loss[t], loss[0]):
             break
         residual = step @ residual
     return loss

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -17,8 +16,8 @@ from tqdm import tqdm
 from fedstat import _check
 from fedstat._executor import in_order
 from fedstat._later import xr
-from fedstat.ntk.constants import TheoryWarning, constants
-from fedstat.ntk.descent import descent, network, predict
+from fedstat.ntk.constants import TheoryWarning, constants, extremes
+from fedstat.ntk.descent import descent, diverged, network, predict
 from fedstat.ntk.results import GeneralizationResult
 from fedstat.ntk.samples import Samples, gather
 from fedstat.stats import ntk as stats
@@ -74,8 +73,13 @@ def generalization(
     Raises
     ------
     ValueError
-        If there is no test sample, a number of clients exceeds that of the samples, or H^s + H^p is not positive
-        definite.
+        If there is no test sample, or a number of clients exceeds that of the samples.
+
+    Warns
+    -----
+    TheoryWarning
+        If Assumption 1 fails; a smallest eigenvalue is not resolved: it counts as 0, and the theorem, whose width and
+        bound rest on λ^s, λ^p and that of H^s + H^p, has no bound; or training diverges: that run has no loss.
 
     Notes
     -----
@@ -110,6 +114,7 @@ def generalization(
         runs += [(a, b, steps, replicate) for replicate in range(replicates)]
     work = partial(_observe, width=width, rounds=rounds, init_scale=init_scale, seed=seed)
     losses = list(tqdm(in_order(executor, work, runs), total=len(runs), disable=not progress))
+    _report_divergence(runs, losses)
     for i, row in enumerate(settings):
         own = losses[i * replicates : (i + 1) * replicates]
         row["test"], row["train"] = (list(part) for part in zip(*own, strict=True))
@@ -157,7 +162,11 @@ def _setting(train: Samples, test: Samples, constant: float, delta: float, serve
             stacklevel=3,
         )
     personal = _block_diagonal(train, known.h_shared)
-    low = float(stats.extreme_eigenvalues(known.h_shared + personal, certify=True).minimum)
+    low = extremes([known.h_shared + personal], "H^s + H^p").usable
+    setting = {"clients": len(sizes), "n": len(train.y) / len(sizes), "lambda_min": low}
+    setting |= {"zero": _loss(np.zeros_like(test.y), test.y)}
+    if low == 0 or not known.positive:
+        return setting | dict.fromkeys(("complexity", "confidence", "bound", "test_limit", "train_limit"), math.nan)
     first = stats.complexity(known.h_shared, known.h_personal, train.y)
     second = stats.confidence(len(train.y), low, delta=delta, constant=constant)
     # Weights of the kernel that the descent follows; for C = 1 and η_g = 1 it is the theorem's.
@@ -166,11 +175,9 @@ def _setting(train: Samples, test: Samples, constant: float, delta: float, serve
     both = np.concatenate([test.x, train.x])
     cross = stats.kernel(both)[: len(test.y), len(test.y) :]
     value = (weight + (test.client[:, None] == train.client)) * cross @ solved
-    return {
-        "clients": len(sizes), "n": len(train.y) / len(sizes), "lambda_min": low, "complexity": first,
-        "confidence": second, "bound": first + second, "test_limit": _loss(value, test.y),
+    return setting | {
+        "complexity": first, "confidence": second, "bound": first + second, "test_limit": _loss(value, test.y),
         "train_limit": _loss((weight * known.h_shared + personal) @ solved, train.y),
-        "zero": _loss(np.zeros_like(test.y), test.y),
     }  # fmt: skip
 
 
@@ -183,28 +190,52 @@ def _loss(value: np.ndarray, y: np.ndarray) -> float:
 
 
 def _lr(lr: Any, train: Samples, local_steps: int) -> float:
-    if lr != "stable":
-        return _check.real("lr", lr, low=0, open_low=True)
+    return _stable(train, local_steps) if lr == "stable" else _check.real("lr", lr, low=0, open_low=True)
+
+
+def _stable(train: Samples, local_steps: int) -> float:
+    """Learning rate for which every local step contracts: 1/(2 G λ_max(H^p))."""
     top = max(float(stats.extreme_eigenvalues(stats.kernel(b)).maximum) for b in train.blocks(train.x))
     return 1 / (2 * local_steps * top)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of runs that diverge within a round
 def _observe(
     run: tuple[Samples, Samples, stats.Steps, int], *, width: int, rounds: int, init_scale: float, seed: int
 ) -> tuple[float, float]:
-    """Test and training loss of a trained network of finite width."""
+    """Test and training loss of a trained network of finite width; NaN if its training diverged."""
     train, test, steps, replicate = run
     x, y = train.stacked()
     sizes = {"clients": len(train.names), "features": x.shape[-1], "width": width}
     net = network("fedsplit", **sizes, seed=seed, replicate=replicate, scale=init_scale)
-    last = deque(descent(x, y, net, steps, rounds=rounds), maxlen=1).pop()
+    first = None
+    for last in descent(x, y, net, steps, rounds=rounds):
+        now = float(np.sum(last.residual**2))
+        first = now if first is None else first
+        if diverged(now, first):
+            return math.nan, math.nan
 
     def loss(part: Samples) -> float:
         value = predict(part.stacked()[0], last.start, net.output)
         flat = np.concatenate([v[:size] for v, size in zip(value, part.sizes, strict=True)])
-        return _loss(flat, part.y) if np.isfinite(flat).all() else math.nan
+        return _loss(flat, part.y)
 
     return loss(test), loss(train)
+
+
+def _report_divergence(
+    runs: list[tuple[Samples, Samples, stats.Steps, int]], losses: list[tuple[float, float]]
+) -> None:
+    bad = [run for run, (loss, _) in zip(runs, losses, strict=True) if math.isnan(loss)]
+    if bad:
+        train, _, steps, replicate = bad[0]
+        warnings.warn(
+            f"gradient descent diverged in {len(bad)} of {len(runs)} runs, first with {len(train.names)} clients, "
+            f"replicate {replicate}, with lr = {steps.lr:.3g}, server_lr = {steps.server_lr:.3g}: they have no loss. "
+            f"It is stable at lr <= {_stable(train, steps.local_steps):.3g} (lr='stable') and server_lr <= 1.",
+            TheoryWarning,
+            stacklevel=3,
+        )
 
 
 def _dataset(settings: list[dict[str, Any]]) -> xr.Dataset:

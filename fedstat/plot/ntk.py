@@ -161,7 +161,7 @@ def generalization(result: GeneralizationResult | xr.DataTree, *, x: str = "clie
     table = result.by_setting()
     _lines(table, names, x, ax=ax)
     tests = result.data["test"].transpose("setting", "replicate").to_numpy()
-    low, high = np.transpose([interval(values) for values in tests])
+    low, high = np.transpose([interval(values) if np.isfinite(values).all() else (np.nan, np.nan) for values in tests])
     ax.vlines(table[x], low, high, color=ax.get_lines()[list(names).index("test")].get_color(), linewidth=2, alpha=0.5)
     bottom, top = ax.get_ylim()
     ax.axhspan(1, top, color="0.94", linewidth=0, zorder=0)

@@ -19,7 +19,7 @@ from fedstat.stats.kernel import NEAR, chord_angle, cosine_tiles, directions, gr
 
 __all__ = [
     "Extremes", "Steps", "Violations", "complexity", "confidence", "contraction", "extreme_eigenvalues", "gram",
-    "kernel", "largest_informative_clients", "limit_map", "shared_gram", "theorem_lr", "violations",
+    "kernel", "largest_informative_clients", "least_width", "limit_map", "shared_gram", "theorem_lr", "violations",
 ]  # fmt: skip
 
 Array = Any
@@ -124,6 +124,19 @@ def contraction(steps: Steps, *, lambda_s: float, lambda_p: float = 0.0) -> floa
 def theorem_lr(lambda_s: float, gamma_s: float, lambda_p: float, gamma_p: float, *, local_steps: int, n: int) -> float:
     """Local step of Theorem 1 with constant 1: (λ^s + λ^p) / (γ^s γ^p G N²), N the number of all samples."""
     return (lambda_s + lambda_p) / (gamma_s * gamma_p * local_steps * n**2)
+
+
+def least_width(lambda_s: float, *, n: int, delta: float = 0.05) -> float:
+    """Shared units that Theorem 1 asks for, with constant 1: m2 = N⁴ log(N/δ) / (λ^s)⁴, N the number of all samples.
+
+    For the personal units it asks for no more, as λ^p >= λ^s.
+
+    Examples
+    --------
+    >>> f"{least_width(0.1, n=36):.1e}"
+    '1.1e+11'
+    """
+    return n**4 * math.log(n / delta) / lambda_s**4
 
 
 def limit_map(

@@ -80,7 +80,8 @@ def test_a_bound_that_fails_is_reported_as_failed():
     q = xr.full_like(result.data["contraction"], 0.01)
     wrong = ConvergenceResult(result.data.assign(contraction=q))
     assert wrong.by_setting()["held"].tolist() == [False] * 3
-    assert "did NOT hold in 0 of 2 runs" in wrong.summary()
+    assert "fedsplit: bound did NOT hold in 2 of 2 runs\n" in wrong.summary()
+    assert wrong.glance()[["n_bounded", "n_held"]].to_numpy().tolist() == [[6, 0]]
 
 
 def test_faster_is_the_paired_t_interval_of_log_rates():
@@ -119,7 +120,64 @@ def test_divergence_is_said_at_its_round_and_the_run_kept():
         assert not loss[t] <= 1e4 * loss[0]
         assert np.isnan(loss[t + 1 :]).all()
     assert result.by_setting()["held"].isna().all()  # a negative contraction is no bound
-    assert "run(s) diverged" in result.summary()
+    assert "6 of 6 runs diverged" in result.summary()
+
+
+def diverging(replicate):
+    """Loss and round of divergence of a made-up run: the second of three FedSplit runs diverges at once."""
+    return (np.r_[1.0, np.nan, np.full(14, np.nan)], 1) if replicate == 1 else (0.5 ** np.arange(16), -1)
+
+
+def test_a_run_that_diverges_within_its_first_round_is_counted_and_nothing_is_said_without_it():
+    result = small(replicates=3)
+    data = result.data.copy(deep=True)
+    for k in range(3):
+        at = {"method": 0, "width": 0, "replicate": k}
+        data["loss"][at], data["diverged_at"][at] = diverging(k)
+    found = ConvergenceResult(data.assign(contraction=data["contraction"] * 0 + 0.9))
+    row, other = (found.by_setting().iloc[i] for i in (0, 1))
+    assert (row["method"], row["replicates"], row["diverged"], row["held"]) == ("fedsplit", 3, 1, False)
+    assert np.isnan([row["rate"], row["std_error"], row["looseness"]]).all()
+    assert (other["diverged"], other["held"]) == (0, True)
+    assert found.glance()[["n_runs", "n_bounded", "n_held", "n_diverged"]].to_numpy().tolist() == [[9, 9, 8, 1]]
+    assert found.rates()["rate"].isna().tolist() == [False, True, *[False] * 7]
+    faster = found.faster().iloc[0]
+    assert (faster["n"], faster["missing"]) == (3, 1)
+    assert faster[["estimate", "std_error", "conf_low", "p_value", "speedup"]].isna().all()
+    text = found.summary()
+    assert "fedsplit: bound did NOT hold in 1 of 3 runs (1 diverged)" in text
+    assert "1 of 9 runs diverged" in text
+    assert text.endswith("FedSplit against FedAvg (95 % intervals, by width): no interval at 1 of 1")
+    assert "one round is worth" not in text
+
+
+def test_a_round_is_worth_nothing_of_one_that_does_not_lower_the_loss():
+    result = small(replicates=3)
+    data = result.data.copy(deep=True)
+    rates = np.array([[0.9, 0.8, 0.85], [1.05, 1.02, 1.01], [1.02, 1.03, 1.01]])  # fedsplit, fedavg, fedavg-matched
+    data["loss"][:] = rates[:, None, :, None] ** np.arange(16)
+    found = ConvergenceResult(data).faster()
+    assert (found["estimate"].iloc[0] > 0, found["speedup"].isna().all()) == (True, True)
+    assert ConvergenceResult(data).summary().endswith("(95 % intervals, by width): faster at 1 of 1")
+    data["loss"][:] = rates[[1, 0, 0]][:, None, :, None] ** np.arange(16)
+    assert "by width): slower at 1 of 1" in ConvergenceResult(data).summary()
+
+
+def test_runs_that_differ_from_fedavg_by_one_number_alone_have_no_interval():
+    result = small(replicates=3)
+    data = result.data.copy(deep=True)
+    data["loss"][:] = np.array([0.5, 0.7, 0.6])[:, None, None, None] ** np.arange(16)
+    row = ConvergenceResult(data).faster().iloc[0]
+    assert row["estimate"] == pytest.approx(np.log(0.7 / 0.5))
+    assert row[["std_error", "statistic", "p_value", "conf_low", "conf_high"]].isna().all()
+
+
+def test_the_width_that_theorem_1_asks_for_has_its_logarithm():
+    result = small()
+    a = result.data.attrs
+    asked = a["samples"] ** 4 * np.log(a["samples"] / 0.05) / a["lambda_s"] ** 4
+    assert ntk.least_width(a["lambda_s"], n=a["samples"]) == pytest.approx(asked)
+    assert f"with constants 1 and δ = 0.05 the theorem asks for m2 >= {asked:.1e}" in result.summary()
 
 
 def test_parallel_samples_are_named_and_give_no_rate():
@@ -130,11 +188,37 @@ def test_parallel_samples_are_named_and_give_no_rate():
     text = " ".join(str(w.message) for w in caught)
     assert "1 pair(s) of samples are parallel, first rows ((3, 9),)" in text
     assert "smallest eigenvalue of H^s" in text
-    a = result.data.attrs
-    expected = 1 - a["rho2"] * a["lambda_p"] / 2  # the pair is in two clients: H^p is regular
-    assert result.data["contraction"].values[0] == pytest.approx(expected)
-    assert result.by_setting().loc[1, "held"] is None  # FedAvg: no rate at all
+    assert result.data["contraction"].isnull().all()
+    assert result.bound().isnull().all()
+    assert result.by_setting()["held"].tolist() == [None] * 3
+    assert result.glance()[["lambda_s", "n_bounded", "n_held"]].to_numpy().tolist() == [[0, 0, 0]]
     assert "VIOLATED: 1 parallel" in result.summary()
+    assert "fedsplit: no bound, as λ^s is not above 0: the theorem says nothing" in result.summary()
+
+
+@pytest.mark.parametrize("apart", [0, 1e-16, 1e-12, 1e-8])
+@pytest.mark.parametrize("where", ["one client", "two clients"])
+def test_of_repeated_and_nearly_repeated_samples_the_theorems_say_nothing(apart, where):
+    x, y = sphere(0, 3, 12, 8), signs(1, 3, 12)
+    first, second = ((0, 0), (0, 1)) if where == "one client" else ((0, 0), (1, 3))
+    x[second] = x[first] + apart * x[2, 2]
+    x /= np.linalg.norm(x, axis=-1, keepdims=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TheoryWarning)
+        one = convergence(x[:, :4], y[:, :4], widths=[16], rounds=5, replicates=2)
+        split = ["train"] * 8 + ["test"] * 4
+        two = generalization(x, y, split=split, width=16, rounds=5, replicates=2)
+    text = one.summary()
+    assert "γ^s = -" not in text
+    assert "γ^p = -" not in text
+    assert one.by_setting()["held"].isna().all()
+    assert text.count("no bound, as λ^s is not above 0") == 3
+    row = two.by_setting().iloc[0]
+    assert np.isnan([row["complexity"], row["bound"], row["test_limit"]]).all()
+    assert (row["held"], row["vacuous"]) == (None, True)
+    assert np.isfinite(row["test"])
+    assert "bound held in 0 of 1 settings; it says something (< 1) in 0 of 1" in two.summary()
+    assert "no bound in 1: λ^s is not above 0, and the theorem says nothing" in two.summary()
 
 
 def test_long_samples_warn_and_normalize_mends_them():
@@ -328,6 +412,41 @@ def test_wide_networks_come_near_the_limit_predictor():
     d = generalization(data, width=3000, rounds=200, init_scale=0.05, replicates=2).data
     assert float(d["train"].max()) < 1e-3
     assert d["test"].mean().item() == pytest.approx(float(d["test_limit"][0]), abs=0.04)
+
+
+def test_networks_that_diverge_are_counted_and_leave_no_mean_and_no_verdict():
+    x, y, split = sphere(0, 3, 12, 8), signs(1, 3, 12), ["train"] * 8 + ["test"] * 4
+    with pytest.warns(TheoryWarning, match=r"diverged in \d of 6 runs, first with 3 clients.*stable at lr <= 0\.\d+"):
+        result = generalization(x, y, split=split, width=16, rounds=20, replicates=6, lr=3.0)
+    lost = int(result.data["test"].isnull().sum())
+    assert 0 < lost < 6
+    row = result.by_setting().iloc[0]
+    assert (row["replicates"], row["diverged"], row["held"]) == (6, lost, None)
+    assert np.isnan([row["test"], row["std_error"], row["train"]]).all()
+    assert result.glance()[["n_held", "n_runs", "n_diverged"]].to_numpy().tolist() == [[0, 6, lost]]
+    for text in (result.summary(), repr(result)):
+        assert f"{lost} of 6 networks diverged" in text
+        assert "bound held in 0" in text
+
+
+def test_a_network_above_its_bound_breaks_it_whatever_the_others_did():
+    result = generalization(datasets.gaussian(clients=2, n=6, d=6, n_test=4), width=16, rounds=5, replicates=3)
+    test = xr.zeros_like(result.data["test"]) + np.array([0.5, np.nan, 0.9])
+    held = [
+        GeneralizationResult(
+            result.data.assign(test=test, bound=xr.full_like(result.data["bound"], bound))
+        ).by_setting()
+        for bound in (0.8, 0.95, np.nan)
+    ]
+    assert [one["held"][0] for one in held] == [False, None, None]
+    assert [one["vacuous"][0] for one in held] == [False, False, True]
+
+
+@pytest.mark.parametrize("lr", [30.0, 1e60])
+def test_divergence_within_a_round_overflows_without_a_word_of_numpy(lr):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TheoryWarning)
+        assert (small(lr=lr, local_steps=6, rounds=3).data["diverged_at"] == 1).all()
 
 
 def test_bound_is_informative_where_n_is_large_and_labels_are_easy():
