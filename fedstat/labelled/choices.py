@@ -87,7 +87,7 @@ def split_map(
 def _map_layer(
     weights: Weights, start: Any, *, kappas: Sequence[float], methods: Sequence[_split.Method], tau: _split.Tau
 ) -> SplitMapResult:
-    m, units, n_clients, agreement = sums(change(weights, start))
+    m, _, units, n_clients, agreement = sums(change(weights, start))
     say_if_alone(n_clients)
     if "icc" in methods and np.isnan(agreement).all():
         raise ValueError("method 'icc' needs at least 2 clients and 2 weights per unit. Leave it out of methods.")

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from fedstat._check import did_you_mean, few
 
 RECURRENT = re.compile(r"weight_(ih|hh)(_l\d+)?(_reverse)?$")
-_EMBEDDING = re.compile(r"embedding|(^|[._])emb(ed\w*|s)?\d*($|[._])|(^|\.)(wte|wpe|position)$", re.IGNORECASE)
+EMBEDDING = re.compile(r"embedding|(^|[._])emb(ed\w*|s)?\d*($|[._])|(^|\.)(wte|wpe|position)$", re.IGNORECASE)
 _OUTPUT = re.compile(r"(^|\.)(outputs?|out|head|heads|classifier|logits|lm_head|fc_out|readout)$", re.IGNORECASE)
 
 
@@ -86,7 +86,7 @@ def left_out(shapes: Mapping[str, tuple[int, ...]], output: str | None = None) -
     >>> left_out({"fc1": (20, 54)})
     {}
     """
-    found = {name: "embedding" for name, shape in shapes.items() if len(shape) == 2 and _EMBEDDING.search(name)}
+    found = {name: "embedding" for name, shape in shapes.items() if len(shape) == 2 and EMBEDDING.search(name)}
     found = found if len(found) < len(shapes) else {}
     rest = [name for name in shapes if name not in found]
     if len(rest) == 1:

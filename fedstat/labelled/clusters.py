@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -130,12 +131,13 @@ def _agreement(
     contrast = float(grouping.contrast(similarity, groups))
     under = grouping.permuted(similarity, cluster, groups, permutations=permutations, seed=seed)
     error = grouping.jackknife_error(out.rand, rand, n=len(groups), left=out.left_out)
-    half = float(scipy.special.ndtri((1 + level) / 2)) * error
+    # An index that is equal in every draw has an unknown spread, not none.
+    half = float(scipy.special.ndtri((1 + level) / 2)) * error if error > 0 else math.nan
     return {
         "adjusted_rand": rand,
         "std_error": error,
-        "conf_low": max(-1.0, rand - half) if error == error else error,
-        "conf_high": min(1.0, rand + half) if error == error else error,
+        "conf_low": float(np.maximum(-1.0, rand - half)),
+        "conf_high": float(np.minimum(1.0, rand + half)),
         "p_value": grouping.p_value(rand, under.rand, exact=under.exact),
         "contrast": contrast,
         "contrast_p_value": grouping.p_value(contrast, under.contrast, exact=under.exact),

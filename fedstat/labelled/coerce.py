@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import reduce
 from itertools import accumulate, pairwise
 from operator import add
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from array_api_compat import array_namespace, is_torch_array
@@ -17,7 +17,8 @@ from fedstat import _check
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.stats import icc as _icc
-from fedstat.stats.moments import Moments, broken_units, correlation, rescaled, scaled_moments
+from fedstat.stats import scale
+from fedstat.stats.moments import Moments, broken_units, rescaled, scaled_moments
 from fedstat.stats.wide import require_memory, safe_blas
 
 _BLOCK = 2**26  # bytes read at once
@@ -33,8 +34,10 @@ def layer_matrix(weights: Weights) -> Any:
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...)
-        A layer's weights as torch stores them: (client, out, in) for a dense layer, (client, out, in, height, width)
-        for a convolution. In a DataArray every dim besides ``client`` and ``unit`` is a weight dim, in any order.
+        A layer's weights, units second, as torch stores them: (client, out, in) for a dense layer, (client, out, in,
+        height, width) for a convolution. Transposed convolutions and embeddings have their units third in torch: move
+        the axis, or let :func:`fedstat.read_weights` do it, which also puts the gates of a unit together. In a
+        DataArray every dim besides ``client`` and ``unit`` is a weight dim, in any order.
 
     Returns
     -------
@@ -58,36 +61,69 @@ def layer_matrix(weights: Weights) -> Any:
     return swapped.reshape(-1, flat.shape[1])
 
 
-def sums(weights: Weights) -> tuple[Moments, NDArray[Any], int, NDArray[np.float64]]:
-    """Moments over clients, labels of the units, number of clients, agreement.
+class LayerSums(NamedTuple):
+    """What clients' weights add up to.
 
-    A block of clients is in memory at a time. The units' scales are powers of two of their own, as in
-    :func:`fedstat.stats.moments.scaled_moments`. Agreement is ICC2 (unit,), NaN where there is one client or one weight
-    a unit.
+    Attributes
+    ----------
+    moments : Moments
+        Over all clients, or of each, stacked along a first dim client.
+    exponent : array (unit,)
+        Of the powers of two that the units were divided by, see :func:`fedstat.stats.moments.scaled_moments`.
+    units : array (unit,)
+        Labels.
+    n_clients : int
+    agreement : array (unit,)
+        ICC2; NaN where there is one client or one weight a unit.
     """
+
+    moments: Moments
+    exponent: Any
+    units: NDArray[Any]
+    n_clients: int
+    agreement: NDArray[np.float64]
+
+    @property
+    def total(self) -> Moments:
+        """Moments over all clients."""
+        if self.moments.n.ndim == 0:
+            return self.moments
+        return reduce(add, (Moments(*one) for one in zip(*self.moments, strict=True)))
+
+
+def standard(m: Moments, exponent: Any) -> dict[str, Any]:
+    """Mean and standard deviation (unit,) of the rows behind moments, by the names that a FactorResult has for them."""
+    by, n = numpy_of(scale.power(exponent)), float(m.n)
+    deviation = np.sqrt(np.diagonal(numpy_of(m.cross)) / n)
+    return {"center": numpy_of(m.mean) * by, "scale": deviation * by}
+
+
+def sums(weights: Weights) -> LayerSums:
+    """Sums over clients; a block of clients is in memory at a time."""
     units, total, alike, n = labels(weights, "unit", 1), None, None, 0
     for names, block in group_blocks(weights):
         for name, one in zip(names, block, strict=True):
             found = _moments(one, units, name)
             total = found if total is None else _joined(total, found)
         alike, n = _with(alike, block), n + len(names)
-    return cast(_Scaled, total)[0], units, n, _agreement(alike)
+    return LayerSums(*cast(_Scaled, total), units, n, _agreement(alike))
 
 
-def row_sums(z: Any, units: NDArray[Any]) -> Moments:
+def row_sums(z: Any, units: NDArray[Any]) -> _Scaled:
     """Moments of a matrix (row, unit); of one that Dask holds, chunk by chunk."""
     if not isinstance(z, xr.DataArray):
-        return name_bad(scaled_moments(z)[0], units)
+        found, exponent = scaled_moments(z)
+        return name_bad(found, units), exponent
     total: _Scaled | None = None
     for part in _stretches(z, str(z.dims[0])):
         found, exponent = scaled_moments(z[part].to_numpy())
         one = name_bad(found, units), exponent
         total = one if total is None else _joined(total, one)
-    return cast(_Scaled, total)[0]
+    return cast(_Scaled, total)
 
 
-def client_sums(weights: Weights) -> tuple[Moments, NDArray[Any], NDArray[np.float64]]:
-    """Moments of each client, stacked along a first dim client, labels of the units, and agreement, as :func:`sums`."""
+def client_sums(weights: Weights) -> LayerSums:
+    """Sums of each client, stacked along a first dim client."""
     units, alike = labels(weights, "unit", 1), None
     require_memory(len(units), all_pairs=False, clients=len(labels(weights, "client", 0)))
     each: list[_Scaled] = []
@@ -97,7 +133,8 @@ def client_sums(weights: Weights) -> tuple[Moments, NDArray[Any], NDArray[np.flo
     xp = array_namespace(each[0][1])
     top = reduce(xp.maximum, (e for _, e in each))
     aligned = [rescaled(m, e - top) for m, e in each]
-    return Moments(*(xp.stack(field) for field in zip(*aligned, strict=True))), units, _agreement(alike)
+    stacked = Moments(*(xp.stack(field) for field in zip(*aligned, strict=True)))
+    return LayerSums(stacked, top, units, len(each), _agreement(alike))
 
 
 _Scaled = tuple[Moments, Any]
@@ -124,11 +161,6 @@ def _agreement(total: _icc.Sums | None) -> NDArray[np.float64]:
 def _joined(a: _Scaled, b: _Scaled) -> _Scaled:
     top = array_namespace(a[1]).maximum(a[1], b[1])
     return rescaled(a[0], a[1] - top) + rescaled(b[0], b[1] - top), top
-
-
-def correlation_of(each: Moments) -> Any:
-    """Correlation matrix of moments stacked along the client dim."""
-    return correlation(reduce(add, (Moments(*one) for one in zip(*each, strict=True))))
 
 
 def group_blocks(weights: Weights, *, whole: bool = False) -> Iterator[tuple[NDArray[Any], Any]]:

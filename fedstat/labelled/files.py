@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from fedstat import _guard
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.choose import RECURRENT, is_pattern, left_out, matching, missing, stem
+from fedstat.labelled.choose import is_pattern, left_out, matching, missing, stem
+from fedstat.labelled.units import layout
 
 State = Mapping[str, Any]
-Source = str | Path | State
+Source = str | Path | State | Any
+"""A file, a state_dict or a torch module."""
 
 _NESTED = ("state_dict", "model_state_dict", "model", "net")
 _DTYPES = {
@@ -32,45 +34,66 @@ _DTYPES = {
 
 
 def read_weights(
-    sources: Iterable[Source], *, layers: Sequence[str] | None = None, clients: Sequence[Any] | None = None
+    sources: Iterable[Source],
+    *,
+    layers: Sequence[str] | None = None,
+    clients: Sequence[Any] | None = None,
+    unit_axis: int | Mapping[str, int] | None = None,
 ) -> xr.DataTree:
     """Stack the clients' weights, layer by layer.
 
     Parameters
     ----------
-    sources : iterable of paths or state_dicts
-        One per client: a file (.pt or .pth of torch.save, .safetensors, .npz) or a mapping of names to arrays or
-        tensors. A dict that holds the state_dict under "state_dict", "model_state_dict", "model" or "net" is looked
+    sources : iterable of paths, state_dicts or torch modules
+        One per client: a file (.pt or .pth of torch.save, .safetensors, .npz), a mapping of names to arrays or tensors,
+        or a module. A dict that holds the state_dict under "state_dict", "model_state_dict", "model" or "net" is looked
         into.
     layers : sequence of str, optional
         Layers to keep, "fc1" or "fc1.weight", or patterns such as "conv*"; all whose weight has at least 2 dims if not
         given.
     clients : sequence, optional
         Labels of the clients; file names without suffix, or positions, if not given.
+    unit_axis : int or mapping from layer, or pattern of layers, to int, optional
+        Which axis of the stored weights holds units, where their module, names and shapes do not say, or say wrong.
+        0 takes each row for a unit.
 
     Returns
     -------
     xarray.DataTree
         One child a layer, with ``w`` (client, unit, weight...): dims weight, weight_1, weight_2 in the layer's
-        own order. ``fedstat.split(tree["fc1"]["w"])`` takes it. torch's LSTM and GRU keep the rows of their gates
-        one gate after the other: those of one hidden unit are put together, as (client, unit, gate, weight).
+        own order. ``fedstat.split(tree["fc1"]["w"])`` takes it. Units are rows, but for these:
+
+        - Transposed convolutions, (in, out / groups, ...): output channels.
+        - Embeddings, (token, feature), and dense layers stored as (in, out): columns.
+        - torch's LSTM and GRU keep their gates one below the other: those of one hidden unit are put together, as
+          (client, unit, gate, weight).
+        - Fused attention likewise: query, key and value of one feature, as (client, unit, projection, weight).
+
+        Units of grouped convolutions have the weights of their own group's inputs.
+
+    Notes
+    -----
+    Of a module its class decides. Of a state_dict the bias decides, which has one number a unit; recurrent layers,
+    embeddings without bias and fused attention (``in_proj_weight``, ``qkv``, ``c_attn``) are known by their names, and
+    transposed convolutions where the bias leaves it open.
 
     Raises
     ------
     ValueError
         If a file is not what its suffix says, a layer is missing (those present are listed), two weights would be one
-        layer, a weight is a kernel of Flax or Keras, whose units come last, shapes differ between clients (both are
-        named), a tensor is not dense, real and non-empty, one file is given twice, there are no sources, or a single
-        source or layer is given bare; or if a file, its unzipped content or the layers of a client would take more than
-        4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another limit). Nothing in a file is executed: torch
-        files are read with ``weights_only``, NumPy files without pickle.
+        layer, which numbers belong to a unit is open (a kernel of Flax or Keras, whose units come last, among these),
+        shapes differ between clients (both are named), a tensor is not dense, real and non-empty, one file is given
+        twice, there are no sources, or a single source or layer is given bare; or if a file, its unzipped content or
+        the layers of a client would take more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another
+        limit). Nothing in a file is executed: torch files are read with ``weights_only``, NumPy files without pickle.
     FileNotFoundError
         If there is no such file.
 
     Warns
     -----
     UserWarning
-        If a layer has so many units that their correlations would pass that limit.
+        If a layer has so many units that their correlations would pass that limit, or a convolution without bias is
+        followed by a normalisation of the size that would follow a transposed one.
 
     Examples
     --------
@@ -79,32 +102,51 @@ def read_weights(
     >>> read_weights(states)["fc1"]["w"].sizes
     Frozen({'client': 3, 'unit': 4, 'weight': 9})
     """
-    return read_layers(sources, layers, clients)[0]
+    return read_layers(sources, layers, clients, unit_axis=unit_axis)[0]
 
 
 def read_layers(
-    sources: Iterable[Source], layers: Sequence[str] | None, clients: Sequence[Any] | None, *, hidden: bool = False
+    sources: Iterable[Source],
+    layers: Sequence[str] | None,
+    clients: Sequence[Any] | None,
+    *,
+    unit_axis: int | Mapping[str, int] | None = None,
+    hidden: bool = False,
 ) -> tuple[xr.DataTree, dict[str, str]]:
     """As :func:`read_weights`; with ``hidden`` and no ``layers``, without those that :func:`left_out` also names."""
     _no_single("sources", sources, (str, Path, Mapping))
+    if is_module(sources):
+        raise ValueError(f"sources must be a list, but got one {type(sources).__name__}. Give one module per client.")
     _no_single("layers", layers, (str,))
     given = list(sources)
     if not given:
         raise ValueError("at least one file or state_dict must be given, one per client, but got none")
     _no_file_twice(given)
     names = _names(given, clients)
-    states = [
-        _read(Path(s)) if isinstance(s, str | Path) else _state(s, f"the state_dict of client {name!r}")
-        for s, name in zip(given, names, strict=True)
-    ]
+    states = [_state_of(s, name) for s, name in zip(given, names, strict=True)]
+    module = next((s for s in given if is_module(s)), None)
     wanted, without = _wanted(states[0], names[0], layers, hidden=hidden)
     for source, name, state in zip(given, names, states, strict=True):
         declared = sum(_bytes(state[key]) for key in (_key(state, *pair) for pair in wanted) if key is not None)
         _guard.size(source if isinstance(source, str | Path) else name, declared, "the layers that are read")
+    if isinstance(unit_axis, Mapping):
+        matching(list(unit_axis), [name for name, _ in wanted], "what is read")
     tree = xr.DataTree()
     for name, layer in wanted:
-        tree[name] = xr.DataTree(_stack(states, names, name, layer))
+        tree[name] = xr.DataTree(_stack(states, names, name, layer, module, unit_axis))
     return tree, without
+
+
+def is_module(source: object) -> bool:
+    """Whether a source is a torch module."""
+    return hasattr(source, "state_dict") and hasattr(source, "get_submodule")
+
+
+def _state_of(source: Any, client: Any) -> State:
+    if isinstance(source, str | Path):
+        return _read(Path(source))
+    content = source.state_dict() if is_module(source) else source
+    return _state(content, f"the state_dict of client {client!r}")
 
 
 def _wanted(
@@ -147,20 +189,20 @@ def _no_single(name: str, value: object, kinds: tuple[type, ...]) -> None:
         raise ValueError(f"{name} must be a list, but got one {one}. Put it in brackets: {name}=[...].")
 
 
-def _stack(states: list[State], names: list[Any], its_name: str, layer: str) -> xr.Dataset:
+def _stack(
+    states: list[State],
+    names: list[Any],
+    its_name: str,
+    layer: str,
+    module: Any,
+    unit_axis: int | Mapping[str, int] | None,
+) -> xr.Dataset:
     arrays: list[NDArray[Any]] = []
     for name, state in zip(names, states, strict=True):
         key = _key(state, its_name, layer)
-        if key is not None and re.search(r"(^|[./])kernel$", key):
-            raise ValueError(
-                f"{key!r} of {name} is named as the kernels of Flax and Keras are, whose units come last, but fedstat "
-                "takes units first, as torch has them. Move them and rename: "
-                f"state[{key[:-6] + 'weight'!r}] = np.moveaxis(state.pop({key!r}), -1, 0); rename alone if they come "
-                "first."
-            )
         if key is None:
             raise missing(layer, [s for s, _ in _layers(state)], str(name))
-        array = _by_unit(_array(state[key], f"layer {layer!r} of {name}"), key, state)
+        array = _array(state[key], f"layer {layer!r} of {name}")
         if array.ndim < 2:
             raise ValueError(f"layer {layer!r} of {name} must have dims (unit, weight...), but got shape {array.shape}")
         if array.size == 0:
@@ -171,6 +213,9 @@ def _stack(states: list[State], names: list[Any], its_name: str, layer: str) -> 
                 f"{array.shape} in {name}. Split clients of one architecture together."
             )
         arrays.append(array)
+    key = str(_key(states[0], its_name, layer))
+    stored = layout(key, its_name, states[0], module=module, unit_axis=unit_axis)
+    arrays = [stored.of(array) for array in arrays]
     units = len(arrays[0])
     if units * units * 8 > _guard.limit():
         warnings.warn(
@@ -179,36 +224,9 @@ def _stack(states: list[State], names: list[Any], its_name: str, layer: str) -> 
             UserWarning,
             stacklevel=3,
         )
-    weight = ["weight", *(f"weight_{i}" for i in range(1, arrays[0].ndim - 1))]
-    if arrays[0].ndim == 3 and RECURRENT.search(_key(states[0], its_name, layer) or ""):
-        weight = ["gate", "weight"]
-    data = xr.DataArray(np.stack(arrays), dims=["client", "unit", *weight], coords={"client": names})
-    return xr.Dataset({"w": data})
-
-
-_GATES = (3, 4)
-"""Of a GRU, an LSTM."""
-
-
-def _by_unit(array: NDArray[Any], key: str, state: State) -> NDArray[Any]:
-    """Rows (gate and unit, weight) of a recurrent layer as (unit, gate, weight); other arrays as they are."""
-    found = RECURRENT.search(key)
-    if found is None or array.ndim != 2:
-        return array
-    before, after = key[: found.start(1)], key[found.end(1) :]
-    matrices: Any = (state.get(before + name + after) for name in ("hr", "hh"))  # hr: of an LSTM with projections
-    hidden = next((m.shape[1] for m in matrices if getattr(m, "ndim", 0) == 2), 0)
-    gates, rest = divmod(len(array), hidden) if hidden else (0, 0)
-    if gates in _GATES and not rest:
-        return array.reshape(gates, -1, array.shape[1]).swapaxes(0, 1)
-    if (gates, rest) != (1, 0):  # a plain recurrent layer has one row per unit
-        warnings.warn(
-            f"{key!r} has {len(array)} rows, those of the gates of a recurrent layer one after the other: each row is "
-            "taken for a unit, as the number of hidden units is not known.",
-            UserWarning,
-            stacklevel=4,
-        )
-    return array
+    dims = ["client", *stored.dims(arrays[0].ndim)]
+    coords, attrs = {"client": names}, {"layout": str(stored)}
+    return xr.Dataset({"w": xr.DataArray(np.stack(arrays), dims=dims, coords=coords, attrs=attrs)})
 
 
 def _key(state: State, name: str, layer: str) -> str | None:
@@ -227,7 +245,7 @@ def _layers(state: State) -> list[tuple[str, str]]:
     return [
         (stem(k), k)
         for k, v in state.items()
-        if getattr(v, "ndim", 0) >= 2 and not k.endswith("bias") and _is_weight(v)
+        if getattr(v, "ndim", 0) >= 2 and not re.search(r"bias(_\w)?$", k) and _is_weight(v)
     ]
 
 

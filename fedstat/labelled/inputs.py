@@ -23,7 +23,7 @@ _PATHS = (str, PathLike)
 _LONGEST = 4095  # characters of a path
 
 Several: TypeAlias = "xr.DataTree | Mapping[Any, Any] | str | PathLike[str] | Sequence[Any]"
-"""What may hold layers: a run or other DataTree, a path, a list of files or state_dicts, {client: state_dict}."""
+"""What may hold layers: a run or other DataTree, a path, {client: file, state_dict or module}, a list of these."""
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -109,7 +109,7 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
         found, without = _of_files(list(weights.values()), asked, list(weights))
     elif isinstance(weights, _PATHS):
         found, without = _of_paths([weights], asked)
-    elif isinstance(weights, list | tuple) and weights and all(isinstance(x, (*_PATHS, Mapping)) for x in weights):
+    elif isinstance(weights, list | tuple) and weights and all(_is_source(x) for x in weights):
         every = all(isinstance(x, _PATHS) for x in weights)
         found, without = _of_paths(weights, asked) if every else _of_files(weights, asked, None)
     elif asked is not None:
@@ -119,8 +119,7 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
         )
     elif hasattr(weights, "state_dict"):
         raise ValueError(
-            f"weights must be those of several clients, but got one {type(weights).__name__}. Pass "
-            "{client: model.state_dict()}."
+            f"weights must be those of several clients, but got one {type(weights).__name__}. Pass {{client: model}}."
         )
     else:
         found, without, several = {"": weights}, {}, False
@@ -161,16 +160,20 @@ def _of_files(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     from fedstat.labelled.files import read_layers  # files are for some alone
 
-    if wrong := [x for x in sources if not isinstance(x, (*_PATHS, Mapping)) or isinstance(x, xr.Dataset)]:
-        seen = type(wrong[0]).__name__
-        way_out = "{client: model.state_dict()}" if hasattr(wrong[0], "state_dict") else "{client: state_dict}"
+    if wrong := [x for x in sources if not _is_source(x) or isinstance(x, xr.Dataset)]:
         raise ValueError(
-            f"a mapping or list of weights must hold a state_dict or a file for each client, but got a {seen}. Pass "
-            f"{way_out}; of one layer pass an array (client, unit, weight...)."
+            "a mapping or list of weights must hold a state_dict, a module or a file for each client, but got a "
+            f"{type(wrong[0]).__name__}. Pass {{client: state_dict}}; of one layer pass an array (client, unit, "
+            "weight...)."
         )
     named = [Path(x) if isinstance(x, PathLike) else x for x in sources]
     tree, without = read_layers(named, asked, clients, hidden=True)
     return {str(name): node["w"] for name, node in tree.children.items()}, without
+
+
+def _is_source(x: object) -> bool:
+    """Whether this may be a client's file, state_dict or module."""
+    return isinstance(x, (*_PATHS, Mapping)) or hasattr(x, "state_dict")
 
 
 def _of_paths(given: Sequence[Any], asked: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -229,7 +232,8 @@ def _starts(minus: Any, given: Given) -> dict[str, Any]:
     """What clients started from, for every layer."""
     if minus is None:
         return dict.fromkeys(given.layers)
-    if not isinstance(minus, (xr.DataTree, Mapping, *_PATHS)) or isinstance(minus, xr.Dataset):
+    module = hasattr(minus, "state_dict")
+    if not (module or isinstance(minus, (xr.DataTree, Mapping, *_PATHS))) or isinstance(minus, xr.Dataset):
         if len(given.layers) > 1:
             raise ValueError(
                 f"there must be a start for each of the layers {few(given.layers, 8)}, but got one "
@@ -242,8 +246,16 @@ def _starts(minus: Any, given: Given) -> dict[str, Any]:
             "the start of one array of weights must be an array (unit, weight...), but got "
             f"{type(minus).__name__}. Choose the layer's array from it."
         )
-    alone = isinstance(minus, Mapping) and not isinstance(minus, xr.DataTree)
+    alone = module or (isinstance(minus, Mapping) and not isinstance(minus, xr.DataTree))
     found = layers_of([minus] if alone else minus, list(given.layers)).layers
+    for name, w in found.items():
+        known = w.attrs.get("layout"), getattr(given.layers[name], "attrs", {}).get("layout")
+        if None not in known and known[0] != known[1]:
+            raise ValueError(
+                f"layer {name!r} of the start and of the weights are not read alike: of a module its class says which "
+                "numbers belong to a unit, of a state_dict names and shapes. Give both as modules, or both as "
+                "state_dicts."
+            )
     return {name: _common(w, name) for name, w in found.items()}
 
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal, Unpack, cast
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat.labelled.agreement import icc, icc_of
-from fedstat.labelled.coerce import Weights, correlation_of, labels, sums
+from fedstat.labelled.coerce import LayerSums, Weights, labels, sums
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import (
     CHOICES,
     DEFAULTS,
     KAPPA,
-    analyse,
     changed,
+    of_sums,
     of_weights,
     require_effect,
     say_if_alone,
@@ -29,7 +25,6 @@ from fedstat.labelled.options import SplitOptions
 from fedstat.results import AgreementWarning, ComponentsResult, FactorResult, IccResult, SplitResult, Tau
 from fedstat.results.numbers import coefficient
 from fedstat.stats import split as _split
-from fedstat.stats.moments import Moments, correlation
 
 
 @over_layers
@@ -56,7 +51,8 @@ def split(
     weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
         One layer as in :func:`layer_matrix`; at least 2 clients and 2 weights per unit for ``method="icc"``. Or several
         layers: a run (of :func:`fedstat.open_run` or its path), the DataTree of :func:`fedstat.read_weights`, files of
-        clients (a list, a folder, a pattern such as ``"runs/client*.pt"``), a mapping ``{client: state_dict}``.
+        clients (a list, a folder, a pattern such as ``"runs/client*.pt"``), a mapping from client to state_dict or
+        torch module.
     kappa : float in (0, 1]
         The number of factors is the smallest whose eigenvalues hold this share of their sum.
     tau : float in (0, 1), inf, -inf, Absolute or "test"
@@ -72,7 +68,7 @@ def split(
     checkpoint : int, optional
         Round of a run (or of a DataArray with a dim ``checkpoint``) after which its weights were kept; by default the
         last.
-    minus : array, tensor or DataArray (unit, weight...), path or state_dict, optional
+    minus : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
         Weights that all clients started from. Taken off, so that what training changed is analysed: clients that have
         hardly left a common start agree on their weights for that reason alone.
     **options
@@ -164,19 +160,10 @@ def _split_layer(
 
 
 def split_sums(
-    of_clients: Moments,
-    units: NDArray[Any],
-    agreement: NDArray[np.float64],
-    *,
-    kappa: float = 0.85,
-    tau: Tau = 0.5,
-    of_change: bool = False,
-    **options: Any,
+    found: LayerSums, *, kappa: float = 0.85, tau: Tau = 0.5, of_change: bool = False, **options: Any
 ) -> SplitResult:
-    """As :func:`split` by factor analysis, from the moments of each client stacked along the client dim."""
-    r, n_obs = correlation_of(of_clients), int(of_clients.n.sum())
-    found = analyse(r, units, n_obs, len(of_clients.n), **_fitting(kappa, options))
-    return replace(found, agreement=agreement, of_change=of_change).split(tau=tau)
+    """As :func:`split` by factor analysis, from what clients' weights add up to."""
+    return of_sums(found, of_change=of_change, **_fitting(kappa, options)).split(tau=tau)
 
 
 def _fitting(kappa: float, given: dict[str, Any]) -> dict[str, Any]:
@@ -220,14 +207,16 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
         raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {n_units}")
     if not isinstance(fit, FactorResult):
         return _updated_agreement(previous, fit, weights)
-    m, units, n_clients, agreement = sums(weights)
-    say_if_alone(n_clients)
-    options = {**fit.options, "start": fit.communality, "n_starts": 1}
-    n_factors = fit.n_factors if fit.kappa is None else None
-    r, n_obs = correlation(m), int(m.n)
-    kappa = 0.85 if fit.kappa is None else fit.kappa
-    result = analyse(r, units, n_obs, n_clients, kappa, n_factors, fit.method, fit.rotation, options)
-    result = replace(result, agreement=agreement, of_change=fit.of_change)
+    found = sums(weights)
+    say_if_alone(found.n_clients)
+    fitting: dict[str, Any] = {
+        "kappa": KAPPA if fit.kappa is None else fit.kappa,
+        "n_factors": fit.n_factors if fit.kappa is None else None,
+        "method": fit.method,
+        "rotation": fit.rotation,
+        "options": {**fit.options, "start": fit.communality, "n_starts": 1},
+    }
+    result = of_sums(found, of_change=fit.of_change, **fitting)
     if not isinstance(previous, SplitResult):
         return result
     again = result.split(tau=cast(Tau, previous.tau))

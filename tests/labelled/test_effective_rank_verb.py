@@ -36,7 +36,7 @@ def test_without_the_shared_factor_the_rank_is_that_of_the_personal_one():
     assert rank["layer"].values.tolist() == ["fc1"]
     np.testing.assert_allclose(rank.sel(layer="fc1"), [of_matrices(BA[2]), of_matrices(BA[4])], rtol=1e-6)
     np.testing.assert_allclose(rank.sel(checkpoint=2), 1, rtol=1e-6)
-    assert "fc1, round 2: 1.00 [1.00, 1.00] of at most 6" in repr(found)
+    assert "fc1, round 2: 1.00, equal in all 5 clients of at most 6" in repr(found)
 
 
 def test_layers_stand_in_the_order_of_the_network():
@@ -48,12 +48,14 @@ def test_layers_stand_in_the_order_of_the_network():
 def test_intervals_are_students_over_clients():
     found = fedstat.effective_rank(run(), level=0.9)
     assert found.rank["largest"].values.tolist() == [6, 2]
-    own = of_matrices(BA[4] - BA[4].mean(0))
-    row = found.tidy().set_index(["term", "checkpoint"]).loc[("fc1", 4)]
+    own = of_matrices(BA[2] - BA[2].mean(0))
+    row = found.tidy().set_index(["term", "checkpoint"]).loc[("fc1", 2)]
     np.testing.assert_allclose(row["estimate"], own.mean(), rtol=1e-6)
     low, high = scipy.stats.t.interval(0.9, 4, own.mean(), scipy.stats.sem(own))
     np.testing.assert_allclose([row["conf_low"], row["conf_high"]], [low, high], rtol=1e-5)
     assert len(found.augment()) == 2 * 2 * 5
+    alike = found.tidy().set_index(["term", "checkpoint"]).loc[("fc1", 4)]  # of rank 1 in all clients
+    assert np.isnan(alike[["std_error", "conf_low", "conf_high"]].astype(float)).all()
 
 
 def test_units_that_are_shared_are_nothing_personal():

@@ -211,9 +211,8 @@ def test_wrong_inputs_say_what_was_seen_and_how_to_go_on(held: dict[str, Any], t
         (str(folder / "c*.npz"), FileNotFoundError, "no file matches the pattern"),
         (tmp_path, ValueError, r"holds no files of clients \(\.pt, "),
         ([folder / "run.zarr", folder / "client0.pt"], ValueError, "is a run, which holds all its clients, but got 2"),
-        (STATES["client0"], ValueError, "a state_dict or a file for each client, but got a Tensor"),
-        ({"a": nn.Linear(2, 3)}, ValueError, r"got a Linear. Pass \{client: model.state_dict\(\)\}"),
-        (nn.Linear(2, 3), ValueError, r"got one Linear. Pass \{client: model.state_dict\(\)\}"),
+        (STATES["client0"], ValueError, "a state_dict, a module or a file for each client, but got a Tensor"),
+        (nn.Linear(2, 3), ValueError, r"got one Linear. Pass \{client: model\}"),
         (xr.DataTree.from_dict({"/metrics": xr.Dataset()}), ValueError, "must hold weights, but has metrics"),
         ({}, ValueError, "one per client, but got none"),
     ):

@@ -48,7 +48,7 @@ def stored(chunk: dict[str, int]) -> tuple[xr.DataArray, Counter[str]]:
 def test_each_chunk_is_read_once(chunk: dict[str, int], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coerce, "_BLOCK", block)
     lazy, reads = stored(chunk)
-    m, _, n, _ = sums(lazy)
+    m, _, _, n, _ = sums(lazy)
     assert n == CLIENTS
     assert reads
     assert set(reads.values()) == {1}
