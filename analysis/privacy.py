@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fedstat import _cli, attack, open_run
 from fedstat.results.numbers import interval, number
+from fedstat.stats import student
 from fedstat.stats.split import adjusted_rand, same_state
 from fedstat.study import collect, experiment, origin
 from fedstat.study.collect import Grid
@@ -59,7 +59,8 @@ def study(grid: Grid) -> Table:
         row: dict[str, Any] = {"label": label, "method": method, "noise": noise, "seeds": len(own)}
         row |= {"epsilon": own["epsilon"].mean(), "delta": own["delta"].iloc[0]}
         for name in ("accuracy", "cost", "rand", "same"):
-            row |= dict(zip((name, f"{name}_low", f"{name}_high"), student(own[name]), strict=True))
+            mean = student.mean(own[name].dropna())
+            row |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
         rows.append(row)
     values = pd.DataFrame(rows)
     places = ordered(values["method"])
@@ -128,16 +129,6 @@ def agreement(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     return {"rand": float(np.mean(adjusted_rand(a, b))), "same": float(np.mean(same_state(a, b)))}
 
 
-def student(x: pd.Series) -> tuple[float, float, float]:
-    """Mean with Student's 95 % interval; NaN limits for one value, or none."""
-    values = x.dropna().to_numpy(dtype=float)
-    n = len(values)
-    if n < 2:
-        return float(values.mean()) if n else math.nan, math.nan, math.nan
-    half = stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / math.sqrt(n)
-    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
-
-
 def lines(found: pd.DataFrame) -> pd.DataFrame:
     """Block of one setting."""
     rows = found.to_dict("records")
@@ -181,7 +172,7 @@ def attacks(grid: Grid, args: argparse.Namespace) -> Table:
                     interval(*limits, 2, sign=False)
                     for limits in zip(rows["estimate"], rows["conf_low"], rows["conf_high"], strict=True)
                 ],
-                "of the mean image": [number(x, 2) for x in rows["guess"]],
+                "of the class's mean image": [number(x, 2) for x in rows["guess"]],
                 "of other clients' images": [number(x, 2) for x in rows["other"]],
                 "verdict": rows["verdict"],
             }

@@ -14,9 +14,10 @@ import xarray as xr
 
 from fedstat.fl import nets
 from fedstat.labelled import bootstrap, fa, permutation_test
-from fedstat.labelled.coerce import client_sums, correlation_of
+from fedstat.labelled.coerce import sums
 from fedstat.results import ConvergenceWarning
 from fedstat.stats import factor
+from fedstat.stats.moments import correlation
 from fedstat.stats.split import adjusted_rand
 from fedstat.study import rules, show
 from fedstat.study.collect import Grid
@@ -55,8 +56,7 @@ def variants(weights: xr.DataArray, *, kappas: Sequence[float] = KAPPAS, taus: S
         ``n_factors``; ``converged``; ``heywood``, the number of communalities above 1. Non-convergence, and as many
         factors as units (every communality is then 1 and uninformative), show in the columns, without warnings.
     """
-    m, *_ = client_sums(weights)
-    r = correlation_of(m)
+    r = correlation(sums(weights).moments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = {

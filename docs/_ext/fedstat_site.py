@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import docstring_rules
+import inference_pages
 import method_pages
 import public_names
 import reference_pages
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 
 def generate(app: Sphinx) -> None:
     """Write the generated pages, and remove those whose name is gone; pages that did not change stay as they are."""
-    for folder, source in (("reference", reference_pages), ("methods", method_pages)):
+    sources = {"reference": reference_pages, "methods": method_pages, "inference": inference_pages}
+    for folder, source in sources.items():
         root, made = Path(app.srcdir) / folder, set()
         for file, text in source.pages():
             page = root / file

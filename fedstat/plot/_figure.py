@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
-from scipy import stats
+
+from fedstat.stats import student
 
 _LETTERS = 17  # of a caption, in an inch
 
@@ -42,19 +43,16 @@ def caption(figure: Figure, *notes: str) -> None:
 
 
 def interval(values: ArrayLike) -> tuple[float, float]:
-    """Student's 95 % interval of a mean, as seaborn's ``errorbar`` takes it; NaN of fewer than two values.
+    """Student's 95 % interval of a mean, as seaborn's ``errorbar`` takes it; NaN of one value, or of equal ones.
 
     Examples
     --------
-    >>> [float(x.round(3)) for x in interval([1.0, 2.0, 3.0, np.nan])]
+    >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0, np.nan])]
     [-0.484, 4.484]
     """
     x = np.asarray(values, dtype=np.float64)
-    x = x[np.isfinite(x)]
-    if len(x) < 2:
-        return np.nan, np.nan
-    half = stats.t.ppf(0.975, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
-    return x.mean() - half, x.mean() + half
+    found = student.mean(x[np.isfinite(x)])
+    return found.low, found.high
 
 
 def one_legend(figure: Figure, axes: Iterable[Axes]) -> None:

@@ -126,7 +126,7 @@ def _of_bootstrap(result: BootstrapResult, type: Type) -> Rows:  # noqa: A002, A
     split = result.split
     return Rows(
         _named(result.tidy(), "term").assign(filled=split.shared),
-        rf"communality $\nu$, {_percent(result.level)} interval of the bootstrap over clients",
+        f"communality $\\nu$\n{result.interval_label}",
         (split.threshold,) if np.isfinite(split.threshold) else (),
         "shared",
         "personal",
@@ -181,7 +181,7 @@ def _of_leakage(result: LeakageResult, type: Type) -> Rows:  # noqa: A002, ARG00
             "filled": found["verdict"] == RECOVERED,
         }
     )  # fmt: skip
-    label = f"PSNR less that of the mean training image (dB), {_percent(result.level)} interval"
+    label = f"PSNR less that of the guess without a gradient (dB), {_percent(result.level)} interval"
     return Rows(table, label, (0,), "images recovered", "not shown to be", kind="run", ordered=False)
 
 

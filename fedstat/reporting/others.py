@@ -110,10 +110,10 @@ def of_ntk(stored: Stored) -> Part:
             yield figures.figure(partial(freezing, found), caption, size=(5.2, 4.4))
 
     def checks(run: xr.DataTree) -> Iterator[Caution]:
-        data = run["ntk"].to_dataset()
-        if "diverged_at" in data and (n := int((data["diverged_at"] >= 0).sum())):
-            yield Caution("Diverged", f"{n} of {data['diverged_at'].size} runs", grave=True)
-        yield from few_replicates(data.sizes.get("replicate", 1))
+        found = result(run).glance().iloc[0]
+        if found["n_diverged"]:
+            yield Caution("Diverged", f"{found['n_diverged']:.0f} of {found['n_runs']:.0f} runs", grave=True)
+        yield from few_replicates(run["ntk"].sizes.get("replicate", 1))
 
     methods = (
         f"The theorems of {prose.cited('wang2023')} (§3.3) were compared with training, over replicates of the start."

@@ -12,7 +12,6 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 from statsmodels.stats.proportion import proportion_confint
-from statsmodels.stats.weightstats import DescrStatsW
 
 from fedstat.fl.profiles import profile
 from fedstat.plot import profile as draw_profile
@@ -22,6 +21,7 @@ from fedstat.reporting.document import COMMAND, Figure, Part, Printed, Section, 
 from fedstat.reporting.parts import assemble
 from fedstat.reporting.stored import Stored
 from fedstat.results.numbers import interval, megabytes, number
+from fedstat.stats import student
 from fedstat.study import experiment, rules, summary
 from fedstat.study.report import report as printed
 
@@ -98,13 +98,13 @@ def findings(run: xr.DataTree, stored: Stored) -> list[str]:
             f"Test accuracy {number(value)} ({when}, {len(own)} clients' own models, weighted by their test samples). "
             f"The middle 80 % of the clients lie between {number(low, 3)} and {number(high, 3)}."
         )
-    if len(own) > 1 and own.std() > 0:
-        mean = DescrStatsW(own.to_numpy())
-        ends = mean.tconfint_mean()
+    if len(own) > 1:
+        mean = student.mean(own)
+        shown_mean = interval(mean.mean, mean.low, mean.high, sign=False, equal=f"{len(own)} clients")
+        how = "" if mean.equal else f": the 95 % interval is over clients (Student's t, {len(own)} clients)"
         said.append(
-            f"Unweighted mean over clients {interval(mean.mean, *ends, sign=False)}: the 95 % interval is over clients "
-            f"(Student's t, {len(own)} clients). It says nothing about other seeds: this is one run, of seed "
-            f"{row['seed']}."
+            f"Unweighted mean over clients {shown_mean}{how}. It says nothing about other seeds: this is one run, of "
+            f"seed {row['seed']}."
         )
     for state in summary.states(run).to_dict("records"):
         stays = (

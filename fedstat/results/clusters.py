@@ -137,7 +137,8 @@ class ClientClustersResult(Result):
         ]
         if self.groups is not None:
             _, counts = np.unique(self.groups, return_counts=True)
-            rand = interval(self.adjusted_rand, self.conf_low, self.conf_high, 2, sign=False)
+            equal = "draws" if self.std_error == 0 else ""
+            rand = interval(self.adjusted_rand, self.conf_low, self.conf_high, 2, sign=False, equal=equal)
             how = f"all {self.permutations} arrangements" if self.exact else f"{self.permutations} random permutations"
             within, error = coefficient(self.contrast), f"delete-{self.left_out} jackknife"
             lines += [
@@ -146,6 +147,6 @@ class ClientClustersResult(Result):
                 f"  mean similarity within groups minus between {within}, p {p_value(self.contrast_p_value)}",
                 f"  p: one-sided, {how} of the groups' labels; {100 * self.level:g} % interval: {error}",
             ]
-            if self.std_error == 0:
-                lines.append("  the same index in every draw: the interval cannot say how rare a difference is")
+            if equal:
+                lines.append("  the same index in every draw: they cannot say how rare a difference is")
         return "\n".join(map(line, lines))

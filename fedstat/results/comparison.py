@@ -67,7 +67,8 @@ class ComparisonResult(Result):
         for x in self.table.to_dict("records"):
             shown = f"  {x['method']:<{width}}  {plus_minus(x['mean'], x['std_error_mean'])}"
             if x["method"] != self.reference:
-                found = interval(x["difference"], x["all_low"], x["all_high"])
+                equal = f"{x['n']} blocks" if x["n"] > 1 else ""
+                found = interval(x["difference"], x["all_low"], x["all_high"], equal=equal)
                 shown += f"  {found}  p {p_value(x['p_holm'])}"
             rows.append(shown)
         return "\n".join(map(line, [*head, *rows]))

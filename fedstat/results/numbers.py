@@ -42,18 +42,28 @@ def plus_minus(mean: float, error: float, digits: int = 4) -> str:
     return f"{text} ± {error:.{digits}f}" if math.isfinite(error) and math.isfinite(mean) else text
 
 
-def interval(middle: float, low: float, high: float, digits: int = 4, *, sign: bool = True) -> str:
-    """Estimate with its interval, signed unless told otherwise; the estimate alone where there is no interval.
+def interval(middle: float, low: float, high: float, digits: int = 4, *, sign: bool = True, equal: str = "") -> str:
+    """Estimate with its interval, signed unless told otherwise; without one, the estimate alone or why there is none.
+
+    Parameters
+    ----------
+    middle, low, high : float
+    digits : int
+    sign : bool
+    equal : str
+        Where all values behind the estimate are equal, what they are of: "replicates", "clients".
 
     Examples
     --------
     >>> interval(0.01, -0.02, 0.04), interval(0.01, math.nan, math.nan), interval(0.5, 0.4, 0.6, 2, sign=False)
     ('+0.0100 [-0.0200, +0.0400]', '+0.0100', '0.50 [0.40, 0.60]')
+    >>> interval(0.0, math.nan, math.nan, equal="replicates")
+    '+0.0000, equal in all replicates'
     """
     if not math.isfinite(middle):
         return NONE
     form = f"{'+' if sign else ''}.{digits}f"
-    around = f" [{low:{form}}, {high:{form}}]" if math.isfinite(low) else ""
+    around = f" [{low:{form}}, {high:{form}}]" if math.isfinite(low) else f", equal in all {equal}" if equal else ""
     return f"{middle:{form}}{around}"
 
 

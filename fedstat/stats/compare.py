@@ -169,7 +169,8 @@ def paired(
             found = _difference((pairs[name] - pairs[reference]).to_numpy(), level, rounding)
             row |= found
             if len(pairs) > 1 and not math.isfinite(found["std_error"]):
-                notes.append(f"{name}: the same difference in every pair, so no standard error and no test")
+                rest = "interval" if found["difference"] == 0 else "interval or test"
+                notes.append(f"{name}: the same difference in every pair, so no standard error and no {rest}")
         rows.append(row)
     if alone:
         notes.append(f"one pair only, so no standard error: {', '.join(alone)}")
@@ -358,15 +359,15 @@ def _design(data: pd.DataFrame, method: str, heterogeneity: str, reference: str 
 
 
 def _difference(d: NDArray[np.float64], level: float, rounding: float) -> dict[str, float]:
-    """Mean difference, its t test and interval; one that varies by rounding alone has none, unless it is 0."""
+    """Mean difference, its t test and interval; one that varies by rounding alone has none, but p = 1 if it is 0."""
     row: dict[str, float] = {"n": len(d), "difference": float(d.mean()) if len(d) else math.nan}
     row |= {"std_error": _std_error(d), "df": len(d) - 1 if len(d) > 1 else math.nan, "p_sign_flip": sign_flip(d)}
     if len(d) < 2:
         return row
     if row["std_error"] <= rounding:
-        zero = ("difference", "std_error", "statistic", "conf_low", "conf_high")
-        equal = dict.fromkeys(zero, 0.0) | {"p_value": 1.0}
-        return row | (equal if abs(row["difference"]) <= rounding else {"std_error": math.nan, "df": math.nan})
+        # Their spread is unknown, not 0: there is no interval.
+        unknown = {"std_error": math.nan, "df": math.nan}
+        return row | unknown | ({"difference": 0.0, "p_value": 1.0} if abs(row["difference"]) <= rounding else {})
     from statsmodels.stats.weightstats import DescrStatsW
 
     described = DescrStatsW(d)

@@ -108,7 +108,7 @@ def _rmsea_interval(stat: float, df: int, n: int, *, tail: float = 0.05) -> tupl
     def end(level: float) -> float:
         if scipy.special.chdtr(df, stat) <= level:
             return 0.0
-        ncp = scipy.optimize.brentq(lambda x: scipy.special.chndtr(stat, df, x) - level, 1e-12, max(n, stat) + 2 * n)
+        ncp = scipy.optimize.brentq(lambda x: scipy.special.chndtr(stat, df, x) - level, 1e-12, 2 * stat + 2 * n)
         return math.sqrt(ncp / (n - 1) / df)
 
     return end(1 - tail), end(tail)

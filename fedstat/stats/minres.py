@@ -76,22 +76,42 @@ def objective(xp: Any, r: Array, h: Array, g: int) -> tuple[float, Array]:
     return float(lost) / 2, xp.sum(vectors[:, :g] ** 2 * kept, axis=-1)
 
 
+class _CappedError(Exception):
+    """The cap on the eigendecompositions is reached."""
+
+
 def _one(
     xp: Any, r: Array, ones: Array, g: Array, start: Array, *, max_iter: int, tol: float
 ) -> tuple[Floats, int, float]:
     top = np.asarray(ones.tolist())
-    steps = 0
+    h = np.clip(np.asarray(start.tolist()), 0, top)
+    steps, best, before = 0, (np.inf, h, h), np.inf
 
     def value_and_gradient(h: Floats) -> tuple[float, Floats]:
-        nonlocal steps
+        nonlocal steps, best
+        if steps == max_iter:
+            raise _CappedError
         steps += 1
         f, step = objective(xp, r, xp.asarray(h, device=device_of(r)), int(g))
-        return f, h - np.asarray(step.tolist())
+        gradient = h - np.asarray(step.tolist())
+        if f < best[0]:
+            best = f, h.copy(), gradient
+        return f, gradient
 
-    h = np.clip(np.asarray(start.tolist()), 0, top)
-    found = scipy.optimize.minimize(
-        value_and_gradient, h, jac=True, method="L-BFGS-B", bounds=np.stack([np.zeros_like(top), top], axis=1),
-        options={"gtol": tol, "ftol": 0, "maxcor": 20, "maxfun": max_iter, "maxiter": max_iter},
-    )  # fmt: skip
-    residual = np.abs(np.clip(found.x - found.jac, 0, top) - found.x).max()
-    return found.x, steps, float(residual)
+    def residual(h: Floats, gradient: Floats) -> float:
+        return float(np.abs(np.clip(h - gradient, 0, top) - h).max())
+
+    try:
+        while True:
+            # L-BFGS-B can aim at a corner of the box, hardly downhill, and stop far from any minimum. As f is |h|²/2
+            # less a convex function, one principal-axis step would lower it by tol²/2 or more: less is a stall.
+            found = scipy.optimize.minimize(
+                value_and_gradient, h, jac=True, method="L-BFGS-B", bounds=np.stack([np.zeros_like(top), top], axis=1),
+                options={"gtol": tol, "ftol": tol**2 / 2, "maxcor": 20, "maxfun": max_iter, "maxiter": max_iter},
+            )  # fmt: skip
+            left = residual(found.x, found.jac)
+            if left <= tol or found.fun >= before:
+                return found.x, steps, left
+            h, before = found.x, found.fun
+    except _CappedError:
+        return best[1], steps, residual(*best[1:])

@@ -194,12 +194,14 @@ def test_a_kernel_whose_units_come_last_is_refused_and_not_transposed(key: str) 
     rng = np.random.default_rng(0)
     states: list[dict[str, Any]] = [{key: rng.normal(size=(9, 4))} for _ in range(3)]
     for layers in (None, [key]):
-        with pytest.raises(ValueError, match=r"units come last, but fedstat takes units first.*np\.moveaxis"):
+        with pytest.raises(ValueError, match=r"units come last, but fedstat takes units first.*unit_axis=\{.*: -1\}"):
             read_weights(states, layers=layers)
+    (said,) = read_weights(states, unit_axis=-1).children.values()
     way_out = key[: -len("kernel")] + "weight"
     for state in states:
         state[way_out] = np.moveaxis(state.pop(key), -1, 0)
     (node,) = read_weights(states).children.values()
+    np.testing.assert_array_equal(said["w"], node["w"])
     assert dict(node["w"].sizes) == {"client": 3, "unit": 4, "weight": 9}
 
 
@@ -216,12 +218,13 @@ def test_rows_of_the_gates_of_one_hidden_unit_belong_to_that_unit(make: Any, gat
             np.testing.assert_array_equal(w[1, unit, 1], rows[20 + unit])
 
 
-def test_a_plain_recurrent_layer_has_one_row_a_unit_and_a_lone_one_is_said_to_be_unclear() -> None:
+def test_a_plain_recurrent_layer_has_one_row_a_unit_and_a_lone_one_is_refused() -> None:
     states = [nn.RNN(5, 20).state_dict() for _ in range(3)]
     assert read_weights(states)["weight_ih_l0"]["w"].shape == (3, 20, 5)
     lone = [{"weight_ih_l0": torch.randn(80, 5)} for _ in range(3)]
-    with pytest.warns(UserWarning, match="80 rows, those of the gates"):
-        assert read_weights(lone)["weight_ih_l0"]["w"].shape == (3, 80, 5)
+    with pytest.raises(ValueError, match=r"is open: its 80 rows may be those of several gates.*unit_axis"):
+        read_weights(lone)
+    assert read_weights(lone, unit_axis=0)["weight_ih_l0"]["w"].shape == (3, 80, 5)
 
 
 def test_file_names_that_repeat_keep_their_folders(tmp_path: Path) -> None:

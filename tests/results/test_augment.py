@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -93,3 +96,46 @@ def test_scores_keep_the_labels_of_their_rows() -> None:
     pd.testing.assert_frame_equal(fit.augment(z.transpose("unit", "row")), scores)
     frame = pd.DataFrame(z.values, index=[f"r{i}" for i in range(len(z))], columns=UNITS)
     assert fit.augment(frame).index.tolist() == frame.index.tolist()
+
+
+def test_scores_of_new_rows_are_those_that_the_fitted_sample_gives() -> None:
+    z = fedstat.layer_matrix(W).values * np.exp(np.arange(8)) + np.arange(8)
+    fit = fedstat.fa(z, n_factors=2, method="pc")
+    np.testing.assert_allclose((z - fit.center) / fit.scale, (z - z.mean(0)) / z.std(0), atol=1e-12)
+    for rows in ([3], [5, 7, 2], slice(None, 40)):
+        np.testing.assert_allclose(fit.augment(z[rows]), fit.augment(z).iloc[rows], atol=1e-12)
+    new = z[:1] + 1
+    by_hand = (new - z.mean(0)) / z.std(0) @ np.linalg.inv(np.corrcoef(z.T)) @ fit.loadings
+    np.testing.assert_allclose(fit.augment(new), by_hand, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        lambda w: fedstat.fa(w, n_factors=2),
+        lambda w: fedstat.split(w, n_factors=2).factors,
+        lambda w: fedstat.bootstrap(w, n_factors=2, replicates=2).split.factors,
+        lambda w: fedstat.update(fedstat.fa(w, n_factors=2), w),
+        lambda w: fedstat.fa(torch.as_tensor(w), n_factors=2, rotation="oblimin"),
+    ],
+)
+@pytest.mark.parametrize("size", [1.0, 1e180])  # whose squares are beyond float64
+def test_every_fit_of_weights_knows_by_what_it_standardised(fit: Callable[..., Any], size: float) -> None:
+    w = size * (W.values + 3)
+    w[:, 4] = 0.25 * size  # a dead unit
+    z = fedstat.layer_matrix(w)
+    found = fit(w)
+    np.testing.assert_allclose(found.center, z.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(np.delete(found.scale / size, 4), np.delete((z / size).std(0), 4), rtol=1e-12)
+    assert np.isfinite(found.augment(z[:1])).all(axis=None)
+
+
+def test_a_fit_of_correlations_needs_the_rows_behind_them() -> None:
+    z = fedstat.layer_matrix(W).values
+    r = np.corrcoef(z.T)
+    alone, whole = fedstat.fa(r, corr=True, n_factors=2), fedstat.fa(z, n_factors=2)
+    with pytest.raises(ValueError, match=r"knows only correlations\. Pass reference="):
+        alone.augment(z[:1])
+    with pytest.raises(ValueError, match=r"knows the rows that were analysed\. Leave out reference"):
+        whole.augment(z[:1], reference=z)
+    np.testing.assert_allclose(alone.augment(z[:1], reference=z), whole.augment(z[:1]), atol=1e-10)

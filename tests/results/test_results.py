@@ -94,11 +94,11 @@ def test_scores_are_thurstones_regression_with_the_r2_psych_gives() -> None:
     low = np.linalg.cholesky(np.array(case["r"]))
     z = np.random.default_rng(0).normal(size=(500, 24))
     z = (z - z.mean(0)) @ np.linalg.inv(np.linalg.cholesky(np.cov(z.T, bias=True))).T @ low.T  # correlation exactly R
-    scores = analyse("harman24").augment(z)
+    scores = analyse("harman24").augment(z, reference=z)
     assert list(scores) == ["factor_1", "factor_2", "factor_3", "factor_4"]
     np.testing.assert_allclose(scores.var(ddof=0), case["pa"]["r2_scores"], atol=1e-6)
     with pytest.raises(ValueError, match=r"shape \(row, 24\), but got \(500, 23\)"):
-        analyse("harman24").augment(z[:, 1:])
+        analyse("harman24").augment(z[:, 1:], reference=z)
 
 
 def test_negative_degrees_of_freedom_are_said_not_hidden() -> None:

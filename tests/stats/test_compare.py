@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
+import fedstat
 from fedstat.stats import compare
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "compare.json").read_text())
@@ -119,10 +120,17 @@ def test_equal_methods_do_not_differ_and_a_constant_difference_is_not_tested():
     data = tidy({"a": [0.5, 0.7, 0.1], "same": [0.5, 0.7, 0.1], "more": [0.6, 0.8, 0.2]})
     found = compare.paired(data, reference="a")
     same, more = found.table.set_index("method").loc["same"], found.table.set_index("method").loc["more"]
-    assert same[["p_value", "p_holm", "all_low", "all_high"]].tolist() == [1, 1, 0, 0]
+    assert same[["difference", "p_value", "p_holm"]].tolist() == [0, 1, 1]
+    assert same[["std_error", "conf_low", "conf_high", "all_low", "all_high"]].isna().all(), "not [0, 0]"
     assert more["difference"] == pytest.approx(0.1)
     assert more[["std_error", "p_value", "p_holm", "conf_low", "all_high"]].isna().all()
-    assert found.notes == ("more: the same difference in every pair, so no standard error and no test",)
+    assert found.notes == (
+        "same: the same difference in every pair, so no standard error and no interval",
+        "more: the same difference in every pair, so no standard error and no interval or test",
+    )
+    text = str(fedstat.compare(data, reference="a"))
+    assert "+0.0000, equal in all 3 blocks  p 1.0000" in text
+    assert "+0.1000, equal in all 3 blocks  p –" in text
 
 
 def test_blocks_may_be_settings_and_seeds():

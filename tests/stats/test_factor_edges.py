@@ -270,3 +270,11 @@ def test_the_way_out_that_the_warning_names_first_leads_out(p: float) -> None:
     with pytest.warns(ConvergenceWarning, match=r"Raise max_iter \(1000 is usually enough\)"):
         fs.split(w)
     assert fs.split(w, max_iter=1000).fit.converged
+
+
+def test_a_model_that_fits_badly_has_an_interval_of_its_rmsea() -> None:
+    """Rows ten times over: χ² of 10,000 with 100 rows was beyond the range that was searched."""
+    rng = np.random.default_rng(0)
+    z = np.repeat(rng.normal(size=(10, 12)), 10, axis=0) + 1e-6 * rng.normal(size=(100, 12))
+    row = fs.fa(z, n_factors=2, method="minres").glance().iloc[0]
+    assert 0 < row["rmsea_low"] < row["rmsea"] < row["rmsea_high"]
