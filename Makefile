@@ -119,4 +119,4 @@ runs/%-$(SCALE).zarr: $(READY) FORCE  # resumed if unfinished, read if finished
 FORCE:
 
 clean:
-	rm -rf docs/_build docs/methods docs/reference $(VENV) $(VENV)-minimum dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache
+	rm -rf docs/_build docs/inference docs/methods docs/reference $(VENV) $(VENV)-minimum dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .import_linter_cache

@@ -1,0 +1,62 @@
+"""The page of what p values and intervals are worth, made from the table of simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+from reference_pages import heading
+
+TABLE = Path(__file__).parents[2] / "analysis/inference/results/inference.csv"
+SAYS = {
+    "level": "A test of .05: how often it rejects where its null hypothesis is true. Above .06 it errs.",
+    "coverage": "An interval: how often it holds what it is of. Short of its confidence by more than .02 it errs.",
+    "rate": "A share that nothing is claimed of.",
+}
+LEAD = """
+Each p value and interval that fedstat gives was tried where the truth is known: in cases that its assumptions describe,
+and in cases that break them (few clients, correlated weights, unequal spread, ties). Shown is the share of simulated
+data sets in which a test of .05 rejected a true null hypothesis, or a 95 % interval covered, and its Monte Carlo error.
+*errs* marks a case in which the claim should not be relied on; *refused*, one in which fedstat gives no number.
+
+The simulations are in ``simulations/inference``; seed {seed}. From a copy of the repository::
+
+   python -m simulations.inference --quick   # one case of each claim: seconds
+   python -m simulations.inference           # all, hours: writes analysis/inference/results/inference.csv
+"""
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """File, relative to ``inference/``, and text of the page."""
+    table = pd.read_csv(TABLE, keep_default_na=False)
+    claims = dict(iter(table.groupby("claim", sort=False)))
+    parts = [_claim(name, rows) for name, rows in claims.items()]
+    lead = LEAD.format(seed=", ".join(map(str, table["seed"].unique())))
+    yield "index.rst", "\n\n".join([heading("What p values and intervals are worth"), lead, _summary(claims), *parts])
+
+
+def _summary(claims: dict[str, pd.DataFrame]) -> str:
+    rows = [["claim", "cases that hold", "that err", "refused"]]
+    for name, table in claims.items():
+        count = table["verdict"].value_counts()
+        if table["kind"].iloc[0] != "rate":
+            rows.append([f"`{name}`_", *(str(count.get(verdict, 0)) for verdict in ("holds", "errs", "refused"))])
+    return _table(rows)
+
+
+def _claim(name: str, table: pd.DataFrame) -> str:
+    noted = {note: f"[{i}]" for i, note in enumerate(filter(None, table["note"].unique()), 1)}
+    rows = [["case", "assumptions", "observed", "verdict"]]
+    for row in table.to_dict("records"):
+        case = ": ".join(filter(None, (row["case"], row["part"])))
+        found = f"{float(row['observed']):.3f} ± {float(row['mc_error']):.3f}" if row["claimed"] else "–"
+        found += f" ({row['claimed']} of {row['replicates']})" if row["claimed"] < row["replicates"] else ""
+        rows.append([case, row["assumptions"], found, " ".join(filter(None, (row["verdict"], noted.get(row["note"]))))])
+    notes = "\n".join(f"{mark} {note}.\n" for note, mark in noted.items())
+    return "\n\n".join([f"{name}\n{'-' * (len(name) + 2)}", SAYS[table["kind"].iloc[0]], _table(rows), notes])
+
+
+def _table(rows: list[list[str]]) -> str:
+    body = "\n".join("   * - " + "\n     - ".join(row) for row in rows)
+    return f".. list-table::\n   :header-rows: 1\n\n{body}\n"

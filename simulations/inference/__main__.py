@@ -1,0 +1,43 @@
+"""Try fedstat's p values and intervals where the truth is known: ``python -m simulations.inference``."""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from simulations.inference import table
+from simulations.inference.claims import CLAIMS
+
+RESULTS = Path(__file__).parents[2] / "analysis/inference/results/inference.csv"
+QUICK = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m simulations.inference", description=__doc__)
+    parser.add_argument("--claim", nargs="+", default=[""], metavar="TEXT", help="claims whose name has one of these")
+    parser.add_argument("--quick", action="store_true", help=f"one case a claim, {QUICK} replicates: it runs")
+    parser.add_argument("--missing", action="store_true", help="only cases without a row in the table")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path, help=f"the table, which is added to; in the long form {RESULTS.name}")
+    args = parser.parse_args()
+    out = args.out or (None if args.quick else RESULTS)
+    known = table.read(out) if out else table.empty()
+    done = set(known[["claim", "case"]].itertuples(index=False, name=None)) if args.missing else set()
+    every = table.cases(CLAIMS) if not args.quick else [(c, next(iter(one.cases))) for c, one in CLAIMS.items()]
+    names = [n for n in every if any(text in n[0] for text in args.claim) and n not in done]
+    with ProcessPoolExecutor(args.processes) as pool:
+        each = table.rows(CLAIMS, names, replicates=QUICK if args.quick else None, seed=args.seed, executor=pool)
+        for i, rows in enumerate(each, 1):
+            known = table.with_rows(known, rows, CLAIMS)
+            if out:
+                table.write(out, known)
+            for row in rows:
+                of = ", ".join(filter(None, (row["case"], row["part"])))
+                found = f"{row['observed']} ± {row['mc_error']} {row['verdict']}"
+                print(f"[{i}/{len(names)}] {row['claim']}: {of}: {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Comparisons of methods: t tests within seeds, simultaneous intervals, sign flips, a mixed model, rank correlation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from fedstat.stats import claims, compare
+from simulations.inference.table import Case, Claim
+
+_NEXT = "own variances and blocks that fit the question replace these intervals next"
+
+
+def accuracies(kind: str, seeds: int, methods: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Accuracies of methods without a difference, in long form.
+
+    Parameters
+    ----------
+    kind : {"normal", "t3", "skewed", "one varies 20 times", "settings"}
+        Normal errors beside a common effect of the seed; errors of Student's t with 3 degrees of freedom; exponential
+        ones; one method with 20 times the standard deviation; four settings with an interaction of their own with
+        methods, in which only settings are new to each other.
+    seeds, methods : int
+    rng : Generator
+    """
+    shape = (seeds, methods)
+    errors = {"t3": lambda: rng.standard_t(3, shape), "skewed": lambda: rng.exponential(size=shape)}
+    e = errors.get(kind, lambda: rng.normal(size=shape))()
+    if kind == "one varies 20 times":
+        e *= np.where(np.arange(methods) == 1, 20, 1)
+    e = e + rng.normal(size=(seeds, 1))
+    names = [f"m{i}" for i in range(methods)]
+    return pd.DataFrame(e, columns=names).rename_axis("seed").reset_index().melt("seed", names, "method", "accuracy")
+
+
+def in_settings(seeds: int, methods: int, settings: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Accuracies in settings that methods suit differently: on average over all settings there is no difference."""
+    parts = [accuracies("normal", seeds, methods, rng).assign(setting=i) for i in range(settings)]
+    data = pd.concat(parts, ignore_index=True)
+    suits = rng.normal(size=(settings, methods))
+    number = data["method"].str[1:].astype(int)
+    return data.assign(accuracy=data["accuracy"] + suits[data["setting"], number])
+
+
+def paired(kind: str, seeds: int, methods: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Errors of each rule: single tests, any by Holm, simultaneous intervals of own variances, Dunnett, sign flips."""
+    if kind == "settings":
+        data, block = in_settings(seeds, methods, 4, rng), ["setting", "seed"]
+    else:
+        data, block = accuracies(kind, seeds, methods, rng), ["seed"]
+    table = compare.paired(data, reference="m0", block=block).table.query("method != 'm0'")
+    own = (table["all_low"] > 0) | (table["all_high"] < 0)
+    pooled = table["pooled_p"] <= 0.05
+    any_pooled = np.nan if table["pooled_p"].isna().all() else float(pooled.any())
+    flips = np.where(table["p_sign_flip"].isna(), np.nan, table["p_sign_flip"] <= 0.05)
+    return [table["p_value"] <= 0.05, np.array([(table["p_holm"] <= 0.05).any()]), np.array([own.any()]),
+            np.array([any_pooled]), flips]  # fmt: skip
+
+
+def mixed(kind: str, groups: int, rng: np.random.Generator) -> np.ndarray:
+    """Rejections of the mixed model's effects of method, of which there are none."""
+    rows = [(f"m{m}", f"h{h}", s) for m in range(3) for h in range(2) for s in range(groups)]
+    data = pd.DataFrame(rows, columns=["method", "heterogeneity", "seed"])
+    e = rng.standard_t(3, len(data)) if kind == "t3" else rng.normal(size=len(data))
+    if kind == "one varies 20 times":
+        e *= np.where(data["method"] == "m1", 20, 1)
+    data["accuracy"] = e + rng.normal(size=groups)[data["seed"]]
+    table = compare.mixed(data).table
+    return np.asarray(table[table["term"].str.startswith("method")]["p_value"] <= 0.05)
+
+
+def spearman(n: int, ties: bool, rng: np.random.Generator) -> float:
+    """Rejections of a rank correlation of 0."""
+    x, y = rng.normal(size=(2, n))
+    p = claims.rank_correlation(x, np.round(y) if ties else y).p_value
+    return float(p <= 0.05) if np.isfinite(p) else np.nan
+
+
+RULES = ("t test, one method", "Holm, any method", "own variances, any interval", "Dunnett, any method", "sign flip")
+CLAIMS = {
+    "compare, m methods with a reference": Claim(
+        "level",
+        (
+            "fedstat.stats.compare._difference", "fedstat.stats.compare._adjusted", "fedstat.stats.compare.sign_flip",
+            "fedstat.stats.pooled.p_value", "fedstat.stats.pooled.quantile", "fedstat.stats.pooled.many_to_one",
+        ),
+        tuple(
+            f"ComparisonResult.{name}"
+            for name in ("p_value", "p_holm", "p_sign_flip", "conf_low", "conf_high", "all_low", "all_high", "pooled_p",
+                         "pooled_low", "pooled_high")
+        ),
+        {
+            f"{kind}, {seeds} seeds, {methods} methods": Case(
+                partial(paired, kind, seeds, methods), kind == "normal", 500,
+                _NEXT if kind in ("one varies 20 times", "settings") else "", RULES,
+            )
+            for kind in ("normal", "t3", "skewed", "one varies 20 times", "settings")
+            for seeds, methods in ((2, 5), (3, 5), (3, 30), (10, 5))
+        },
+    ),
+    "compare.mixed, effects of methods": Claim(
+        "level",
+        ("fedstat.stats.compare.mixed",),
+        (),
+        {
+            f"{kind}, {groups} seeds": Case(partial(mixed, kind, groups), kind == "normal", 500)
+            for kind in ("normal", "t3", "one varies 20 times")
+            for groups in (3, 10)
+        },
+    ),
+    "claims.rank_correlation": Claim(
+        "level",
+        ("fedstat.stats.claims.rank_correlation",),
+        (),
+        {
+            f"{n} pairs{', ties' if ties else ''}": Case(partial(spearman, n, ties), replicates=1000)
+            for n in (4, 8)
+            for ties in (False, True)
+        },
+    ),
+}  # fmt: skip

@@ -1,0 +1,192 @@
+"""Claims, the cases in which they are tried, and the table of how often they hold."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedstat._executor import as_done
+from fedstat._random import generator
+
+LARGEST_LEVEL, SHORT = 0.06, 0.02
+"""A test of .05 errs above the first, an interval where its coverage falls short of what it claims by the second."""
+
+KEYS = ("claim", "case", "part")
+COLUMNS = (
+    *KEYS, "kind", "assumptions", "replicates", "claimed", "observed", "mc_error", "verdict", "note", "seed",
+    "revision",
+)  # fmt: skip
+
+
+class Case(NamedTuple):
+    """A model of data with known truth.
+
+    Attributes
+    ----------
+    hits : callable (Generator) -> array (...) or, with parts, sequence of arrays
+        Draws data once and says where the claim's event happened: 1 where a test of .05 rejects or a 95 % interval
+        covers, 0 elsewhere, NaN where nothing is claimed (no p value, no interval).
+    holds : bool
+        Whether the assumptions hold that the claim is made under.
+    replicates : int
+        Draws in the long form.
+    note : str
+        Where the claim errs in this case, what fedstat says or refuses there.
+    parts : tuple of str
+        Names of what is counted apart, as shared and personal units.
+    """
+
+    hits: Callable[[np.random.Generator], Any]
+    holds: bool = True
+    replicates: int = 2000
+    note: str = ""
+    parts: tuple[str, ...] = ("",)
+
+
+class Claim(NamedTuple):
+    """A p value or an interval that fedstat gives.
+
+    Attributes
+    ----------
+    kind : {"level", "coverage", "rate"}
+        Of rejections under the null hypothesis; of intervals that cover; of anything for which nothing is claimed, as
+        the power of a test.
+    sources : tuple of str
+        Functions of fedstat that compute it, as "fedstat.stats.icc.icc".
+    columns : tuple of str
+        Where users see it: "Result.column" or "Result.attribute".
+    cases : mapping from str to Case
+    confidence : float
+        Of the intervals.
+    """
+
+    kind: Literal["level", "coverage", "rate"]
+    sources: tuple[str, ...]
+    columns: tuple[str, ...]
+    cases: Mapping[str, Case]
+    confidence: float = 0.95
+
+
+class Outcome(NamedTuple):
+    """How often the event happened: mean over the replicates with a claim, its Monte Carlo error, their number."""
+
+    observed: float
+    error: float
+    replicates: int
+
+
+def tried(case: Case, names: tuple[str, str], *, replicates: int, seed: int) -> list[Outcome]:
+    """Try one case: an outcome for each of its parts.
+
+    Parameters
+    ----------
+    case : Case
+    names : (str, str)
+        Of the claim and the case. With seed and number they name the stream of each draw, so that more replicates
+        continue fewer.
+    replicates : int
+    seed : int
+    """
+    means = np.full((replicates, len(case.parts)), np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # cautions are not counted here; a mean of nothing is NaN
+        for number in range(replicates):
+            hits = case.hits(generator(seed, "inference", *names, number))
+            for i, part in enumerate(hits if len(case.parts) > 1 else [hits]):
+                means[number, i] = np.nanmean(np.asarray(part, float))
+    return [_outcome(column[np.isfinite(column)]) for column in means.T]
+
+
+def _outcome(means: np.ndarray) -> Outcome:
+    n = len(means)
+    if not n:
+        return Outcome(math.nan, math.nan, 0)
+    spread = float(means.std(ddof=1)) if n > 1 else math.nan
+    least = math.sqrt(0.5 / n * (1 - 0.5 / n))  # where nothing or everything hits: as if half a hit were missed
+    return Outcome(float(means.mean()), max(spread, least) / math.sqrt(n), n)
+
+
+def verdict(claim: Claim, found: Outcome, replicates: int) -> str:
+    """Whether the claim "holds", "errs" or, made in fewer than 1 of 20 replicates, is "refused"; "–" for rates."""
+    if claim.kind == "rate":
+        return "–"
+    if found.replicates < replicates / 20:
+        return "refused"
+    well = found.observed <= LARGEST_LEVEL if claim.kind == "level" else found.observed >= claim.confidence - SHORT
+    return "holds" if well else "errs"
+
+
+def rows(
+    claims: Mapping[str, Claim],
+    names: Iterable[tuple[str, str]],
+    *,
+    replicates: int | None = None,
+    seed: int = 0,
+    executor: Executor | None = None,
+) -> Iterator[list[dict[str, Any]]]:
+    """Rows of the table for each case, as they are done; ``replicates`` in place of each case's own number."""
+    revision = _revision()
+    for (claim, name), result in as_done(executor, partial(_one, claims, replicates, seed), names):
+        about, case = claims[claim], claims[claim].cases[name]
+        tries = case.replicates if replicates is None else replicates
+        yield [
+            {
+                "claim": claim, "case": name, "part": part, "kind": about.kind,
+                "assumptions": "hold" if case.holds else "fail", "replicates": tries, "claimed": found.replicates,
+                "observed": round(found.observed, 4), "mc_error": round(found.error, 4),
+                "verdict": verdict(about, found, tries), "note": case.note, "seed": seed, "revision": revision,
+            }
+            for part, found in zip(case.parts, result(), strict=True)
+        ]  # fmt: skip
+
+
+def _one(claims: Mapping[str, Claim], replicates: int | None, seed: int, names: tuple[str, str]) -> list[Outcome]:
+    case = claims[names[0]].cases[names[1]]
+    return tried(case, names, replicates=case.replicates if replicates is None else replicates, seed=seed)
+
+
+def cases(claims: Mapping[str, Claim]) -> list[tuple[str, str]]:
+    """Names of all cases, in order."""
+    return [(claim, case) for claim, one in claims.items() for case in one.cases]
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The table at a path; without rows if there is none."""
+    return pd.read_csv(path, keep_default_na=False) if path.exists() else empty()
+
+
+def empty() -> pd.DataFrame:
+    """A table without rows."""
+    return pd.DataFrame(columns=list(COLUMNS))
+
+
+def with_rows(table: pd.DataFrame, more: list[dict[str, Any]], claims: Mapping[str, Claim]) -> pd.DataFrame:
+    """The table with more rows in place of those of the same cases, in the order of the claims.
+
+    Rows of cases that no claim has any more are left out.
+    """
+    order = [(claim, case, part) for claim, case in cases(claims) for part in claims[claim].cases[case].parts]
+    known = {tuple(row[key] for key in KEYS): row for row in [*table.to_dict("records"), *more]}
+    return pd.DataFrame([known[key] for key in order if key in known], columns=list(COLUMNS))
+
+
+def write(path: Path, table: pd.DataFrame) -> None:
+    """Write the table, whole or not at all."""
+    draft = path.with_suffix(".part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(draft, index=False)
+    draft.replace(path)
+
+
+def _revision() -> str:
+    asked = ("git", "describe", "--always", "--dirty", "--abbrev=12")
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()

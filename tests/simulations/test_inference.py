@@ -1,0 +1,131 @@
+"""Every p value and interval of fedstat has a row in the table of simulations, and the table says how it does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from made_results import MADE, made
+
+from simulations.inference import __main__ as command
+from simulations.inference import table
+from simulations.inference.claims import CLAIMS
+
+ROOT = Path(__file__).parents[2]
+RESULTS = table.read(command.RESULTS)
+# Tail probabilities, quantiles and tests: who calls one of these makes a p value or an interval.
+CALLS = {
+    "sf", "isf", "cdf", "ppf", "stdtr", "stdtrit", "fdtr", "fdtrc", "fdtri", "chdtr", "chdtrc", "chndtr", "ndtr",
+    "ndtri", "percentile", "nanpercentile", "quantile", "nanquantile", "multipletests", "tconfint_mean", "ttest_mean",
+    "conf_int", "proportion_confint", "permutation_test",
+}  # fmt: skip
+# What they are called for otherwise.
+SPREAD = "describes the spread of clients, units or replicates; no claim about a population"
+OTHERWISE = {
+    "fedstat.decompose.__main__.decompose": "calls the verb fedstat.permutation_test",
+    "analysis.fedfac.checks.certainty": "calls the verb fedstat.permutation_test",
+    "notebooks.decomposition": "calls the verb fedstat.permutation_test",
+    "fedstat.stats.nfactors.parallel_analysis": "quantile of noise: a rule for the number of factors, no p value",
+    "fedstat.stats.pooled._log_chi": "ends of a grid for an integral",
+    "fedstat.plot.motivation._top": "limit of an axis",
+} | dict.fromkeys(
+    (
+        "fedstat.plot.clusters.client_lines", "fedstat.reporting.figures.over_clients",
+        "fedstat.reporting.training._client_table", "fedstat.results.components.ComponentsResult.glance",
+        "fedstat.results.entropy.EntropyResult.glance", "fedstat.results.icc.IccResult.glance",
+        "fedstat.results.uncertainty.BootstrapResult.glance", "fedstat.study.leaderboard.measured",
+        "fedstat.study.report._choice", "fedstat.study.summary.row", "notebooks.four_decompositions",
+    ),
+    SPREAD,
+)  # fmt: skip
+# Columns whose names look like a p value's or an interval's.
+PLAIN_COLUMNS = {
+    "BootstrapResult.adjusted_rand_low", "BootstrapResult.n_factors_low", "BootstrapResult.n_factors_high",
+    "ConvergenceResult.lambda_p",
+}  # fmt: skip
+
+
+def producers(path: Path) -> Iterator[str]:
+    """Functions of a file that call one of ``CALLS``, by their dotted names."""
+    module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+    def visit(node: ast.AST, name: str) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            inner = f"{name}.{child.name}" if isinstance(child, ast.FunctionDef | ast.ClassDef) else name
+            if isinstance(child, ast.Call):
+                called = child.func.attr if isinstance(child.func, ast.Attribute) else getattr(child.func, "id", "")
+                if called in CALLS:
+                    yield inner
+            yield from visit(child, inner)
+
+    return visit(ast.parse(path.read_text(encoding="utf-8")), module)
+
+
+def test_whoever_makes_a_p_value_or_an_interval_is_a_source_of_a_claim() -> None:
+    folders = [ROOT / name for name in ("fedstat", "analysis", "paper_figs", "notebooks")]
+    found = {name for folder in folders for path in folder.rglob("*.py") for name in producers(path)}
+    sources = {source for claim in CLAIMS.values() for source in claim.sources}
+    assert found - sources - set(OTHERWISE) == set(), "give them a claim in simulations/inference"
+    assert set(OTHERWISE) - found == set(), "these are gone"
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_columns_of_results_that_look_like_inference_belong_to_a_claim(name: str) -> None:
+    result = made(name)
+    tables = [result.tidy(), result.glance(), getattr(result, "layer", None)]
+    columns = {f"{name}.{c}" for t in tables if isinstance(t, pd.DataFrame) for c in map(str, t.columns)}
+    like = {c for c in columns if re.search(r"[._]p(_|$)|_low$|_high$|conf_", c)}
+    claimed = {column for claim in CLAIMS.values() for column in claim.columns}
+    assert like - claimed - PLAIN_COLUMNS == set()
+
+
+def test_the_table_has_a_row_for_every_part_of_every_case_and_no_other() -> None:
+    expected = [(claim, case, p) for claim, case in table.cases(CLAIMS) for p in CLAIMS[claim].cases[case].parts]
+    assert list(RESULTS[list(table.KEYS)].itertuples(index=False, name=None)) == expected
+    assert (RESULTS["mc_error"][RESULTS["claimed"] > 100].astype(float) < 0.03).all()
+
+
+def test_what_errs_says_where_users_are_told() -> None:
+    errs = RESULTS[RESULTS["verdict"] == "errs"]
+    assert len(errs), "the table would be no use if nothing ever failed"
+    silent = errs[errs["note"] == ""]
+    assert silent[list(table.KEYS)].to_numpy().tolist() == []
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claim_can_be_tried(claim: str) -> None:
+    """The quick form: the first case, a few replicates; drawn again they are the same."""
+    name, case = next(iter(CLAIMS[claim].cases.items()))
+    found = table.tried(case, (claim, name), replicates=3, seed=0)
+    assert len(found) == len(case.parts)
+    assert all(0 <= one.observed <= 1 or one.replicates == 0 for one in found)
+    np.testing.assert_equal(table.tried(case, (claim, name), replicates=3, seed=0), found)
+
+
+def test_outcomes_count_what_was_claimed() -> None:
+    coin = table.Case(lambda rng: np.where(rng.random(50) < 0.5, np.nan, rng.random(50) < 0.3))
+    (one,) = table.tried(coin, ("a", "b"), replicates=400, seed=1)
+    assert abs(one.observed - 0.3) < 4 * one.error
+    assert 0.6 < one.error / np.sqrt(0.3 * 0.7 / 25 / 400) < 1.4
+    (never,) = table.tried(table.Case(lambda _: np.nan), ("a", "c"), replicates=5, seed=1)
+    level = table.Claim("level", (), (), {})
+    assert table.verdict(level, never, 5) == "refused"
+    assert table.verdict(level, one, 400) == "errs"
+    assert table.verdict(level._replace(kind="coverage", confidence=0.3), one, 400) == "holds"
+    (all_,) = table.tried(table.Case(lambda _: [np.ones(3)], parts=("x",)), ("a", "d"), replicates=100, seed=1)
+    assert all_.error > 0, "100 of 100 do not make a certainty"
+
+
+def test_a_table_is_added_to_and_keeps_the_order_of_the_claims() -> None:
+    claims = {n: table.Claim("level", (), (), {c: table.Case(lambda _: 0.0) for c in "xy"}) for n in "ab"}
+    names = table.cases(claims)
+    found = table.empty()
+    for name in (names[3], names[0], names[2], names[3]):
+        (rows,) = table.rows(claims, [name], replicates=2)
+        found = table.with_rows(found, rows, claims)
+    assert found[["claim", "case"]].to_numpy().tolist() == [["a", "x"], ["b", "x"], ["b", "y"]]
