@@ -167,7 +167,8 @@ def test_tables_have_one_row_a_layer_and_unit(clients: Path, tmp_path: Path) -> 
     assert "p_adjusted" in table
     text = tex.read_text()
     assert text.startswith("% fedstat.decompose")
-    assert r"conf\_low" in text
+    assert r"std\_error" in text
+    assert "conf" not in text, "of six clients there are no intervals"
     assert "factor" not in text
     assert text.count(r"\\") == 14
     csv.write_text("a,b\n1,2\n")

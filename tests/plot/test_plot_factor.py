@@ -39,7 +39,8 @@ def test_the_histogram_counts_every_live_unit_and_marks_the_threshold(weights: n
 
 
 def test_bootstrap_intervals_stand_above_the_histogram(weights: np.ndarray) -> None:
-    result = fs.bootstrap(weights, n_factors=2, method="pc", replicates=20)
+    clients = np.concatenate([weights, weights + 0.1 * np.random.default_rng(0).normal(size=weights.shape)])
+    result = fs.bootstrap(clients, n_factors=2, method="pc", replicates=20)
     ax = plot.communality(result)
     segments = ax.collections[0].get_segments()
     assert len(segments) == 24
