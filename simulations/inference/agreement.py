@@ -181,7 +181,7 @@ CLAIMS = {
     "icc, intervals": Claim(
         "coverage",
         (*_ICC, "fedstat.results.icc._percentiles"),
-        ("IccResult.conf_low", "IccResult.conf_high", "IccResult.boot_low", "IccResult.boot_high"),
+        tuple(f"IccResult.{of}_{end}" for of in ("conf", "boot", "layer") for end in ("low", "high")),
         _of_intervals(),
     ),
     "variance_components, tests of a share of 0": Claim(

@@ -132,7 +132,7 @@ CLAIMS = {
         (),
         {
             f"{kind}, {n} values": Case(
-                partial(peaks, kind, n), kind == "normal", 300,
+                partial(peaks, kind, n), kind == "normal", 200,
                 "" if kind == "normal" else "the mixture tests normality, as its help says; peaks asks for peaks",
                 ("Silverman, more than one peak", "mixture, not one normal"),
             )
@@ -143,7 +143,7 @@ CLAIMS = {
     "fa, fit of a true model": Claim(
         "level",
         ("fedstat.stats.indices._likelihood", "fedstat.stats.indices.bartlett"),
-        ("FactorResult.p_value", "FactorResult.bartlett_p"),
+        ("FactorResult.p_value", "FactorResult.bartlett_p", "SplitResult.bartlett_p"),
         {
             f"{kind}, {n} rows": Case(
                 partial(fit_of_factors, kind, n), kind == "normal", 500, "" if kind == "normal" else _ROWS,
@@ -156,7 +156,7 @@ CLAIMS = {
     "fa, interval of RMSEA": Claim(
         "coverage",
         ("fedstat.stats.indices._rmsea_interval.end",),
-        ("FactorResult.rmsea_low", "FactorResult.rmsea_high"),
+        tuple(f"{result}.rmsea_{end}" for result in ("FactorResult", "SplitResult") for end in ("low", "high")),
         {
             f"a third factor of loadings {weak}, {n} rows": Case(
                 partial(rmsea, weak, n), weak < 0.3, 1000, _SMALL_MISFIT[weak < 0.3]

@@ -87,13 +87,14 @@ CLAIMS = {
             "fedstat.stats.pooled.p_value", "fedstat.stats.pooled.quantile", "fedstat.stats.pooled.many_to_one",
         ),
         tuple(
-            f"ComparisonResult.{name}"
+            f"{result}.{name}"
+            for result in ("ComparisonResult", "RunsResult")
             for name in ("p_value", "p_holm", "p_sign_flip", "conf_low", "conf_high", "all_low", "all_high", "pooled_p",
                          "pooled_low", "pooled_high")
         ),
         {
             f"{kind}, {seeds} seeds, {methods} methods": Case(
-                partial(paired, kind, seeds, methods), kind == "normal", 500,
+                partial(paired, kind, seeds, methods), kind == "normal", 250 if methods > 5 else 500,
                 _NEXT if kind in ("one varies 20 times", "settings") else "", RULES,
             )
             for kind in ("normal", "t3", "skewed", "one varies 20 times", "settings")
