@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from _stores import ROOT, RUNS, figure_path
-from scipy import stats
 
 from fedstat import _cli, plot
+from fedstat.stats import student
 from fedstat.study import collect, contrasts, origin, readouts
 from fedstat.study.planned import Planned, planned
 
@@ -71,9 +70,13 @@ def gains(outcomes: pd.DataFrame, plan: Planned, reference: str) -> pd.DataFrame
 
 def over_seeds(shares: pd.DataFrame, plan: Planned) -> pd.DataFrame:
     """Mean personal shares with Student's intervals."""
-    found = shares.groupby(["label", "place", "layer"])["personal"].agg(["mean", "sem", "size"]).reset_index()
-    half = stats.t.ppf(0.975, np.maximum(found["size"] - 1, 1)) * found["sem"]
-    return in_order(found.assign(personal=found["mean"], low=found["mean"] - half, high=found["mean"] + half), plan)
+    keys = ["label", "place", "layer"]
+    rows = [
+        dict(zip(keys, names, strict=True)) | {"personal": mean.mean, "low": mean.low, "high": mean.high}
+        for names, own in shares.groupby(keys)
+        for mean in [student.mean(own["personal"])]
+    ]
+    return in_order(pd.DataFrame(rows), plan)
 
 
 def in_order(found: pd.DataFrame, plan: Planned) -> pd.DataFrame:

@@ -36,7 +36,8 @@ OTHERWISE = {
 } | dict.fromkeys(
     (
         "fedstat.plot.clusters.client_lines", "fedstat.reporting.figures.over_clients",
-        "fedstat.reporting.training._client_table", "fedstat.results.components.ComponentsResult.glance",
+        "fedstat.reporting.training._client_table", "fedstat.reporting.training.findings",
+        "fedstat.results.components.ComponentsResult.glance",
         "fedstat.results.entropy.EntropyResult.glance", "fedstat.results.icc.IccResult.glance",
         "fedstat.results.uncertainty.BootstrapResult.glance", "fedstat.study.leaderboard.measured",
         "fedstat.study.report._choice", "fedstat.study.summary.row", "notebooks.four_decompositions",
