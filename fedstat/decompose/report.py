@@ -20,7 +20,8 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
     ----------
     split : SplitResult
     bootstrap : BootstrapResult, optional
-        Adds std_error, conf_low, conf_high and p_shared, and the attribute ``intervals``, what these are of.
+        Adds std_error, conf_low, conf_high and p_shared, and the attributes ``intervals``, what these are of, and
+        ``replicates_converged``, a share.
 
     Returns
     -------
@@ -52,6 +53,7 @@ def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> 
     if bootstrap is not None:
         table = bootstrap.tidy()
         data.attrs["intervals"] = bootstrap.interval_label
+        data.attrs["replicates_converged"] = float(bootstrap.converged.mean())
         for name in _BESIDE["bootstrap"]:
             data[name] = ("unit", table[name].to_numpy())
     return data

@@ -159,7 +159,8 @@ def permutation_test(
     """Do units carry an identity across clients? Shuffle the units within each client and compare.
 
     A permutation test in the sense of Fisher (1935), "The design of experiments", whose null hypothesis is that the
-    units of a client could be named in any order.
+    units of a client could be named in any order. What is compared is the spread of ν over units: agreement of clients
+    on units that do not explain one another leaves it as it is, and is found by :func:`icc`.
 
     Parameters
     ----------
@@ -233,8 +234,8 @@ def stability(
     Returns
     -------
     StabilityResult
-        Non-convergence is a column of its table, not a warning for each variant. A :class:`fedstat.ByLayer` of results
-        where layers are several.
+        Non-convergence is a column of its table, not a warning for each variant; each variant stops by the rule of the
+        reference, but for the one of ``tol``. A :class:`fedstat.ByLayer` of results where layers are several.
     """
     _refuse_agreement("stability", method)
     how: dict[str, Any] = {"tau": tau, "kappa": kappa, "method": method, "kappas": kappas, "taus": taus}
@@ -268,7 +269,8 @@ def _stability_layer(
         *(("kappa", f"{k:g}", {"kappa": k}) for k in kappas if k != kappa),
         *(("start", "smc", {"start": "smc"}) for _ in range(min(1, n_starts))),
         *(("start", f"random {i + 1}", {"start": rng.uniform(size=len(found.units))}) for i in range(n_starts)),
-        *(("max_iter", f"{n}", {"max_iter": n, "tol": 0.0}) for n in (200, 1000) if method == "pa"),
+        *(("max_iter", "1000", {"max_iter": 1000}) for _ in range(method == "pa")),
+        *(("tol", "1e-06", {"max_iter": 1000, "tol": 1e-6}) for _ in range(method == "pa")),
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)

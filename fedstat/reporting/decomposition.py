@@ -80,6 +80,12 @@ def _cautions(layer: str, data: xr.Dataset) -> Iterator[Caution]:
             f"layer {layer}: the communalities still moved after {shown(glance.get('n_iter'))} steps; raise --max-iter"
         )
         yield Caution("Factor analysis not converged", text)
+    if (failed := 1 - float(data.attrs.get("replicates_converged", 1))) > 0:
+        text = (
+            f"layer {layer}: {100 * failed:.0f} % of the factor analyses of resampled clients had not converged. They "
+            "stopped by the rule of the split itself, so that their spread is that of this many steps"
+        )
+        yield Caution("Resamples not converged", text)
     if "heywood" in data and (n := int(data["heywood"].sum())):
         text = (
             f"layer {layer}: communalities of {n} of {data.sizes['unit']} units exceed 1. The factor model is improper "

@@ -231,7 +231,10 @@ class BootstrapResult(Result):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PermutationResult(Result):
-    """Test that units carry no identity across clients, as :func:`fedstat.permutation_test` returns it.
+    """Test by the spread of ν that units carry no identity, as :func:`fedstat.permutation_test` returns it.
+
+    It sees an identity only in what other units explain: where clients agree on each unit but units explain one another
+    as they would by chance, it finds nothing (:func:`fedstat.icc` asks about agreement).
 
     The test of all units together is two-sided. Those of single units are one-sided: a small p-value says that factors
     explain more of the unit than of shuffled ones; ``p_adjusted`` holds the false discovery rate over all units
@@ -293,10 +296,10 @@ class PermutationResult(Result):
         if least > _LEVEL:
             return f"too few shuffles for a verdict: p cannot fall below {least:.2g}"
         if self.p_value > _LEVEL:
-            return f"at {_LEVEL:.0%} nothing shows that a unit's label means something across clients"
+            return f"at {_LEVEL:.0%} nu spreads as after shuffling; whether clients agree on units is for fedstat.icc"
         null = float(np.nanstd(self.communality, axis=1).mean())
         how = "more" if self.statistic > null else "less"
-        return f"at {_LEVEL:.0%} labels mean something across clients: units differ by {how} than shuffled ones"
+        return f"at {_LEVEL:.0%} nu spreads {how} than after shuffling: labels of units mean something across clients"
 
     def __repr__(self) -> str:
         x = self.glance().iloc[0]
@@ -304,8 +307,8 @@ class PermutationResult(Result):
         more = f"have more explained than shuffled ones (one-sided, false discovery rate {_LEVEL:.0%})"
         return "\n".join(
             [
-                f"Permutation test, {x['replicates']:.0f} shuffles of the units within clients",
-                "  null hypothesis: a unit's label means nothing across clients",
+                f"Permutation test of the spread of nu, {x['replicates']:.0f} shuffles of the units within clients",
+                "  null hypothesis: clients could name their units in any order",
                 f"  spread of nu over units {x['statistic']:.3f}, {x['null_mean']:.3f} expected; {p}",
                 f"  {self.verdict()}",
                 f"  {x['n_units']:.0f} of {len(self.split.shared)} units {more}",

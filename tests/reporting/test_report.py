@@ -293,6 +293,10 @@ def test_a_split_is_reported(tmp_path):
     assert "principal axis factor analysis (Harman, 1976)" in text
     command = re.search(r"python -m fedstat\.decompose .*?--seed \d+", text)[0]
     assert decompose.parser().parse_args(shlex.split(command)[3:]).files == files
+    stopped = ["--n-factors", "3", "--max-iter", "2", "--bootstrap", "20", "--out", str(out), "--overwrite"]
+    assert decompose.main([*files, *stopped]) == 0
+    cautions = {one.title: one.text for one in fedstat.report(out).cautions}
+    assert cautions["Resamples not converged"].startswith("layer fc1: 100 % of the factor analyses of resampled")
     assert decompose.main([*files, "--method", "icc", "--out", str(out), "--overwrite"]) == 0
     made = fedstat.report(out)
     assert "the intraclass correlation ICC2 (Shrout and Fleiss, 1979)" in page(made).text

@@ -199,7 +199,7 @@ def test_the_permutation_test_finds_units_with_an_identity_and_only_those() -> N
     assert_allclose(table["p_adjusted"], stats.false_discovery_control(table["p_value"]))
     said = repr(found)
     assert "p 0.02, two-sided" in said
-    assert "at 5% labels mean something across clients: units differ by more than shuffled ones" in said
+    assert "at 5% nu spreads more than after shuffling: labels of units mean something across clients" in said
     assert "6 of 10 units have more explained than shuffled ones (one-sided, false discovery rate 5%)" in said
 
 
@@ -208,11 +208,20 @@ def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() 
     assert few.verdict() == "too few shuffles for a verdict: p cannot fall below 0.1"
     own = np.random.default_rng(0).normal(size=(8, 6, 30))
     found = fs.permutation_test(own, n_factors=1, replicates=99)
-    assert "at 5% nothing shows that a unit's label means something" in repr(found)
+    assert "at 5% nu spreads as after shuffling; whether clients agree on units is for fedstat.icc" in repr(found)
     own[:, 0] = 0
     table = fs.permutation_test(own, n_factors=1, method="pc", replicates=39).tidy()
     assert table[["p_value", "p_adjusted"]].isna().all(axis=1).tolist() == [True] + [False] * 5
     assert (table["p_adjusted"][1:] >= table["p_value"][1:]).all()
+
+
+def test_the_permutation_test_says_that_it_does_not_ask_about_agreement() -> None:
+    rng = np.random.default_rng(0)
+    agreeing = rng.normal(size=(8, 60)) + rng.normal(size=(12, 8, 60))
+    found = fs.permutation_test(agreeing, n_factors=2, method="pc", replicates=99)
+    assert found.p_value > 0.05
+    assert fs.icc(agreeing).agreement.min() > 0.3
+    assert "whether clients agree on units is for fedstat.icc" in found.verdict()
 
 
 def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
@@ -229,13 +238,17 @@ def test_stability_varies_one_choice_at_a_time() -> None:
     result = fs.stability(weights(), kappa=0.5, kappas=(0.5, 0.7), taus=(0.3,), n_starts=2)
     table = result.tidy()
     assert table["varied"].value_counts().to_dict() == {
-        "method": 3, "start": 3, "max_iter": 2, "kappa": 1, "tau": 1,
+        "method": 3, "start": 3, "max_iter": 1, "tol": 1, "kappa": 1, "tau": 1,
     }  # fmt: skip
     for _, row in table[table["varied"] == "kappa"].iterrows():
         other = fs.split(weights(), kappa=float(row["value"]), method="pc")
         assert row["n_factors"] == other.fit.n_factors
     assert ((table["adjusted_rand"] <= 1) & (table["same_state"] <= 1)).all()
-    assert list(result.glance()) == ["method", "kappa", "start", "max_iter", "tau"]
+    assert list(result.glance()) == ["method", "kappa", "start", "max_iter", "tol", "tau"]
+    more = table.set_index("varied").loc["max_iter"]
+    assert result.reference.factors.converged
+    assert more["converged"], "it stops where the reference stopped"
+    assert more["same_state"] == 1
     said = repr(result)
     for part in ("Stability of the reference: Split of 10 units", "tau 0.5", "Factor analysis (pa)", "(kappa 0.5)"):
         assert part in said
