@@ -14,7 +14,7 @@ from fedstat import _check
 from fedstat._later import xr
 from fedstat.labelled.coerce import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
 from fedstat.labelled.inputs import each, over_layers
-from fedstat.labelled.start import start_of
+from fedstat.labelled.start import require_related, start_of
 from fedstat.results.icc import IccResult
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_bootstrap
@@ -77,7 +77,8 @@ def icc(
     ------
     ValueError
         If there are fewer than 2 clients (3 with ``replicates``) or weights in a unit, weights are NaN or infinite (the
-        client and the units are named), or ``start`` does not have the shape of one client's weights.
+        client and the units are named), or ``start`` does not have the shape of one client's weights or is not correlated
+        with them: subtracted from all, it would make clients agree.
 
     Notes
     -----
@@ -124,6 +125,8 @@ def icc_of(
     for clients, w in group_blocks(weights, whole=replicates > 0):
         w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
         origin = None if start is None else start_of(start, weights, w)
+        if origin is not None and total is None:
+            require_related(origin, w)
         found = _icc.sums(w, origin)
         _require_finite(found, w, units, clients)
         total = found if total is None else total + found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.coerce import Weights, labels, need_dims, numpy_of
 
+_FEW = 8  # clients whose mean is compared with the start
+_APART = 3.0  # standard errors
+
 
 def change(weights: Weights, start: Any) -> Weights:
     """Weights less those that all clients started from; as they are without a start."""
@@ -22,9 +26,11 @@ def change(weights: Weights, start: Any) -> Weights:
         need_dims(weights, "client", "unit")
         one = weights.isel(client=0, drop=True).transpose("unit", ...)
         origin = start_of(start, weights, np.empty(0)).reshape(one.shape)
+        require_related(origin, weights.isel(client=slice(_FEW)).transpose("client", *one.dims).to_numpy())
         return weights.astype(float) - xr.DataArray(origin, dims=one.dims)
     weights = _check.numbers("weights", weights)
     origin = start_of(start, weights, weights).reshape(weights.shape[1:])
+    require_related(origin, weights)
     return weights.double() - origin.double() if is_torch_array(weights) else weights.astype(float) - origin
 
 
@@ -57,6 +63,34 @@ def start_of(start: Any, weights: Weights, w: Any) -> Any:
             f"the start holds NaN or infinite values, first in unit(s) {few(labels(weights, 'unit', 1)[~finite])}"
         )
     return start
+
+
+def require_related(start: Any, w: Any) -> None:
+    """Refuse a start that has nothing to do with the weights: what is subtracted from all clients, all agree on.
+
+    With weights that it was drawn without, a start of independent entries has a correlation of variance 1 over their
+    number, however alike neighbouring weights are. Of a start without variance nothing is asked.
+
+    Parameters
+    ----------
+    start : array (unit, weight)
+    w : array (client, unit, weight)
+        Of some clients; the mean of up to eight is looked at.
+
+    Raises
+    ------
+    ValueError
+        If the correlation with this mean is not three standard errors above 0.
+    """
+    origin, mean = numpy_of(start).astype(float).ravel(), numpy_of(w[:_FEW]).astype(float).mean(axis=0).ravel()
+    if np.ptp(origin) == 0 or not np.isfinite(mean).all() or np.ptp(mean) == 0:
+        return
+    r = float(np.corrcoef(origin / np.abs(origin).max(), mean / np.abs(mean).max())[0, 1])
+    if r * math.sqrt(len(mean)) < _APART:
+        raise ValueError(
+            f"the start has a correlation of {r:.2f} with the weights: clients did not start there, or have left it. "
+            "Subtracting it would make them agree. Use the weights that training started from, or leave the start out."
+        )
 
 
 def _require_aligned(start: xr.DataArray, one: xr.DataArray) -> None:

@@ -192,6 +192,9 @@ def test_modules_are_sources_of_every_verb() -> None:
     for given in (models, list(models.values())):
         np.testing.assert_array_equal(fedstat.icc(given, layer="0").augment()["icc"], fedstat.icc(w).augment()["icc"])
     start = nn.Sequential(nn.ConvTranspose2d(5, 5, 3), nn.ReLU(), nn.Linear(4, 3))
+    for model in models.values():
+        model[0].weight.data += start[0].weight.data
+    w += start[0].weight.detach().numpy().swapaxes(0, 1)
     changed = fedstat.split(models, layer="0", minus=start, n_factors=1, method="pc").communality
     by_hand = fedstat.split(w - start[0].weight.detach().numpy().swapaxes(0, 1), n_factors=1, method="pc").communality
     np.testing.assert_allclose(changed, by_hand, atol=1e-7)

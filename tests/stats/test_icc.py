@@ -163,6 +163,20 @@ def test_a_start_that_does_not_fit_is_refused() -> None:
         fs.icc(w, start=np.zeros((5, 20), dtype=complex))
 
 
+def test_a_start_that_clients_did_not_have_is_refused() -> None:
+    rng = np.random.default_rng(0)
+    at = np.arange(64)
+    smooth = np.exp(-0.5 * ((at[:, None] - at) / 3) ** 2)
+    for _ in range(50):
+        w, other = rng.normal(size=(12, 32, 64)) @ smooth, rng.normal(size=(32, 64))
+        for verb in (fs.icc, lambda w, start: fs.split(w, minus=start, n_factors=1, method="pc")):
+            with pytest.raises(ValueError, match=r"the start has a correlation of .*clients did not start there"):
+                verb(w, start=other)
+            verb(w + 0.5 * smooth.sum(0).max() * other, start=other)
+    constant = fs.icc(w, start=np.full((32, 64), 0.1))
+    np.testing.assert_allclose(constant.agreement, fs.icc(w).agreement, rtol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("kind", [lambda w: w, torch.asarray, lambda w: w.astype(np.float32)])
 def test_weights_that_are_not_finite_are_named(bad: float, kind: Any) -> None:
