@@ -77,8 +77,8 @@ def icc(
     ------
     ValueError
         If there are fewer than 2 clients (3 with ``replicates``) or weights in a unit, weights are NaN or infinite (the
-        client and the units are named), or ``start`` does not have the shape of one client's weights or is not correlated
-        with them: subtracted from all, it would make clients agree.
+        client and the units are named), or ``start`` does not have the shape of one client's weights or is not
+        correlated with them: subtracted from all, it would make clients agree.
 
     Notes
     -----
