@@ -172,12 +172,12 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
             notes.append(f"{title_of(reference)} was not run, so nothing is compared with it")
             continue
         values, told = compare.compared(found, runs, "accuracy", reference)
-        values, told = compare.with_pooled(values, told, found, "accuracy", reference)
+        values, told = compare.with_all_settings(values, told, found, "accuracy", reference)
         parts.append(values.assign(reference=reference))
         notes += [note for note in told if note not in notes]
         over = values["label"] == "all settings"
         each = values[~over] if over.any() else values
-        clear = each.assign(above=each["pooled_low"] > 0, below=each["pooled_high"] < 0)
+        clear = each.assign(above=each["all_low"] > 0, below=each["all_high"] < 0)
         counts = clear.groupby("method")[["above", "below"]].sum()
         shown = values[over] if over.any() else values
         blocks[f"Less {title_of(reference)}"] = pd.DataFrame(
@@ -187,7 +187,7 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
         )
     n = found["label"].nunique()
     counted = f"above in, below in: of {n} settings, those whose interval for all methods together leaves out 0"
-    meaning = (JUDGED, compare.TOGETHER, compare.POOLED, counted, said)
+    meaning = (JUDGED, compare.TOGETHER, compare.OVERALL, counted, said)
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     return Table("Differences within seeds, for these settings", table, blocks,
                  (*meaning, *notes, *where(runs)))  # fmt: skip

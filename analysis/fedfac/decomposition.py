@@ -20,11 +20,11 @@ from tqdm import tqdm
 
 from fedstat import _cli
 from fedstat._table_command import add_rule
+from fedstat.results.comparison import difference
 from fedstat.results.numbers import number, plus_minus
 from fedstat.store import open_run
 from fedstat.study import collect, rules, show, summary
 from fedstat.study.collect import Grid
-from fedstat.study.compare import claim
 from fedstat.study.origin import caption
 from fedstat.study.rules import WINDOW
 from fedstat.study.show import METHODS
@@ -126,7 +126,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
                 "τ": show.setting(r["tau"]),
                 "estimator": r["estimator"] or "pa",
                 "pairs": r["n"],
-                "difference [95 %]": claim(r["difference"], r["conf_low"], r["conf_high"], r["n"] - 1),
+                "difference [95 %]": difference(r | {"all_low": r["conf_low"], "all_high": r["conf_high"]}),
                 "p (Holm)": number(r["p_holm"]),
                 "p (signs)": number(r["p_sign_flip"], 3),
             }

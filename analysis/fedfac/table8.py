@@ -11,21 +11,21 @@ from collections.abc import Sequence
 import pandas as pd
 
 from fedstat._table_command import Asked, command
+from fedstat.results.comparison import difference
 from fedstat.results.numbers import number, p_value
 from fedstat.stats import compare
 from fedstat.store import open_run
 from fedstat.study import rules, show, summary
 from fedstat.study.collect import Grid
 from fedstat.study.compare import (
-    POOLED,
+    OVERALL,
     SE,
     TOGETHER,
     against_zero,
-    claim,
     compared,
     line,
     together,
-    with_pooled,
+    with_all_settings,
 )
 from fedstat.study.table import Table
 
@@ -70,7 +70,7 @@ def ablation(grid: Grid, asked: Asked) -> Table:
             "split": r["heading"],
             "personal": f"{r['personal_units']:g}",
             "shared": f"{r['shared_units']:g}",
-            "difference [95 %]": claim(r["difference"], r["all_low"], r["all_high"], r["n"] - 1),
+            "difference [95 %]": difference(r),
             "p": p_value(r["p_holm"]),
         }
         for r in between.to_dict("records")
@@ -119,7 +119,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     grid = grid._replace(table=rows)
     rule = rules.choose(rows, asked.rule)
     values, notes = compared(rows, grid, rule, "random")
-    values, notes = with_pooled(values, notes, rows, rule, "random")
+    values, notes = with_all_settings(values, notes, rows, rule, "random")
     values["paper"] = [asked.paper.of("table8", r["label"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(label): pd.DataFrame(
@@ -131,7 +131,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     said = (
         f"{rule}: {rules.words(rule, rows)}",
         f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}",
-        *together(grid, "random"), POOLED,
+        *together(grid, "random"), OVERALL,
     )  # fmt: skip
     title = "Table 8 B. Factor analysis against random splits"
     return Table(title, values, blocks, (*said, *notes, *asked.paper.notes(grid)))

@@ -8,11 +8,12 @@ from typing import Any
 import pandas as pd
 
 from fedstat._table_command import Asked
+from fedstat.results.comparison import difference
 from fedstat.results.numbers import number, plus_minus
 from fedstat.stats import compare
 from fedstat.study import rules, show, summary
 from fedstat.study.collect import Grid, labels
-from fedstat.study.compare import SE, TOGETHER, from_all
+from fedstat.study.compare import SE, TOGETHER
 from fedstat.study.reference import Reference
 from fedstat.study.show import METHODS
 from fedstat.study.table import Table
@@ -105,7 +106,7 @@ def _tuning_block(table: pd.DataFrame, varied: str, symbol: str) -> pd.DataFrame
             symbol: f"{r[varied]}{' *' if r['chosen'] else ''}",
             "validation": plus_minus(r["validation_mean"], r["validation_sem"]),
             "test": plus_minus(r["mean"], r["std_error_mean"]),
-            "difference [95 %]": "chosen" if r["chosen"] else from_all(r),
+            "difference [95 %]": "chosen" if r["chosen"] else difference(r),
             "best10": number(r["best10_mean"]),
             "paper": number(r["paper"]),
         }

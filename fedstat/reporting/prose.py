@@ -53,11 +53,11 @@ def of_training(runs: Sequence[Stored]) -> tuple[str, list[str]]:
             f"Intervals of single clients' accuracies are Wilson's ({cited('wilson1927')}), from their test samples."
         )
     elif len(methods) > 1 and len(seeds) > 1:
-        keys.append("dunnett1955")
+        keys.append("holm1979")
         clauses.append(
             "Methods were compared with a reference within seeds, which share data, partition and initial weights; "
-            f"intervals and p-values hold for all methods of a setting together ({cited('dunnett1955')}), with one "
-            "common residual variance."
+            "intervals (Bonferroni's, each method with a variance of its own) and p-values "
+            f"({cited('holm1979')}) hold for all methods of a setting together."
         )
     return " ".join([*clauses, software(runs)]), list(dict.fromkeys(keys))
 

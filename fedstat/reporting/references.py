@@ -317,10 +317,9 @@ REFERENCES: dict[str, Reference] = {
         "article", "Wilson, Edwin B.", "Probable inference, the law of succession, and statistical inference", 1927,
         _of("Journal of the American Statistical Association", volume="22", pages="209--212"),
     ),
-    "dunnett1955": Reference(
-        "article", "Dunnett, Charles W.",
-        "A multiple comparison procedure for comparing several treatments with a control", 1955,
-        _of("Journal of the American Statistical Association", volume="50", pages="1096--1121"),
+    "holm1979": Reference(
+        "article", "Holm, Sture", "A simple sequentially rejective multiple test procedure", 1979,
+        _of("Scandinavian Journal of Statistics", volume="6", pages="65--70"),
     ),
     "fisher1935": Reference(
         "book", "Fisher, Ronald A.", "The design of experiments", 1935, {"publisher": "Oliver and Boyd"}

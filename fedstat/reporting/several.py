@@ -16,8 +16,9 @@ from fedstat.plot import clients as draw_clients
 from fedstat.reporting import figures, origin, prose, training_cautions
 from fedstat.reporting.document import PARAGRAPH, Block, Caution, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, damage_of
+from fedstat.results.comparison import difference
 from fedstat.results.numbers import megabytes, number, plus_minus
-from fedstat.stats import pooled
+from fedstat.stats.compare import LEAST_PAIRS
 from fedstat.study import accuracy, collect, compare, experiment, rules, summary
 from fedstat.study.collect import Grid
 from fedstat.study.show import ordered, title_of
@@ -50,7 +51,7 @@ def part(runs: Sequence[Stored]) -> Part:
         else:
             reference = _reference(grid.table)
             values, notes = compare.compared(grid.table, grid, rule, reference)
-            values, notes = compare.with_pooled(values, notes, grid.table, rule, reference)
+            values, notes = compare.with_all_settings(values, notes, grid.table, rule, reference)
             said = _findings(values, reference)
             sections = [
                 *_by_label(whole, grid, values, rule, reference),
@@ -143,14 +144,14 @@ def _findings(values: pd.DataFrame, reference: str) -> list[str]:
     said = []
     for label, rows in values.groupby("label", sort=False):
         others = rows[rows["method"] != reference]
-        known = others[others["pooled_df"] >= pooled.LEAST_DF].dropna(subset="pooled_low")
+        known = others.dropna(subset="all_low")
         name = shown(title_of(reference))
         if not len(others):
             continue
         if not len(known):
             if others["difference"].notna().any():
                 best = others.iloc[int(np.nanargmax(others["difference"].to_numpy()))]
-                few = not (others["pooled_df"] >= pooled.LEAST_DF).any()
+                few = not (others["n"] >= LEAST_PAIRS).any()
                 why = "too few seeds to tell methods apart" if few else "differences are equal in all seeds"
                 said.append(
                     f"{shown(label)}: {why}. Largest difference from {name}: "
@@ -158,9 +159,9 @@ def _findings(values: pd.DataFrame, reference: str) -> list[str]:
                 )
             continue
         groups = {
-            "above": known[known["pooled_low"] > 0],
-            "below": known[known["pooled_high"] < 0],
-            "not told apart from": known[(known["pooled_low"] <= 0) & (known["pooled_high"] >= 0)],
+            "above": known[known["all_low"] > 0],
+            "below": known[known["all_high"] < 0],
+            "not told apart from": known[(known["all_low"] <= 0) & (known["all_high"] >= 0)],
         }
         text = "; ".join(
             f"{word} {name}: {listed((_claim(row, bare='not' in word) for row in own.to_dict('records')), most=8)}"
@@ -178,7 +179,7 @@ def _pairs(rows: pd.DataFrame, label: object) -> str:
 def _claim(row: Mapping[Any, Any], *, bare: bool) -> str:
     """A method with its difference; those that are not told apart have theirs in the table."""
     title = title_of(str(row["method"]))
-    return title if bare else f"{title} {compare.from_all(row)}"
+    return title if bare else f"{title} {difference(row)}"
 
 
 def _by_label(runs: Sequence[Stored], grid: Grid, values: pd.DataFrame, rule: str, reference: str) -> list[Section]:
@@ -219,15 +220,15 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
             draw = partial(figures.over_seeds, draw_curves, curves)
             caption = f"{axis.capitalize()} over rounds, mean over clients weighted by their samples. {band}"
             blocks.append(figures.figure(draw, caption, size=(5.2, 3.6 + 0.1 * len(methods))))
-    found = rows[(rows["method"] != reference) & rows["pooled_low"].notna()]
+    found = rows[(rows["method"] != reference) & rows["all_low"].notna()]
     if len(found):
-        data = found.rename(columns={"pooled_difference": "difference", "pooled_low": "low", "pooled_high": "high"})
+        data = found.rename(columns={"all_low": "low", "all_high": "high"})
         data = data[["method", "difference", "low", "high"]].iloc[::-1]
         blocks.append(
             figures.figure(
                 partial(figures.forest, data, f"difference of test accuracy from {title_of(reference)}"),
                 f"Differences from {shown(title_of(reference))} within seeds, with simultaneous 95 % intervals "
-                f"(Dunnett).",
+                f"(Bonferroni).",
                 size=(5.2, 1.3 + 0.28 * len(data)),
             )
         )
@@ -251,7 +252,7 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
 def _meaning(grid: Grid, rule: str, reference: str, notes: Sequence[str]) -> Section:
     """What the columns mean."""
     said = [f"{rule}: {rules.words(rule, grid.table)}", compare.SE, *compare.together(grid, reference)[:1]]
-    said += [compare.POOLED] if grid.table["label"].nunique() > 1 else []
+    said += [compare.OVERALL] if grid.table["label"].nunique() > 1 else []
     return Section("What the tables mean", [Text(f"{shown(text)}.") for text in [*said, *notes]])
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fedstat._later import pd
 from fedstat.results.base import Result, line
 from fedstat.results.numbers import interval, p_value, plus_minus
+from fedstat.stats.compare import LEAST_PAIRS
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,12 +69,33 @@ class ComparisonResult(Result):
         for x in self.table.to_dict("records"):
             shown = f"  {x['method']:<{width}}  {plus_minus(x['mean'], x['std_error_mean'])}"
             if x["method"] != self.reference:
-                equal = f"{x['n']} blocks" if x["n"] > 1 else ""
-                found = interval(x["difference"], x["all_low"], x["all_high"], equal=equal)
-                shown += f"  {found}  p {p_value(x['p_holm'])}"
+                shown += f"  {difference(x, 'blocks')}  p {p_value(x['p_holm'])}, n {x['n']}"
             rows.append(shown)
         return "\n".join(map(line, [*head, *rows]))
 
     def summary(self) -> str:
         """Comparison, then what was left out or cannot be said."""
         return "\n".join([repr(self), *(line(f"  {note}") for note in self.notes)])
+
+
+def difference(row: Mapping[Any, Any], pairs: str = "seeds") -> str:
+    """A difference with the interval that holds for all methods of a table, or why there is none.
+
+    Parameters
+    ----------
+    row : mapping
+        A row of :attr:`ComparisonResult.table`.
+    pairs : str
+        What is paired, in words.
+
+    Examples
+    --------
+    >>> difference({"difference": 0.01, "all_low": -0.02, "all_high": 0.04, "n": 4})
+    '+0.0100 [-0.0200, +0.0400]'
+    >>> difference({"difference": 0.01, "all_low": float("nan"), "all_high": float("nan"), "n": 2}, "blocks")
+    '+0.0100 (too few blocks)'
+    """
+    limits = row["difference"], row["all_low"], row["all_high"]
+    if 0 < row["n"] < LEAST_PAIRS:
+        return f"{interval(*limits)} (too few {pairs})"
+    return interval(*limits, equal=pairs)

@@ -11,7 +11,7 @@ from fedstat.results.numbers import number
 from fedstat.study import experiment, rules
 from fedstat.study import grid as grids
 from fedstat.study.collect import Grid
-from fedstat.study.compare import POOLED, SE, compared, line, together, with_pooled
+from fedstat.study.compare import OVERALL, SE, compared, line, together, with_all_settings
 from fedstat.study.reference import Reference
 from fedstat.study.table import Table
 
@@ -45,7 +45,7 @@ def accuracy(
     """
     rule = rules.choose(grid.table, rule)
     values, notes = compared(grid.table, grid, rule, reference)
-    values, notes = with_pooled(values, notes, grid.table, rule, reference)
+    values, notes = with_all_settings(values, notes, grid.table, rule, reference)
     others = grid.table.groupby(["label", "method"])[[*rules.RULES, "optimism", "before"]].mean()
     values = values.join(others, on=["label", "method"])
     values["paper"] = [paper.of(name, r["label"]).get(r["method"]) for r in values.to_dict("records")]
@@ -58,7 +58,7 @@ def accuracy(
         for label, rows in values.groupby("label", sort=False)
     }
     meaning = (
-        f"{rule}: {rules.words(rule, grid.table)}; {SE}", *together(grid, reference), POOLED,
+        f"{rule}: {rules.words(rule, grid.table)}; {SE}", *together(grid, reference), OVERALL,
         *(f"{other}: {rules.words(other, grid.table)}" for other in beside),
         "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
         "before: active clients' models as they leave local training, last 10 rounds",

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from fedstat._later import pd
-from fedstat.results.numbers import interval, p_value, plus_minus
-from fedstat.stats import compare, pooled
+from fedstat.results.comparison import difference
+from fedstat.results.numbers import p_value, plus_minus
+from fedstat.stats import compare
 from fedstat.study.collect import Grid, labels
 from fedstat.study.show import ordered, title_of
 
 SE = "±: standard error over seeds"
-TOGETHER = "[95 %] and p: for all rows of a block together (Dunnett), with one common residual variance within seeds"
-POOLED = "all settings: means without ±, as settings differ; pairs are settings and seeds, taken as independent"
+TOGETHER = "[95 %]: for all rows of a block together (Bonferroni), each method's own variance; p by Holm; n pairs"
+OVERALL = "all settings: means without ±, as settings differ; pairs are settings and seeds, taken as independent"
 
 
 def together(grid: Grid, reference: str) -> list[str]:
@@ -23,7 +24,7 @@ def together(grid: Grid, reference: str) -> list[str]:
     n = int(grid.table.groupby("label")["seed"].nunique().max())
     return [
         f"difference: from {title_of(reference)}, within seeds; {TOGETHER}",
-        "in the CSV: paired t tests of each method on its own, p_holm adjusted, all_low and all_high Bonferroni's",
+        "in the CSV: paired t tests of each method on its own, p_holm adjusted, all_low and all_high for all methods",
         *([f"the exact sign-flip p (in the CSV) cannot fall below {2.0 ** (1 - n):g} with {n} seeds"] if n > 1 else []),
     ]
 
@@ -48,9 +49,7 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
     found = compare.paired(
         pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"]
     ).table.iloc[1:]
-    # Zero does not vary, so it shares no variance with the differences.
-    others = [c for c in found.columns if c.startswith("pooled")]
-    return found.drop(columns=["mean", "std_error_mean", "n_values", *others]).rename(columns={"method": name})
+    return found.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
 
 
 def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tuple[pd.DataFrame, list[str]]:
@@ -69,7 +68,7 @@ def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tup
     return values[["label", *values.columns.drop("label")]], notes
 
 
-def with_pooled(
+def with_all_settings(
     values: pd.DataFrame, notes: list[str], rows: pd.DataFrame, value: str, reference: str
 ) -> tuple[pd.DataFrame, list[str]]:
     """Add the comparison over all settings, if there are several; a pair is then a setting and a seed."""
@@ -80,8 +79,8 @@ def with_pooled(
         rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
         block=["label", "seed"],
     )  # fmt: skip
-    pooled = found.table.assign(label="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
-    return pd.concat([values, pooled], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
+    over = found.table.assign(label="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
+    return pd.concat([values, over], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
 
 
 def against(
@@ -107,26 +106,7 @@ def line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]
     return {
         "method": title_of(str(row["method"])),
         heading: plus_minus(row["mean"], row["std_error_mean"]),
-        "difference [95 %]": "reference" if row["method"] == reference else from_all(row),
-        "p": p_value(row["pooled_p"]),
+        "difference [95 %]": "reference" if row["method"] == reference else difference(row),
+        "p": p_value(row["p_holm"]),
+        "n": str(int(row["n"]) or ""),
     }
-
-
-def from_all(row: Mapping[Any, Any]) -> str:
-    """Difference with the interval that holds for the whole table."""
-    return claim(row["pooled_difference"], row["pooled_low"], row["pooled_high"], row["pooled_df"])
-
-
-def claim(difference: float, low: float, high: float, df: float) -> str:
-    """Difference with its interval, or a note that there are too few seeds for one, or that all say the same.
-
-    Examples
-    --------
-    >>> claim(0.01, -0.02, 0.04, 6), claim(0.01, -6.1, 6.2, 1)
-    ('+0.0100 [-0.0200, +0.0400]', '+0.0100 (too few seeds)')
-    >>> claim(0.0, np.nan, np.nan, 6)
-    '+0.0000, equal in all seeds'
-    """
-    if np.isfinite(difference) and df < pooled.LEAST_DF:
-        return f"{interval(difference, np.nan, np.nan)} (too few seeds)"
-    return interval(difference, low, high, equal="seeds")

@@ -13,11 +13,12 @@ from fedstat import _check, store
 from fedstat._later import pd, xr
 from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, line
+from fedstat.results.comparison import difference
 from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.stats.compare import paired
 from fedstat.study import rules, summary
 from fedstat.study.collect import OF_METHOD, Grid, stores
-from fedstat.study.compare import against, from_all
+from fedstat.study.compare import against
 from fedstat.study.origin import origin
 from fedstat.study.show import ordered
 from fedstat.study.table import aligned
@@ -91,7 +92,7 @@ class RunsResult(ComparisonResult):
         ]
         n = next(iter(seeds))
         if several:
-            setting += "\nmethods lack seeds: differences are adjusted for them, from all methods' runs"
+            setting += "\nmethods lack seeds: each difference is over the seeds of both"
         said = "" if several else f" ({n} seed{'s' if n > 1 else ''})"
         return f"{setting}{said}\n{aligned(pd.DataFrame(rows))}"
 
@@ -102,7 +103,7 @@ class RunsResult(ComparisonResult):
 
 
 def _difference(row: Mapping[Any, Any], reference: str) -> str:
-    return "reference" if row["method"] == reference else from_all(row)
+    return "reference" if row["method"] == reference else difference(row)
 
 
 def compare(
@@ -127,8 +128,7 @@ def compare(
     -------
     RunsResult
         Accuracies are means over clients, weighted by their test samples. Intervals and p-values of differences are
-        those of :func:`fedstat.stats.pooled.many_to_one` (Dunnett: ``pooled_low``, ``pooled_high``, ``pooled_p``) and
-        of :func:`fedstat.compare`. Unfinished runs are left out, and named in ``notes``.
+        those of :func:`fedstat.compare`. Unfinished runs are left out, and named in ``notes``.
 
     Raises
     ------

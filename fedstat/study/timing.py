@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat._later import pd
 from fedstat.results.numbers import number, p_value
-from fedstat.stats import pooled
+from fedstat.stats.compare import LEAST_PAIRS
 from fedstat.study.collect import Grid
 from fedstat.study.compare import TOGETHER, compared
 from fedstat.study.reference import Reference
@@ -24,7 +24,7 @@ def timing(grid: Grid, paper: Reference, *, name: str, title: str, reference: st
     """
     values, notes = compared(grid.table.assign(log=np.log(grid.table["seconds"])), grid, "log", reference)
     values["ratio"], values["ratio_low"], values["ratio_high"] = (
-        np.exp(values[column]) for column in ("pooled_difference", "pooled_low", "pooled_high")
+        np.exp(values[column]) for column in ("difference", "all_low", "all_high")
     )
     values["seconds"] = np.exp(values["mean"])
     values["paper"] = [paper.of(name, r["label"]).get(r["method"]) for r in values.to_dict("records")]
@@ -34,7 +34,8 @@ def timing(grid: Grid, paper: Reference, *, name: str, title: str, reference: st
                 "method": title_of(r["method"]),
                 "seconds": number(r["seconds"], 3),
                 "ratio [95 %]": "1" if r["method"] == reference else _ratio(r),
-                "p": p_value(r["pooled_p"]),
+                "p": p_value(r["p_holm"]),
+                "n": str(int(r["n"]) or ""),
                 "paper": number(r["paper"]),
             }
             for r in rows.to_dict("records")
@@ -50,7 +51,7 @@ def timing(grid: Grid, paper: Reference, *, name: str, title: str, reference: st
 
 
 def _ratio(r: Mapping[Any, Any]) -> str:
-    if np.isfinite(r["ratio"]) and r["pooled_df"] < pooled.LEAST_DF:
+    if np.isfinite(r["ratio"]) and r["n"] < LEAST_PAIRS:
         return f"{number(r['ratio'], 3)} (too few seeds)"
     around = f" [{r['ratio_low']:.3f}, {r['ratio_high']:.3f}]" if np.isfinite(r["ratio_low"]) else ""
     return number(r["ratio"], 3) + around

@@ -138,16 +138,17 @@ def test_short_runs_are_compared_by_their_final_round_and_not_under_the_name_of_
     assert "final: the last evaluated round random:" in " ".join(text.split())
 
 
-def test_intervals_of_all_methods_rest_on_the_residuals_of_all(runs, run_table):
+def test_intervals_of_a_table_hold_for_all_its_methods(runs, run_table):
     text, values, _ = run_table("table2", runs, "", "--select", "label=CIFAR-10, π = 0.1")
     here = values.set_index("method")
     row = here.loc["fedavg"]
-    shown = interval(row["pooled_difference"], row["pooled_low"], row["pooled_high"])
-    assert f"{shown}  {p_value(row['pooled_p'])}" in text
-    assert row["pooled_df"] == 3 * 2
-    assert "with one common residual variance within seeds" in " ".join(text.split())
+    shown = interval(row["difference"], row["all_low"], row["all_high"])
+    assert f"{shown}  {p_value(row['p_holm'])}" in text
+    half = stats.t.ppf(1 - 0.05 / 2 / (len(here) - 1), row["n"] - 1) * row["std_error"]
+    assert_allclose(row["all_high"] - row["difference"], half, rtol=1e-4)
+    assert "each method's own variance; p by Holm" in " ".join(text.split())
     ratios = run_table("table7", runs)[1].query("method == 'random'")
-    assert_allclose(ratios["ratio_high"], np.exp(ratios["pooled_high"]), rtol=1e-4)
+    assert_allclose(ratios["ratio_high"], np.exp(ratios["all_high"]), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["table2", "table3", "table7"])
@@ -156,7 +157,7 @@ def test_where_seeds_are_too_few_for_a_claim_tables_say_so_in_place_of_an_interv
     rows = [line for line in text.partition("all settings")[0].splitlines() if line.startswith(("FedPer", "random "))]
     assert rows
     assert all("(too few seeds)" in line and "[" not in line for line in rows)
-    assert "too few blocks for any claim" in " ".join(text.split())
+    assert "fewer than 3 pairs, so no interval and no test" in " ".join(text.split())
 
 
 def test_of_ten_rounds_those_that_count_are_counted(tmp_path, run_table):
@@ -167,9 +168,9 @@ def test_of_ten_rounds_those_that_count_are_counted(tmp_path, run_table):
 
 def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
     _, values, markdown = run_table("table2", runs)
-    pooled = values.query("label == 'all settings'")
-    assert pooled["std_error_mean"].isna().all()
-    assert pooled.query("method != 'fedfac-dynamic'")["std_error"].notna().all()
+    over = values.query("label == 'all settings'")
+    assert over["std_error_mean"].isna().all()
+    assert over.query("method != 'fedfac-dynamic'")["std_error"].notna().all()
     assert "±" not in markdown.partition("### all settings")[2].partition("\n- ")[0]
 
 

@@ -31,7 +31,6 @@ OTHERWISE = {
     "analysis.fedfac.checks.certainty": "calls the verb fedstat.permutation_test",
     "notebooks.decomposition": "calls the verb fedstat.permutation_test",
     "fedstat.stats.nfactors.parallel_analysis": "quantile of noise: a rule for the number of factors, no p value",
-    "fedstat.stats.pooled._log_chi": "ends of a grid for an integral",
     "fedstat.plot.motivation._top": "limit of an axis",
 } | dict.fromkeys(
     (

@@ -13,6 +13,7 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 import fedstat
+from fedstat.results import ComparisonResult
 from fedstat.stats import compare
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "compare.json").read_text())
@@ -113,7 +114,27 @@ def test_one_seed_gives_a_difference_and_no_standard_error():
     found = compare.paired(drawn(2, 1), reference="m0")
     assert np.isfinite(found.table.loc[1, "difference"])
     assert found.table.loc[1, ["std_error", "p_value", "conf_low", "p_holm", "all_high"]].isna().all()
-    assert found.notes[0] == "one pair only, so no standard error: m1"
+    assert found.notes == ("fewer than 3 pairs, so no interval and no test: m1",)
+
+
+def test_two_seeds_give_no_interval_and_say_so():
+    found = compare.paired(drawn(3, 2), reference="m0")
+    claims = ["statistic", "p_value", "conf_low", "conf_high", "p_holm", "all_low", "all_high"]
+    assert found.table[claims].isna().all(axis=None)
+    assert found.table.loc[1:, ["difference", "std_error"]].notna().all(axis=None)
+    shown = repr(ComparisonResult(*found)).splitlines()[2:]
+    assert "[" not in "".join(shown)
+    assert all("(too few blocks)  p –, n 2" in line for line in shown[1:])
+
+
+def test_a_method_of_its_own_spread_makes_no_other_differ():
+    """With one variance for all, .22 of such tables hold an interval that leaves out the true difference, 0."""
+    rng, wrong = np.random.default_rng(0), 0
+    for _ in range(200):
+        data = pd.DataFrame(rng.normal(size=(3, 5)) * [1, 20, 1, 1, 1], columns=list("abcde"))
+        table = compare.paired(tidy(data.to_dict("list")), reference="a").table
+        wrong += bool(((table["all_low"] > 0) | (table["all_high"] < 0)).any())
+    assert wrong <= 0.05 * 200 + 3 * np.sqrt(200 * 0.05 * 0.95)
 
 
 def test_equal_methods_do_not_differ_and_a_constant_difference_is_not_tested():

@@ -47,7 +47,7 @@ def test_a_folder_is_compared_within_seeds_as_the_table_of_its_runs_is(folder):
     assert "A-unfinished.zarr" in found.summary()
     text = repr(found)
     assert "difference from fedavg within seeds [95 %" in text
-    assert f"{expected.loc['fedper, lr=0.001', 'pooled_difference']:+.4f}" in text
+    assert f"{expected.loc['fedper, lr=0.001', 'difference']:+.4f}" in text
 
 
 def test_labels_paths_and_runs_in_memory_mean_the_same(folder):
