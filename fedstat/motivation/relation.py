@@ -145,6 +145,30 @@ def relation(
     return found
 
 
+def interval(rho: Array, halves: Array) -> tuple[Array, Array]:
+    """95 % interval over clients of rank correlations: ± 1.96 standard deviations of Fisher's z over half-samples.
+
+    Parameters
+    ----------
+    rho : array (...,)
+    halves : array (..., replicate)
+        Rank correlations of half-samples, see :func:`halves`.
+
+    Returns
+    -------
+    low, high : array (...,)
+
+    Examples
+    --------
+    >>> low, high = interval(np.array(0.5), np.array([0.4, 0.5, 0.6]))
+    >>> low.round(2), high.round(2)
+    (np.float64(0.24), np.float64(0.69))
+    """
+    z, z_half = (np.arctanh(np.clip(x, -1 + 1e-12, 1 - 1e-12)) for x in (rho, halves))
+    half = 1.96 * z_half.std(axis=-1, ddof=1)
+    return np.tanh(z - half), np.tanh(z + half)
+
+
 def spearman(x: Array, y: Array) -> Array:
     """Rank correlation along the last axis, over the pairs without NaN.
 

@@ -128,10 +128,9 @@ def correlations(run: xr.DataTree) -> pd.DataFrame:
         (:data:`fedstat.motivation.relation.STEPS`), not of the solution.
     """
     found, fits = run["relation"].to_dataset(), run["split"].to_dataset()[["n_factors", "converged"]]
-    z = np.arctanh(found["spearman"].clip(-1 + 1e-12, 1 - 1e-12))
-    z_half = np.arctanh(found["spearman_half"].clip(-1 + 1e-12, 1 - 1e-12).to_numpy())
-    half = 1.96 * z_half.std(axis=-1, ddof=1)
-    bounds = xr.Dataset({"spearman": found["spearman"], "low": np.tanh(z - half), "high": np.tanh(z + half)})
+    low, high = relation.interval(found["spearman"].to_numpy(), found["spearman_half"].to_numpy())
+    ends = {"low": found["spearman"].copy(data=low), "high": found["spearman"].copy(data=high)}
+    bounds = xr.Dataset({"spearman": found["spearman"], **ends})
     table = bounds.to_dataframe().reset_index()
     return table.merge(fits.to_dataframe().reset_index(), on=["case", "on", "estimator"]).dropna(subset="spearman")
 
