@@ -162,7 +162,7 @@ def interval(rho: Array, halves: Array) -> tuple[Array, Array]:
     --------
     >>> low, high = interval(np.array(0.5), np.array([0.4, 0.5, 0.6]))
     >>> low.round(2), high.round(2)
-    (np.float64(0.24), np.float64(0.69))
+    (np.float64(0.28), np.float64(0.67))
     """
     z, z_half = (np.arctanh(np.clip(x, -1 + 1e-12, 1 - 1e-12)) for x in (rho, halves))
     half = 1.96 * z_half.std(axis=-1, ddof=1)
