@@ -67,7 +67,7 @@ def knn_entropy(
     >>> knn_entropy(outputs).std_error.round(1).values
     array([0.1, 0.1, 0.1, 0.1, 0.1])
     >>> knn_entropy(outputs).tidy()[["estimate", "conf_low", "conf_high"]].round(2).iloc[0].tolist()
-    [0, 0, 0]
+    [1.28, 0.99, 1.54]
     """
     if not isinstance(x, xr.DataArray):
         if dim != "client" or feature_dim is not None:
@@ -107,13 +107,13 @@ def knn_entropy(
 
 def _with_warning(result: EntropyResult) -> EntropyResult:
     """The result, after a warning if samples have exact copies."""
-    table = result.tidy()
-    tied = table[table["n_tied"] > 0]
-    if len(tied):
-        most = tied.loc[tied["n_tied"].idxmax()]
-        of = f" in one of the {len(tied)} series with ties (of {len(table)})" if len(table) > 1 else ""
+    data = result.to_dataset()
+    n, n_tied = (data[name].to_numpy().ravel() for name in ("n", "n_tied"))
+    if (n_tied > 0).any():
+        most, some = n_tied.argmax(), (n_tied > 0).sum()
+        of = f" in the series with most ties; {some} of {len(n)} series have some" if len(n) > 1 else ""
         warnings.warn(
-            f"{most['n_tied']:.0f} of {most['n']:.0f} samples have an exact copy{of}. Copies shorten the distance to "
+            f"{n_tied[most]} of {n[most]} samples have an exact copy{of}. Copies shorten the distance to "
             f"neighbour {result.k}: the entropy is too low, and no interval is given. If values were rounded, use "
             "ties='jitter' with their resolution; if a value has a mass of its own, ties='atoms' and a smaller k; if "
             "samples came twice, drop the copies. A larger k lessens the error.",

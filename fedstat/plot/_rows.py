@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fedstat.ntk.results import ExtremeEigenvalues
 from fedstat.plot._inputs import refusal

@@ -95,9 +95,10 @@ class EntropyResult(Result):
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: series, k, samples; entropy over series (median, least, most); number of those with atoms or ties.
+        """One row: series, k, samples; entropy over series (median, least, most); those with atoms, with ties.
 
-        n_undefined counts series without an entropy, n_without_interval those with an entropy and no interval.
+        interval_width_median is in nats; n_undefined counts series without an entropy, n_without_interval those with an
+        entropy and no interval.
         """
         table = self.tidy()
         known = table["estimate"].dropna()
@@ -152,7 +153,7 @@ class EntropyResult(Result):
         if tied := int((table["n_tied"] > 0).sum()):
             share = 100 * float((table["n_tied"] / table["n"]).max())
             lines.append(
-                f"  {tied} with ties, up to {share:.0f} % of their samples: the entropy is too low, no interval is given"
+                f"  {tied} with ties, up to {share:.0f} % of the samples: the entropy is too low, and no interval given"
             )
         least = table.loc[table["estimate"].notna(), "n"].min()
         if self._dimension > 3:

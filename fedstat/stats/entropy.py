@@ -125,7 +125,24 @@ def knn_entropy(
 
     Notes
     -----
-@@NOTES@@
+    The standard error is √((Var log f + χ)/n). Var log f is the variance of log ε_i^d less ψ'(k), the part of it that
+    is due to the neighbours' randomness; χ(k, d), free of f, carries this part with the covariances between neighbours
+    (for k = 1, [2]_). It leaves out the bias, of order (k/n)^(2/d) for smooth densities [3]_, and is too small where k
+    is not small beside n. Normal, uniform, exponential, t3 and bimodal samples: the estimate varies 1.0 to 1.1 times as
+    much with k = 3 and n = 50, 1.15 to 1.5 times with k = 10 and n = 50, 1.1 to 1.3 times with k = 10 and n = 100.
+    Estimate ± 1.96 std_error covers in .92 to .97 with k = 3 and n = 100, in .94 to .96 with k = 3 and n = 1000, but
+    in .69 to .86 with k = 10 and n = 50; and in .91, .82, .72 of normal samples with k = 3, n = 1000, d = 2, 3, 4.
+
+    The interval spans two: the estimate's, and that of the estimate less its bias [4]_. The bias is taken from the
+    change between neighbour k and neighbour 3k (2k for d > 1), as if it grew like (k/n)^(1/d), as at borders; the
+    error of this change enters the second interval. Both use a t quantile, the larger of the values of Var log f at
+    neighbours 1 and k, and standard errors 1 + 2k/n times as long. Measured coverage of 95 % intervals, wherever one is
+    given (``simulations/inference/entropy.py``): .95 to 1.00 for these five densities with n from 20 to 1000 and k = 1,
+    3, 10, and for normal and uniform vectors of two and three coordinates with k = 1 and 3. The price is width: for k =
+    3 and d = 1, 1.75 to 1.9 times that of ± 1.96 std_error with n = 20, 1.3 to 1.5 times with n = 100, 1.2 to 1.4 times
+    with n = 1000; for n = 1000 and k = 3, 1.9 to 2.6 times with d = 2, 2.3 to 3.8 times with d = 3. Where the density
+    changes much within the distance to the k-th neighbour, two neighbours do not show the bias. :func:`largest_k`
+    leaves such k out for the densities above; unbounded densities with k near it are covered in .92 to .94.
 
     References
     ----------
@@ -206,18 +223,19 @@ def _distances_and_copies(xp: Any, points: Array, k: int) -> tuple[Array, Array]
     if points.ndim > 2:
         nearest, distance = _distances(xp, points, (1, k))
         return distance, xp.sum(xp.astype(nearest == 0, xp.int64), axis=1)
-    equal = points[:, 1:] == points[:, :-1]
+    distance, any_equal = _distances_on_line(xp, points, k)
     copied = xp.zeros(points.shape[0], dtype=xp.int64, device=device_of(points))
-    if bool(xp.any(equal)):
+    if any_equal:
+        equal = points[:, 1:] == points[:, :-1]
         joined = xp.concat([equal[:, :1], equal[:, 1:] | equal[:, :-1], equal[:, -1:]], axis=1)
         copied = xp.sum(xp.astype(joined, xp.int64), axis=1)
-    return _distances_on_line(xp, points, k), copied
+    return distance, copied
 
 
 def _distances(xp: Any, points: Array, ks: tuple[int, ...]) -> list[Array]:
     """Distances of every point to its k-th nearest neighbour (series, sample), for each k."""
     if points.ndim == 2:
-        return [_distances_on_line(xp, points, k) for k in ks]
+        return [_distances_on_line(xp, points, k)[0] for k in ks]
     e = scale.exponent(scale.largest(points, (1, 2)))
     if bool(xp.any(e != 0)):  # squares of coordinates would overflow or vanish
         found = _distances_in_space(xp, points * scale.power(-e)[:, None, None], ks)
@@ -235,23 +253,30 @@ def _distances_in_space(xp: Any, points: Array, ks: tuple[int, ...]) -> list[Arr
     return [xp.stack([table[:, i] for table in tables]) for i in range(len(ks))]
 
 
-def _distances_on_line(xp: Any, s: Array, k: int) -> Array:
-    """Distances for sorted s (series, sample), in blocks whose temporaries stay in the CPU's cache."""
+def _distances_on_line(xp: Any, s: Array, k: int) -> tuple[Array, bool]:
+    """Distances for sorted s (series, sample), in blocks whose temporaries stay in the CPU's cache.
+
+    Also whether any samples are equal.
+    """
     series, n = s.shape
     block = _CACHED if _on_cpu(s) else _BLOCK
-    out = xp.empty_like(s)
+    out, any_equal = xp.empty_like(s), False
     rows = max(1, block // n)
     for row in range(0, series, rows):
         for start in range(0, n, block):
             stop = min(start + block, n)
             low, high = max(0, start - k), min(n, stop + k)
-            near = _windows(xp, s[row : row + rows, low:high], k)
+            near, equal = _windows(xp, s[row : row + rows, low:high], k)
             out[row : row + rows, start:stop] = near[:, start - low : stop - low]
-    return out
+            any_equal = any_equal or equal
+    return out, any_equal
 
 
-def _windows(xp: Any, s: Array, k: int) -> Array:
-    """The k nearest of sorted s (series, sample) lie in one of k + 1 windows of neighbours in rank."""
+def _windows(xp: Any, s: Array, k: int) -> tuple[Array, bool]:
+    """The k nearest of sorted s (series, sample) lie in one of k + 1 windows of neighbours in rank.
+
+    Also whether any samples are equal.
+    """
     inner = s.shape[1] - k
     gap = [s[:, m:] - s[:, :-m] for m in range(1, k + 1)]  # gap[m - 1][:, i]: from sample i to sample i + m
     best = xp.empty_like(s)
@@ -261,7 +286,7 @@ def _windows(xp: Any, s: Array, k: int) -> Array:
         reach = xp.maximum(gap[left - 1][:, :inner], gap[k - left - 1][:, window])
         best[:, window] = xp.minimum(best[:, window], reach)
     best[:, k:] = xp.minimum(best[:, k:], gap[-1])
-    return best
+    return best, bool(xp.min(gap[0]) == 0)
 
 
 def _on_cpu(x: Array) -> bool:
@@ -378,9 +403,7 @@ def _collect(
         count[i] = rest.shape[1]
         if rest.shape[1] > k:
             [apart] = _distances(xp, rest, (k,))
-            for whole, alone in zip(
-                found, (*_with_error(xp, apart, k, d), *_limits(xp, rest, k, level)), strict=True
-            ):
+            for whole, alone in zip(found, (*_with_error(xp, apart, k, d), *_limits(xp, rest, k, level)), strict=True):
                 whole[i] = alone[0]
 
     def give(a: Array) -> Array:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from simulations.inference import agreement, clusters, comparison, factor, ranks
+from simulations.inference import agreement, clusters, comparison, entropy, factor, ranks
 from simulations.inference.table import Claim
 
-CLAIMS: dict[str, Claim] = {**factor.CLAIMS, **agreement.CLAIMS, **comparison.CLAIMS, **clusters.CLAIMS, **ranks.CLAIMS}
+CLAIMS: dict[str, Claim] = {
+    **factor.CLAIMS,
+    **agreement.CLAIMS,
+    **comparison.CLAIMS,
+    **clusters.CLAIMS,
+    **ranks.CLAIMS,
+    **entropy.CLAIMS,
+}
