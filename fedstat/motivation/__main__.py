@@ -24,7 +24,8 @@ HELP = {
     "sd": "divisor of the inputs, after the mean is subtracted",
     "common_samples": "samples of the common evaluation set",
     "k": "neighbour of the entropy estimate",
-    "kappa": "share of the eigenvalues' sum that decides the number of factors",
+    "kappa": "share of the eigenvalues' sum that decides the number of factors; pa takes at most 50 steps, and many "
+    "factors need more",
     "replicates": "half-samples of the clients behind intervals",
     "seed": "seed of every draw",
 }

@@ -285,7 +285,7 @@ def _write_case(
             writer.write(f"dispersion/{name}", (i, j), values)
     weights = params["fc1.weight"].cpu().numpy()
     start = server["fc1.weight"].cpu().numpy()
-    strata = label if settings.cases[i] == "one-class" else np.zeros_like(label)
+    strata = relation.strata_of(settings.cases[i], label)
     found = relation.relation(
         np.stack([mean for mean, _ in seen]), np.stack([weights, weights - start]),
         relation.halves(strata, settings.replicates, seed=settings.seed), k=settings.k, kappa=settings.kappa,

@@ -19,6 +19,9 @@ ON = ("weights", "updates")
 ESTIMATORS: tuple[factor.Method, ...] = ("pa", "pc", "leverage")
 """Estimators of the communality that entropy is compared with."""
 
+STEPS = 50
+"""Largest number of principal-axis steps, of all clients as of half-samples."""
+
 
 def dispersion(outputs: Array, *, k: int = 3) -> dict[str, NDArray]:
     """How dispersed every neuron's outputs are over the clients.
@@ -85,6 +88,17 @@ def halves(strata: NDArray[np.int64], replicates: int, *, seed: int = 0) -> NDAr
     return chosen
 
 
+def strata_of(case: str, label: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Strata (client,) of a partition: classes, where clients of one class have been dealt to each; else none.
+
+    Examples
+    --------
+    >>> strata_of("one-class", np.array([0, 0, 1, 1])), strata_of("iid", np.array([0, 0, 1, 1]))
+    (array([0, 0, 1, 1]), array([0, 0, 0, 0]))
+    """
+    return label if case == "one-class" else np.zeros_like(label)
+
+
 def relation(
     outputs: Array, weights: NDArray, half: NDArray[np.bool_], *, k: int = 3, kappa: float = 0.75
 ) -> dict[str, NDArray]:
@@ -105,6 +119,12 @@ def relation(
         ``split/communality`` (on, estimator, unit), ``…/n_factors`` and ``…/converged`` (on, estimator);
         ``relation/spearman`` (outputs, on, estimator), ``relation/spearman_half`` (outputs, on, estimator, replicate).
         Neurons without entropy (dead for all but k clients) or communality take no part.
+
+    Notes
+    -----
+    Communalities of halves are computed as those of all clients, from principal components and with as many steps.
+    Where ``"pa"`` stops before its fixed point, start and steps are a part of the estimator: halves that start from the
+    communalities of all clients vary too little. ``"minres"``, or fewer factors, is well posed.
     """
     entropy = np.stack([knn_entropy(o, k=k, ties="atoms").estimate for o in outputs])
     entropy_half = np.stack([[knn_entropy(o[h], k=k, ties="atoms").estimate for h in half] for o in outputs])
@@ -115,16 +135,38 @@ def relation(
         each = moments(w.swapaxes(1, 2))
         whole = correlation(reweighted(each, np.ones((1, len(w)))))[0]
         parts = correlation(reweighted(each, half.astype(float)))
-        fits.append([factor.fit(whole, kappa=kappa, method=m) for m in ESTIMATORS])
+        fits.append([factor.fit(whole, kappa=kappa, method=m, max_iter=STEPS) for m in ESTIMATORS])
         for j, method in enumerate(ESTIMATORS):
-            start = np.broadcast_to(fits[i][j].communality, parts.shape[:2])
-            warm = {"start": np.nan_to_num(start)} if method == "pa" else {}
-            nu_half[i, j] = factor.fit(parts, kappa=kappa, method=method, **warm).communality
+            nu_half[i, j] = factor.fit(parts, kappa=kappa, method=method, max_iter=STEPS, loadings=False).communality
     found = {f"split/{n}": np.array([[getattr(f, n) for f in row] for row in fits]) for n in names}
     nu = found["split/communality"]
     found["relation/spearman"] = spearman(entropy[:, None, None], nu[None])
     found["relation/spearman_half"] = spearman(entropy_half[:, None, None], nu_half[None])
     return found
+
+
+def interval(rho: Array, halves: Array) -> tuple[Array, Array]:
+    """95 % interval over clients of rank correlations: ± 1.96 standard deviations of Fisher's z over half-samples.
+
+    Parameters
+    ----------
+    rho : array (...,)
+    halves : array (..., replicate)
+        Rank correlations of half-samples, see :func:`halves`.
+
+    Returns
+    -------
+    low, high : array (...,)
+
+    Examples
+    --------
+    >>> low, high = interval(np.array(0.5), np.array([0.4, 0.5, 0.6]))
+    >>> low.round(2), high.round(2)
+    (np.float64(0.28), np.float64(0.67))
+    """
+    z, z_half = (np.arctanh(np.clip(x, -1 + 1e-12, 1 - 1e-12)) for x in (rho, halves))
+    half = 1.96 * z_half.std(axis=-1, ddof=1)
+    return np.tanh(z - half), np.tanh(z + half)
 
 
 def spearman(x: Array, y: Array) -> Array:

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from fedstat._later import pd, xr
 from fedstat.motivation import relation
+from fedstat.motivation.errors import entropy_errors, with_errors
 from fedstat.motivation.experiment import OUTPUTS
 from fedstat.results.numbers import interval
 from fedstat.stats import modes
 
-LEVEL, MOST_PEAKS, GROUPS, DRAWS = 0.05, 3, 10, 199
+LEVEL, MOST_PEAKS, DRAWS, ERRORS = 0.05, 3, 199, 100
 
 
 def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int = DRAWS) -> pd.DataFrame:
@@ -36,12 +37,12 @@ def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int 
         ``accuracy``: mean over clients, on the samples whose outputs are shown. ``zero_share``: mean over neurons of
         the share of clients with output 0; ``spread``: median over neurons of the standard deviation over clients.
         ``neurons``, ``dead``: with entropy, and without (tied for all but k clients). ``entropy``, ``q05``, ``q95``:
-        median and quantiles over neurons, nats; ``entropy_se``: jackknife standard error of the median over clients;
-        ``std_error``: median standard error of one neuron's entropy. ``p_one_peak``: Silverman's test of one peak;
-        ``p_one_normal``: one normal against a mixture of two, with ``bic_gain`` (of one less of two: positive for two).
-        Both treat neurons as independent, which is not quite true of neurons with a common start. ``modes``,
-        ``modes_se``: peaks of the density of entropies, as many as are not rejected at 5 % (at most 3), and their
-        jackknife standard errors over clients.
+        median and quantiles over neurons, nats; ``entropy_se``: standard error over clients of the median, see
+        :func:`fedstat.motivation.errors.entropy_errors`; ``std_error``: median standard error of one neuron's entropy.
+        ``p_one_peak``: Silverman's test of one peak; ``p_one_normal``: one normal against a mixture of two, with
+        ``bic_gain`` (of one less of two: positive for two). Both treat neurons as independent, which is not quite true
+        of neurons with a common start. ``modes``, ``modes_se``: peaks of the density of entropies, as many as are not
+        rejected at 5 % (at most 3), and their standard errors over clients, for that number of peaks.
     """
     rows = []
     for case in run["outputs"].to_dataset()["case"].to_numpy():
@@ -53,23 +54,26 @@ def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int 
             k = json.loads(run.attrs["config"])["k"]
             row = {**here, "accuracy": float(seen["accuracy"].mean())}
             row |= {"zero_share": float(entropy["zero_share"].mean()), "spread": float(entropy["spread"].median())}
-            row |= peaks(seen["mean_output"].values, _groups(seen["label"].values), k=k, draws=draws)
+            strata = relation.strata_of(str(case), seen["label"].values)
+            row |= peaks(seen["mean_output"].values, strata, k=k, draws=draws)
             row["std_error"] = float(entropy["std_error"].median())
             rows.append(row)
     return pd.DataFrame(rows)
 
 
-def peaks(outputs: NDArray, groups: NDArray[np.int64], *, k: int = 3, draws: int = DRAWS) -> dict[str, Any]:
+def peaks(outputs: NDArray, strata: NDArray[np.int64], *, k: int = 3, draws: int = DRAWS) -> dict[str, Any]:
     """Entropies of the neurons, their peaks and the tests, as columns of :func:`summary`.
 
     Parameters
     ----------
     outputs : array (client, unit)
-    groups : int array (client,)
-        Clients that the jackknife leaves out together.
+    strata : int array (client,)
+        Clients with one value are a stratum of given size.
     k, draws : int
     """
-    x = _entropy(outputs, k)
+    entropy = relation.dispersion(outputs, k=k)["entropy"]
+    live = np.isfinite(entropy)
+    x = entropy[live]
     row = {"neurons": len(x), "dead": outputs.shape[1] - len(x)}
     names = ("entropy", "q05", "q95", "entropy_se", "p_one_peak", "p_one_normal", "bic_gain")
     if len(x) < 4 or np.ptp(x) == 0:
@@ -80,21 +84,36 @@ def peaks(outputs: NDArray, groups: NDArray[np.int64], *, k: int = 3, draws: int
         n += 1
         tests.append(modes.peaks(x, n, draws=draws))
     mixture = modes.mixture(x, draws=draws)
-    without = [_entropy(outputs[groups != g], k) for g in np.unique(groups)]
-    positions = [modes.peaks(part, n).position for part in without]
-    same = all(len(p) == len(tests[-1].position) for p in positions)
+    drawn = with_errors(x, entropy_errors(outputs[:, live], strata, k=k, draws=ERRORS))
     q05, median, q95 = np.quantile(x, [0.05, 0.5, 0.95])
     return row | {
         "entropy": median,
         "q05": q05,
         "q95": q95,
-        "entropy_se": float(_jackknife(np.array([np.median(part) for part in without]))),
+        "entropy_se": float(np.median(drawn, axis=1).std(ddof=1)),
         "p_one_peak": tests[0].p_value,
         "p_one_normal": mixture.p_value,
         "bic_gain": float(mixture.bic[0] - mixture.bic[1]),
         "modes": tests[-1].position.tolist(),
-        "modes_se": _jackknife(np.array(positions)).tolist() if same else [math.nan] * len(tests[-1].position),
+        "modes_se": position_errors(drawn, n, len(tests[-1].position)).tolist(),
     }
+
+
+def position_errors(drawn: NDArray[np.float64], n: int, found: int) -> NDArray[np.float64]:
+    """Standard errors (peak,) of positions of peaks.
+
+    Parameters
+    ----------
+    drawn : array (draw, unit)
+        Entropies as other clients might give them.
+    n : int
+        Number of peaks that was not rejected.
+    found : int
+        Peaks at hand, usually ``n``. They have no standard error (NaN) where fewer than 9 in 10 draws have as many.
+    """
+    positions = [modes.peaks(x, n).position for x in drawn]
+    alike = np.array([p for p in positions if len(p) == found])
+    return alike.std(axis=0, ddof=1) if len(alike) >= 0.9 * len(drawn) else np.full(found, math.nan)
 
 
 def correlations(run: xr.DataTree) -> pd.DataFrame:
@@ -104,13 +123,14 @@ def correlations(run: xr.DataTree) -> pd.DataFrame:
     -------
     DataFrame
         ``spearman`` with ``low`` and ``high``, a 95 % interval over clients: ± 1.96 standard deviations of Fisher's z
-        over the half-samples; ``n_factors`` and ``converged`` of the communality.
+        over the half-samples, each computed as the estimate was; ``n_factors`` and ``converged`` of the communality.
+        Where ``"pa"`` has not converged, the estimate and its interval are of as many steps as were taken
+        (:data:`fedstat.motivation.relation.STEPS`), not of the solution.
     """
     found, fits = run["relation"].to_dataset(), run["split"].to_dataset()[["n_factors", "converged"]]
-    z = np.arctanh(found["spearman"].clip(-1 + 1e-12, 1 - 1e-12))
-    z_half = np.arctanh(found["spearman_half"].clip(-1 + 1e-12, 1 - 1e-12).to_numpy())
-    half = 1.96 * z_half.std(axis=-1, ddof=1)
-    bounds = xr.Dataset({"spearman": found["spearman"], "low": np.tanh(z - half), "high": np.tanh(z + half)})
+    low, high = relation.interval(found["spearman"].to_numpy(), found["spearman_half"].to_numpy())
+    ends = {"low": found["spearman"].copy(data=low), "high": found["spearman"].copy(data=high)}
+    bounds = xr.Dataset({"spearman": found["spearman"], **ends})
     table = bounds.to_dataframe().reset_index()
     return table.merge(fits.to_dataframe().reset_index(), on=["case", "on", "estimator"]).dropna(subset="spearman")
 
@@ -136,15 +156,20 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
     ]
     parts = [head, "\n".join(lines)]
     parts.append("\n".join(map(_peaks_line, table.to_dict("records"))))
-    lines = [f"Rank correlation of entropy and communality (κ = {config['kappa']:g}) over neurons, 95 % over clients"]
+    at = f"κ = {config['kappa']:g}; pa: at most {relation.STEPS} steps"
+    lines = [f"Rank correlation of entropy and communality ({at}) over neurons,\n95 % over clients"]
     lines += [f"{'case':<12} {'of the':<9}" + "".join(f"{e:>26}" for e in related["estimator"].unique())]
     for (case, on), block in related.groupby(["case", "on"], sort=False):
         lines.append(f"{case:<12} {on:<9}" + "".join(f"{_interval(r):>26}" for r in block.to_dict("records")))
     if not related["converged"].all():
-        lines.append("* not converged in 50 steps; the last iterate counts")
+        lines.append(
+            f"* pa at κ = {config['kappa']:g} has not converged in {relation.STEPS} steps: the numbers are of what "
+            f"{relation.STEPS} steps from principal\n  components give, half-samples too. minres, or fewer factors "
+            "(a lower --kappa), is well posed."
+        )
     parts.append("\n".join(lines))
     parts.append(
-        "entropy: median over neurons, nats, of the outputs over clients less ties; se: jackknife over clients.\n"
+        "entropy: median over neurons, nats, of the outputs over clients less ties; se: over clients.\n"
         "zeros: mean share of clients for which a neuron is dead; spread: median standard deviation over clients."
     )
     return "\n\n".join(parts)
@@ -162,22 +187,3 @@ def _peaks_line(row: Any) -> str:
 def _interval(row: Any) -> str:
     mark = " " if row["converged"] else "*"
     return interval(row["spearman"], row["low"], row["high"], 2) + mark
-
-
-def _entropy(outputs: NDArray, k: int) -> NDArray[np.float64]:
-    """Entropies of the neurons for which it is defined."""
-    entropy = relation.dispersion(outputs, k=k)["entropy"]
-    return np.asarray(entropy[np.isfinite(entropy)])
-
-
-def _groups(label: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ten groups of clients with the classes spread evenly over them."""
-    group = np.empty(len(label), dtype=np.int64)
-    group[np.argsort(label, kind="stable")] = np.arange(len(label)) % min(GROUPS, len(label))
-    return group
-
-
-def _jackknife(without: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard error from the values without each group (group, ...)."""
-    g = len(without)
-    return np.asarray(np.sqrt((g - 1) / g * ((without - without.mean(0)) ** 2).sum(0)))

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from fedstat.ntk.results import ExtremeEigenvalues
 from fedstat.plot._inputs import refusal
@@ -164,10 +163,8 @@ def _of_ranks(result: EffectiveRankResult, type: Type) -> Rows:  # noqa: A002, A
 def _of_entropy(result: EntropyResult, type: Type) -> Rows:  # noqa: A002, ARG001
     table, dims = result.tidy(), [str(d) for d in result.to_dataset()["entropy"].dims]
     name = table[dims].astype(str).agg(", ".join, axis=1) if dims else pd.Series("all samples", table.index)
-    half = float(stats.norm.ppf(0.975)) * table["std_error"]
-    limits = {"conf_low": table["estimate"] - half, "conf_high": table["estimate"] + half}
-    units = _named(table.assign(name=name, **limits), "name")
-    return Rows(units, "entropy in nats, 95 % interval (normal)", kind=", ".join(dims))
+    label = f"entropy in nats, {_percent(result.level)} interval with an allowance for the bias"
+    return Rows(_named(table.assign(name=name), "name"), label, kind=", ".join(dims))
 
 
 @rows.register(LeakageResult)

@@ -11,8 +11,10 @@ from array_api_compat import is_torch_array
 from fedstat._later import pd, xr
 from fedstat.results.base import Result, line, listing, number
 from fedstat.results.numbers import coefficient
+from fedstat.stats.entropy import largest_k
 
-FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass")
+FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high")
+IN_NATS = ("entropy", "std_error", "conf_low", "conf_high")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,14 +29,22 @@ class EntropyResult(Result):
     entropy : (...,)
         Entropy of the continuous part; NaN where at most k samples are left beside the atoms (a dead neuron).
     std_error : (...,)
+        Standard error, without the bias.
     n : (...,)
         Samples the estimate rests on: all of them, less those in atoms.
     atom_value : (..., atom) or (..., atom, feature)
         Values that more than k samples share, ascending, NaN past the last.
     atom_mass : (..., atom)
         Share of the samples at each of these values, 0 past the last.
+    n_tied : (...,)
+        Samples of the continuous part that have an exact copy, which makes the entropy too low.
+    conf_low, conf_high : (...,)
+        Interval that allows for the bias. NaN with tied samples, and with k above
+        :func:`fedstat.stats.entropy.largest_k`.
     k : int
         Number of the neighbour.
+    level : float
+        Confidence level of the intervals.
     """
 
     entropy: Any
@@ -42,7 +52,11 @@ class EntropyResult(Result):
     n: Any
     atom_value: Any
     atom_mass: Any
+    n_tied: Any
+    conf_low: Any
+    conf_high: Any
     k: int
+    level: float
     _figure: ClassVar[str] = "entropies"
 
     def __getitem__(self, name: str) -> Any:
@@ -58,14 +72,20 @@ class EntropyResult(Result):
         values = {name: _host(self[name]) for name in FIELDS}
         dims = [f"axis_{i}" for i in range(values["entropy"].ndim)]
         data = xr.Dataset({name: ([*dims, "atom", "feature"][: x.ndim], x) for name, x in values.items()})
-        data["entropy"].attrs["units"] = data["std_error"].attrs["units"] = "nats"
+        for name in IN_NATS:
+            data[name].attrs["units"] = "nats"
         return data
 
     def tidy(self) -> pd.DataFrame:
-        """One row per series: its labels, estimate and std_error (nats), n, n_atoms and the mass of all its atoms."""
+        """One row per series: its labels, then the estimate and what belongs to it.
+
+        estimate, std_error (without the bias), conf_low, conf_high (with an allowance for it), in nats; n, n_tied;
+        n_atoms and atom_mass, the number and the mass of all its atoms.
+        """
         data = self.to_dataset()
         mass = data["atom_mass"]
-        kept = data[["entropy", "std_error", "n"]].rename(entropy="estimate")
+        names = ["entropy", "std_error", "conf_low", "conf_high", "n", "n_tied"]
+        kept = data[names].rename(entropy="estimate")
         kept = kept.assign(n_atoms=(mass > 0).sum("atom"), atom_mass=mass.sum("atom"))
         if not kept.sizes:
             return pd.DataFrame([{str(name): x.item() for name, x in kept.data_vars.items()}])
@@ -75,7 +95,11 @@ class EntropyResult(Result):
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: series, k, samples; entropy over series (median, least, most); those with atoms, those without."""
+        """One row: series, k, samples; entropy over series (median, least, most); those with atoms, with ties.
+
+        interval_width_median is in nats; n_undefined counts series without an entropy, n_without_interval those with an
+        entropy and no interval.
+        """
         table = self.tidy()
         known = table["estimate"].dropna()
         least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
@@ -88,8 +112,12 @@ class EntropyResult(Result):
             "entropy_min": float(least),
             "entropy_max": float(most),
             "std_error_median": float(table["std_error"].median()),
+            "level": self.level,
+            "interval_width_median": float((table["conf_high"] - table["conf_low"]).median()),
             "n_with_atoms": int((table["n_atoms"] > 0).sum()),
+            "n_with_ties": int((table["n_tied"] > 0).sum()),
             "n_undefined": int(table["estimate"].isna().sum()),
+            "n_without_interval": int((table["estimate"].notna() & table["conf_low"].isna()).sum()),
         }
         return pd.DataFrame([row])
 
@@ -111,9 +139,33 @@ class EntropyResult(Result):
                 f"  {x['n_with_atoms']} with atoms, which hold up to {100 * most_mass:.0f} % of the samples; "
                 f"{x['n_undefined']} undefined, with too few others"
             )
+        if np.isfinite(x["interval_width_median"]):
+            width = number(float(x["interval_width_median"]), 2)
+            lines.append(f"  {100 * self.level:g} % intervals, which allow for the bias: median width {width}")
+        lines += self._without_interval(table)
         if named:
             lines += [listing("  lowest: ", named[:8]), listing("  highest:", named[: -min(9, len(named) + 1) : -1])]
         return "\n".join(map(line, lines))
+
+    def _without_interval(self, table: pd.DataFrame) -> list[str]:
+        """How many series have no interval, and why."""
+        lines = []
+        if tied := int((table["n_tied"] > 0).sum()):
+            share = 100 * float((table["n_tied"] / table["n"]).max())
+            lines.append(
+                f"  {tied} with ties, up to {share:.0f} % of the samples: the entropy is too low, and no interval given"
+            )
+        least = table.loc[table["estimate"].notna(), "n"].min()
+        if self._dimension > 3:
+            lines.append(f"  no intervals: in {self._dimension} dimensions the size of the bias is not known")
+        elif np.isfinite(least) and self.k > (most := largest_k(int(least), self._dimension)):
+            lines.append(f"  no interval where k is too large to know the bias: above {most} for {least:.0f} samples")
+        return lines
+
+    @property
+    def _dimension(self) -> int:
+        """Coordinates of one sample."""
+        return int(self.atom_value.shape[-1]) if self.atom_value.ndim > self.atom_mass.ndim else 1
 
 
 def _host(x: Any) -> np.ndarray:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from simulations.inference import agreement, clusters, comparison, factor, ranks, replicates
+from simulations.inference import agreement, clusters, comparison, entropy, factor, motivation, ranks, replicates
 from simulations.inference.table import Claim
 
 CLAIMS: dict[str, Claim] = {
-    **factor.CLAIMS, **agreement.CLAIMS, **comparison.CLAIMS, **clusters.CLAIMS, **ranks.CLAIMS, **replicates.CLAIMS,
-}  # fmt: skip
+    name: claim
+    for room in (factor, agreement, comparison, clusters, ranks, replicates, entropy, motivation)
+    for name, claim in room.CLAIMS.items()
+}

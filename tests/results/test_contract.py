@@ -140,7 +140,9 @@ def test_a_dead_unit_in_a_short_table_is_shown_last() -> None:
 
 def test_entropy_says_what_its_fields_hold() -> None:
     found = fedstat.knn_entropy(outputs(), ties="atoms")
-    assert list(found.tidy()) == ["unit", "estimate", "std_error", "n", "n_atoms", "atom_mass"]
+    assert list(found.tidy()) == [
+        "unit", "estimate", "std_error", "conf_low", "conf_high", "n", "n_tied", "n_atoms", "atom_mass",
+    ]  # fmt: skip
     assert found.tidy()["estimate"].tolist() == found["entropy"].values.tolist() == np.asarray(found).tolist()
     row = found.glance().iloc[0]
     assert (row["n_series"], row["n_min"], row["n_max"], row["n_with_atoms"]) == (6, 18, 30, 1)
@@ -148,6 +150,9 @@ def test_entropy_says_what_its_fields_hold() -> None:
     assert "6 series of 18 to 30 samples" in repr(found)
     assert "1 with atoms, which hold up to 40 % of the samples" in repr(found)
     assert found.to_dataset()["entropy"].attrs == {"units": "nats"}
+    assert row["level"] == 0.95
+    assert row["interval_width_median"] == (found.tidy()["conf_high"] - found.tidy()["conf_low"]).median()
+    assert "95 % intervals, which allow for the bias: median width" in repr(found)
     bare = fedstat.knn_entropy(torch.from_numpy(outputs().values), ties="atoms")
     assert isinstance(bare.entropy, torch.Tensor)
     xr.testing.assert_allclose(bare.to_dataset(), found.to_dataset().drop_vars("unit").rename(unit="axis_0"))
@@ -156,6 +161,21 @@ def test_entropy_says_what_its_fields_hold() -> None:
     assert "1 series of 30 samples" in repr(one)
     with pytest.raises(KeyError, match="estimate"):
         one["estimate"]
+
+
+def test_entropy_says_why_there_is_no_interval() -> None:
+    x = np.random.default_rng(0).normal(size=(50, 4))
+    assert "no interval where k is too large to know the bias: above 7 for 50 samples" in repr(
+        fedstat.knn_entropy(x, k=10)
+    )
+    assert "no intervals: in 4 dimensions" in repr(fedstat.knn_entropy(x, feature_axis=1))
+    with pytest.warns(
+        UserWarning, match=r"50 of 50 samples have an exact copy in .*; 1 of 4 series have some\..*jitter"
+    ):
+        found = fedstat.knn_entropy(np.concatenate([np.repeat(x[:25, :1], 2, axis=0), x[:, 1:]], axis=1))
+    row = found.glance().iloc[0]
+    assert (row["n_with_ties"], row["n_without_interval"]) == (1, 1)
+    assert "1 with ties, up to 100 % of the samples: the entropy is too low, and no interval given" in repr(found)
 
 
 def test_comparison_says_what_the_paired_table_holds() -> None:

@@ -59,8 +59,8 @@ def test_table_of_distances_used_on_other_devices_equals_the_kd_tree(monkeypatch
 def test_sorted_windows_find_the_kth_neighbour_across_blocks(k, n, monkeypatch):
     monkeypatch.setattr(entropy, "_CACHED", 40)
     x = np.random.default_rng(n).normal(size=(n, 3))
-    found = np.sort(entropy._distances(np, np.sort(x.T, axis=1), k), axis=1)
-    columns = entropy._distances(np, np.ascontiguousarray(x.T)[:, :, None], k)  # by KD-tree
+    found = np.sort(entropy._distances(np, np.sort(x.T, axis=1), (k,))[0], axis=1)
+    [columns] = entropy._distances(np, np.ascontiguousarray(x.T)[:, :, None], (k,))  # by KD-tree
     np.testing.assert_array_equal(found, np.sort(columns, axis=1))
 
 
@@ -90,6 +90,81 @@ def test_standard_error_covers_the_truth_as_often_as_it_says(name, n, k):
         assert abs(covered - nominal) < 0.03  # 4 simulation errors and more; bias and n = 100 take the rest
     spread = result.estimate.std() / np.sqrt(np.mean(result.std_error**2))
     assert abs(spread - 1) < 0.1
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize(("n", "k"), [(20, 1), (20, 3), (50, 3), (100, 10), (1000, 3)])
+def test_intervals_cover_the_truth(name, n, k):
+    draw, truth = CONTINUOUS[name]
+    found = knn_entropy(draw(np.random.default_rng(n + k), (n, 1500)), k=k, level=0.95)
+    assert np.mean((found.conf_low <= truth) & (truth <= found.conf_high)) >= 0.94
+    assert np.all(found.conf_low < found.estimate)
+    assert np.all(found.estimate < found.conf_high)
+
+
+@pytest.mark.parametrize("d", [2, 3])
+def test_intervals_of_vectors_cover_where_the_bias_is_as_large_as_the_error(d):
+    x = np.random.default_rng(d).normal(size=(300, 400, d))
+    found = knn_entropy(x, axis=1, feature_axis=2, level=0.95)
+    truth = d * NORMAL
+    assert np.mean((found.conf_low <= truth) & (truth <= found.conf_high)) >= 0.93
+    assert np.mean(abs(found.estimate - truth) < 1.96 * found.std_error) < 0.93
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "d"), [(50, 10, 1), (17, 3, 1), (400, 21, 1), (1000, 4, 2), (11, 3, 3), (500, 1, 4)]
+)
+def test_no_interval_where_the_bias_is_not_known(n, k, d):
+    assert k > entropy.largest_k(n, d)
+    found = knn_entropy(np.random.default_rng(0).normal(size=(n, d)), k=k, feature_axis=1, level=0.95)
+    assert np.isfinite(found.estimate)
+    assert np.isfinite(found.std_error)
+    assert np.isnan([found.conf_low, found.conf_high]).all()
+
+
+def test_intervals_are_wider_at_a_higher_level_and_absent_without_one():
+    x = np.random.default_rng(0).normal(size=(60, 4))
+    wide, narrow, none = (knn_entropy(x, level=level) for level in (0.99, 0.8, None))
+    assert np.all(wide.conf_low < narrow.conf_low)
+    assert np.all(narrow.conf_high < wide.conf_high)
+    assert np.isnan(none.conf_low).all()
+    with pytest.raises(ValueError, match="level must be"):
+        knn_entropy(x, level=95)
+
+
+@pytest.mark.parametrize("d", [1, 2])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_copies_that_leave_distances_positive_are_counted_and_get_no_interval(d, kind):
+    x = np.random.default_rng(0).normal(size=(3, 60, d))
+    x[1, 7] = x[1, 30]  # a pair
+    x[2, 30:] = x[2, :30]  # each value twice
+    data = torch.tensor(x) if kind == "torch" else x
+    for ties in ("error", "atoms"):
+        found = knn_entropy(data, axis=1, feature_axis=2, ties=ties, level=0.95)
+        assert found.n_tied.tolist() == [0, 2, 60]
+        assert np.isnan(np.asarray(found.conf_low)).tolist() == [False, True, True]
+        assert np.isnan(np.asarray(found.conf_high)).tolist() == [False, True, True]
+    assert found.estimate[2] < d * NORMAL - 0.2, "what the count is for"
+
+
+def test_atoms_are_no_ties():
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    x[:10, 0], x[20:22, 0] = 0.0, 7.0
+    found = knn_entropy(x, ties="atoms", level=0.95)
+    assert found.n_tied.tolist() == [2, 0]
+    x[21, 0] = 8.0
+    clean = knn_entropy(x, ties="atoms", level=0.95)
+    alone = knn_entropy(x[10:, 0], level=0.95)
+    assert clean.n_tied.tolist() == [0, 0]
+    np.testing.assert_allclose([clean.conf_low[0], clean.conf_high[0]], [alone.conf_low, alone.conf_high], rtol=1e-12)
+
+
+def test_jitter_moves_pairs_too():
+    x = np.random.default_rng(0).normal(size=(4000, 200)).round(3)[:200]
+    assert (knn_entropy(x, ties="atoms").n_tied > 0).mean() > 0.9
+    found = knn_entropy(x, ties="jitter", resolution=0.001, level=0.95)
+    assert found.n_tied.max() == 0
+    assert np.mean((found.conf_low <= NORMAL) & (found.conf_high >= NORMAL)) > 0.9
 
 
 def test_coverage_in_two_dimensions():

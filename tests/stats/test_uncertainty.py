@@ -55,6 +55,46 @@ def test_a_permutation_replicate_equals_a_refit_on_shuffled_units() -> None:
         np.testing.assert_allclose(drawn.communality[b], refit.communality, atol=1e-9)
 
 
+def alone(w: np.ndarray, **options: object) -> np.ndarray:
+    """ν of one sample by the public verb, from its own start and with its own number of factors."""
+    return np.asarray(fs.fa(fs.layer_matrix(w), **options).communality)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning", "ignore::fedstat.AgreementWarning")
+@pytest.mark.parametrize("method", factor.METHODS)
+def test_replicates_of_the_verbs_are_analyses_of_the_resamples_alone(method: factor.Method) -> None:
+    """No warm start, no number of factors of the whole, no other cap: pa at this κ stops before its fixed point."""
+    w, how = np.random.default_rng(0).normal(size=(9, 20, 12)), {"kappa": 0.75, "method": method}
+    result = fs.bootstrap(w, replicates=6, seed=3, **how)  # type: ignore[arg-type]
+    assert method != "pa" or not result.converged.any()
+    counts = generator(3, "bootstrap").multinomial(9, np.full(9, 1 / 9), size=6)
+    assert_allclose(result.communality, [alone(np.repeat(w, c, axis=0), **how) for c in counts], atol=1e-7)
+    rng = generator(3, "half-samples")
+    halves = [half for _ in range(3) for half in rng.permutation(9)[:8].reshape(2, 4)]
+    assert_allclose(result.half_samples, [alone(w[half], **how) for half in halves], atol=1e-7)
+    shuffled = fs.permutation_test(w, replicates=6, seed=3, **how)  # type: ignore[arg-type]
+    rng = generator(3, "permutation")
+    for nu in shuffled.communality:
+        assert_allclose(nu, alone(np.stack([own[rng.permutation(20)] for own in w]), **how), atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning", "ignore::fedstat.AgreementWarning")
+def test_variants_of_stability_are_analyses_of_their_own() -> None:
+    w = np.random.default_rng(0).normal(size=(9, 20, 12))
+    table = fs.stability(w, kappa=0.75, kappas=(0.5, 0.85), taus=(), n_starts=2, seed=1).tidy()
+    start = generator(1, "stability").uniform(size=(2, 20))
+    changes = {
+        "minres": {"method": "minres"}, "pc": {"method": "pc"}, "leverage": {"method": "leverage"},
+        "0.5": {"kappa": 0.5}, "0.85": {"kappa": 0.85}, "smc": {"start": "smc"}, "random 1": {"start": start[0]},
+        "random 2": {"start": start[1]}, "200": {"max_iter": 200, "tol": 0.0}, "1000": {"max_iter": 1000, "tol": 0.0},
+    }  # fmt: skip
+    assert set(table["value"]) == set(changes)
+    reference = split.shared(alone(w, kappa=0.75), tau=0.5)
+    for row in table.itertuples():
+        other = split.shared(alone(w, **({"kappa": 0.75} | changes[row.value])), tau=0.5)
+        assert row.same_state == pytest.approx(float(split.same_state(reference, other))), row.value
+
+
 @pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
 def test_replicates_keep_their_digits_under_a_common_offset(draw) -> None:  # type: ignore[no-untyped-def]
     moved = weights() + 1e6
