@@ -10,8 +10,10 @@ from reference_pages import heading
 
 TABLE = Path(__file__).parents[2] / "analysis/inference/results/inference.csv"
 SAYS = {
-    "level": "A test of .05: how often it rejects where its null hypothesis is true. Above .06 it errs.",
-    "coverage": "An interval: how often it holds what it is of. Short of its confidence by more than .02 it errs.",
+    "level": "A test of .05: how often it rejects where its null hypothesis is true. Above .06 it errs."
+    " Twice the Monte Carlo error is allowed for.",
+    "coverage": "An interval: how often it holds what it is of. Short of its confidence by more than .02 it errs."
+    " Twice the Monte Carlo error is allowed for.",
     "rate": "A share that nothing is claimed of.",
 }
 LEAD = """

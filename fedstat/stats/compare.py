@@ -244,7 +244,8 @@ def mixed(
     Notes
     -----
     Where the group variance is estimated as zero, REML is ordinary least squares; that fit is returned, and ``note``
-    says so.
+    says so. One residual variance serves all methods: with one of three varying 20 times as much, tests at 0.05 reject
+    true hypotheses in about 0.08.
 
     Examples
     --------
