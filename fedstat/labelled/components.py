@@ -83,8 +83,10 @@ def variance_components(
     Clients are the sample: tests and intervals come from leaving out one at a time, since the weights of a unit are not
     independent. :func:`fedstat.stats.components.components` has the formulas and how often the intervals hold. They
     hold less often where weights are heavy-tailed (Student's t with 3 degrees of freedom: 0.84 to 0.93) and where
-    clients are unlike in their noise (standard deviations log-normal, σ = 0.7: 0.85 to 0.90); with the latter, a unit
-    that differs by noise alone is called a client's own in up to a quarter of layers. A covariate that itself belongs to what clients know (a class that only large clients have) takes that out, too.
+    clients are unlike in their noise (standard deviations log-normal, σ = 0.7: 0.85 to 0.90); with the latter, some
+    unit that differs by noise alone is called a client's own in up to a quarter of layers.
+
+    A covariate that itself belongs to what clients know (a class that only large clients have) takes that out, too.
 
     The share of a replicate is stepped up on the assumption that noise falls as 1 / samples. Noise common to a client's
     replicates (the same order of batches, say, if it is fixed by the client) counts as the client's own.

@@ -98,4 +98,4 @@ def difference(row: Mapping[Any, Any], pairs: str = "seeds") -> str:
     limits = row["difference"], row["all_low"], row["all_high"]
     if 0 < row["n"] < LEAST_PAIRS:
         return f"{interval(*limits)} (too few {pairs})"
-    return interval(*limits, equal=pairs)
+    return interval(*limits, equal=f"{row['n']} {pairs}" if row["n"] else "")

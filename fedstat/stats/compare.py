@@ -362,12 +362,14 @@ def _difference(d: NDArray[np.float64], level: float, rounding: float) -> dict[s
     """Mean difference, its t test and interval; one that varies by rounding alone has none, but p = 1 if it is 0."""
     row: dict[str, float] = {"n": len(d), "difference": float(d.mean()) if len(d) else math.nan}
     row |= {"std_error": _std_error(d), "df": len(d) - 1 if len(d) > 1 else math.nan, "p_sign_flip": sign_flip(d)}
-    if len(d) < LEAST_PAIRS:
+    if len(d) < 2:
         return row
     if row["std_error"] <= rounding:
         # Their spread is unknown, not 0: there is no interval.
         unknown = {"std_error": math.nan, "df": math.nan}
         return row | unknown | ({"difference": 0.0, "p_value": 1.0} if abs(row["difference"]) <= rounding else {})
+    if len(d) < LEAST_PAIRS:
+        return row
     from statsmodels.stats.weightstats import DescrStatsW
 
     described = DescrStatsW(d)

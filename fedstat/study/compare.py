@@ -92,7 +92,7 @@ def against(
         return found.table, found.notes
     alone = compare.paired(rows, reference=str(rows["method"].iloc[0]), value=value).table
     alone[[c for c in alone.columns if c not in ("method", "n_values", "mean", "std_error_mean")]] = np.nan
-    return alone, (f"{reference} was not run, so nothing is compared with it",)
+    return alone.assign(n=0), (f"{reference} was not run, so nothing is compared with it",)
 
 
 def _ordered(names: pd.Series) -> list[str]:

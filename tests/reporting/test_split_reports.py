@@ -17,9 +17,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the weights of five clients and what they started from, and a run of six."""
     folder, rng = tmp_path_factory.mktemp("given"), np.random.default_rng(0)
     (folder / "clients").mkdir()
+    start = rng.normal(size=(12, 9))
     for i in range(5):
-        np.savez(folder / "clients" / f"{i}.npz", **{"fc1.weight": rng.normal(size=(12, 9))})
-    np.savez(folder / "start.npz", **{"fc1.weight": rng.normal(size=(12, 9))})
+        np.savez(folder / "clients" / f"{i}.npz", **{"fc1.weight": start + rng.normal(size=(12, 9))})
+    np.savez(folder / "start.npz", **{"fc1.weight": start})
     write(folder / "run.zarr", weights=True)
     return folder
 

@@ -187,8 +187,8 @@ def test_comparison_says_what_the_paired_table_holds() -> None:
     assert (row["reference"], row["n_methods"], row["n_blocks"], row["level"]) == ("a", 2, 3, 0.9)
     assert row["n_above"] == (found.table["p_holm"] <= 0.1).sum() == 2
     alone = fedstat.compare(TABLE[TABLE["seed"] == 0], reference="a")
-    assert "one pair only, so no standard error: b, c" in alone.summary()
-    assert "+2.0000  p –" in repr(alone)
+    assert "fewer than 3 pairs, so no interval and no test: b, c" in alone.summary()
+    assert "+2.0000 (too few blocks)  p –, n 1" in repr(alone)
 
 
 def test_glances_of_the_theorems_count_what_their_settings_say() -> None:
