@@ -166,14 +166,14 @@ def paired(
             left_out = [_name(i) for i in wide.index if i not in pairs.index]
             if left_out:
                 notes.append(f"{name}: no pair with {reference} in {', '.join(left_out)}; left out")
-            if 0 < len(pairs) < LEAST_PAIRS:
-                few.append(name)
             rounding = _ROUNDING * float(pairs.abs().to_numpy().max()) if len(pairs) else 0.0
             found = _difference((pairs[name] - pairs[reference]).to_numpy(), level, rounding)
             row |= found
-            if len(pairs) >= LEAST_PAIRS and not math.isfinite(found["std_error"]):
+            if len(pairs) > 1 and not math.isfinite(found["std_error"]):
                 rest = "interval" if found["difference"] == 0 else "interval or test"
                 notes.append(f"{name}: the same difference in every pair, so no standard error and no {rest}")
+            elif 0 < len(pairs) < LEAST_PAIRS:
+                few.append(name)
         rows.append(row)
     if few:
         notes.append(f"fewer than {LEAST_PAIRS} pairs, so no interval and no test: {', '.join(few)}")

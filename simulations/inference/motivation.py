@@ -122,7 +122,7 @@ _FEW = "fedstat.motivation.errors.entropy_errors: standard errors from few clien
 def _of_medians() -> dict[str, Case]:
     return {
         f"{kind}, {clients} clients, {units} neurons": Case(
-            partial(median, kind, clients, units), replicates=400, note=_FEW if kind == "common factor" else ""
+            partial(median, kind, clients, units), replicates=300, note=_FEW if kind == "common factor" else ""
         )
         for kind in KINDS
         for clients, units in ((30, 50), (100, 50), (100, 200), (200, 50))
@@ -132,7 +132,7 @@ def _of_medians() -> dict[str, Case]:
 def _of_positions() -> dict[str, Case]:
     return {
         f"{kind}, {peaks} peak{'s' * (peaks > 1)}, {clients} clients": Case(
-            partial(positions, kind, clients, 50, peaks), replicates=150, note=_FEW if kind == "common factor" else ""
+            partial(positions, kind, clients, 50, peaks), replicates=100, note=_FEW if kind == "common factor" else ""
         )
         for kind in ("independent", "common factor", "classes")
         for peaks in (1, 2)
@@ -143,7 +143,7 @@ def _of_positions() -> dict[str, Case]:
 def _of_correlations() -> dict[str, Case]:
     return {
         f"{'related' if related else 'independent'}, κ {kappa}, {clients} clients": Case(
-            partial(correlations, clients, 24, kappa, related), replicates=200, parts=relation.ESTIMATORS
+            partial(correlations, clients, 24, kappa, related), replicates=100, parts=relation.ESTIMATORS
         )
         for related in (False, True)
         for kappa in (0.5, 0.75)
