@@ -49,8 +49,9 @@ def effective_rank(weights: Any, *, minus: Any = "mean", level: float = 0.95) ->
     Notes
     -----
     Intervals take clients as independent. Those of one run share a server, so they speak of clients as in this run,
-    not of other runs. Stored values are float32: a part 1e-7 of the size of what is taken off is rounding noise, which
-    has full rank.
+    not of other runs. Where clients are of two kinds, few do not show both: with one in five of few directions, the
+    intervals of 3 clients hold the mean in 0.48, of 10 in 0.88. Stored values are float32: a part 1e-7 of the size of
+    what is taken off is rounding noise, which has full rank.
 
     References
     ----------

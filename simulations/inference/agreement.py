@@ -128,6 +128,7 @@ def _mean_rank(kind: Noise) -> float:
 
 _NEXT = "F takes weights for independent: help and docs say so; tests over clients replace it next"
 _TOLD = "help of fedstat.variance_components names heavy tails, and clients of unlike noise"
+_KINDS = "help of fedstat.effective_rank says how few clients of two kinds mislead"
 _UNLIKE = dict.fromkeys(KINDS, "") | {"t3": _TOLD, "unlike clients": _TOLD}
 _ICC = (
     "fedstat.stats.icc.coefficients",
@@ -230,7 +231,7 @@ CLAIMS = {
         "coverage",
         ("fedstat.results.ranks.EffectiveRankResult.tidy",),
         ("EffectiveRankResult.conf_low", "EffectiveRankResult.conf_high"),
-        {f"{kind}, {n} clients": Case(partial(effective_rank, kind, n), kind != "unlike clients", 1000)
+        {f"{kind}, {n} clients": Case(partial(effective_rank, kind, n), kind == "white", 1000, _KINDS)
          for kind in ("white", "unlike clients") for n in (3, 10)},
     ),
 }  # fmt: skip

@@ -101,8 +101,8 @@ def rmsea(weak: float, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 _CLUSTERS = "ClientClustersResult"
-_SMALL_MISFIT = ("for small misfit only, as in R's psych", "")
-_ROWS = "fedstat.fa says that rows of one client are alike, so that n_obs is smaller"
+_RMSEA = "as R's psych has it; help of fedstat.stats.indices.fit_indices says how it covers"
+_ROWS = "for many independent rows: help of fedstat.stats.indices.fit_indices; rows of one client are alike"
 CLAIMS = {
     "client_clusters, tests of known groups": Claim(
         "level",
@@ -146,7 +146,7 @@ CLAIMS = {
         ("FactorResult.p_value", "FactorResult.bartlett_p", "SplitResult.bartlett_p"),
         {
             f"{kind}, {n} rows": Case(
-                partial(fit_of_factors, kind, n), kind == "normal", 500, "" if kind == "normal" else _ROWS,
+                partial(fit_of_factors, kind, n), kind == "normal", 500, _ROWS,
                 ("χ² of the model", "Bartlett's sphericity"),
             )
             for kind in ("normal", "t3", "rows alike")
@@ -159,7 +159,7 @@ CLAIMS = {
         tuple(f"{result}.rmsea_{end}" for result in ("FactorResult", "SplitResult") for end in ("low", "high")),
         {
             f"a third factor of loadings {weak}, {n} rows": Case(
-                partial(rmsea, weak, n), weak < 0.3, 1000, _SMALL_MISFIT[weak < 0.3]
+                partial(rmsea, weak, n), weak < 0.3, 1000, _RMSEA
             )
             for weak in (0.2, 0.5)
             for n in (200, 1000)
