@@ -42,7 +42,8 @@ def entropy_errors(outputs: Array, strata: Strata, *, k: int = 3, draws: int = 1
     Notes
     -----
     The variance of one neuron is raised by 1 + 2 k / n, since distances in the tails of a sample of n are too alike.
-    ``simulations/inference/motivation.py`` compares with true errors.
+    In ``simulations/inference/motivation.py`` the median ± 1.96 standard errors held the truth in 0.91 to 0.98, peaks
+    in 0.90 to 1.00; the low ends are of clients of one class each.
 
     References
     ----------

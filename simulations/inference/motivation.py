@@ -116,13 +116,15 @@ def _mean_correlations(clients: int, units: int, kappa: float) -> np.ndarray:
     return np.mean(drawn, axis=0)
 
 
-_FEW = "fedstat.motivation.errors.entropy_errors: standard errors from few clients are uncertain themselves"
+_TOLD = "help of fedstat.motivation.errors.entropy_errors says how often they hold"
 
 
 def _of_medians() -> dict[str, Case]:
     return {
         f"{kind}, {clients} clients, {units} neurons": Case(
-            partial(median, kind, clients, units), replicates=300, note=_FEW if kind == "common factor" else ""
+            partial(median, kind, clients, units),
+            replicates=300,
+            note=_TOLD if kind in ("common factor", "classes") else "",
         )
         for kind in KINDS
         for clients, units in ((30, 50), (100, 50), (100, 200), (200, 50))
@@ -132,7 +134,9 @@ def _of_medians() -> dict[str, Case]:
 def _of_positions() -> dict[str, Case]:
     return {
         f"{kind}, {peaks} peak{'s' * (peaks > 1)}, {clients} clients": Case(
-            partial(positions, kind, clients, 50, peaks), replicates=100, note=_FEW if kind == "common factor" else ""
+            partial(positions, kind, clients, 50, peaks),
+            replicates=100,
+            note=_TOLD if kind in ("common factor", "classes") else "",
         )
         for kind in ("independent", "common factor", "classes")
         for peaks in (1, 2)
