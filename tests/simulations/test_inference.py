@@ -87,7 +87,7 @@ def test_columns_of_results_that_look_like_inference_belong_to_a_claim(name: str
 def test_the_table_has_a_row_for_every_part_of_every_case_and_no_other() -> None:
     expected = [(claim, case, p) for claim, case in table.cases(CLAIMS) for p in CLAIMS[claim].cases[case].parts]
     assert list(RESULTS[list(table.KEYS)].itertuples(index=False, name=None)) == expected
-    assert (RESULTS["mc_error"][RESULTS["claimed"] > 100].astype(float) < 0.03).all()
+    assert (RESULTS["mc_error"][RESULTS["claimed"] > 100].astype(float) < 0.036).all(), "of 200 draws at least"
 
 
 def test_what_errs_says_where_users_are_told() -> None:
