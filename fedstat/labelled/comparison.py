@@ -54,6 +54,6 @@ def compare(
     1 methods against a, within blocks: mean ± standard error, difference
     with simultaneous 95 % intervals (Bonferroni), p by Holm
       a  5.6667 ± 0.6667
-      b  7.6667 ± 0.8819  +2.0000 [-0.4841, +4.4841]  p 0.0742
+      b  7.6667 ± 0.8819  +2.0000 [-0.4841, +4.4841]  p 0.0742, n 3
     """
     return ComparisonResult(*paired(data, reference=reference, value=value, method=method, block=block, level=level))
