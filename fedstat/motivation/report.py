@@ -170,7 +170,8 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
     parts.append("\n".join(lines))
     parts.append(
         "entropy: median over neurons, nats, of the outputs over clients less ties; se: over clients.\n"
-        "zeros: mean share of clients for which a neuron is dead; spread: median standard deviation over clients."
+        "zeros: mean share of clients for which a neuron is dead; spread: median standard deviation over clients.\n"
+        "peaks: both tests may take a long tail of entropies for a peak."
     )
     return "\n\n".join(parts)
 

@@ -126,8 +126,7 @@ def paired(
     ``all_high`` are Bonferroni's t intervals, at level 1 − (1 − level)/m for m comparisons: they hold simultaneously.
     Being as wide as Holm's first step, they never exclude 0 where Holm does not reject; Holm may reject where they
     contain 0. Each method has a variance of its own: one variance of all methods, as in Dunnett's comparisons, would
-    be shorter with few blocks, but wrong where methods differ in spread (with one of five methods varying 20 times as
-    much, and three blocks, some interval leaves out a true 0 in 22 % of tables instead of 5 %).
+    be shorter with few blocks, but wrong where methods differ in spread.
     ``p_sign_flip`` is exact under the one assumption that differences are symmetric about 0 [2]_: the share of the 2ⁿ
     changes of sign whose mean is at least as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks. Beyond 16
     blocks it is NaN. Differences that vary by less than the rounding of float32, in which accuracies are stored, count

@@ -74,8 +74,10 @@ def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
     n : int
         Number of peaks.
     draws : int
-        Samples of the smoothed bootstrap from which the p-value comes; 0: no test. The test is known to be
-        conservative: a true null hypothesis is rejected less often than its level says.
+        Samples of the smoothed bootstrap from which the p-value comes; 0: no test. At level 0.05 one peak is rejected
+        in 0.01 to 0.04 of normal samples of 20 and 100 values. Values far out in a long tail count as peaks: it is
+        rejected in 0.17 and 0.37 of samples of Student's t with 3 degrees of freedom, in 0.11 and 0.18 of exponential
+        ones.
     seed : int
 
     Returns

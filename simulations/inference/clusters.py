@@ -101,6 +101,7 @@ def rmsea(weak: float, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 _CLUSTERS = "ClientClustersResult"
+_TAILS = "help of fedstat.stats.modes, and the motivating study's print: long tails look like peaks"
 _RMSEA = "as R's psych has it; help of fedstat.stats.indices.fit_indices says how it covers"
 _ROWS = "for many independent rows: help of fedstat.stats.indices.fit_indices; rows of one client are alike"
 CLAIMS = {
@@ -133,7 +134,7 @@ CLAIMS = {
         {
             f"{kind}, {n} values": Case(
                 partial(peaks, kind, n), kind == "normal", 200,
-                "" if kind == "normal" else "the mixture tests normality, as its help says; peaks asks for peaks",
+                "" if kind == "normal" else _TAILS,
                 ("Silverman, more than one peak", "mixture, not one normal"),
             )
             for kind in ("normal", "t3", "exponential")

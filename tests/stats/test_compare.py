@@ -128,7 +128,7 @@ def test_two_seeds_give_no_interval_and_say_so():
 
 
 def test_a_method_of_its_own_spread_makes_no_other_differ():
-    """With one variance for all, .22 of such tables hold an interval that leaves out the true difference, 0."""
+    """One variance for all methods would be too small for the one that varies more."""
     rng, wrong = np.random.default_rng(0), 0
     for _ in range(200):
         data = pd.DataFrame(rng.normal(size=(3, 5)) * [1, 20, 1, 1, 1], columns=list("abcde"))
