@@ -12,15 +12,11 @@ from array_api_compat import device as device_of
 
 from fedstat import _check
 from fedstat._random import generator
-from fedstat.stats import scale
+from fedstat.stats.neighbours import distances, distances_and_copies
 
 Array = Any
 Ties = Literal["error", "atoms", "jitter"]
 TIES: tuple[Ties, ...] = ("error", "atoms", "jitter")
-
-# Numbers in one block of temporaries: on the CPU little enough for its cache and for reuse of freed memory, on other
-# devices little enough to fit beside the data.
-_CACHED, _BLOCK = 1 << 15, 1 << 24
 
 # χ(k, d), a row for each d from 1, k from 1 to 10; made by tests/golden/entropy_neighbour_variance.py.
 _NEIGHBOUR_VARIANCE = (
@@ -179,10 +175,10 @@ def knn_entropy(
         )
     if level is not None:
         _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    distance, copied = _distances_and_copies(xp, points, k)
+    distance, copied = distances_and_copies(xp, points, k)
     if ties == "jitter" and (series := _where(xp, copied > 0)):
         points = _jittered(xp, points, series, resolution, seed)
-        distance, copied = _distances_and_copies(xp, points, k)
+        distance, copied = distances_and_copies(xp, points, k)
     tied = distance == 0 if bool(xp.any(copied > 0)) else None
     atoms: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     if tied is not None and (series := _where(xp, xp.any(tied, axis=1))):
@@ -218,92 +214,6 @@ def _where(xp: Any, flags: Array) -> list[int]:
     return [int(i) for i in xp.nonzero(flags)[0]]
 
 
-def _distances_and_copies(xp: Any, points: Array, k: int) -> tuple[Array, Array]:
-    """Distance of every point to its k-th nearest neighbour (series, sample); number of points with a copy (series)."""
-    if points.ndim > 2:
-        nearest, distance = _distances(xp, points, (1, k))
-        return distance, xp.sum(xp.astype(nearest == 0, xp.int64), axis=1)
-    distance, any_equal = _distances_on_line(xp, points, k)
-    copied = xp.zeros(points.shape[0], dtype=xp.int64, device=device_of(points))
-    if any_equal:
-        equal = points[:, 1:] == points[:, :-1]
-        joined = xp.concat([equal[:, :1], equal[:, 1:] | equal[:, :-1], equal[:, -1:]], axis=1)
-        copied = xp.sum(xp.astype(joined, xp.int64), axis=1)
-    return distance, copied
-
-
-def _distances(xp: Any, points: Array, ks: tuple[int, ...]) -> list[Array]:
-    """Distances of every point to its k-th nearest neighbour (series, sample), for each k."""
-    if points.ndim == 2:
-        return [_distances_on_line(xp, points, k)[0] for k in ks]
-    e = scale.exponent(scale.largest(points, (1, 2)))
-    if bool(xp.any(e != 0)):  # squares of coordinates would overflow or vanish
-        found = _distances_in_space(xp, points * scale.power(-e)[:, None, None], ks)
-        return [distance * scale.power(e)[:, None] for distance in found]
-    return _distances_in_space(xp, points, ks)
-
-
-def _distances_in_space(xp: Any, points: Array, ks: tuple[int, ...]) -> list[Array]:
-    if _on_cpu(points):
-        host, ranks = np.asarray(points), [k + 1 for k in ks]
-        found = np.array([scipy.spatial.cKDTree(p).query(p, k=ranks)[0] for p in host])
-        found = found.reshape(*points.shape[:2], len(ks))
-        return [xp.asarray(np.ascontiguousarray(found[:, :, i])) for i in range(len(ks))]
-    tables = [_distances_by_table(xp, p, ks) for p in points]
-    return [xp.stack([table[:, i] for table in tables]) for i in range(len(ks))]
-
-
-def _distances_on_line(xp: Any, s: Array, k: int) -> tuple[Array, bool]:
-    """Distances for sorted s (series, sample), in blocks whose temporaries stay in the CPU's cache.
-
-    Also whether any samples are equal.
-    """
-    series, n = s.shape
-    block = _CACHED if _on_cpu(s) else _BLOCK
-    out, any_equal = xp.empty_like(s), False
-    rows = max(1, block // n)
-    for row in range(0, series, rows):
-        for start in range(0, n, block):
-            stop = min(start + block, n)
-            low, high = max(0, start - k), min(n, stop + k)
-            near, equal = _windows(xp, s[row : row + rows, low:high], k)
-            out[row : row + rows, start:stop] = near[:, start - low : stop - low]
-            any_equal = any_equal or equal
-    return out, any_equal
-
-
-def _windows(xp: Any, s: Array, k: int) -> tuple[Array, bool]:
-    """The k nearest of sorted s (series, sample) lie in one of k + 1 windows of neighbours in rank.
-
-    Also whether any samples are equal.
-    """
-    inner = s.shape[1] - k
-    gap = [s[:, m:] - s[:, :-m] for m in range(1, k + 1)]  # gap[m - 1][:, i]: from sample i to sample i + m
-    best = xp.empty_like(s)
-    best[:, :inner], best[:, inner:] = gap[-1], math.inf
-    for left in range(1, k):
-        window = slice(left, left + inner)
-        reach = xp.maximum(gap[left - 1][:, :inner], gap[k - left - 1][:, window])
-        best[:, window] = xp.minimum(best[:, window], reach)
-    best[:, k:] = xp.minimum(best[:, k:], gap[-1])
-    return best, bool(xp.min(gap[0]) == 0)
-
-
-def _on_cpu(x: Array) -> bool:
-    return str(device_of(x)) == "cpu"
-
-
-def _distances_by_table(xp: Any, p: Array, ks: tuple[int, ...]) -> Array:
-    """From all distances of p (sample, feature), a block of rows at a time: (sample, k)."""
-    step = max(1, _BLOCK // (p.shape[0] * p.shape[1]))
-    rows = []
-    for start in range(0, p.shape[0], step):
-        square = xp.sum((p[start : start + step, None, :] - p[None, :, :]) ** 2, axis=-1)
-        ordered = xp.sort(square, axis=-1, stable=False)
-        rows.append(xp.sqrt(xp.stack([ordered[:, k] for k in ks], axis=-1)))
-    return xp.concat(rows)
-
-
 def _estimate(xp: Any, distance: Array, k: int, d: int) -> tuple[Array, Array]:
     """Estimate, and the variance of log f over samples, from (series, sample) positive distances."""
     n = distance.shape[1]
@@ -335,9 +245,9 @@ def _limits(xp: Any, points: Array, k: int, level: float | None) -> tuple[Array,
     if level is None or k > largest_k(n, d):
         return none[0, ...], none[1, ...]
     ranks = (1, k, further)
-    distances = (xp.where(x > 0, x, none[0, :, None]) for x in _distances(xp, points, ranks))  # ties give NaN
+    positive = (xp.where(x > 0, x, none[0, :, None]) for x in distances(xp, points, ranks))  # ties give NaN
     (_, near_spread), (estimate, spread), (further_estimate, _) = (
-        _estimate(xp, distance, j, d) for j, distance in zip(ranks, distances, strict=True)
+        _estimate(xp, distance, j, d) for j, distance in zip(ranks, positive, strict=True)
     )
     spread = xp.maximum(spread, near_spread)
     factor = 1 / ((further / k) ** (1 / d) - 1)
@@ -367,7 +277,7 @@ def _jittered(xp: Any, points: Array, series: list[int], resolution: float | Non
     for row, i in enumerate(series):
         moved = points[i, ...] + xp.asarray(noise[row], device=device_of(points))
         points[i, ...] = xp.sort(moved) if points.ndim == 2 else moved
-    if bool(xp.any(_distances_and_copies(xp, points, 1)[1] > 0)):
+    if bool(xp.any(distances_and_copies(xp, points, 1)[1] > 0)):
         raise ValueError(f"resolution must exceed the rounding of float64 at these values, but got {resolution!r}")
     return points
 
@@ -402,7 +312,7 @@ def _collect(
         rest = points[i, ...][~tied[i, :]][None, ...]
         count[i] = rest.shape[1]
         if rest.shape[1] > k:
-            [apart] = _distances(xp, rest, (k,))
+            [apart] = distances(xp, rest, (k,))
             for whole, alone in zip(found, (*_with_error(xp, apart, k, d), *_limits(xp, rest, k, level)), strict=True):
                 whole[i] = alone[0]
 
