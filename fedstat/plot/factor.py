@@ -139,9 +139,11 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
             " threshold", (units.threshold, 0.99), xycoords=("data", "axes fraction"), va="top", annotation_clip=False
         )
     ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    label = units.label
     if isinstance(result, BootstrapResult):
         _intervals(ax, result)
-    ax.set(xlabel=units.label, ylabel="units")
+        label += f"\n{result.interval_label}"
+    ax.set(xlabel=label, ylabel="units")
     return ax
 
 
@@ -170,10 +172,6 @@ def _intervals(ax: Axes, result: BootstrapResult) -> None:
     ax.plot(table["estimate"], height, ".", color="black", markersize=2)
     ax.set_ylim(0, 1.7 * base)
     ax.set_yticks([t for t in ax.get_yticks() if 0 <= t <= base])
-    ax.annotate(
-        result.interval_label, (0.99, 0.99), xycoords="axes fraction", ha="right",
-        va="top", fontsize="small", color="0.4",
-    )  # fmt: skip
 
 
 def _units(result: object, layer: str | None) -> _Units:
