@@ -12,10 +12,10 @@ Which hidden units of a federated network carry knowledge that all clients share
 import sys
 
 _module = sys.argv[:1] == ["-m"] and any("fedstat" in argument for argument in sys.orig_argv)  # python -m fedstat...
-if _module or sys.argv[:1] == [f"{sys.prefix}/bin/fedstat"]:  # or the console script: a command loads
+if _module or f"{sys.prefix}/bin/fedstat" in sys.orig_argv:  # or the console script: a command loads
     from fedstat import _interrupt
 
-    sys.excepthook = _interrupt.excepthook
+    _interrupt.leave_while_loading()
 
 from importlib import import_module
 from importlib.metadata import version

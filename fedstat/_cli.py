@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedstat import _check, store
+from fedstat import _check, _interrupt, store
 from fedstat._later import xr
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -95,6 +95,7 @@ def run(
     """
     cli.prog = _called.get() or cli.prog
     args = argparse.Namespace()
+    _interrupt.raise_again()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)
