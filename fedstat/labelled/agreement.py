@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -15,9 +16,10 @@ from fedstat._later import xr
 from fedstat.labelled.coerce import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
 from fedstat.labelled.inputs import each, over_layers
 from fedstat.labelled.start import require_related, start_of
-from fedstat.results.icc import IccResult
+from fedstat.results.icc import INFERENCE, IccResult, Inference
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_bootstrap
+from fedstat.stats.icc_clients import over_clients
 from fedstat.stats.wide import available_memory
 
 
@@ -26,6 +28,7 @@ def icc(
     weights: Weights,
     *,
     start: Any = None,
+    inference: Inference = "clients",
     level: float = 0.95,
     replicates: int = 0,
     seed: int = 0,
@@ -50,18 +53,21 @@ def icc(
     Parameters
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
-        As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit. Of a lazy DataArray every stored chunk
-        is read once; only sums over clients are kept.
+        As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit. A lazy DataArray of more than 64 MB is
+        read two or three times, for ``inference="F"`` once; only sums over clients are kept.
     start : array, tensor or DataArray (unit, weight...), path or state_dict, optional
         Weights that all clients started from. Agreement is then that of the changes, weights − start: clients that
         have hardly left a common start agree on their weights for that reason alone.
+    inference : {"clients", "F"}
+        What p values and intervals take for the sample. "clients": units are exchanged within clients, and clients left
+        out one at a time. "F": the weights of a unit, as if they were independent; these are the numbers of R's psych.
     level : float in (0, 1)
         Confidence level of the intervals.
     replicates : int
         Bootstrap samples of clients; 0: none. The bootstrap holds the weights of all clients in memory, in their own
         type.
     seed : int
-        Seed of the bootstrap.
+        Seed of the exchanges and of the bootstrap.
     layer, checkpoint
         Which weights, where there are several layers or rounds: as in :func:`fedstat.split`.
 
@@ -82,12 +88,25 @@ def icc(
 
     Notes
     -----
-    F tests (of a coefficient of 0) and intervals take targets as independent and normal. The weights of a unit are
-    neither, and thousands of them make any agreement significant: read the coefficient before the p value. The
-    bootstrap takes the weights as given and clients as independent. Measured coverage of its 95 % intervals of ICC2, 5
-    to 30 clients: 0.90 to 0.95 (above 0.98 at an ICC of 0, where it is cautious); where clients differ much in their
-    noise (log-normal, σ = 0.5), 0.66 to 0.83 with 5 and 0.86 to 0.88 with 30 clients. The coverage of F intervals there
-    is 0.55 to 0.81 and 0.87 to 0.89.
+    Two questions have two answers. *Does this unit agree?* The p value: the hypothesis is that every client could have
+    named its units in any order, and a small value says that clients agree on this unit more than on units paired at
+    random. What units have in common, such as a profile of the layer, is taken off where there are 16 units or more,
+    and rows are brought to norm 1: the test is about the direction of what distinguishes a unit, and not about size,
+    which the coefficient has in it. The p value of the layer is of all units together, a test of labels. *How large is
+    agreement?* The interval, by the jackknife over clients whose weights spread around the common profile as these
+    clients' do; whatever they have in common counts. :func:`fedstat.stats.icc_clients.over_clients` has the steps.
+
+    In simulations with 2 to 100 clients (white, smooth and heavy-tailed weights, clients and units of unlike sizes, a
+    common profile, a start subtracted) the test rejects in .04 to .06 where nothing agrees, and intervals of 95 %
+    cover in .95 to 1.00. Where half of the units are smooth and half are white noise, .07 to .10 are called at .05.
+    Where most units are shared and the others have a common profile, that counts as agreement. And where sizes of
+    clients are unlike (log-normal, σ = 0.7) and other clients are meant, of other sizes again, intervals cover in .84
+    to .96.
+
+    F takes weights as independent and normal. They are neither: of 12 independent clients with smooth weights some unit
+    is called at a false discovery rate of .05 in 99 of 100 layers. The bootstrap takes the weights as they are and
+    clients as independent: coverage 0.90 to 0.95 with 5 to 30 clients, above 0.98 at an ICC of 0, and 0.66 to 0.88
+    where clients are unlike and others are meant. ``simulations/inference/agreement.py`` has the table.
 
     References
     ----------
@@ -102,42 +121,63 @@ def icc(
     >>> own = rng.normal(size=(10, 2, 50))
     >>> icc(np.concatenate([alike, own], axis=1))
     Agreement of 10 clients on the weights of 4 units, 50 weights per unit
-      layer: ICC2 0.43, 95 % from 0.37 to 0.49
-      units: ICC2 median 0.41, 2 above 0 at a false discovery rate of 0.05, 0 dead
+      layer: ICC2 0.43, 95 % from 0.40 to 0.45 (jackknife over clients)
+             test of labels: p = 0.001 by 1000 exchanges of units, taken to be alike but for their size
+      units: ICC2 median 0.41, 0 dead
+             on 2 clients agree more than on units paired at random, at a false discovery rate of 0.05
       highest: 1 0.81, 0 0.79, 2 0.03, 3 -0.04
       lowest:  3 -0.04, 2 0.03, 0 0.79, 1 0.81
     """
+    _check.choice("inference", inference, INFERENCE)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     _check.integer("replicates", replicates, low=0)
-    how = {"level": level, "replicates": replicates, "seed": seed}
+    how = {"inference": inference, "level": level, "replicates": replicates, "seed": seed}
     return each(weights, icc_of, layer=layer, checkpoint=checkpoint, minus=start, **how)
 
 
 def icc_of(
-    weights: Weights, start: Any = None, *, level: float = 0.95, replicates: int = 0, seed: int = 0
+    weights: Weights,
+    start: Any = None,
+    *,
+    inference: Inference = "clients",
+    level: float = 0.95,
+    replicates: int = 0,
+    seed: int = 0,
 ) -> IccResult:
     """As :func:`icc`, of one layer."""
     refuse_replicates(weights)
-    units, total = labels(weights, "unit", 1), None
+    units, total, origin = labels(weights, "unit", 1), None, None
     drawn: tuple[Any, Any] = (None, None)
+    blocks: Callable[[], Iterable[Any]] = list
     if replicates and isinstance(weights, xr.DataArray):
         _require_memory(weights)
     for clients, w in group_blocks(weights, whole=replicates > 0):
         w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
-        origin = None if start is None else start_of(start, weights, w)
-        if origin is not None and total is None:
+        blocks = partial(_again, w if total is None else weights)
+        if start is not None and total is None:
+            origin = start_of(start, weights, w)
             require_related(origin, w)
         found = _icc.sums(w, origin)
         _require_finite(found, w, units, clients)
         total = found if total is None else total + found
         if replicates and len(clients) > 1:  # one client is refused below
             drawn = icc_bootstrap.bootstrap(w, origin, replicates=replicates, seed=seed)
-    result = icc_sums(cast(_icc.Sums, total), units, level=level)
+    sums = cast(_icc.Sums, total)
+    result = icc_sums(sums, units, level=level)
+    if inference == "clients":
+        of_units, of_layer, n = over_clients(blocks, sums, origin, level=level, seed=seed)
+        result = replace(result, coefficients=of_units, layer_coefficients=of_layer, inference=inference, n_exchanges=n)
     return replace(result, of_change=start is not None, replicates=drawn[0], layer_replicates=drawn[1])
 
 
+def _again(weights: Weights) -> Iterator[Any]:
+    """Groups of clients once more."""
+    for _, w in group_blocks(weights):
+        yield w
+
+
 def icc_sums(total: _icc.Sums, units: NDArray[Any], *, level: float = 0.95) -> IccResult:
-    """As :func:`icc`, from sums over clients (:func:`fedstat.stats.icc.sums`), which a server can add up."""
+    """As :func:`icc` with ``inference="F"``, from sums over clients (:func:`fedstat.stats.icc.sums`) of a server."""
     of_units, of_layer = _on_host(_icc.mean_squares(total)), _on_host(_icc.layer_mean_squares(total))
     return IccResult(
         coefficients=_icc.coefficients(of_units, level=level),

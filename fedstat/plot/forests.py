@@ -30,7 +30,7 @@ def forest(
     Parameters
     ----------
     result : result with intervals, or DataFrame
-        Of :func:`fedstat.icc` (with replicates the intervals are those of the bootstrap over clients, else those of F),
+        Of :func:`fedstat.icc` (with replicates the intervals are those of the bootstrap),
         of :func:`fedstat.variance_components` (personal shares), of :func:`fedstat.bootstrap` (communalities), of
         :func:`fedstat.compare` (differences, simultaneous intervals), ``effective_rank``, ``knn_entropy``,
         ``attack.leakage`` (gain over the mean image) or ``ntk.extreme_eigenvalues``; a split by agreement; or a table

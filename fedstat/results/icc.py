@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from fedstat.stats import split as _split
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
 
 Floats = NDArray[np.float64]
+Inference = Literal["clients", "F"]
+INFERENCE: tuple[Inference, ...] = get_args(Inference)
+"""What p values and intervals of agreement take for the sample: clients, or, by F, the weights of a unit."""
 HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` says why."""
 
@@ -39,6 +42,10 @@ class IccResult(Result):
         Labels of the units.
     level : float
         Confidence level of the intervals.
+    inference : {"clients", "F"}
+        Behind p values and intervals; :func:`fedstat.icc` says what they mean.
+    n_exchanges : int
+        Exchanges of units within clients; 0 for F.
     of_change : bool
         Whether a common start was subtracted from the weights.
     replicates : array (replicate, unit, type) or None
@@ -51,6 +58,8 @@ class IccResult(Result):
     mean_squares: MeanSquares
     units: NDArray[Any]
     level: float
+    inference: Inference = "F"
+    n_exchanges: int = 0
     of_change: bool = False
     replicates: Floats | None = None
     layer_replicates: Floats | None = None
@@ -92,7 +101,7 @@ class IccResult(Result):
     @property
     def layer(self) -> pd.DataFrame:
         """The layer as a whole, one row per type; the columns of :meth:`tidy` that are not about units."""
-        return _table(self.layer_coefficients, self.layer_replicates, self.level)
+        return self._table(self.layer_coefficients, self.layer_replicates)
 
     def of_type(self, type: Type) -> Floats:  # noqa: A002  (the word of psych)
         """One coefficient of each unit, array (unit,)."""
@@ -125,18 +134,23 @@ class IccResult(Result):
         return table.rename(columns={"unit": "term"})
 
     def tidy(self) -> pd.DataFrame:
-        """One row per unit and type: unit, type, icc, statistic (F), df1, df2, p_value, conf_low, conf_high, p_fdr.
+        """One row per unit and type: unit, type, icc, correlation, p_value, conf_low, conf_high, p_fdr.
 
+        ``correlation`` is the mean correlation of the unit's weights over pairs of clients, which the test is about;
+        F has ``statistic``, ``df1`` and ``df2`` instead. P values are the same for all types, where they are not by F.
         With replicates also std_error, boot_low and boot_high: standard deviation and percentiles of the coefficient
         over resampled clients. Forms with k have no std_error where a replicate is minus infinity.
         """
-        table = _table(self.coefficients, self.replicates, self.level)
+        table = self._table(self.coefficients, self.replicates)
         table.insert(0, "unit", np.repeat(self.units, len(TYPES)))
         table.insert(list(table.columns).index("conf_high") + 1, "p_fdr", self.p_fdr.ravel())
         return table
 
     def glance(self) -> pd.DataFrame:
-        """One row: sizes, ICC2 over units (median, least, most), units above 0, dead ones; ICC2 of the layer."""
+        """One row: sizes, ICC2 over units (median, least, most), counts; ICC2 of the layer, its interval and p value.
+
+        ``n_agreeing`` counts the units whose adjusted p value is at most 1 − level.
+        """
         icc, t = self.agreement, TYPES.index(HEADLINE)
         known = icc[~np.isnan(icc)]
         least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
@@ -149,12 +163,15 @@ class IccResult(Result):
             "icc_median": float(median),
             "icc_min": float(least),
             "icc_max": float(most),
-            "n_above_0": self._above_0,
+            "inference": self.inference,
+            "n_exchanges": self.n_exchanges,
+            "n_agreeing": self.n_agreeing,
             "n_undefined": int(np.isnan(icc).sum()),
             "n_dead": int(self.dead.sum()),
             "layer_icc": float(self.layer_coefficients.icc[t]),
             "layer_low": float(self.layer_coefficients.conf_low[t]),
             "layer_high": float(self.layer_coefficients.conf_high[t]),
+            "layer_p_value": float(self.layer_coefficients.p_value[t]),
             "level": self.level,
             "replicates": 0 if self.replicates is None else len(self.replicates),
         }
@@ -218,21 +235,27 @@ class IccResult(Result):
         )  # fmt: skip
 
     @property
-    def _above_0(self) -> int:
-        """Units whose ICC2 is above 0 at a false discovery rate of 1 − level."""
+    def n_agreeing(self) -> int:
+        """Units whose test rejects at a false discovery rate of 1 − level."""
         return int((self.p_fdr[:, TYPES.index(HEADLINE)] <= 1 - self.level + 1e-12).sum())
+
+    @property
+    def finding(self) -> str:
+        """Words for what the test says of a unit: "clients agree more than on units paired at random", say."""
+        by_f = "agreement is above 0 by F"
+        return "clients agree more than on units paired at random" if self.inference == "clients" else by_f
 
     def __repr__(self) -> str:
         x, icc = self.glance().iloc[0], self.agreement
         of = "changes from the start" if self.of_change else "weights"
         order = np.argsort(-icc, kind="stable")[: int((~np.isnan(icc)).sum())]
         named = [f"{self.units[j]} {coefficient(icc[j])}" for j in order]
-        layer = [number(float(x[f"layer_{name}"]), 2) for name in ("icc", "low", "high")]
-        found = f"median {number(float(x['icc_median']), 2)}, {self._above_0} above 0 at a false discovery rate of"
         lines = [
             f"Agreement of {self.n_clients} clients on the {of} of {len(icc)} units, {self.n_weights} weights per unit",
-            f"  layer: {HEADLINE} {layer[0]}, {100 * self.level:g} % from {layer[1]} to {layer[2]}",
-            f"  units: {HEADLINE} {found} {1 - self.level:.2g}, {x['n_dead']} dead",
+            f"  layer: {HEADLINE} {number(float(x['layer_icc']), 2)}{self._interval()}",
+            *self._labels(float(x["layer_p_value"])),
+            f"  units: {HEADLINE} median {number(float(x['icc_median']), 2)}, {x['n_dead']} dead",
+            f"         {self._found()}",
             listing("  highest:", named[:8]),
             listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
         ]
@@ -247,14 +270,37 @@ class IccResult(Result):
             lines.append(listing("  undefined (no variance but between clients):", map(str, self.units[unclear])))
         return "\n".join(map(line, lines))
 
+    def _interval(self) -> str:
+        """Interval of the layer's coefficient, and what it rests on."""
+        drawn = self.replicates is not None
+        row = self.layer.iloc[TYPES.index(HEADLINE)]
+        low, high = (float(row[f"{'boot' if drawn else 'conf'}_{end}"]) for end in ("low", "high"))
+        if np.isnan(low):
+            return "; no interval: it leaves out a client, of at least 3" if self.n_clients < 3 else ""
+        by = "F, as if weights were independent" if self.inference == "F" else "jackknife over clients"
+        by = f"{len(self.replicates)} bootstrap samples of clients" if self.replicates is not None else by
+        return f", {100 * self.level:g} % from {low:.2f} to {high:.2f} ({by})"
 
-def _table(c: Coefficients, replicates: Floats | None, level: float) -> pd.DataFrame:
-    shape = c.icc.shape
-    columns: dict[str, Any] = {"type": np.broadcast_to(np.array(TYPES, dtype=object), shape)}
-    columns |= {name: np.broadcast_to(value, shape) for name, value in c._asdict().items()}
-    if replicates is not None:
-        columns |= _percentiles(replicates, level)
-    return pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
+    def _labels(self, p: float) -> list[str]:
+        if self.inference == "F" or np.isnan(p):
+            return []
+        by = f"{self.n_exchanges} exchanges of units, taken to be alike but for their size"
+        return [f"         test of labels: p = {p:.2g} by {by}"]
+
+    def _found(self) -> str:
+        if np.isnan(self.p_fdr[:, TYPES.index(HEADLINE)]).all():
+            return "no test: it exchanges units, at least 2 that vary"
+        return f"on {self.n_agreeing} {self.finding}, at a false discovery rate of {1 - self.level:.2g}"
+
+    def _table(self, c: Coefficients, replicates: Floats | None) -> pd.DataFrame:
+        shape = c.icc.shape
+        columns: dict[str, Any] = {"type": np.broadcast_to(np.array(TYPES, dtype=object), shape)}
+        known = {name: value for name, value in c._asdict().items() if value is not None}
+        columns |= {name: np.broadcast_to(value, shape) for name, value in known.items()}
+        if replicates is not None:
+            columns |= _percentiles(replicates, self.level)
+        table = pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
+        return table if self.inference == "F" else table.rename(columns={"statistic": "correlation"})
 
 
 def _percentiles(replicates: Floats, level: float) -> dict[str, Floats]:

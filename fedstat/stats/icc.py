@@ -119,12 +119,22 @@ class MeanSquares(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Intraclass correlations, the last dim by :data:`TYPES`: arrays (..., type), the degrees of freedom (type,)."""
+    """Intraclass correlations with tests of no agreement, arrays (..., type) in the order of :data:`TYPES`.
+
+    Attributes
+    ----------
+    icc, conf_low, conf_high : array (..., type)
+    statistic : array (..., type)
+        F, or the mean correlation of two clients' weights.
+    df1, df2 : array (type,) or None
+        Degrees of freedom of F.
+    p_value : array (..., type)
+    """
 
     icc: NDArray[np.float64]
     statistic: NDArray[np.float64]
-    df1: NDArray[np.float64]
-    df2: NDArray[np.float64]
+    df1: NDArray[np.float64] | None
+    df2: NDArray[np.float64] | None
     p_value: NDArray[np.float64]
     conf_low: NDArray[np.float64]
     conf_high: NDArray[np.float64]
@@ -214,7 +224,7 @@ def coefficients(ms: MeanSquares, *, level: float = 0.95) -> Coefficients:
         single = [_of_ratio(low, k), _of_ratio(high, k)]
         for bound, value in zip(single, _limits_agreement(b, j, e, icc[..., 1], n, k, 0.5 + level / 2), strict=True):
             bound[..., 1] = value
-        limits = [np.concatenate([bound, _stepped_up(bound, k)], axis=-1) for bound in single]
+        limits = [np.concatenate([bound, stepped_up(bound, k)], axis=-1) for bound in single]
         statistic, df2 = np.concatenate([statistic, statistic], axis=-1), np.tile(df2, 2)
         p_value = scipy.special.fdtrc(df1, df2, statistic)
     return Coefficients(icc, statistic, np.full(6, df1), df2, p_value, *limits)
@@ -323,13 +333,14 @@ def six(b: Any, j: Any, e: Any, n: int, k: int) -> NDArray[np.float64]:
     w = (j + (n - 1) * e) / n
     agreement = (b - e) / (b + (k - 1) * e + k * (j - e) / n)
     single = np.stack([(b - w) / (b + (k - 1) * w), agreement, (b - e) / (b + (k - 1) * e)], axis=-1)
-    return np.concatenate([single, _stepped_up(single, k)], axis=-1)
+    return np.concatenate([single, stepped_up(single, k)], axis=-1)
 
 
-def _stepped_up(single: NDArray[np.float64], k: int) -> NDArray[np.float64]:
+def stepped_up(single: NDArray[np.float64], k: int) -> NDArray[np.float64]:
     """Coefficients of means over k clients (Spearman-Brown); minus infinity at -1 / (k - 1) or below."""
     below = 1 + (k - 1) * single
-    return np.where(below <= 0, -np.inf, k * single / below)
+    with np.errstate(divide="ignore"):
+        return np.where(below <= 0, -np.inf, k * single / below)
 
 
 def _of_ratio(f: NDArray[np.float64], k: int) -> NDArray[np.float64]:

@@ -1,42 +1,94 @@
-"""Agreement of clients and shares of the personal: F, bootstrap, jackknife and REML, on weights like real ones."""
+"""Agreement of clients: exchanges of units, the jackknife, the bootstrap and F, on weights like real ones."""
 
 from __future__ import annotations
 
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 
 import fedstat
-from fedstat.stats import components
 from simulations.inference.table import Case, Claim
-from simulations.inference.weights import smooth
+from simulations.inference.weights import KINDS, UNITS, WEIGHTS, Noise, noise, smooth
 
-UNITS, WEIGHTS = 32, 64
-Noise = Literal["white", "smooth", "t3", "unlike clients"]
-KINDS: tuple[Noise, ...] = ("white", "smooth", "t3", "unlike clients")
+Kind = Literal[Noise, "unlike sizes", "common profile", "start subtracted", "half smooth"]
 
 
-def noise(kind: Noise, clients: int, rng: np.random.Generator, *, replicates: int = 1) -> np.ndarray:
-    """Independent weights (client, replicate, unit, weight) of variance 1.
+def unlike(kind: Kind, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Weights (client, unit, weight) of clients that agree on no unit more than on others.
 
     Parameters
     ----------
-    kind : {"white", "smooth", "t3", "unlike clients"}
-        Normal; the same, smooth over weights; Student's t with 3 degrees of freedom; clients' standard deviations
-        log-normal (σ = .7, mean square 1).
+    kind : str
+        As in :func:`noise`; or smooth weights with standard deviations of clients and of units that are log-normal
+        (σ = .7), with half of their variance in a profile that all units of all clients have, or as they are; or half
+        of the units smooth and half of them white.
     clients : int
     rng : Generator
-    replicates : int
     """
-    shape = (clients, replicates, UNITS, WEIGHTS)
-    if kind == "t3":
-        return rng.standard_t(3, shape) / np.sqrt(3)
-    w = rng.normal(size=shape)
-    if kind == "unlike clients":
-        sd = np.exp(0.7 * rng.normal(size=(clients, 1, 1, 1)))
-        w *= sd / np.sqrt(np.exp(2 * 0.7**2))
-    return smooth(w) if kind == "smooth" else w
+    if kind in KINDS:
+        return noise(kind, clients, rng)[:, 0]
+    w = noise("smooth", clients, rng)[:, 0]
+    if kind == "unlike sizes":
+        w *= np.exp(0.7 * rng.normal(size=(clients, 1, 1))) * np.exp(0.7 * rng.normal(size=(UNITS, 1)))
+    if kind == "common profile":
+        w += smooth(rng.normal(size=(1, WEIGHTS)))
+    if kind == "half smooth":
+        w[:, ::2] = noise("white", clients, rng)[:, 0, ::2]
+    return w
+
+
+def tested(kind: Kind, w: np.ndarray, rng: np.random.Generator) -> tuple[pd.DataFrame, float]:
+    """Rows of ICC2, a unit each, and the p value of the layer; from a start that is subtracted again."""
+    start = 3 * smooth(rng.normal(size=w.shape[1:])) if kind == "start subtracted" else None
+    found = fedstat.icc(w if start is None else w + start, start=start, seed=int(rng.integers(2**31)))
+    return found.tidy().query("type == 'ICC2'"), found.glance()["layer_p_value"][0]
+
+
+def exchanges(kind: Kind, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Rejections where clients agree on no unit more than on others: single units, any at FDR .05, the layer."""
+    table, layer = tested(kind, unlike(kind, clients, rng), rng)
+    return [table["p_value"] <= 0.05, np.array([table["p_fdr"].min() <= 0.05]), np.array([layer <= 0.05])]
+
+
+def _some(kind: Kind, clients: int, shared: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Rows of ICC2 where three tenths of the variance of the first units is a profile of their own."""
+    w = unlike(kind, clients, rng)
+    profile = rng.normal(size=(shared, WEIGHTS))
+    profile = profile if kind == "white" else smooth(profile)
+    w[:, :shared] += np.sqrt(0.3 / 0.7) * w[:, :shared].std(axis=(0, 2), keepdims=True) * profile
+    return tested(kind, w, rng)[0]
+
+
+def beside_shared(kind: Kind, clients: int, shared: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Beside units on which clients agree: rejections of the others, and their share of those called at FDR .05."""
+    table = _some(kind, clients, shared, rng)
+    called = table["p_fdr"].to_numpy() <= 0.05
+    return [table["p_value"][shared:] <= 0.05, np.array([called[shared:].sum() / max(1, called.sum())])]
+
+
+def power(kind: Kind, clients: int, shared: int, rng: np.random.Generator) -> np.ndarray:
+    """Whether units on which clients agree are called at FDR .05."""
+    return np.asarray(_some(kind, clients, shared, rng)["p_fdr"][:shared] <= 0.05)
+
+
+def jackknife(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Whether intervals of ICC2 cover, units and layer: of clients of these spreads, and of others.
+
+    The profile is as it is. Spreads of clients are as they are, or those of the distribution, 1 − ``share``.
+    """
+    w, profile = agreeing(kind, clients, share, rng)
+    found = fedstat.icc(w, seed=int(rng.integers(2**31)))
+    tables = [t.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy().T for t in (found.tidy(), found.layer)]
+    spread = np.square(w - profile).mean(axis=(0, 2))
+    of_profile = profile.var(axis=1, ddof=1), np.full(1, profile.var(ddof=1))
+    return [
+        (low <= s / (s + rest)) & (s / (s + rest) <= high)
+        for of in ((spread, spread.mean()), (1 - share, 1 - share))
+        for (low, high), s, rest in zip(tables, of_profile, of, strict=True)
+    ]
 
 
 def agreeing(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -47,7 +99,7 @@ def agreeing(kind: Noise, clients: int, share: float, rng: np.random.Generator) 
 
 def f_tests(kind: Noise, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Rejections by F where clients agree on nothing: single units, any unit at FDR .05, the layer's interval."""
-    found = fedstat.icc(agreeing(kind, clients, 0.0, rng)[0])
+    found = fedstat.icc(agreeing(kind, clients, 0.0, rng)[0], inference="F")
     table = found.tidy().query("type == 'ICC2'")
     low, high = found.layer.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy()[0]
     return [table["p_value"] <= 0.05, np.array([table["p_fdr"].min() <= 0.05]), np.array([low > 0 or high < 0])]
@@ -60,7 +112,7 @@ def intervals(kind: Noise, clients: int, share: float, rng: np.random.Generator)
     share of this profile's own variance.
     """
     w, profile = agreeing(kind, clients, share, rng)
-    found = fedstat.icc(w, replicates=200, seed=int(rng.integers(2**31)))
+    found = fedstat.icc(w, inference="F", replicates=200, seed=int(rng.integers(2**31)))
     found_units, layer = (t.query("type == 'ICC2'") for t in (found.tidy(), found.layer))
     of_profile = profile.var(axis=1, ddof=1), np.full(1, profile.var(ddof=1))
     truths = [(np.full(len(s), share), s / (s + 1 - share)) for s in of_profile]
@@ -71,65 +123,10 @@ def intervals(kind: Noise, clients: int, share: float, rng: np.random.Generator)
     ]
 
 
-def personal(
-    kind: Noise, clients: int, share: float, method: Literal["moments", "reml"], sizes: bool, rng: np.random.Generator
-) -> list[np.ndarray]:
-    """Whether intervals of the personal share cover, units and layer; with a share of 0, whether tests reject."""
-    spread = noise(kind, clients, rng, replicates=2)
-    options: dict[str, Any] = {}
-    if sizes:  # the share is that of a client with the harmonic mean of the samples
-        n = np.where(np.arange(clients) % 2, 20.0, 40.0)
-        spread *= np.sqrt(clients / (1 / n).sum() / n)[:, None, None, None]
-        options["sizes"] = n
-    own = noise("smooth" if kind == "smooth" else "white", clients, rng)
-    w = np.sqrt(share / (1 - share) / 2) * own + spread  # noise of variance ½ is left in the mean of two
-    found = fedstat.variance_components(w, method=method, **options)
-    if share == 0:
-        units = found.tidy()
-        return [units["p_value"] <= 0.05, np.array([found.p_adjusted.min() <= 0.05]), found.layer["p_value"] <= 0.05]
-    return [(t["conf_low"] <= share) & (share <= t["conf_high"]) for t in (found.tidy(), found.layer)]
-
-
-def split_by_test(kind: Noise, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Whether ``tau="test"`` calls any unit personal where differences are noise."""
-    found = fedstat.split(noise(kind, clients, rng, replicates=2), method="icc", tau="test")
-    return np.array([not found.shared.all()])
-
-
-def profile(clients: int, rounds: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """The test of ``fl.profile`` over a window: one layer, the same clients in all rounds, differences noise alone."""
-    parts = [components.parts(noise("smooth", clients, rng, replicates=2)[:, :, :1]) for _ in range(rounds)]
-    basis = np.kron(np.eye(rounds), parts[0].design)
-    joined = components.Parts(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, WEIGHTS, 2)
-    found = components.components(joined, cluster=np.tile(np.arange(clients), rounds))
-    return np.array([float(found.p_value[0]) <= 0.05])
-
-
-def effective_rank(kind: Noise, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Whether the interval of the mean effective rank covers the mean over clients of the same distribution."""
-    found = fedstat.effective_rank(_of_unlike_rank(kind, clients, rng), minus=None).tidy()
-    truth = _mean_rank(kind)
-    return np.asarray((found["conf_low"] <= truth) & (truth <= found["conf_high"]))
-
-
-def _of_unlike_rank(kind: Noise, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Weights (client, unit, weight); of unlike clients one in five has few directions."""
-    w = noise(kind, clients, rng)[:, 0]
-    few = (rng.random((clients, 1, 1)) < 0.2) & (kind == "unlike clients")
-    return w * np.where(few, np.geomspace(1, 1e-3, WEIGHTS), 1.0)
-
-
-@cache
-def _mean_rank(kind: Noise) -> float:
-    """Mean effective rank of 4,000 clients."""
-    found = fedstat.effective_rank(_of_unlike_rank(kind, 4000, np.random.default_rng(0)), minus=None)
-    return float(found.tidy()["estimate"].iloc[0])
-
-
-_NEXT = "F takes weights for independent: help and docs say so; tests over clients replace it next"
-_TOLD = "help of fedstat.variance_components names heavy tails, and clients of unlike noise"
-_KINDS = "help of fedstat.effective_rank says how few clients of two kinds mislead"
-_UNLIKE = dict.fromkeys(KINDS, "") | {"t3": _TOLD, "unlike clients": _TOLD}
+_F = "F takes weights for independent: help and print say so; the default is over clients"
+_ALIKE = "help of fedstat.icc says that units unlike in more than size break the test"
+_BESIDE = "help of fedstat.icc says that beside many shared units a common profile counts as agreement"
+_SPREADS = "help of fedstat.icc: intervals are of clients of these spreads; of others they cover less"
 _ICC = (
     "fedstat.stats.icc.coefficients",
     "fedstat.stats.icc.fdr",
@@ -141,7 +138,7 @@ _ICC = (
 def _of_f() -> dict[str, Case]:
     return {
         f"{kind} weights, {clients} clients": Case(
-            partial(f_tests, kind, clients), kind == "white", 1000, "" if kind == "white" else _NEXT,
+            partial(f_tests, kind, clients), kind == "white", 1000, "" if kind == "white" else _F,
             ("units", "any unit at FDR .05", "the layer's interval leaves out 0"),
         )
         for kind in KINDS
@@ -152,7 +149,7 @@ def _of_f() -> dict[str, Case]:
 def _of_intervals() -> dict[str, Case]:
     return {
         f"{kind} weights, ICC2 {share}, {clients} clients": Case(
-            partial(intervals, kind, clients, share), kind == "white", 500, _NEXT,
+            partial(intervals, kind, clients, share), kind == "white", 500, _F,
             ("units, F", "units, bootstrap", "layer, F", "layer, bootstrap"),
         )
         for kind in KINDS
@@ -161,32 +158,61 @@ def _of_intervals() -> dict[str, Case]:
     }  # fmt: skip
 
 
-def _of_shares() -> dict[str, Case]:
+def _of_exchanges() -> dict[str, Case]:
     return {
-        f"{kind} weights, share {share}, {method}{', sizes 1 : 2' if sizes else ''}, {clients} clients": Case(
-            partial(personal, kind, clients, share, method, sizes), kind in ("white", "smooth"), 500, _UNLIKE[kind],
-            ("units", "layer"),
+        f"{kind} weights, {clients} clients": Case(
+            partial(exchanges, kind, clients), kind != "half smooth", 1000 if clients == 100 else 10_000,
+            _ALIKE if kind == "half smooth" else "", ("units", "any unit at FDR .05", "layer"),
         )
-        for kind in KINDS
-        for share in (0.3, 0.8)
-        for method, sizes in (("moments", False), ("reml", True))
-        for clients in (6, 20)
+        for kind in _ALL_KINDS
+        for clients in (2, 3, 12, 100)
     }  # fmt: skip
 
 
-def _of_share_tests() -> dict[str, Case]:
+def _of_jackknife() -> dict[str, Case]:
+    parts = tuple(f"{of}{whose}" for whose in ("", ", other clients") for of in ("units", "layer"))
     return {
-        f"{kind} weights, {method}{', sizes 1 : 2' if sizes else ''}, {clients} clients": Case(
-            partial(personal, kind, clients, 0.0, method, sizes), kind in ("white", "smooth"), 500, _UNLIKE[kind],
-            ("units", "any unit at FDR .05", "layer"),
+        f"{kind} weights, ICC2 {share}, {clients} clients": Case(
+            partial(jackknife, kind, clients, share), kind in ("white", "smooth"), 1000,
+            "" if kind in ("white", "smooth") else _SPREADS, parts,
         )
         for kind in KINDS
-        for method, sizes in (("moments", False), ("reml", True))
-        for clients in (6, 20)
+        for share in (0.0, 0.3, 0.9)
+        for clients in (3, 5, 30)
     }  # fmt: skip
 
 
+def _beside(hits: Callable[..., Any], parts: tuple[str, ...]) -> dict[str, Case]:
+    most = [("smooth", 24), ("common profile", 24)]
+    return {
+        f"{kind} weights, {shared} of {UNITS} units shared, {clients} clients": Case(
+            partial(hits, kind, clients, shared), kind != "half smooth" and (kind, shared) != most[1], 1000,
+            {"half smooth": _ALIKE, "common profile": _BESIDE}.get(kind, ""), parts,
+        )
+        for kind, shared in [*((kind, 8) for kind in _ALL_KINDS), *most]
+        for clients in (3, 6, 12, 30)
+    }  # fmt: skip
+
+
+_ALL_KINDS: tuple[Kind, ...] = (*KINDS, "unlike sizes", "common profile", "start subtracted", "half smooth")
+_P_VALUES = tuple(f"{of}.{p}" for of in ("IccResult", "SplitResult") for p in ("p_value", "p_fdr", "layer_p_value"))
+_INTERVALS = tuple(f"IccResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high"))
 CLAIMS = {
+    "icc, tests over clients": Claim(
+        "level", ("fedstat.stats.icc_clients._tests", "fedstat.stats.icc.fdr"), _P_VALUES, _of_exchanges()
+    ),
+    "icc, tests over clients beside shared units": Claim(
+        "level",
+        ("fedstat.stats.icc_clients._tests", "fedstat.stats.icc.fdr"),
+        _P_VALUES,
+        _beside(beside_shared, ("other units", "false among those called")),
+    ),
+    "icc, power of the tests over clients at FDR .05": Claim(
+        "rate", ("fedstat.stats.icc_clients._tests", "fedstat.stats.icc.fdr"), _P_VALUES, _beside(power, ("",))
+    ),
+    "icc, intervals over clients": Claim(
+        "coverage", ("fedstat.stats.icc_clients._coefficients",), _INTERVALS, _of_jackknife()
+    ),
     "icc, F tests of 0": Claim(
         "level", _ICC, ("IccResult.p_value", "IccResult.p_fdr", "SplitResult.p_value", "SplitResult.p_fdr"), _of_f()
     ),
@@ -196,42 +222,4 @@ CLAIMS = {
         tuple(f"IccResult.{of}_{end}" for of in ("conf", "boot", "layer") for end in ("low", "high")),
         _of_intervals(),
     ),
-    "variance_components, tests of a share of 0": Claim(
-        "level",
-        ("fedstat.stats.components.components", "fedstat.stats.components_reml.components", "fedstat.stats.icc.fdr"),
-        ("ComponentsResult.p_value", "ComponentsResult.p_adjusted", "ComponentsResult.layer_p_value"),
-        _of_share_tests(),
-    ),
-    "variance_components, intervals of the share": Claim(
-        "coverage",
-        ("fedstat.stats.components.components", "fedstat.stats.components_reml.components"),
-        tuple(f"ComponentsResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high")),
-        _of_shares(),
-    ),
-    'split(tau="test"), any unit personal': Claim(
-        "level",
-        ("fedstat.stats.components.split_by_test",),
-        (),
-        {
-            f"{kind} weights, {n} clients": Case(
-                partial(split_by_test, kind, n), kind in ("white", "smooth"), 1000, _UNLIKE[kind]
-            )
-            for kind in KINDS
-            for n in (6, 20)
-        },
-    ),
-    "fl.profile, test over a window of rounds": Claim(
-        "level",
-        ("fedstat.fl.profiles._rows",),
-        (),
-        {f"{n} clients, {rounds} rounds": Case(partial(profile, n, rounds), replicates=1000)
-         for n in (6, 20) for rounds in (1, 5)},
-    ),
-    "effective_rank, interval of the mean over clients": Claim(
-        "coverage",
-        ("fedstat.results.ranks.EffectiveRankResult.tidy",),
-        ("EffectiveRankResult.conf_low", "EffectiveRankResult.conf_high"),
-        {f"{kind}, {n} clients": Case(partial(effective_rank, kind, n), kind == "white", 1000, _KINDS)
-         for kind in ("white", "unlike clients") for n in (3, 10)},
-    ),
-}  # fmt: skip
+}

@@ -78,12 +78,14 @@ def test_weights_that_dask_holds_are_summed_chunk_by_chunk(
     assert len(held.computed) == np.prod([len(sizes) for sizes in held.array.chunks])
     beside = held.array.data.numblocks[1] * held.array.data.numblocks[2]
     # Dask's own reshaping to a matrix cuts clients apart where their weights are in several chunks.
-    assert max(held.computed.values()) == (2 if verb == "fa" and beside > 1 else 1)
+    # Clients are compared with all of them, so that agreement needs a second look.
+    twice = (verb == "fa" and beside > 1) or verb in ("split by agreement", "icc")
+    assert max(held.computed.values()) == (2 if twice else 1)
     assert held.most <= 3 * beside, "no more than a block of five clients, and what it is being put together from"
     assert held.array.chunks is not None
     assert type(held.array.data) is da.Array, "not loaded"
     in_memory = xr.DataArray(WEIGHTS, dims=held.array.dims)
-    pd.testing.assert_frame_equal(found, VERBS[verb](in_memory), rtol=1e-9, atol=1e-12)
+    pd.testing.assert_frame_equal(found, VERBS[verb](in_memory), rtol=1e-7, atol=1e-8)
 
 
 def test_chunks_of_all_clients_side_by_side_are_computed_anew_for_some_clients_at_a_time(

@@ -35,7 +35,7 @@ def weights(seed: int = 0, clients: int = 8, noise: float = 0.5) -> np.ndarray:
 @pytest.mark.parametrize("name", CASES)
 def test_coefficients_tests_and_intervals_are_those_of_psych(name: str) -> None:
     case = CASES[name]
-    found = fs.icc(np.array(case["x"])[:, None, :], level=case["level"])
+    found = fs.icc(np.array(case["x"])[:, None, :], level=case["level"], inference="F")
     table = found.tidy()
     assert table["type"].tolist() == case["type"]
     for column in COLUMNS:
@@ -47,14 +47,14 @@ def test_coefficients_tests_and_intervals_are_those_of_psych(name: str) -> None:
 
 def test_units_are_analysed_one_by_one_and_the_layer_as_one_unit() -> None:
     w = weights()
-    together = fs.icc(w)
+    together = fs.icc(w, inference="F")
     for j in range(5):
-        alone = fs.icc(w[:, [j]])
+        alone = fs.icc(w[:, [j]], inference="F")
         for column in COLUMNS:
             np.testing.assert_allclose(
                 together.tidy().query("unit == @j")[column], alone.tidy()[column], rtol=1e-12, atol=1e-15
             )
-    whole = fs.icc(w.reshape(8, 1, -1)).tidy()
+    whole = fs.icc(w.reshape(8, 1, -1), inference="F").tidy()
     for column in COLUMNS:
         np.testing.assert_allclose(together.layer[column], whole[column], rtol=1e-11, atol=1e-14)
     assert together.glance()["layer_icc"][0] == together.layer["icc"][1]
@@ -76,7 +76,7 @@ def test_two_clients_with_two_weights_by_hand() -> None:
 @pytest.mark.parametrize("offset", [0.0, 0.1, 1e6])
 def test_equal_clients_agree_exactly(clients: int, offset: float) -> None:
     one = offset + np.random.default_rng(0).normal(size=(1, 3, 20))
-    found = fs.icc(np.repeat(one, clients, axis=0))
+    found = fs.icc(np.repeat(one, clients, axis=0), inference="F")
     c = found.coefficients
     for values in (c.icc, c.conf_low, c.conf_high, found.layer_coefficients.icc, found.layer_coefficients.conf_low):
         np.testing.assert_array_equal(values, 1)
@@ -213,11 +213,11 @@ def test_a_dead_unit_is_nan_counted_and_named(value: float) -> None:
     assert found.dead.tolist() == [False, False, True, False, False]
     assert found.glance()["n_dead"][0] == found.glance()["n_undefined"][0] == 1
     assert "  dead: c" in repr(found)
-    numbers = found.tidy().query("unit == 'c'").drop(columns=["unit", "type", "df1", "df2"])
+    numbers = found.tidy().query("unit == 'c'").drop(columns=["unit", "type"])
     assert numbers.isna().all(axis=None)
     assert found.tidy().query("unit != 'c' and not type.str.endswith('k')").notna().all(axis=None)
     rest = fs.icc(np.delete(w, 2, axis=1))
-    np.testing.assert_allclose(found.p_fdr[[0, 1, 3, 4]], rest.p_fdr, rtol=1e-9)
+    np.testing.assert_array_equal(found.p_fdr[[0, 1, 3, 4]], rest.p_fdr)  # who is dead takes no part in exchanges
     assert np.isfinite(found.layer["icc"]).all()
 
 
@@ -277,8 +277,8 @@ def test_sums_do_not_depend_on_blocks_or_on_who_is_summed_first(cached: int, mon
 def test_tensors_give_the_numbers_of_arrays(dtype: torch.dtype) -> None:
     w = torch.asarray(weights()).to(dtype)
     a, b = fs.icc(w, replicates=20), fs.icc(w.numpy(), replicates=20)
-    pd.testing.assert_frame_equal(a.tidy(), b.tidy(), rtol=1e-9)
-    pd.testing.assert_frame_equal(a.layer, b.layer, rtol=1e-9)
+    pd.testing.assert_frame_equal(a.tidy(), b.tidy(), rtol=1e-7)
+    pd.testing.assert_frame_equal(a.layer, b.layer, rtol=1e-7)
 
 
 def test_tensors_that_are_trained_are_taken_as_they_are() -> None:
@@ -300,15 +300,17 @@ def test_a_server_that_adds_up_the_sums_of_clients_gets_the_same_table() -> None
     for one in w[1:]:
         total = total + arrays.sums(one[None])
     found = icc_sums(total, np.arange(5))
-    pd.testing.assert_frame_equal(found.tidy(), fs.icc(w).tidy(), rtol=1e-10)
-    pd.testing.assert_frame_equal(found.layer, fs.icc(w).layer, rtol=1e-10)
+    expected = fs.icc(w, inference="F")
+    pd.testing.assert_frame_equal(found.tidy(), expected.tidy(), rtol=1e-10)
+    pd.testing.assert_frame_equal(found.layer, expected.layer, rtol=1e-10)
 
 
 def test_tables_have_the_columns_of_the_documentation() -> None:
+    by_f = fs.icc(weights(), inference="F").tidy()
+    assert [c for c in by_f.columns if c != "p_fdr"] == ["unit", "type", *COLUMNS]
     found = fs.icc(weights())
     table = found.tidy()
-    named = ["unit", "type", *COLUMNS]
-    assert [c for c in table.columns if c != "p_fdr"] == named
+    assert [*table.columns] == ["unit", "type", "icc", "correlation", "p_value", "conf_low", "conf_high", "p_fdr"]
     assert list(fs.icc(weights(), replicates=5).tidy().columns[-3:]) == ["std_error", "boot_low", "boot_high"]
     assert len(table) == 5 * 6
     assert len(found.layer) == 6
@@ -326,7 +328,7 @@ def test_p_values_are_adjusted_over_units_type_by_type() -> None:
     order = np.argsort(p)
     steps = np.minimum.accumulate((p[order] * 5 / np.arange(1, 6))[::-1])[::-1]
     np.testing.assert_allclose(found.p_fdr[order, 1], np.minimum(steps, 1))
-    assert found.glance()["n_above_0"][0] == (found.p_fdr[:, 1] <= 0.05).sum()
+    assert found.glance()["n_agreeing"][0] == (found.p_fdr[:, 1] <= 0.05).sum()
 
 
 def test_equal_units_are_told_from_units_drawn_anew() -> None:

@@ -1,0 +1,140 @@
+"""Shares of the personal: moments, REML and the test of a split; effective ranks, and profiles over rounds."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any, Literal
+
+import numpy as np
+
+import fedstat
+from fedstat.stats import components
+from simulations.inference.table import Case, Claim
+from simulations.inference.weights import KINDS, WEIGHTS, Noise, noise
+
+
+def personal(
+    kind: Noise, clients: int, share: float, method: Literal["moments", "reml"], sizes: bool, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """Whether intervals of the personal share cover, units and layer; with a share of 0, whether tests reject."""
+    spread = noise(kind, clients, rng, replicates=2)
+    options: dict[str, Any] = {}
+    if sizes:  # the share is that of a client with the harmonic mean of the samples
+        n = np.where(np.arange(clients) % 2, 20.0, 40.0)
+        spread *= np.sqrt(clients / (1 / n).sum() / n)[:, None, None, None]
+        options["sizes"] = n
+    own = noise("smooth" if kind == "smooth" else "white", clients, rng)
+    w = np.sqrt(share / (1 - share) / 2) * own + spread  # noise of variance ½ is left in the mean of two
+    found = fedstat.variance_components(w, method=method, **options)
+    if share == 0:
+        units = found.tidy()
+        return [units["p_value"] <= 0.05, np.array([found.p_adjusted.min() <= 0.05]), found.layer["p_value"] <= 0.05]
+    return [(t["conf_low"] <= share) & (share <= t["conf_high"]) for t in (found.tidy(), found.layer)]
+
+
+def split_by_test(kind: Noise, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Whether ``tau="test"`` calls any unit personal where differences are noise."""
+    found = fedstat.split(noise(kind, clients, rng, replicates=2), method="icc", tau="test")
+    return np.array([not found.shared.all()])
+
+
+def profile(clients: int, rounds: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """The test of ``fl.profile`` over a window: one layer, the same clients in all rounds, differences noise alone."""
+    parts = [components.parts(noise("smooth", clients, rng, replicates=2)[:, :, :1]) for _ in range(rounds)]
+    basis = np.kron(np.eye(rounds), parts[0].design)
+    joined = components.Parts(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, WEIGHTS, 2)
+    found = components.components(joined, cluster=np.tile(np.arange(clients), rounds))
+    return np.array([float(found.p_value[0]) <= 0.05])
+
+
+def effective_rank(kind: Noise, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Whether the interval of the mean effective rank covers the mean over clients of the same distribution."""
+    found = fedstat.effective_rank(_of_unlike_rank(kind, clients, rng), minus=None).tidy()
+    truth = _mean_rank(kind)
+    return np.asarray((found["conf_low"] <= truth) & (truth <= found["conf_high"]))
+
+
+def _of_unlike_rank(kind: Noise, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Weights (client, unit, weight); of unlike clients one in five has few directions."""
+    w = noise(kind, clients, rng)[:, 0]
+    few = (rng.random((clients, 1, 1)) < 0.2) & (kind == "unlike clients")
+    return w * np.where(few, np.geomspace(1, 1e-3, WEIGHTS), 1.0)
+
+
+@cache
+def _mean_rank(kind: Noise) -> float:
+    """Mean effective rank of 4,000 clients."""
+    found = fedstat.effective_rank(_of_unlike_rank(kind, 4000, np.random.default_rng(0)), minus=None)
+    return float(found.tidy()["estimate"].iloc[0])
+
+
+_TOLD = "help of fedstat.variance_components names heavy tails, and clients of unlike noise"
+_KINDS = "help of fedstat.effective_rank says how few clients of two kinds mislead"
+_UNLIKE = dict.fromkeys(KINDS, "") | {"t3": _TOLD, "unlike clients": _TOLD}
+
+
+def _of_shares() -> dict[str, Case]:
+    return {
+        f"{kind} weights, share {share}, {method}{', sizes 1 : 2' if sizes else ''}, {clients} clients": Case(
+            partial(personal, kind, clients, share, method, sizes), kind in ("white", "smooth"), 500, _UNLIKE[kind],
+            ("units", "layer"),
+        )
+        for kind in KINDS
+        for share in (0.3, 0.8)
+        for method, sizes in (("moments", False), ("reml", True))
+        for clients in (6, 20)
+    }  # fmt: skip
+
+
+def _of_share_tests() -> dict[str, Case]:
+    return {
+        f"{kind} weights, {method}{', sizes 1 : 2' if sizes else ''}, {clients} clients": Case(
+            partial(personal, kind, clients, 0.0, method, sizes), kind in ("white", "smooth"), 500, _UNLIKE[kind],
+            ("units", "any unit at FDR .05", "layer"),
+        )
+        for kind in KINDS
+        for method, sizes in (("moments", False), ("reml", True))
+        for clients in (6, 20)
+    }  # fmt: skip
+
+
+CLAIMS = {
+    "variance_components, tests of a share of 0": Claim(
+        "level",
+        ("fedstat.stats.components.components", "fedstat.stats.components_reml.components", "fedstat.stats.icc.fdr"),
+        ("ComponentsResult.p_value", "ComponentsResult.p_adjusted", "ComponentsResult.layer_p_value"),
+        _of_share_tests(),
+    ),
+    "variance_components, intervals of the share": Claim(
+        "coverage",
+        ("fedstat.stats.components.components", "fedstat.stats.components_reml.components"),
+        tuple(f"ComponentsResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high")),
+        _of_shares(),
+    ),
+    'split(tau="test"), any unit personal': Claim(
+        "level",
+        ("fedstat.stats.components.split_by_test",),
+        (),
+        {
+            f"{kind} weights, {n} clients": Case(
+                partial(split_by_test, kind, n), kind in ("white", "smooth"), 1000, _UNLIKE[kind]
+            )
+            for kind in KINDS
+            for n in (6, 20)
+        },
+    ),
+    "fl.profile, test over a window of rounds": Claim(
+        "level",
+        ("fedstat.fl.profiles._rows",),
+        (),
+        {f"{n} clients, {rounds} rounds": Case(partial(profile, n, rounds), replicates=1000)
+         for n in (6, 20) for rounds in (1, 5)},
+    ),
+    "effective_rank, interval of the mean over clients": Claim(
+        "coverage",
+        ("fedstat.results.ranks.EffectiveRankResult.tidy",),
+        ("EffectiveRankResult.conf_low", "EffectiveRankResult.conf_high"),
+        {f"{kind}, {n} clients": Case(partial(effective_rank, kind, n), kind == "white", 1000, _KINDS)
+         for kind in ("white", "unlike clients") for n in (3, 10)},
+    ),
+}  # fmt: skip
