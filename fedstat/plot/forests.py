@@ -16,6 +16,7 @@ from fedstat.results.icc import HEADLINE
 from fedstat.stats.icc import TYPES, Type
 
 _ROW = 0.19  # inches
+_LINE = 60  # characters below the axis
 
 
 def forest(
@@ -73,7 +74,8 @@ def forest(
         bottom -= 1.5
     if len(gaps := np.flatnonzero(np.diff(y) > 1.5)):
         ax.axhline(y[gaps[0]] + 1, color="0.8", linewidth=0.8, linestyle=":")
-    key = f"\n● {found.filled}   ○ {found.empty}" if found.filled else ""
+    apart = "\n" if len(found.filled + found.empty) > _LINE else "   "
+    key = f"\n● {found.filled}{apart}○ {found.empty}" if found.filled else ""
     ax.set(xlabel=found.label + key, ylabel=found.kind, ylim=(bottom + 0.8, -0.8))
     ax.set_title("; ".join(note), fontsize="medium")
     if found.log:
