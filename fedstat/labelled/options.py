@@ -58,8 +58,10 @@ class SplitOptions(_FitOptions, total=False):
         Random starts, and their seed.
     heywood : {"allow", "bound", "error"}
         Communalities above 1 are kept and flagged, clipped to 1 in every step, or an error that names the units.
-    fdr : float in (0, 1)
-        With ``tau="test"``: false discovery rate.
+    fdr, margin : float in (0, 1)
+        With ``tau="test"``: false discovery rate, and the personal share from which on a unit is personal.
+    undecided : {"shared", "personal"}
+        With ``tau="test"``: what becomes of units that are not shown to be either.
     covariate : array (client,)
         With ``tau="test"``: what clients are adjusted for, see :func:`fedstat.variance_components`.
     """
@@ -70,6 +72,8 @@ class SplitOptions(_FitOptions, total=False):
     seed: int
     heywood: Heywood
     fdr: float
+    margin: float
+    undecided: Literal["shared", "personal"]
     covariate: Any
 
 

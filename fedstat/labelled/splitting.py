@@ -26,6 +26,8 @@ from fedstat.results import AgreementWarning, ComponentsResult, FactorResult, Ic
 from fedstat.results.numbers import coefficient
 from fedstat.stats import split as _split
 
+_OF_TEST = ("fdr", "margin", "undecided", "covariate")
+
 
 @over_layers
 def split(
@@ -60,8 +62,9 @@ def split(
         layer is personal (FedPer, LG-FedAvg); ``-inf``: the whole layer is shared (FedAvg). Units that tie with the
         threshold are all shared: if 12 of 16 units are equal in all clients (ICC 1), ``tau=0.5`` shares these 12. A
         unit that has one value throughout (dead) has neither ν nor ICC and is shared by ``-inf`` alone. ``"test"``,
-        with ``method="icc"`` and weights that have a dim ``replicate`` (:func:`variance_components`), shares the units
-        on which clients differ no more than their replicates explain; their number is not fixed in advance.
+        with ``method="icc"`` and weights that have a dim ``replicate`` (:func:`variance_components`), asks of every
+        unit whether its personal share is shown to be below a margin (shared), above it (personal), or neither
+        (undecided); how many are what is not fixed in advance.
     layer : str or sequence of str, optional
         Layers, where ``weights`` hold several: a name, or names and patterns such as ``"conv*"``. By default all but
         embeddings and the output layer, whose units are not hidden units; the result says which these are.
@@ -74,8 +77,9 @@ def split(
     **options
         Those of :class:`fedstat.labelled.options.SplitOptions`. ``method``: "pa" (default), "minres", "pc", "leverage"
         or "icc"; for factor analysis n_factors, rotation, start, n_starts, seed, heywood, max_iter and tol of
-        :func:`fa`; for ``tau="test"`` fdr, the false discovery rate (0.05), and covariate (clients' numbers of samples,
-        say), as in :func:`variance_components`.
+        :func:`fa`; for ``tau="test"`` fdr, the false discovery rate (0.05), margin (1/2), undecided ("shared"), as in
+        :meth:`ComponentsResult.split`, and covariate (clients' numbers of samples, say), as in
+        :func:`variance_components`.
 
     Returns
     -------
@@ -136,14 +140,14 @@ def _split_layer(
     """Split one layer."""
     given: dict[str, Any] = {**options}
     method = _check.choice("method", given.get("method", CHOICES["method"]), _split.METHODS)
-    tested = {name: given.pop(name) for name in ("fdr", "covariate") if name in given}
+    tested = {name: given.pop(name) for name in _OF_TEST if name in given}
     if method == "icc":
         _require_none_of_factors(kappa, given)
         if tau == "test":
             if start is not None:
                 raise ValueError("tau='test' compares replicates of clients, which have one start. Leave out minus.")
-            found = variance_components(weights, covariate=tested.get("covariate"))
-            return found.split(fdr=tested.get("fdr", 0.05))
+            found = variance_components(weights, covariate=tested.pop("covariate", None))
+            return found.split(**tested)
     for name, value in tested.items():
         raise ValueError(f"{name} has no effect without method='icc' and tau='test', but got {value!r}. Leave it out.")
     if tau == "test":
@@ -249,7 +253,7 @@ def say_if_contradicted(result: SplitResult) -> None:
 
 def _require_known(options: dict[str, Any]) -> None:
     if unknown := set(options) - set(CHOICES) - set(DEFAULTS):
-        hint = _check.did_you_mean(min(unknown), [*CHOICES, *DEFAULTS, "fdr", "covariate"], cutoff=0.6)
+        hint = _check.did_you_mean(min(unknown), [*CHOICES, *DEFAULTS, *_OF_TEST], cutoff=0.6)
         raise TypeError(f"got unexpected arguments {sorted(unknown)}; fedstat.fa names the possible ones.{hint}")
 
 

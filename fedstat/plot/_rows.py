@@ -114,8 +114,10 @@ def _of_split(result: SplitResult, type: Type) -> Rows:  # noqa: A002
             "forest", TAKES, result, "A split by factor analysis has no intervals: draw fedstat.bootstrap(weights)."
         )
     found = rows(result.fit, type)
-    if result.fit.statistic_name != "ICC2":  # a test: the filled points are those that it calls personal
-        return found
+    if result.outcome is not None:
+        table = found.table.assign(filled=np.isin(result.outcome, ("shared", "personal")))
+        against = f"shown to be on its side of {result.threshold:.4g} (false discovery rate {result.fdr:.2g})"
+        return found._replace(table=table, lines=(0, result.threshold), filled=against, empty="undecided")
     at = (result.threshold,) if np.isfinite(result.threshold) else ()
     table = found.table.assign(filled=result.shared)
     return found._replace(table=table, lines=(*found.lines, *at), filled="shared", empty="personal")

@@ -18,11 +18,11 @@ from fedstat.results import BootstrapResult, ByLayer, FactorResult, IccResult, N
 from fedstat.results.base import Result
 from fedstat.stats import split as _split
 
-_COLOURS = {"shared": SHARED, "personal": PERSONAL, "units": "0.5"}
+_COLOURS = {"shared": SHARED, "undecided": "0.75", "personal": PERSONAL, "units": "0.5"}
 _LABELS = {
     "nu": r"communality $\nu$",
     "ICC2": "agreement between clients, ICC2",
-    "adjusted p": "adjusted p-value of no difference between clients",
+    "personal share": "personal share of the differences between clients",
 }
 
 
@@ -87,7 +87,8 @@ class _Units(NamedTuple):
 def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: str | None = None) -> Axes:
     """Histogram of the communalities, shared and personal units apart, with the threshold, at which a bin begins.
 
-    Of a split by agreement it is the histogram of the ICC, of one by a test that of the adjusted p-values.
+    Of a split by agreement it is the histogram of the ICC, of one by a test that of the personal shares (-1 at least),
+    in which undecided units stand apart.
 
     Parameters
     ----------
@@ -184,6 +185,8 @@ def _units(result: object, layer: str | None) -> _Units:
         takes = "a SplitResult, BootstrapResult, PermutationResult, StabilityResult, FactorResult, IccResult or a run"
         raise refusal("communality", takes, result, "fedstat.split(weights) gives the first of these.")
     table = pd.DataFrame({"value": split.statistic, "group": split.group})
+    if split.outcome is not None:
+        table = table.assign(value=table["value"].clip(lower=-1), group=split.outcome)
     return _Units(table, _LABELS[split.fit.statistic_name], split.threshold)
 
 

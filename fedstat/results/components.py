@@ -17,7 +17,7 @@ from fedstat.results.base import Result, line, listing, number
 from fedstat.results.joined import beside
 from fedstat.results.numbers import coefficient
 from fedstat.results.split import SplitResult
-from fedstat.stats.components import Components, split_by_test
+from fedstat.stats.components import Components, outcomes
 from fedstat.stats.icc import fdr as adjusted
 
 Floats = NDArray[np.float64]
@@ -166,7 +166,7 @@ class ComponentsResult(Result):
         Whether clients were adjusted for a covariate.
     """
 
-    statistic_name: ClassVar[str] = "adjusted p"
+    statistic_name: ClassVar[str] = "personal share"
     _figure: ClassVar[str] = "forest"
 
     components: Components
@@ -201,37 +201,45 @@ class ComponentsResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """Statistic that a split of this result uses: :attr:`p_adjusted`."""
-        return self.p_adjusted
+        """Statistic that a split of this result uses: :attr:`personal`."""
+        return self.personal
 
-    def split(self, *, fdr: float = 0.05) -> SplitResult:
-        """Shared units: those on which clients differ no more than replicates of one client explain.
+    def split(
+        self, *, fdr: float = 0.05, margin: float = 0.5, undecided: Literal["shared", "personal"] = "shared"
+    ) -> SplitResult:
+        """Units shown to be shared, shown to be personal, and undecided, of which ``undecided`` says what becomes.
 
-        A unit is personal if the test of no variance between clients rejects at that false discovery rate, so that the
-        share of shared units is not fixed in advance. Shared means "not shown to differ": with few clients or much
-        noise everything is shared.
+        A unit is shown to be personal where its personal share is above the margin, shared where it is below, by
+        two-sided tests of the share at the margin. What they do not decide is no evidence of either.
 
         Parameters
         ----------
         fdr : float in (0, 1)
-            Expected share, among the units called personal, of those on which clients do not differ (Benjamini and
-            Hochberg 1995).
+            Expected share, among the units that are called shared or personal, of those that are the other (Benjamini
+            and Hochberg 1995).
+        margin : float in (0, 1)
+            Personal share from which on a unit is personal: 1/2, where a client's own weights begin to be nearer to its
+            true ones than the mean over clients is.
+        undecided : {"shared", "personal"}
+            What the split does with undecided units.
 
         Returns
         -------
         SplitResult
+            Its :attr:`outcome` keeps the three apart.
 
         Examples
         --------
         >>> from fedstat import variance_components
         >>> rng = np.random.default_rng(0)
-        >>> own = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0, 1, 3])[:, None]
-        >>> variance_components(own + rng.normal(size=(20, 2, 4, 50))).split().shared
-        array([ True,  True, False, False])
+        >>> own = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0.7, 1, 3])[:, None]  # shares 0, 1/2, 2/3, 18/19
+        >>> variance_components(own + rng.normal(size=(20, 2, 4, 50))).split().outcome.tolist()
+        ['shared', 'undecided', 'personal', 'personal']
         """
-        _check.real("fdr", fdr, low=0, high=1, open_low=True, open_high=True)
-        shared = split_by_test(self.components.p_value, fdr=fdr)
-        return SplitResult(np.full(len(shared), np.nan), shared, fdr, "test", self)
+        _check.choice("undecided", undecided, ("shared", "personal"))
+        outcome = outcomes(self.components, margin=margin, fdr=fdr)
+        shared = (outcome == "shared") | ((outcome == "undecided") & (undecided == "shared"))
+        return SplitResult(np.full(len(shared), np.nan), shared, margin, "test", self, outcome, fdr)
 
     def by_unit(self) -> pd.DataFrame:
         """As :meth:`tidy`, with the units under ``term`` and their ``icc``: what a split's table begins with."""

@@ -32,7 +32,7 @@ class SplitResult(Result):
 
     A shared unit is one that the other units explain (communality ν at or above the threshold) where ``fit`` is a
     factor analysis; one on which clients agree (ICC2 at or above the threshold) where it is an :class:`IccResult`; and
-    one on which they are not shown to differ (adjusted p above the threshold) where it is a :class:`ComponentsResult`.
+    one whose personal share is shown to be below the threshold, or undecided, where it is a :class:`ComponentsResult`.
 
     Attributes
     ----------
@@ -43,9 +43,13 @@ class SplitResult(Result):
     threshold : float
         Value that :attr:`statistic` had to reach.
     tau : float, Absolute or "test"
-        The threshold as it was asked for: a quantile, ±inf, a value, or a test's false discovery rate.
+        The threshold as it was asked for: a quantile, ±inf, a value, or a test.
     fit : FactorResult, IccResult or ComponentsResult
         Analysis that the split rests on.
+    outcome : str array (unit,) or None
+        Of a test: "shared" or "personal" where that is shown, else "undecided"; "dead".
+    fdr : float or None
+        False discovery rate of the test.
     """
 
     communality: Floats
@@ -53,6 +57,8 @@ class SplitResult(Result):
     threshold: float
     tau: _split.Tau | Literal["test"]
     fit: FactorResult | IccResult | ComponentsResult
+    outcome: NDArray[np.str_] | None = None
+    fdr: float | None = None
     _figure: ClassVar[str] = "communality"
 
     @property
@@ -72,7 +78,7 @@ class SplitResult(Result):
 
     @property
     def statistic(self) -> Floats:
-        """Statistic that the threshold applies to: ν, ICC2 or adjusted p values, as ``fit`` has it; array (unit,)."""
+        """Statistic that the threshold applies to: ν, ICC2 or the personal share, as ``fit`` has it; array (unit,)."""
         return self.fit.statistic
 
     @property
@@ -97,9 +103,11 @@ class SplitResult(Result):
     def tidy(self) -> pd.DataFrame:
         """One row per unit: the columns of the factor analysis, agreement or test, then group and margin.
 
-        The column ``h2`` holds the communality, ``icc`` the agreement between clients, where there are any.
+        The column ``h2`` holds the communality, ``icc`` the agreement between clients, where there are any. Of a test
+        ``outcome`` stands beside ``group``, the split that was applied.
         """
-        return self.fit.by_unit().assign(group=self.group, margin=self.margin)
+        table = self.fit.by_unit().assign(group=self.group)
+        return (table if self.outcome is None else table.assign(outcome=self.outcome)).assign(margin=self.margin)
 
     def augment(self, data: Any = None) -> Any:
         """Group, statistics and margin of every unit, beside what you know of the units: broom's ``augment``.
@@ -114,7 +122,7 @@ class SplitResult(Result):
         -------
         DataFrame (unit) or Dataset
             Your columns, in your order, then group; h2 (communality ν) where there are factors; icc where there are
-            clients; personal and p_adjusted where the split is by a test; margin. Of weights a Dataset, in which these
+            clients; personal and outcome where the split is by a test; margin. Of weights a Dataset, in which these
             are variables over ``unit``. Without data, unit and these columns.
 
         Raises
@@ -134,17 +142,21 @@ class SplitResult(Result):
         1     0  stripes    shared
         """
         table = self.tidy()
-        known = [name for name in ("h2", "icc", "personal", "p_adjusted") if name in table]
+        known = [name for name in ("outcome", "h2", "icc", "personal") if name in table]
         return beside(table[["term", "group", *known, "margin"]].rename(columns={"term": "unit"}), data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        order = {"nu": "h2", "ICC2": "icc", "adjusted p": "p_adjusted"}
+        order = {"nu": "h2", "ICC2": "icc", "personal share": "personal"}
         return self.augment(), order[self.fit.statistic_name]
 
     def glance(self) -> pd.DataFrame:
-        """One row: tau, threshold, n_shared, n_personal, their median ICC2 (icc_shared, icc_personal), fit's row."""
+        """One row: tau, threshold, n_shared, n_personal, their median ICC2 (icc_shared, icc_personal), fit's row.
+
+        Of a test also n_shown_shared, n_shown_personal and n_undecided.
+        """
         row: dict[str, Any] = {"tau": str(self.tau), "threshold": self.threshold}
         row |= {f"n_{name}": int((self.group == name).sum()) for name in ("shared", "personal")}
+        row |= {f"n_{name.replace(' ', '_')}": n for name, n in self._outcomes().items()}
         row |= {f"icc_{name}": self.median_icc(name) for name in ("shared", "personal")}
         return pd.concat([pd.DataFrame([row]), self.fit.glance()], axis=1)
 
@@ -159,14 +171,30 @@ class SplitResult(Result):
         known = self.icc[(self.group == group) & ~np.isnan(self.icc)]
         return float(np.median(known)) if len(known) else np.nan
 
+    def _outcomes(self) -> dict[str, int]:
+        """How many units a test shows to be shared, to be personal, and leaves undecided; nothing of other splits."""
+        if self.outcome is None:
+            return {}
+        names = {"shown shared": "shared", "shown personal": "personal", "undecided": "undecided"}
+        return {says: int((self.outcome == name).sum()) for says, name in names.items()}
+
+    def _rule(self) -> str:
+        if self.outcome is None:
+            return f"tau {self.tau}: {self.fit.statistic_name} >= {self.threshold:.4g} is shared"
+        goes = set(self.group[self.outcome == "undecided"].tolist())
+        applied = f"; undecided units count as {goes.pop()}" if goes else ""
+        return f"a share shown below {self.threshold:.4g} is shared, above personal (FDR {self.fdr:.2g}){applied}"
+
     def __repr__(self) -> str:
         groups = self.group
         count = {name: int((groups == name).sum()) for name in ("shared", "personal", "dead")}
+        count = (self._outcomes() or {"shared": count["shared"], "personal": count["personal"]}) | {
+            "dead": count["dead"]
+        }
         by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
         close = [f"{self.fit.units[j]} {self.margin[j]:+.3f}" for j in by_margin[:6] if not self.fit.dead[j]]
         head = f"Split of {len(groups)} units: " + ", ".join(f"{n} {name}" for name, n in count.items())
-        above = ">" if self.tau == "test" else ">="
-        lines = [head, f"  tau {self.tau}: {self.fit.statistic_name} {above} {self.threshold:.4g} is shared"]
+        lines = [head, f"  {self._rule()}"]
         if np.isfinite(self.threshold):
             lines.append(listing("  nearest to the threshold:", close))
         median = {name: coefficient(self.median_icc(name)) for name in ("shared", "personal")}

@@ -97,6 +97,8 @@ class Components(NamedTuple):
         Interval of ``personal``.
     statistic, p_value : array
         One-sided t test of σ_b² = 0 against σ_b² > 0.
+    std_error : array
+        Of −log(1 − personal), of which the statistic is a multiple.
     df : int
         Number of clients minus number of columns of the fit.
     level : float
@@ -111,6 +113,7 @@ class Components(NamedTuple):
     conf_high: Floats
     statistic: Floats
     p_value: Floats
+    std_error: Floats
     df: int
     level: float
 
@@ -276,15 +279,42 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
         replicate = np.where(sigma_b + sigma_e > 0, sigma_b / (sigma_b + sigma_e), -np.inf)
         replicate = np.where(np.isnan(personal), np.nan, replicate)
     p_value = scipy.special.stdtr(free, -statistic)
-    return Components(sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, free, level)
+    return Components(sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, std_error, free, level)
 
 
-def split_by_test(p_value: Floats, *, fdr: float) -> NDArray[np.bool_]:
-    """Units that are not shown to differ between clients, at a false discovery rate: bool array (unit,).
+def outcomes(c: Components, *, margin: float = 0.5, fdr: float = 0.05) -> NDArray[np.str_]:
+    """Units shown to be shared, shown to be personal, and undecided: whose share is below or above a margin.
 
-    A unit that is the same in all models (p value NaN) is not among them: it holds nothing to share.
+    Parameters
+    ----------
+    c : Components
+        Of units.
+    margin : float in (0, 1)
+        Personal share from which on a unit is personal.
+    fdr : float in (0, 1)
+        Expected share, among the units that are called shared or personal, of those that are the other.
+
+    Returns
+    -------
+    str array (unit,)
+        "shared", "personal", "undecided", or "dead" for a unit that is the same in all models.
+
+    Notes
+    -----
+    Two-sided t tests of personal = ``margin``, on the scale of the intervals; p values are adjusted by Benjamini and
+    Hochberg, and the sign of t says which (Benjamini and Yekutieli 2005, JASA 100, 71-81: the false discovery rate of
+    such directions is controlled, too).
     """
-    return np.asarray(adjusted(p_value[:, None])[:, 0] > fdr)
+    for name, value in (("margin", margin), ("fdr", fdr)):
+        _check.real(name, value, low=0, high=1, open_low=True, open_high=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = c.statistic * c.std_error  # below 0 too, where an estimate of the share is cut there
+        at = np.where(np.isnan(scaled), -np.log1p(-c.personal), scaled)
+        t = (at + math.log1p(-margin)) / c.std_error
+    p_value = 2 * scipy.special.stdtr(c.df, -np.abs(t))
+    decided = adjusted(p_value[:, None])[:, 0] <= fdr
+    found = np.where(decided, np.where(t > 0, "personal", "shared"), "undecided")
+    return np.where(np.isnan(c.p_value), "dead", found)
 
 
 def _squares(x: Array, q: Array) -> tuple[Array, Array]:

@@ -153,6 +153,7 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
         conf_high=np.maximum(-np.expm1(-half - theta), 0),
         statistic=statistic,
         p_value=scipy.special.stdtr(df, -statistic),
+        std_error=std_error,
         df=df,
         level=level,
     )

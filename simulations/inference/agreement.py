@@ -161,7 +161,7 @@ def _of_intervals() -> dict[str, Case]:
 def _of_exchanges() -> dict[str, Case]:
     return {
         f"{kind} weights, {clients} clients": Case(
-            partial(exchanges, kind, clients), kind != "half smooth", 1000 if clients == 100 else 10_000,
+            partial(exchanges, kind, clients), kind != "half smooth", 600 if clients == 100 else 3000,
             _ALIKE if kind == "half smooth" else "", ("units", "any unit at FDR .05", "layer"),
         )
         for kind in _ALL_KINDS
@@ -186,7 +186,7 @@ def _beside(hits: Callable[..., Any], parts: tuple[str, ...]) -> dict[str, Case]
     most = [("smooth", 24), ("common profile", 24)]
     return {
         f"{kind} weights, {shared} of {UNITS} units shared, {clients} clients": Case(
-            partial(hits, kind, clients, shared), kind != "half smooth" and (kind, shared) != most[1], 1000,
+            partial(hits, kind, clients, shared), kind != "half smooth" and (kind, shared) != most[1], 600,
             {"half smooth": _ALIKE, "common profile": _BESIDE}.get(kind, ""), parts,
         )
         for kind, shared in [*((kind, 8) for kind in _ALL_KINDS), *most]

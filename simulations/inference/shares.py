@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -32,10 +33,22 @@ def personal(
     return [(t["conf_low"] <= share) & (share <= t["conf_high"]) for t in (found.tidy(), found.layer)]
 
 
-def split_by_test(kind: Noise, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Whether ``tau="test"`` calls any unit personal where differences are noise."""
-    found = fedstat.split(noise(kind, clients, rng, replicates=2), method="icc", tau="test")
-    return np.array([not found.shared.all()])
+def outcomes(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Whether ``tau="test"`` calls any unit the other, and which units it decides, where all have one personal share.
+
+    On the margin, 1/2, either is wrong.
+    """
+    own = np.sqrt(share / (1 - share) / 2) * noise("smooth" if kind == "smooth" else "white", clients, rng)
+    found = fedstat.split(own + noise(kind, clients, rng, replicates=2), method="icc", tau="test").outcome
+    wrong = [name for name, false in (("personal", share <= 0.5), ("shared", share >= 0.5)) if false]
+    return np.array([np.isin(found, wrong).any()])
+
+
+def decided(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Which units ``tau="test"`` calls shared or personal, where all have one personal share."""
+    own = np.sqrt(share / (1 - share) / 2) * noise("smooth" if kind == "smooth" else "white", clients, rng)
+    found = fedstat.split(own + noise(kind, clients, rng, replicates=2), method="icc", tau="test").outcome
+    return np.asarray(found != "undecided")
 
 
 def profile(clients: int, rounds: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -98,6 +111,17 @@ def _of_share_tests() -> dict[str, Case]:
     }  # fmt: skip
 
 
+def _of_outcomes(hits: Callable[..., Any], shares: tuple[float, ...]) -> dict[str, Case]:
+    return {
+        f"{kind} weights, share {share}, {clients} clients": Case(
+            partial(hits, kind, clients, share), kind in ("white", "smooth"), 600, _UNLIKE[kind]
+        )
+        for kind in KINDS
+        for share in shares
+        for clients in (4, 6, 20)
+    }
+
+
 CLAIMS = {
     "variance_components, tests of a share of 0": Claim(
         "level",
@@ -111,17 +135,17 @@ CLAIMS = {
         tuple(f"ComponentsResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high")),
         _of_shares(),
     ),
-    'split(tau="test"), any unit personal': Claim(
+    'split(tau="test"), any unit called the other': Claim(
         "level",
-        ("fedstat.stats.components.split_by_test",),
-        (),
-        {
-            f"{kind} weights, {n} clients": Case(
-                partial(split_by_test, kind, n), kind in ("white", "smooth"), 1000, _UNLIKE[kind]
-            )
-            for kind in KINDS
-            for n in (6, 20)
-        },
+        ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
+        ("SplitResult.outcome",),
+        _of_outcomes(outcomes, (0.0, 0.3, 0.5, 0.7)),
+    ),
+    'split(tau="test"), units decided': Claim(
+        "rate",
+        ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
+        ("SplitResult.outcome",),
+        _of_outcomes(decided, (0.0, 0.3, 0.7, 0.9)),
     ),
     "fl.profile, test over a window of rounds": Claim(
         "level",

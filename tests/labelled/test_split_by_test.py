@@ -1,13 +1,15 @@
-"""Shared is where clients differ no more than replicates explain: the split by test, in the verb and in FedFac."""
+"""Shown shared, shown personal, undecided: the split by test, in the verb and in FedFac."""
 
 from __future__ import annotations
 
 import numpy as np
 import plain_loop
 import pytest
+import scipy
 import torch
 import xarray as xr
 from algorithm_jobs import SIZES, job, run
+from statsmodels.stats.multitest import multipletests
 
 from fedstat import _random, split, update, variance_components
 from fedstat.fl import algorithms, halves, masks
@@ -37,24 +39,58 @@ def test_units_that_differ_beyond_noise_are_personal():
     assert (table.group == np.where(own == 0, "shared", "personal")).all()
     np.testing.assert_allclose(table.icc, agreement(sums(replicated(own).mean(1))))
     assert found.median_icc("shared") > found.median_icc("personal")
+    assert (table.outcome == table.group).all()
     text = repr(found)
-    assert "adjusted p > 0.05 is shared" in text
-    assert "8 shared, 4 personal" in text
+    assert "12 units: 8 shown shared, 4 shown personal, 0 undecided, 0 dead" in text
+    assert "a share shown below 0.5 is shared, above personal (FDR 0.05)\n" in text
+    row = found.glance().iloc[0]
+    assert row[["n_shown_shared", "n_shown_personal", "n_undecided"]].tolist() == [8, 4, 0]
 
 
-def test_the_share_of_wrongly_personal_units_is_controlled():
-    """Of units on which clients do not differ, few are called personal, with or without others that do."""
-    wrong = [
-        (~variance_components(replicated([0.0] * 10, seed=seed)).split(fdr=0.1).shared).any() for seed in range(100)
-    ]
+def test_outcomes_are_tests_at_the_margin_adjusted_over_units():
+    found = variance_components(replicated(np.linspace(0, 1.5, 20), clients=6))
+    c = found.components
+    for margin, fdr in ((0.5, 0.05), (0.3, 0.2)):
+        t = (-np.log1p(-c.personal) + np.log1p(-margin)) / (-np.log1p(-c.personal) / c.statistic)
+        adjusted = multipletests(2 * scipy.stats.t.sf(np.abs(t), c.df), method="fdr_bh")[1]
+        expected = np.where(adjusted > fdr, "undecided", np.where(t > 0, "personal", "shared"))
+        outcome = found.split(margin=margin, fdr=fdr).outcome
+        assert outcome.tolist() == expected.tolist()
+        assert len(set(outcome)) == 3
+    narrow = variance_components(replicated([0.0, 2.0]), level=0.99)
+    low, high = narrow.components.conf_low, narrow.components.conf_high
+    assert ((low > 0.5) == (narrow.split(fdr=0.01).outcome == "personal")).all()
+    assert ((high < 0.5) == (narrow.split(fdr=0.01).outcome == "shared")).all()
+
+
+def test_no_evidence_is_neither_shared_nor_personal():
+    """Four clients that differ: nothing is decided, and the split says what it does with that."""
+    w = replicated([0.6] * 20, clients=4)
+    for undecided in ("shared", "personal"):
+        found = split(w, method="icc", tau="test", undecided=undecided)
+        assert (found.outcome == "undecided").sum() > 15
+        assert (found.group == undecided).sum() >= (found.outcome == "undecided").sum()
+        assert f"undecided units count as {undecided}" in repr(found)
+    assert found.tidy()["outcome"].tolist() == found.outcome.tolist()
+    assert found.augment()["outcome"].tolist() == found.outcome.tolist()
+
+
+@pytest.mark.parametrize("own", [0.0, 0.4, 2**-0.5, 1.2])
+def test_wrong_directions_are_rare(own):
+    """Units of one share, on either side of the margin or on it: some unit is called the other in few layers."""
+    share = own**2 / (own**2 + 0.5)
+    wrong = []
+    for seed in range(100):
+        outcome = variance_components(replicated([own] * 10, seed=seed)).split(fdr=0.1).outcome
+        wrong.append((share <= 0.5 and "personal" in outcome) or (share >= 0.5 and "shared" in outcome))
     assert np.mean(wrong) < 0.1 + 3 * np.sqrt(0.1 * 0.9 / 100)
 
 
-def test_a_stricter_rate_shares_more():
-    found = variance_components(replicated(np.linspace(0, 0.6, 30)))
-    shared = [found.split(fdr=rate).shared for rate in (0.001, 0.05, 0.3)]
-    assert shared[0].sum() > shared[1].sum() > shared[2].sum()
-    assert (shared[0] | ~shared[1]).all()
+def test_a_stricter_rate_decides_less():
+    found = variance_components(replicated(np.linspace(0, 1.2, 30)))
+    decided = [found.split(fdr=rate).outcome != "undecided" for rate in (0.001, 0.05, 0.3)]
+    assert decided[0].sum() < decided[1].sum() < decided[2].sum()
+    assert (decided[1] | ~decided[0]).all()
 
 
 def test_dead_units_are_not_shared_and_labels_are_kept():
@@ -68,6 +104,9 @@ def test_dead_units_are_not_shared_and_labels_are_kept():
 WRONG = {
     "method": ({"tau": "test"}, "not a question for method='pa'"),
     "fdr": ({"method": "icc", "tau": 0.5, "fdr": 0.1}, "fdr has no effect"),
+    "margin": ({"method": "icc", "tau": "test", "margin": 1.0}, "margin must be"),
+    "undecided": ({"method": "icc", "tau": "test", "undecided": "both"}, "undecided must be"),
+    "undecided without a test": ({"method": "icc", "undecided": "shared"}, "undecided has no effect"),
     "fdr out of range": ({"method": "icc", "tau": "test", "fdr": 1.5}, "fdr must be"),
     "kappa": ({"method": "icc", "tau": "test", "kappa": 0.5}, "kappa has no effect"),
 }

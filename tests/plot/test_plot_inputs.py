@@ -161,7 +161,8 @@ def test_a_split_without_intervals_says_how_to_get_them():
     ax = plot.forest(by_agreement)
     assert by_agreement.threshold in [line.get_xdata()[0] for line in ax.lines]
     by_test = fedstat.split(xr.concat([W, W + 1e-3], "replicate"), method="icc", tau="test")
-    assert "adjusted p-value" in by_test.plot().get_xlabel()
+    assert "personal share" in by_test.plot().get_xlabel()
+    assert "undecided" in plot.forest(by_test).get_xlabel()
 
 
 def test_many_units_are_named_where_names_fit_and_a_gap_parts_the_ends():

@@ -77,8 +77,8 @@ def fedfac(
         (:func:`fedstat.icc`), at least 2, and ``kappa`` and ``warm_start`` have no effect. Of dynamic splits: averaging
         makes a shared unit alike in all clients, so that by agreement on ``"weights"`` the first split tends to stay;
         agreement on ``"updates"`` is asked anew in every round. ``tau="test"``, with ``estimator="icc"`` and not
-        ``dynamic``: every client first trains twice, on either half of its samples, and shared are units on which
-        clients are not shown to differ more than halves do (:func:`fedstat.variance_components`), however many.
+        ``dynamic``: every client first trains twice, on either half of its samples, and personal are units whose
+        personal share is shown to be above 1/2 (:meth:`fedstat.ComponentsResult.split`), however many.
     on : {"weights", "updates"}
         What dynamic FedFac analyses: the trained weights, or their change in this round.
     pretrain_epochs : int, optional
@@ -241,13 +241,13 @@ def _require_none_of_factors(kappa: float, warm_start: bool) -> None:
 
 
 def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float, *, weights_only: bool) -> Sharing:
-    """Shared: units on which clients are not shown to differ more than the halves of their samples do."""
+    """Shared: units whose personal share, by models of the halves of clients' samples, is not shown to be above 1/2."""
     models, x = start.halves(epochs)
     flags, alike = {}, {}
     for layer in layers:
         w = torch.cat([models[name].flatten(3) for name in masks.incoming(start.net, layer)], dim=3)
         found = components.components(components.parts(w, x))
-        flags[layer] = components.split_by_test(found.p_value, fdr=fdr)
+        flags[layer] = np.isin(components.outcomes(found, fdr=fdr), ("shared", "undecided"))
         alike[layer] = icc.agreement(icc.sums(w.mean(1)))
     return Sharing(masks.units(start.net, flags, start.device, weights_only=weights_only), {}, alike)
 
