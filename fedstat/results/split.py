@@ -178,12 +178,13 @@ class SplitResult(Result):
         names = {"shown shared": "shared", "shown personal": "personal", "undecided": "undecided"}
         return {says: int((self.outcome == name).sum()) for says, name in names.items()}
 
-    def _rule(self) -> str:
+    def _rule(self) -> list[str]:
         if self.outcome is None:
-            return f"tau {self.tau}: {self.fit.statistic_name} >= {self.threshold:.4g} is shared"
+            return [f"  tau {self.tau}: {self.fit.statistic_name} >= {self.threshold:.4g} is shared"]
         goes = set(self.group[self.outcome == "undecided"].tolist())
-        applied = f"; undecided units count as {goes.pop()}" if goes else ""
-        return f"a share shown below {self.threshold:.4g} is shared, above personal (FDR {self.fdr:.2g}){applied}"
+        shared = f"shared: personal share shown to be below {self.threshold:.4g}"
+        lines = [f"  {shared}; personal: above it; false discovery rate {self.fdr:.2g}"]
+        return [*lines, *(f"  undecided units are taken for {name}" for name in goes)]
 
     def __repr__(self) -> str:
         groups = self.group
@@ -194,7 +195,7 @@ class SplitResult(Result):
         by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
         close = [f"{self.fit.units[j]} {self.margin[j]:+.3f}" for j in by_margin[:6] if not self.fit.dead[j]]
         head = f"Split of {len(groups)} units: " + ", ".join(f"{n} {name}" for name, n in count.items())
-        lines = [head, f"  {self._rule()}"]
+        lines = [head, *self._rule()]
         if np.isfinite(self.threshold):
             lines.append(listing("  nearest to the threshold:", close))
         median = {name: coefficient(self.median_icc(name)) for name in ("shared", "personal")}

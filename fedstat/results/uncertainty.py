@@ -296,7 +296,7 @@ class PermutationResult(Result):
         if least > _LEVEL:
             return f"too few shuffles for a verdict: p cannot fall below {least:.2g}"
         if self.p_value > _LEVEL:
-            return f"at {_LEVEL:.0%} nu spreads as after shuffling; whether clients agree on units is for fedstat.icc"
+            return f"at {_LEVEL:.0%} nu spreads as after shuffling; whether clients agree: test of labels, fedstat.icc"
         null = float(np.nanstd(self.communality, axis=1).mean())
         how = "more" if self.statistic > null else "less"
         return f"at {_LEVEL:.0%} nu spreads {how} than after shuffling: labels of units mean something across clients"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -123,6 +124,13 @@ def intervals(kind: Noise, clients: int, share: float, rng: np.random.Generator)
     ]
 
 
+def contradicted(kind: Kind, clients: int, kappa: float, rng: np.random.Generator) -> np.ndarray:
+    """Whether a split is said to contradict agreement where clients agree alike on all units."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.array([fedstat.split(unlike(kind, clients, rng), kappa=kappa).contradicted])
+
+
 _F = "F takes weights for independent: help and print say so; the default is over clients"
 _ALIKE = "help of fedstat.icc says that units unlike in more than size break the test"
 _BESIDE = "help of fedstat.icc says that beside many shared units a common profile counts as agreement"
@@ -212,6 +220,20 @@ CLAIMS = {
     ),
     "icc, intervals over clients": Claim(
         "coverage", ("fedstat.stats.icc_clients._coefficients",), _INTERVALS, _of_jackknife()
+    ),
+    "split, AgreementWarning": Claim(
+        "level",
+        ("fedstat.stats.split.contradicted",),
+        (),
+        {
+            f"{kind} weights, kappa {kappa}, {clients} clients": Case(
+                partial(contradicted, kind, clients, kappa), kind != "half smooth", 400
+            )
+            for kind in _ALL_KINDS
+            if kind != "start subtracted"
+            for kappa in (0.3, 0.75)
+            for clients in (6, 20)
+        },
     ),
     "icc, F tests of 0": Claim(
         "level", _ICC, ("IccResult.p_value", "IccResult.p_fdr", "SplitResult.p_value", "SplitResult.p_fdr"), _of_f()

@@ -33,22 +33,29 @@ def personal(
     return [(t["conf_low"] <= share) & (share <= t["conf_high"]) for t in (found.tidy(), found.layer)]
 
 
-def outcomes(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Whether ``tau="test"`` calls any unit the other, and which units it decides, where all have one personal share.
-
-    On the margin, 1/2, either is wrong.
-    """
+def of_share(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Weights (client, replicate, unit, weight) whose units have one personal share."""
     own = np.sqrt(share / (1 - share) / 2) * noise("smooth" if kind == "smooth" else "white", clients, rng)
-    found = fedstat.split(own + noise(kind, clients, rng, replicates=2), method="icc", tau="test").outcome
+    return own + noise(kind, clients, rng, replicates=2)
+
+
+def outcomes(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Whether ``tau="test"`` calls any unit the other; on the margin, 1/2, either is wrong."""
+    found = fedstat.split(of_share(kind, clients, share, rng), method="icc", tau="test").outcome
     wrong = [name for name, false in (("personal", share <= 0.5), ("shared", share >= 0.5)) if false]
     return np.array([np.isin(found, wrong).any()])
 
 
 def decided(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Which units ``tau="test"`` calls shared or personal, where all have one personal share."""
-    own = np.sqrt(share / (1 - share) / 2) * noise("smooth" if kind == "smooth" else "white", clients, rng)
-    found = fedstat.split(own + noise(kind, clients, rng, replicates=2), method="icc", tau="test").outcome
+    """Which units ``tau="test"`` calls shared or personal."""
+    found = fedstat.split(of_share(kind, clients, share, rng), method="icc", tau="test").outcome
     return np.asarray(found != "undecided")
+
+
+def verdicts(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Whether the verdict on the layer is the wrong one; on the margin, 1/2, either is."""
+    found = fedstat.variance_components(of_share(kind, clients, share, rng)).verdict
+    return np.array([(found == "own" and share <= 0.5) or (found == "mean" and share >= 0.5)])
 
 
 def profile(clients: int, rounds: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -134,6 +141,12 @@ CLAIMS = {
         ("fedstat.stats.components.components", "fedstat.stats.components_reml.components"),
         tuple(f"ComponentsResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high")),
         _of_shares(),
+    ),
+    "variance_components, verdict on the layer": Claim(
+        "level",
+        ("fedstat.stats.components.components",),
+        ("ComponentsResult.verdict",),
+        _of_outcomes(verdicts, (0.3, 0.5, 0.7)),
     ),
     'split(tau="test"), any unit called the other': Claim(
         "level",

@@ -42,7 +42,7 @@ def test_units_that_differ_beyond_noise_are_personal():
     assert (table.outcome == table.group).all()
     text = repr(found)
     assert "12 units: 8 shown shared, 4 shown personal, 0 undecided, 0 dead" in text
-    assert "a share shown below 0.5 is shared, above personal (FDR 0.05)\n" in text
+    assert "  shared: personal share shown to be below 0.5; personal: above it; false discovery rate 0.05\n" in text
     row = found.glance().iloc[0]
     assert row[["n_shown_shared", "n_shown_personal", "n_undecided"]].tolist() == [8, 4, 0]
 
@@ -70,7 +70,7 @@ def test_no_evidence_is_neither_shared_nor_personal():
         found = split(w, method="icc", tau="test", undecided=undecided)
         assert (found.outcome == "undecided").sum() > 15
         assert (found.group == undecided).sum() >= (found.outcome == "undecided").sum()
-        assert f"undecided units count as {undecided}" in repr(found)
+        assert f"undecided units are taken for {undecided}" in repr(found)
     assert found.tidy()["outcome"].tolist() == found.outcome.tolist()
     assert found.augment()["outcome"].tolist() == found.outcome.tolist()
 

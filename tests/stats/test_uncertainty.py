@@ -248,7 +248,7 @@ def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() 
     assert few.verdict() == "too few shuffles for a verdict: p cannot fall below 0.1"
     own = np.random.default_rng(0).normal(size=(8, 6, 30))
     found = fs.permutation_test(own, n_factors=1, replicates=99)
-    assert "at 5% nu spreads as after shuffling; whether clients agree on units is for fedstat.icc" in repr(found)
+    assert "at 5% nu spreads as after shuffling; whether clients agree: test of labels, fedstat.icc" in repr(found)
     own[:, 0] = 0
     table = fs.permutation_test(own, n_factors=1, method="pc", replicates=39).tidy()
     assert table[["p_value", "p_adjusted"]].isna().all(axis=1).tolist() == [True] + [False] * 5
@@ -261,7 +261,7 @@ def test_the_permutation_test_says_that_it_does_not_ask_about_agreement() -> Non
     found = fs.permutation_test(agreeing, n_factors=2, method="pc", replicates=99)
     assert found.p_value > 0.05
     assert fs.icc(agreeing).agreement.min() > 0.3
-    assert "whether clients agree on units is for fedstat.icc" in found.verdict()
+    assert "whether clients agree: test of labels, fedstat.icc" in found.verdict()
 
 
 def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
