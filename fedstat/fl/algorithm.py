@@ -59,11 +59,14 @@ class Sharing(NamedTuple):
         Empty without factor analysis.
     icc : mapping from layer to array (unit,)
         ICC2 over clients; empty if agreement decided nothing.
+    decided : mapping from layer to bool array (unit,)
+        Of a test: units that it shows to be shared or to be personal. Empty without one.
     """
 
     shared: Mask
     fits: Mapping[str, factor.Fit] = {}
     icc: Mapping[str, np.ndarray] = {}
+    decided: Mapping[str, np.ndarray] = {}
 
 
 class Memory(NamedTuple):

@@ -65,6 +65,8 @@ class Buffer:
                     values[f"split/{layer}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
             if (alike := state.sharing.icc.get(layer)) is not None:
                 values[f"split/{layer}/icc"] = alike
+            if (decided := state.sharing.decided.get(layer)) is not None:
+                values[f"split/{layer}/decided"] = decided
         for name in sorted(self._by_client & values.keys()) if job.ranks.several else ():  # in one order everywhere
             values[name] = job.ranks.of_all(values[name])
         for name, value in values.items():
@@ -161,6 +163,11 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
     if job.validation is not None:
         also |= {"validation_accuracy": "validation accuracy", "validation_loss": "mean validation loss"}
     groups = layout({}, rounds, job.clients, nets.layers(job.net), also)
+    if job.algorithm.settings.get("tau") == "test":
+        decided = Variable(("round", "unit"), "bool", attrs={"long_name": "unit is shown to be shared or personal"})
+        for layer in nets.layers(job.net):
+            coords, variables = groups[f"split/{layer}"]
+            groups[f"split/{layer}"] = Group(coords, {**variables, "decided": decided})
     metrics = groups["metrics"]
     ways = {"up": "sent to the server, by all clients", "down": "sent to clients, to all of them"}
     sent = {
@@ -358,8 +365,11 @@ def save_state(writer: Relay, job: Job, state: State) -> None:
     Each of several processes saves the rows of its clients.
     """
     fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.sharing.fits.items()}
-    alike = {layer: torch.from_numpy(values) for layer, values in state.sharing.icc.items()}
-    parts = state._asdict() | {"sharing": (state.sharing.shared, fits, alike)}
+    alike, decided = (
+        {layer: torch.from_numpy(values) for layer, values in of.items()}
+        for of in (state.sharing.icc, state.sharing.decided)
+    )
+    parts = state._asdict() | {"sharing": (state.sharing.shared, fits, alike, decided)}
     parts |= {name: kept.saved(parts[name]) for name in ("params", "optimizer")}
     parts["memory"] = (kept.saved(state.memory.clients), dict(state.memory.server))
     if job.ranks.several:
@@ -389,11 +399,11 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
             parts[name] = _rows([one[name] for one in (parts, *others)], job)
         of_clients = _rows([one["memory"][0] for one in (parts, *others)], job)
         parts["memory"] = (of_clients, parts["memory"][1])
-    shared, fits, alike = parts.pop("sharing")
+    shared, fits, *of_units = parts.pop("sharing")  # earlier versions kept no decided units
     numpy = job.device.type == "cpu"
     back = {layer: Fit(*(part.numpy() if numpy else part for part in own)) for layer, own in fits.items()}
-    icc = {layer: values.cpu().numpy() for layer, values in alike.items()}
+    units = ({layer: values.cpu().numpy() for layer, values in of.items()} for of in of_units)
     rows = {name: parts.pop(name) for name in ("params", "optimizer")} | {"memory": parts["memory"][0]}
     own = kept.restored(job, rows, files[0].parent / kept.FOLDER)
     memory = Memory(own.pop("memory"), parts.pop("memory")[1])
-    return State(**parts, **own, sharing=Sharing(shared, back, icc), memory=memory)
+    return State(**parts, **own, sharing=Sharing(shared, back, *units), memory=memory)

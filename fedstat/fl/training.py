@@ -165,7 +165,8 @@ def train(
         ``/clients``: n_train (client, class); label (client, class), domain (client), see
         :func:`fedstat.fl.labels.group`;
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
-        ``/split/<layer>``: shared, communality, icc (round, unit), n_factors, n_iter, converged (round);
+        ``/split/<layer>``: shared, communality, icc, and of a test decided (round, unit), n_factors, n_iter, converged
+        (round);
         ``/new``: accuracy (rule, client), see :func:`fedstat.fl.probes.new_clients.accuracy`;
         ``/ablation``: accuracy (part, draw, client), see :func:`fedstat.fl.probes.ablation.ablated_accuracy`;
         ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.choice.Chosen`;

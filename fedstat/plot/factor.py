@@ -204,6 +204,8 @@ def _last_split(run: xr.DataTree | xr.Dataset, layer: str | None) -> _Units:
     if data[name].dims != ("unit",):
         raise ValueError(f"the split must have the dims round and unit, but got {data[name].dims}. Select one setting.")
     group = np.where(data["shared"], "shared", "personal")
+    if "decided" in data:
+        group = np.where(data["decided"], group, "undecided")
     return _Units(pd.DataFrame({"value": data[name].to_numpy(), "group": group}), label)
 
 

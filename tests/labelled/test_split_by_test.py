@@ -11,7 +11,7 @@ import xarray as xr
 from algorithm_jobs import SIZES, job, run
 from statsmodels.stats.multitest import multipletests
 
-from fedstat import _random, split, update, variance_components
+from fedstat import _random, fl, plot, sim, split, update, variance_components
 from fedstat.fl import algorithms, halves, masks
 from fedstat.stats.icc import agreement, sums
 from fedstat.study.experiment import Settings
@@ -149,7 +149,24 @@ def test_static_fedfac_by_test_is_the_split_of_models_trained_on_halves():
     mine = masks.shared_units(j.net, state.sharing.shared, "fc1").numpy()
     np.testing.assert_array_equal(mine, want.shared)
     np.testing.assert_allclose(state.sharing.icc["fc1"], want.icc, rtol=1e-4)
+    np.testing.assert_array_equal(state.sharing.decided["fc1"], want.outcome != "undecided")
     assert mine.sum() > 0
+
+
+def test_a_run_keeps_what_the_test_decided_and_goes_on_with_it(tmp_path):
+    data = sim.generate(clients=6, d=8, m=10, n_train=40, n_test=5)
+    method = algorithms.fedfac(estimator="icc", tau="test", dynamic=False)
+    options = {"rounds": 3, "batch_size": 10, "lr": 0.1}
+    whole = fl.train(data, fl.nets.mlp([8, 10, 1]), method, **options)["split/fc1"]
+    out = tmp_path / "run.zarr"
+    fl.train(data, fl.nets.mlp([8, 10, 1]), method, **options | {"rounds": 2}, out=out)
+    longer = fl.train(data, fl.nets.mlp([8, 10, 1]), method, **options, out=out, resume=True)["split/fc1"]
+    for name in ("shared", "decided", "icc"):
+        np.testing.assert_array_equal(longer[name], whole[name])
+    assert (whole["decided"] == whole["decided"][0]).all()
+    drawn = plot.communality(whole.to_dataset())
+    legend = [t.get_text() for t in drawn.get_legend().get_texts()]
+    assert ("undecided" in legend) == bool((~whole["decided"][-1]).any())
 
 
 def test_a_client_of_one_sample_takes_no_part_in_the_test():

@@ -243,13 +243,15 @@ def _require_none_of_factors(kappa: float, warm_start: bool) -> None:
 def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float, *, weights_only: bool) -> Sharing:
     """Shared: units whose personal share, by models of the halves of clients' samples, is not shown to be above 1/2."""
     models, x = start.halves(epochs)
-    flags, alike = {}, {}
+    flags, alike, decided = {}, {}, {}
     for layer in layers:
         w = torch.cat([models[name].flatten(3) for name in masks.incoming(start.net, layer)], dim=3)
         found = components.components(components.parts(w, x))
-        flags[layer] = np.isin(components.outcomes(found, fdr=fdr), ("shared", "undecided"))
+        outcome = components.outcomes(found, fdr=fdr)
+        flags[layer] = np.isin(outcome, ("shared", "undecided"))
+        decided[layer] = np.isin(outcome, ("shared", "personal"))
         alike[layer] = icc.agreement(icc.sums(w.mean(1)))
-    return Sharing(masks.units(start.net, flags, start.device, weights_only=weights_only), {}, alike)
+    return Sharing(masks.units(start.net, flags, start.device, weights_only=weights_only), {}, alike, decided)
 
 
 def _flags(statistic: factor.Array, tau: Limit) -> factor.Array:
