@@ -97,11 +97,12 @@ def icc(
     clients' do; whatever they have in common counts. :func:`fedstat.stats.icc_clients.over_clients` has the steps.
 
     In simulations with 2 to 100 clients (white, smooth and heavy-tailed weights, clients and units of unlike sizes, a
-    common profile, a start subtracted) the test rejects in .04 to .06 where nothing agrees, and intervals of 95 %
-    cover in .95 to 1.00. Where half of the units are smooth and half are white noise, .07 to .10 are called at .05.
-    Where most units are shared and the others have a common profile, that counts as agreement. And where sizes of
-    clients are unlike (log-normal, σ = 0.7) and other clients are meant, of other sizes again, intervals cover in .84
-    to .96.
+    common profile, a start subtracted) the test rejects in .05 where nothing agrees, and intervals of 95 % cover in
+    .95 to 1.00. Where half of the units are smooth and half are white noise, .07 to .09 are called at .05, some unit of
+    a layer in up to .29. Where three quarters of the units are shared and the others have a common profile, that counts
+    as agreement. Where spreads of clients are unlike (log-normal, σ = 0.7), or tails are long, and other clients are
+    meant, with other spreads again, intervals cover in .81 to .96. With two clients no unit can be called unless there
+    are more than 20.
 
     F takes weights as independent and normal. They are neither: of 12 independent clients with smooth weights some unit
     is called at a false discovery rate of .05 in 99 of 100 layers. The bootstrap takes the weights as they are and
@@ -121,10 +122,10 @@ def icc(
     >>> own = rng.normal(size=(10, 2, 50))
     >>> icc(np.concatenate([alike, own], axis=1))
     Agreement of 10 clients on the weights of 4 units, 50 weights per unit
-      layer: ICC2 0.43, 95 % from 0.40 to 0.45 (jackknife over clients)
+      layer: ICC2 0.43, 95 % from 0.40 to 0.45 (jackknife, for clients that vary as these do)
              test of labels: p = 0.001 by 1000 exchanges of units, taken to be alike but for their size
       units: ICC2 median 0.41, 0 dead
-             on 2 clients agree more than on units paired at random, at a false discovery rate of 0.05
+             clients agree more than on units paired at random: on 2, at a false discovery rate of 0.05
       highest: 1 0.81, 0 0.79, 2 0.03, 3 -0.04
       lowest:  3 -0.04, 2 0.03, 0 0.79, 1 0.81
     """

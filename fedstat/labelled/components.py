@@ -109,7 +109,7 @@ def variance_components(
       layer: personal share 0.83, 95 % from 0.82 to 0.85; method of moments
              own: a client's own weights are nearer to its true ones than the mean over clients
       units: personal share median 0.33, 2 beyond noise at a false discovery rate of 0.05, 0 dead;
-             intervals that contain 1/2: 0
+             intervals, each for itself, that contain 1/2: 0
       highest: 3 0.95, 2 0.62, 0 0.04, 1 0.02
       lowest:  1 0.02, 0 0.04, 2 0.62, 3 0.95
     """

@@ -119,10 +119,11 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
     null = result.communality[~np.isnan(result.communality)] if isinstance(result, PermutationResult) else None
     drawn = table["value"].to_numpy() if null is None else np.concatenate([table["value"], null])
     edges = bin_edges(drawn, units.threshold, bins)
-    sns.histplot(
-        table, x="value", hue="group", hue_order=groups, bins=edges.tolist(), multiple="stack", ax=ax, alpha=1,
-        palette=[_COLOURS[g] for g in groups], edgecolor="white", linewidth=0.3, legend=groups != ["units"],
-    )  # fmt: skip
+    if groups:  # else all units are dead
+        sns.histplot(
+            table, x="value", hue="group", hue_order=groups, bins=edges.tolist(), multiple="stack", ax=ax, alpha=1,
+            palette=[_COLOURS[g] for g in groups], edgecolor="white", linewidth=0.3, legend=groups != ["units"],
+        )  # fmt: skip
     if legend := ax.get_legend():
         legend.set(title=None, frame_on=False)
     if null is not None:

@@ -228,6 +228,12 @@ class ComponentsResult(Result):
         SplitResult
             Its :attr:`outcome` keeps the three apart.
 
+        Notes
+        -----
+        In simulations (4 to 20 clients, 32 units, all on one side of the margin) some unit is called the other in at
+        most .05 of layers. Of units right on the margin one is called in up to .21 where weights have long tails
+        (Student's t with 3 degrees of freedom), in up to .12 where clients are unlike in their noise.
+
         Examples
         --------
         >>> from fedstat import variance_components
@@ -369,7 +375,7 @@ class ComponentsResult(Result):
             f"  layer: personal share {share}, {100 * self.level:g} % from {low} to {high}; {how}",
             f"         {_MEANING[self.verdict]}",
             f"  units: personal share median {median}, {beyond}, {x['n_dead']} dead;",
-            f"         intervals that contain 1/2: {open_}",
+            f"         intervals, each for itself, that contain 1/2: {open_}",
             listing("  highest:", named[:8]),
             listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
         ]

@@ -193,7 +193,7 @@ class IccResult(Result):
             (offsets of whole clients) and var_residual (the first two may be negative); dead.
         """
         c, ms, t = self.coefficients, self.mean_squares, TYPES.index(HEADLINE)
-        by = (2 * ms.exponent).astype(int)
+        by = (2 * ms.exponent).astype(int)  # what float64 cannot hold is infinite
         squares = {"weights": ms.weights, "clients": ms.clients, "residual": ms.residual}
         components = {
             "weights": (ms.weights - ms.residual) / ms.n_clients,
@@ -204,8 +204,8 @@ class IccResult(Result):
         table = pd.DataFrame(
             {"unit": self.units}
             | {name: values[:, t] for name, values in columns.items()}
-            | {f"ms_{name}": np.ldexp(values, by) for name, values in squares.items()}
-            | {f"var_{name}": np.ldexp(values, by) for name, values in components.items()}
+            | {f"ms_{name}": _times(values, by) for name, values in squares.items()}
+            | {f"var_{name}": _times(values, by) for name, values in components.items()}
             | {"dead": self.dead}
         )
         return beside(table, data)
@@ -254,7 +254,7 @@ class IccResult(Result):
             f"Agreement of {self.n_clients} clients on the {of} of {len(icc)} units, {self.n_weights} weights per unit",
             f"  layer: {HEADLINE} {number(float(x['layer_icc']), 2)}{self._interval()}",
             *self._labels(float(x["layer_p_value"])),
-            f"  units: {HEADLINE} median {number(float(x['icc_median']), 2)}, {x['n_dead']} dead",
+            f"  units: {HEADLINE} median {number(float(x['icc_median']), 2)}, {self._left_out()}",
             f"         {self._found()}",
             listing("  highest:", named[:8]),
             listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
@@ -277,7 +277,11 @@ class IccResult(Result):
         low, high = (float(row[f"{'boot' if drawn else 'conf'}_{end}"]) for end in ("low", "high"))
         if np.isnan(low):
             return "; no interval: it leaves out a client, of at least 3" if self.n_clients < 3 else ""
-        by = "F, as if weights were independent" if self.inference == "F" else "jackknife over clients"
+        by = (
+            "F, as if weights were independent"
+            if self.inference == "F"
+            else "jackknife, for clients that vary as these do"
+        )
         by = f"{len(self.replicates)} bootstrap samples of clients" if self.replicates is not None else by
         return f", {100 * self.level:g} % from {low:.2f} to {high:.2f} ({by})"
 
@@ -289,8 +293,13 @@ class IccResult(Result):
 
     def _found(self) -> str:
         if np.isnan(self.p_fdr[:, TYPES.index(HEADLINE)]).all():
-            return "no test: it exchanges units, at least 2 that vary"
-        return f"on {self.n_agreeing} {self.finding}, at a false discovery rate of {1 - self.level:.2g}"
+            return "no test: it needs 2 units that vary in 2 clients"
+        return f"{self.finding}: on {self.n_agreeing}, at a false discovery rate of {1 - self.level:.2g}"
+
+    def _left_out(self) -> str:
+        """How many units are dead, and how many others have no p value."""
+        untested = int((np.isnan(self.p_fdr[:, TYPES.index(HEADLINE)]) & ~self.dead).sum())
+        return f"{self.dead.sum()} dead" + (f", {untested} not tested" if untested else "")
 
     def _table(self, c: Coefficients, replicates: Floats | None) -> pd.DataFrame:
         shape = c.icc.shape
@@ -301,6 +310,11 @@ class IccResult(Result):
             columns |= _percentiles(replicates, self.level)
         table = pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
         return table if self.inference == "F" else table.rename(columns={"statistic": "correlation"})
+
+
+def _times(values: Floats, power: NDArray[np.int_]) -> Floats:
+    with np.errstate(over="ignore"):
+        return np.ldexp(values, power)
 
 
 def _percentiles(replicates: Floats, level: float) -> dict[str, Floats]:

@@ -32,7 +32,8 @@ class SplitResult(Result):
 
     A shared unit is one that the other units explain (communality ν at or above the threshold) where ``fit`` is a
     factor analysis; one on which clients agree (ICC2 at or above the threshold) where it is an :class:`IccResult`; and
-    one whose personal share is shown to be below the threshold, or undecided, where it is a :class:`ComponentsResult`.
+    one whose personal share is shown to be below the threshold, or, by default, undecided, where it is a
+    :class:`ComponentsResult`.
 
     Attributes
     ----------
@@ -98,7 +99,15 @@ class SplitResult(Result):
 
         See :func:`fedstat.stats.split.contradicted`.
         """
-        return self.icc is not None and _split.contradicted(self.shared, self.icc)
+        if self.icc is None:
+            return False
+        known = self._labels != "undecided"
+        return _split.contradicted(self.shared[known], self.icc[known])
+
+    @property
+    def _labels(self) -> NDArray[np.str_]:
+        """Labels that units have evidence for: outcomes of a test, else groups."""
+        return self.group if self.outcome is None else self.outcome
 
     def tidy(self) -> pd.DataFrame:
         """One row per unit: the columns of the factor analysis, agreement or test, then group and margin.
@@ -165,10 +174,10 @@ class SplitResult(Result):
         return f"{self!r}\n\n{self.fit.summary()}"
 
     def median_icc(self, group: str) -> float:
-        """Median ICC2 over the units of a :attr:`group`, NaN where none has any."""
+        """Median ICC2 over the units of a :attr:`group`, of a test over those of an outcome; NaN where none has any."""
         if self.icc is None:
             return np.nan
-        known = self.icc[(self.group == group) & ~np.isnan(self.icc)]
+        known = self.icc[(self._labels == group) & ~np.isnan(self.icc)]
         return float(np.median(known)) if len(known) else np.nan
 
     def _outcomes(self) -> dict[str, int]:
@@ -198,7 +207,7 @@ class SplitResult(Result):
         lines = [head, *self._rule()]
         if np.isfinite(self.threshold):
             lines.append(listing("  nearest to the threshold:", close))
-        median = {name: coefficient(self.median_icc(name)) for name in ("shared", "personal")}
+        median = {name: coefficient(self.median_icc(name)) for name in ("shared", "personal", "undecided")}
         if known := [f"{value} on {name} units" for name, value in median.items() if value != "-"]:
             end = "; LESS on the shared" if self.contradicted else ""
             lines.append(f"  do clients agree? median ICC2 {', '.join(known)}{end}")

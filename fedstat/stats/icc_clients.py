@@ -49,8 +49,8 @@ _FDR = 0.05
 _TIE = 1e-5
 # A client's weights are constant where their squares about the mean are below this share of the mean's.
 _CONSTANT = 1e-26
-# Bytes of rows that are added up while they are in the cache.
-_CACHED = 1 << 23
+# Bytes of rows that are added up while they are in the cache; numbers in the sums of exchanged units.
+_CACHED, _NUMBERS = 1 << 23, 1 << 27
 
 
 class OverClients(NamedTuple):
@@ -63,7 +63,7 @@ class OverClients(NamedTuple):
         no degrees of freedom. P values are the same for all types, and NaN where fewer than two units vary; intervals
         are NaN for two clients.
     n_exchanges : int
-        Exchanges behind the p values.
+        Exchanges behind the p value of the layer, and at least as many sums behind those of units.
     """
 
     units: Coefficients
@@ -114,7 +114,9 @@ def over_clients(
     mean over units; and the norm is 1 again. So T_u = ‖Σ_c x_cu‖² counts directions and not sizes, and what
     distinguishes a unit. Units are exchanged by cyclic shifts, one drawn for every client (Fisher 1935, The design of
     experiments), and p_u = (1 + exchanged T ≥ T_u) / (1 + exchanged T). Of more than 50 units 50 are drawn and
-    exchanged with one another. The statistic of the layer is the sum of theirs.
+    exchanged with one another. The statistic of the layer is the sum of theirs. Where only k clients' weights of a unit
+    vary, its statistic is (T − k) / √(k (k − 1)), and so are those of exchanged ones. With C clients and d units that
+    all agree no p value is below about d^(1 − C), so that two clients need more than 20 units.
 
     Units on which clients agree disturb both, the mean over units and the exchanged T. So those that are called at a
     false discovery rate of .05 are left out of them, and all units are tested again. Where fewer than 4 units would be
@@ -130,9 +132,11 @@ def over_clients(
     k, live = units.n_clients, np.flatnonzero((units.weights > 0) | (units.residual > 0))
     rng = generator(seed, "icc exchange")
 
+    room = _NUMBERS // units.n_weights
+
     def look(*, common: NDArray[np.int_], chosen: NDArray[np.int_]) -> tuple[_Look, _Part]:
-        chosen = np.sort(rng.permutation(chosen)[:_UNITS])
-        n = max(_EXCHANGES, math.ceil(_LEAST / max(1, len(chosen))))
+        chosen = np.sort(rng.permutation(chosen)[: max(2, min(_UNITS, room // _EXCHANGES))])
+        n = max(_EXCHANGES, math.ceil(min(_LEAST, room) / max(1, len(chosen))))
         shifts = rng.integers(max(1, len(chosen)), size=(k, n))
         return _look(blocks(), start, total.units, common, chosen, shifts)
 
@@ -140,7 +144,7 @@ def over_clients(
     first, part = look(common=live if len(live) >= _MANY else nothing, chosen=live)
     p_value = first.p_value
     called = _called(p_value)
-    rest = live[~called[live]]
+    rest = live[~called[live] & (part.varies.sum(axis=0)[live] > 1)]
     if called.any() and len(live) >= _MANY:
         if len(rest) >= _SOME:
             p_value = look(common=rest, chosen=rest)[0].p_value
@@ -189,6 +193,8 @@ def _look(
     sums = (_squares(named) if len(common) else plain, _squares(exchanged))
     p_value, layer = _p_values(*sums, np.concatenate(varies), chosen, shifts)
     n = whole.varies.sum(axis=0)
+    p_value[(n > 1) & np.isnan(p_value) & (len(chosen) > 1)] = 1.0  # nothing distinguishes the unit from others
+    p_value[n < 2] = np.nan
     with np.errstate(divide="ignore", invalid="ignore"):
         correlation = np.where(n > 1, (plain - n) / (n * (n - 1)), np.nan)
     return _Look(correlation, p_value, layer, shifts.shape[1]), whole
@@ -252,18 +258,21 @@ def _p_values(
 ) -> tuple[Floats, float]:
     """P values of units (unit,) and of the layer."""
     k = varies.sum(axis=0)
-    if len(chosen) < 2:
+    if len(chosen) < 2 or not (k[chosen] > 1).any():
         return np.full(len(k), np.nan), math.nan
-    pairs, tie = named - k, _TIE * named  # Σ over ordered pairs of clients
-    drawn = exchanged - _own(varies[:, chosen], shifts)
-    null = np.sort(drawn, axis=None)
-    p_value = (1 + len(null) - np.searchsorted(null, pairs - tie)) / (1 + len(null))
+    at_random = _clients_of(varies[:, chosen], shifts)
+    pairs, drawn = named - k, exchanged - at_random  # Σ over ordered pairs of clients
+    tie = _TIE * named
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by, by_drawn = np.sqrt(k * (k - 1.0)), np.sqrt(at_random * (at_random - 1.0))
+        null = np.sort((drawn / by_drawn)[np.broadcast_to(by_drawn > 0, drawn.shape)])
+        p_value = (1 + len(null) - np.searchsorted(null, (pairs - tie) / by)) / (1 + len(null))
     layer = (1 + (drawn.sum(axis=1) >= (pairs - tie)[chosen].sum()).sum()) / (1 + len(drawn))
     return np.where(k > 1, p_value, np.nan), float(layer)
 
 
-def _own(varies: NDArray[np.bool_], shifts: NDArray[np.int_]) -> Any:
-    """Clients whose own squares, of norm 1, are in the sums of exchanged units: (exchange, unit), or one number."""
+def _clients_of(varies: NDArray[np.bool_], shifts: NDArray[np.int_]) -> Any:
+    """Clients whose weights vary in the sums of exchanged units: (exchange, unit), or one number."""
     k, n_units = varies.shape
     if varies.all():
         return k

@@ -163,6 +163,10 @@ def test_a_split_without_intervals_says_how_to_get_them():
     by_test = fedstat.split(xr.concat([W, W + 1e-3], "replicate"), method="icc", tau="test")
     assert "personal share" in by_test.plot().get_xlabel()
     assert "undecided" in plot.forest(by_test).get_xlabel()
+    two = plot.forest(fedstat.icc(W.isel(client=slice(2)))).get_xlabel()
+    assert "interval" not in two, "there is none"
+    dead = fedstat.split(np.zeros((4, 2, 5, 6)), method="icc", tau="test")
+    assert not dead.plot().patches
 
 
 def test_many_units_are_named_where_names_fit_and_a_gap_parts_the_ends():

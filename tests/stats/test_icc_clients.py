@@ -103,6 +103,27 @@ def test_constant_rows_neither_agree_nor_disturb() -> None:
     assert np.isfinite(np.delete(p, [11, 13])).all()
     assert (p[:4] < 0.01).all()
     assert "dead: 11" in repr(found)
+    assert "1 dead, 1 not tested" in repr(found)
+
+
+def test_units_that_vary_in_few_clients_make_no_other_unit_agree() -> None:
+    """Dead units after a start is subtracted, pruned rows: their sums spread less, and are scaled to be compared."""
+    called = []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        w = np.zeros((10, 25, 30))
+        w[:, :5] = rng.normal(size=(10, 5, 30))
+        for unit in range(5, 25):
+            w[rng.permutation(10)[:2], unit] = rng.normal(size=(2, 30))
+        called.append(fs.icc(w, seed=seed).coefficients.p_value[:5, 1] <= 0.05)
+    assert np.mean(called) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
+
+
+def test_equal_units_agree_on_which_unit_is_which_in_no_layer() -> None:
+    one = np.random.default_rng(0).normal(size=(5, 1, 30))
+    for units in (12, 20):
+        p = fs.icc(np.repeat(one, units, axis=1)).coefficients.p_value
+        np.testing.assert_array_equal(p, 1)
 
 
 def test_two_clients_have_no_interval_and_one_unit_no_test() -> None:
