@@ -98,10 +98,10 @@ def icc(
 
     In simulations with 2 to 100 clients (white, smooth and heavy-tailed weights, clients and units of unlike sizes, a
     common profile, a start subtracted) the test rejects in .05 where nothing agrees, and intervals of 95 % cover in
-    .95 to 1.00. Where half of the units are smooth and half are white noise, .07 to .09 are called at .05, some unit of
+    .97 to 1.00. Where half of the units are smooth and half are white noise, .07 to .09 are called at .05, some unit of
     a layer in up to .29. Where three quarters of the units are shared and the others have a common profile, that counts
     as agreement. Where spreads of clients are unlike (log-normal, σ = 0.7), or tails are long, and other clients are
-    meant, with other spreads again, intervals cover in .81 to .96. With two clients no unit can be called unless there
+    meant, with other spreads again, intervals cover in .81 to 1.00. With two clients no unit can be called unless there
     are more than 20.
 
     F takes weights as independent and normal. They are neither: of 12 independent clients with smooth weights some unit
