@@ -92,7 +92,13 @@ def _stretches(rows: list[tuple[int, Any]]) -> list[tuple[int, list[Any]]]:
 
 
 def layout(
-    lead: Mapping[str, Any], n_rounds: int, n_clients: int, units: Mapping[str, int], also: Mapping[str, str] = {}
+    lead: Mapping[str, Any],
+    n_rounds: int,
+    n_clients: int,
+    units: Mapping[str, int],
+    also: Mapping[str, str] = {},
+    *,
+    tested: bool = False,
 ) -> dict[str, Group]:
     """Groups ``metrics`` and ``split/<layer>`` of a run, or of many.
 
@@ -105,6 +111,8 @@ def layout(
         Layers whose split is recorded, with their numbers of units.
     also : mapping from name to description
         More metrics (round, client).
+    tested : bool
+        Whether splits are by a test, which leaves units undecided.
 
     Notes
     -----
@@ -140,7 +148,8 @@ def layout(
                 "n_factors": variable((), "int64", "number of factors, 0 without factor analysis"),
                 "n_iter": variable((), "int64", "eigendecompositions"),
                 "converged": variable((), "bool", "communalities stood still"),
-            },
+            }
+            | ({"decided": variable(("unit",), "bool", "unit is shown to be shared or personal")} if tested else {}),
         )
     return groups
 
@@ -162,12 +171,8 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
     }
     if job.validation is not None:
         also |= {"validation_accuracy": "validation accuracy", "validation_loss": "mean validation loss"}
-    groups = layout({}, rounds, job.clients, nets.layers(job.net), also)
-    if job.algorithm.settings.get("tau") == "test":
-        decided = Variable(("round", "unit"), "bool", attrs={"long_name": "unit is shown to be shared or personal"})
-        for layer in nets.layers(job.net):
-            coords, variables = groups[f"split/{layer}"]
-            groups[f"split/{layer}"] = Group(coords, {**variables, "decided": decided})
+    tested = job.algorithm.settings.get("tau") == "test"
+    groups = layout({}, rounds, job.clients, nets.layers(job.net), also, tested=tested)
     metrics = groups["metrics"]
     ways = {"up": "sent to the server, by all clients", "down": "sent to clients, to all of them"}
     sent = {

@@ -115,8 +115,8 @@ def over_clients(
     distinguishes a unit. Units are exchanged by cyclic shifts, one drawn for every client (Fisher 1935, The design of
     experiments), and p_u = (1 + exchanged T ≥ T_u) / (1 + exchanged T). Of more than 50 units 50 are drawn and
     exchanged with one another. The statistic of the layer is the sum of theirs. Where only k clients' weights of a unit
-    vary, its statistic is (T − k) / √(k (k − 1)), and so are those of exchanged ones. With C clients and d units that
-    all agree no p value is below about d^(1 − C), so that two clients need more than 20 units.
+    vary, its statistic is (T − k) / √(k (k − 1)), and so are those of exchanged ones. Of d units in C clients hardly
+    any can be called where d^(C − 1) is below 20: exchanges often enough leave the clients' units together.
 
     Units on which clients agree disturb both, the mean over units and the exchanged T. So those that are called at a
     false discovery rate of .05 are left out of them, and all units are tested again. Where fewer than 4 units would be
@@ -138,7 +138,7 @@ def over_clients(
         chosen = np.sort(rng.permutation(chosen)[: max(2, min(_UNITS, room // _EXCHANGES))])
         n = max(_EXCHANGES, math.ceil(min(_LEAST, room) / max(1, len(chosen))))
         shifts = rng.integers(max(1, len(chosen)), size=(k, n))
-        return _look(blocks(), start, total.units, common, chosen, shifts)
+        return _exchange(blocks(), start, total.units, common, chosen, shifts)
 
     nothing = live[:0]
     first, part = look(common=live if len(live) >= _MANY else nothing, chosen=live)
@@ -167,7 +167,7 @@ class _Look(NamedTuple):
     n_exchanges: int
 
 
-def _look(
+def _exchange(
     blocks: Iterable[Array], start: Array | None, t: TwoWay, common: NDArray[np.int_], chosen: NDArray[np.int_],
     shifts: NDArray[np.int_],
 ) -> tuple[_Look, _Part]:  # fmt: skip

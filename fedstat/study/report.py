@@ -12,8 +12,8 @@ import numpy as np
 from fedstat._later import pd, xr
 from fedstat.fl import halves
 from fedstat.fl.profiles import profile
-from fedstat.results.components import personal_from
 from fedstat.results.numbers import megabytes, number, plus_minus
+from fedstat.results.verdicts import personal_from
 from fedstat.study import rules, summary
 
 

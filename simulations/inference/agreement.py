@@ -207,16 +207,16 @@ _P_VALUES = tuple(f"{of}.{p}" for of in ("IccResult", "SplitResult") for p in ("
 _INTERVALS = tuple(f"IccResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high"))
 CLAIMS = {
     "icc, tests over clients": Claim(
-        "level", ("fedstat.stats.icc_clients._tests", "fedstat.stats.icc.fdr"), _P_VALUES, _of_exchanges()
+        "level", ("fedstat.stats.icc_clients._p_values", "fedstat.stats.icc.fdr"), _P_VALUES, _of_exchanges()
     ),
     "icc, tests over clients beside shared units": Claim(
         "level",
-        ("fedstat.stats.icc_clients._tests", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.icc_clients._p_values", "fedstat.stats.icc.fdr"),
         _P_VALUES,
         _beside(beside_shared, ("other units", "false among those called")),
     ),
     "icc, power of the tests over clients at FDR .05": Claim(
-        "rate", ("fedstat.stats.icc_clients._tests", "fedstat.stats.icc.fdr"), _P_VALUES, _beside(power, ("",))
+        "rate", ("fedstat.stats.icc_clients._p_values", "fedstat.stats.icc.fdr"), _P_VALUES, _beside(power, ("",))
     ),
     "icc, intervals over clients": Claim(
         "coverage", ("fedstat.stats.icc_clients._coefficients",), _INTERVALS, _of_jackknife()

@@ -74,6 +74,14 @@ def test_whoever_makes_a_p_value_or_an_interval_is_a_source_of_a_claim() -> None
     assert set(OTHERWISE) - found == set(), "these are gone"
 
 
+@pytest.mark.parametrize("source", sorted({source for claim in CLAIMS.values() for source in claim.sources}))
+def test_a_source_is_there(source: str) -> None:
+    *_, name = source.split(".")
+    at = [ROOT.joinpath(*source.split(".")[:n]).with_suffix(".py") for n in range(2, source.count(".") + 1)]
+    (path,) = (path for path in at if path.is_file())
+    assert f"def {name}(" in path.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("name", MADE)
 def test_columns_of_results_that_look_like_inference_belong_to_a_claim(name: str) -> None:
     result = made(name)
