@@ -101,8 +101,8 @@ def icc(
     .97 to 1.00. Where half of the units are smooth and half are white noise, .07 to .09 are called at .05, some unit of
     a layer in up to .29. Where three quarters of the units are shared and the others have a common profile, that counts
     as agreement. Where spreads of clients are unlike (log-normal, σ = 0.7), or tails are long, and other clients are
-    meant, with other spreads again, intervals cover in .81 to 1.00. Of d units in C clients hardly
-    any can be called where d^(C − 1) is below 20: two clients need 20 units and more, three need 5.
+    meant, with other spreads again, intervals cover in .81 to 1.00. Of d units in C clients hardly any can be called
+    where d^(C − 1) is below 20: two clients need 20 units and more, three need 5.
 
     F takes weights as independent and normal. They are neither: of 12 independent clients with smooth weights some unit
     is called at a false discovery rate of .05 in 99 of 100 layers. The bootstrap takes the weights as they are and

@@ -16,6 +16,7 @@ from layers import weights
 import fedstat
 from fedstat.labelled import options
 from fedstat.labelled.factor import CHOICES, DEFAULTS
+from fedstat.labelled.splitting import _OF_TEST
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -36,7 +37,7 @@ fedstat.permutation_test(w, n_factors="two")
 
 
 def test_options_that_are_shown_are_those_that_are_taken() -> None:
-    assert set(get_type_hints(options.SplitOptions)) == {*CHOICES, *DEFAULTS, "fdr", "covariate"}
+    assert set(get_type_hints(options.SplitOptions)) == {*CHOICES, *DEFAULTS, *_OF_TEST}
     for verb in (fedstat.bootstrap, fedstat.permutation_test):
         with pytest.raises(TypeError) as refused:
             verb(weights(), nonsense=1)
