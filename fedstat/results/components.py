@@ -103,7 +103,7 @@ class ComponentsResult(Result):
         Returns
         -------
         SplitResult
-            Its :attr:`outcome` keeps the three apart.
+            Its ``outcome`` keeps the three apart.
 
         Notes
         -----
