@@ -204,8 +204,14 @@ def write(path: Path, table: pd.DataFrame) -> None:
 
 
 def _revision() -> str:
-    asked = ("git", "describe", "--always", "--dirty", "--abbrev=12")
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    """Revision of the code, marked if its files have changes without a commit; the table itself does not count."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(("git", *words), capture_output=True, text=True, check=False).stdout.strip()
+
+    return git("rev-parse", "--short=12", "HEAD") + "-dirty" * bool(
+        git("status", "--porcelain", "fedstat", "simulations")
+    )
 
 
 def require_clean() -> None:
