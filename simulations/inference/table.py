@@ -206,12 +206,9 @@ def write(path: Path, table: pd.DataFrame) -> None:
 def _revision() -> str:
     """Revision of the code, marked if its files have changes without a commit; the table itself does not count."""
 
-    def git(*words: str) -> str:
-        return subprocess.run(("git", *words), capture_output=True, text=True, check=False).stdout.strip()
-
-    return git("rev-parse", "--short=12", "HEAD") + "-dirty" * bool(
-        git("status", "--porcelain", "fedstat", "simulations")
-    )
+    asked = (("git", "rev-parse", "--short=12", "HEAD"), ("git", "status", "--porcelain", "fedstat", "simulations"))
+    revision, changes = (subprocess.run(a, capture_output=True, text=True, check=False).stdout.strip() for a in asked)
+    return revision + "-dirty" * bool(changes)
 
 
 def require_clean() -> None:
