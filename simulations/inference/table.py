@@ -205,7 +205,6 @@ def write(path: Path, table: pd.DataFrame) -> None:
 
 def _revision() -> str:
     """Revision of the code, marked if its files have changes without a commit; the table itself does not count."""
-
     asked = (("git", "rev-parse", "--short=12", "HEAD"), ("git", "status", "--porcelain", "fedstat", "simulations"))
     revision, changes = (subprocess.run(a, capture_output=True, text=True, check=False).stdout.strip() for a in asked)
     return revision + "-dirty" * bool(changes)
