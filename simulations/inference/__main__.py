@@ -16,7 +16,7 @@ QUICK = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m simulations.inference", description=__doc__)
-    parser.add_argument("--claim", nargs="+", default=[""], metavar="TEXT", help="claims whose name has one of these")
+    parser.add_argument("--claim", nargs="+", default=[""], metavar="TEXT", help="parts of CLAIM: CASE (default all)")
     parser.add_argument("--data-dir", help="folder of MNIST's files, for trained layers (default $FEDSTAT_DATA)")
     parser.add_argument("--quick", action="store_true", help=f"one case a claim, {QUICK} replicates: it runs")
     parser.add_argument("--stale", action="store_true", help="only cases without a row, or with one of other code")
@@ -33,7 +33,7 @@ def main() -> None:
     known = table.read(out) if out else table.empty()
     done = table.current(known, CLAIMS) if args.stale else set()
     every = table.cases(CLAIMS) if not args.quick else [(c, next(iter(one.cases))) for c, one in CLAIMS.items()]
-    names = [n for n in every if any(text in n[0] for text in args.claim) and n not in done]
+    names = [n for n in every if any(text in ": ".join(n) for text in args.claim) and n not in done]
     with ProcessPoolExecutor(args.processes) as pool:
         replicates = QUICK if args.quick else args.replicates
         each = table.rows(CLAIMS, names, replicates=replicates, seed=args.seed, executor=pool)

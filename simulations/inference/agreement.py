@@ -173,14 +173,16 @@ _SHARED = (
 )  # fmt: skip
 
 
-def _beside(hits: Callable[..., Any], inference: str, parts: tuple[str, ...]) -> dict[str, Case]:
+def _beside(
+    hits: Callable[..., Any], inference: str, parts: tuple[str, ...], clients: tuple[int, ...] = (6, 8, 12, 30, 100)
+) -> dict[str, Case]:
     return {
-        f"{null}, {shared} of {UNITS} units shared, {clients} clients": Case(
-            partial(hits, null, inference, clients, shared), (null, shared) != ("a common profile", 24), 400, _FEW,
+        f"{null}, {shared} of {UNITS} units shared, {n} clients": Case(
+            partial(hits, null, inference, n, shared), (null, shared) != ("a common profile", 24), 400, _FEW,
             parts, NULLS[null].trained,
         )
         for null, shared in _SHARED
-        for clients in (6, 8, 12, 30, 100)
+        for n in clients
     }  # fmt: skip
 
 
@@ -243,7 +245,7 @@ CLAIMS = {
     ),
     "icc, permutation tests": Claim("level", _PERMUTATIONS, _P_VALUES, _of_nulls("permutation", (2, 3, 12), 400)),
     "icc, power of permutation tests at FDR .05": Claim(
-        "rate", _PERMUTATIONS, _P_VALUES, _beside(power, "permutation", ("",))
+        "rate", _PERMUTATIONS, _P_VALUES, _beside(power, "permutation", ("",), clients=(6, 12, 30))
     ),
     "icc, intervals over clients": Claim("coverage", _JACKKNIFE, _INTERVALS, _of_populations()),
     "icc, cautions where clients are independent and alike": Claim("level", _CAUTIONS, (), _of_cautions(sound=True)),
