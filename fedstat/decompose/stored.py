@@ -18,13 +18,15 @@ from fedstat.labelled.choose import is_pattern, matching
 from fedstat.results import Absolute, ByLayer
 from fedstat.stats.components import Components
 from fedstat.stats.icc import Coefficients, MeanSquares
+from fedstat.stats.icc_clients import Influence
+from fedstat.stats.icc_tests import AgreementTest
 
 Kind = Literal["split", "bootstrap", "permutation", "stability"]
 KINDS: tuple[Kind, ...] = ("split", "bootstrap", "permutation", "stability")
 COMMAND = "fedstat.decompose"
 _GROUP = "result"
 
-_TUPLES = {kind.__name__: kind for kind in (Coefficients, MeanSquares, Components)}
+_TUPLES = {kind.__name__: kind for kind in (AgreementTest, Coefficients, Components, Influence, MeanSquares)}
 _CLASSES: dict[str, Any] = _TUPLES | {
     name: getattr(results, name)
     for name in (
@@ -150,12 +152,19 @@ def _taken_apart(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
     return {"array": name, "dtype": array.dtype.str}
 
 
+def _today(values: dict[str, Any]) -> dict[str, Any]:
+    """Fields as they are named today, of a result that any version stored."""
+    if values.pop("n_exchanges", 0):
+        values["inference"] = "permutation"
+    return values
+
+
 def _put_together(rest: Any, data: xr.Dataset) -> Any:
     if not isinstance(rest, dict):
         return rest
     if "of" in rest:
         _check.choice("the kind of a stored result", rest["of"], list(_CLASSES))
-        return _CLASSES[rest["of"]](**{name: _put_together(x, data) for name, x in rest["with"].items()})
+        return _CLASSES[rest["of"]](**_today({name: _put_together(x, data) for name, x in rest["with"].items()}))
     ((kind, value),) = ((k, v) for k, v in rest.items() if k != "dtype")
     if kind == "float":
         return float(value)

@@ -18,9 +18,11 @@ from fedstat.labelled.inputs import each, over_layers
 from fedstat.labelled.start import require_related, start_of
 from fedstat.results.icc import INFERENCE, IccResult, Inference
 from fedstat.stats import icc as _icc
-from fedstat.stats import icc_bootstrap
+from fedstat.stats import icc_bootstrap, icc_tests
 from fedstat.stats.icc_clients import over_clients
 from fedstat.stats.wide import available_memory
+
+_TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
 
 
 @over_layers
@@ -28,7 +30,7 @@ def icc(
     weights: Weights,
     *,
     start: Any = None,
-    inference: Inference = "clients",
+    inference: Inference = "sign-flip",
     level: float = 0.95,
     replicates: int = 0,
     seed: int = 0,
@@ -54,20 +56,22 @@ def icc(
     ----------
     weights : array, tensor or DataArray (client, unit, weight...), or what holds layers
         As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit. A lazy DataArray of more than 64 MB is
-        read two or three times, for ``inference="F"`` once; only sums over clients are kept.
+        read twice, for ``inference="F"`` once; of up to 1 GiB a copy in float32 is held, larger ones are read again for
+        some units at a time.
     start : array, tensor or DataArray (unit, weight...), path or state_dict, optional
         Weights that all clients started from. Agreement is then that of the changes, weights − start: clients that
         have hardly left a common start agree on their weights for that reason alone.
-    inference : {"clients", "F"}
-        What p values and intervals take for the sample. "clients": units are exchanged within clients, and clients left
-        out one at a time. "F": the weights of a unit, as if they were independent; these are the numbers of R's psych.
+    inference : {"sign-flip", "permutation", "F"}
+        What p values rest on. "sign-flip": signs of whole clients are flipped. "permutation": units are permuted within
+        clients, which assumes that all units have equal covariances. "F": weights are independent and normal; these are
+        the numbers of R's psych, intervals included. Otherwise intervals are the jackknife over clients.
     level : float in (0, 1)
         Confidence level of the intervals.
     replicates : int
         Bootstrap samples of clients; 0: none. The bootstrap holds the weights of all clients in memory, in their own
         type.
     seed : int
-        Seed of the exchanges and of the bootstrap.
+        Seed of the bootstrap, of sign flips with more than 13 clients, and of drawn permutations.
     layer, checkpoint
         Which weights, where there are several layers or rounds: as in :func:`fedstat.split`.
 
@@ -88,26 +92,24 @@ def icc(
 
     Notes
     -----
-    Two questions have two answers. *Does this unit agree?* The p value: the hypothesis is that every client could have
-    named its units in any order, and a small value says that clients agree on this unit more than on units paired at
-    random. What units have in common, such as a profile of the layer, is taken off where there are 16 units or more,
-    and rows are brought to norm 1: the test is about the direction of what distinguishes a unit, and not about size,
-    which the coefficient has in it. The p value of the layer is of all units together, a test of labels. *How large is
-    agreement?* The interval, by the jackknife over clients whose weights spread around the common profile as these
-    clients' do; whatever they have in common counts. :func:`fedstat.stats.icc_clients.over_clients` has the steps.
+    **Does a unit agree?** H0 of a unit's p value: clients do not agree on it beyond the profile that all units have in
+    common; their deviations from it are independent and symmetric about 0. The layer's p value is of all units
+    together, and the common profile is tested on its own line. Each client's layer is scaled to norm 1.
+    :func:`fedstat.stats.icc_tests.sign_flips` has the steps.
 
-    In simulations with 2 to 100 clients (white, smooth and heavy-tailed weights, clients and units of unlike sizes, a
-    common profile, a start subtracted) the test rejects in .05 where nothing agrees, and intervals of 95 % cover in
-    .97 to 1.00. Where half of the units are smooth and half are white noise, .07 to .09 are called at .05, some unit of
-    a layer in up to .29. Where three quarters of the units are shared and the others have a common profile, that counts
-    as agreement. Where spreads of clients are unlike (log-normal, σ = 0.7), or tails are long, and other clients are
-    meant, with other spreads again, intervals cover in .81 to 1.00. Of d units in C clients hardly any can be called
-    where d^(C − 1) is below 20: two clients need 20 units and more, three need 5.
+    What cannot be decided is NaN, or has no conclusion: a unit is tested if it varies in 5 clients at least; the
+    layer's p is at least 2^(1 − C) for C clients (0.06 for 5, 0.03 for 6), and so is a unit's if no other unit is
+    pooled with it. The permutation test says something with 2 clients also, but only where units are alike.
 
-    F takes weights as independent and normal. They are neither: of 12 independent clients with smooth weights some unit
-    is called at a false discovery rate of .05 in 99 of 100 layers. The bootstrap takes the weights as they are and
-    clients as independent: coverage 0.90 to 0.95 with 5 to 30 clients, above 0.98 at an ICC of 0, and 0.66 to 0.88
-    where clients are unlike and others are meant. ``simulations/inference/agreement.py`` has the table.
+    **How large is agreement?** Intervals refer to other clients that are drawn as these were. They are the jackknife
+    over clients (:func:`fedstat.stats.icc_clients.over_clients`), and are given for a unit that varies in 5 clients,
+    or in all of 3 or 4. The result's ``cautions()`` name clients of unlike size, groups and copies of clients, where
+    intervals are too short.
+
+    **In simulations** (``simulations/inference/agreement.py`` has the table), with synthetic layers and with trained
+    networks, the sign-flip test rejects in .04 to .06 of units where nothing agrees, and some unit of a layer is called
+    at a false discovery rate of .05 in .00 to .07. Permuting units of trained layers rejects in .05 to .3 of units. F
+    tests call some unit in nearly all layers of smooth weights.
 
     References
     ----------
@@ -121,13 +123,15 @@ def icc(
     >>> alike = rng.normal(size=(1, 2, 50)) + 0.5 * rng.normal(size=(10, 2, 50))  # ICC = 1 / (1 + 0.25)
     >>> own = rng.normal(size=(10, 2, 50))
     >>> icc(np.concatenate([alike, own], axis=1))
-    Agreement of 10 clients on the weights of 4 units, 50 weights per unit
-      layer: ICC2 0.43, 95 % from 0.40 to 0.45 (jackknife, for clients that vary as these do)
-             test of labels: p = 0.001 by 1000 exchanges of units, taken to be alike but for their size
-      units: ICC2 median 0.41, 0 dead
-             clients agree more than on units paired at random: on 2, at a false discovery rate of 0.05
-      highest: 1 0.81, 0 0.79, 2 0.03, 3 -0.04
-      lowest:  3 -0.04, 2 0.03, 0 0.79, 1 0.81
+    Agreement of 10 clients on 4 units (ICC2 = ICC(A,1)), 50 weights per unit
+    Layer: ICC2 = 0.43, 95% CI [0.39, 0.46] (jackknife over clients)
+      Sign-flip test over clients, H0: no agreement on units beyond the profile that
+        all units have in common: p = 0.002 (all 511 flips)
+      Common profile of the units: 0% of the variance, p = 0.64 (same test)
+    Units: ICC2 median 0.41, range -0.04 to 0.81; 0 constant, 0 not tested
+      2 of 4: clients agree (sign-flip test, FDR 0.05); 2: no evidence
+      highest: 1 (0.81), 0 (0.79), 2 (0.03), 3 (-0.04)
+      lowest:  3 (-0.04), 2 (0.03), 0 (0.79), 1 (0.81)
     """
     _check.choice("inference", inference, INFERENCE)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
@@ -140,7 +144,7 @@ def icc_of(
     weights: Weights,
     start: Any = None,
     *,
-    inference: Inference = "clients",
+    inference: Inference = "sign-flip",
     level: float = 0.95,
     replicates: int = 0,
     seed: int = 0,
@@ -149,8 +153,9 @@ def icc_of(
     refuse_replicates(weights)
     units, total, origin = labels(weights, "unit", 1), None, None
     drawn: tuple[Any, Any] = (None, None)
+    names: list[Any] = []
     blocks: Callable[[], Iterable[Any]] = list
-    if replicates and isinstance(weights, xr.DataArray):
+    if (replicates or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
     for clients, w in group_blocks(weights, whole=replicates > 0):
         w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
@@ -158,6 +163,7 @@ def icc_of(
         if start is not None and total is None:
             origin = start_of(start, weights, w)
             require_related(origin, w)
+        names += clients.tolist()
         found = _icc.sums(w, origin)
         _require_finite(found, w, units, clients)
         total = found if total is None else total + found
@@ -165,9 +171,13 @@ def icc_of(
             drawn = icc_bootstrap.bootstrap(w, origin, replicates=replicates, seed=seed)
     sums = cast(_icc.Sums, total)
     result = icc_sums(sums, units, level=level)
-    if inference == "clients":
-        of_units, of_layer, n = over_clients(blocks, sums, origin, level=level, seed=seed)
-        result = replace(result, coefficients=of_units, layer_coefficients=of_layer, inference=inference, n_exchanges=n)
+    if inference != "F":
+        test = partial(_TESTS[inference], seed=seed)
+        by_clients = over_clients(blocks, sums, test, origin, level=level)
+        result = replace(
+            result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
+            test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
+        )  # fmt: skip
     return replace(result, of_change=start is not None, replicates=drawn[0], layer_replicates=drawn[1])
 
 
@@ -207,6 +217,6 @@ def _require_finite(s: _icc.Sums, w: Any, units: NDArray[Any], clients: NDArray[
 def _require_memory(weights: xr.DataArray) -> None:
     if not weights.variable._in_memory and weights.nbytes > (free := available_memory()):
         raise ValueError(
-            f"resampling clients needs all weights, {weights.nbytes / 2**30:.1f} GiB, in memory, but "
-            f"{free / 2**30:.1f} GiB are available. Select units, or use replicates=0."
+            f"the bootstrap and permutations need all weights, {weights.nbytes / 2**30:.1f} GiB, in memory, but "
+            f"{free / 2**30:.1f} GiB are available. Select units, or use replicates=0 and inference='sign-flip'."
         )

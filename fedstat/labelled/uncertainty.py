@@ -160,7 +160,9 @@ def permutation_test(
 
     A permutation test in the sense of Fisher (1935), "The design of experiments", whose null hypothesis is that the
     units of a client could be named in any order. What is compared is the spread of ν over units: agreement of clients
-    on units that do not explain one another leaves it as it is, and is found by :func:`icc`.
+    on units that do not explain one another leaves it as it is, and is found by :func:`icc`. Clients that share initial
+    parameters, or a mask that prunes them, have units that differ from each other: the hypothesis is then false by
+    construction, and a small p-value says no more than that.
 
     Parameters
     ----------

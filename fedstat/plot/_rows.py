@@ -78,14 +78,14 @@ def _of_icc(result: IccResult, type: Type) -> Rows:  # noqa: A002
     table, layer = (t[t["type"] == type].reset_index(drop=True) for t in (result.tidy(), result.layer))
     units = table.rename(columns={"unit": "name", **names})[["name", *names.values()]]
     level = 1 - result.level
-    tested = bool(table["p_fdr"].notna().any())
+    tested = bool(table["p_adjusted"].notna().any())
     by = "bootstrap over clients" if drawn else "F" if result.inference == "F" else "jackknife over clients"
     return Rows(
-        units.assign(filled=table["p_fdr"] <= level + 1e-12),
-        f"{type}, {_percent(result.level)} interval ({by})" if table[low].notna().any() else type,
+        units.assign(filled=table["p_adjusted"] <= level + 1e-12),
+        f"{type}, {100 * result.level:g}% CI ({by})" if table[low].notna().any() else type,
         (0,),
-        f"{result.finding} (false discovery rate {level:.2g})" if tested else "",
-        "not shown",
+        result.finding if tested else "",
+        "no evidence",
         whole=layer.rename(columns=names)[[*names.values()]],
     )
 

@@ -98,7 +98,8 @@ def _cautions(layer: str, data: xr.Dataset) -> Iterator[Caution]:
         yield Caution(
             "Dead units", f"layer {layer}: {n} of {len(groups)} units have constant weights ({listed(names)})"
         )
-    if "icc" in data and splitting.contradicted(data["shared"].to_numpy(), data["icc"].to_numpy()):
+    n_clients = _glance(data).get("n_clients", 0)
+    if "icc" in data and splitting.contradicted(data["shared"].to_numpy(), data["icc"].to_numpy(), n_clients):
         text = (
             f"layer {layer}: median ICC2 is {coefficient(_median(data, shared=True))} on shared and "
             f"{coefficient(_median(data, shared=False))} on personal units. Shared here means explained by other "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from importlib import import_module
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 100
+TERMINAL = 80
+"""Columns of a print that is wrapped, not cut."""
 
 
 class Result(ABC):
@@ -132,11 +135,24 @@ def line(text: str) -> str:
     return text if len(text) <= WIDTH else text[: WIDTH - 4] + " ..."
 
 
-def listing(head: str, items: Iterable[str]) -> str:
+def wrapped(text: str) -> str:
+    """Wrap a line of print to 80 columns; the lines that follow are indented by two more.
+
+    Examples
+    --------
+    >>> print(wrapped("  Sign-flip test over clients, H0: no agreement beyond the profile of all units: p = 0.02"))
+      Sign-flip test over clients, H0: no agreement beyond the profile of all units:
+        p = 0.02
+    """
+    indent = " " * (len(text) - len(text.lstrip()) + 2)
+    return textwrap.fill(text, TERMINAL, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def listing(head: str, items: Iterable[str], width: int = WIDTH) -> str:
     """``head`` and as many items as fit the width."""
     text = head
     for item in items:
-        if len(text) + len(item) + 6 > WIDTH:
+        if len(text) + len(item) + 6 > width:
             return text + " ..."
         text += (" " if text == head else ", ") + item
     return text

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat._later import pd
-from fedstat.results.base import Result, line, listing, number
+from fedstat.results.base import TERMINAL, Result, listing, number, wrapped
 from fedstat.results.joined import beside
-from fedstat.results.numbers import coefficient
+from fedstat.results.numbers import coefficient, count, p_equals
 from fedstat.results.split import SplitResult
 from fedstat.stats import split as _split
+from fedstat.stats.grouping import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
+from fedstat.stats.icc_clients import Influence
+from fedstat.stats.icc_tests import LEAST_CLIENTS, MOST_ENUMERATED, AgreementTest
 
 Floats = NDArray[np.float64]
-Inference = Literal["clients", "F"]
+Inference = Literal["sign-flip", "permutation", "F"]
 INFERENCE: tuple[Inference, ...] = get_args(Inference)
-"""What p values and intervals of agreement take for the sample: clients, or, by F, the weights of a unit."""
+"""Tests of agreement: of clients, by flipping their signs or permuting their units; F takes weights for the sample."""
 HEADLINE: Type = "ICC2"
 """Absolute agreement of single clients, McGraw and Wong's ICC(A,1); :func:`fedstat.icc` says why."""
+# Clients vary in size where they count for fewer than this proportion of their number; simulations/inference/agreement.
+_UNEQUAL = 0.7
+_NEAR_1 = 0.9  # from here on a common initialization is likely
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,10 +49,14 @@ class IccResult(Result):
         Labels of the units.
     level : float
         Confidence level of the intervals.
-    inference : {"clients", "F"}
-        Behind p values and intervals; :func:`fedstat.icc` says what they mean.
-    n_exchanges : int
-        Exchanges of units within clients; 0 for F.
+    inference : {"sign-flip", "permutation", "F"}
+        Behind p values; :func:`fedstat.icc` explains them.
+    test : AgreementTest or None
+        The test over clients, with the common profile of the units; None for F.
+    influence : Influence or None
+        What single clients contribute; None for F.
+    clients : array (client,) or None
+        Labels of the clients.
     of_change : bool
         Whether a common start was subtracted from the weights.
     replicates : array (replicate, unit, type) or None
@@ -59,7 +70,9 @@ class IccResult(Result):
     units: NDArray[Any]
     level: float
     inference: Inference = "F"
-    n_exchanges: int = 0
+    test: AgreementTest | None = None
+    influence: Influence | None = None
+    clients: NDArray[Any] | None = None
     of_change: bool = False
     replicates: Floats | None = None
     layer_replicates: Floats | None = None
@@ -94,7 +107,7 @@ class IccResult(Result):
         return np.asarray((ms.weights == 0) & (ms.clients == 0) & (ms.residual == 0))
 
     @cached_property
-    def p_fdr(self) -> Floats:
+    def p_adjusted(self) -> Floats:
         """P values adjusted over units, type by type, for the false discovery rate; array (unit, type)."""
         return fdr(self.coefficients.p_value)
 
@@ -134,22 +147,25 @@ class IccResult(Result):
         return table.rename(columns={"unit": "term"})
 
     def tidy(self) -> pd.DataFrame:
-        """One row per unit and type: unit, type, icc, correlation, p_value, conf_low, conf_high, p_fdr.
+        """One row per unit and type: unit, type, icc, statistic, p_value, conf_low, conf_high, p_adjusted.
 
-        ``correlation`` is the mean correlation of the unit's weights over pairs of clients, which the test is about;
-        F has ``statistic``, ``df1`` and ``df2`` instead. P values are the same for all types, where they are not by F.
-        With replicates also std_error, boot_low and boot_high: standard deviation and percentiles of the coefficient
-        over resampled clients. Forms with k have no std_error where a replicate is minus infinity.
+        ``statistic`` and ``p_value`` are those of the test over clients, the same for all types; for F they differ by
+        type, and ``df1`` and ``df2`` stand between them. With replicates also std_error, boot_low and boot_high:
+        standard deviation and percentiles of the coefficient over resampled clients. Forms with k have no std_error
+        where a replicate is minus infinity.
         """
         table = self._table(self.coefficients, self.replicates)
         table.insert(0, "unit", np.repeat(self.units, len(TYPES)))
-        table.insert(list(table.columns).index("conf_high") + 1, "p_fdr", self.p_fdr.ravel())
+        table.insert(list(table.columns).index("conf_high") + 1, "p_adjusted", self.p_adjusted.ravel())
         return table
 
     def glance(self) -> pd.DataFrame:
         """One row: sizes, ICC2 over units (median, least, most), counts; ICC2 of the layer, its interval and p value.
 
-        ``n_agreeing`` counts the units whose adjusted p value is at most 1 − level.
+        ``n_agreeing`` counts the units whose adjusted p value is at most 1 − level. ``n_permutations`` are the sign
+        flips or permutations behind ``layer_p_value``. ``profile_proportion`` is the proportion of the squared weights
+        that all units have in common, and ``n_effective_clients`` is 1 / Σ s² of the clients' shares s of the squared
+        deviations.
         """
         icc, t = self.agreement, TYPES.index(HEADLINE)
         known = icc[~np.isnan(icc)]
@@ -164,7 +180,7 @@ class IccResult(Result):
             "icc_min": float(least),
             "icc_max": float(most),
             "inference": self.inference,
-            "n_exchanges": self.n_exchanges,
+            "n_permutations": 0 if self.test is None else self.test.n_patterns,
             "n_agreeing": self.n_agreeing,
             "n_undefined": int(np.isnan(icc).sum()),
             "n_dead": int(self.dead.sum()),
@@ -172,6 +188,9 @@ class IccResult(Result):
             "layer_low": float(self.layer_coefficients.conf_low[t]),
             "layer_high": float(self.layer_coefficients.conf_high[t]),
             "layer_p_value": float(self.layer_coefficients.p_value[t]),
+            "profile_proportion": np.nan if self.test is None else self.test.profile_proportion,
+            "profile_p_value": np.nan if self.test is None else self.test.profile_p_value,
+            "n_effective_clients": np.nan if self.influence is None else self.influence.n_effective,
             "level": self.level,
             "replicates": 0 if self.replicates is None else len(self.replicates),
         }
@@ -188,9 +207,9 @@ class IccResult(Result):
         Returns
         -------
         DataFrame (unit) or Dataset
-            unit, icc, conf_low, conf_high, p_fdr; mean squares ms_weights, ms_clients and ms_residual; the components
-            of variance that they estimate by the method of moments, var_weights (common to all clients), var_clients
-            (offsets of whole clients) and var_residual (the first two may be negative); dead.
+            unit, icc, conf_low, conf_high, p_adjusted; mean squares ms_weights, ms_clients and ms_residual; the
+            components of variance that they estimate by the method of moments, var_weights (common to all clients),
+            var_clients (offsets of whole clients) and var_residual (the first two may be negative); dead.
         """
         c, ms, t = self.coefficients, self.mean_squares, TYPES.index(HEADLINE)
         by = (2 * ms.exponent).astype(int)  # what float64 cannot hold is infinite
@@ -200,7 +219,7 @@ class IccResult(Result):
             "clients": (ms.clients - ms.residual) / ms.n_weights,
             "residual": ms.residual,
         }
-        columns = {"icc": c.icc, "conf_low": c.conf_low, "conf_high": c.conf_high, "p_fdr": self.p_fdr}
+        columns = {"icc": c.icc, "conf_low": c.conf_low, "conf_high": c.conf_high, "p_adjusted": self.p_adjusted}
         table = pd.DataFrame(
             {"unit": self.units}
             | {name: values[:, t] for name, values in columns.items()}
@@ -211,7 +230,7 @@ class IccResult(Result):
         return beside(table, data)
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
-        return self.augment()[["unit", "icc", "conf_low", "conf_high", "p_fdr", "dead"]], "icc"
+        return self.augment()[["unit", "icc", "conf_low", "conf_high", "p_adjusted", "dead"]], "icc"
 
     def summary(self, *, rows: int = 12) -> str:
         """Report in the words of R's psych: the six coefficients of the layer, then the units.
@@ -237,38 +256,79 @@ class IccResult(Result):
     @property
     def n_agreeing(self) -> int:
         """Units whose test rejects at a false discovery rate of 1 − level."""
-        return int((self.p_fdr[:, TYPES.index(HEADLINE)] <= 1 - self.level + 1e-12).sum())
+        return int((self.p_adjusted[:, TYPES.index(HEADLINE)] <= 1 - self.level + 1e-12).sum())
 
     @property
     def finding(self) -> str:
-        """Words for what the test says of a unit: "clients agree more than on units paired at random", say."""
-        by_f = "agreement is above 0 by F"
-        return "clients agree more than on units paired at random" if self.inference == "clients" else by_f
+        """What a rejected hypothesis of a unit says: "clients agree (sign-flip test, FDR 0.05)", say."""
+        return f"clients agree ({self.inference} test, FDR {1 - self.level:.2g})"
+
+    def cautions(self) -> list[str]:
+        """Sentences on what the intervals and tests of these clients do not allow for; mostly none."""
+        few = self.influence is None or self.test is None or self.n_clients < 3
+        found = [] if few else [*self._of_sizes(), *self._of_likeness()]
+        apart = self.agreement[~self._identical & ~np.isnan(self.agreement)]
+        if not self.of_change and len(apart) and np.median(apart) >= _NEAR_1:
+            found.append(f"{HEADLINE} near 1 may come from common initial parameters; start= subtracts them")
+        return found
+
+    def _of_sizes(self) -> Iterator[str]:
+        """Caution on clients of unlike size."""
+        share, without = cast(Influence, self.influence)
+        top, n = int(np.argmax(share)), cast(Influence, self.influence).n_effective
+        if n < _UNEQUAL * self.n_clients:
+            one = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
+            sizes = f"clients vary in size (effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"
+            yield f"{sizes}; {one} (without it, {HEADLINE} = {coefficient(without[top])})"
+
+    def _of_likeness(self) -> Iterator[str]:
+        """Caution on clients that are copies of each other, or fall into groups."""
+        similarity, but = cast(AgreementTest, self.test).similarity, "but CIs and tests assume independent clients"
+        if len(similarity) < self.n_clients or np.isnan(similarity).any():
+            return
+        if len(copies := equal_objects(similarity)):
+            a, b = self._names[copies[0]]
+            pairs = f"{len(copies)} pairs of clients ({a} and {b}, ...)"
+            yield f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {but}"
+        elif (groups := separate_groups(similarity)) is not None:
+            sizes = ", ".join(map(str, sorted(np.bincount(groups).tolist(), reverse=True)))
+            yield f"clients fall into {groups.max() + 1} groups (sizes {sizes}), {but}; see fedstat.client_clusters"
+
+    @property
+    def _names(self) -> NDArray[Any]:
+        return np.arange(self.n_clients) if self.clients is None else self.clients
+
+    @property
+    def _identical(self) -> NDArray[np.bool_]:
+        """Units that are equal in all clients, and not constant."""
+        ms = self.mean_squares
+        return np.asarray((ms.clients == 0) & (ms.residual == 0) & ~self.dead)
 
     def __repr__(self) -> str:
         x, icc = self.glance().iloc[0], self.agreement
-        of = "changes from the start" if self.of_change else "weights"
         order = np.argsort(-icc, kind="stable")[: int((~np.isnan(icc)).sum())]
-        named = [f"{self.units[j]} {coefficient(icc[j])}" for j in order]
+        named = [f"{self.units[j]} ({coefficient(icc[j])})" for j in order]
+        size = f"{count(len(icc), 'unit')} ({HEADLINE} = ICC(A,1)), {self.n_weights} weights per unit"
+        median, least, most = (coefficient(x[f"icc_{name}"]) for name in ("median", "min", "max"))
         lines = [
-            f"Agreement of {self.n_clients} clients on the {of} of {len(icc)} units, {self.n_weights} weights per unit",
-            f"  layer: {HEADLINE} {number(float(x['layer_icc']), 2)}{self._interval()}",
-            *self._labels(float(x["layer_p_value"])),
-            f"  units: {HEADLINE} median {number(float(x['icc_median']), 2)}, {self._left_out()}",
-            f"         {self._found()}",
-            listing("  highest:", named[:8]),
-            listing("  lowest: ", named[: -min(9, len(named) + 1) : -1]),
+            f"Agreement of {self.n_clients} clients on {size}",
+            *["Weights minus the common initial parameters"] * self.of_change,
+            f"Layer: {HEADLINE} = {number(float(x['layer_icc']), 2)}{self._interval()}",
+            *self._of_layer(),
+            f"Units: {HEADLINE} median {median}, range {least} to {most}; {self.dead.sum()} constant{self._untested()}",
+            f"  {self._found()}",
+            listing("  highest:", named[:8], TERMINAL),
+            listing("  lowest: ", named[: -min(9, len(named) + 1) : -1], TERMINAL),
         ]
-        ms = self.mean_squares
-        if n_equal := int(((ms.clients == 0) & (ms.residual == 0) & ~self.dead).sum()):
-            lines.append(
-                f"  {n_equal} units are equal in all clients, as averaging leaves them: no evidence of agreement"
-            )
+        if n := int(self._identical.sum()):
+            units = f"{count(n, 'unit')} {'is' if n == 1 else 'are'}"
+            lines.append(f"{units} identical in all clients (averaged, or never trained): {HEADLINE} = 1")
         if self.dead.any():
-            lines.append(listing("  dead:", (str(u) for u in self.units[self.dead])))
+            lines.append(listing("  constant:", map(str, self.units[self.dead]), TERMINAL))
         if (unclear := np.isnan(icc) & ~self.dead).any():
-            lines.append(listing("  undefined (no variance but between clients):", map(str, self.units[unclear])))
-        return "\n".join(map(line, lines))
+            why = "clients differ in means only"
+            lines.append(listing(f"  undefined ({why}):", map(str, self.units[unclear]), TERMINAL))
+        return "\n".join(map(wrapped, [*lines, *(f"Caution: {text}" for text in self.cautions())]))
 
     def _interval(self) -> str:
         """Interval of the layer's coefficient, and what it rests on."""
@@ -276,30 +336,43 @@ class IccResult(Result):
         row = self.layer.iloc[TYPES.index(HEADLINE)]
         low, high = (float(row[f"{'boot' if drawn else 'conf'}_{end}"]) for end in ("low", "high"))
         if np.isnan(low):
-            return "; no interval: it leaves out a client, of at least 3" if self.n_clients < 3 else ""
-        by = (
-            "F, as if weights were independent"
-            if self.inference == "F"
-            else "jackknife, for clients that vary as these do"
-        )
+            return "; no CI: the jackknife needs at least 3 clients" if self.n_clients < 3 else ""
+        by = "F; assumes independent weights" if self.inference == "F" else "jackknife over clients"
         by = f"{len(self.replicates)} bootstrap samples of clients" if self.replicates is not None else by
-        return f", {100 * self.level:g} % from {low:.2f} to {high:.2f} ({by})"
+        return f", {100 * self.level:g}% CI [{low:.2f}, {high:.2f}] ({by})"
 
-    def _labels(self, p: float) -> list[str]:
-        if self.inference == "F" or np.isnan(p):
+    def _of_layer(self) -> list[str]:
+        """Test of the layer, and of the profile that its units have in common."""
+        p, t = float(self.layer_coefficients.p_value[TYPES.index(HEADLINE)]), self.test
+        if t is None or np.isnan(p):
             return []
-        by = f"{self.n_exchanges} exchanges of units, taken to be alike but for their size"
-        return [f"         test of labels: p = {p:.2g} by {by}"]
+        least = 1 / (1 + t.n_patterns)
+        if self.inference == "permutation":
+            by = f"{t.n_patterns} permutations; smallest possible {p_equals(least)}"
+            h0 = "units are exchangeable within clients (assumes equal covariances)"
+            return [f"  Permutation test, H0: {h0}: {p_equals(p)} ({by})"]
+        if least > 1 - self.level:
+            return [f"  {self.n_clients} clients: the smallest possible p of the layer is {least:.3f}: no conclusion"]
+        flips = f"{t.n_patterns} flips" if self.n_clients > MOST_ENUMERATED else f"all {t.n_patterns} flips"
+        profile = not np.isnan(t.profile_proportion)
+        beyond = " beyond the profile that all units have in common" if profile else ""
+        lines = [f"  Sign-flip test over clients, H0: no agreement on units{beyond}: {p_equals(p)} ({flips})"]
+        if profile:
+            size = f"{max(0, 100 * t.profile_proportion):.0f}% of the variance"
+            lines.append(f"  Common profile of the units: {size}, {p_equals(t.profile_p_value)} (same test)")
+        return lines
 
     def _found(self) -> str:
-        if np.isnan(self.p_fdr[:, TYPES.index(HEADLINE)]).all():
-            return "no test: it needs 2 units that vary in 2 clients"
-        return f"{self.finding}: on {self.n_agreeing}, at a false discovery rate of {1 - self.level:.2g}"
+        tested = int((~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])).sum())
+        if not tested:
+            why = "2 units that vary in 2 clients" if self.inference == "permutation" else f"{LEAST_CLIENTS} clients"
+            return f"no test: it needs at least {why}"
+        n = self.n_agreeing
+        return f"{n} of {tested}: {self.finding}; {tested - n}: no evidence"
 
-    def _left_out(self) -> str:
-        """How many units are dead, and how many others have no p value."""
-        untested = int((np.isnan(self.p_fdr[:, TYPES.index(HEADLINE)]) & ~self.dead).sum())
-        return f"{self.dead.sum()} dead" + (f", {untested} not tested" if untested else "")
+    def _untested(self) -> str:
+        tested = ~np.isnan(self.p_adjusted[:, TYPES.index(HEADLINE)])
+        return f", {(~tested & ~self.dead).sum()} not tested" if tested.any() else ""
 
     def _table(self, c: Coefficients, replicates: Floats | None) -> pd.DataFrame:
         shape = c.icc.shape
@@ -308,8 +381,7 @@ class IccResult(Result):
         columns |= {name: np.broadcast_to(value, shape) for name, value in known.items()}
         if replicates is not None:
             columns |= _percentiles(replicates, self.level)
-        table = pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
-        return table if self.inference == "F" else table.rename(columns={"statistic": "correlation"})
+        return pd.DataFrame({name: np.ravel(value) for name, value in columns.items()})
 
 
 def _times(values: Floats, power: NDArray[np.int_]) -> Floats:

@@ -78,6 +78,30 @@ def p_value(p: float) -> str:
     return NONE if not math.isfinite(p) else "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
+def p_equals(p: float) -> str:
+    """Print a p-value as text has it: three decimals below 0.1, two above.
+
+    Examples
+    --------
+    >>> p_equals(0.00004), p_equals(0.0061), p_equals(0.01), p_equals(0.2), p_equals(math.nan)
+    ('p < 0.001', 'p = 0.006', 'p = 0.01', 'p = 0.20', 'p –')
+    """
+    if not math.isfinite(p):
+        return f"p {NONE}"
+    return "p < 0.001" if p < 1e-3 else f"p = {p:.2f}" if p >= 0.1 else f"p = {f'{p:.3f}'.rstrip('0')}"
+
+
+def count(n: int, noun: str) -> str:
+    """Print a count with its noun.
+
+    Examples
+    --------
+    >>> count(1, "unit"), count(2, "unit")
+    ('1 unit', '2 units')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
+
+
 def megabytes(n: float) -> str:
     """Bytes in MB; in kB if they are fewer than a tenth of one.
 

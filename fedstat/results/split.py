@@ -102,7 +102,7 @@ class SplitResult(Result):
         if self.icc is None:
             return False
         known = self._labels != "undecided"
-        return _split.contradicted(self.shared[known], self.icc[known])
+        return _split.contradicted(self.shared[known], self.icc[known], self.fit.n_clients or 0)
 
     @property
     def _labels(self) -> NDArray[np.str_]:

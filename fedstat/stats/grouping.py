@@ -16,6 +16,8 @@ from fedstat.stats.split import adjusted_rand
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 _AT_ONCE = 2**22  # numbers in memory at once, of permuted groups
+_APART = 5  # ratio of distances from which groups are separate
+_EQUAL = 1e-6  # distance of objects that are equal but for the rounding of float32
 
 
 class Tree(NamedTuple):
@@ -77,6 +79,37 @@ def cut(merges: Floats, n_clusters: int) -> Ints:
     array([0, 1, 0, 1])
     """
     return codes(scipy.cluster.hierarchy.cut_tree(merges, n_clusters)[:, 0])
+
+
+def separate_groups(similarity: Floats) -> Ints | None:
+    """Return groups (object,) far apart, of at least two objects each; None where there are none.
+
+    Average linkage is cut where the distance, 1 − similarity, at which clusters join grows most, and by a factor of 5
+    at least. Clients of two initializations join at more than 25 times the distance within them, clients with two of
+    ten classes each at less than 4 times (``simulations/inference/trained.py``).
+
+    Examples
+    --------
+    >>> x = np.repeat(np.eye(2, 20), 3, axis=0) + 0.02 * np.random.default_rng(0).normal(size=(6, 20))
+    >>> separate_groups(cosine(x)), separate_groups(cosine(x[:3]))
+    (array([0, 0, 0, 1, 1, 1]), None)
+    """
+    n = len(similarity)
+    merges = tree(similarity).merges if n > 3 else np.empty((0, 4))
+    heights = np.maximum(merges[:, 2], _EQUAL)
+    best, found = _APART, None
+    for n_clusters in range(2, n // 2 + 1):
+        ratio = heights[n - n_clusters] / heights[n - n_clusters - 1]
+        if ratio >= best and np.bincount(groups := cut(merges, n_clusters)).min() > 1:
+            best, found = ratio, groups
+    return found
+
+
+def equal_objects(similarity: Floats) -> Ints:
+    """Return pairs (pair, 2) of objects with similarity 1, if not all pairs have it."""
+    i, j = np.triu_indices(len(similarity), 1)
+    equal = similarity[i, j] > 1 - _EQUAL
+    return np.stack([i, j], axis=1)[equal & (not equal.all())]
 
 
 def codes(labels: NDArray) -> Ints:

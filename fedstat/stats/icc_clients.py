@@ -1,13 +1,13 @@
-"""Agreement with clients as the sample: tests by exchanging units within clients, intervals by leaving out a client.
+"""Agreement with clients as the sample: tests, intervals by leaving out a client, and what single clients contribute.
 
-F tests and intervals (:func:`fedstat.stats.icc.coefficients`) take the weights of a unit for independent. Those of
-networks are not. Here clients are independent, and weights are as they are. Weights may be NumPy arrays or torch
-tensors; results are NumPy arrays, on the host.
+F tests and intervals (:func:`fedstat.stats.icc.coefficients`) assume independent weights; weights of networks are not.
+Here clients are independent, and weights are as they are. Weights may be NumPy arrays or torch tensors; results are
+NumPy arrays, on the host.
 """
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
-from fedstat._random import generator
 from fedstat.stats import scale
 from fedstat.stats.icc import (
     TYPES,
@@ -27,7 +26,6 @@ from fedstat.stats.icc import (
     TwoWay,
     at_once,
     block,
-    fdr,
     layer_mean_squares,
     mean_squares,
     mean_squares_of,
@@ -35,22 +33,37 @@ from fedstat.stats.icc import (
     slices,
     stepped_up,
 )
+from fedstat.stats.icc_tests import LEAST_CLIENTS, AgreementTest, Rows, Test
 
 Array = Any
 Floats = NDArray[np.float64]
 
-# Exchanges of all units; units that are exchanged, at most; exchanged units, at least.
-_EXCHANGES, _UNITS, _LEAST = 99, 50, 4000
-# What units have in common is taken off where there are as many; it is the mean of at least as many in the second look.
-_MANY, _SOME = 16, 4
-# False discovery rate at which units are left out of the second look.
-_FDR = 0.05
-# Statistics that differ by less of their size are equal but for the rounding of float32, and so are rows.
-_TIE = 1e-5
-# A client's weights are constant where their squares about the mean are below this share of the mean's.
+# A client's weights are constant where their squares about the mean are below this proportion of the mean's.
 _CONSTANT = 1e-26
-# Bytes of rows that are added up while they are in the cache; numbers in the sums of exchanged units.
-_CACHED, _NUMBERS = 1 << 23, 1 << 27
+# More clients than these are averaged in so many groups before they are tested: products of pairs stay few.
+_MOST_CLIENTS = 128
+# Numbers in rows that are held in memory; beyond, so many are read at once, again for every pass; numbers in the cache.
+_HELD, _READ, _CACHED = 1 << 28, 1 << 26, 1 << 18
+
+
+class Influence(NamedTuple):
+    """What single clients contribute.
+
+    Attributes
+    ----------
+    share : array (client,)
+        Proportion of the squared deviations from the mean over clients, in the whole layer.
+    layer_icc : array (client,)
+        ICC2 of the layer without the client; NaN with 2 clients.
+    """
+
+    share: Floats
+    layer_icc: Floats
+
+    @property
+    def n_effective(self) -> float:
+        """Effective number of clients, 1 / Σ share² (Kish 1965, Survey sampling, section 11.2)."""
+        return float(1 / np.square(self.share).sum())
 
 
 class OverClients(NamedTuple):
@@ -59,49 +72,51 @@ class OverClients(NamedTuple):
     Attributes
     ----------
     units, layer : Coefficients
-        Arrays (unit, type) and (type,). ``statistic`` is the mean correlation of the weights of two clients; there are
-        no degrees of freedom. P values are the same for all types, and NaN where fewer than two units vary; intervals
-        are NaN for two clients.
-    n_exchanges : int
-        Exchanges behind the p value of the layer, and at least as many sums behind those of units.
+        Arrays (unit, type) and (type,). ``statistic`` and P values are those of ``test`` for all types; there are no
+        degrees of freedom. Intervals are NaN for two clients, and for a unit that varies in fewer than 5 of more
+        clients, or not in all of 3 to 5.
+    test : AgreementTest
+    influence : Influence
     """
 
     units: Coefficients
     layer: Coefficients
-    n_exchanges: int
+    test: AgreementTest
+    influence: Influence
 
 
 class _Part(NamedTuple):
-    """What leaving out a client takes away, arrays (client, unit) in units of :attr:`TwoWay.exponent`."""
+    """Contribution of each client, arrays (client, unit) in units of :attr:`TwoWay.exponent`."""
 
     own: Floats  # squares of its weights, less its mean and the profile
     along: Floats  # products of the same with the profile
     mean: Floats  # its mean, less the mean of all
+    squares: Floats  # of its weights, less its mean
     varies: NDArray[np.bool_]
 
 
 def over_clients(
     blocks: Callable[[], Iterable[Array]],
     total: Sums,
+    test: Test,
     start: Array | None = None,
     *,
     level: float = 0.95,
-    seed: int = 0,
 ) -> OverClients:
-    """Test agreement by exchanging units within clients, and find intervals by leaving out one client at a time.
+    """Test agreement, and find intervals by leaving out one client at a time.
 
     Parameters
     ----------
     blocks : callable () -> iterable of array (client, unit, weight)
-        The weights of all clients, some clients at a time. Called up to three times.
+        The weights of all clients, some clients at a time.
     total : Sums
         Of the same weights, less the start.
+    test : callable (Rows) -> AgreementTest
+        As :func:`fedstat.stats.icc_tests.sign_flips`. Beyond 128 clients its rows are means over groups of clients.
     start : array (unit, weight), optional
         Subtracted from every client's weights.
     level : float in (0, 1)
         Confidence level of the intervals.
-    seed : int
-        Seed of the exchanges.
 
     Returns
     -------
@@ -109,180 +124,89 @@ def over_clients(
 
     Notes
     -----
-    **Test.** The hypothesis is that every client could have named its units in any order. A client's weights of a unit,
-    less their mean, are brought to norm 1. With 16 units or more, what units have in common is taken off: the client's
-    mean over units; and the norm is 1 again. So T_u = ‖Σ_c x_cu‖² counts directions and not sizes, and what
-    distinguishes a unit. Units are exchanged by cyclic shifts, one drawn for every client (Fisher 1935, The design of
-    experiments), and p_u = (1 + exchanged T ≥ T_u) / (1 + exchanged T). Of more than 50 units 50 are drawn and
-    exchanged with one another. The statistic of the layer is the sum of theirs. Where only k clients' weights of a unit
-    vary, its statistic is (T − k) / √(k (k − 1)), and so are those of exchanged ones. Of d units in C clients hardly
-    any can be called where d^(C − 1) is below 20: exchanges often enough leave the clients' units together.
-
-    Units on which clients agree disturb both, the mean over units and the exchanged T. So those that are called at a
-    false discovery rate of .05 are left out of them, and all units are tested again. Where fewer than 4 units would be
-    left, p is the larger one of the first look and of one in which nothing is taken off.
-
-    **Intervals.** The jackknife (Miller 1974, Biometrika 61, 1-15) on the scale of −log(1 − ICC), with t of C − 1
-    degrees of freedom. They are about clients whose weights spread around the common profile as those of the clients
-    here do: unlike spreads are taken as they are.
-
-    ``simulations/inference/agreement.py`` has level, power and coverage.
+    Intervals are those of the jackknife (Miller 1974, Biometrika 61, 1-15) on the scale of −log(1 − ICC). With v_c the
+    squared change by leaving out client c, t has (Σ v)² / Σ v² degrees of freedom, at most C − 1: where few clients
+    carry the variance, it is known less well than C − 1 degrees of freedom say. They refer to other clients that are
+    drawn as these were.
     """
+    t = TwoWay(*map(_on_host, total.units))
+    (d, n), k = t.profile.shape, int(t.n)
+    held, parts, kept = k * d * n <= _HELD, [], []
+    for w in blocks():
+        part, rows = _of_clients(w, start, total.units)
+        parts.append(part)
+        kept += [rows] * held
+    part = _Part(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+    by = scale.power(t.exponent - t.exponent.max())
+    size = np.sqrt(part.squares) * by
+
+    def read(units: slice) -> Array:
+        return _joined([_of_clients(w, start, total.units, units)[1] for w in blocks()])
+
+    found = test(_rows(_joined(kept).__getitem__ if held else read, size, part.varies, n, held=held))
     units, layer = (MeanSquares(*map(_on_host, ms)) for ms in (mean_squares(total), layer_mean_squares(total)))
-    k, live = units.n_clients, np.flatnonzero((units.weights > 0) | (units.residual > 0))
-    rng = generator(seed, "icc exchange")
-
-    room = _NUMBERS // units.n_weights
-
-    def look(*, common: NDArray[np.int_], chosen: NDArray[np.int_]) -> tuple[_Look, _Part]:
-        chosen = np.sort(rng.permutation(chosen)[: max(2, min(_UNITS, room // _EXCHANGES))])
-        n = max(_EXCHANGES, math.ceil(min(_LEAST, room) / max(1, len(chosen))))
-        shifts = rng.integers(max(1, len(chosen)), size=(k, n))
-        return _exchange(blocks(), start, total.units, common, chosen, shifts)
-
-    nothing = live[:0]
-    first, part = look(common=live if len(live) >= _MANY else nothing, chosen=live)
-    p_value = first.p_value
-    called = _called(p_value)
-    rest = live[~called[live] & (part.varies.sum(axis=0)[live] > 1)]
-    if called.any() and len(live) >= _MANY:
-        if len(rest) >= _SOME:
-            p_value = look(common=rest, chosen=rest)[0].p_value
-        else:
-            p_value = np.maximum(p_value, look(common=nothing, chosen=live)[0].p_value)
-    left = _left_out(total, part) if k > 2 else (None, None)
-    tests = ((first.correlation, p_value), (_mean(first.correlation), first.layer_p_value))
-    of_units, of_layer = (
-        _coefficients(ms, without, *test, level) for ms, without, test in zip((units, layer), left, tests, strict=True)
-    )
-    return OverClients(of_units, of_layer, first.n_exchanges)
+    left = _left_out(t, part) if k > 2 else (None, None)
+    n_varies = part.varies.sum(axis=0)
+    few = (n_varies < min(k, LEAST_CLIENTS)) & (n_varies > 0)
+    of_units = _coefficients(units, left[0], found.statistic, found.p_value, level, few)
+    of_layer = _coefficients(layer, left[1], found.layer_statistic, found.layer_p_value, level)
+    own = part.own @ by**2
+    share = own / own.sum() if own.any() else np.full(k, 1 / k)
+    without = np.full(k, np.nan) if left[1] is None else _six(left[1])[:, TYPES.index("ICC2")]
+    return OverClients(of_units, of_layer, found, Influence(share, without))
 
 
-class _Look(NamedTuple):
-    """One round of exchanges: mean correlation of two clients and p value of every unit, (unit,), and the layer's."""
-
-    correlation: Floats
-    p_value: Floats
-    layer_p_value: float
-    n_exchanges: int
-
-
-def _exchange(
-    blocks: Iterable[Array], start: Array | None, t: TwoWay, common: NDArray[np.int_], chosen: NDArray[np.int_],
-    shifts: NDArray[np.int_],
-) -> tuple[_Look, _Part]:  # fmt: skip
-    """Exchange the chosen units, less the mean of the common ones."""
-    parts: list[_Part] = []
-    varies: list[NDArray[np.bool_]] = []
-    as_they_are, named, exchanged, done = 0.0, 0.0, None, 0
-    for w in blocks:
-        for clients in slices(len(w), max(1, _CACHED // (8 * w.shape[2] * max(1, len(chosen))))):
-            part, rows = _of_clients(w[clients], start, t)
-            xp = array_namespace(rows)
-            as_they_are = as_they_are + xp.sum(rows, axis=0, dtype=xp.float64)
-            differs = part.varies
-            if len(common):
-                rows, differs = _without_common(rows, differs, common)
-                named = named + xp.sum(rows, axis=0, dtype=xp.float64)
-            exchanged = _added(exchanged, rows, chosen, shifts[done : done + len(rows)])
-            parts.append(part)
-            varies.append(differs)
-            done += len(rows)
-    whole = _Part(*(np.concatenate(field) for field in zip(*parts, strict=True)))
-    plain = _squares(as_they_are)
-    sums = (_squares(named) if len(common) else plain, _squares(exchanged))
-    p_value, layer = _p_values(*sums, np.concatenate(varies), chosen, shifts)
-    n = whole.varies.sum(axis=0)
-    p_value[(n > 1) & np.isnan(p_value) & (len(chosen) > 1)] = 1.0  # nothing distinguishes the unit from others
-    p_value[n < 2] = np.nan
-    with np.errstate(divide="ignore", invalid="ignore"):
-        correlation = np.where(n > 1, (plain - n) / (n * (n - 1)), np.nan)
-    return _Look(correlation, p_value, layer, shifts.shape[1]), whole
-
-
-def _called(p_value: Floats) -> NDArray[np.bool_]:
-    return np.asarray(fdr(p_value[:, None])[:, 0] <= _FDR)
-
-
-def _mean(x: Floats) -> float:
-    known = x[~np.isnan(x)]
-    return float(known.mean()) if len(known) else math.nan
-
-
-def _without_common(
-    rows: Array, varies: NDArray[np.bool_], common: NDArray[np.int_]
-) -> tuple[Array, NDArray[np.bool_]]:
-    """Rows less each client's mean over units that are common, of norm 1 again; 0 where the row or what is left is."""
-    xp, device = array_namespace(rows), device_of(rows)
-    rows = rows - xp.mean(rows[:, xp.asarray(common, device=device)], axis=1)[:, None]
-    norm = xp.vecdot(rows, rows) ** 0.5
-    differs = (norm > _TIE) & xp.asarray(varies, device=device)
-    rows *= xp.where(differs, 1 / xp.where(differs, norm, xp.ones_like(norm)), xp.zeros_like(norm))[..., None]
-    return rows, _on_host(differs)
-
-
-def _of_clients(w: Array, start: Array | None, t: TwoWay) -> tuple[_Part, Array]:
-    """What some clients take away, and their weights as float32 rows (client, unit, weight) of norm 1, or 0."""
-    xp, (k, d, n) = array_namespace(w), w.shape
+def _of_clients(w: Array, start: Array | None, t: TwoWay, units: slice = slice(None)) -> tuple[_Part, Array]:
+    """Contributions of some clients, and their rows, float32 (unit, client, weight) of norm 1, or 0."""
+    xp, k, (d, n) = array_namespace(w), len(w), t.profile[units].shape
     found, rows = [], []
-    for units in slices(d, max(1, at_once(w) // (n * k))):
-        e, x = block(w, start, units=units)
-        x *= scale.power(e - t.exponent[units])[:, None]
+    for part in slices(d, max(1, at_once(w) // (n * k))):
+        here = slice((units.start or 0) + part.start, (units.start or 0) + part.stop)
+        e, x = block(w, start, units=here)
+        x *= scale.power(e - t.exponent[here])[:, None]
         mean = xp.mean(x, axis=-1)
         x -= mean[..., None]
         squares = xp.vecdot(x, x)
         varies = squares > _CONSTANT * n * mean**2
-        norm = xp.where(varies, squares, xp.ones_like(squares)) ** 0.5
-        rows.append(xp.astype(x * (xp.astype(varies, xp.float64) / norm)[..., None], xp.float32))
-        x -= t.profile[units]
-        along = xp.vecdot(x, xp.broadcast_to(t.profile[units], x.shape))
-        found.append([_on_host(a) for a in (xp.vecdot(x, x), along, mean - t.mean[units], varies)])
-    return _Part(*(np.concatenate(field, axis=1) for field in zip(*found, strict=True))), xp.concat(rows, axis=1)
+        by = xp.astype(varies, xp.float64) / xp.where(varies, squares, xp.ones_like(squares)) ** 0.5
+        rows.append(xp.astype(xp.permute_dims(x * by[..., None], (1, 0, 2)), xp.float32))
+        x -= t.profile[here]
+        along = xp.vecdot(x, xp.broadcast_to(t.profile[here], x.shape))
+        found.append([_on_host(a) for a in (xp.vecdot(x, x), along, mean - t.mean[here], squares, varies)])
+    return _Part(*(np.concatenate(field, axis=1) for field in zip(*found, strict=True))), xp.concat(rows)
 
 
-def _added(total: Array | None, rows: Array, chosen: NDArray[np.int_], shifts: NDArray[np.int_]) -> Array:
-    """Sums (exchange, unit, weight) of clients' rows, each client's units shifted, added to earlier clients' sums."""
-    xp = array_namespace(rows)
-    some = rows[:, xp.asarray(chosen, device=device_of(rows))]
-    twice = xp.concat([some, some], axis=1)
-    if total is None:
-        total = xp.zeros((shifts.shape[1], *some.shape[1:]), dtype=xp.float32, device=device_of(rows))
-    for here, by in zip(total, shifts.T.tolist(), strict=True):
-        for one, first in zip(twice, by, strict=True):
-            here += one[first : first + len(chosen)]
-    return total
+def _joined(rows: list[Array]) -> Array:
+    """Rows of all clients, from those of some."""
+    return rows[0] if len(rows) == 1 else array_namespace(rows[0]).concat(rows, axis=1)
 
 
-def _p_values(
-    named: Floats, exchanged: Floats, varies: NDArray[np.bool_], chosen: NDArray[np.int_], shifts: NDArray[np.int_]
-) -> tuple[Floats, float]:
-    """P values of units (unit,) and of the layer."""
-    k = varies.sum(axis=0)
-    if len(chosen) < 2 or not (k[chosen] > 1).any():
-        return np.full(len(k), np.nan), math.nan
-    at_random = _clients_of(varies[:, chosen], shifts)
-    pairs, drawn = named - k, exchanged - at_random  # Σ over ordered pairs of clients
-    tie = _TIE * named
-    with np.errstate(divide="ignore", invalid="ignore"):
-        by, by_drawn = np.sqrt(k * (k - 1.0)), np.sqrt(at_random * (at_random - 1.0))
-        null = np.sort((drawn / by_drawn)[np.broadcast_to(by_drawn > 0, drawn.shape)])
-        p_value = (1 + len(null) - np.searchsorted(null, (pairs - tie) / by)) / (1 + len(null))
-    layer = (1 + (drawn.sum(axis=1) >= (pairs - tie)[chosen].sum()).sum()) / (1 + len(drawn))
-    return np.where(k > 1, p_value, np.nan), float(layer)
+def _rows(read: Callable[[slice], Array], size: Floats, varies: NDArray[np.bool_], n: int, *, held: bool) -> Rows:
+    """Scale rows of norm 1 to sizes (client, unit) whose squares add up to 1 in every client; average many clients."""
+    norm = np.sqrt(np.vecdot(size, size))
+    by = (size / np.where(norm > 0, norm, 1)[:, None]).T.astype(np.float32)
+    k = len(size)
+    n_groups = min(k, _MOST_CLIENTS)
+    member = (np.arange(k) * n_groups // k == np.arange(n_groups)[:, None]).astype(np.float32)
+    n_varies = member @ varies
+
+    def scaled(units: slice) -> Array:
+        x = read(units)
+        xp, device = array_namespace(x), device_of(x)
+        x = x * xp.asarray(by[units], device=device)[..., None]
+        if n_groups == k:
+            return x
+        x = xp.asarray(member, device=device) @ x
+        return x / xp.asarray(np.maximum(n_varies[:, units].T, 1), device=device)[..., None]
+
+    if not held:
+        return Rows(scaled, n_varies > 0, max(1, _READ // (k * n)))
+    whole = functools.cache(lambda: scaled(slice(None)))
+    return Rows(lambda units: whole()[units], n_varies > 0, max(1, _CACHED // (max(n, n_groups) * n_groups)))
 
 
-def _clients_of(varies: NDArray[np.bool_], shifts: NDArray[np.int_]) -> Any:
-    """Clients whose weights vary in the sums of exchanged units: (exchange, unit), or one number."""
-    k, n_units = varies.shape
-    if varies.all():
-        return k
-    at = (np.arange(n_units) + shifts[..., None]) % n_units  # (client, exchange, unit)
-    return np.take_along_axis(varies[:, None], at, axis=2).sum(axis=0)
-
-
-def _left_out(total: Sums, part: _Part) -> tuple[MeanSquares, MeanSquares]:
+def _left_out(t: TwoWay, part: _Part) -> tuple[MeanSquares, MeanSquares]:
     """Mean squares of units and of the layer without each client: arrays (client, unit) and (client,)."""
-    t = TwoWay(*map(_on_host, total.units))
     k, (d, n) = int(t.n), t.profile.shape
     squares = np.vecdot(t.profile, t.profile)
     units = _without(part.own, part.along, part.mean, squares, t.residual, t.clients, t.mean, t.exponent, k, n)
@@ -309,25 +233,30 @@ def _without(
 
 
 def _coefficients(
-    whole: MeanSquares, left: MeanSquares | None, correlation: Any, p_value: Any, level: float
+    whole: MeanSquares, left: MeanSquares | None, statistic: Any, p_value: Any, level: float, few: Any = False
 ) -> Coefficients:
-    """Coefficients with intervals by the jackknife; ``left`` has one more dim, of the client left out, in front."""
+    """Coefficients with intervals by the jackknife; ``left`` has one more dim, of the client left out, in front.
+
+    Where ``few`` clients vary there is no interval.
+    """
     icc, k = _six(whole), whole.n_clients
     low = high = np.full((*icc.shape[:-1], 3), np.nan)
     if left is not None:
         single = icc[..., :3]
         with np.errstate(divide="ignore", invalid="ignore"):
             at, others = -np.log1p(-single), -np.log1p(-_six(left)[..., :3])
-            spread = np.sqrt((k - 1) / k * ((others - others.mean(axis=0)) ** 2).sum(axis=0))
-            half = scipy.special.stdtrit(k - 1, 0.5 + level / 2) * spread
+            v = (others - others.mean(axis=0)) ** 2
+            df = np.clip(np.nan_to_num(v.sum(axis=0) ** 2 / (v**2).sum(axis=0), nan=k), 1, k - 1)
+            half = scipy.special.stdtrit(df, 0.5 + level / 2) * np.sqrt((k - 1) / k * v.sum(axis=0))
             low, high = -np.expm1(half - at), -np.expm1(-half - at)
         equal = (single == 1) & (others == np.inf).all(axis=0)  # whoever is left out
         unclear = np.isnan(half) & ~np.isnan(single) & ~equal  # without one client the others are equal
         low = np.where(equal, 1.0, np.where(unclear, -np.inf, low))
         high = np.where(equal | unclear, 1.0, high)
         low = np.minimum(np.maximum(low, -1 / (k - 1)), single)
+        low, high = (np.where(np.asarray(few)[..., None], np.nan, bound) for bound in (low, high))
     limits = [np.concatenate([bound, stepped_up(bound, k)], axis=-1) for bound in (low, high)]
-    of_types = [np.repeat(np.asarray(x)[..., None], len(TYPES), axis=-1) for x in (correlation, p_value)]
+    of_types = [np.repeat(np.asarray(x)[..., None], len(TYPES), axis=-1) for x in (statistic, p_value)]
     return Coefficients(icc, of_types[0], None, None, of_types[1], *limits)
 
 
@@ -336,11 +265,6 @@ def _six(ms: MeanSquares) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         b, j, e = (x / (b + j + e) for x in (b, j, e))  # products of them are to come
         return six(b, j, e, ms.n_weights, ms.n_clients)
-
-
-def _squares(sums: Array) -> Floats:
-    xp = array_namespace(sums)
-    return _on_host(xp.astype(xp.vecdot(sums, sums), xp.float64))
 
 
 def _on_host(a: Array) -> Any:

@@ -27,8 +27,9 @@ METHODS: tuple[Method, ...] = (*factor.METHODS, "icc")
 
 # Values closer than this tie: equal units differ by rounding.
 _TIE = 1e-12
-# Labels contradict agreement where a shared unit is the more alike one in fewer than this share of the pairs.
-_INVERTED, _P = 1 / 3, 0.01
+# Labels contradict agreement where a shared unit is the more alike one in fewer than this proportion of the pairs,
+# median ICC2s differ by so much, and clients are as many as a test of them needs.
+_INVERTED, _P, _GROSS, _LEAST_CLIENTS = 1 / 3, 0.01, 0.15, 6
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,13 @@ def shared(statistic: Array, *, tau: Tau = 0.5) -> Array:
     return statistic >= threshold(statistic, tau)[..., None] - _TIE
 
 
-def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64]) -> bool:
-    """Whether units labelled shared are less alike over clients than those labelled personal.
+def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64], n_clients: int) -> bool:
+    """Return True if units labelled shared are less alike over clients than those labelled personal.
 
-    Two conditions must hold. The contradiction must be gross: of a shared and a personal unit, drawn at random, the
-    shared one has the higher ICC in fewer than a third of the pairs (AUC < 1/3). With hundreds of units an AUC a little
-    below 1/2 is significant but of no consequence. And it must not be due to chance: two-sided p < .01 in the test of
-    Mann and Whitney. With a dozen units small AUCs are common, and p < .05 would warn of every fortieth layer of noise.
+    The contradiction must be gross: of a shared and a personal unit, drawn at random, the shared one has the higher ICC
+    in fewer than a third of the pairs (AUC < 1/3), and the median ICCs differ by 0.15 at least. It must not be due to
+    chance: two-sided p < .01 in the test of Mann and Whitney, which takes units for independent and alike. Units of
+    trained networks are neither, so that single clients can invert the order: fewer than 6 clients contradict nothing.
 
     Parameters
     ----------
@@ -133,18 +134,21 @@ def contradicted(labels: NDArray[np.bool_], icc: NDArray[np.float64]) -> bool:
         True: shared.
     icc : array (unit,)
         Units without one (NaN) are left out.
+    n_clients : int
 
     Examples
     --------
     >>> icc = np.array([0.9, 0.8, 0.95, 0.85, 0.7, 0.1, 0.2, 0.15, 0.25, 0.3])
-    >>> contradicted(icc > 0.5, icc), contradicted(icc < 0.5, icc)
-    (False, True)
+    >>> contradicted(icc > 0.5, icc, 10), contradicted(icc < 0.5, icc, 10), contradicted(icc < 0.5, icc, 5)
+    (False, True, False)
     """
     known = ~np.isnan(icc)
     labels, icc = labels[known], icc[known]
     n = int(labels.sum())
     pairs = n * (len(labels) - n)
-    if not pairs or scipy.stats.rankdata(icc)[labels].sum() - n * (n + 1) / 2 >= _INVERTED * pairs:
+    if n_clients < _LEAST_CLIENTS or not pairs or np.median(icc[~labels]) - np.median(icc[labels]) < _GROSS:
+        return False
+    if scipy.stats.rankdata(icc)[labels].sum() - n * (n + 1) / 2 >= _INVERTED * pairs:
         return False
     return bool(scipy.stats.mannwhitneyu(icc[labels], icc[~labels]).pvalue < _P)
 

@@ -1,109 +1,94 @@
-"""Agreement of clients: exchanges of units, the jackknife, the bootstrap and F, on weights like real ones."""
+"""Agreement of clients on synthetic and trained layers: sign flips, permutations, jackknife, bootstrap and F."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 import fedstat
+from simulations.inference.layers import NULLS, POPULATIONS, agreeing
 from simulations.inference.table import Case, Claim
-from simulations.inference.weights import KINDS, UNITS, WEIGHTS, Noise, noise, smooth
-
-Kind = Literal[Noise, "unlike sizes", "common profile", "start subtracted", "half smooth"]
+from simulations.inference.weights import KINDS, UNITS, Noise, smooth
 
 
-def unlike(kind: Kind, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Weights (client, unit, weight) of clients that agree on no unit more than on others.
-
-    Parameters
-    ----------
-    kind : str
-        As in :func:`noise`; or smooth weights with standard deviations of clients and of units that are log-normal
-        (σ = .7), with half of their variance in a profile that all units of all clients have, or as they are; or half
-        of the units smooth and half of them white.
-    clients : int
-    rng : Generator
-    """
-    if kind in KINDS:
-        return noise(kind, clients, rng)[:, 0]
-    w = noise("smooth", clients, rng)[:, 0]
-    if kind == "unlike sizes":
-        w *= np.exp(0.7 * rng.normal(size=(clients, 1, 1))) * np.exp(0.7 * rng.normal(size=(UNITS, 1)))
-    if kind == "common profile":
-        w += smooth(rng.normal(size=(1, WEIGHTS)))
-    if kind == "half smooth":
-        w[:, ::2] = noise("white", clients, rng)[:, 0, ::2]
-    return w
+def icc2(w: np.ndarray, inference: str) -> tuple[pd.DataFrame, pd.Series]:
+    """Rows of ICC2, a unit each, and the row of the layer."""
+    found = fedstat.icc(w, inference=inference)
+    return found.tidy().query("type == 'ICC2'"), found.glance().iloc[0]
 
 
-def tested(kind: Kind, w: np.ndarray, rng: np.random.Generator) -> tuple[pd.DataFrame, float]:
-    """Rows of ICC2, a unit each, and the p value of the layer; from a start that is subtracted again."""
-    start = 3 * smooth(rng.normal(size=w.shape[1:])) if kind == "start subtracted" else None
-    found = fedstat.icc(w if start is None else w + start, start=start, seed=int(rng.integers(2**31)))
-    return found.tidy().query("type == 'ICC2'"), found.glance()["layer_p_value"][0]
-
-
-def exchanges(kind: Kind, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Rejections where clients agree on no unit more than on others: single units, any at FDR .05, the layer."""
-    table, layer = tested(kind, unlike(kind, clients, rng), rng)
-    return [table["p_value"] <= 0.05, np.array([table["p_fdr"].min() <= 0.05]), np.array([layer <= 0.05])]
-
-
-def _some(kind: Kind, clients: int, shared: int, rng: np.random.Generator) -> pd.DataFrame:
-    """Rows of ICC2 where three tenths of the variance of the first units is a profile of their own."""
-    w = unlike(kind, clients, rng)
-    profile = rng.normal(size=(shared, WEIGHTS))
-    profile = profile if kind == "white" else smooth(profile)
-    w[:, :shared] += np.sqrt(0.3 / 0.7) * w[:, :shared].std(axis=(0, 2), keepdims=True) * profile
-    return tested(kind, w, rng)[0]
-
-
-def beside_shared(kind: Kind, clients: int, shared: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Beside units on which clients agree: rejections of the others, and their share of those called at FDR .05."""
-    table = _some(kind, clients, shared, rng)
-    called = table["p_fdr"].to_numpy() <= 0.05
-    return [table["p_value"][shared:] <= 0.05, np.array([called[shared:].sum() / max(1, called.sum())])]
-
-
-def power(kind: Kind, clients: int, shared: int, rng: np.random.Generator) -> np.ndarray:
-    """Whether units on which clients agree are called at FDR .05."""
-    return np.asarray(_some(kind, clients, shared, rng)["p_fdr"][:shared] <= 0.05)
-
-
-def jackknife(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Whether intervals of ICC2 cover, units and layer: of clients of these spreads, and of others.
-
-    The profile is as it is. Spreads of clients are as they are, or those of the distribution, 1 − ``share``.
-    """
-    w, profile = agreeing(kind, clients, share, rng)
-    found = fedstat.icc(w, seed=int(rng.integers(2**31)))
-    tables = [t.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy().T for t in (found.tidy(), found.layer)]
-    spread = np.square(w - profile).mean(axis=(0, 2))
-    of_profile = profile.var(axis=1, ddof=1), np.full(1, profile.var(ddof=1))
+def rejections(null: str, inference: str, clients: int, rng: np.random.Generator) -> list[Any]:
+    """Rejections where clients agree on no unit: single units, any at FDR .05, the layer, the common profile."""
+    table, layer = icc2(NULLS[null].draw(clients, rng), inference)
+    units, p, profile = table["p_value"].dropna(), layer["layer_p_value"], layer["profile_p_value"]
     return [
-        (low <= s / (s + rest)) & (s / (s + rest) <= high)
-        for of in ((spread, spread.mean()), (1 - share, 1 - share))
-        for (low, high), s, rest in zip(tables, of_profile, of, strict=True)
+        units <= 0.05 if len(units) else np.nan,
+        table["p_adjusted"].min() <= 0.05 if len(units) else np.nan,
+        p <= 0.05 if np.isfinite(p) else np.nan,
+        np.nan if NULLS[null].profile or np.isnan(profile) else profile <= 0.05,
     ]
 
 
-def agreeing(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (client, unit, weight) with ICC2 ``share``, and the profile (unit, weight) that all clients have."""
-    profile = np.sqrt(share) * noise("smooth" if kind == "smooth" else "white", 1, rng)[0, 0]
-    return profile + np.sqrt(1 - share) * noise(kind, clients, rng)[:, 0], profile
+def _some(null: str, inference: str, clients: int, shared: int, rng: np.random.Generator) -> pd.DataFrame:
+    """Rows of ICC2 where three tenths of the variance of the first units is a profile of their own."""
+    w = NULLS[null].draw(clients, rng)
+    profile = rng.normal(size=(shared, w.shape[2]))
+    profile = profile if null == "white weights" else smooth(profile)
+    w[:, :shared] += np.sqrt(0.3 / 0.7) * w[:, :shared].std(axis=(0, 2), keepdims=True) * profile
+    return icc2(w, inference)[0]
+
+
+def beside_shared(null: str, inference: str, clients: int, shared: int, rng: np.random.Generator) -> list[Any]:
+    """Beside units on which clients agree: rejections of the others, and their share of those called at FDR .05."""
+    table = _some(null, inference, clients, shared, rng)
+    called = table["p_adjusted"].to_numpy() <= 0.05
+    return [table["p_value"][shared:] <= 0.05, called[shared:].sum() / max(1, called.sum())]
+
+
+def power(null: str, inference: str, clients: int, shared: int, rng: np.random.Generator) -> np.ndarray:
+    """Whether units on which clients agree are called at FDR .05."""
+    return np.asarray(_some(null, inference, clients, shared, rng)["p_adjusted"][:shared] <= 0.05)
+
+
+def identical(null: str, clients: int, shared: int, rng: np.random.Generator) -> np.ndarray:
+    """Whether units that are equal in all clients are called at FDR .05, among 512 others."""
+    w = np.concatenate([NULLS[null].draw(clients, rng) for _ in range(512 // UNITS)], axis=1)
+    w[:, :shared] = w[:1, :shared]
+    return np.asarray(icc2(w, "sign-flip")[0]["p_adjusted"][:shared] <= 0.05)
+
+
+def covered(population: str, clients: int, rng: np.random.Generator) -> list[Any]:
+    """Whether intervals of ICC2 cover, units and layer; nothing is claimed with a caution on the clients."""
+    sample = POPULATIONS[population].draw(clients, rng)
+    found = fedstat.icc(sample.weights)
+    if any(text.startswith("client") for text in found.cautions()):
+        return [np.nan, np.nan]
+    tables = [t.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy().T for t in (found.tidy(), found.layer)]
+    return [
+        np.where(np.isnan(low) | np.isnan(truth), np.nan, (low <= truth) & (truth <= high))
+        for (low, high), truth in zip(tables, (sample.units, np.full(1, sample.layer)), strict=True)
+    ]
+
+
+def cautioned(population: str, clients: int, sound: bool, rng: np.random.Generator) -> float:
+    """Whether a caution on the clients is given, where they are sound or where they are not."""
+    sample = POPULATIONS[population].draw(clients, rng)
+    if sample.sound != sound:
+        return np.nan
+    return float(any(text.startswith("client") for text in fedstat.icc(sample.weights).cautions()))
 
 
 def f_tests(kind: Noise, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Rejections by F where clients agree on nothing: single units, any unit at FDR .05, the layer's interval."""
-    found = fedstat.icc(agreeing(kind, clients, 0.0, rng)[0], inference="F")
+    found = fedstat.icc(agreeing(kind, 0.0, clients, rng).weights, inference="F")
     table = found.tidy().query("type == 'ICC2'")
     low, high = found.layer.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy()[0]
-    return [table["p_value"] <= 0.05, np.array([table["p_fdr"].min() <= 0.05]), np.array([low > 0 or high < 0])]
+    return [table["p_value"] <= 0.05, np.array([table["p_adjusted"].min() <= 0.05]), np.array([low > 0 or high < 0])]
 
 
 def intervals(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> list[np.ndarray]:
@@ -112,35 +97,115 @@ def intervals(kind: Noise, clients: int, share: float, rng: np.random.Generator)
     F takes weights for a sample, so that the truth is ``share``; the bootstrap takes them as given, so that it is the
     share of this profile's own variance.
     """
-    w, profile = agreeing(kind, clients, share, rng)
-    found = fedstat.icc(w, inference="F", replicates=200, seed=int(rng.integers(2**31)))
-    found_units, layer = (t.query("type == 'ICC2'") for t in (found.tidy(), found.layer))
-    of_profile = profile.var(axis=1, ddof=1), np.full(1, profile.var(ddof=1))
-    truths = [(np.full(len(s), share), s / (s + 1 - share)) for s in of_profile]
+    sample = agreeing(kind, share, clients, rng)
+    found = fedstat.icc(sample.weights, inference="F", replicates=200, seed=int(rng.integers(2**31)))
+    tables = (t.query("type == 'ICC2'") for t in (found.tidy(), found.layer))
+    truths = [(np.full(len(np.atleast_1d(own)), share), own) for own in (sample.units, sample.layer)]
     return [
         (t[f"{by}_low"] <= truth) & (truth <= t[f"{by}_high"])
-        for t, of in zip((found_units, layer), truths, strict=True)
+        for t, of in zip(tables, truths, strict=True)
         for by, truth in zip(("conf", "boot"), of, strict=True)
     ]
 
 
-def contradicted(kind: Kind, clients: int, kappa: float, rng: np.random.Generator) -> np.ndarray:
+def contradicted(null: str, clients: int, kappa: float, rng: np.random.Generator) -> np.ndarray:
     """Whether a split is said to contradict agreement where clients agree alike on all units."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return np.array([fedstat.split(unlike(kind, clients, rng), kappa=kappa).contradicted])
+        return np.array([fedstat.split(NULLS[null].draw(clients, rng), kappa=kappa).contradicted])
 
 
 _F = "F takes weights for independent: help and print say so; the default is over clients"
-_ALIKE = "help of fedstat.icc says that units unlike in more than size break the test"
-_BESIDE = "help of fedstat.icc says that beside many shared units a common profile counts as agreement"
-_SPREADS = "help of fedstat.icc: intervals are of clients of these spreads; of others they cover less"
+_ALIKE = "the print of permutation tests says that they assume equal covariances"
+_FEW = "help of fedstat.icc: with many shared units of few the common profile is not told from theirs"
+_SIZES = "a caution is given where clients of unlike size are seen"
+_HEAVY = "help of fedstat.icc names weights with long tails"
 _ICC = (
     "fedstat.stats.icc.coefficients",
     "fedstat.stats.icc.fdr",
     "fedstat.stats.icc._limits",
     "fedstat.stats.icc._limits_agreement",
 )
+_FLIPS = (
+    "fedstat.stats.icc.fdr",
+    *(f"fedstat.stats.icc_tests.{name}" for name in ("sign_flips", "_less_profile", "_standardized", "_patterns")),
+    *(f"fedstat.stats.icc_tests.{name}" for name in ("_pooled", "_flipped")),
+)
+_PERMUTATIONS = (
+    "fedstat.stats.icc.fdr",
+    *(f"fedstat.stats.icc_tests.{name}" for name in ("permutations", "_shifts", "_unit_rows", "_permuted")),
+)
+_JACKKNIFE = ("fedstat.stats.icc_clients._coefficients", "fedstat.stats.icc_clients._left_out")
+_CAUTIONS = (
+    "fedstat.results.icc.IccResult._of_sizes",
+    "fedstat.results.icc.IccResult._of_likeness",
+    "fedstat.stats.grouping.separate_groups",
+    "fedstat.stats.grouping.equal_objects",
+)
+_LEVELS = ("units", "any unit at FDR .05", "layer", "common profile")
+_P_VALUES = tuple(
+    f"{of}.{p}"
+    for of in ("IccResult", "SplitResult")
+    for p in ("p_value", "p_adjusted", "layer_p_value", "profile_p_value")
+)
+_INTERVALS = tuple(f"IccResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high"))
+
+
+def _of_nulls(inference: str, clients: Iterable[int], replicates: int) -> dict[str, Case]:
+    every = list(clients)
+    return {
+        f"{name}, {n} clients": Case(
+            partial(rejections, name, inference, n), inference == "sign-flip" or null.alike,
+            replicates // 4 if n == max(every) else replicates,
+            "" if inference == "sign-flip" or null.alike else _ALIKE,
+            _LEVELS, null.trained,
+        )
+        for name, null in NULLS.items()
+        for n in every
+        if n <= null.most
+    }  # fmt: skip
+
+
+_SHARED = (
+    ("white weights", 8), ("smooth weights", 8), ("units and clients of unlike sizes", 8), ("a common profile", 8),
+    ("smooth weights", 24), ("a common profile", 24), ("iid, 60 steps, layer 1, signs at random", 8),
+    ("two classes, 60 steps, layer 2, signs at random", 8),
+)  # fmt: skip
+
+
+def _beside(
+    hits: Callable[..., Any], inference: str, parts: tuple[str, ...], clients: tuple[int, ...] = (6, 8, 12, 30, 100)
+) -> dict[str, Case]:
+    return {
+        f"{null}, {shared} of {UNITS} units shared, {n} clients": Case(
+            partial(hits, null, inference, n, shared), (null, shared) != ("a common profile", 24), 400, _FEW,
+            parts, NULLS[null].trained,
+        )
+        for null, shared in _SHARED
+        for n in clients
+    }  # fmt: skip
+
+
+def _of_populations() -> dict[str, Case]:
+    return {
+        f"{name}, {clients} clients": Case(
+            partial(covered, name, clients), True in population.sound and "t3" not in name, 400,
+            _HEAVY if "t3" in name else _SIZES, ("units", "layer"), population.trained,
+        )
+        for name, population in POPULATIONS.items()
+        for clients in (3, 5, 10, 30)
+    }  # fmt: skip
+
+
+def _of_cautions(*, sound: bool) -> dict[str, Case]:
+    return {
+        f"{name}, {clients} clients": Case(
+            partial(cautioned, name, clients, sound), "t3" not in name, 400, _HEAVY, trained=population.trained
+        )
+        for name, population in POPULATIONS.items()
+        if sound in population.sound
+        for clients in (3, 5, 10, 30)
+    }
 
 
 def _of_f() -> dict[str, Case]:
@@ -166,82 +231,45 @@ def _of_intervals() -> dict[str, Case]:
     }  # fmt: skip
 
 
-def _of_exchanges() -> dict[str, Case]:
-    return {
-        f"{kind} weights, {clients} clients": Case(
-            partial(exchanges, kind, clients), kind != "half smooth", 600 if clients == 100 else 3000,
-            _ALIKE if kind == "half smooth" else "", ("units", "any unit at FDR .05", "layer"),
-        )
-        for kind in _ALL_KINDS
-        for clients in (2, 3, 12, 100)
-    }  # fmt: skip
-
-
-def _of_jackknife() -> dict[str, Case]:
-    parts = tuple(f"{of}{whose}" for whose in ("", ", other clients") for of in ("units", "layer"))
-    return {
-        f"{kind} weights, ICC2 {share}, {clients} clients": Case(
-            partial(jackknife, kind, clients, share), kind in ("white", "smooth"), 1000,
-            "" if kind in ("white", "smooth") else _SPREADS, parts,
-        )
-        for kind in KINDS
-        for share in (0.0, 0.3, 0.9)
-        for clients in (3, 5, 30)
-    }  # fmt: skip
-
-
-def _beside(hits: Callable[..., Any], parts: tuple[str, ...]) -> dict[str, Case]:
-    most = [("smooth", 24), ("common profile", 24)]
-    return {
-        f"{kind} weights, {shared} of {UNITS} units shared, {clients} clients": Case(
-            partial(hits, kind, clients, shared), kind != "half smooth" and (kind, shared) != most[1], 600,
-            {"half smooth": _ALIKE, "common profile": _BESIDE}.get(kind, ""), parts,
-        )
-        for kind, shared in [*((kind, 8) for kind in _ALL_KINDS), *most]
-        for clients in (3, 6, 12, 30)
-    }  # fmt: skip
-
-
-_ALL_KINDS: tuple[Kind, ...] = (*KINDS, "unlike sizes", "common profile", "start subtracted", "half smooth")
-_P_VALUES = tuple(f"{of}.{p}" for of in ("IccResult", "SplitResult") for p in ("p_value", "p_fdr", "layer_p_value"))
-_INTERVALS = tuple(f"IccResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high"))
 CLAIMS = {
-    "icc, tests over clients": Claim(
-        "level", ("fedstat.stats.icc_clients._p_values", "fedstat.stats.icc.fdr"), _P_VALUES, _of_exchanges()
+    "icc, sign-flip tests": Claim("level", _FLIPS, _P_VALUES, _of_nulls("sign-flip", (3, 5, 6, 12, 30, 100), 1000)),
+    "icc, sign-flip tests beside shared units": Claim(
+        "level", _FLIPS, _P_VALUES, _beside(beside_shared, "sign-flip", ("other units", "false among those called"))
     ),
-    "icc, tests over clients beside shared units": Claim(
-        "level",
-        ("fedstat.stats.icc_clients._p_values", "fedstat.stats.icc.fdr"),
-        _P_VALUES,
-        _beside(beside_shared, ("other units", "false among those called")),
+    "icc, power of sign-flip tests at FDR .05": Claim("rate", _FLIPS, _P_VALUES, _beside(power, "sign-flip", ("",))),
+    "icc, identical units among 512 called by sign-flip tests": Claim(
+        "rate", _FLIPS, _P_VALUES,
+        {f"{null}, {n} identical, 10 clients": Case(partial(identical, null, 10, n), replicates=200,
+                                                    trained=NULLS[null].trained)
+         for null in ("white weights", "two classes, 60 steps, layer 2, signs at random") for n in (1, 2)},
     ),
-    "icc, power of the tests over clients at FDR .05": Claim(
-        "rate", ("fedstat.stats.icc_clients._p_values", "fedstat.stats.icc.fdr"), _P_VALUES, _beside(power, ("",))
+    "icc, permutation tests": Claim("level", _PERMUTATIONS, _P_VALUES, _of_nulls("permutation", (2, 3, 12), 400)),
+    "icc, power of permutation tests at FDR .05": Claim(
+        "rate", _PERMUTATIONS, _P_VALUES, _beside(power, "permutation", ("",), clients=(6, 12, 30))
     ),
-    "icc, intervals over clients": Claim(
-        "coverage", ("fedstat.stats.icc_clients._coefficients",), _INTERVALS, _of_jackknife()
-    ),
+    "icc, intervals over clients": Claim("coverage", _JACKKNIFE, _INTERVALS, _of_populations()),
+    "icc, cautions where clients are independent and alike": Claim("level", _CAUTIONS, (), _of_cautions(sound=True)),
+    "icc, cautions where they are not": Claim("rate", _CAUTIONS, (), _of_cautions(sound=False)),
     "split, AgreementWarning": Claim(
         "level",
         ("fedstat.stats.split.contradicted",),
         (),
         {
-            f"{kind} weights, kappa {kappa}, {clients} clients": Case(
-                partial(contradicted, kind, clients, kappa), kind != "half smooth", 400
+            f"{name}, kappa {kappa}, {clients} clients": Case(
+                partial(contradicted, name, clients, kappa), replicates=400, trained=null.trained
             )
-            for kind in _ALL_KINDS
-            if kind != "start subtracted"
+            for name, null in NULLS.items()
             for kappa in (0.3, 0.75)
-            for clients in (6, 20)
+            for clients in (3, 6, 12)
         },
     ),
     "icc, F tests of 0": Claim(
-        "level", _ICC, ("IccResult.p_value", "IccResult.p_fdr", "SplitResult.p_value", "SplitResult.p_fdr"), _of_f()
+        "level", _ICC, tuple(f"{of}Result.p_{p}" for of in ("Icc", "Split") for p in ("value", "adjusted")), _of_f()
     ),
-    "icc, intervals": Claim(
+    "icc, intervals by F and bootstrap": Claim(
         "coverage",
         (*_ICC, "fedstat.results.icc._percentiles"),
         tuple(f"IccResult.{of}_{end}" for of in ("conf", "boot", "layer") for end in ("low", "high")),
         _of_intervals(),
     ),
-}
+}  # fmt: skip

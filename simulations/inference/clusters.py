@@ -8,7 +8,13 @@ import numpy as np
 
 import fedstat
 from fedstat.stats import indices, modes
+from simulations.inference.pools import Kind, pool
 from simulations.inference.table import Case, Claim
+
+_TRAINED: dict[str, tuple[Kind, int, int]] = {
+    "changes, two classes, 60 steps, layer 2": ("two classes", 60, 2),
+    "weights, two starts, 60 steps, layer 1": ("two starts", 60, 1),
+}
 
 
 def groups_of(clients: int, n: int) -> np.ndarray:
@@ -23,6 +29,10 @@ def unrelated(kind: str, clients: int, rng: np.random.Generator) -> list[np.ndar
         v += 3 * rng.normal(size=(3, 30))[rng.integers(0, 3, clients)]
     if kind == "unlike norms":
         v *= np.exp(rng.normal(size=(clients, 1)))
+    if kind in _TRAINED:
+        found = pool(*_TRAINED[kind])
+        changes = found.weights - (found.start.max() == 0) * found.initial
+        v = changes[rng.choice(len(changes), clients, replace=False)]
     found = fedstat.client_clusters(v, n_clusters=3, groups=groups_of(clients, 3), resamples=1, permutations=499)
     return [np.array([found.p_value <= 0.05]), np.array([found.contrast_p_value <= 0.05])]
 
@@ -111,9 +121,10 @@ CLAIMS = {
         (f"{_CLUSTERS}.p_value", f"{_CLUSTERS}.contrast_p_value"),
         {
             f"{kind}, {n} clients": Case(
-                partial(unrelated, kind, n), replicates=1000, parts=("adjusted Rand index", "similarity within groups")
+                partial(unrelated, kind, n), replicates=1000,
+                parts=("adjusted Rand index", "similarity within groups"), trained=kind in _TRAINED,
             )
-            for kind in ("independent vectors", "own clusters", "unlike norms")
+            for kind in ("independent vectors", "own clusters", "unlike norms", *_TRAINED)
             for n in (6, 20)
         },
     ),

@@ -11,6 +11,7 @@ import fedstat
 from fedstat.stats import factor, split
 from fedstat.stats.bootstrap import reweighted
 from fedstat.stats.moments import Moments, correlation, moments
+from simulations.inference.layers import NULLS
 from simulations.inference.table import Case, Claim
 from simulations.inference.weights import smooth
 
@@ -155,8 +156,33 @@ def _of_population() -> dict[str, Case]:
     }  # fmt: skip
 
 
+def permutation_of_trained(null: str, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """As :func:`permutation`, of clients that agree on no unit; units of a common start are not exchangeable."""
+    w = NULLS[null].draw(clients, rng)
+    found = fedstat.permutation_test(w, kappa=0.75, method="pc", replicates=99, seed=int(rng.integers(2**31)))
+    return [np.array([found.p_value <= 0.05]), np.array([found.tidy()["p_adjusted"].min() <= 0.05])]
+
+
+_EXCHANGEABLE = "help of fedstat.permutation_test: a common start makes units differ, and H0 false"
+
+
 def _permutations() -> dict[str, Case]:
+    trained = (
+        "own starts, 60 steps, layer 1", "own starts, 60 steps, layer 2", "units permuted, 60 steps, layer 1",
+        "iid, 60 steps, layer 1, signs at random", "two classes, 60 steps, layer 2, signs at random",
+    )  # fmt: skip
     return {
+        f"{name}, {clients} clients": Case(
+            partial(permutation_of_trained, name, clients),
+            "signs" not in name,
+            400,
+            _EXCHANGEABLE if "signs" in name else "",
+            ("all units", "any unit at FDR .05"),
+            True,
+        )
+        for name in trained
+        for clients in (3, 12)
+    } | {
         f"{kind}, {clients} clients": Case(
             partial(permutation, kind, clients), replicates=1000, parts=("all units", "any unit at FDR .05")
         )
@@ -172,7 +198,7 @@ CLAIMS = {
     "bootstrap, ν of samples of this size": Claim("coverage", _BOOTSTRAP, _ENDS, _of_samples()),
     "bootstrap, ν of the population": Claim("coverage", _BOOTSTRAP, _ENDS, _of_population()),
     "bootstrap, labels of .9 to .97 of the replicates are right": Claim(
-        "rate", (), ("BootstrapResult.p_shared", "SplitMapResult.p_shared"),
+        "rate", ("fedstat.stats.bootstrap.reweighted",), ("BootstrapResult.p_shared", "SplitMapResult.p_shared"),
         {
             f"{name}, κ {kappa}, {clients} clients": Case(
                 partial(labels, name, clients, _options("pc", kappa)), replicates=500,

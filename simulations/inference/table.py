@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ import pandas as pd
 
 from fedstat._executor import as_done
 from fedstat._random import generator
+from simulations.inference.digests import digest
 
 LARGEST_LEVEL, SHORT = 0.06, 0.02
 """A test of .05 errs above the first, an interval where its coverage falls short of what it claims by the second; both
@@ -23,8 +24,8 @@ only where that is by more than two Monte Carlo errors."""
 
 KEYS = ("claim", "case", "part")
 COLUMNS = (
-    *KEYS, "kind", "assumptions", "replicates", "claimed", "observed", "mc_error", "verdict", "note", "seed",
-    "revision",
+    *KEYS, "layers", "kind", "assumptions", "replicates", "claimed", "observed", "mc_error", "verdict", "note", "seed",
+    "revision", "digest",
 )  # fmt: skip
 
 
@@ -44,6 +45,8 @@ class Case(NamedTuple):
         Where the claim errs in this case, what fedstat says or refuses there.
     parts : tuple of str
         Names of what is counted apart, as shared and personal units.
+    trained : bool
+        Whether data are trained networks.
     """
 
     hits: Callable[[np.random.Generator], Any]
@@ -51,6 +54,7 @@ class Case(NamedTuple):
     replicates: int = 2000
     note: str = ""
     parts: tuple[str, ...] = ("",)
+    trained: bool = False
 
 
 class Claim(NamedTuple):
@@ -129,23 +133,25 @@ def verdict(claim: Claim, found: Outcome, replicates: int) -> str:
 
 def rows(
     claims: Mapping[str, Claim],
-    names: Iterable[tuple[str, str]],
+    names: Sequence[tuple[str, str]],
     *,
     replicates: int | None = None,
     seed: int = 0,
     executor: Executor | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Rows of the table for each case, as they are done; ``replicates`` in place of each case's own number."""
-    revision = _revision()
+    revision, digests = _revision(), {name: digest(claims[name].sources) for name in {claim for claim, _ in names}}
     for (claim, name), result in as_done(executor, partial(_one, claims, replicates, seed), names):
         about, case = claims[claim], claims[claim].cases[name]
         tries = case.replicates if replicates is None else replicates
         yield [
             {
-                "claim": claim, "case": name, "part": part, "kind": about.kind,
+                "claim": claim, "case": name, "part": part, "layers": "trained" if case.trained else "synthetic",
+                "kind": about.kind,
                 "assumptions": "hold" if case.holds else "fail", "replicates": tries, "claimed": found.replicates,
                 "observed": round(found.observed, 4), "mc_error": round(found.error, 4),
                 "verdict": verdict(about, found, tries), "note": case.note, "seed": seed, "revision": revision,
+                "digest": digests[claim],
             }
             for part, found in zip(case.parts, result(), strict=True)
         ]  # fmt: skip
@@ -164,6 +170,14 @@ def cases(claims: Mapping[str, Claim]) -> list[tuple[str, str]]:
 def read(path: Path) -> pd.DataFrame:
     """The table at a path; without rows if there is none."""
     return pd.read_csv(path, keep_default_na=False) if path.exists() else empty()
+
+
+def current(table: pd.DataFrame, claims: Mapping[str, Claim]) -> set[tuple[str, str]]:
+    """Cases (claim, case) whose rows were made by today's functions, and by a clean revision."""
+    rows = table[[one in claims for one in table["claim"]]]
+    today = rows["claim"].map({name: digest(claims[name].sources) for name in rows["claim"].unique()})
+    good = rows[(rows["digest"] == today) & ~rows["revision"].str.endswith("-dirty")]
+    return set(good[["claim", "case"]].itertuples(index=False, name=None))
 
 
 def empty() -> pd.DataFrame:
@@ -190,5 +204,13 @@ def write(path: Path, table: pd.DataFrame) -> None:
 
 
 def _revision() -> str:
-    asked = ("git", "describe", "--always", "--dirty", "--abbrev=12")
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    """Revision of the code, marked if its files have changes without a commit; the table itself does not count."""
+    asked = (("git", "rev-parse", "--short=12", "HEAD"), ("git", "status", "--porcelain", "fedstat", "simulations"))
+    revision, changes = (subprocess.run(a, capture_output=True, text=True, check=False).stdout.strip() for a in asked)
+    return revision + "-dirty" * bool(changes)
+
+
+def require_clean() -> None:
+    """RuntimeError if there are changes without a commit: rows name the revision that made them."""
+    if (revision := _revision()).endswith("-dirty"):
+        raise RuntimeError(f"the table needs a clean revision, but got {revision}. Commit first, or use --quick.")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pingouin
 import pytest
 from statsmodels.formula.api import ols
 from statsmodels.stats.anova import anova_lm
@@ -100,6 +101,22 @@ def test_bench_icc_against_statsmodels_unit_by_unit(benchmark: Any, shape: tuple
     ours = benchmark.stats.stats.min
     print(f"\nicc {shape}: {ours:.4g} s; statsmodels anova {a_unit * shape[1]:.4g} s (from {len(some)} units); "
           f"ratio {a_unit * shape[1] / ours:.3g}")  # fmt: skip
+
+
+def by_pingouin(w: np.ndarray) -> float:
+    k, n = w.shape
+    data = pd.DataFrame({"y": w.ravel(), "target": np.tile(np.arange(n), k), "rater": np.repeat(np.arange(k), n)})
+    table = pingouin.intraclass_corr(data, targets="target", raters="rater", ratings="y")
+    return float(table.loc[table["Type"] == "ICC(A,1)", "ICC"].item())
+
+
+def test_bench_icc_with_sign_flips_against_pingouin_unit_by_unit(compare: Any) -> None:
+    w = np.random.default_rng(0).normal(size=(100, 200, 100))
+    np.testing.assert_allclose(fedstat.icc(w).agreement[:2], [by_pingouin(w[:, j]) for j in range(2)], atol=1e-9)
+    compare(
+        "icc, 100 clients x 200 units x 100 weights, for 10 units of pingouin", lambda: fedstat.icc(w),
+        lambda: [by_pingouin(w[:, j]) for j in range(10)], "pingouin, a twentieth of the units",
+    )  # fmt: skip
 
 
 def test_bench_bootstrap_against_repeated_analyses(benchmark: Any) -> None:

@@ -87,7 +87,7 @@ def test_a_result_comes_back_from_disk_equal_to_the_bit(made: str, tmp_path: Pat
 
 def test_a_foreign_kind_of_result_is_refused() -> None:
     data = xr.Dataset(attrs={"result": '{"of": "Popen", "with": {"args": "true"}}'})
-    with pytest.raises(ValueError, match=r"must be one of 'Coefficients', .* but got 'Popen'"):
+    with pytest.raises(ValueError, match=r"must be one of 'AgreementTest', .* but got 'Popen'"):
         from_dataset(data)
 
 

@@ -283,16 +283,18 @@ def test_noise_seldom_raises_the_warning() -> None:
 
 def test_the_rule_is_that_of_mann_and_whitney_and_of_gross_contradictions() -> None:
     rng = np.random.default_rng(0)
-    for shift, d in ((-0.3, 400), (-3.0, 400), (-3.0, 6), (-1.5, 8), (0.0, 40), (3.0, 40)):
+    for shift, d in ((-0.3, 400), (-3.0, 400), (-0.09, 400), (-3.0, 6), (-1.5, 8), (0.0, 40), (3.0, 40)):
         labels = np.arange(d) % 2 == 0
-        icc = rng.normal(size=d) + shift * labels
+        icc = rng.normal(size=d) * (0.03 if shift == -0.09 else 1) + shift * labels
         gross = np.mean([a > b for a in icc[labels] for b in icc[~labels]]) < 1 / 3
+        gross &= np.median(icc[~labels]) - np.median(icc[labels]) >= 0.15
         chance = scipy_stats.mannwhitneyu(icc[labels], icc[~labels]).pvalue >= 0.01
-        assert contradicted(labels, icc) == (gross and not chance)
-    assert not contradicted(np.arange(400) % 2 == 0, np.ones(400))
+        assert contradicted(labels, icc, 6) == (gross and not chance)
+        assert not contradicted(labels, icc, 5)
+    assert not contradicted(np.arange(400) % 2 == 0, np.ones(400), 6)
     few = np.array([True, True, False, False])
-    assert not contradicted(few, np.array([0.0, 0.1, 0.8, 0.9]))  # p = 1/3 at best
-    assert not contradicted(few, np.full(4, np.nan))
+    assert not contradicted(few, np.array([0.0, 0.1, 0.8, 0.9]), 6)  # p = 1/3 at best
+    assert not contradicted(few, np.full(4, np.nan), 6)
 
 
 # --- reports, stores, figures, command

@@ -103,6 +103,6 @@ def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(wei
     ax = forest(fs.icc(named, replicates=10), units=5, type="ICC3")
     assert ax.get_title() == "3 highest and 2 lowest of 23 units; undefined units left out: 1"
     assert len(ax.get_yticklabels()) == 6
-    assert ax.get_xlabel().startswith("ICC3, 95 % interval (bootstrap over clients)\n")
+    assert ax.get_xlabel().startswith("ICC3, 95% CI (bootstrap over clients)\n")
     with pytest.raises(ValueError, match="Did you mean 'ICC"):
         forest(result, type="ICC4")  # type: ignore[arg-type]

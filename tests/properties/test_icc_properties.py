@@ -26,14 +26,16 @@ def test_clients_and_weights_may_stand_in_any_order_and_units_move_with_theirs(s
     w, rng = layer(seed), np.random.default_rng(seed)
     order = rng.permutation(w.shape[1])
     moved = w[rng.permutation(len(w))][:, order][:, :, rng.permutation(w.shape[2])]
-    names = {"F": ("icc", "p_value", "conf_low", "conf_high"), "clients": ("icc", "statistic", "conf_low", "conf_high")}
-    for inference, fields in names.items():  # exchanges are drawn, in the order of units and clients
+    always = ("icc", "statistic", "conf_low", "conf_high")
+    # Permutations are cyclic shifts in the order of the units.
+    names = {"F": (*always, "p_value"), "sign-flip": (*always, "p_value"), "permutation": always}
+    for inference, fields in names.items():
         a, b = (fs.icc(x, inference=inference) for x in (w, moved))
         for x, y in ((a.coefficients, b.coefficients), (a.layer_coefficients, b.layer_coefficients)):
             for name in fields:
                 before = getattr(x, name)
                 np.testing.assert_allclose(
-                    getattr(y, name), before[order] if before.ndim == 2 else before, rtol=1e-6, atol=1e-7
+                    getattr(y, name), before[order] if before.ndim == 2 else before, rtol=1e-5, atol=1e-5
                 )
 
 
@@ -68,14 +70,16 @@ def test_agreement_is_that_of_a_common_offset_and_factor_less(seed: int, offset:
 def test_coefficients_keep_their_bounds_and_stand_in_their_intervals(seed: int) -> None:
     w = layer(seed)
     k, d = w.shape[:2]
-    for inference in ("F", "clients"):
+    least = {"F": 2, "sign-flip": 5, "permutation": 2}
+    for inference, clients in least.items():
         c = fs.icc(w, inference=inference).coefficients
         assert (c.icc <= 1).all()
         assert (c.icc[:, [0, 2]] >= -1 / (k - 1) - 1e-12).all()
         for t in (0, 2):
             assert ((c.conf_low[:, t] <= c.icc[:, t]) == (inference == "F" or k > 2)).all()
             assert ((c.icc[:, t] <= c.conf_high[:, t]) == (inference == "F" or k > 2)).all()
-        assert (((c.p_value >= 0) & (c.p_value <= 1)) == (inference == "F" or d > 1)).all()
+        tested = k >= clients and (inference != "permutation" or d > 1)
+        assert (((c.p_value >= 0) & (c.p_value <= 1)) == tested).all()
 
 
 @SHORT

@@ -11,10 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from made_results import MADE, made
+from real_data import require_real_data
 
 from simulations.inference import __main__ as command
 from simulations.inference import table
 from simulations.inference.claims import CLAIMS
+from simulations.inference.digests import digest
 
 ROOT = Path(__file__).parents[2]
 RESULTS = table.read(command.RESULTS)
@@ -74,14 +76,6 @@ def test_whoever_makes_a_p_value_or_an_interval_is_a_source_of_a_claim() -> None
     assert set(OTHERWISE) - found == set(), "these are gone"
 
 
-@pytest.mark.parametrize("source", sorted({source for claim in CLAIMS.values() for source in claim.sources}))
-def test_a_source_is_there(source: str) -> None:
-    *_, name = source.split(".")
-    at = [ROOT.joinpath(*source.split(".")[:n]).with_suffix(".py") for n in range(2, source.count(".") + 1)]
-    (path,) = (path for path in at if path.is_file())
-    assert f"def {name}(" in path.read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("name", MADE)
 def test_columns_of_results_that_look_like_inference_belong_to_a_claim(name: str) -> None:
     result = made(name)
@@ -98,6 +92,12 @@ def test_the_table_has_a_row_for_every_part_of_every_case_and_no_other() -> None
     assert (RESULTS["mc_error"][RESULTS["claimed"] > 100].astype(float) < 0.036).all(), "of 200 draws at least"
 
 
+def test_rows_were_made_by_the_code_of_today_at_clean_revisions() -> None:
+    """Run ``python -m simulations.inference --stale --data-dir FOLDER`` after a commit."""
+    every = set(table.cases(CLAIMS))
+    assert sorted(every - table.current(RESULTS, CLAIMS)) == []
+
+
 def test_what_errs_says_where_users_are_told() -> None:
     errs = RESULTS[RESULTS["verdict"] == "errs"]
     assert len(errs), "the table would be no use if nothing ever failed"
@@ -105,10 +105,26 @@ def test_what_errs_says_where_users_are_told() -> None:
     assert silent[list(table.KEYS)].to_numpy().tolist() == []
 
 
+TRAINED = {claim: [name for name, case in CLAIMS[claim].cases.items() if case.trained] for claim in CLAIMS}
+
+
+@pytest.fixture
+def mnist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSTAT_DATA", str(require_real_data()))
+
+
+@pytest.mark.usefixtures("mnist")
+@pytest.mark.parametrize("claim", [claim for claim, names in TRAINED.items() if names])
+def test_a_claim_can_be_tried_on_trained_networks(claim: str) -> None:
+    case = CLAIMS[claim].cases[TRAINED[claim][0]]
+    for one in table.tried(case, (claim, TRAINED[claim][0]), replicates=2, seed=0):
+        assert 0 <= one.observed <= 1 or one.replicates == 0
+
+
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_a_claim_can_be_tried(claim: str) -> None:
     """The quick form: the first case, a few replicates; drawn again they are the same."""
-    name, case = next(iter(CLAIMS[claim].cases.items()))
+    name, case = next((name, case) for name, case in CLAIMS[claim].cases.items() if not case.trained)
     found = table.tried(case, (claim, name), replicates=3, seed=0)
     assert len(found) == len(case.parts)
     assert all(0 <= one.observed <= 1 or one.replicates == 0 for one in found)
@@ -127,6 +143,46 @@ def test_outcomes_count_what_was_claimed() -> None:
     assert table.verdict(level._replace(kind="coverage", confidence=0.3), one, 400) == "holds"
     (all_,) = table.tried(table.Case(lambda _: [np.ones(3)], parts=("x",)), ("a", "d"), replicates=100, seed=1)
     assert all_.error > 0, "100 of 100 do not make a certainty"
+
+
+def module(folder: Path, text: str) -> Path:
+    (folder / "one.py").write_text(text)
+    return folder
+
+
+FUNCTION = '''
+def value(x: int, by: float = 0.5) -> float:
+    """Return it."""
+    if x < 0:
+        raise ValueError(f"x is {x}")
+    return np.sum(x, axis=0) * by
+'''
+
+
+def test_digests_stay_under_renaming_and_documentation(tmp_path: Path) -> None:
+    first = digest(["one.value"], module(tmp_path, FUNCTION))
+    renamed = (
+        FUNCTION.replace("value", "amount").replace("x", "weights").replace("Return it", "Say it").replace("by", "f")
+    )
+    assert digest(["one.amount"], module(tmp_path, renamed.replace("aweightsis", "axis"))) == first
+    (tmp_path / "two.py").write_text("class Room:\n" + FUNCTION.replace("\n", "\n    "))
+    assert digest(["two.Room.value"], tmp_path) == first
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("0.5", "0.6"), ("axis=0", "axis=1"), ("np.sum", "np.max"), ("< 0", "<= 0"), ("* by", "/ by")]
+)
+def test_digests_change_with_what_is_computed(tmp_path: Path, old: str, new: str) -> None:
+    first = digest(["one.value"], module(tmp_path, FUNCTION))
+    assert digest(["one.value"], module(tmp_path, FUNCTION.replace(old, new))) != first
+
+
+def test_a_claim_has_sources_that_exist() -> None:
+    for name, claim in CLAIMS.items():
+        assert claim.sources, name
+        assert len(digest(claim.sources)) == 12
+    with pytest.raises(LookupError, match=r"there is no function fedstat\.stats\.icc\.nothing"):
+        digest(["fedstat.stats.icc.nothing"])
 
 
 def test_a_table_is_added_to_and_keeps_the_order_of_the_claims() -> None:

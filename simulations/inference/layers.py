@@ -1,0 +1,224 @@
+"""Layers with known truth: clients that agree on no unit, and populations of clients whose agreement is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import NamedTuple
+
+import numpy as np
+
+import fedstat
+from simulations.inference.pools import Kind, pool
+from simulations.inference.weights import UNITS, WEIGHTS, Noise, noise, smooth
+
+Draw = Callable[[int, np.random.Generator], np.ndarray]
+"""From a number of clients to weights (client, unit, weight)."""
+
+
+class Null(NamedTuple):
+    """Layers of which clients agree on no unit beyond the profile that all units have in common.
+
+    Attributes
+    ----------
+    draw : callable (clients, Generator) -> array (client, unit, weight)
+    profile : bool
+        True if units have a profile in common.
+    trained : bool
+    alike : bool
+        True if all units have the same covariance but for their size.
+    most : int
+        Clients of a layer, at most: a pool has few different ones.
+    """
+
+    draw: Draw
+    profile: bool = False
+    trained: bool = False
+    alike: bool = False
+    most: int = 100
+
+
+def unlike_sizes(clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Smooth weights; standard deviations of clients and of units are log-normal (σ = .7)."""
+    w = noise("smooth", clients, rng)[:, 0] * np.exp(0.7 * rng.normal(size=(clients, 1, 1)))
+    return w * np.exp(0.7 * rng.normal(size=(UNITS, 1)))
+
+
+def common_profile(clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Smooth weights; half of their variance is a profile that all units of all clients have."""
+    return noise("smooth", clients, rng)[:, 0] + smooth(rng.normal(size=(1, WEIGHTS)))
+
+
+def half_smooth(clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Half of the units smooth, half of them white."""
+    w = noise("smooth", clients, rng)[:, 0]
+    w[:, ::2] = noise("white", clients, rng)[:, 0, ::2]
+    return w
+
+
+def unlike_ranks(clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Units whose weights vary in 1, 3, 30 or 64 directions."""
+    rank = np.resize([1, 3, 30, 64], UNITS)
+    return np.stack([rng.normal(size=(clients, r)) @ rng.normal(size=(r, WEIGHTS)) / np.sqrt(r) for r in rank], axis=1)
+
+
+def pruned(clients: int, rng: np.random.Generator) -> np.ndarray:
+    """White weights of which all clients keep the same tenth."""
+    return noise("white", clients, rng)[:, 0] * (rng.random((UNITS, WEIGHTS)) < 0.1)
+
+
+def signed_changes(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Deviations of trained clients from the mean of their pool, with signs at random."""
+    w = _deviations(kind, steps, layer)
+    return w[rng.choice(len(w), clients, replace=False)] * rng.choice([-1, 1], size=(clients, 1, 1))
+
+
+@cache
+def _deviations(kind: Kind, steps: int, layer: int) -> np.ndarray:
+    w = pool(kind, steps, layer).weights
+    return w - w.mean(axis=0)
+
+
+def own_starts(layer: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Clients trained from initial parameters of their own."""
+    w = pool("own starts", 60, layer).weights
+    return w[rng.choice(len(w), clients, replace=False)]
+
+
+def permuted(clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Clients of a common start that name their units in any order."""
+    w = pool("iid", 60, 1).weights
+    return rng.permuted(w[rng.choice(len(w), clients, replace=False)].swapaxes(0, 1), axis=0).swapaxes(0, 1)
+
+
+_SIGNED: tuple[tuple[Kind, int, int], ...] = (
+    ("iid", 60, 1), ("iid", 1, 2), ("five classes", 6, 2), ("two classes", 6, 1), ("two classes", 60, 2),
+    ("two classes", 60, 3), ("random labels", 60, 2),
+)  # fmt: skip
+NULLS: dict[str, Null] = {
+    f"{kind} weights": Null(lambda clients, rng, kind=kind: noise(kind, clients, rng)[:, 0], alike=True)
+    for kind in ("white", "smooth", "t3", "unlike clients")
+} | {
+    "units and clients of unlike sizes": Null(unlike_sizes, alike=True),
+    "a common profile": Null(common_profile, profile=True, alike=True),
+    "half smooth, half white": Null(half_smooth),
+    "units of unlike ranks": Null(unlike_ranks),
+    "pruned to a tenth": Null(pruned),
+    **{
+        f"{kind}, {steps} steps, layer {layer}, signs at random": Null(
+            partial(signed_changes, kind, steps, layer), trained=True
+        )
+        for kind, steps, layer in _SIGNED
+    },
+    "own starts, 60 steps, layer 1": Null(partial(own_starts, 1), profile=True, trained=True, most=30),
+    "own starts, 60 steps, layer 2": Null(partial(own_starts, 2), trained=True, most=30),
+    "units permuted, 60 steps, layer 1": Null(permuted, profile=True, trained=True, alike=True, most=30),
+}
+
+
+class Sample(NamedTuple):
+    """Clients of a population, and what ICC2 is in it.
+
+    Attributes
+    ----------
+    weights : array (client, unit, weight)
+    units : array (unit,)
+        NaN for a unit that does not vary.
+    layer : float
+    sound : bool
+        True if the clients are independent and vary alike, as far as can be seen from them.
+    """
+
+    weights: np.ndarray
+    units: np.ndarray
+    layer: float
+    sound: bool = True
+
+
+class Population(NamedTuple):
+    """Clients to draw.
+
+    Attributes
+    ----------
+    draw : callable (clients, Generator) -> Sample
+    trained : bool
+    sound : tuple of bool
+        Kinds of samples that it has, as :attr:`Sample.sound`.
+    """
+
+    draw: Callable[[int, np.random.Generator], Sample]
+    trained: bool = False
+    sound: tuple[bool, ...] = (True,)
+
+
+def agreeing(kind: Noise, share: float, clients: int, rng: np.random.Generator) -> Sample:
+    """Clients with a profile of variance ``share`` and noise of the rest; unlike clients are not sound."""
+    profile = np.sqrt(share) * noise("smooth" if kind == "smooth" else "white", 1, rng)[0, 0]
+    w = profile + np.sqrt(1 - share) * noise(kind, clients, rng)[:, 0]
+    units, whole = profile.var(axis=1, ddof=1), profile.var(ddof=1)
+    return Sample(w, units / (units + 1 - share), whole / (whole + 1 - share), kind != "unlike clients")
+
+
+def changes(kind: Kind, steps: int, layer: int, sizes: str, clients: int, rng: np.random.Generator) -> Sample:
+    """Changes from a common start, of clients of sizes "alike", "log-normal .7" or "one in ten 10 times".
+
+    Without one of the tenth that changed more, clients are a sample of the others, and sound.
+    """
+    found = _of_sizes(kind, steps, layer, sizes)
+    chosen = rng.choice(len(found.weights), clients, replace=False)
+    w, large = found.weights[chosen], sizes == "one in ten 10 times" and (chosen % 10 == 0).any()
+    if sizes == "one in ten 10 times" and not large:
+        found = _of_sizes(kind, steps, layer, "alike")
+    return Sample(w, found.units, found.layer, sizes == "alike" or (sizes == "one in ten 10 times" and not large))
+
+
+@cache
+def _of_sizes(kind: Kind, steps: int, layer: int, sizes: str) -> Sample:
+    """All clients of a pool, and their agreement."""
+    found = pool(kind, steps, layer)
+    n = np.arange(len(found.weights))
+    by = {"log-normal .7": np.exp(0.7 * np.random.default_rng(0).normal(size=len(n))),
+          "one in ten 10 times": np.where(n % 10, 1.0, 10.0)}.get(sizes, np.ones(len(n)))  # fmt: skip
+    return _whole((found.weights - found.initial) * by[:, None, None])
+
+
+def started(kind: Kind, clients: int, rng: np.random.Generator) -> Sample:
+    """Weights of the first layer after 60 steps from a common start, or from two; clients of one are sound."""
+    found = pool(kind, 60, 1)
+    chosen = rng.choice(len(found.weights), clients, replace=False)
+    at = np.unique(found.start[chosen])
+    whole = _of_start(kind, int(at[0])) if len(at) == 1 else _of_start(kind, None)
+    return Sample(found.weights[chosen], whole.units, whole.layer, len(at) == 1)
+
+
+@cache
+def _of_start(kind: Kind, start: int | None) -> Sample:
+    found = pool(kind, 60, 1)
+    return _whole(found.weights if start is None else found.weights[found.start == start])
+
+
+def _whole(w: np.ndarray) -> Sample:
+    found = fedstat.icc(w, inference="F")
+    return Sample(w, found.agreement, float(found.layer_coefficients.icc[1]))
+
+
+POPULATIONS: dict[str, Population] = {
+    f"{kind} weights, ICC2 {share}": Population(partial(agreeing, kind, share), sound=(kind != "unlike clients",))
+    for kind in ("white", "smooth", "t3", "unlike clients")
+    for share in (0.0, 0.3, 0.9)
+} | {
+    f"changes, {kind}, {steps} steps, layer {layer}": Population(partial(changes, kind, steps, layer, "alike"), True)
+    for kind, steps, layer in (
+        ("iid", 1, 1), ("iid", 60, 1), ("iid", 60, 2), ("five classes", 60, 1), ("two classes", 1, 1),
+        ("two classes", 6, 1), ("two classes", 60, 1), ("two classes", 60, 2), ("random labels", 60, 1),
+    )
+} | {
+    "changes, iid, 60 steps, layer 1, sizes log-normal .7": Population(
+        partial(changes, "iid", 60, 1, "log-normal .7"), True, (False,)
+    ),
+    "changes, iid, 60 steps, layer 1, sizes one in ten 10 times": Population(
+        partial(changes, "iid", 60, 1, "one in ten 10 times"), True, (True, False)
+    ),
+    "weights, common start, 60 steps, layer 1": Population(partial(started, "iid"), True),
+    "weights, two starts, 60 steps, layer 1": Population(partial(started, "two starts"), True, (True, False)),
+}  # fmt: skip
