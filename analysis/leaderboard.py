@@ -177,7 +177,7 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
         notes += [note for note in told if note not in notes]
         over = values["label"] == "all settings"
         each = values[~over] if over.any() else values
-        clear = each.assign(above=each["all_low"] > 0, below=each["all_high"] < 0)
+        clear = each.assign(above=each["sim_conf_low"] > 0, below=each["sim_conf_high"] < 0)
         counts = clear.groupby("method")[["above", "below"]].sum()
         shown = values[over] if over.any() else values
         blocks[f"Less {title_of(reference)}"] = pd.DataFrame(

@@ -64,7 +64,7 @@ def gains(outcomes: pd.DataFrame, plan: Planned, reference: str) -> pd.DataFrame
         for method, name in METHODS.items()
         if method != reference
     ]
-    found = pd.concat(parts).rename(columns={"all_low": "low", "all_high": "high"})
+    found = pd.concat(parts).rename(columns={"sim_conf_low": "low", "sim_conf_high": "high"})
     return in_order(found, plan)
 
 

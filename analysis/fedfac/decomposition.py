@@ -126,7 +126,7 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
                 "τ": show.setting(r["tau"]),
                 "estimator": r["estimator"] or "pa",
                 "pairs": r["n"],
-                "difference [95 %]": difference(r | {"all_low": r["conf_low"], "all_high": r["conf_high"]}),
+                "difference [95 %]": difference(r | {"sim_conf_low": r["conf_low"], "sim_conf_high": r["conf_high"]}),
                 "p (Holm)": number(r["p_holm"]),
                 "p (signs)": number(r["p_sign_flip"], 3),
             }

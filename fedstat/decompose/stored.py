@@ -154,6 +154,7 @@ def _taken_apart(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
 
 def _today(values: dict[str, Any]) -> dict[str, Any]:
     """Fields as they are named today, of a result that any version stored."""
+    values.pop("interval_of", None)
     if values.pop("n_exchanges", 0):
         values["inference"] = "permutation"
     return values

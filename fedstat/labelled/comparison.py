@@ -16,6 +16,7 @@ def compare(
     value: str = "accuracy",
     method: str = "method",
     block: str | Sequence[str] = "seed",
+    sample: str | None = None,
     level: float = 0.95,
 ) -> ComparisonResult:
     """Compare methods with a reference within blocks, such as seeds: differences, intervals and p-values.
@@ -29,7 +30,11 @@ def compare(
     value, method : str
         Columns.
     block : str or sequence of str
-        Columns that make a block: seeds, or settings and seeds.
+        Columns within whose values methods are paired, outer ones first: seeds, or data sets and seeds.
+    sample : str, optional
+        Of several columns, the one whose values are independent; differences are first averaged within each of them.
+        With ``sample="seed"`` claims are of these data sets, and a seed must have a pair in all of them; with the data
+        set, claims are of other data sets with these seeds.
     level : float in (0, 1)
         Confidence level of the intervals.
 
@@ -40,8 +45,8 @@ def compare(
     Raises
     ------
     ValueError
-        If a column or the reference is missing, a row lacks its method or block, a value is infinite, or a method has
-        two values in a block.
+        If a column or the reference is missing, a row lacks its method or block, a value is infinite, a method has two
+        values in a block, or block has several columns and sample is none of them.
 
     Notes
     -----
@@ -51,9 +56,11 @@ def compare(
     --------
     >>> data = pd.DataFrame({"method": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2], "accuracy": [5, 6, 7, 9, 5, 8.0]})
     >>> compare(data, reference="a")
-    1 methods against a, within blocks: mean ± standard error, difference
-    with simultaneous 95 % intervals (Bonferroni), p by Holm
-      a  5.6667 ± 0.6667
-      b  7.6667 ± 0.8819  +2.0000 [-0.4841, +4.4841]  p 0.0742, n 3
+    accuracy: 1 method compared with a, paired by seed
+      method  mean (SE)      difference [95% CI]      p (Holm)  pairs
+      a       5.667 (0.667)  reference
+      b       7.667 (0.882)  +2.000 [-0.484, +4.484]     0.074      3
+    Paired t tests; CIs simultaneous over 1 comparison (Bonferroni).
     """
-    return ComparisonResult(*paired(data, reference=reference, value=value, method=method, block=block, level=level))
+    found = paired(data, reference=reference, value=value, method=method, block=block, sample=sample, level=level)
+    return ComparisonResult(*found)

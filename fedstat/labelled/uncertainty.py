@@ -20,9 +20,7 @@ from fedstat.labelled.splitting import say_if_contradicted, split_sums
 from fedstat.labelled.start import change
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
 from fedstat.results.uncertainty import (
-    INTERVAL_OF,
     BootstrapResult,
-    IntervalOf,
     NFactorsResult,
     PermutationResult,
     StabilityResult,
@@ -44,7 +42,6 @@ def bootstrap(
     tau: Tau = 0.5,
     replicates: int = 200,
     level: float = 0.95,
-    interval_of: IntervalOf = "samples of this size",
     seed: int = 0,
     kappa: float = 0.85,
     executor: Executor | None = None,
@@ -60,7 +57,8 @@ def bootstrap(
 
     ν depends on the number of clients: with all κ of the eigenvalues' sum to reach, a sample's shared units have less
     of it, and its personal units more, than the population's. Intervals are therefore of ν that samples of as many
-    clients give on average. The result's column ``half_sample`` shows how far ν still moves.
+    clients give on average. The result's column ``half_sample`` shows how far ν still moves. There are no intervals of
+    the population's ν: of those that were tried, none covered it where it was given.
 
     Parameters
     ----------
@@ -71,10 +69,6 @@ def bootstrap(
     replicates : int
     level : float in (0, 1)
         Confidence level of the intervals.
-    interval_of : {"samples of this size", "population"}
-        Of which ν: that samples of as many clients give on average, or the population's, of all clients that there
-        could be. The latter is given for 30 clients and more where its bias is a small part of it, as with few factors
-        (κ up to .5); the result says where it is not.
     seed : int
     executor : Executor, optional
         Any :class:`concurrent.futures.Executor` (of threads, processes, loky, mpi4py, or Dask's
@@ -109,13 +103,12 @@ def bootstrap(
     >>> result.p_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    own = ("tau", "replicates", "level", "interval_of", "seed", "kappa", "executor", *_WHICH)
+    own = ("tau", "replicates", "level", "seed", "kappa", "executor", *_WHICH)
     _known("bootstrap", own, options)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    _check.choice("interval_of", interval_of, INTERVAL_OF)
     how: dict[str, Any] = {"replicates": replicates, "seed": seed, "kappa": kappa, "executor": executor}
     which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
-    about: dict[str, Any] = {"tau": tau, "level": level, "interval_of": interval_of}
+    about: dict[str, Any] = {"tau": tau, "level": level}
     return each(weights, _bootstrap_layer, **which, **about, options={**options}, **how)
 
 
@@ -125,7 +118,6 @@ def _bootstrap_layer(
     *,
     tau: Tau,
     level: float,
-    interval_of: IntervalOf,
     kappa: float,
     seed: int,
     executor: Executor | None,
@@ -140,7 +132,7 @@ def _bootstrap_layer(
     fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
     if len(m.n) >= _FEW_CLIENTS:
         fields["half_samples"] = numpy_of(_bootstrap.half_samples(m, **fitting))
-    return BootstrapResult(split=at_hand, level=level, interval_of=interval_of, **fields)
+    return BootstrapResult(split=at_hand, level=level, **fields)
 
 
 @over_layers

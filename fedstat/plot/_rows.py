@@ -140,7 +140,12 @@ def _of_bootstrap(result: BootstrapResult, type: Type) -> Rows:  # noqa: A002, A
 def _of_comparison(result: ComparisonResult, type: Type) -> Rows:  # noqa: A002, ARG001
     found = result.tidy()
     table = pd.DataFrame(
-        {"name": found["term"], "value": found["estimate"], "low": found["all_low"], "high": found["all_high"]}
+        {
+            "name": found["term"],
+            "value": found["estimate"],
+            "low": found["sim_conf_low"],
+            "high": found["sim_conf_high"],
+        }
     )
     level = 1 - result.level
     return Rows(

@@ -237,7 +237,7 @@ def differences(
         Methods of one setting stand side by side.
     """
     if isinstance(data, ComparisonResult):
-        columns = {"term": "method", "estimate": "difference", "all_low": "low", "all_high": "high"}
+        columns = {"term": "method", "estimate": "difference", "sim_conf_low": "low", "sim_conf_high": "high"}
         data = data.tidy().rename(columns=columns).assign(label=f"less {data.reference}")
     if not isinstance(data, pd.DataFrame):
         raise refusal("differences", "the result of compare, or a table", data)

@@ -144,7 +144,7 @@ def _findings(values: pd.DataFrame, reference: str) -> list[str]:
     said = []
     for label, rows in values.groupby("label", sort=False):
         others = rows[rows["method"] != reference]
-        known = others.dropna(subset="all_low")
+        known = others.dropna(subset="sim_conf_low")
         name = shown(title_of(reference))
         if not len(others):
             continue
@@ -159,9 +159,9 @@ def _findings(values: pd.DataFrame, reference: str) -> list[str]:
                 )
             continue
         groups = {
-            "above": known[known["all_low"] > 0],
-            "below": known[known["all_high"] < 0],
-            "not told apart from": known[(known["all_low"] <= 0) & (known["all_high"] >= 0)],
+            "above": known[known["sim_conf_low"] > 0],
+            "below": known[known["sim_conf_high"] < 0],
+            "not told apart from": known[(known["sim_conf_low"] <= 0) & (known["sim_conf_high"] >= 0)],
         }
         text = "; ".join(
             f"{word} {name}: {listed((_claim(row, bare='not' in word) for row in own.to_dict('records')), most=8)}"
@@ -220,9 +220,9 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
             draw = partial(figures.over_seeds, draw_curves, curves)
             caption = f"{axis.capitalize()} over rounds, mean over clients weighted by their samples. {band}"
             blocks.append(figures.figure(draw, caption, size=(5.2, 3.6 + 0.1 * len(methods))))
-    found = rows[(rows["method"] != reference) & rows["all_low"].notna()]
+    found = rows[(rows["method"] != reference) & rows["sim_conf_low"].notna()]
     if len(found):
-        data = found.rename(columns={"all_low": "low", "all_high": "high"})
+        data = found.rename(columns={"sim_conf_low": "low", "sim_conf_high": "high"})
         data = data[["method", "difference", "low", "high"]].iloc[::-1]
         blocks.append(
             figures.figure(

@@ -158,6 +158,20 @@ def listing(head: str, items: Iterable[str], width: int = WIDTH) -> str:
     return text
 
 
+def columns(rows: Sequence[Sequence[str]], *, numbers: int = 0) -> list[str]:
+    """Align the cells of rows, the last ``numbers`` of each on the right.
+
+    Examples
+    --------
+    >>> columns([("method", "n"), ("a", "12")], numbers=1)
+    ['  method   n', '  a       12']
+    """
+    width = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    left = len(width) - numbers
+    sides = [(str.ljust if i < left else str.rjust) for i in range(len(width))]
+    return ["  " + "  ".join(f(c, w) for f, c, w in zip(sides, row, width, strict=True)).rstrip() for row in rows]
+
+
 def number(x: float, digits: int = 3) -> str:
     """As :func:`fedstat.results.numbers.number`, with three digits and the hyphen of a terminal."""
     return numbers.number(x, digits, none="-")

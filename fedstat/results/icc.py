@@ -20,7 +20,8 @@ from fedstat.stats import split as _split
 from fedstat.stats.grouping import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
 from fedstat.stats.icc_clients import Influence
-from fedstat.stats.icc_tests import LEAST_CLIENTS, MOST_ENUMERATED, AgreementTest
+from fedstat.stats.icc_tests import MOST_ENUMERATED, AgreementTest
+from fedstat.stats.student import LEAST_CLIENTS
 
 Floats = NDArray[np.float64]
 Inference = Literal["sign-flip", "permutation", "F"]

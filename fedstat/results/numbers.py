@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 NONE = "–"
 """Printed where there is no number."""
@@ -89,6 +90,18 @@ def p_equals(p: float) -> str:
     if not math.isfinite(p):
         return f"p {NONE}"
     return "p < 0.001" if p < 1e-3 else f"p = {p:.2f}" if p >= 0.1 else f"p = {f'{p:.3f}'.rstrip('0')}"
+
+
+def decimals(errors: Iterable[float]) -> int:
+    """Decimal places that show two digits of the smallest standard error: 3, or more.
+
+    Examples
+    --------
+    >>> decimals([0.011, math.nan]), decimals([2e-6, 3e-5]), decimals([])
+    (3, 7, 3)
+    """
+    known = [x for x in errors if math.isfinite(x) and x > 0]
+    return max(3, 1 - math.floor(math.log10(min(known)))) if known else 3
 
 
 def count(n: int, noun: str) -> str:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._later import pd
-from fedstat.results.base import Result, line, listing
+from fedstat.results.base import TERMINAL, Result, listing, wrapped
 from fedstat.results.joined import beside
-from fedstat.results.numbers import coefficient
+from fedstat.results.numbers import coefficient, count
 from fedstat.stats import split as _split
 
 if TYPE_CHECKING:
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from fedstat.results.icc import IccResult
 
 Floats = NDArray[np.float64]
+# Names of statistics, and of outcomes, in prints.
+_NAMES = {"nu": "communality", "ICC2": "agreement", "personal share": "reliability"}
+_SAYS = {"undecided": "inconclusive"}
+_HARDLY = 0.05  # median ICC2 below which clients have next to nothing in common
 
 
 class AgreementWarning(UserWarning):
@@ -187,28 +191,45 @@ class SplitResult(Result):
         names = {"shown shared": "shared", "shown personal": "personal", "undecided": "undecided"}
         return {says: int((self.outcome == name).sum()) for says, name in names.items()}
 
-    def _rule(self) -> list[str]:
-        if self.outcome is None:
-            return [f"  tau {self.tau}: {self.fit.statistic_name} >= {self.threshold:.4g} is shared"]
-        goes = set(self.group[self.outcome == "undecided"].tolist())
-        shared = f"shared: personal share shown to be below {self.threshold:.4g}"
-        lines = [f"  {shared}; personal: above it; false discovery rate {self.fdr:.2g}"]
-        return [*lines, *(f"  undecided units are taken for {name}" for name in goes)]
+    def _rule(self) -> str:
+        if self.outcome is not None:
+            given = "shared" if self.shared[self.outcome == "undecided"].all() else "personal"
+            tests = f"reliability tested against {self.threshold:.4g} (two-sided, FDR {self.fdr:.2g})"
+            return f"Rule: {tests}: below, shared; above, personal; inconclusive units are treated as {given}"
+        name = _NAMES[self.fit.statistic_name]
+        if np.isinf(self.threshold):
+            return f"Rule: all units are {'shared' if self.threshold < 0 else 'personal'} (tau = {self.tau})"
+        share = (
+            ""
+            if isinstance(self.tau, _split.Absolute)
+            else f", a quantile: {100 * (1 - float(self.tau)):g}% are shared"
+        )
+        return f"Rule: shared if {name} >= {self.threshold:.3g} (tau = {self.tau}{share})"
 
     def __repr__(self) -> str:
-        groups = self.group
-        count = {name: int((groups == name).sum()) for name in ("shared", "personal", "dead")}
-        count = (self._outcomes() or {"shared": count["shared"], "personal": count["personal"]}) | {
-            "dead": count["dead"]
-        }
-        by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
-        close = [f"{self.fit.units[j]} {self.margin[j]:+.3f}" for j in by_margin[:6] if not self.fit.dead[j]]
-        head = f"Split of {len(groups)} units: " + ", ".join(f"{n} {name}" for name, n in count.items())
-        lines = [head, *self._rule()]
-        if np.isfinite(self.threshold):
-            lines.append(listing("  nearest to the threshold:", close))
-        median = {name: coefficient(self.median_icc(name)) for name in ("shared", "personal", "undecided")}
-        if known := [f"{value} on {name} units" for name, value in median.items() if value != "-"]:
-            end = "; LESS on the shared" if self.contradicted else ""
-            lines.append(f"  do clients agree? median ICC2 {', '.join(known)}{end}")
-        return "\n".join(map(line, [*lines, *repr(self.fit).splitlines()]))
+        groups, (n_shared, n_personal, n_dead) = self.group, self._counts
+        by = "test" if self.outcome is not None else _NAMES[self.fit.statistic_name]
+        head = f"{n_shared} shared, {n_personal} personal"
+        if self.outcome is not None:
+            n = {name: int((self.outcome == name).sum()) for name in ("shared", "personal", "undecided")}
+            head = f"{n['shared']} shared, {n['personal']} personal, {n['undecided']} inconclusive"
+        lines = [f"Split of {count(len(groups), 'unit')} by {by}: {head}, {n_dead} constant", self._rule()]
+        if np.isfinite(self.threshold) and self.outcome is None:
+            by_margin = np.argsort(np.where(np.isnan(self.margin), np.inf, np.abs(self.margin)))
+            close = [f"{self.fit.units[j]} ({self.margin[j]:+.3f})" for j in by_margin[:6] if not self.fit.dead[j]]
+            lines.append(listing("Nearest to the threshold:", close, TERMINAL))
+        median = {name: self.median_icc(name) for name in ("shared", "personal", "undecided")}
+        if known := [f"{coefficient(x)} on {_SAYS.get(k, k)}" for k, x in median.items() if np.isfinite(x)]:
+            lines.append(f"Agreement (median ICC2): {', '.join(known)} units")
+        if self.contradicted:
+            lines.append("Warning: clients agree less on shared than on personal units")
+        if self.outcome is not None and median["shared"] < _HARDLY:
+            lines.append(
+                "Caution: clients hardly agree on shared units; there the average over clients has the lower expected "
+                "error, but it may hold nothing that they have in common"
+            )
+        return "\n".join([*map(wrapped, lines), repr(self.fit)])
+
+    @property
+    def _counts(self) -> list[int]:
+        return [int((self.group == name).sum()) for name in ("shared", "personal", "dead")]

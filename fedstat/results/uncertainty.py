@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._later import pd
-from fedstat.results.base import Result, line, listing
+from fedstat.results.base import TERMINAL, Result, line, listing, wrapped
 from fedstat.results.joined import beside
+from fedstat.results.numbers import count
 from fedstat.results.split import SplitResult
 from fedstat.stats import split as _split
 from fedstat.stats.bootstrap import expanded_percentiles
 from fedstat.stats.factor import gap
 
 Floats = NDArray[np.float64]
-IntervalOf = Literal["samples of this size", "population"]
-INTERVAL_OF: tuple[IntervalOf, ...] = ("samples of this size", "population")
 _LEVEL = 0.05
-# From here on intervals were shown to hold, see the table of simulations (docs/inference.md).
-_LEAST_CLIENTS = {"samples of this size": 8, "population": 30}
-_MOST_BIAS = 0.2  # of an interval's half width, where it is of the population
+_LEAST_CLIENTS = 8  # from here on intervals were shown to hold, see the table of simulations
 _APART = 2.0  # standard errors between groups, or between eigenvalues at the cut
 
 
@@ -44,8 +41,6 @@ class BootstrapResult(Result):
         Eigenvalues of R at the cut, see :func:`fedstat.stats.factor.gap`.
     half_samples : array (half, unit)
         ν of random halves of the clients; without rows where clients are fewer than 4.
-    interval_of : {"samples of this size", "population"}
-        Whose ν the intervals are of.
     """
 
     split: SplitResult
@@ -56,7 +51,6 @@ class BootstrapResult(Result):
     level: float
     gap: Floats = field(default_factory=lambda: np.empty(0))
     half_samples: Floats = field(default_factory=lambda: np.empty((0, 0)))
-    interval_of: IntervalOf = "samples of this size"
     _figure: ClassVar[str] = "forest"
 
     @property
@@ -94,42 +88,22 @@ class BootstrapResult(Result):
         return float((nu[group == "shared"].mean() - nu[group == "personal"].mean()) / np.nanmean(self.std_error))
 
     @property
-    def no_interval(self) -> str:
-        """Why there are no intervals; empty where there are."""
-        n, least = self.split.fit.n_clients or 0, _LEAST_CLIENTS[self.interval_of]
-        of_population = self.interval_of == "population"
-        whose = "intervals of the population's value" if of_population else "intervals"
-        if n < least:
-            return f"no {whose} from fewer than {least} clients: they would not hold"
-        if of_population and (share := self._share_of_bias()) > _MOST_BIAS:
-            return f"no {whose}: their bias, {100 * share:.0f} % of a half width, is too large"
-        if of_population and self._eigenvalue_gap() < _APART:
-            return f"no {whose}: the factors are not identified"
-        return ""
-
-    @property
     def interval_label(self) -> str:
         """What the intervals are of, or why there are none."""
-        if self.no_interval:
-            return self.no_interval
-        of = {
-            "samples of this size": f"the mean over samples of {self.split.fit.n_clients} clients",
-            "population": "the population's value, longer by the estimated bias",
-        }
-        return f"{100 * self.level:g} % intervals of {of[self.interval_of]}"
+        n = self.split.fit.n_clients or 0
+        if n < _LEAST_CLIENTS:
+            return f"no CIs: they need at least {_LEAST_CLIENTS} clients"
+        return f"{100 * self.level:g}% CIs: expected communality in samples of {n} clients, not the population's"
 
     def tidy(self) -> pd.DataFrame:
         """One row per unit: term, estimate (ν), std_error, conf_low, conf_high, half_sample, p_shared, group.
 
         Intervals are expanded percentiles (:func:`fedstat.stats.bootstrap.expanded_percentiles`), of ν that samples of
-        as many clients give on average. Those of the population's ν are longer by the bias, half_sample − estimate.
-        NaN where no interval was shown to hold: :attr:`no_interval` says why.
+        as many clients give on average; NaN for fewer than 8 clients.
         """
-        nothing = np.full(len(self._dead), np.nan)
-        low, high = (nothing, nothing) if self.no_interval else self._percentiles()
-        if self.interval_of == "population":
-            bias = self.half_sample - self.split.communality
-            low, high = low - np.maximum(bias, 0), high - np.minimum(bias, 0)
+        nu, n = np.where(self._dead, 0, self.communality), self.split.fit.n_clients or 0
+        ends = expanded_percentiles(nu, max(n, 2), level=self.level)
+        low, high = (np.where(self._dead | (n < _LEAST_CLIENTS), np.nan, end) for end in ends)
         columns = {"std_error": self.std_error, "conf_low": low, "conf_high": high, "half_sample": self.half_sample}
         return pd.DataFrame(
             {"term": self.split.fit.units, "estimate": self.split.communality}
@@ -141,18 +115,6 @@ class BootstrapResult(Result):
     def _dead(self) -> NDArray[np.bool_]:
         return np.asarray(np.isnan(self.communality).all(0))
 
-    def _share_of_bias(self) -> float:
-        """Mean size of the bias, as a share of the intervals' mean half width."""
-        low, high = self._percentiles()
-        bias = np.nanmean(np.abs(self.half_sample - self.split.communality))
-        return float(bias / max(float(np.nanmean(high - low)) / 2, 1e-12))
-
-    def _percentiles(self) -> tuple[Floats, Floats]:
-        nu = np.where(self._dead, 0, self.communality)
-        ends = expanded_percentiles(nu, self.split.fit.n_clients or 2, level=self.level)
-        low, high = (np.where(self._dead, np.nan, end) for end in ends)
-        return low, high
-
     def augment(self, data: Any = None) -> Any:
         """Columns of :meth:`tidy` beside what you know of the units, as :meth:`SplitResult.augment` does."""
         return beside(self.tidy().rename(columns={"term": "unit"}), data)
@@ -161,7 +123,7 @@ class BootstrapResult(Result):
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: replicates, clients, whose ν intervals are of, how like the split at hand replicates are.
+        """One row: replicates, clients, how like the split at hand replicates are.
 
         ``adjusted_rand`` is the mean over replicates, ``adjusted_rand_low`` their 5 % quantile; ``n_doubtful`` counts
         units with p_shared in 0.1–0.9; ``separation`` of the groups, and ``eigenvalue_gap`` at the cut, are in standard
@@ -171,7 +133,6 @@ class BootstrapResult(Result):
         row = {
             "replicates": len(self.shared),
             "n_clients": self.split.fit.n_clients,
-            "interval_of": self.interval_of,
             "adjusted_rand": float(ari.mean()),
             "adjusted_rand_low": float(np.quantile(ari, 0.05)),
             "n_doubtful": int(((p > 0.1) & (p < 0.9)).sum()),
@@ -193,39 +154,34 @@ class BootstrapResult(Result):
 
     def __repr__(self) -> str:
         x, p = self.glance().iloc[0], self.p_shared
+        fit, split, n = self.split.fit, self.split, int(x["n_clients"])
         by_doubt = np.argsort(np.abs(p - 0.5))[: int(x["n_doubtful"])]
-        doubtful = [f"{self.split.fit.units[j]} {p[j]:.2f}" for j in by_doubt]
-        head = f"Bootstrap over {x['n_clients']:.0f} clients, {x['replicates']:.0f} replicates of: "
-        lines = [
-            head + repr(self.split).splitlines()[0],
-            *self._about_intervals(),
-            f"  adjusted Rand index: mean {x['adjusted_rand']:.2f}, 5 % quantile {x['adjusted_rand_low']:.2f}",
-            f"  factors {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; {100 * x['converged']:.0f} % converged",
-            listing(f"  {x['n_doubtful']:.0f} doubtful units, share of replicates that share them:", doubtful),
-            *self._cautions(x["separation"], x["eigenvalue_gap"]),
-        ]
-        return "\n".join(map(line, lines))
-
-    def _about_intervals(self) -> list[str]:
-        """Whose ν the intervals are of, and how ν depends on the number of clients."""
-        other = "" if self.no_interval or self.interval_of == "population" else ", not of the population's value"
-        found = [f"  nu: {self.interval_label}{other}"]
+        doubtful = [f"{fit.units[j]} ({p[j]:.2f})" for j in by_doubt]
+        sizes = ", ".join(f"{int((split.group == name).sum())} {name}" for name in ("shared", "personal"))
         means = [
-            f"{name} {self.split.communality[of].mean():.2f}, {self.half_sample[of].mean():.2f}"
+            f"{name} {split.communality[of].mean():.2f} ({self.half_sample[of].mean():.2f})"
             for name in ("shared", "personal")
-            if (of := self.split.group == name).any() and len(self.half_samples)
+            if (of := split.group == name).any() and len(self.half_samples)
         ]
-        n = self.split.fit.n_clients
-        return [*found, f"  mean nu of {n} clients, of half of them: {'; '.join(means)}"] if means else found
+        often = f"{len(doubtful)} of {count(len(p), 'unit')} change group often (shared in 10% to 90% of the samples)"
+        lines = [
+            f"Bootstrap ({x['replicates']:.0f} samples of {n} clients) of a split: {sizes}",
+            f"ARI with the observed split: mean {x['adjusted_rand']:.2f}, 5% quantile {x['adjusted_rand_low']:.2f}",
+            often if not doubtful else listing(f"{often}:", doubtful, TERMINAL),
+            f"Factors: {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; converged: {100 * x['converged']:.0f}%",
+            *[f"Mean communality (in random halves): {', '.join(means)}"] * bool(means),
+            self.interval_label[:1].upper() + self.interval_label[1:],
+            *(f"Caution: {text}" for text in self.cautions()),
+        ]
+        return "\n".join(map(wrapped, lines))
 
-    def _cautions(self, separation: float, eigenvalue_gap: float) -> list[str]:
-        found = []
-        if separation < _APART:
-            apart = f"{separation:.1f} standard errors apart"
-            found.append(f"  nu of the groups lies only {apart}: labels that often repeat may be wrong")
-        if eigenvalue_gap < _APART:
-            apart = f"{eigenvalue_gap:.1f} standard errors apart"
-            found.append(f"  eigenvalues at the cut lie only {apart}: the factors are not identified")
+    def cautions(self) -> list[str]:
+        """Sentences on where groups that recur may still be wrong; mostly none."""
+        found, gap = [], self._eigenvalue_gap()
+        if gap < _APART:
+            found.append(f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified")
+        if self.separation < _APART:
+            found.append(f"groups are {self.separation:.1f} SE apart: a group that recurs often may still be wrong")
         return found
 
 

@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from fedstat.results.components import ComponentsResult
 
 Verdict = Literal["own", "mean", "undecided", "no difference shown beyond noise", "undefined"]
-MEANING: dict[Verdict, str] = {
-    "own": "own: a client's own weights are nearer to its true ones than the mean over clients",
-    "mean": "mean: the mean over clients is nearer to a client's true weights than its own are",
-    "undecided": "undecided whether a client's own weights or their mean over clients are nearer to its true ones",
-    "no difference shown beyond noise": "no difference shown beyond noise",
-    "undefined": "undefined: no weight differs between models",
-}
 COLUMNS = ("layer", "personal", "conf_low", "conf_high", "p_value")
 """Columns that :func:`personal_from` reads of a table of layers."""
 

@@ -28,7 +28,7 @@ SIGN_FLIP_BLOCKS = 16
 """Up to this many blocks all 2ⁿ changes of sign are tried."""
 
 LEAST_PAIRS = 3
-"""With fewer blocks nothing is claimed of a difference: with two, t has neither mean nor variance."""
+"""Of a smaller sample nothing is claimed of a difference: of two, t has neither mean nor variance."""
 
 
 class Comparison(NamedTuple):
@@ -38,22 +38,31 @@ class Comparison(NamedTuple):
     ----------
     table : DataFrame
         One row per method, in the order of appearance: ``method``; ``n_values``, ``mean`` and ``std_error_mean`` of its
-        own values; ``n`` blocks that it shares with the reference; ``difference``, mean of value − reference within
-        blocks, with ``std_error``, ``statistic`` (t), ``df``, ``p_value``, ``conf_low`` and ``conf_high``; ``p_holm``,
-        adjusted over all methods of the table; ``all_low`` and ``all_high``, simultaneous intervals for all methods;
-        ``p_sign_flip``. NaN for the reference itself; without a test and intervals where there are fewer than
-        ``LEAST_PAIRS`` blocks.
+        own values; ``n_pairs``, blocks that it shares with the reference; ``n``, size of the sample: values of the
+        column ``sample``; ``difference``, mean over the sample of value − reference within blocks, with ``std_error``,
+        ``statistic`` (t), ``df``, ``p_value``, ``conf_low`` and ``conf_high``; ``p_holm``, adjusted over all methods;
+        ``sim_conf_low`` and ``sim_conf_high``, simultaneous intervals for all methods; ``p_sign_flip``. NaN for the
+        reference itself; without a test and intervals where ``n`` is less than ``LEAST_PAIRS``.
     reference : str
     level : float
         Confidence level of the intervals.
     notes : tuple of str
         What was left out or cannot be said, in words.
+    value : str
+        What is compared.
+    block : tuple of str
+        Columns within whose values methods are paired.
+    sample : str
+        The one of them whose values are the sample.
     """
 
     table: pd.DataFrame
     reference: str
     level: float
     notes: tuple[str, ...]
+    value: str
+    block: tuple[str, ...]
+    sample: str
 
 
 class Mixed(NamedTuple):
@@ -94,6 +103,7 @@ def paired(
     value: str = "accuracy",
     method: str = "method",
     block: str | Sequence[str] = "seed",
+    sample: str | None = None,
     level: float = 0.95,
 ) -> Comparison:
     """Compare methods with a reference within blocks.
@@ -107,7 +117,11 @@ def paired(
     value, method : str
         Columns.
     block : str or sequence of str
-        Columns that make a block: seeds, or settings and seeds.
+        Columns that make a block, outer ones first: seeds, or data sets and seeds.
+    sample : str, optional
+        Of several columns, the one whose values are independent; differences are first averaged within each of them.
+        With ``sample="seed"`` claims are of these data sets, and a seed must have a pair in all of them; with the data
+        set, claims are of other data sets with these seeds.
     level : float in (0, 1)
 
     Returns
@@ -117,16 +131,18 @@ def paired(
     Raises
     ------
     ValueError
-        If a column or the reference is missing, a row lacks its method or block, a value is infinite, or a method has
-        two values in a block.
+        If a column or the reference is missing, a row lacks its method or block, a value is infinite, a method has two
+        values in a block, or block has several columns and sample is none of them.
 
     Notes
     -----
-    Tests and intervals are those of the paired t test. ``p_holm`` is Holm's step-down adjustment [1]_. ``all_low`` and
-    ``all_high`` are Bonferroni's t intervals, at level 1 − (1 − level)/m for m comparisons: they hold simultaneously.
-    Being as wide as Holm's first step, they never exclude 0 where Holm does not reject; Holm may reject where they
-    contain 0. Each method has a variance of its own: one variance of all methods, as in Dunnett's comparisons, would
-    be shorter with few blocks, but wrong where methods differ in spread.
+    Pairs that share a seed or a data set are not independent of each other, so that their number is not the size of a
+    sample. Tests and intervals are those of the paired t test. ``p_holm`` is Holm's step-down adjustment [1]_.
+    ``sim_conf_low`` and ``sim_conf_high`` are Bonferroni's t intervals, at level 1 − (1 − level)/m for m comparisons:
+    they hold simultaneously. Being as wide as Holm's first step, they never exclude 0 where Holm does not reject; Holm
+    may reject where they contain 0. Each method has a variance of its own: one variance of all methods would be shorter
+    with few blocks, but wrong where methods differ in spread. A method that differs by the same amount in every block
+    has no standard error, but counts among the m.
     ``p_sign_flip`` is exact under the one assumption that differences are symmetric about 0 [2]_: the share of the 2ⁿ
     changes of sign whose mean is at least as far from 0. It cannot fall below 2¹⁻ⁿ: 0.25 with three blocks. Beyond 16
     blocks it is NaN. Differences that vary by less than the rounding of float32, in which accuracies are stored, count
@@ -154,36 +170,68 @@ def paired(
     _check.choice("reference", reference, list(dict.fromkeys(data[method])))
     blocks.require_one_each(data, method, within)
     wide = blocks.wide(data, value, method, within)
+    sample = _sample(within, sample)
     rows, few = [], []
     notes: list[str] = []
     for name in map(str, wide.columns):
-        own = wide[name].dropna().to_numpy()
+        own = wide[name].dropna()
         row = {"method": name, "n_values": len(own), "mean": own.mean() if len(own) else math.nan}
-        row["std_error_mean"] = _std_error(own)
+        row["std_error_mean"] = _std_error(own.groupby(level=sample, sort=False).mean().to_numpy())
         if name != reference:
             pairs = wide[[reference, name]].dropna()
-            left_out = [_name(i) for i in wide.index if i not in pairs.index]
-            if left_out:
-                notes.append(f"{name}: no pair with {reference} in {', '.join(left_out)}; left out")
+            if lacking := [_name(i) for i in wide.index if i not in pairs.index]:
+                notes.append(f"{name}: no pair with {reference} in {', '.join(lacking)}; left out")
+            differences, partial = _averaged(pairs[name] - pairs[reference], within, sample)
+            if partial:
+                others = " and ".join(within[: within.index(sample)])
+                notes.append(f"{name}: {', '.join(partial)} has pairs in some values of {others} only; left out")
             rounding = _ROUNDING * float(pairs.abs().to_numpy().max()) if len(pairs) else 0.0
-            found = _difference((pairs[name] - pairs[reference]).to_numpy(), level, rounding)
-            row |= found
-            if len(pairs) > 1 and not math.isfinite(found["std_error"]):
+            found = _difference(differences, level, rounding)
+            row |= found | {"n_pairs": len(pairs)}
+            if len(differences) > 1 and not math.isfinite(found["std_error"]):
                 rest = "interval" if found["difference"] == 0 else "interval or test"
                 notes.append(f"{name}: the same difference in every pair, so no standard error and no {rest}")
-            elif 0 < len(pairs) < LEAST_PAIRS:
+            elif 0 < len(differences) < LEAST_PAIRS:
                 few.append(name)
         rows.append(row)
     if few:
         notes.append(f"fewer than {LEAST_PAIRS} pairs, so no interval and no test: {', '.join(few)}")
     table = pd.DataFrame(rows).reindex(columns=_COLUMNS)
-    table["n"] = table["n"].fillna(0).astype(int)
-    return Comparison(_adjusted(table, level), reference, level, tuple(notes))
+    counts = ["n", "n_pairs"]
+    table[counts] = table[counts].fillna(0).astype(int)
+    return Comparison(_adjusted(table, level), reference, level, tuple(notes), value, tuple(within), sample)
+
+
+def _sample(block: list[str], sample: str | None) -> str:
+    """Column whose values are the sample."""
+    if sample is None and len(block) == 1:
+        return block[0]
+    if sample not in block:
+        raise ValueError(
+            f"sample must be one of the columns of block, {', '.join(map(repr, block))}, but got {sample!r}. Pairs "
+            "that share a value are not independent: name the column whose values are, such as sample='seed'."
+        )
+    return sample
+
+
+def _averaged(differences: pd.Series[float], block: list[str], sample: str) -> tuple[NDArray[np.float64], list[str]]:
+    """Mean difference of each value of the sample, and the names of values that lack a pair.
+
+    Of columns before the sample each value is to be there, since differences depend on it; of those after it as many as
+    there are.
+    """
+    outer = block[: block.index(sample)]
+    found = differences.groupby(level=[*outer, sample], sort=False).mean()
+    if not outer:
+        return np.asarray(found, np.float64), []
+    table = found.unstack(outer)
+    whole = table.notna().all(axis=1)
+    return np.asarray(table[whole].mean(axis=1), np.float64), [f"{sample} {name}" for name in table.index[~whole]]
 
 
 _COLUMNS = [
-    "method", "n_values", "mean", "std_error_mean", "n", "difference", "std_error", "statistic", "df", "p_value",
-    "conf_low", "conf_high", "p_holm", "all_low", "all_high", "p_sign_flip",
+    "method", "n_values", "mean", "std_error_mean", "n", "n_pairs", "difference", "std_error", "statistic", "df",
+    "p_value", "conf_low", "conf_high", "p_holm", "sim_conf_low", "sim_conf_high", "p_sign_flip",
 ]  # fmt: skip
 
 
@@ -380,14 +428,17 @@ def _difference(d: NDArray[np.float64], level: float, rounding: float) -> dict[s
 
 
 def _adjusted(table: pd.DataFrame, level: float) -> pd.DataFrame:
+    """Add Holm's p values and Bonferroni's intervals; methods that have too few pairs are no part of the family."""
     from statsmodels.stats.multitest import multipletests
 
     tested = table["p_value"].notna()
-    m = int(tested.sum())
-    if m:
-        table.loc[tested, "p_holm"] = multipletests(table.loc[tested, "p_value"], method="holm")[1]
+    family = tested | (table["n"] >= LEAST_PAIRS)
+    if m := int(family.sum()):
+        p_holm = multipletests(table.loc[family, "p_value"].fillna(1.0), method="holm")[1]
+        table.loc[family, "p_holm"] = p_holm
+        table.loc[~tested, "p_holm"] = np.nan
         half = scipy.stats.t.ppf(1 - (1 - level) / (2 * m), table["df"]) * table["std_error"]
-        table["all_low"], table["all_high"] = table["difference"] - half, table["difference"] + half
+        table["sim_conf_low"], table["sim_conf_high"] = table["difference"] - half, table["difference"] + half
     return table
 
 

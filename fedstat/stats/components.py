@@ -22,6 +22,7 @@ from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat import _check
+from fedstat.stats import student
 from fedstat.stats.icc import at_once, slices
 from fedstat.stats.icc import fdr as adjusted
 
@@ -74,12 +75,13 @@ class Parts(NamedTuple):
     def pooled(self) -> Parts:
         """All units as one: the parts of a layer, with arrays (client, 1)."""
         xp = array_namespace(self.between)
-        between, within = (xp.sum(a, axis=1, keepdims=True) for a in (self.between, self.within))
+        differ = xp.astype(xp.any(self.between > 0, axis=0), xp.float64)  # in others noise is not that of clients
+        between, within = (xp.sum(a, axis=1, keepdims=True) for a in (self.between, self.within * differ))
         return Parts(between, within, self.design, self.n_weights * self.between.shape[1], self.n_replicates)
 
 
 class Components(NamedTuple):
-    """Estimates for every unit, arrays (unit,) on the host; NaN for a unit that is the same in all models.
+    """Estimates for every unit, arrays (unit,) on the host; NaN for a unit that is identical in all clients.
 
     Attributes
     ----------
@@ -98,11 +100,16 @@ class Components(NamedTuple):
     statistic, p_value : array
         One-sided t test of σ_b² = 0 against σ_b² > 0.
     std_error : array
-        Of −log(1 − personal), of which the statistic is a multiple.
+        Of −log(1 − personal), of which the statistic is a multiple; NaN, as intervals and p value are, for a unit whose
+        replicates differ in fewer than 5 clients, or not in all of 3 to 5.
     df : int
-        Number of clients minus number of columns of the fit.
+        Of the test: number of clients minus number of columns of the fit.
     level : float
         Confidence level of the intervals.
+    df_interval : array or None
+        Of intervals and of tests against a margin; None stands for ``df``.
+    identical : bool array or None
+        Units that all clients have alike, replicate by replicate; None where it is not known.
     """
 
     between: Floats
@@ -116,6 +123,8 @@ class Components(NamedTuple):
     std_error: Floats
     df: int
     level: float
+    df_interval: Floats | None = None
+    identical: NDArray[np.bool_] | None = None
 
 
 def parts(w: Array, covariate: Any = None) -> Parts:
@@ -240,14 +249,10 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
     half, r, stepped up by Spearman and Brown [2]_, R r / (1 + (R − 1) r).
 
     Weights of a unit are not independent, so that their number gives no degrees of freedom. Intervals and test come
-    from leaving out one client at a time (jackknife [3]_) on the scale of log F, with t of C − p degrees of freedom; an
-    interval contains 0 if the two-sided test of that level does not reject. The scale was chosen by simulation: 10 to
-    40 clients of equal and of unequal sizes (to 1 : 7), with and without a covariate, 1, 3 or 30 effectively
-    independent weights per unit, 20,000 runs per case (4,000 of the others). There the 95 % intervals covered the truth
-    in 0.929 to 0.997, and the test at 0.05 rejected in 0.036 to 0.061. The delta method on the same scale covered it in
-    0.85 to 0.996, and the jackknife of ``personal`` itself in 0.89 to 0.997, nearly all of its misses on one side.
-    Where all that is personal belongs to a fifth of the clients, 10 clients are too few: 0.87 to 0.89; 20 and 40 gave
-    0.94 to 0.96.
+    from leaving out one client at a time (jackknife [3]_) on the scale of log F. The test has t of C − p degrees of
+    freedom: where clients do not differ, log F is nearly normal. Where they do, few clients can carry the variance, and
+    intervals have those of :func:`fedstat.stats.student.jackknife`. They are about *these* clients: their differences
+    as they are, with new noise; those of a layer hold for new clients also (``simulations/inference/shares.py``).
 
     References
     ----------
@@ -269,21 +274,27 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
     b, v = between.sum(axis=0), ((1 - h) * noise).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.log(np.maximum(b - ours, 0)) - np.log(np.maximum(v - theirs, 0))
-        std_error = np.sqrt((n - 1) / n * ((left - left.mean(axis=0)) ** 2).sum(axis=0))
-        log_f = np.log(b / v)
+        std_error, df_interval = student.jackknife(left, free)
+        identical = b == 0
+        log_f = np.where(identical, np.nan, np.log(b / v))
         std_error = np.where(np.isnan(std_error) & np.isfinite(log_f), np.inf, std_error)  # one has all noise
+        if cluster is None:
+            std_error[(within > 0).sum(axis=0) < min(n, student.LEAST_CLIENTS)] = np.nan
         statistic = log_f / std_error
-        half = scipy.special.stdtrit(free, 0.5 + level / 2) * std_error
+        half = scipy.special.stdtrit(df_interval, 0.5 + level / 2) * std_error
         personal, low, high = (-np.expm1(-x) for x in (log_f, log_f - half, log_f + half))
         sigma_b, sigma_e = (b - v) / (p.n_weights * df), r * v / (p.n_weights * df)
         replicate = np.where(sigma_b + sigma_e > 0, sigma_b / (sigma_b + sigma_e), -np.inf)
         replicate = np.where(np.isnan(personal), np.nan, replicate)
     p_value = scipy.special.stdtr(free, -statistic)
-    return Components(sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, std_error, free, level)
+    return Components(
+        sigma_b, sigma_e, personal, replicate, low, high, statistic, p_value, std_error, free, level, df_interval,
+        identical,
+    )  # fmt: skip
 
 
 def outcomes(c: Components, *, margin: float = 0.5, fdr: float = 0.05) -> NDArray[np.str_]:
-    """Units shown to be shared, shown to be personal, and undecided: whose share is below or above a margin.
+    """Test on which side of a margin the share of each unit is.
 
     Parameters
     ----------
@@ -297,13 +308,14 @@ def outcomes(c: Components, *, margin: float = 0.5, fdr: float = 0.05) -> NDArra
     Returns
     -------
     str array (unit,)
-        "shared", "personal", "undecided", or "dead" for a unit that is the same in all models.
+        "shared", "personal", "undecided", or "dead" for a unit that is the same in all models. A unit that is identical
+        in all clients, but not in their replicates, is shared.
 
     Notes
     -----
-    Two-sided t tests of personal = ``margin``, on the scale of the intervals; p values are adjusted by Benjamini and
-    Hochberg, and the sign of t says which (Benjamini and Yekutieli 2005, JASA 100, 71-81: the false discovery rate of
-    such directions is controlled, too).
+    Two-sided t tests of personal = ``margin``, on the scale of the intervals and with their degrees of freedom; p
+    values are adjusted by Benjamini and Hochberg, and the sign of t says which (Benjamini and Yekutieli 2005, JASA 100,
+    71-81: the false discovery rate of such directions is controlled, too).
     """
     for name, value in (("margin", margin), ("fdr", fdr)):
         _check.real(name, value, low=0, high=1, open_low=True, open_high=True)
@@ -311,10 +323,10 @@ def outcomes(c: Components, *, margin: float = 0.5, fdr: float = 0.05) -> NDArra
         scaled = c.statistic * c.std_error  # below 0 too, where an estimate of the share is cut there
         at = np.where(np.isnan(scaled), -np.log1p(-c.personal), scaled)
         t = (at + math.log1p(-margin)) / c.std_error
-    p_value = 2 * scipy.special.stdtr(c.df, -np.abs(t))
+    p_value = 2 * scipy.special.stdtr(c.df if c.df_interval is None else c.df_interval, -np.abs(t))
     decided = adjusted(p_value[:, None])[:, 0] <= fdr
     found = np.where(decided, np.where(t > 0, "personal", "shared"), "undecided")
-    return np.where(np.isnan(c.p_value), "dead", found)
+    return np.where(np.isnan(c.personal), np.where(c.within > 0, "shared", "dead"), found)
 
 
 def _squares(x: Array, q: Array) -> tuple[Array, Array]:
@@ -327,7 +339,7 @@ def _squares(x: Array, q: Array) -> tuple[Array, Array]:
     x -= shift[:, None]
     within = xp.sum(xp.vecdot(x, x), axis=1) / (r - 1)
     first -= xp.asarray(first[:1], copy=True)  # nor does what clients have in common cost digits
-    first += shift
+    first += shift - shift[:1]
     flat = xp.reshape(first, (c, d * n))
     flat -= q @ (xp.matrix_transpose(q) @ flat)
     rest = xp.reshape(flat, (c, d, n))

@@ -18,6 +18,7 @@ from array_api_compat import device as device_of
 
 from fedstat import _check
 from fedstat.stats import components as moments
+from fedstat.stats import student
 from fedstat.stats.components import Array, Components, Floats
 from fedstat.stats.icc import slices
 
@@ -63,7 +64,8 @@ class Gram(NamedTuple):
 
     def pooled(self) -> Gram:
         """All units as one."""
-        means, within = self.means.sum(axis=0, keepdims=True), self.within.sum(axis=1, keepdims=True)
+        differ = (_diagonal(self.means) > 0).any(axis=0)
+        means, within = self.means.sum(axis=0, keepdims=True), (self.within * differ).sum(axis=1, keepdims=True)
         return Gram(means, within, self.design, self.n_weights * len(self.means), self.sizes)
 
 
@@ -134,16 +136,18 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
     c, k = g.design.shape
     df, inverse = c - k, 1 / g.sizes.sum(axis=1)
     whole = inverse.mean()
-    same = (g.within == 0).all(axis=0)
-    found = np.full((4, g.within.shape[1]), np.nan)
+    identical = (_diagonal(g.means) == 0).all(axis=0)
+    same = (g.within == 0).all(axis=0) | identical
+    found = np.full((5, g.within.shape[1]), np.nan)
     for units in slices(len(same), max(1, _NUMBERS // ((c + 1) * c * k))):
         live = np.arange(len(same))[units][~same[units]]
         found[:, live] = _estimates(g, live, inverse)
-    ratio, noise, theta, std_error = found
-    noise[same] = 0.0
+    ratio, noise, theta, std_error, df_interval = found
+    std_error[(g.within > 0).sum(axis=0) < min(c, student.LEAST_CLIENTS)] = np.nan
+    noise[same] = g.within[:, same].sum(axis=0) / (g.n_weights * (g.sizes.size - k))
     between = np.where(same, 0.0, ratio * noise)
     statistic = theta / std_error
-    half = scipy.special.stdtrit(df, 0.5 + level / 2) * std_error
+    half = scipy.special.stdtrit(df_interval, 0.5 + level / 2) * std_error
     return Components(
         between=between,
         within=noise,
@@ -156,11 +160,13 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
         std_error=std_error,
         df=df,
         level=level,
+        df_interval=df_interval,
+        identical=identical,
     )
 
 
 def _estimates(g: Gram, units: Any, inverse: Floats) -> Floats:
-    """λ = σ_b² / ω >= 0, ω, log (1 + λ / mean inverse size) with λ unbounded, its standard error; array (4, unit)."""
+    """λ = σ_b² / ω >= 0, ω, log (1 + λ / mean inverse size) with λ unbounded, its error and df; array (5, unit)."""
     c = len(inverse)
     whole = inverse.mean()
     data = (g.means[units], g.within[:, units].T, g.design, g.n_weights, g.sizes.shape[1])
@@ -172,9 +178,8 @@ def _estimates(g: Gram, units: Any, inverse: Floats) -> Floats:
         ratio[lower] = _maximise(some, inverse, everyone, bounded=True)[:, 0]
     noise = _criterion(ratio[:, None], data, inverse, everyone)[1][:, 0]
     theta = np.log1p(best / whole)
-    left = theta[:, 1:]
-    std_error = np.sqrt((c - 1) / c * ((left - left.mean(axis=1, keepdims=True)) ** 2).sum(axis=1))
-    return np.stack([ratio, noise, theta[:, 0], std_error])
+    std_error, df = student.jackknife(theta[:, 1:].T, c - g.design.shape[1])
+    return np.stack([ratio, noise, theta[:, 0], std_error, df])
 
 
 def _maximise(data: Any, inverse: Floats, keep: Floats, *, bounded: bool = False) -> Floats:
@@ -233,7 +238,7 @@ def _products(x: Array, size: Array, q: Array) -> tuple[Array, Array]:
     shift = xp.sum(share * x, axis=1)
     x = x - shift[:, None]
     within = xp.sum(xp.sum(x * x, axis=-1) * size[:, :, None], axis=1)
-    mean = first - first[:1] + shift
+    mean = first - first[:1] + shift - shift[:1]
     flat = xp.reshape(mean, (mean.shape[0], -1))
     rest = xp.permute_dims(xp.reshape(flat - q @ (xp.matrix_transpose(q) @ flat), mean.shape), (1, 0, 2))
     return rest @ xp.matrix_transpose(rest), within

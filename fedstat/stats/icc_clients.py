@@ -33,7 +33,8 @@ from fedstat.stats.icc import (
     slices,
     stepped_up,
 )
-from fedstat.stats.icc_tests import LEAST_CLIENTS, AgreementTest, Rows, Test
+from fedstat.stats.icc_tests import AgreementTest, Rows, Test
+from fedstat.stats.student import LEAST_CLIENTS, jackknife
 
 Array = Any
 Floats = NDArray[np.float64]
@@ -124,10 +125,8 @@ def over_clients(
 
     Notes
     -----
-    Intervals are those of the jackknife (Miller 1974, Biometrika 61, 1-15) on the scale of −log(1 − ICC). With v_c the
-    squared change by leaving out client c, t has (Σ v)² / Σ v² degrees of freedom, at most C − 1: where few clients
-    carry the variance, it is known less well than C − 1 degrees of freedom say. They refer to other clients that are
-    drawn as these were.
+    Intervals are those of the jackknife on the scale of −log(1 − ICC), with the degrees of freedom of
+    :func:`fedstat.stats.student.jackknife`. They refer to other clients that are drawn as these were.
     """
     t = TwoWay(*map(_on_host, total.units))
     (d, n), k = t.profile.shape, int(t.n)
@@ -245,9 +244,8 @@ def _coefficients(
         single = icc[..., :3]
         with np.errstate(divide="ignore", invalid="ignore"):
             at, others = -np.log1p(-single), -np.log1p(-_six(left)[..., :3])
-            v = (others - others.mean(axis=0)) ** 2
-            df = np.clip(np.nan_to_num(v.sum(axis=0) ** 2 / (v**2).sum(axis=0), nan=k), 1, k - 1)
-            half = scipy.special.stdtrit(df, 0.5 + level / 2) * np.sqrt((k - 1) / k * v.sum(axis=0))
+            std_error, df = jackknife(others, k - 1)
+            half = scipy.special.stdtrit(df, 0.5 + level / 2) * std_error
             low, high = -np.expm1(half - at), -np.expm1(-half - at)
         equal = (single == 1) & (others == np.inf).all(axis=0)  # whoever is left out
         unclear = np.isnan(half) & ~np.isnan(single) & ~equal  # without one client the others are equal

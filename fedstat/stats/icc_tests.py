@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from fedstat._random import generator
 from fedstat.stats.icc import fdr, slices
+from fedstat.stats.student import LEAST_CLIENTS
 
 Array = Any
 Floats = NDArray[Any]  # float64 in results, float32 in products
 Bools = NDArray[np.bool_]
 
-LEAST_CLIENTS = 5
-"""A unit is tested if it varies in so many clients: the signs of 3 or 4 line up in 1 of 4 or 8 data sets by chance."""
 MOST_ENUMERATED = 13
 """The sign patterns of so many clients are enumerated; those of more are drawn."""
 # Permutations that are enumerated, sign patterns that are drawn, and drawn ones that units use at least.

@@ -16,7 +16,7 @@ from fedstat.study.show import ordered, title_of
 
 SE = "±: standard error over seeds"
 TOGETHER = "[95 %]: for all rows of a block together (Bonferroni), each method's own variance; p by Holm; n pairs"
-OVERALL = "all settings: means without ±, as settings differ; pairs are settings and seeds, taken as independent"
+OVERALL = "all settings: differences are means over these settings within each seed, so that n is the number of seeds"
 
 
 def together(grid: Grid, reference: str) -> list[str]:
@@ -24,13 +24,13 @@ def together(grid: Grid, reference: str) -> list[str]:
     n = int(grid.table.groupby("label")["seed"].nunique().max())
     return [
         f"difference: from {title_of(reference)}, within seeds; {TOGETHER}",
-        "in the CSV: paired t tests of each method on its own, p_holm adjusted, all_low and all_high for all methods",
+        "in the CSV: each method's paired t test and interval; p_holm and sim_conf_low, sim_conf_high for all methods",
         *([f"the exact sign-flip p (in the CSV) cannot fall below {2.0 ** (1 - n):g} with {n} seeds"] if n > 1 else []),
     ]
 
 
 def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
-    """Mean of each name's values, over labels and seeds, against 0; adjusted over all names.
+    """Mean of each name's values, over labels within seeds, against 0; adjusted over all names.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
     zero = data[["label", "seed"]].drop_duplicates()
     zero[name], zero[value] = "zero", 0.0
     found = compare.paired(
-        pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"]
+        pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"], sample="seed"
     ).table.iloc[1:]
     return found.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
 
@@ -61,9 +61,9 @@ def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tup
         if not len(here):
             notes.append(f"{label}: nothing to show")
             continue
-        found, said = against(here.sort_values(["place", "seed"]), value, reference)
-        parts.append(found.assign(label=label))
-        notes += [f"{label}: {note}" for note in said]
+        found = against(here.sort_values(["place", "seed"]), value, reference)
+        parts.append(found.table.assign(label=label))
+        notes += [f"{label}: {note}" for note in found.notes]
     values = pd.concat(parts, ignore_index=True)
     return values[["label", *values.columns.drop("label")]], notes
 
@@ -71,28 +71,26 @@ def compared(table: pd.DataFrame, grid: Grid, value: str, reference: str) -> tup
 def with_all_settings(
     values: pd.DataFrame, notes: list[str], rows: pd.DataFrame, value: str, reference: str
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Add the comparison over all settings, if there are several; a pair is then a setting and a seed."""
+    """Add the comparison over all settings, if there are several: means over them within each seed."""
     if rows["label"].nunique() < 2 or reference not in set(rows["method"]):
         return values, notes
     place = rows["method"].map({m: i for i, m in enumerate(ordered(rows["method"]))})
     found = compare.paired(
         rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
-        block=["label", "seed"],
+        block=["label", "seed"], sample="seed",
     )  # fmt: skip
     over = found.table.assign(label="all settings", std_error_mean=np.nan)  # settings differ more than seeds do
     return pd.concat([values, over], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
 
 
-def against(
-    rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.95
-) -> tuple[pd.DataFrame, tuple[str, ...]]:
+def against(rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.95) -> compare.Comparison:
     """Comparison within seeds of one setting and its notes; without the reference, means alone."""
     if reference in set(rows["method"]):
-        found = compare.paired(rows, reference=reference, value=value, level=level)
-        return found.table, found.notes
-    alone = compare.paired(rows, reference=str(rows["method"].iloc[0]), value=value).table
-    alone[[c for c in alone.columns if c not in ("method", "n_values", "mean", "std_error_mean")]] = np.nan
-    return alone.assign(n=0), (f"{reference} was not run, so nothing is compared with it",)
+        return compare.paired(rows, reference=reference, value=value, level=level)
+    alone = compare.paired(rows, reference=str(rows["method"].iloc[0]), value=value, level=level)
+    table = alone.table[["method", "n_values", "mean", "std_error_mean"]].reindex(columns=alone.table.columns)
+    notes = (f"{reference} was not run, so nothing is compared with it",)
+    return alone._replace(table=table.assign(n=0, n_pairs=0), reference=reference, notes=notes)
 
 
 def _ordered(names: pd.Series) -> list[str]:

@@ -30,7 +30,7 @@ def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.Da
     DataFrame
         A row for every pair: ``comparison``, the two names joined by " − ", and the columns of
         :func:`fedstat.study.compare.against_zero`: ``conf_low``, ``conf_high`` for each pair by itself,
-        ``all_low``, ``all_high`` for all pairs together (Bonferroni).
+        ``sim_conf_low``, ``sim_conf_high`` for all pairs together (Bonferroni).
     """
     wide = data.pivot(index="seed", columns=["label", "method"], values="accuracy").T.groupby("method").mean().T
     parts = [_less(wide, a, b).assign(comparison=f"{a} − {b}", label="all") for a, b in pairs]
@@ -38,7 +38,7 @@ def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.Da
 
 
 def by_setting(data: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
-    """First minus second method in every setting; ``all_low`` and ``all_high`` hold for all settings together.
+    """First minus second method in each setting; ``sim_conf_low``, ``sim_conf_high`` hold for all settings together.
 
     Parameters
     ----------

@@ -39,8 +39,8 @@ Some: TypeAlias = "str | Path | xr.DataTree | Iterable[str | Path | xr.DataTree]
 class RunsResult(ComparisonResult):
     """Runs compared within seeds, as :func:`fedstat.fl.compare` returns it.
 
-    ``table`` and the other fields of :class:`fedstat.ComparisonResult` are over all settings of the data; a pair is
-    then a setting and a seed.
+    ``table`` and the other fields of :class:`fedstat.ComparisonResult` are over all settings of the data: differences
+    are means over these settings within each seed, and ``n`` is the number of seeds that all settings have.
 
     Attributes
     ----------
@@ -67,10 +67,10 @@ class RunsResult(ComparisonResult):
         parts = [head, *(self._block(name, found) for name, found in self.settings.items())]
         if len(self.settings) > 1 and self.table["difference"].notna().any():
             rows = [
-                {"": x["method"], "difference": _difference(x, self.reference), "pairs": str(x["n"] or "")}
+                {"": x["method"], "difference": _difference(x, self.reference), "seeds": str(x["n"] or "")}
                 for x in self.table.to_dict("records")
             ]
-            parts.append(f"all settings (a pair is a setting and a seed)\n{aligned(pd.DataFrame(rows))}")
+            parts.append(f"these settings (means within each seed)\n{aligned(pd.DataFrame(rows))}")
         return "\n".join(map(line, "\n\n".join(parts).split("\n")))
 
     def _block(self, setting: str, found: ComparisonResult) -> str:
@@ -165,21 +165,20 @@ def compare(
     _require_one_each(table)
     rule = rules.choose(table, rule or ("final" if rules.few(table) else "last10"))
     settings = {
-        str(label): ComparisonResult(table=own, reference=reference, level=level, notes=tuple(said))
+        str(label): ComparisonResult(*against(rows, rule, reference, level=level))
         for label, rows in table.groupby("label", sort=False)
-        for own, said in [against(rows, rule, reference, level=level)]
     }
     if len(settings) == 1:
         over = next(iter(settings.values()))
     else:
-        over = ComparisonResult(*paired(table, reference=reference, value=rule, block=["label", "seed"], level=level))
+        within, sample = ["label", "seed"], "seed"
+        over = ComparisonResult(
+            *paired(table, reference=reference, value=rule, block=within, sample=sample, level=level)
+        )
     configs = {label: next(one.config for one in found if one.setting == label) for label in settings}
     notes = [f"{label}: {note}" for label, one in settings.items() for note in one.notes]
     return RunsResult(
-        table=over.table,
-        reference=reference,
-        level=level,
-        notes=(*notes, *origin(Grid(table, tuple(unfinished), configs))),
+        **vars(over) | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
         accuracy=rules.words(rule, table) or rule,
         settings=settings,
         costs=_costs(table),

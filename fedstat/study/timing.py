@@ -24,7 +24,7 @@ def timing(grid: Grid, paper: Reference, *, name: str, title: str, reference: st
     """
     values, notes = compared(grid.table.assign(log=np.log(grid.table["seconds"])), grid, "log", reference)
     values["ratio"], values["ratio_low"], values["ratio_high"] = (
-        np.exp(values[column]) for column in ("difference", "all_low", "all_high")
+        np.exp(values[column]) for column in ("difference", "sim_conf_low", "sim_conf_high")
     )
     values["seconds"] = np.exp(values["mean"])
     values["paper"] = [paper.of(name, r["label"]).get(r["method"]) for r in values.to_dict("records")]

@@ -10,18 +10,15 @@ import pandas as pd
 from fedstat.stats import claims, compare
 from simulations.inference.table import Case, Claim
 
-_SETTINGS = "tables of several settings say that pairs of settings and seeds are taken as independent"
-
 
 def accuracies(kind: str, seeds: int, methods: int, rng: np.random.Generator) -> pd.DataFrame:
     """Accuracies of methods without a difference, in long form.
 
     Parameters
     ----------
-    kind : {"normal", "t3", "skewed", "one varies 20 times", "settings"}
+    kind : {"normal", "t3", "skewed", "one varies 20 times"}
         Normal errors beside a common effect of the seed; errors of Student's t with 3 degrees of freedom; exponential
-        ones; one method with 20 times the standard deviation; four settings with an interaction of their own with
-        methods, in which only settings are new to each other.
+        ones; one method with 20 times the standard deviation.
     seeds, methods : int
     rng : Generator
     """
@@ -35,23 +32,42 @@ def accuracies(kind: str, seeds: int, methods: int, rng: np.random.Generator) ->
     return pd.DataFrame(e, columns=names).rename_axis("seed").reset_index().melt("seed", names, "method", "accuracy")
 
 
-def in_settings(seeds: int, methods: int, settings: int, rng: np.random.Generator) -> pd.DataFrame:
-    """Accuracies in settings that methods suit differently: on average over all settings there is no difference."""
+def in_settings(seeds: int, methods: int, sample: str, rng: np.random.Generator, settings: int = 4) -> pd.DataFrame:
+    """Draw accuracies in settings that methods suit differently, with seeds that suit methods alike in all settings.
+
+    Methods have the same mean over these settings, if the seed is the sample; if the setting is, over all settings that
+    could be drawn with these seeds; if it is "setting, other seeds", with all seeds that could be drawn.
+    """
     parts = [accuracies("normal", seeds, methods, rng).assign(setting=i) for i in range(settings)]
     data = pd.concat(parts, ignore_index=True)
-    suits = rng.normal(size=(settings, methods))
+    of_settings, of_seeds = rng.normal(size=(settings, methods)), rng.normal(scale=0.5, size=(seeds, methods))
+    if sample == "seed":
+        of_settings -= of_settings.mean(axis=0)
+    elif sample == "setting":
+        of_seeds -= of_seeds.mean(axis=0)
     number = data["method"].str[1:].astype(int)
-    return data.assign(accuracy=data["accuracy"] + suits[data["setting"], number])
+    effects = of_settings[data["setting"], number] + of_seeds[data["seed"], number]
+    return data.assign(accuracy=data["accuracy"] + effects)
+
+
+_SAMPLES = {
+    "these settings": "seed",
+    "other settings, these seeds": "setting",
+    "other settings, other seeds": "setting, other seeds",
+}
+"""Sample by the settings and seeds of which claims are made."""
+_SEEDS = "print: claims are of other settings with these seeds"
 
 
 def paired(kind: str, seeds: int, methods: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Errors of each rule: single tests, any by Holm, any simultaneous interval, sign flips."""
-    if kind == "settings":
-        data, block = in_settings(seeds, methods, 4, rng), ["setting", "seed"]
+    if sample := _SAMPLES.get(kind):
+        data, block = in_settings(seeds, methods, sample, rng), ["setting", "seed"]
+        sample = sample.split(",")[0]
     else:
         data, block = accuracies(kind, seeds, methods, rng), ["seed"]
-    table = compare.paired(data, reference="m0", block=block).table.query("method != 'm0'")
-    own = (table["all_low"] > 0) | (table["all_high"] < 0)
+    table = compare.paired(data, reference="m0", block=block, sample=sample).table.query("method != 'm0'")
+    own = (table["sim_conf_low"] > 0) | (table["sim_conf_high"] < 0)
     flips = np.where(table["p_sign_flip"].isna(), np.nan, table["p_sign_flip"] <= 0.05)
     if table["p_value"].isna().all():
         return [np.array([np.nan])] * 3 + [flips]
@@ -87,14 +103,14 @@ CLAIMS = {
         tuple(
             f"{result}.{name}"
             for result in ("ComparisonResult", "RunsResult")
-            for name in ("p_value", "p_holm", "p_sign_flip", "conf_low", "conf_high", "all_low", "all_high")
+            for name in ("p_value", "p_holm", "p_sign_flip", "conf_low", "conf_high", "sim_conf_low", "sim_conf_high")
         ),
         {
             f"{kind}, {seeds} seeds, {methods} methods": Case(
-                partial(paired, kind, seeds, methods), kind == "normal", 250 if methods > 5 else 500,
-                _SETTINGS if kind == "settings" else "", RULES,
+                partial(paired, kind, seeds, methods), kind.endswith(("normal", "these settings", "these seeds")),
+                250 if methods > 5 else 1000, _SEEDS if kind.endswith("other seeds") else "", RULES,
             )
-            for kind in ("normal", "t3", "skewed", "one varies 20 times", "settings")
+            for kind in ("normal", "t3", "skewed", "one varies 20 times", *_SAMPLES)
             for seeds, methods in ((2, 5), (3, 5), (3, 30), (10, 5))
         },
     ),

@@ -142,13 +142,13 @@ def test_intervals_of_a_table_hold_for_all_its_methods(runs, run_table):
     text, values, _ = run_table("table2", runs, "", "--select", "label=CIFAR-10, π = 0.1")
     here = values.set_index("method")
     row = here.loc["fedavg"]
-    shown = interval(row["difference"], row["all_low"], row["all_high"])
+    shown = interval(row["difference"], row["sim_conf_low"], row["sim_conf_high"])
     assert f"{shown}  {p_value(row['p_holm'])}" in text
     half = stats.t.ppf(1 - 0.05 / 2 / (len(here) - 1), row["n"] - 1) * row["std_error"]
-    assert_allclose(row["all_high"] - row["difference"], half, rtol=1e-4)
+    assert_allclose(row["sim_conf_high"] - row["difference"], half, rtol=1e-4)
     assert "each method's own variance; p by Holm" in " ".join(text.split())
     ratios = run_table("table7", runs)[1].query("method == 'random'")
-    assert_allclose(ratios["ratio_high"], np.exp(ratios["all_high"]), rtol=1e-4)
+    assert_allclose(ratios["ratio_high"], np.exp(ratios["sim_conf_high"]), rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["table2", "table3", "table7"])
@@ -255,7 +255,7 @@ def test_table_8_tells_splits_apart_by_what_varies(tmp_path, run_table):
     table8 = load("analysis/fedfac/table8.py")
     block = table8.ablation(COLLECT(tmp_path), table8.Asked(Reference())).blocks["Personal masked − shared masked"]
     for r, line in zip(between.to_dict("records"), block.to_dict("records"), strict=True):
-        assert line["difference [95 %]"] == interval(r["difference"], r["all_low"], r["all_high"])
+        assert line["difference [95 %]"] == interval(r["difference"], r["sim_conf_low"], r["sim_conf_high"])
         assert line["p"] == p_value(r["p_holm"])
     assert (between["p_holm"] >= between["p_value"]).all()
     assert between["p_holm"].min() == pytest.approx(4 * between["p_value"].min(), rel=1e-4)

@@ -79,7 +79,9 @@ def test_over_settings_there_is_one_number_a_seed():
         assert_allclose(row["difference"], d.mean())
         alone = stats.t.interval(0.95, 5, d.mean(), se)
         together = stats.t.interval(1 - 0.05 / 3, 5, d.mean(), se)
-        assert_allclose([row["conf_low"], row["conf_high"], row["all_low"], row["all_high"]], [*alone, *together])
+        assert_allclose(
+            [row["conf_low"], row["conf_high"], row["sim_conf_low"], row["sim_conf_high"]], [*alone, *together]
+        )
 
 
 def test_intervals_of_settings_hold_together_over_all():
@@ -91,8 +93,8 @@ def test_intervals_of_settings_hold_together_over_all():
     assert found["label"].tolist() == [f"setting {i}" for i in range(8)]
     d = x[0] - x[1]
     half = stats.t.ppf(1 - 0.05 / 16, 4) * d.std(axis=0, ddof=1) / np.sqrt(5)
-    assert_allclose(found["all_low"], d.mean(axis=0) - half)
-    assert_allclose(found["all_high"], d.mean(axis=0) + half)
+    assert_allclose(found["sim_conf_low"], d.mean(axis=0) - half)
+    assert_allclose(found["sim_conf_high"], d.mean(axis=0) + half)
 
 
 def test_scores_are_weighted_by_test_samples(folder):

@@ -146,7 +146,7 @@ def test_the_forest_of_a_comparison_has_the_simultaneous_intervals_in_the_order_
     result = fedstat.compare(TABLE, reference="a")
     ax, table = plot.forest(result), result.tidy()
     segments = np.array(ax.collections[0].get_segments())
-    np.testing.assert_allclose(segments[:, :, 0], table[["all_low", "all_high"]])
+    np.testing.assert_allclose(segments[:, :, 0], table[["sim_conf_low", "sim_conf_high"]])
     assert [t.get_text() for t in ax.get_yticklabels()] == ["b", "c"]
     tidy = plot.forest(result.tidy())
     np.testing.assert_allclose(np.array(tidy.collections[0].get_segments())[:, :, 0], table[["conf_low", "conf_high"]])

@@ -77,10 +77,10 @@ def test_paired_tests_are_those_of_scipy_and_holm_of_statsmodels():
 @pytest.mark.parametrize("seed", range(20))
 def test_an_interval_without_zero_is_never_against_holm(seed):
     found = compare.paired(drawn(5, 4, seed), reference="m0", level=0.9).table.iloc[1:]
-    apart = (found["all_low"] > 0) | (found["all_high"] < 0)
+    apart = (found["sim_conf_low"] > 0) | (found["sim_conf_high"] < 0)
     assert (found.loc[apart, "p_holm"] < 0.1).all()
-    assert (found["all_low"] <= found["conf_low"]).all()
-    assert (found["all_high"] >= found["conf_high"]).all()
+    assert (found["sim_conf_low"] <= found["conf_low"]).all()
+    assert (found["sim_conf_high"] >= found["conf_high"]).all()
 
 
 def test_a_balanced_mixed_model_of_two_methods_is_the_paired_analysis():
@@ -113,13 +113,13 @@ def test_blocks_that_lack_a_method_are_left_out_and_named():
 def test_one_seed_gives_a_difference_and_no_standard_error():
     found = compare.paired(drawn(2, 1), reference="m0")
     assert np.isfinite(found.table.loc[1, "difference"])
-    assert found.table.loc[1, ["std_error", "p_value", "conf_low", "p_holm", "all_high"]].isna().all()
+    assert found.table.loc[1, ["std_error", "p_value", "conf_low", "p_holm", "sim_conf_high"]].isna().all()
     assert found.notes == ("fewer than 3 pairs, so no interval and no test: m1",)
 
 
 def test_two_seeds_give_no_interval_and_say_so():
     found = compare.paired(drawn(3, 2), reference="m0")
-    claims = ["statistic", "p_value", "conf_low", "conf_high", "p_holm", "all_low", "all_high"]
+    claims = ["statistic", "p_value", "conf_low", "conf_high", "p_holm", "sim_conf_low", "sim_conf_high"]
     assert found.table[claims].isna().all(axis=None)
     assert found.table.loc[1:, ["difference", "std_error"]].notna().all(axis=None)
     shown = repr(ComparisonResult(*found)).splitlines()[2:]
@@ -133,7 +133,7 @@ def test_a_method_of_its_own_spread_makes_no_other_differ():
     for _ in range(200):
         data = pd.DataFrame(rng.normal(size=(3, 5)) * [1, 20, 1, 1, 1], columns=list("abcde"))
         table = compare.paired(tidy(data.to_dict("list")), reference="a").table
-        wrong += bool(((table["all_low"] > 0) | (table["all_high"] < 0)).any())
+        wrong += bool(((table["sim_conf_low"] > 0) | (table["sim_conf_high"] < 0)).any())
     assert wrong <= 0.05 * 200 + 3 * np.sqrt(200 * 0.05 * 0.95)
 
 
@@ -142,9 +142,9 @@ def test_equal_methods_do_not_differ_and_a_constant_difference_is_not_tested():
     found = compare.paired(data, reference="a")
     same, more = found.table.set_index("method").loc["same"], found.table.set_index("method").loc["more"]
     assert same[["difference", "p_value", "p_holm"]].tolist() == [0, 1, 1]
-    assert same[["std_error", "conf_low", "conf_high", "all_low", "all_high"]].isna().all(), "not [0, 0]"
+    assert same[["std_error", "conf_low", "conf_high", "sim_conf_low", "sim_conf_high"]].isna().all(), "not [0, 0]"
     assert more["difference"] == pytest.approx(0.1)
-    assert more[["std_error", "p_value", "p_holm", "conf_low", "all_high"]].isna().all()
+    assert more[["std_error", "p_value", "p_holm", "conf_low", "sim_conf_high"]].isna().all()
     assert found.notes == (
         "same: the same difference in every pair, so no standard error and no interval",
         "more: the same difference in every pair, so no standard error and no interval or test",
@@ -193,7 +193,7 @@ def test_differences_that_vary_by_rounding_of_float32_alone_are_the_same():
     data = pd.DataFrame({"method": list("aabb"), "seed": [0, 1, 0, 1], "accuracy": x})
     found = compare.paired(data, reference="a")
     row = found.table.set_index("method").loc["b"]
-    assert np.isnan(row[["std_error", "p_value", "all_low"]].astype(float)).all()
+    assert np.isnan(row[["std_error", "p_value", "sim_conf_low"]].astype(float)).all()
     assert "the same difference in every pair" in found.notes[0]
     same = data.assign(accuracy=[*x[:2], *(x[:2] + 1e-9)])
     assert compare.paired(same, reference="a").table["p_value"].iloc[1] == 1
