@@ -44,21 +44,22 @@ def knn_entropy(
     Returns
     -------
     EntropyResult
-        Its fields are DataArrays, arrays or tensors, as ``x`` is: entropy, std_error, n, n_tied, conf_low, conf_high
-        (...); atom_value (..., atom) or (..., atom, ``feature_dim``) and atom_mass (..., atom) of values that more than
+        Its fields are DataArrays, arrays or tensors, as ``x`` is: entropy, std_error, n, n_tied, conf_low, conf_high,
+        clustered (...); atom_value (..., atom) or (..., atom, ``feature_dim``) and atom_mass (..., atom) of values that more than
         k samples share, if ``ties="atoms"``. ``result["entropy"]`` is ``result.entropy``;
         :meth:`~EntropyResult.to_dataset` holds all.
 
     Raises
     ------
     ValueError
-        If a dim is not there, a value is not finite, there are no more than k samples, or more than k samples are equal
-        and ``ties`` does not provide for them.
+        If a dim is not there, a value is not finite, there are no more than k samples, more than k samples are equal
+        and ``ties`` does not provide for them, or a coordinate is a linear function of others.
 
     Warns
     -----
     UserWarning
-        If samples have exact copies, k of them or fewer: the entropy is too low, and no interval is given.
+        If samples have exact copies, k of them or fewer: the entropy is too low. If samples lie in narrow groups too
+        small for k: the entropy is too high. No standard error and no interval are given there.
 
     Examples
     --------
@@ -94,7 +95,7 @@ def knn_entropy(
         return tuple(found._replace(atom_value=value))
 
     parts = xr.apply_ufunc(
-        estimate, x, input_core_dims=[core], output_core_dims=[[], [], [], by_atom, ["atom"], [], [], []],
+        estimate, x, input_core_dims=[core], output_core_dims=[[], [], [], by_atom, ["atom"], *[[]] * 4],
         exclude_dims=set(core),
     )  # fmt: skip
     data = xr.Dataset(dict(zip(FIELDS, parts, strict=True)))
@@ -106,17 +107,25 @@ def knn_entropy(
 
 
 def _with_warning(result: EntropyResult) -> EntropyResult:
-    """The result, after a warning if samples have exact copies."""
+    """The result, after a warning if samples have exact copies or lie in narrow groups."""
     data = result.to_dataset()
-    n, n_tied = (data[name].to_numpy().ravel() for name in ("n", "n_tied"))
+    n, n_tied, clustered = (data[name].to_numpy().ravel() for name in ("n", "n_tied", "clustered"))
     if (n_tied > 0).any():
         most, some = n_tied.argmax(), (n_tied > 0).sum()
         of = f" in the series with most ties; {some} of {len(n)} series have some" if len(n) > 1 else ""
         warnings.warn(
             f"{n_tied[most]} of {n[most]} samples have an exact copy{of}. Copies shorten the distance to "
-            f"neighbour {result.k}: the entropy is too low, and no interval is given. If values were rounded, use "
+            f"neighbor {result.k}: the entropy is too low, and no interval is given. If values were rounded, use "
             "ties='jitter' with their resolution; if a value has a mass of its own, ties='atoms' and a smaller k; if "
             "samples came twice, drop the copies. A larger k lessens the error.",
+            UserWarning,
+            stacklevel=3,
+        )
+    if clustered.any():
+        of = f" in {clustered.sum()} of {len(n)} series" if len(n) > 1 else ""
+        warnings.warn(
+            f"samples lie in narrow groups{of}, and many groups are too small for neighbor {result.k}: the entropy is "
+            "too high, and no interval is given. Use a smaller k or more samples, or take the entropy of each group.",
             UserWarning,
             stacklevel=3,
         )

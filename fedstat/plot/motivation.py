@@ -140,7 +140,8 @@ def entropies(
             here["entropy"].median(), top * (1.04 + 0.05 * i), xerr=here["std_error"].median(), color=colour,
             capsize=3, marker="|",
         )  # fmt: skip
-    of = "entropy (nats); bar: ± its median standard error" if alone else "entropy over clients (nats)"
+    error = "; bar: ± its median standard error" if data["std_error"].notna().any() else ""
+    of = f"entropy (nats){error}" if alone else "entropy over clients (nats)"
     ax.set(xlabel=of, ylabel="series" if alone else "neurons", ylim=(0, top * (1.06 + 0.05 * len(cases))))
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     words = "median ± standard error of one neuron's entropy"

@@ -9,11 +9,11 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 from fedstat._later import pd, xr
-from fedstat.results.base import Result, line, listing, number
-from fedstat.results.numbers import coefficient
+from fedstat.results.base import Result, listing, number, wrapped
+from fedstat.results.numbers import coefficient, count
 from fedstat.stats.entropy import largest_k
 
-FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high")
+FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high", "clustered")
 IN_NATS = ("entropy", "std_error", "conf_low", "conf_high")
 
 
@@ -29,7 +29,7 @@ class EntropyResult(Result):
     entropy : (...,)
         Entropy of the continuous part; NaN where at most k samples are left beside the atoms (a dead neuron).
     std_error : (...,)
-        Standard error, without the bias.
+        Standard error, without the bias. NaN where no interval is given.
     n : (...,)
         Samples the estimate rests on: all of them, less those in atoms.
     atom_value : (..., atom) or (..., atom, feature)
@@ -39,8 +39,10 @@ class EntropyResult(Result):
     n_tied : (...,)
         Samples of the continuous part that have an exact copy, which makes the entropy too low.
     conf_low, conf_high : (...,)
-        Interval that allows for the bias. NaN with tied samples, and with k above
+        Interval that allows for the bias. NaN with tied or clustered samples, and with k above
         :func:`fedstat.stats.entropy.largest_k`.
+    clustered : (...,)
+        Whether samples lie in narrow groups too small for k, which makes the entropy too high.
     k : int
         Number of the neighbour.
     level : float
@@ -55,6 +57,7 @@ class EntropyResult(Result):
     n_tied: Any
     conf_low: Any
     conf_high: Any
+    clustered: Any
     k: int
     level: float
     _figure: ClassVar[str] = "entropies"
@@ -80,11 +83,11 @@ class EntropyResult(Result):
         """One row per series: its labels, then the estimate and what belongs to it.
 
         estimate, std_error (without the bias), conf_low, conf_high (with an allowance for it), in nats; n, n_tied;
-        n_atoms and atom_mass, the number and the mass of all its atoms.
+        clustered; n_atoms and atom_mass, the number and the mass of all its atoms.
         """
         data = self.to_dataset()
         mass = data["atom_mass"]
-        names = ["entropy", "std_error", "conf_low", "conf_high", "n", "n_tied"]
+        names = ["entropy", "std_error", "conf_low", "conf_high", "n", "n_tied", "clustered"]
         kept = data[names].rename(entropy="estimate")
         kept = kept.assign(n_atoms=(mass > 0).sum("atom"), atom_mass=mass.sum("atom"))
         if not kept.sizes:
@@ -95,7 +98,7 @@ class EntropyResult(Result):
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: series, k, samples; entropy over series (median, least, most); those with atoms, with ties.
+        """One row: series, k, samples; entropy over series (median, least, most); those with atoms, with ties, in clusters.
 
         interval_width_median is in nats; n_undefined counts series without an entropy, n_without_interval those with an
         entropy and no interval.
@@ -116,6 +119,7 @@ class EntropyResult(Result):
             "interval_width_median": float((table["conf_high"] - table["conf_low"]).median()),
             "n_with_atoms": int((table["n_atoms"] > 0).sum()),
             "n_with_ties": int((table["n_tied"] > 0).sum()),
+            "n_clustered": int(table["clustered"].sum()),
             "n_undefined": int(table["estimate"].isna().sum()),
             "n_without_interval": int((table["estimate"].notna() & table["conf_low"].isna()).sum()),
         }
@@ -128,38 +132,43 @@ class EntropyResult(Result):
         named = [f"{labels[i]}: {coefficient(table.loc[i, 'estimate'])}" for i in order] if len(table) > 1 else []
         size = f"{x['n_min']}" if x["n_min"] == x["n_max"] else f"{x['n_min']} to {x['n_max']}"
         middle, least, most = (number(float(x[f"entropy_{end}"]), 2) for end in ("median", "min", "max"))
+        dims = [str(d) for d in self.to_dataset()["entropy"].dims]
+        series = count(x["n_series"], "unit") if dims == ["unit"] else f"{x['n_series']} series"
         error = number(float(x["std_error_median"]), 2)
         lines = [
-            f"Entropy in nats, neighbour {self.k}: {x['n_series']} series of {size} samples",
-            f"  median {middle}, from {least} to {most}; median standard error {error}",
+            f"Differential entropy (nats), nearest-neighbor estimate, k = {self.k}",
+            f"{series}, {size} samples{' each' * (x['n_series'] > 1)}: median {middle}, range {least} to {most}"
+            + f"; median SE {error}" * bool(np.isfinite(x["std_error_median"])),
         ]
+        if np.isfinite(x["interval_width_median"]):
+            width = number(float(x["interval_width_median"]), 2)
+            lines.append(f"{100 * self.level:g}% CIs, widened for bias: median width {width}")
         if x["n_with_atoms"]:
             most_mass = float(table["atom_mass"].max())
             lines.append(
-                f"  {x['n_with_atoms']} with atoms, which hold up to {100 * most_mass:.0f} % of the samples; "
-                f"{x['n_undefined']} undefined, with too few others"
+                f"{x['n_with_atoms']} with atoms (equal samples), up to {100 * most_mass:.0f}% of the samples; "
+                f"{x['n_undefined']} undefined (too few other samples)"
             )
-        if np.isfinite(x["interval_width_median"]):
-            width = number(float(x["interval_width_median"]), 2)
-            lines.append(f"  {100 * self.level:g} % intervals, which allow for the bias: median width {width}")
         lines += self._without_interval(table)
         if named:
             lines += [listing("  lowest: ", named[:8]), listing("  highest:", named[: -min(9, len(named) + 1) : -1])]
-        return "\n".join(map(line, lines))
+        return "\n".join(map(wrapped, lines))
 
     def _without_interval(self, table: pd.DataFrame) -> list[str]:
         """How many series have no interval, and why."""
         lines = []
         if tied := int((table["n_tied"] > 0).sum()):
             share = 100 * float((table["n_tied"] / table["n"]).max())
+            lines.append(f"Caution: {tied} with ties (up to {share:.0f}% of the samples): entropy too low, no CI")
+        if clustered := int(table["clustered"].sum()):
             lines.append(
-                f"  {tied} with ties, up to {share:.0f} % of the samples: the entropy is too low, and no interval given"
+                f"Caution: {clustered} with samples in narrow groups too small for k = {self.k}: entropy too high, no CI"
             )
         least = table.loc[table["estimate"].notna(), "n"].min()
         if self._dimension > 3:
-            lines.append(f"  no intervals: in {self._dimension} dimensions the size of the bias is not known")
+            lines.append(f"No CIs: the bias is unknown in {self._dimension} dimensions (known up to 3)")
         elif np.isfinite(least) and self.k > (most := largest_k(int(least), self._dimension)):
-            lines.append(f"  no interval where k is too large to know the bias: above {most} for {least:.0f} samples")
+            lines.append(f"No CI where the bias is unknown: k > {most} with {least:.0f} samples")
         return lines
 
     @property

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.stats import claims, compare
+from simulations.inference import pools
 from simulations.inference.table import Case, Claim
 
 
@@ -16,18 +17,21 @@ def accuracies(kind: str, seeds: int, methods: int, rng: np.random.Generator) ->
 
     Parameters
     ----------
-    kind : {"normal", "t3", "skewed", "one varies 20 times"}
+    kind : {"normal", "t3", "skewed", "one varies 20 times", "trained networks"}
         Normal errors beside a common effect of the seed; errors of Student's t with 3 degrees of freedom; exponential
-        ones; one method with 20 times the standard deviation.
+        ones; one method with 20 times the standard deviation; networks drawn from a pool of clients of two classes.
     seeds, methods : int
     rng : Generator
     """
     shape = (seeds, methods)
-    errors = {"t3": lambda: rng.standard_t(3, shape), "skewed": lambda: rng.exponential(size=shape)}
+    errors = {
+        "t3": lambda: rng.standard_t(3, shape), "skewed": lambda: rng.exponential(size=shape),
+        "trained networks": lambda: rng.choice(pools.accuracies("two classes", 60), shape),
+    }  # fmt: skip
     e = errors.get(kind, lambda: rng.normal(size=shape))()
     if kind == "one varies 20 times":
         e *= np.where(np.arange(methods) == 1, 20, 1)
-    e = e + rng.normal(size=(seeds, 1))
+    e = e + rng.normal(size=(seeds, 1)) * (kind != "trained networks")
     names = [f"m{i}" for i in range(methods)]
     return pd.DataFrame(e, columns=names).rename_axis("seed").reset_index().melt("seed", names, "method", "accuracy")
 
@@ -109,8 +113,9 @@ CLAIMS = {
             f"{kind}, {seeds} seeds, {methods} methods": Case(
                 partial(paired, kind, seeds, methods), kind.endswith(("normal", "these settings", "these seeds")),
                 250 if methods > 5 else 1000, _SEEDS if kind.endswith("other seeds") else "", RULES,
+                kind == "trained networks",
             )
-            for kind in ("normal", "t3", "skewed", "one varies 20 times", *_SAMPLES)
+            for kind in ("normal", "t3", "skewed", "one varies 20 times", "trained networks", *_SAMPLES)
             for seeds, methods in ((2, 5), (3, 5), (3, 30), (10, 5))
         },
     ),

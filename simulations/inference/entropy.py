@@ -11,6 +11,7 @@ import numpy as np
 import scipy
 
 import fedstat
+from simulations.inference import pools
 from simulations.inference.table import Case, Claim
 
 SERIES = 20
@@ -50,6 +51,21 @@ def correlated(r: float) -> Population:
     )
 
 
+def of_groups(groups: int) -> Population:
+    """Normal groups, ten thousand standard deviations apart."""
+    sd = 1e-4
+    return Population(
+        lambda rng, shape: rng.integers(0, groups, shape) + sd * rng.normal(size=shape),
+        lambda _: NORMAL + math.log(groups * sd),
+    )
+
+
+def unequal(rng: np.random.Generator, shape: tuple[int, int, int]) -> np.ndarray:
+    """Normal coordinates whose scales differ by 1 to 10⁴."""
+    return rng.normal(size=shape) * SCALES[: shape[2]]
+
+
+SCALES = np.array([1, 1e4])
 POPULATIONS = {
     "normal": Population(lambda rng, shape: rng.normal(size=shape), lambda d: d * NORMAL),
     "uniform": Population(lambda rng, shape: rng.random(shape), lambda _: 0.0),
@@ -60,6 +76,9 @@ POPULATIONS = {
     "arcsine": Population(lambda rng, shape: rng.beta(0.5, 0.5, shape), lambda d: d * math.log(math.pi / 4)),
     "correlated .9": correlated(0.9),
     "correlated .99": correlated(0.99),
+    "scales 1:10⁴": Population(unequal, lambda d: d * NORMAL + math.log(SCALES[:d].prod())),
+    "8 narrow groups": of_groups(8),
+    "20 narrow groups": of_groups(20),
 }
 
 
@@ -107,6 +126,27 @@ def covered(
     ]
 
 
+@cache
+def of_all_clients(kind: pools.Kind, layer: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights (client, weight) of a pool after 60 steps, less those that never change, and their entropies."""
+    pool = pools.pool(kind, 60, layer)
+    x = pool.weights.reshape(pools.CLIENTS, -1)
+    x = x[:, [len(np.unique(column)) == pools.CLIENTS for column in x.T]]
+    return x, fedstat.knn_entropy(x).entropy
+
+
+def covered_of_trained(kind: pools.Kind, layer: int, n: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """As :func:`covered`: single weights over n clients of a pool; the truth is the estimate of all its clients."""
+    x, truth = of_all_clients(kind, layer)
+    drawn = rng.choice(x.shape[1], SERIES, replace=False)
+    x = x[rng.choice(len(x), n, replace=False)][:, drawn]
+    found = [fedstat.knn_entropy(x, k=k) for k in KS]
+    return [
+        np.where(np.isnan(one.conf_low), np.nan, (one.conf_low <= truth[drawn]) & (truth[drawn] <= one.conf_high))
+        for one in found
+    ]
+
+
 def case(
     population: str,
     d: int,
@@ -136,6 +176,8 @@ def cases() -> dict[str, Case]:
             ("normal", 2),
             ("uniform", 2),
             ("correlated .9", 2),
+            ("correlated .99", 2),
+            ("scales 1:10⁴", 2),
             ("normal", 3),
             ("uniform", 3),
             ("normal", 4),
@@ -144,10 +186,15 @@ def cases() -> dict[str, Case]:
     }
     steep = "fedstat.stats.entropy.knn_entropy: densities that are steep at the scale of the k-th neighbour"
     copies = "a warning names the samples with exact copies; no interval is given"
+    narrow = "a warning where groups show; help of fedstat.stats.entropy.knn_entropy: where they do not"
     rough = {
         "Cauchy, n = 100": case("Cauchy", 1, 100),
         "arcsine (unbounded density), n = 100": case("arcsine", 1, 100, holds=False, note=steep),
-        "correlated .99, 2 coordinates, n = 1000": case("correlated .99", 2, 1000, holds=False, note=steep),
+        **{
+            f"{groups}, n = {n}": case(groups, 1, n, holds=False, note=narrow)
+            for groups in ("8 narrow groups", "20 narrow groups")
+            for n in (20, 50, 100, 1000)
+        },
     }
     ties = {
         "normal, n = 100, each sample twice": case(
@@ -167,7 +214,16 @@ def cases() -> dict[str, Case]:
         ),
         "normal, n = 100, 30 of them 0, atoms": case("normal", 1, 100, change=with_zeros, ties="atoms"),
     }
-    return line | space | rough | ties
+    kinds: tuple[pools.Kind, ...] = ("iid", "two classes", "own starts")
+    trained = {
+        f"weights, {kind}, 60 steps, layer {layer}, n = {n}": Case(
+            partial(covered_of_trained, kind, layer, n), True, 100, "", tuple(f"k = {k}" for k in KS), trained=True
+        )
+        for kind in kinds
+        for layer in (2, 3)
+        for n in (20, 50)
+    }
+    return line | space | rough | ties | trained
 
 
 CLAIMS = {

@@ -11,7 +11,9 @@ import fedstat
 from fedstat.stats import factor, split
 from fedstat.stats.bootstrap import reweighted
 from fedstat.stats.moments import Moments, correlation, moments
+from simulations.inference import pools
 from simulations.inference.layers import NULLS
+from simulations.inference.pools import Kind
 from simulations.inference.table import Case, Claim
 from simulations.inference.weights import smooth
 
@@ -26,16 +28,26 @@ class Population(NamedTuple):
     sums: Moments
 
 
+TRAINED: dict[str, tuple[Kind, int, int]] = {
+    f"changes, {kind}, {steps} steps, layer {layer}": (kind, steps, layer)
+    for kind, steps, layer in (("iid", 60, 1), ("two classes", 6, 1), ("two classes", 60, 2))
+}  # fmt: skip
+
+
 @cache
 def population(name: str) -> Population:
-    """A population of 2,000 clients.
+    """A population of 2,000 clients, or a pool of trained ones.
 
     Parameters
     ----------
-    name : {"model (8)", "profile", "smooth", "factors"}
+    name : {"model (8)", "profile", "smooth", "factors"} or a key of TRAINED
         Model (8) of FedFac with noise of .5, as in README; a profile that clients share in half of the units and noise;
         the same, smooth over weights, clients' norms log-normal; three factors of unlike strength.
     """
+    if name in TRAINED:
+        pool = pools.pool(*TRAINED[name])
+        w = (pool.weights - pool.initial).astype(float)
+        return Population(w, moments(np.swapaxes(w, 1, 2)))
     rng = np.random.default_rng(0)
     half, shape = UNITS // 2, (CLIENTS, UNITS, WEIGHTS)
     if name == "model (8)":
@@ -62,24 +74,26 @@ def communality(name: str, counts: np.ndarray, **options: Any) -> np.ndarray:
 @cache
 def truth(name: str, clients: int | None, options: tuple[tuple[str, Any], ...]) -> np.ndarray:
     """ν (unit,) of the population, or the mean ν of 2,000 samples of so many clients."""
+    n = len(population(name).weights)
     if clients is None:
-        return communality(name, np.ones((1, CLIENTS)), **dict(options))[0]
+        return communality(name, np.ones((1, n)), **dict(options))[0]
     rng, found = np.random.default_rng(1), []
     for _ in range(10):
-        counts = np.zeros((200, CLIENTS))
+        counts = np.zeros((200, n))
         for row in counts:
-            np.add.at(row, rng.integers(0, CLIENTS, clients), 1)
+            np.add.at(row, rng.integers(0, n, clients), 1)
         found.append(communality(name, counts, **dict(options)).mean(0))
     return np.mean(found, axis=0)
 
 
 def intervals(
-    name: str, clients: int, options: tuple[tuple[str, Any], ...], interval_of: Any, rng: np.random.Generator
+    name: str, clients: int, options: tuple[tuple[str, Any], ...], rng: np.random.Generator
 ) -> list[np.ndarray]:
     """Whether the intervals of one sample of clients cover: of units of high ν in the population, and of the others."""
-    sample = population(name).weights[rng.integers(0, CLIENTS, clients)]
-    found = fedstat.bootstrap(sample, interval_of=interval_of, seed=int(rng.integers(2**31)), **dict(options)).tidy()
-    nu = truth(name, None if interval_of == "population" else clients, options)
+    weights = population(name).weights
+    sample = weights[rng.integers(0, len(weights), clients)]
+    found = fedstat.bootstrap(sample, seed=int(rng.integers(2**31)), **dict(options)).tidy()
+    nu = truth(name, clients, options)
     covers = np.where(found["conf_low"].isna(), np.nan, (found["conf_low"] <= nu) & (nu <= found["conf_high"]))
     high = split.shared(truth(name, None, options), tau=0.5)
     return [covers[high], covers[~high]]
@@ -87,7 +101,8 @@ def intervals(
 
 def labels(name: str, clients: int, options: tuple[tuple[str, Any], ...], rng: np.random.Generator) -> list[np.ndarray]:
     """Whether labels that 90 to 97 % of the replicates repeat are the population's: without caution, and with it."""
-    sample = population(name).weights[rng.integers(0, CLIENTS, clients)]
+    weights = population(name).weights
+    sample = weights[rng.integers(0, len(weights), clients)]
     found = fedstat.bootstrap(sample, seed=int(rng.integers(2**31)), **dict(options))
     share = np.where(found.split.shared, found.p_shared, 1 - found.p_shared)
     right = found.split.shared == split.shared(truth(name, None, options), tau=0.5)
@@ -128,32 +143,14 @@ def _of_samples() -> dict[str, Case]:
         for kappa in (0.5, 0.85):
             found[f"{name}, pc, κ {kappa}, 10 clients"] = (name, 10, _options("pc", kappa))
     found["factors, pa, 3 factors, 10 clients"] = ("factors", 10, _options("pa", 3))
+    for name in TRAINED:
+        for kappa in (0.5, 0.75):
+            for clients in (10, 30):
+                found[f"{name}, pc, κ {kappa}, {clients} clients"] = (name, clients, _options("pc", kappa))
     return {
-        name: Case(partial(intervals, *what, "samples of this size"), replicates=_draws(what[2]), parts=GROUPS)
+        name: Case(partial(intervals, *what), replicates=_draws(what[2]), parts=GROUPS, trained=what[0] in TRAINED)
         for name, what in found.items()
     }
-
-
-def _of_population() -> dict[str, Case]:
-    refused = "given only where bias is small and the factors are identified"
-    found = {
-        f"{name}, pc, {f'κ {size}' if size < 1 else f'{size} factor(s)'}, {clients} clients": Case(
-            partial(intervals, name, clients, _options("pc", size), "population"),
-            holds=(name, size) in (("model (8)", 0.3), ("model (8)", 0.5), ("factors", 0.3), ("factors", 3)),
-            replicates=_draws(_options("pc", size)), parts=GROUPS, note=refused,
-        )
-        for clients in (30, 100)
-        for name, size in (
-            ("model (8)", 0.3), ("model (8)", 0.5), ("model (8)", 0.75), ("factors", 0.3), ("factors", 3),
-            ("profile", 0.5), ("profile", 0.75), ("profile", 1), ("smooth", 0.5),
-        )
-    }  # fmt: skip
-    return found | {
-        "model (8), pa, κ 0.3, 30 clients": Case(
-            partial(intervals, "model (8)", 30, _options("pa", 0.3), "population"),
-            replicates=_draws(_options("pa", 0.3)), parts=GROUPS, note=refused,
-        )
-    }  # fmt: skip
 
 
 def permutation_of_trained(null: str, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -196,7 +193,6 @@ _ENDS = ("BootstrapResult.conf_low", "BootstrapResult.conf_high")
 _PERMUTATION = "fedstat.results.uncertainty.PermutationResult"
 CLAIMS = {
     "bootstrap, ν of samples of this size": Claim("coverage", _BOOTSTRAP, _ENDS, _of_samples()),
-    "bootstrap, ν of the population": Claim("coverage", _BOOTSTRAP, _ENDS, _of_population()),
     "bootstrap, labels of .9 to .97 of the replicates are right": Claim(
         "rate", ("fedstat.stats.bootstrap.reweighted",), ("BootstrapResult.p_shared", "SplitMapResult.p_shared"),
         {

@@ -13,6 +13,7 @@ from fedstat import data
 from fedstat._random import generator
 
 CLIENTS, SAMPLES, BATCH, RATE = 400, 60, 10, 0.1
+REPLICATED, REPLICATES = 200, 12
 WIDTHS = (196, 32, 32, 10)
 STEPS = (1, 6, 60)
 Kind = Literal["iid", "two classes", "five classes", "random labels", "own starts", "two starts"]
@@ -49,56 +50,85 @@ def pool(kind: Kind, steps: int, layer: int) -> Pool:
     layer : int
         1 to 3.
     """
-    weights, initial, start = _trained(kind)
-    return Pool(weights[steps][layer - 1], initial[layer - 1], start)
+    start = np.arange(CLIENTS) * STARTS.get(kind, 1) // CLIENTS
+    params, initial = _trained(kind, replicated=False)
+    return Pool(params[steps][layer - 1][..., :-1], initial[layer - 1][start, :, :-1], start)
+
+
+def replicates(kind: Kind, steps: int, layer: int) -> np.ndarray:
+    """Changes (client, replicate, unit, weight) of clients, each trained on several samples of its own."""
+    params, initial = _trained(kind, replicated=True)
+    w = (params[steps][layer - 1] - initial[layer - 1])[..., :-1]
+    return w.reshape(REPLICATED, REPLICATES, *w.shape[1:])
 
 
 @cache
-def _trained(kind: Kind) -> tuple[dict[int, list[np.ndarray]], list[np.ndarray], np.ndarray]:
-    """Weights by steps and layer, initial parameters by layer, starts; the same on every machine but for rounding."""
-    rng = generator(0, "pool", kind)
-    x, y = (torch.as_tensor(a) for a in _samples(kind, rng))
-    start = np.arange(CLIENTS) * STARTS.get(kind, 1) // CLIENTS
+def accuracies(kind: Kind, steps: int) -> np.ndarray:
+    """Accuracy (client,) of each network of a pool on 1,000 images of all classes."""
+    x, y = (torch.as_tensor(a[-1000:]) for a in _mnist())
+    params, _ = _trained(kind, replicated=False)
+    outputs = _outputs([torch.as_tensor(w) for w in params[steps]], x.expand(CLIENTS, -1, -1))
+    return (outputs.argmax(dim=2) == y).double().mean(dim=1).numpy()
+
+
+@cache
+def _trained(kind: Kind, *, replicated: bool) -> tuple[dict[int, list[np.ndarray]], list[np.ndarray]]:
+    """Parameters by steps and layer, initial ones by layer; the same on every machine but for rounding.
+
+    The last column of a layer is its bias.
+    """
+    rng = generator(0, "pool of replicates" if replicated else "pool", kind)
+    n, n_replicates = (REPLICATED * REPLICATES, REPLICATES) if replicated else (CLIENTS, 1)
+    n_starts = 1 if replicated else STARTS.get(kind, 1)
+    x, y = (torch.as_tensor(a) for a in _samples(kind, n, n_replicates, rng))
     bounds = [n**-0.5 for n in WIDTHS[:-1]]
-    shapes = [(b, a + 1) for a, b in pairwise(WIDTHS)]  # the last column is the bias
-    drawn = [rng.uniform(-b, b, (start.max() + 1, *shape)) for b, shape in zip(bounds, shapes, strict=True)]
-    initial = [one[start].astype(np.float32) for one in drawn]
-    params = [torch.tensor(one, requires_grad=True) for one in initial]
-    order = torch.as_tensor(np.stack([_batches(rng) for _ in range(CLIENTS)]))
+    shapes = [(b, a + 1) for a, b in pairwise(WIDTHS)]
+    drawn = [rng.uniform(-b, b, (n_starts, *shape)) for b, shape in zip(bounds, shapes, strict=True)]
+    initial = [one.astype(np.float32) for one in drawn]
+    params = [torch.tensor(one[np.arange(n) * n_starts // n], requires_grad=True) for one in initial]
+    order = torch.as_tensor(np.stack([_batches(x.shape[1], rng) for _ in range(n)]))
     found: dict[int, list[np.ndarray]] = {}
     for step in range(max(STEPS)):
         here = order[:, step * BATCH : (step + 1) * BATCH]
-        h = torch.gather(x, 1, here[..., None].expand(-1, -1, x.shape[2]))
-        for n, w in enumerate(params, 1):
-            h = torch.baddbmm(w[:, None, :, -1], h, w[:, :, :-1].transpose(1, 2))
-            h = torch.relu(h) if n < len(params) else h
+        outputs = _outputs(params, torch.gather(x, 1, here[..., None].expand(-1, -1, x.shape[2])))
         labels = torch.gather(y, 1, here)
-        loss = torch.nn.functional.cross_entropy(h.transpose(1, 2), labels, reduction="none").mean(dim=1).sum()
+        loss = torch.nn.functional.cross_entropy(outputs.transpose(1, 2), labels, reduction="none").mean(dim=1).sum()
         for w, gradient in zip(params, torch.autograd.grad(loss, params), strict=True):
             w.data -= RATE * gradient
         if step + 1 in STEPS:
-            found[step + 1] = [w.detach().numpy()[:, :, :-1].copy() for w in params]
-    return found, [one[:, :, :-1] for one in initial], start
+            found[step + 1] = [w.detach().numpy().copy() for w in params]
+    return found, initial
 
 
-def _samples(kind: Kind, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Images (client, sample, pixel) and labels (client, sample)."""
+def _outputs(params: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """Outputs (network, sample, class) of all networks."""
+    for number, w in enumerate(params, 1):
+        x = torch.baddbmm(w[:, None, :, -1], x, w[:, :, :-1].transpose(1, 2))
+        x = torch.relu(x) if number < len(params) else x
+    return x
+
+
+def _samples(kind: Kind, n: int, n_replicates: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Images (network, sample, pixel) and labels (network, sample); replicates of a client follow each other."""
     images, labels = _mnist()
+    size = SAMPLES if n_replicates == 1 else SAMPLES // 2
     if kind in CLASSES:
-        own = np.stack([rng.permutation(10)[: CLASSES[kind]] for _ in range(CLIENTS)])
-        of = own[:, np.arange(SAMPLES) % CLASSES[kind]]
+        own = np.stack([rng.permutation(10)[: CLASSES[kind]] for _ in range(n // n_replicates)])
+        of = np.repeat(own, n_replicates, axis=0)[:, np.arange(size) % CLASSES[kind]]
         by_class = [np.flatnonzero(labels == c) for c in range(10)]
         chosen = np.array([[rng.choice(by_class[c]) for c in row] for row in of])
+    elif n * size <= len(labels):
+        chosen = rng.permutation(len(labels))[: n * size].reshape(n, size)
     else:
-        chosen = rng.permutation(len(labels))[: CLIENTS * SAMPLES].reshape(CLIENTS, SAMPLES)
+        chosen = rng.integers(len(labels), size=(n, size))
     y = rng.integers(10, size=chosen.shape) if kind == "random labels" else labels[chosen]
     return images[chosen], y
 
 
-def _batches(rng: np.random.Generator) -> np.ndarray:
-    """Samples of one client in the order of training, epoch by epoch."""
-    epochs = -(-max(STEPS) * BATCH // SAMPLES)
-    return np.concatenate([rng.permutation(SAMPLES) for _ in range(epochs)])
+def _batches(size: int, rng: np.random.Generator) -> np.ndarray:
+    """Samples of one network in the order of training, epoch by epoch."""
+    epochs = -(-max(STEPS) * BATCH // size)
+    return np.concatenate([rng.permutation(size) for _ in range(epochs)])
 
 
 @cache

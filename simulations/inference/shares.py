@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 import fedstat
 from fedstat.stats import components
+from simulations.inference import pools
+from simulations.inference.pools import Kind
 from simulations.inference.table import Case, Claim
 from simulations.inference.weights import KINDS, WEIGHTS, Noise, noise
 
@@ -28,9 +31,14 @@ def personal(
     w = np.sqrt(share / (1 - share) / 2) * own + spread  # noise of variance ½ is left in the mean of two
     found = fedstat.variance_components(w, method=method, **options)
     if share == 0:
-        units = found.tidy()
-        return [units["p_value"] <= 0.05, np.array([found.p_adjusted.min() <= 0.05]), found.layer["p_value"] <= 0.05]
+        return _rejections(found)
     return [(t["conf_low"] <= share) & (share <= t["conf_high"]) for t in (found.tidy(), found.layer)]
+
+
+def _rejections(found: fedstat.results.ComponentsResult) -> list[np.ndarray]:
+    """Whether tests of 0 reject: units, any unit, layer."""
+    units = np.where(np.isfinite(found.components.p_value), found.components.p_value <= 0.05, np.nan)
+    return [units, np.array([(found.p_adjusted <= 0.05).any()]), np.asarray(found.layer["p_value"] <= 0.05)]
 
 
 def of_share(kind: Noise, clients: int, share: float, rng: np.random.Generator) -> np.ndarray:
@@ -88,6 +96,95 @@ def _mean_rank(kind: Noise) -> float:
     return float(found.tidy()["estimate"].iloc[0])
 
 
+class Trained(NamedTuple):
+    """Two replicates of some trained clients, and what their shares are.
+
+    Attributes
+    ----------
+    weights : array (client, 2, unit, weight)
+    units : array (unit,)
+        Personal share among these clients, from their other replicates; NaN for a unit without noise.
+    layer, population : float
+        Of the layer among these clients, and among all of the pool.
+    """
+
+    weights: np.ndarray
+    units: np.ndarray
+    layer: float
+    population: float
+
+
+def trained(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> Trained:
+    """Draw clients and two of their replicates."""
+    w = pools.replicates(kind, steps, layer)
+    chosen = w[rng.choice(len(w), clients, replace=False)][:, rng.permutation(w.shape[1])].astype(float)
+    units, whole = _shares(chosen[:, 2:])
+    return Trained(chosen[:, :2], units, whole, _of_pool(kind, steps, layer))
+
+
+@cache
+def _of_pool(kind: Kind, steps: int, layer: int) -> float:
+    return _shares(pools.replicates(kind, steps, layer).astype(float))[1]
+
+
+def _shares(w: np.ndarray) -> tuple[np.ndarray, float]:
+    """Share (unit,) of personal variance in differences of means over two replicates, and that of the layer."""
+    noise = w.var(axis=1, ddof=1).mean(axis=0).sum(axis=-1)
+    between = w.mean(axis=1).var(axis=0, ddof=1).sum(axis=-1) - noise / w.shape[1]
+    with np.errstate(invalid="ignore"):
+        return between / (between + noise / 2), float(between.sum() / (between.sum() + noise.sum() / 2))
+
+
+def covered(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Whether intervals of trained networks cover."""
+    drawn = trained(kind, steps, layer, clients, rng)
+    found = fedstat.variance_components(drawn.weights)
+    units = _covers(found.tidy(), drawn.units)
+    return [units, _covers(found.layer, drawn.layer), _covers(found.layer, drawn.population)]
+
+
+def _covers(table: pd.DataFrame, truth: Any) -> np.ndarray:
+    known = np.isfinite(table["conf_low"]) & np.isfinite(truth)
+    return np.where(known, (table["conf_low"] <= truth) & (truth <= table["conf_high"]), np.nan)
+
+
+def rejected(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Whether tests of 0 reject in trained networks whose clients have samples of one distribution."""
+    found = fedstat.variance_components(trained(kind, steps, layer, clients, rng).weights)
+    return _rejections(found)
+
+
+MARGINS = (0.3, 0.5, 0.7, 0.9)
+
+
+def called(
+    kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator
+) -> list[tuple[float, float, float]]:
+    """Units of trained networks called at each margin: proportion that is wrong; some wrong; proportion decided."""
+    drawn = trained(kind, steps, layer, clients, rng)
+    found = fedstat.variance_components(drawn.weights)
+    rates = []
+    for margin in MARGINS:
+        outcome = found.split(margin=margin).outcome
+        decided = np.isin(outcome, ("shared", "personal"))
+        wrong = decided & np.where(outcome == "shared", drawn.units > margin, drawn.units < margin)
+        rates.append((wrong.sum() / max(1, decided.sum()), float(wrong.any()), decided.mean()))
+    return rates
+
+
+def of_called(rate: int, *where: Any) -> list[float]:
+    """One of the rates of :func:`called`, at each margin."""
+    *names, rng = where
+    return [one[rate] for one in called(*names, rng)]
+
+
+def verdicts_of_trained(kind: Kind, steps: int, layer: int, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """As :func:`verdicts`, of trained networks."""
+    drawn = trained(kind, steps, layer, clients, rng)
+    found = fedstat.variance_components(drawn.weights).verdict
+    return np.array([(found == "own" and drawn.layer < 0.5) or (found == "mean" and drawn.layer > 0.5)])
+
+
 _TOLD = "help of fedstat.variance_components names heavy tails, and clients of unlike noise"
 _KINDS = "help of fedstat.effective_rank says how few clients of two kinds mislead"
 _UNLIKE = dict.fromkeys(KINDS, "") | {"t3": _TOLD, "unlike clients": _TOLD}
@@ -129,24 +226,49 @@ def _of_outcomes(hits: Callable[..., Any], shares: tuple[float, ...]) -> dict[st
     }
 
 
+_PLACES: tuple[tuple[Kind, int, int], ...] = (
+    ("five classes", 6, 1), ("five classes", 60, 2),
+    ("two classes", 6, 1), ("two classes", 60, 1), ("two classes", 60, 2), ("two classes", 60, 3),
+)  # fmt: skip
+_ALIKE: tuple[tuple[Kind, int, int], ...] = (
+    ("iid", 6, 1),
+    ("iid", 60, 2),
+    ("random labels", 60, 1),
+    ("random labels", 60, 2),
+)
+
+
+def _of_trained(
+    hits: Callable[..., Any], parts: tuple[str, ...], places: tuple[tuple[Kind, int, int], ...] = _PLACES
+) -> dict[str, Case]:
+    return {
+        f"{kind}, {steps} steps, layer {layer}, {clients} clients": Case(
+            partial(hits, kind, steps, layer, clients), replicates=400, parts=parts, trained=True
+        )
+        for kind, steps, layer in places
+        for clients in (4, 6, 10, 20)
+    }
+
+
+_AT = tuple(f"margin {margin}" for margin in MARGINS)
 CLAIMS = {
     "variance_components, tests of a share of 0": Claim(
         "level",
         ("fedstat.stats.components.components", "fedstat.stats.components_reml.components", "fedstat.stats.icc.fdr"),
         ("ComponentsResult.p_value", "ComponentsResult.p_adjusted", "ComponentsResult.layer_p_value"),
-        _of_share_tests(),
+        _of_share_tests() | _of_trained(rejected, ("units", "any unit at FDR .05", "layer"), _ALIKE),
     ),
     "variance_components, intervals of the share": Claim(
         "coverage",
         ("fedstat.stats.components.components", "fedstat.stats.components_reml.components"),
         tuple(f"ComponentsResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high")),
-        _of_shares(),
+        _of_shares() | _of_trained(covered, ("units", "layer", "layer, new clients")),
     ),
     "variance_components, verdict on the layer": Claim(
         "level",
         ("fedstat.stats.components.components",),
         ("ComponentsResult.verdict",),
-        _of_outcomes(verdicts, (0.3, 0.5, 0.7)),
+        _of_outcomes(verdicts, (0.3, 0.5, 0.7)) | _of_trained(verdicts_of_trained, ("",)),
     ),
     'split(tau="test"), any unit called the other': Claim(
         "level",
@@ -154,11 +276,23 @@ CLAIMS = {
         ("SplitResult.outcome",),
         _of_outcomes(outcomes, (0.0, 0.3, 0.5, 0.7)),
     ),
+    'split(tau="test"), units called the other, of those called': Claim(
+        "level",
+        ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
+        ("SplitResult.outcome",),
+        _of_trained(partial(of_called, 0), _AT),
+    ),
+    'split(tau="test"), layers with some unit called the other': Claim(
+        "rate",
+        ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
+        ("SplitResult.outcome",),
+        _of_trained(partial(of_called, 1), _AT),
+    ),
     'split(tau="test"), units decided': Claim(
         "rate",
         ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
-        _of_outcomes(decided, (0.0, 0.3, 0.7, 0.9)),
+        _of_outcomes(decided, (0.0, 0.3, 0.7, 0.9)) | _of_trained(partial(of_called, 2), _AT),
     ),
     "fl.profile, test over a window of rounds": Claim(
         "level",
