@@ -45,8 +45,8 @@ def knn_entropy(
     -------
     EntropyResult
         Its fields are DataArrays, arrays or tensors, as ``x`` is: entropy, std_error, n, n_tied, conf_low, conf_high,
-        clustered (...); atom_value (..., atom) or (..., atom, ``feature_dim``) and atom_mass (..., atom) of values that more than
-        k samples share, if ``ties="atoms"``. ``result["entropy"]`` is ``result.entropy``;
+        clustered (...); atom_value (..., atom) or (..., atom, ``feature_dim``) and atom_mass (..., atom) of values that
+        more than k samples share, if ``ties="atoms"``. ``result["entropy"]`` is ``result.entropy``;
         :meth:`~EntropyResult.to_dataset` holds all.
 
     Raises

@@ -98,7 +98,7 @@ class EntropyResult(Result):
         return self.tidy(), "estimate"
 
     def glance(self) -> pd.DataFrame:
-        """One row: series, k, samples; entropy over series (median, least, most); those with atoms, with ties, in clusters.
+        """One row: series, k, samples; entropy over series (median, least, most); those with atoms, ties, clusters.
 
         interval_width_median is in nats; n_undefined counts series without an entropy, n_without_interval those with an
         entropy and no interval.
@@ -162,7 +162,8 @@ class EntropyResult(Result):
             lines.append(f"Caution: {tied} with ties (up to {share:.0f}% of the samples): entropy too low, no CI")
         if clustered := int(table["clustered"].sum()):
             lines.append(
-                f"Caution: {clustered} with samples in narrow groups too small for k = {self.k}: entropy too high, no CI"
+                f"Caution: {clustered} with samples in narrow groups, too small for k = {self.k}: "
+                "entropy too high, no CI"
             )
         least = table.loc[table["estimate"].notna(), "n"].min()
         if self._dimension > 3:

@@ -167,7 +167,8 @@ class BootstrapResult(Result):
         lines = [
             f"Bootstrap ({x['replicates']:.0f} samples of {n} clients) of a split: {sizes}",
             f"ARI with the observed split: mean {x['adjusted_rand']:.2f}, 5% quantile {x['adjusted_rand_low']:.2f}",
-            often if not doubtful else listing(f"{often}:", doubtful, TERMINAL),
+            often,
+            *[listing(" ", doubtful, TERMINAL)] * bool(doubtful),
             f"Factors: {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; converged: {100 * x['converged']:.0f}%",
             *[f"Mean communality (in random halves): {', '.join(means)}"] * bool(means),
             self.interval_label[:1].upper() + self.interval_label[1:],

@@ -277,7 +277,6 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
         std_error, df_interval = student.jackknife(left, free)
         identical = b == 0
         log_f = np.where(identical, np.nan, np.log(b / v))
-        std_error = np.where(np.isnan(std_error) & np.isfinite(log_f), np.inf, std_error)  # one has all noise
         if cluster is None:
             std_error[(within > 0).sum(axis=0) < min(n, student.LEAST_CLIENTS)] = np.nan
         statistic = log_f / std_error

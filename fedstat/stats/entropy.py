@@ -257,8 +257,8 @@ def _whitened(xp: Any, points: Array) -> tuple[Array, Array]:
 def _singular_message(series: list[int], shape: tuple[int, ...]) -> str:
     where = f" in {len(series)} of {shape[0]} series, first in series {series[0]}" if shape[0] > 1 else ""
     return (
-        f"a coordinate of x is a linear function of the others{where}, so the entropy is -inf (x has {shape[1]} samples "
-        f"of {shape[2]} coordinates). Leave such coordinates out, or pass more samples than coordinates."
+        f"a coordinate of x is a linear function of the others{where}, so the entropy is -inf (x has {shape[1]} "
+        f"samples of {shape[2]} coordinates). Leave such coordinates out, or pass more samples than coordinates."
     )
 
 

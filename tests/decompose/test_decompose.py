@@ -242,8 +242,8 @@ def test_the_command_splits_prints_stores_and_draws(files: list[Path], tmp_path:
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert "fc1: Split of 10 units: 6 shared, 4 personal, 0 dead" in done.stdout
-    assert "Bootstrap over 8 clients, 20 replicates" in done.stdout
+    assert "fc1: Split of 10 units by communality: 6 shared, 4 personal, 0 constant" in done.stdout
+    assert "Bootstrap (20 samples of 8 clients) of a split: 6 shared, 4 personal" in done.stdout
     assert png.stat().st_size > 10_000
     tree = xr.open_datatree(out, engine="zarr", consolidated=False)
     data = tree["split/fc1"].to_dataset()

@@ -94,7 +94,7 @@ def test_limits_and_dead_units() -> None:
         assert result.group[5] == "dead"
         assert np.isnan(result.icc[5])
         assert result.icc[9] == 0
-    assert "15 shared, 0 personal, 1 dead" in repr(result)
+    assert "15 shared, 0 personal, 1 constant" in repr(result)
 
 
 @pytest.mark.parametrize("given", [
@@ -204,7 +204,7 @@ def test_agreement_stands_beside_communality(model8: tuple[np.ndarray, np.ndarra
         assert row["icc_shared"] == np.median(result.icc[shared])
         assert row["icc_personal"] == np.median(result.icc[~shared])
         shown = {group: f"{round(row[f'icc_{group}'], 2) + 0.0:.2f}" for group in ("shared", "personal")}
-        assert f"median ICC2 {shown['shared']} on shared units, {shown['personal']} on personal units" in repr(result)
+        assert f"(median ICC2): {shown['shared']} on shared, {shown['personal']} on personal units\n" in repr(result)
         np.testing.assert_array_equal(result.fit.split(tau=0.3).icc, result.icc)
 
 
@@ -254,7 +254,7 @@ def test_a_contradiction_is_said_on_model_8_at_small_kappa(model8: tuple[np.ndar
         inverted = fs.split(w, kappa=0.3)
     assert inverted.contradicted
     assert auc(inverted.communality, truth) < 0.1
-    assert "0.00 on shared units, 1.00 on personal units; LESS on the shared\n" in repr(inverted)
+    assert "0.00 on shared, 1.00 on personal units\nWarning: clients agree less on shared than on" in repr(inverted)
     with pytest.warns(AgreementWarning):
         fs.bootstrap(w, kappa=0.3, replicates=2)
     with pytest.warns(AgreementWarning):
@@ -303,7 +303,10 @@ def test_the_rule_is_that_of_mann_and_whitney_and_of_gross_contradictions() -> N
 def test_reports_of_a_split_by_agreement() -> None:
     result = fs.split(half_identical(), method="icc")
     text = repr(result)
-    assert text.startswith("Split of 16 units: 8 shared, 8 personal, 0 dead\n  tau 0.5: ICC2 >= 1 is shared")
+    assert text.startswith(
+        "Split of 16 units by agreement: 8 shared, 8 personal, 0 constant\n"
+        "Rule: shared if agreement >= 1 (tau = 0.5, a quantile: 50% are shared)\n"
+    )
     assert "Agreement of 10 clients" in text
     assert max(map(len, result.summary().splitlines())) <= 130
     table = result.tidy()
@@ -327,7 +330,7 @@ def files(tmp_path: Path) -> list[str]:
 def test_the_command_splits_by_agreement(files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, png = tmp_path / "split.zarr", tmp_path / "split.png"
     assert main([*files, "--method", "icc", "--out", str(out), "--plot", str(png)]) == 0
-    assert "fc1: Split of 16 units: 8 shared, 8 personal" in capsys.readouterr().out
+    assert "fc1: Split of 16 units by agreement: 8 shared, 8 personal" in capsys.readouterr().out
     assert png.stat().st_size > 5_000
     tree = fedstat.open_run(out)
     data = tree["split/fc1"]

@@ -41,18 +41,18 @@ def test_units_that_differ_beyond_noise_are_personal():
     assert found.median_icc("shared") > found.median_icc("personal")
     assert (table.outcome == table.group).all()
     text = repr(found)
-    assert "12 units: 8 shown shared, 4 shown personal, 0 undecided, 0 dead" in text
-    assert "  shared: personal share shown to be below 0.5; personal: above it; false discovery rate 0.05\n" in text
+    assert text.startswith("Split of 12 units by test: 8 shared, 4 personal, 0 inconclusive, 0 constant\n")
+    assert "Rule: reliability tested against 0.5 (two-sided, FDR 0.05): below, shared;\n  above, personal;" in text
     row = found.glance().iloc[0]
     assert row[["n_shown_shared", "n_shown_personal", "n_undecided"]].tolist() == [8, 4, 0]
 
 
 def test_outcomes_are_tests_at_the_margin_adjusted_over_units():
-    found = variance_components(replicated(np.linspace(0, 1.5, 20), clients=6))
+    found = variance_components(replicated(np.linspace(0, 1.5, 20), clients=12))
     c = found.components
     for margin, fdr in ((0.5, 0.05), (0.3, 0.2)):
         t = (-np.log1p(-c.personal) + np.log1p(-margin)) / (-np.log1p(-c.personal) / c.statistic)
-        adjusted = multipletests(2 * scipy.stats.t.sf(np.abs(t), c.df), method="fdr_bh")[1]
+        adjusted = multipletests(2 * scipy.stats.t.sf(np.abs(t), c.df_interval), method="fdr_bh")[1]
         expected = np.where(adjusted > fdr, "undecided", np.where(t > 0, "personal", "shared"))
         outcome = found.split(margin=margin, fdr=fdr).outcome
         assert outcome.tolist() == expected.tolist()
@@ -70,7 +70,7 @@ def test_no_evidence_is_neither_shared_nor_personal():
         found = split(w, method="icc", tau="test", undecided=undecided)
         assert (found.outcome == "undecided").sum() > 15
         assert (found.group == undecided).sum() >= (found.outcome == "undecided").sum()
-        assert f"undecided units are taken for {undecided}" in repr(found)
+        assert f"inconclusive units are treated as {undecided}\n" in repr(found)
     assert found.tidy()["outcome"].tolist() == found.outcome.tolist()
     assert found.augment()["outcome"].tolist() == found.outcome.tolist()
 

@@ -44,7 +44,7 @@ def test_bootstrap_intervals_stand_above_the_histogram(weights: np.ndarray) -> N
     ax = plot.communality(result)
     segments = ax.collections[0].get_segments()
     assert len(segments) == 24
-    assert ax.get_xlabel().endswith("95 % intervals of the mean over samples of 12 clients")
+    assert ax.get_xlabel().endswith("95% CIs: expected communality in samples of 12 clients, not the population's")
     table = result.tidy().sort_values("estimate")
     np.testing.assert_allclose([s[0][0] for s in segments], table["conf_low"])
     top = max(p.get_y() + p.get_height() for p in ax.patches)

@@ -134,7 +134,7 @@ def test_the_forest_of_a_bootstrap_has_its_intervals_and_the_threshold():
     result = fedstat.bootstrap(weights(clients=8), n_factors=2, replicates=9)
     assert isinstance(result, BootstrapResult)
     ax, table = plot.forest(result), result.tidy().sort_values("estimate", ascending=False)
-    assert "95 % intervals of the mean over samples of 8 clients" in ax.get_xlabel()
+    assert "95% CIs: expected communality in samples of 8 clients, not the population's" in ax.get_xlabel()
     segments = np.array(ax.collections[0].get_segments())
     np.testing.assert_allclose(segments[:, :, 0], table[["conf_low", "conf_high"]])
     assert ax.lines[0].get_xdata()[0] == result.split.threshold

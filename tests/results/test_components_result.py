@@ -50,31 +50,37 @@ def test_glance_and_words_say_what_the_tables_hold() -> None:
     assert row["n_beyond_noise"] == (found.tidy()["p_adjusted"] <= 0.05).sum()
     assert (row["n_dead"], row["df"], row["verdict"]) == (1, 11, "own")
     text = repr(found)
-    assert f"personal share {row['layer_personal']:.2f}, 95 % from {row['layer_low']:.2f} to" in text
-    assert "own: a client's own weights are nearer to its true ones than the mean over clients" in text
-    assert "1 dead" in text
-    assert "\n  dead: 5" in text
+    assert (
+        f"reliability = {row['layer_personal']:.2f}, 95% CI [{row['layer_low']:.2f}, {row['layer_high']:.2f}]" in text
+    )
+    assert "Above 0.5: a client's weights estimate its true weights with lower expected" in text
+    assert "\n  constant: 5" in text
     assert max(map(len, found.summary().splitlines())) <= 110
     assert "the 3 highest of 6" in found.summary(rows=3)
-    assert "<pre>Differences of 12 clients" in found._repr_html_()
+    assert "<pre>Reliability of client differences: 6 units" in found._repr_html_()
     assert json.dumps(found.to_dict())
 
 
 @pytest.mark.parametrize(
-    ("scale", "expected"),
-    [(0.0, "no difference shown beyond noise"), (0.45, "mean"), (0.72, "undecided"), (2, "own")],
+    ("scale", "expected", "said"),
+    [
+        (0.0, "no difference shown beyond noise", "No evidence of differences beyond training noise"),
+        (0.45, "mean", "Below 0.5: the average over clients estimates"),
+        (0.72, "undecided", "Inconclusive: the CI includes 0.5"),
+        (2, "own", "Above 0.5: a client's weights estimate"),
+    ],
 )
-def test_verdict_of_a_layer(scale: float, expected: str) -> None:
+def test_verdict_of_a_layer(scale: float, expected: str, said: str) -> None:
     """Shares 0, 0.29, 0.51 and 0.89."""
     found = result((scale,) * 4, dead=False)
     assert found.verdict == expected
-    assert expected in repr(found)
+    assert said in repr(found)
 
 
 def test_verdict_of_equal_models_is_undefined() -> None:
     found = fedstat.variance_components(np.ones((4, 2, 3, 5)))
     assert found.verdict == "undefined"
-    assert "personal share -, 95 % from - to -" in repr(found)
+    assert "No differences: all units are identical in all clients" in repr(found)
     assert verdict(0.7, 0.6, 0.8, 0.08, level=0.9) == "own"
 
 

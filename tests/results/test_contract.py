@@ -141,14 +141,15 @@ def test_a_dead_unit_in_a_short_table_is_shown_last() -> None:
 def test_entropy_says_what_its_fields_hold() -> None:
     found = fedstat.knn_entropy(outputs(), ties="atoms")
     assert list(found.tidy()) == [
-        "unit", "estimate", "std_error", "conf_low", "conf_high", "n", "n_tied", "n_atoms", "atom_mass",
+        "unit", "estimate", "std_error", "conf_low", "conf_high", "n", "n_tied", "clustered", "n_atoms",
+        "atom_mass",
     ]  # fmt: skip
     assert found.tidy()["estimate"].tolist() == found["entropy"].values.tolist() == np.asarray(found).tolist()
     row = found.glance().iloc[0]
     assert (row["n_series"], row["n_min"], row["n_max"], row["n_with_atoms"]) == (6, 18, 30, 1)
     assert row["entropy_median"] == np.median(found.entropy)
-    assert "6 series of 18 to 30 samples" in repr(found)
-    assert "1 with atoms, which hold up to 40 % of the samples" in repr(found)
+    assert "6 units, 18 to 30 samples each: median" in repr(found)
+    assert "1 with atoms (equal samples), up to 40% of the samples" in repr(found)
     assert found.to_dataset()["entropy"].attrs == {"units": "nats"}
     assert row["level"] == 0.95
     assert row["interval_width_median"] == (found.tidy()["conf_high"] - found.tidy()["conf_low"]).median()
@@ -158,24 +159,29 @@ def test_entropy_says_what_its_fields_hold() -> None:
     xr.testing.assert_allclose(bare.to_dataset(), found.to_dataset().drop_vars("unit").rename(unit="axis_0"))
     one = fedstat.knn_entropy(outputs()[:, 0].values)
     assert one.tidy()["estimate"].tolist() == [float(np.asarray(one))]
-    assert "1 series of 30 samples" in repr(one)
+    assert "1 series, 30 samples: median" in repr(one)
     with pytest.raises(KeyError, match="estimate"):
         one["estimate"]
 
 
 def test_entropy_says_why_there_is_no_interval() -> None:
     x = np.random.default_rng(0).normal(size=(50, 4))
-    assert "no interval where k is too large to know the bias: above 7 for 50 samples" in repr(
-        fedstat.knn_entropy(x, k=10)
-    )
-    assert "no intervals: in 4 dimensions" in repr(fedstat.knn_entropy(x, feature_axis=1))
+    large = repr(fedstat.knn_entropy(x, k=10))
+    assert "No CI where the bias is unknown: k > 7 with 50 samples" in large
+    assert "SE" not in large, "no error without an interval"
+    assert "No CIs: the bias is unknown in 4 dimensions" in repr(fedstat.knn_entropy(x, feature_axis=1))
     with pytest.warns(
         UserWarning, match=r"50 of 50 samples have an exact copy in .*; 1 of 4 series have some\..*jitter"
     ):
         found = fedstat.knn_entropy(np.concatenate([np.repeat(x[:25, :1], 2, axis=0), x[:, 1:]], axis=1))
     row = found.glance().iloc[0]
     assert (row["n_with_ties"], row["n_without_interval"]) == (1, 1)
-    assert "1 with ties, up to 100 % of the samples: the entropy is too low, and no interval given" in repr(found)
+    assert "Caution: 1 with ties (up to 100% of the samples): entropy too low, no CI" in repr(found)
+    grouped = np.random.default_rng(0).integers(0, 20, (50, 3)) + 1e-4 * x[:, :3]
+    with pytest.warns(UserWarning, match="samples lie in narrow groups in 3 of 3 series"):
+        found = fedstat.knn_entropy(grouped)
+    assert "Caution: 3 with samples in narrow groups, too small" in repr(found)
+    assert found.glance()["n_clustered"][0] == found.glance()["n_without_interval"][0] == 3
 
 
 def test_comparison_says_what_the_paired_table_holds() -> None:
@@ -188,7 +194,7 @@ def test_comparison_says_what_the_paired_table_holds() -> None:
     assert row["n_above"] == (found.table["p_holm"] <= 0.1).sum() == 2
     alone = fedstat.compare(TABLE[TABLE["seed"] == 0], reference="a")
     assert "fewer than 3 pairs, so no interval and no test: b, c" in alone.summary()
-    assert "+2.0000 (too few blocks)  p –, n 1" in repr(alone)
+    assert "+3.200 (too few pairs)         –      1" in repr(alone)
 
 
 def test_glances_of_the_theorems_count_what_their_settings_say() -> None:

@@ -53,7 +53,7 @@ def test_paired_tests_and_intervals_are_those_of_r():
     assert found["method"].tolist() == ["fedfac", "fedper"]
     for column in ("p_value", "p_holm", "statistic"):
         assert_allclose(found[column], golden[column], rtol=1e-10)
-    for ours, theirs in (("conf", "conf"), ("all", "bonferroni")):
+    for ours, theirs in (("conf", "conf"), ("sim_conf", "bonferroni")):
         expected = [golden[theirs][m] for m in found["method"]]
         assert_allclose(found[[f"{ours}_low", f"{ours}_high"]], expected, rtol=1e-10)
 
@@ -124,7 +124,8 @@ def test_two_seeds_give_no_interval_and_say_so():
     assert found.table.loc[1:, ["difference", "std_error"]].notna().all(axis=None)
     shown = repr(ComparisonResult(*found)).splitlines()[2:]
     assert "[" not in "".join(shown)
-    assert all("(too few blocks)  p –, n 2" in line for line in shown[1:])
+    assert [line.split()[-2:] for line in shown[1:3]] == [["–", "2"]] * 2
+    assert all("(too few pairs)" in line for line in shown[1:3])
 
 
 def test_a_method_of_its_own_spread_makes_no_other_differ():
@@ -150,15 +151,42 @@ def test_equal_methods_do_not_differ_and_a_constant_difference_is_not_tested():
         "more: the same difference in every pair, so no standard error and no interval or test",
     )
     text = str(fedstat.compare(data, reference="a"))
-    assert "+0.0000, equal in all 3 blocks  p 1.0000" in text
-    assert "+0.1000, equal in all 3 blocks  p –" in text
+    assert "+0.000, equal in all 3 pairs  " in text
+    assert "+0.100, equal in all 3 pairs  " in text
 
 
 def test_blocks_may_be_settings_and_seeds():
     data = pd.concat([drawn(2, 3, i).assign(label=label) for i, label in enumerate("xy")])
-    assert compare.paired(data, reference="m0", block=["label", "seed"]).table["n"].tolist() == [0, 6]
+    found = compare.paired(data, reference="m0", block=["label", "seed"], sample="seed").table
+    assert found[["n", "n_pairs"]].to_numpy().tolist() == [[0, 0], [3, 6]]
+    wide = data.pivot(index="seed", columns=["label", "method"], values="accuracy")
+    of_seeds = np.mean([wide[label]["m1"] - wide[label]["m0"] for label in "xy"], axis=0)
+    of_labels = [np.mean(wide[label]["m1"] - wide[label]["m0"]) for label in "xyz" if label in wide]
+    assert_allclose(found[["statistic", "p_value"]].iloc[1], stats.ttest_1samp(of_seeds, 0))
+    assert_allclose(found["difference"].iloc[1], np.mean(of_labels))
+    by_label = compare.paired(data, reference="m0", block=["label", "seed"], sample="label").table.iloc[1]
+    assert by_label[["n", "n_pairs"]].tolist() == [2, 6]
+    assert by_label["std_error"] == pytest.approx(stats.sem(of_labels))
+
+
+def test_pairs_that_share_a_seed_or_a_data_set_need_a_sample():
+    data = pd.concat([drawn(2, 3, i).assign(label=label) for i, label in enumerate("xy")])
+    with pytest.raises(ValueError, match="sample must be one of the columns of block, 'label', 'seed', but got None"):
+        compare.paired(data, reference="m0", block=["label", "seed"])
+    with pytest.raises(ValueError, match="but got 'setting'"):
+        compare.paired(data, reference="m0", block=["label", "seed"], sample="setting")
     with pytest.raises(ValueError, match="one value in a block, but got 'm0' twice at seed = 0"):
         compare.paired(data, reference="m0")
+
+
+def test_a_seed_without_a_pair_in_every_setting_is_left_out_and_named():
+    data = pd.concat([drawn(2, 4, i).assign(label=label) for i, label in enumerate("xy")])
+    data = data[~((data["label"] == "y") & (data["seed"] == 1) & (data["method"] == "m1"))]
+    found = compare.paired(data, reference="m0", block=["label", "seed"], sample="seed")
+    assert found.table["n"].tolist() == [0, 3]
+    assert found.notes[-1] == "m1: seed 1 has pairs in some values of label only; left out"
+    full = compare.paired(data[data["seed"] != 1], reference="m0", block=["label", "seed"], sample="seed").table
+    assert found.table["difference"].iloc[1] == full["difference"].iloc[1]
 
 
 def test_the_sign_flip_needs_few_blocks():
@@ -207,7 +235,7 @@ def test_a_row_whose_block_or_method_is_unknown_is_refused(column, hole):
     data.iloc[5, data.columns.get_loc(column)] = hole
     first = ", ".join(f"{c} = {data[c].iloc[5]}" for c in ("method", "heterogeneity", "seed"))
     with pytest.raises(ValueError, match=f"every row must have its {column!r}, but it is missing in 1 of 24.*{first}"):
-        compare.paired(data, reference="m0", block=["heterogeneity", "seed"])
+        compare.paired(data, reference="m0", block=["heterogeneity", "seed"], sample="seed")
     with pytest.raises(ValueError, match=f"every row must have its {column!r}"):
         compare.mixed(data)
 

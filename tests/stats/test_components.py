@@ -210,8 +210,7 @@ def test_where_one_client_has_all_the_noise_nothing_is_claimed() -> None:
     w = weights(n=3)
     w[1:] = w[1:, :1]
     found = vc.components(vc.parts(w))
-    assert (found.conf_low < -1e3).all()
-    assert (found.p_value > 0.1).all()
+    assert np.isnan([found.conf_low, found.conf_high, found.p_value]).all()
 
 
 BAD: list[tuple[Any, Any, str]] = [

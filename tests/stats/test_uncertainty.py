@@ -170,47 +170,32 @@ def test_a_gap_is_that_of_the_eigenvalues_at_the_cut() -> None:
 
 def test_intervals_say_of_what_they_are_and_where_there_are_none() -> None:
     result = fs.bootstrap(weights(clients=12), n_factors=2, replicates=40)
-    assert result.glance()["interval_of"][0] == "samples of this size"
-    assert "95 % intervals of the mean over samples of 12 clients, not of the population's value" in repr(result)
+    said = "95% CIs: expected communality in samples of 12 clients, not the population's"
+    assert said in repr(result)
     assert result.tidy()["conf_low"].notna().all()
     few = fs.bootstrap(weights(clients=5), n_factors=2, replicates=40)
     assert few.tidy()[["conf_low", "conf_high"]].isna().all(axis=None)
-    assert "no intervals from fewer than 8 clients" in repr(few)
-    some = fs.bootstrap(weights(clients=12), n_factors=2, replicates=40, interval_of="population")
-    assert "no intervals of the population's value from fewer than 30 clients" in repr(some)
-    with pytest.raises(ValueError, match="interval_of must be one of"):
-        fs.bootstrap(weights(), n_factors=2, replicates=9, interval_of="units")
-
-
-def test_intervals_of_the_population_are_longer_by_the_bias_and_refused_where_it_is_large() -> None:
-    w = weights(clients=40)
-    plain, wide = (
-        fs.bootstrap(w, n_factors=2, method="pc", replicates=99, interval_of=of)
-        for of in ("samples of this size", "population")
-    )
-    bias = wide.half_sample - wide.split.communality
-    assert_allclose(wide.tidy()["conf_low"], plain.tidy()["conf_low"] - np.maximum(bias, 0))
-    assert_allclose(wide.tidy()["conf_high"], plain.tidy()["conf_high"] - np.minimum(bias, 0))
-    many = fs.bootstrap(w, kappa=0.75, method="pc", replicates=99, interval_of="population")
-    assert "their bias, " in repr(many)
-    assert many.tidy()["conf_low"].isna().all()
+    assert "No CIs: they need at least 8 clients" in repr(few)
+    with pytest.raises(TypeError, match="but got interval_of"):
+        fs.bootstrap(weights(clients=40), n_factors=2, replicates=9, interval_of="population")
 
 
 def test_groups_and_eigenvalues_that_are_hardly_apart_are_named() -> None:
     own = np.random.default_rng(0).normal(size=(10, 12, 30))
-    assert "nu of the groups lies only" in repr(fs.bootstrap(own, kappa=0.5, method="pc", replicates=99))
+    assert "Caution: groups are" in repr(fs.bootstrap(own, kappa=0.5, method="pc", replicates=99))
     rng = np.random.default_rng(2)
     profiles = rng.normal(size=(5, 400))  # independent, so that no two of them are the two factors
     alike = np.concatenate([profiles + 0.3 * rng.normal(size=(12, 5, 400)), rng.normal(size=(12, 5, 400))], axis=1)
-    assert "the factors are not identified" in repr(fs.bootstrap(alike, n_factors=2, method="pc", replicates=99))
+    assert "SE apart: factors are not identified" in repr(fs.bootstrap(alike, n_factors=2, method="pc", replicates=99))
     clear = repr(fs.bootstrap(weights(clients=12), n_factors=2, method="pc", replicates=99))
-    assert "only" not in clear
+    assert "Caution" not in clear
 
 
 def test_bootstrap_is_reproducible_and_prints() -> None:
     a, b = (fs.bootstrap(weights(), n_factors=2, replicates=10, seed=4) for _ in range(2))
     np.testing.assert_array_equal(a.communality, b.communality)
-    assert "8 clients, 10 replicates" in repr(a)
+    assert repr(a).startswith("Bootstrap (10 samples of 8 clients) of a split: ")
+    assert "units change group often (shared in 10% to 90% of the samples)\n  " in repr(a), "units are named"
     assert max(map(len, repr(a).splitlines())) <= 100
     json.dumps(a.to_dict())
 
@@ -290,7 +275,12 @@ def test_stability_varies_one_choice_at_a_time() -> None:
     assert more["converged"], "it stops where the reference stopped"
     assert more["same_state"] == 1
     said = repr(result)
-    for part in ("Stability of the reference: Split of 10 units", "tau 0.5", "Factor analysis (pa)", "(kappa 0.5)"):
+    for part in (
+        "Stability of the reference: Split of 10 units",
+        "tau      0.3",
+        "Factor analysis (pa)",
+        "(kappa 0.5)",
+    ):
         assert part in said
 
 
