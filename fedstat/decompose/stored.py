@@ -75,7 +75,7 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     ...         np.savez(f"{folder}/{client}.npz", fc1=rng.normal(size=(6, 9)))
     ...     status = main([folder, "--n-factors", "1", "--out", f"{folder}/split.zarr"])
     ...     again = read_split(f"{folder}/split.zarr", "fc1")
-    fc1: Split of 6 units: 3 shared, 3 personal, 0 dead
+    fc1: Split of 6 units by communality: 3 shared, 3 personal, 0 constant
     ...
     >>> again.shared.sum(), again.factors.n_factors
     (np.int64(3), 1)

@@ -50,7 +50,11 @@ def compare(
 
     Notes
     -----
-    :func:`fedstat.stats.compare.paired` documents the columns and their methods.
+    :func:`fedstat.stats.compare.paired` documents the columns and their methods: paired t tests, adjusted by Holm [1]_.
+
+    References
+    ----------
+    .. [1] Holm (1979). A simple sequentially rejective multiple test procedure. Scandinavian Journal of Statistics 6.
 
     Examples
     --------

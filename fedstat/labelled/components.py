@@ -105,13 +105,15 @@ def variance_components(
     >>> rng = np.random.default_rng(0)
     >>> own = rng.normal(size=(20, 1, 4, 50)) * np.array([0, 0, 1, 3])[:, None]
     >>> variance_components(own + rng.normal(size=(20, 2, 4, 50)))  # shares 0, 0, 2/3 and 18/19
-    Differences of 20 clients on 4 units, 50 weights per unit, each client trained on halves of its data
-      layer: personal share 0.83, 95 % from 0.82 to 0.85; method of moments
-             own: a client's own weights are nearer to its true ones than the mean over clients
-      units: personal share median 0.33, 2 beyond noise at a false discovery rate of 0.05, 0 dead;
-             intervals, each for itself, that contain 1/2: 0
-      highest: 3 0.95, 2 0.62, 0 0.04, 1 0.02
-      lowest:  1 0.02, 0 0.04, 2 0.62, 3 0.95
+    Reliability of client differences: 4 units, 50 weights per unit
+    20 clients x 2 replicates; method of moments
+    Layer: reliability = 0.83, 95% CI [0.82, 0.85] (jackknife over clients)
+      Above 0.5: a client's weights estimate its true weights with lower expected
+        squared error than the average over clients does
+    Units: median 0.33; 2 of 4 differ beyond training noise (one-sided, FDR 0.05)
+      95% CIs for these 20 clients (unadjusted): 2 above 0.5, 2 below, 0 include it
+      highest: 3 (0.95), 2 (0.62), 0 (0.04), 1 (0.02)
+      lowest:  1 (0.02), 0 (0.04), 2 (0.62), 3 (0.95)
     """
     _check.choice("method", method, ("moments", "reml"))
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)

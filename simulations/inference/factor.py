@@ -73,7 +73,7 @@ def communality(name: str, counts: np.ndarray, **options: Any) -> np.ndarray:
 
 @cache
 def truth(name: str, clients: int | None, options: tuple[tuple[str, Any], ...]) -> np.ndarray:
-    """ν (unit,) of the population, or the mean ν of 2,000 samples of so many clients."""
+    """ν (unit,) of the population, or its mean over 2,000 samples of so many clients in which the unit varies."""
     n = len(population(name).weights)
     if clients is None:
         return communality(name, np.ones((1, n)), **dict(options))[0]
@@ -82,8 +82,8 @@ def truth(name: str, clients: int | None, options: tuple[tuple[str, Any], ...]) 
         counts = np.zeros((200, n))
         for row in counts:
             np.add.at(row, rng.integers(0, n, clients), 1)
-        found.append(communality(name, counts, **dict(options)).mean(0))
-    return np.mean(found, axis=0)
+        found.append(np.nanmean(communality(name, counts, **dict(options)), axis=0))
+    return np.nanmean(found, axis=0)
 
 
 def intervals(

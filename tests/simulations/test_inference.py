@@ -121,7 +121,7 @@ def test_a_claim_can_be_tried_on_trained_networks(claim: str) -> None:
         assert 0 <= one.observed <= 1 or one.replicates == 0
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("claim", [claim for claim in CLAIMS if len(TRAINED[claim]) < len(CLAIMS[claim].cases)])
 def test_a_claim_can_be_tried(claim: str) -> None:
     """The quick form: the first case, a few replicates; drawn again they are the same."""
     name, case = next((name, case) for name, case in CLAIMS[claim].cases.items() if not case.trained)
