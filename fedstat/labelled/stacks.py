@@ -90,16 +90,14 @@ def warn_of(stacks: dict[str, Stack]) -> None:
         )
 
 
-def require_same(
-    first: Collection[str], here: Collection[str], without: Collection[str], one: Any, other: Any
-) -> None:
+def require_same(first: Collection[str], here: Collection[str], without: Collection[str], one: Any, other: Any) -> None:
     """Raise ValueError if another client has other layers than the first, but for those that are left out."""
     lost, more = ([x for x in a if x not in b and x not in without] for a, b in ((first, here), (here, first)))
     if lost or more:
         has, lacks = (one, other) if lost else (other, one)
         raise ValueError(
-            f"clients must have the same layers, but {has} has {few(lost or more)} and {lacks} has not. Name layers that "
-            "all clients have."
+            f"clients must have the same layers, but {has} has {few(lost or more)} and {lacks} has not. Name layers "
+            "that all clients have."
         )
 
 
