@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedstat import _guard
 from fedstat._check import few
 from fedstat.labelled import states
-from fedstat.labelled.choose import LORA, missing
+from fedstat.labelled.choose import LORA, missing, stem
 from fedstat.labelled.states import State
 from fedstat.labelled.units import Layout, layout
 
@@ -103,4 +103,5 @@ def require_same(first: Collection[str], here: Collection[str], without: Collect
 
 def key_of(state: State, name: str, layer: str) -> str | None:
     """Key of a layer, by its name or as it was asked for; None if there is none."""
-    return next((k for k in (layer, f"{name}.weight", name) if k in state), None)
+    direct = next((key for key in (layer, f"{name}.weight", name) if key in state), None)
+    return direct or next((key for key in state if stem(key) == name), None)
