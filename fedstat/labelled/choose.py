@@ -10,7 +10,7 @@ from fedstat._check import did_you_mean, few
 
 RECURRENT = re.compile(r"weight_(ih|hh)(_l\d+)?(_reverse)?$")
 EMBEDDING = re.compile(r"embedding|(^|[._])emb(ed\w*|s)?\d*($|[._])|(^|\.)(wte|wpe|position)$", re.IGNORECASE)
-LORA = re.compile(r"(^|[._])lora_?(embedding_)?(A|B|down|up)($|\.)")
+LORA = re.compile(r"(^|[._])lora[_.]?(embedding_)?(A|B|down|up)($|\.)")
 _OUTPUT = re.compile(r"(^|\.)(outputs?|out|head|heads|classifier|logits|lm_head|fc_out|readout)$", re.IGNORECASE)
 
 

@@ -249,7 +249,7 @@ def _reason(error: Exception) -> str:
             "torch.load(path, weights_only=False), and give the module or its state_dict."
         )
     inner = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
-    why = f"{type(error).__name__}: {inner[1]}" if inner else _guard.reason(error).partition(" In PyTorch 2.6")[0]
+    why = f"{type(error).__name__}: {inner[1]}" if inner else _guard.reason(error).partition(". In PyTorch 2.6")[0]
     return f"{why}. Save the state_dict alone: torch.save(model.state_dict(), path)."
 
 

@@ -109,13 +109,16 @@ def state_of(content: Any, where: str) -> State:
     raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
 
 
-def _joined(content: Mapping[Any, Any], where: str, met: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Entries by name, those of nested mappings that hold weights by their path; ``met``: mappings seen before."""
+def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool]) -> dict[str, Any]:
+    """Entries by name, those of nested mappings that hold weights by their path.
+
+    ``met`` says of the mappings seen before whether they hold weights.
+    """
     if met.get(id(content)):
         raise ValueError(f"{where} holds one state_dict under two names. Load it, and give the state_dict itself.")
     if id(content) in met:  # without weights, or inside itself
         return {}
-    met[id(content)] = {}
+    met[id(content)] = False
     nested = {str(k): v for k, v in content.items() if isinstance(v, Mapping) and "param_groups" not in v}
     inner = {k: one for k, v in nested.items() if _holds_weights(one := _joined(v, where, met))}
     models = [name for name in _MODELS if name in inner]
@@ -130,8 +133,9 @@ def _joined(content: Mapping[Any, Any], where: str, met: dict[int, dict[str, Any
     parts = {f"{name}.{key}": value for name, one in inner.items() for key, value in one.items()}
     if own.keys() & (named.keys() | parts.keys()):
         own = {f"{models[0]}.{key}": value for key, value in own.items()}
-    met[id(content)] = named | own | parts
-    return met[id(content)]
+    joined = named | own | parts
+    met[id(content)] = _holds_weights(joined)
+    return joined
 
 
 def _is_flat(state: Mapping[Any, Any]) -> bool:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from other_programs import BLOCK, KERAS, LAYERS, SAVE, drawn
+from other_programs import BLOCK, LAYERS, SAVE, drawn
 from torch import nn
 
 from fedstat import fl
 from fedstat.fl import algorithms, nets
 from fedstat.labelled.files import read_weights
-from fedstat.labelled.states import SUFFIXES
 
 
 def replaced(state: Mapping[str, Any], key: str, value: np.ndarray) -> dict[str, Any]:
@@ -81,7 +80,7 @@ OPEN = {
 @pytest.mark.parametrize("name", OPEN)
 def test_what_names_and_biases_leave_open_is_refused_with_the_likely_axis(name: str) -> None:
     state, why, axis = OPEN[name]
-    with pytest.raises(ValueError, match="which numbers of .* belong to one unit is open: ") as refused:
+    with pytest.raises(ValueError, match=r"which numbers of .* belong to one unit is open: ") as refused:
         read_weights([state, state])
     assert why in str(refused.value)
     layer = str(refused.value).split("unit_axis={'")[1].split("'")[0]
@@ -100,10 +99,10 @@ def flat(state: Mapping[str, Any], before: str = "") -> dict[str, np.ndarray]:
 
 def test_of_a_module_no_modules_are_proposed() -> None:
     module = nn.ModuleDict({"query_key_value": nn.Linear(4, 12), "fc": nn.Linear(4, 3)})
-    with pytest.raises(ValueError, match="in blocks or head by head. Say the axis of the units: ") as refused:
+    with pytest.raises(ValueError, match=r"in blocks or head by head. Say the axis of the units: ") as refused:
         read_weights([module])
     assert "modules" not in str(refused.value)
-    with pytest.raises(ValueError, match="head by head. Give modules in place of state_dicts. Say the axis"):
+    with pytest.raises(ValueError, match=r"head by head. Give modules in place of state_dicts. Say the axis"):
         read_weights([module.state_dict()])
     assert read_weights([module], layers=["fc"])["fc"]["w"].shape == (1, 3, 4)
 
@@ -177,15 +176,3 @@ def test_an_embedding_loads_into_torch_and_starts_a_network_in_either_form() -> 
         ValueError, match=r"'embedding.weight' must start from values of shape \(30, 8\), but got \(8, 30\)"
     ):
         nets.started(net, {"embedding.weight": table.T})
-
-
-def test_every_suffix_has_a_writer() -> None:
-    assert SAVE.keys() == set(SUFFIXES)
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_reader_finds_the_units_of_keras_arrays(tmp_path: Path, suffix: str) -> None:
-    SAVE[suffix](tmp_path / f"a{suffix}", KERAS)
-    tree = read_weights([tmp_path / f"a{suffix}"])
-    np.testing.assert_array_equal(tree["dense.kernel:0"]["w"][0], KERAS["dense/kernel:0"].T)
-    np.testing.assert_array_equal(tree["conv2d.kernel:0"]["w"][0], np.moveaxis(KERAS["conv2d/kernel:0"], -1, 0))
