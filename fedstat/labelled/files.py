@@ -45,9 +45,9 @@ def read_weights(
     Parameters
     ----------
     sources : iterable of paths, state_dicts or torch modules
-        One per client: a file (.pt or .pth of torch.save, .safetensors, .npz), a mapping of names to arrays or tensors,
-        or a module. A dict that holds the state_dict under "state_dict", "model_state_dict", "model" or "net" is looked
-        into.
+        One per client: a file (.pt, .pth, .ckpt or .bin of torch.save, .safetensors, .npz), a mapping of names to
+        arrays or tensors, or a module. Mappings may be nested: the name of a layer is its path, without that of a
+        model ("state_dict", "model_state_dict", "model" or "net"). States of optimizers are left out.
     layers : sequence of str, optional
         Layers to keep, "fc1" or "fc1.weight", or patterns such as "conv*"; all whose weight has at least 2 dims if not
         given.
@@ -65,24 +65,29 @@ def read_weights(
 
         - Transposed convolutions, (in, out / groups, ...): output channels.
         - Embeddings, (token, feature), and dense layers stored as (in, out): columns.
-        - torch's LSTM and GRU keep their gates one below the other: those of one hidden unit are put together, as
+        - Layers of Keras, Flax and Haiku: the last axis; of their transposed convolutions the last but one.
+        - LSTM and GRU keep their gates one beside the other: those of one hidden unit are put together, as
           (client, unit, gate, weight).
         - Fused attention likewise: query, key and value of one feature, as (client, unit, projection, weight).
 
-        Units of grouped convolutions have the weights of their own group's inputs.
+        Units of grouped convolutions have the weights of their own group's inputs. ``attrs["left_out"]`` lists
+        entries of at least 2 dims that are no weights, with the reason.
 
     Notes
     -----
-    Of a module its class decides. Of a state_dict the bias decides, which has one number a unit; recurrent layers,
-    embeddings without bias and fused attention (``in_proj_weight``, ``qkv``, ``c_attn``) are known by their names, and
-    transposed convolutions where the bias leaves it open.
+    Of a module its class decides. Of a state_dict the bias decides, which has one number a unit: its axes are matched
+    with those of the weight. Recurrent layers, embeddings without bias and fused attention (``in_proj_weight``,
+    ``qkv``, ``c_attn``) are known by their names, and transposed convolutions where the bias leaves it open.
+
+    Factors of torch's pruning, weight_norm and spectral_norm become the weight that the network uses.
 
     Raises
     ------
     ValueError
-        If a file is not what its suffix says, a layer is missing (those present are listed), two weights would be one
-        layer, which numbers belong to a unit is open (a kernel of Flax or Keras, whose units come last, among these),
-        shapes differ between clients (both are named), a tensor is not dense, real and non-empty, one file is given
+        If a file is not what its suffix says, or holds Python objects, several clients or a part of a model; if a
+        layer is missing (those present are listed), clients differ in their layers or shapes (both are named), two
+        weights would be one layer, or which numbers belong to a unit is open (a kernel without bias, among these); if
+        a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model; if one file is given
         twice, there are no sources, or a single source or layer is given bare; or if a file, its unzipped content or
         the layers of a client would take more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another
         limit). Nothing in a file is executed: torch files are read with ``weights_only``, NumPy files without pickle.
@@ -92,8 +97,9 @@ def read_weights(
     Warns
     -----
     UserWarning
-        If a layer has so many units that their correlations would pass that limit, or a convolution without bias is
-        followed by a normalisation of the size that would follow a transposed one.
+        If a layer has so many units that their correlations would pass that limit, a convolution without bias is
+        followed by a normalisation of the size that would follow a transposed one, or a layer is a factor of a low-rank
+        update (LoRA), whose units cannot be compared.
 
     Examples
     --------
@@ -128,11 +134,12 @@ def read_layers(
     for c, (source, client) in enumerate(zip(given, names, strict=True)):
         state = _state_of(source, client)
         if c == 0:
-            present, ignored = _compared(state, layers), states.ignored_in(state)
+            keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
             wanted, without = _wanted(state, client, layers, hidden=hidden)
             if isinstance(unit_axis, Mapping):
                 matching(list(unit_axis), [name for name, _ in wanted], "what is read")
-        stacks.require_same(present, _compared(state, layers), without, names[0], client)
+        elif state.keys() != keys:
+            stacks.require_same(present, _compared(state, layers), without, names[0], client)
         declared = sum(
             states.size_of(state[key]) for key in (stacks.key_of(state, *pair) for pair in wanted) if key is not None
         )
@@ -243,13 +250,13 @@ def _torch(path: Path) -> Any:
 
 def _reason(error: Exception) -> str:
     """Why torch did not read a file, in a line, and how to go on."""
-    if found := re.search(r"GLOBAL (\S+)", str(error)):
+    if found := re.search(r"GLOBAL (\S{1,200})", str(error)):
         return (
             f"it holds a Python object of {found[1]}, and loading it may run code. If you trust the file, load it by "
             "torch.load(path, weights_only=False), and give the module or its state_dict."
         )
     inner = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
-    why = f"{type(error).__name__}: {inner[1]}" if inner else _guard.reason(error).partition(". In PyTorch 2.6")[0]
+    why = f"{type(error).__name__}: {inner[1]:.300}" if inner else _guard.reason(error).partition(". In PyTorch 2.6")[0]
     return f"{why}. Save the state_dict alone: torch.save(model.state_dict(), path)."
 
 

@@ -105,7 +105,7 @@ def state_of(content: Any, where: str) -> State:
             return _composed(named)
     kind = type(content).__name__
     if isinstance(content, list | tuple) and any(isinstance(one, Mapping) for one in content):
-        raise _several(where, range(len(content)), "entries")
+        raise _several(where, range(len(content)), "entries", "loaded")
     raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
 
 
@@ -127,7 +127,7 @@ def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool]) -> dic
             {key: np.shape(value) for key, value in one.items() if hasattr(value, "ndim")} for one in inner.values()
         ]
         if all(one == shapes[0] for one in shapes):
-            raise _several(where, inner, "state_dicts of the same layers")
+            raise _several(where, inner, "state_dicts of the same layers", "loaded.values(), clients=list(loaded)")
     named = {k: v for k, v in content.items() if isinstance(k, str) and not isinstance(v, Mapping)}
     own = inner.pop(models[0]) if len(models) == 1 else {}
     parts = {f"{name}.{key}": value for name, one in inner.items() for key, value in one.items()}
@@ -147,10 +147,10 @@ def _holds_weights(state: State) -> bool:
     return any(is_weight(key, value) for key, value in state.items())
 
 
-def _several(where: str, names: Collection[Any], what: str) -> ValueError:
+def _several(where: str, names: Collection[Any], what: str, sources: str) -> ValueError:
     return ValueError(
         f"{where} holds {len(names)} {what} ({few(map(repr, names))}), but a source is one client. Load it, and give "
-        "each client's own, fedstat.read_weights(loaded.values(), clients=list(loaded)), or the one that you mean."
+        f"each client's own, fedstat.read_weights({sources}), or the one that you mean."
     )
 
 
@@ -166,7 +166,7 @@ def is_weight(key: str, value: Any) -> bool:
 
 
 def _is_bias(key: str, value: Any) -> bool:
-    return bool(_BIAS.search(key) or (_VECTOR.search(key) and sum(size != 1 for size in value.shape) < 2))
+    return bool(_BIAS.search(key) or (_VECTOR.search(key) and sum(size != 1 for size in shape_of(value)) < 2))
 
 
 def layers_in(state: State) -> list[tuple[str, str]]:
@@ -183,11 +183,14 @@ def ignored_in(state: State) -> dict[str, str]:
     }
 
 
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Shape of an array or tensor; () of anything else, nested tensors among it."""
+    return () if getattr(value, "is_nested", False) else tuple(getattr(value, "shape", ()))
+
+
 def size_of(value: Any) -> int:
     """Bytes of the numbers that an array or tensor claims; an expanded one stores fewer."""
-    if is_torch_array(value) and value.is_nested:
-        return 0
-    return prod(getattr(value, "shape", ())) * getattr(value, "itemsize", 1)
+    return prod(shape_of(value)) * getattr(value, "itemsize", 1)
 
 
 def numbers_of(value: Any, where: str) -> NDArray[Any]:
@@ -228,8 +231,9 @@ def _composed(state: State, module: Any = None) -> State:
     """Replace factors by the weight that the network computes of them, and mark weights that scales belong to."""
     if not any(map(_MARKS.search, state)):
         return state
-    owner = {key: whole for key in state if (whole := _whole_of(key, state)) is not None}
-    coded = {f"{found[1]}weight": key for key in state if (found := _SCALES.fullmatch(key))}
+    arrays = [key for key, value in state.items() if hasattr(value, "ndim")]
+    owner = {key: whole for key in arrays if (whole := _whole_of(key, state)) is not None}
+    coded = {f"{found[1]}weight": key for key in arrays if (found := _SCALES.fullmatch(key))}
     result: dict[str, Any] = {}
     for key, value in state.items():
         name = owner.get(key, key)
@@ -237,7 +241,7 @@ def _composed(state: State, module: Any = None) -> State:
             result[name] = _weight([k for k in owner if owner[k] == name], state, module)
         elif name in coded:
             why = f"is stored as codes that {coded[name]!r} turns into weights. Give the dequantized weights."
-            result[name] = Unread(tuple(value.shape), why)
+            result[name] = Unread(shape_of(value), why)
         elif key not in owner:
             result[name] = value
     return result
@@ -265,14 +269,20 @@ def _weight(keys: list[str], state: State, module: Any) -> Any:
     for key in keys:
         found = _PARAMETRIZED.fullmatch(key)
         kinds[renamed.get(found[3], found[3]) if found else key.rpartition("_")[2]] = state[key]
-    for factors, compute in _COMPUTE.items():
-        if kinds.keys() == set(factors):
-            return Composed(compute, tuple(kinds[factor] for factor in factors))
+    for names, compute in _COMPUTE.items():
+        factors = tuple(kinds[name] for name in names if name in kinds)
+        if kinds.keys() == set(names) and (compute is _spectral or _broadcast(*map(shape_of, factors))):
+            return Composed(compute, factors)
     return Unread(
-        tuple(state[keys[0]].shape),
+        max((shape_of(state[key]) for key in keys), key=len),
         f"is computed from {few(map(repr, keys))}, and fedstat does not know how. Give modules, or let torch put the "
         "weight in place first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight').",
     )
+
+
+def _broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return True if the other shape has an axis for each of the first, of the same size or 1, or no axis at all."""
+    return not other or (len(other) == len(shape) and all(b in (1, a) for a, b in zip(shape, other, strict=True)))
 
 
 def _pruned(weight: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any]:

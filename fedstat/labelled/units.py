@@ -171,9 +171,10 @@ def _of_names(key: str, name: str, shape: tuple[int, ...], state: State) -> Layo
     """By the names of the weight and its layer, its shape, and those of its bias and of its fellows."""
     if len(shape) == 2 and (recurrent := RECURRENT.search(key)):
         return _gates(key, shape, state, recurrent)
-    state_kernel = re.sub(r"(recurrent_)?kernel(?=(:\d+)?$)", "recurrent_kernel", key)
-    if state_kernel.endswith(("kernel", "kernel:0")) and state_kernel in state:  # Keras: (in, gate · unit)
-        return Layout(len(shape) - 1, _number_of_gates(shape[-1], state[state_kernel].shape[-2], "columns"))
+    if kernel := re.search(r"(recurrent_)?kernel((:\d+)?)$", key):  # of Keras: (in, gate · unit)
+        of_state: Any = state.get(f"{key[: kernel.start()]}recurrent_kernel{kernel[2]}")
+        if getattr(of_state, "ndim", 0) > 1:
+            return Layout(len(shape) - 1, _number_of_gates(shape[-1], of_state.shape[-2], "columns"))
     if is_table(key, state):
         return _COLUMNS
     last = bool(_LAST.search(key))

@@ -166,6 +166,34 @@ def test_a_state_dict_of_every_network_is_read_with_the_units_of_its_run(
             np.testing.assert_array_equal(other[key].reshape(values.shape), values)
 
 
+def test_a_users_module_is_read_with_the_units_of_its_run() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.lstm, self.fc = nn.Embedding(9, 4), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.lstm(self.embedding(x))[0][:, -1])
+
+    net = nets.from_module(Own(), torch.zeros(6, dtype=torch.int64))
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 9, (2, 6, 6)), rng.integers(0, 3, (2, 6))
+    data = xr.Dataset({"x": (("client", "sample", "token"), x), "y": (("client", "sample"), y)})
+    data = data.assign_coords(split=("sample", np.array(["train"] * 4 + ["test"] * 2, object)))
+    run = fl.train(data, net, algorithms.local(), rounds=1, lr=0.1)
+    states = [fl.state_dict(run, client) for client in range(2)]
+    modules = [Own() for _ in states]
+    for module, state in zip(modules, states, strict=True):
+        module.load_state_dict(state)
+    lstm = run["weights/lstm1/w"].isel(checkpoint=-1).values.reshape(2, 5, 4, 9)
+    for sources in (states, modules):
+        tree = read_weights(sources)
+        for name, theirs in (("embedding1", "embedding"), ("fc1", "fc")):
+            np.testing.assert_array_equal(tree[theirs]["w"], run["weights"][name]["w"].isel(checkpoint=-1))
+        both = [tree[f"lstm.weight_{which}_l0"]["w"].values for which in ("ih", "hh")]
+        np.testing.assert_array_equal(np.concatenate(both, -1), lstm)
+
+
 def test_an_embedding_loads_into_torch_and_starts_a_network_in_either_form() -> None:
     net = nets.fasttext((5,), 3, vocabulary=30, embedding=8)
     table = torch.randn(30, 8)

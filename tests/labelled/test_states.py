@@ -119,6 +119,32 @@ def test_an_unknown_parametrization_is_refused_in_a_state_and_computed_of_a_modu
     np.testing.assert_allclose(read_weights([net])["fc"]["w"][0], net["fc"].weight.detach(), rtol=1e-6)
 
 
+FACTORS: dict[str, dict[str, Any]] = {
+    "a mask that would be broadcast": {
+        "fc.weight_orig": torch.ones(40_000, 1),
+        "fc.weight_mask": torch.ones(1, 40_000),
+    },
+    "lengths of no axis": {"fc.weight_g": torch.ones(3, 3), "fc.weight_v": torch.ones(4, 3)},
+    "lengths of fewer axes": {"fc.weight_g": torch.ones(3), "fc.weight_v": torch.ones(4, 3)},
+    "pruned and normed": {f"fc.weight_{part}": torch.ones(4, 3) for part in ("orig", "mask", "g", "v")},
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_factors_that_torch_does_not_write_are_refused(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=r"layer 'fc.weight' of 0 is computed from 'fc.weight_.*and fedstat does not know"
+    ):
+        read_weights([FACTORS[name]])
+
+
+def test_names_that_only_look_like_factors_are_names() -> None:
+    state = {"w_orig": np.ones((2, 3)), "w_v": np.ones((2, 3)), "w_g": np.ones((2, 3)), "v_mask": np.ones((2, 3))}
+    assert list(read_weights([state]).children) == list(state)
+    lists = {"fc.weight_orig": [1.0], "fc.weight_mask": "no", "fc.weight_scale": [1.0], "fc.weight": np.ones((2, 3))}
+    assert list(read_weights([lists]).children) == ["fc"]
+
+
 def test_spectral_norm_of_an_untrained_square_layer_is_refused_where_its_axis_is_open() -> None:
     torch.manual_seed(1)
     module = old("spectral_norm")(nn.Conv2d(5, 5, 3))
@@ -176,7 +202,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "clients by number": ({0: BODY, 1: dict(BODY)}, f"{ALIKE} ('0', '1'), {SEVERAL}"),
     "clients beside a round": ({"round": 3, "clients": {0: BODY, 1: dict(BODY)}}, ALIKE),
     "clients of one layer": ({0: HEAD, 1: dict(HEAD)}, ALIKE),
-    "a list of clients": ([BODY, BODY], f"holds 2 entries (0, 1), {SEVERAL}"),
+    "a list of clients": ([BODY, BODY], "holds 2 entries (0, 1), but a source is one client. Load it"),
     "one model for all clients": ({"ann": BODY, "bea": BODY}, "holds one state_dict under two names. Load it, and"),
     "a bomb of references": (doubled(60), "holds one state_dict under two names"),
     "itself": (cyclic(), "names with arrays or tensors, but got dict without any"),
