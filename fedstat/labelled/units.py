@@ -185,9 +185,12 @@ def _of_names(key: str, name: str, shape: tuple[int, ...], state: State) -> Layo
     fits = _fits(shape, bias)
     if -1 in fits:
         raise _OpenError(f"its shape is {shape}, that of its bias {bias}")
-    if {0, len(shape) - 1} <= fits and (last or len(shape) == 2):
+    end = len(shape) - 1
+    if last and {end - 1, end} <= fits and end > 1 and _TRANSPOSED.search(name):
+        raise _OpenError(f"its name fits a transposed convolution, and its shape, {shape}, either kind", -2)
+    if {0, end} <= fits and (last or end == 1):
         return _of_fellows(key, shape, state, last=last)
-    return (_last_by_bias if last else _by_bias)(name, shape, bias, fits)
+    return _last_by_bias(shape, bias, fits) if last else _by_bias(name, shape, bias, fits)
 
 
 def _without_bias(key: str, name: str, shape: tuple[int, ...], state: State, *, last: bool) -> Layout:
@@ -221,13 +224,12 @@ def _by_bias(name: str, shape: tuple[int, ...], bias: tuple[int, ...], fits: set
     raise _OpenError(f"its shape is {shape}, its bias has {prod(bias)} numbers")
 
 
-def _last_by_bias(name: str, shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int]) -> Layout:
+def _last_by_bias(shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int]) -> Layout:
     """By the axes that the bias fits, where units may come last, or last but one in transposed convolutions."""
     end = len(shape) - 1
-    if end in fits and not (end - 1 in fits and _TRANSPOSED.search(name)):
-        return Layout(axis=end)
-    if end not in fits and (end - 1 in fits or 0 in fits):
-        return Layout(axis=end - 1 if end - 1 in fits else 0)
+    for axis in (end, end - 1, 0):
+        if axis in fits:
+            return Layout(axis)
     raise _OpenError(f"its shape is {shape}, its bias has {prod(bias)} numbers", -1)
 
 
@@ -237,8 +239,8 @@ def _of_fellows(key: str, shape: tuple[int, ...], state: State, *, last: bool) -
     for other, value in state.items():
         size = tuple(getattr(value, "shape", ()))
         if len(size) > 1 and bool(_LAST.search(other)) == last and (bias := _bias(other, state)) is not None:
-            fits = _fits(size, bias) & {0, len(size) - 1}
-            if len(fits) == 1 and (last or len(size) == 2):
+            fits = _fits(size, bias)
+            if fits in ({0}, {len(size) - 1}) and (last or len(size) == 2):
                 ends[0 not in fits].add(stem(other).rpartition(".")[2])
     own = stem(key).rpartition(".")[2]
     if last and len(sure := [end for end in ends if ends[end]]) == 1:

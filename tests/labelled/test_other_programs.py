@@ -60,7 +60,12 @@ OPEN = {
     "Keras attention": ({"query/kernel:0": drawn(6, 2, 3), "query/bias:0": drawn(2, 3)}, "that of its bias (2, 3)", 0),
     "transposed, square": (
         {"conv2d_transpose/kernel:0": drawn(2, 2, 5, 5), "conv2d_transpose/bias:0": drawn(5)},
-        "its shape is (2, 2, 5, 5), its bias has 5 numbers",
+        "its name fits a transposed convolution, and its shape, (2, 2, 5, 5), either kind",
+        -2,
+    ),
+    "fits on every axis": (
+        {"a/w": drawn(5, 5, 5, 5), "a/b": drawn(5), "b_transpose/w": drawn(5, 5, 5, 8), "b_transpose/b": drawn(5)},
+        "its shape is (5, 5, 5, 5), and its bias has 5 numbers",
         -1,
     ),
     "depthwise": ({"d/depthwise_kernel:0": drawn(3, 3, 7, 2), "d/bias:0": drawn(14)}, "no bias shows", -1),
@@ -88,6 +93,54 @@ def test_what_names_and_biases_leave_open_is_refused_with_the_likely_axis(name: 
     w = read_weights([state, state], layers=[layer], unit_axis={layer: axis})[layer]["w"]
     key = next(key for key, value in flat(state).items() if key.removesuffix(".weight").replace("/", ".") == layer)
     np.testing.assert_array_equal(w[0], np.moveaxis(flat(state)[key], axis, 0))
+
+
+def random_layer(style: str, rng: np.random.Generator) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, shape and axis of the units of a layer with small sizes, many of them equal, and its number of units."""
+    inputs, out, k = (int(n) for n in rng.choice([1, 2, 3, 5, 8], 3))
+    first = {
+        "fc": (out, inputs),
+        "conv1d": (out, inputs, k),
+        "conv2d": (out, inputs, k, k),
+        "deconv": (inputs, out, k, k),
+    }
+    last = {"dense": (inputs, out), "conv1d": (k, inputs, out), "conv2d": (k, k, inputs, out),
+            "conv2d_transpose": (k, k, out, inputs), "depthwise": (k, k, out, 1)}  # fmt: skip
+    kind = rng.choice(list(first if style == "torch" else last))
+    shape = (first if style == "torch" else last)[kind]
+    axis = {"deconv": 1, "conv2d_transpose": 2, "depthwise": 2}.get(kind, 0 if style == "torch" else len(shape) - 1)
+    return kind, shape, axis, out
+
+
+@pytest.mark.parametrize(
+    ("style", "weight", "bias"),
+    [
+        ("torch", ".weight", ".bias"),
+        ("Keras", "/kernel:0", "/bias:0"),
+        ("Haiku", "/w", "/b"),
+        ("Flax", ".kernel", ".bias"),
+    ],
+)
+def test_layers_of_any_shape_are_read_rightly_or_refused(style: str, weight: str, bias: str) -> None:
+    rng = np.random.default_rng(0)
+    right = refused = 0
+    for _ in range(300):
+        state, axes = {}, {}
+        for number in range(2):
+            kind, shape, axis, out = random_layer(style, rng)
+            state |= {f"{kind}_{number}{weight}": drawn(*shape), f"{kind}_{number}{bias}": drawn(out)}
+            axes[f"{kind}_{number}{weight}"] = axis
+        for key, axis in axes.items():
+            try:
+                (node,) = read_weights([state], layers=[key]).children.values()
+            except ValueError as error:
+                assert "belong to one unit is open" in str(error)  # noqa: PT017
+                refused += 1
+                continue
+            np.testing.assert_array_equal(node["w"][0], np.moveaxis(state[key], axis, 0), err_msg=f"{key} of {state}")
+            right += 1
+    assert right + refused == 600
+    assert right > 500
 
 
 def flat(state: Mapping[str, Any], before: str = "") -> dict[str, np.ndarray]:
