@@ -123,9 +123,7 @@ def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool]) -> dic
     inner = {k: one for k, v in nested.items() if _holds_weights(one := _joined(v, where, met))}
     models = [name for name in _MODELS if name in inner]
     if len(inner) > 1 and not models and all(map(_is_flat, (nested[name] for name in inner))):
-        shapes = [
-            {key: np.shape(value) for key, value in one.items() if hasattr(value, "ndim")} for one in inner.values()
-        ]
+        shapes = [{key: shape_of(value) for key, value in one.items()} for one in inner.values()]
         if all(one == shapes[0] for one in shapes):
             raise _several(where, inner, "state_dicts of the same layers", "loaded.values(), clients=list(loaded)")
     named = {k: v for k, v in content.items() if isinstance(k, str) and not isinstance(v, Mapping)}
@@ -134,6 +132,8 @@ def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool]) -> dic
     if own.keys() & (named.keys() | parts.keys()):
         own = {f"{models[0]}.{key}": value for key, value in own.items()}
     joined = named | own | parts
+    if len(joined) < len(named) + len(own) + sum(map(len, inner.values())):
+        raise ValueError(f"{where} has two entries of one path, such as 'a.b' beside 'b' in 'a'. Rename one.")
     met[id(content)] = _holds_weights(joined)
     return joined
 

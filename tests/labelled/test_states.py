@@ -206,6 +206,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "one model for all clients": ({"ann": BODY, "bea": BODY}, "holds one state_dict under two names. Load it, and"),
     "a bomb of references": (doubled(60), "holds one state_dict under two names"),
     "itself": (cyclic(), "names with arrays or tensors, but got dict without any"),
+    "two entries of one path": ({"a": {"b.weight": torch.ones(2, 3)}, "a.b.weight": torch.ones(2, 3)}, "of one path"),
     "a list of arrays": ([torch.ones(2, 2)], "names with arrays or tensors, but got list without any"),
     "codes of 8 bits": (
         {"fc.weight": torch.ones(4, 3, dtype=torch.int8)},
