@@ -34,7 +34,8 @@ def parser() -> _cli.Parser:
         "files",
         nargs="+",
         metavar="FILE",
-        help="state_dicts, one a client: .pt, .pth, .safetensors or .npz files or a folder of them; or one run (.zarr)",
+        help="state_dicts, one a client: .pt, .pth, .ckpt, .bin, .safetensors or .npz files, or a folder of them; or "
+        "one run (.zarr)",
     )
     _add_weights(p.add_argument_group("which weights"))
     _add_split(p.add_argument_group("how they are split"))

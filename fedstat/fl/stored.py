@@ -12,6 +12,7 @@ from fedstat import _check, store
 from fedstat._later import torch, xr
 from fedstat.fl import factors
 from fedstat.fl.nets import Params, Piece
+from fedstat.labelled.units import is_table
 
 PIECES = "pieces"
 """Attribute of a run that says how the user's module names its tensors, see :class:`fedstat.fl.nets.Piece`."""
@@ -124,8 +125,10 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
         :func:`fedstat.fl.nets.from_module` made: the module's own names and shapes, so that
         ``module.load_state_dict(state_dict(run, 0))`` takes it. Of those in ``nets.NETS``: names as in ``Net.shapes``,
         such as "conv1.weight" (output, input, row, column), "fc1.weight" (output, input) and "fc1.bias", which are
-        torch's; "conv1.scale" and "conv1.shift" are ``weight`` and ``bias`` of the normalisation after ``conv1``, and
-        "conv1.running_mean", "conv1.running_var" its statistics; :func:`fedstat.fl.nets.started` takes them. Layers
+        torch's. Embeddings are torch's too: "embedding.weight" (token, dimension), the transpose of ``Net.shapes``.
+        "conv1.scale" and "conv1.shift" are ``weight`` and ``bias`` of the normalisation after ``conv1``, and
+        "conv1.running_mean", "conv1.running_var" its statistics. :func:`fedstat.fl.nets.started` and
+        :func:`fedstat.read_weights` take them. Layers
         that were not kept (``keep_weights``) are missing.
 
     Raises
@@ -173,7 +176,7 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
 
 
 def _as_module(params: Params, noted: dict[str, list[Any]]) -> Params:
-    """Parameters by the names of the user's module, as far as it has them."""
+    """Parameters by the names of the user's module, as far as it has them; else by their own, embeddings as torch's."""
     pieces = {theirs: Piece(*one) for theirs, one in noted.items()}
     own = {
         theirs: one.of(params[one.name]).clone() if one.name else torch.tensor(0)
@@ -181,4 +184,5 @@ def _as_module(params: Params, noted: dict[str, list[Any]]) -> Params:
         if not one.name or one.name in params
     }
     known = {one.name for one in pieces.values()}
-    return own | {name: p for name, p in params.items() if name not in known}
+    rest = {name: p for name, p in params.items() if name not in known}
+    return own | {name: p.mT.contiguous() if is_table(name, params) else p for name, p in rest.items()}

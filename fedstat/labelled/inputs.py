@@ -15,10 +15,10 @@ from fedstat import _check
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.choose import is_pattern, left_out, matching
+from fedstat.labelled.states import SUFFIXES
 from fedstat.results import ByLayer
 from fedstat.store import is_store, open_run
 
-_FILES = (".pt", ".pth", ".safetensors", ".npz")
 _PATHS = (str, PathLike)
 _LONGEST = 4095  # characters of a path
 
@@ -199,12 +199,12 @@ def _expanded(path: str) -> list[Path]:
     if is_store(at) or at.is_file() or (os.path.lexists(at) and not at.is_dir()):
         return [at]  # what is no regular file is named when it is read
     if at.is_dir():
-        files = sorted(one for one in at.iterdir() if one.suffix.lower() in _FILES)
+        files = sorted(one for one in at.iterdir() if one.suffix.lower() in SUFFIXES)
         if files:
             return files
         stores = sorted(one.name for one in at.iterdir() if is_store(one))
         hint = f" It holds the runs {few(stores)}: give one of them." if stores else ""
-        raise ValueError(f"the folder {at} holds no files of clients ({', '.join(_FILES)}).{hint}")
+        raise ValueError(f"the folder {at} holds no files of clients ({', '.join(SUFFIXES)}).{hint}")
     if is_pattern(path):
         if not (found := sorted(Path(at.anchor).glob(str(at.relative_to(at.anchor))))):
             raise FileNotFoundError(f"no file matches the pattern {path!r}. Check it, and the folder {Path.cwd()}.")
