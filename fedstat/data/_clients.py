@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._later import xr
 from fedstat._random import generator
 
@@ -260,4 +260,4 @@ def client_of(fed: xr.Dataset) -> np.ndarray:
             f"the data set must have a coordinate client on the dim sample, but got {list(map(str, fed.coords))}. "
             "Partition it first, for example partition.iid(data, clients=100)."
         )
-    return np.asarray(fed.client.values)
+    return _labels.complete("client", fed.client, "sample")

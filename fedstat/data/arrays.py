@@ -7,7 +7,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._later import xr
 from fedstat.data._files import SPLITS, Split
 
@@ -67,6 +67,8 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
             raise ValueError(
                 f"{name} in {path} must have shape ({n},), a value for each of x, but has {found[name].shape}"
             )
+        if name in found:
+            _labels.complete(f"{name} in {path}", found[name], "sample")
     if n == 0 or x.dtype.kind not in "fiu" or x.ndim < 2:
         raise ValueError(f"x in {path} must be numbers (sample, ...), but is {x.dtype} of shape {x.shape}")
     if x.dtype == np.uint8 and x.ndim == 3:

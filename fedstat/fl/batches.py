@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _random
+from fedstat import _labels, _random
 from fedstat._later import torch, xr
 from fedstat.fl import samples
 from fedstat.fl.samples import Images, Stored
@@ -154,14 +154,14 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
 def _clients(data: xr.Dataset) -> np.ndarray:
     """Labels of the clients, sorted if the data are sample-major."""
     if "client" in data["x"].dims:
-        return np.asarray(data["client"])
+        return _labels.complete("client", data["client"], "client")
     if "client" not in data.coords or data["client"].dims != ("sample",):
         raise ValueError(
             f"x must have a dim client, or the data a coordinate client (sample), but got dims {data['x'].dims} and "
             f"coordinates {list(data.coords)}. Deal the samples to clients, as fedstat.data.partition.iid(data, "
             "clients=10) does, and divide them by partition.train_test."
         )
-    return np.unique(data["client"].to_numpy())
+    return np.unique(_labels.complete("client", data["client"], "sample"))
 
 
 def _classes(y: np.ndarray) -> np.ndarray:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.coerce import labels, need_dims, numpy_of
@@ -42,11 +41,11 @@ def client_clusters(
 
     Parameters
     ----------
-    vectors : array, tensor or DataArray (client, ...)
+    vectors : array, tensor, DataFrame or DataArray (client, ...)
         Any numbers of each client: a factor or weights from :func:`fedstat.fl.client_weights`, mean policies.
     n_clusters : int
-    groups : array, DataArray (client,) or mapping from client to group, optional
-        A DataArray with a coordinate ``client``, and a mapping, are matched by label.
+    groups : array, Series, DataArray (client,) or mapping from client to group, optional
+        Those with labels are matched by them.
     minus : {"mean"}, optional
         What is taken off the vectors: "mean", the mean over clients. Vectors that hold what all clients share, or began
         alike, are all similar; what is left without their mean is the clients' own.
@@ -148,7 +147,7 @@ def _agreement(
 
 def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArray[Any]]:
     """Vectors (client, value) and the clients' labels."""
-    vectors = _check.numbers("vectors", vectors)
+    vectors = _check.numbers("vectors", _labels.labelled(vectors, ("client", "value")))
     clients = labels(vectors, "client", 0)
     if isinstance(vectors, xr.DataArray):
         need_dims(vectors, "client")
@@ -183,17 +182,7 @@ def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArr
 
 def _groups(groups: Any, clients: NDArray[Any]) -> NDArray[Any]:
     """Group of each client, in their order."""
-    if isinstance(groups, xr.DataArray) and "client" in groups.coords and groups.dims == ("client",):
-        groups = dict(zip(groups["client"].to_numpy().tolist(), groups.to_numpy().tolist(), strict=True))
-    if isinstance(groups, Mapping):
-        if missing := [c for c in clients.tolist() if c not in groups]:
-            raise ValueError(f"groups must cover all clients, but lack client(s) {few(missing)}")
-        groups = [groups[c] for c in clients.tolist()]
-    found = numpy_of(groups)
-    if found.shape != clients.shape:
-        raise ValueError(f"groups must give one group for each of the {len(clients)} clients, but got {found.shape}")
-    if (none := np.array([g is None or g != g for g in found.tolist()])).any():  # NaN is not equal to itself
-        raise ValueError(f"groups must cover all clients, but are missing for client(s) {few(clients[none])}")
+    found = _labels.matched("groups", groups, {"client": clients})
     n = len(np.unique(found))
     if n == 1 or n == len(clients):
         raise ValueError(

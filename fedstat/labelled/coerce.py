@@ -13,8 +13,9 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
+from fedstat._check import numpy_of as numpy_of
 from fedstat._later import xr
 from fedstat.stats import icc as _icc
 from fedstat.stats import scale
@@ -50,6 +51,7 @@ def layer_matrix(weights: Weights) -> Any:
     >>> layer_matrix(np.zeros((10, 8, 3, 5, 5))).shape
     (750, 8)
     """
+    weights = _labels.labelled(weights)
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)
@@ -226,7 +228,7 @@ def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
     """Labels of a dim: its coordinate, else positions."""
     _check.one_array("weights", values)
     if isinstance(values, xr.DataArray) and dim in values.coords:
-        return np.asarray(values[dim].to_numpy())
+        return _labels.complete(f"the coordinate {dim} of weights", values[dim], dim)
     if isinstance(values, xr.DataArray):
         return np.arange(values.sizes.get(dim, 0))
     shape = np.shape(values)
@@ -301,8 +303,3 @@ def _smallest(r: NDArray[np.float64], slack: float) -> float:
     except np.linalg.LinAlgError:
         return float(np.linalg.eigvalsh(r)[0])
     return -slack
-
-
-def numpy_of(a: Any) -> NDArray[Any]:
-    """Array on the host."""
-    return a.detach().cpu().numpy() if is_torch_array(a) else np.asarray(a)

@@ -11,7 +11,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.choose import is_pattern, left_out, matching
@@ -122,7 +122,7 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
             f"weights must be those of several clients, but got one {type(weights).__name__}. Pass {{client: model}}."
         )
     else:
-        found, without, several = {"": weights}, {}, False
+        found, without, several = {"": _labels.labelled(weights, ("row", "unit"))}, {}, False
     return Given({name: _at(w, checkpoint, name) for name, w in found.items()}, several, without)
 
 
@@ -240,7 +240,7 @@ def _starts(minus: Any, given: Given) -> dict[str, Any]:
                 f"{type(minus).__name__}. Pass a file or state_dict of the model that all clients started from, or "
                 "choose one layer."
             )
-        return dict.fromkeys(given.layers, minus)
+        return dict.fromkeys(given.layers, _labels.labelled(minus))
     if "" in given.layers:
         raise ValueError(
             "the start of one array of weights must be an array (unit, weight...), but got "

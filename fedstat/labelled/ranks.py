@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.coerce import labels, need_dims, numpy_of, refuse_replicates
@@ -108,7 +108,7 @@ def _of_run(run: xr.DataTree, minus: Any) -> dict[str, xr.DataArray]:
 
 def _one(weights: Any) -> xr.DataArray:
     """A layer's weights with labels."""
-    weights = _check.numbers("weights", weights)
+    weights = _check.numbers("weights", _labels.labelled(weights))
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)

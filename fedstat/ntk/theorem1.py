@@ -18,7 +18,7 @@ from fedstat._later import xr
 from fedstat.ntk.constants import Constants, TheoryWarning, constants
 from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
-from fedstat.ntk.samples import Samples, gather
+from fedstat.ntk.samples import Samples, by_sample, gather
 from fedstat.stats import ntk as stats
 
 
@@ -147,7 +147,7 @@ def _train(x: Any, y: Any) -> tuple[Any, Any]:
     """Drop the samples of split "test"."""
     if isinstance(x, (xr.Dataset, xr.DataArray)) and "split" in x.coords:
         keep = np.asarray(x["split"].values != "test")
-        y = y.isel(sample=keep) if isinstance(y, xr.DataArray) else y if y is None else np.asarray(y)[..., keep]
+        y = y if y is None else np.asarray(by_sample("y", y, x))[..., keep]
         x = x.isel(sample=keep)
     return x, y
 

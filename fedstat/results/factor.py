@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._later import pd, xr
 from fedstat.results.base import Result, line, listing, number
 from fedstat.results.split import SplitResult
@@ -258,10 +258,14 @@ class FactorResult(Result):
 
     def _of_live(self, name: str, z: Any) -> Floats:
         """Rows as an array (row, unit), without dead units."""
-        z = np.asarray(z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z, dtype=float)
-        if z.ndim != 2 or z.shape[1] != len(self.units):
-            raise ValueError(f"{name} must have shape (row, {len(self.units)}), but got {z.shape}")
-        return np.asarray(z[:, ~self.dead])
+        z = _labels.labelled(z, ("row", "unit"))
+        z = z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z
+        rows = np.asarray(z, dtype=float)
+        if rows.ndim != 2 or rows.shape[1] != len(self.units):
+            raise ValueError(f"{name} must have shape (row, {len(self.units)}), but got {rows.shape}")
+        if isinstance(z, xr.DataArray) and "unit" in z.coords:
+            rows = _labels.by_label(name, rows, z["unit"].to_numpy(), self.units, "unit")
+        return np.asarray(rows[:, ~self.dead])
 
     def summary(self, *, rows: int = 12, factors: int = 6) -> str:
         """Report in the words of R's psych: h2, u2, com, SS loadings, RMSR, χ², TLI, RMSEA, BIC.
