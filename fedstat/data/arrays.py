@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from fedstat import _check, _labels
 from fedstat._later import xr
-from fedstat.data._files import SPLITS, Split
+from fedstat.data._files import SPLITS, Remembered, Split, note
 
 ARRAYS = (
     "x (sample, ...): float features or images, uint8 images (sample, row, column) or (sample, channel, row, column), "
@@ -22,6 +23,13 @@ ARRAYS = (
 def is_arrays(name: object) -> bool:
     """Whether a data set's name is that of such a file."""
     return isinstance(name, str) and name.endswith(".npz")
+
+
+@Remembered
+def digest(path: str) -> str:
+    """Digest (SHA-256) of a file's content."""
+    with note(Path(path)).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
@@ -51,7 +59,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(note(path), allow_pickle=False) as file:
             found = {name: file[name] for name in file.files}
     except (OSError, ValueError, BadZipFile, EOFError) as error:
         raise ValueError(f"{path} cannot be read ({error}). It must hold {ARRAYS}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from fedstat import _check
 from fedstat import data as datasets
 from fedstat._later import xr
 from fedstat.data import arrays, partition
+from fedstat.data._files import Remembered
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural", "domains")
 """Ways to deal the samples: S classes per client, concentration A of the Dirichlet distribution."""
@@ -41,9 +41,9 @@ class Federation(NamedTuple):
     domains: tuple[str, ...]
 
 
-@lru_cache(maxsize=1)
-def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, xr.Dataset | None]:
-    """Clients that train, and new clients or None; the last result is cached."""
+@Remembered
+def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Dataset | None]:
+    """Clients that train, and new clients or None; the last result is kept until a file of the data changes."""
     fed = _dealt(settings, data_dir)
     kind, _ = partition_of(settings.partition)
     if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
@@ -68,7 +68,7 @@ def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, x
     return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
 
 
-def read(names: Iterable[str], data_dir: str | None) -> None:
+def read(names: Iterable[str], data_dir: str) -> None:
     """Read some data sets, the first one last so that it stays cached; raises as :func:`fedstat.data.load`."""
     for name in reversed(list(dict.fromkeys(names))):
         _loaded(name, data_dir)
@@ -76,11 +76,11 @@ def read(names: Iterable[str], data_dir: str | None) -> None:
 
 def forget_files() -> None:
     """Let go of the data set that was read: one run needs only what it was dealt."""
-    _loaded.cache_clear()
+    _loaded.forget()
 
 
-@lru_cache(maxsize=1)  # reading the files takes longer than dealing the samples again for another seed
-def _loaded(data: str, data_dir: str | None) -> xr.Dataset:
+@Remembered  # reading the files takes longer than dealing the samples again for another seed
+def _loaded(data: str, data_dir: str) -> xr.Dataset:
     name, split = source_of(data)
     return datasets.load(name, data_dir, split=split)
 
@@ -103,7 +103,7 @@ def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
     return name, split or None  # type: ignore[return-value]
 
 
-def _dealt(settings: Federation, data_dir: str | None) -> xr.Dataset:
+def _dealt(settings: Federation, data_dir: str) -> xr.Dataset:
     source = _loaded(settings.data, data_dir)
     if settings.partition == "natural" and "user" not in source.coords:
         hint = " Add an array client (sample,) to the file." if arrays.is_arrays(source_of(settings.data)[0]) else ""
