@@ -161,6 +161,32 @@ def by_label(name: str, values: NDArray[Any], own: NDArray[Any], wanted: NDArray
     return values[..., order(name, dim, own.tolist(), wanted.tolist())]
 
 
+def classes(name: str, y: Any, dims: Sequence[str] = ("sample",)) -> NDArray[Any]:
+    """Return the classes of samples, numbers or texts, as an array with these dims; ValueError for other targets.
+
+    Examples
+    --------
+    >>> classes("y", np.array([0.37, 1.0]))
+    Traceback (most recent call last):
+    ValueError: y must hold class numbers 0, 1, ..., but got 0.37. Targets that are real numbers are not supported.
+    Group them into classes, for example by numpy.digitize.
+    """
+    if hasattr(y, "dims"):
+        if set(y.dims) != set(dims):
+            raise ValueError(
+                f"{name} must hold one class for each sample, with the dims {', '.join(dims)}, but has {y.dims}. "
+                "Several targets of a sample are not supported; of one-hot classes pass .argmax over the last dim."
+            )
+        y = y.transpose(*dims)
+    held = _plain(_array(name, y), y)
+    if held.dtype.kind in "fc" and (odd := ~(np.isfinite(held) & (held == np.round(held)))).any():
+        raise ValueError(
+            f"{name} must hold class numbers 0, 1, ..., but got {held[odd][0]:g}. Targets that are real numbers are "
+            "not supported. Group them into classes, for example by numpy.digitize."
+        )
+    return held
+
+
 def labelled(values: Any, frame: Sequence[str] = ("unit", "weight"), stack: Sequence[str] = ("client",)) -> Any:
     """Return a DataFrame, or a list of labelled arrays, as one DataArray; everything else as it is.
 

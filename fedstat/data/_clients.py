@@ -199,10 +199,11 @@ def permute_labels(fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset:
     """
     client = client_of(fed)
     names = fed.y.attrs.get("names")
-    classes = np.unique(fed.y.values) if names is None else np.arange(len(names))
+    labels = _labels.classes("y", fed.y)
+    classes = np.unique(labels) if names is None else np.arange(len(names))
     every, who = np.unique(client, return_inverse=True)
     order = np.array([generator(seed, "partition", "permute_labels", int(c)).permutation(len(classes)) for c in every])
-    y = classes[order[who, np.searchsorted(classes, fed.y.values)]]
+    y = classes[order[who, np.searchsorted(classes, labels)]]
     coords = {} if "y_true" in fed.coords else {"y_true": ("sample", fed.y.values, fed.y.attrs)}
     return fed.assign(y=("sample", y, {} if names is None else numbered(len(names)))).assign_coords(coords)
 
@@ -238,7 +239,7 @@ def label_table(fed: xr.Dataset) -> xr.DataArray:
     array([[9, 4, 6, 5, 2, 1, 7, 8, 3, 0],
            [8, 0, 2, 1, 7, 4, 3, 5, 9, 6]])
     """
-    y = fed.y.values
+    y = _labels.classes("y", fed.y)
     clients, who = np.unique(client_of(fed), return_inverse=True)
     classes, what = np.unique(fed["y_true"].values if "y_true" in fed.coords else y, return_inverse=True)
     table = np.full((len(clients), len(classes)), -1, dtype=np.int64)

@@ -124,7 +124,7 @@ def domains(
     if not groups:
         raise ValueError("groups must name at least one domain, but got none")
     domain = _domain(data[by], groups)
-    client, y = np.full(len(domain), -1), data.y.values.copy()
+    client, y = np.full(len(domain), -1), _labels.classes("y", data.y).copy()
     for g, name in enumerate(groups):
         here = np.flatnonzero(domain == g)
         if len(here) < per:

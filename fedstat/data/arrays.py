@@ -14,8 +14,8 @@ from fedstat.data._files import SPLITS, Remembered, Split, note
 
 ARRAYS = (
     "x (sample, ...): float features or images, uint8 images (sample, row, column) or (sample, channel, row, column), "
-    "or integer tokens (sample, position); y (sample,): classes, as numbers or names; optional client (sample,): whose "
-    "sample it is, for the partition natural; optional split (sample,): train or test"
+    "or integer tokens (sample, position); y (sample,): classes, as whole numbers or names; optional client (sample,): "
+    "whose sample it is, for the partition natural; optional split (sample,): train or test"
 )
 """What such a file holds."""
 
@@ -81,7 +81,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
         raise ValueError(f"x in {path} must be numbers (sample, ...), but is {x.dtype} of shape {x.shape}")
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]
-    classes, y = np.unique(found["y"], return_inverse=True)
+    classes, y = np.unique(_labels.classes(f"y in {path}", found["y"]), return_inverse=True)
     dims = ("channel", "row", "column") if x.ndim == 4 else tuple(f"axis{i}" for i in range(1, x.ndim))
     which = np.asarray(found.get("split", np.full(n, "train"))).astype(str).astype(object)
     for name in dict.fromkeys(which):
