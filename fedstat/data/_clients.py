@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from fedstat import _check, _labels
+from fedstat._check import few
 from fedstat._later import xr
 from fedstat._random import generator
 
@@ -87,11 +88,13 @@ def _kept(
     for name in (name for name, need in needed.items() if need):
         whole &= np.bincount(code[split == name], minlength=len(size)) > 0
     if not whole.all() and short == "error":
-        i = int(np.flatnonzero(~whole)[0])
+        sizes = [
+            f"{c} (of {n} sample{'s' if n > 1 else ''})"
+            for c, n in zip(np.unique(fed.client)[~whole], size[~whole], strict=True)
+        ]
         raise ValueError(
-            f"every client must have samples for each split, but got {int((~whole).sum())} clients too small, first "
-            f"client {np.unique(fed.client)[i]} with {size[i]} samples. Use a larger min_size in the partition, or "
-            'short="drop".'
+            f"every client must have samples for each split, but too small are client(s) {few(sizes)}. Use larger "
+            'clients (min_size in the partition), other shares, or leave these out by train_test(..., short="drop").'
         )
     kept = (split != "") & whole[code]
     if not kept.all():

@@ -13,11 +13,14 @@ from fedstat._later import xr
 from fedstat.data._files import SPLITS, Remembered, Split, note
 
 ARRAYS = (
-    "x (sample, ...): float features or images, uint8 images (sample, row, column) or (sample, channel, row, column), "
-    "or integer tokens (sample, position); y (sample,): classes, as whole numbers or names; optional client (sample,): "
-    "whose sample it is, for the partition natural; optional split (sample,): train or test"
+    "x (sample, ...): float features or images, uint8 images (sample, row, column), (sample, channel, row, column) or "
+    "(sample, row, column, channel), or integer tokens (sample, position); y (sample,): classes, as whole numbers or "
+    "names; optional client (sample,): whose sample it is, for the partition natural; optional split (sample,): train "
+    "or test"
 )
 """What such a file holds."""
+
+_CHANNELS = (1, 3, 4)
 
 
 def is_arrays(name: object) -> bool:
@@ -46,7 +49,8 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     -------
     Dataset
         x, y (numbered from 0, ``attrs["names"]`` are the classes), the coordinate split, "train" unless given, and
-        ``user`` where there is ``client``. uint8 images have ``attrs["scale"]`` 255.
+        ``user`` where there is ``client``. Images are (sample, channel, row, column): if only the last dim of the
+        file's may be channels (1, 3 or 4), it is moved. uint8 images have ``attrs["scale"]`` 255.
 
     Raises
     ------
@@ -81,6 +85,8 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
         raise ValueError(f"x in {path} must be numbers (sample, ...), but is {x.dtype} of shape {x.shape}")
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]
+    if x.ndim == 4 and x.shape[1] not in _CHANNELS and x.shape[3] in _CHANNELS:
+        x = np.ascontiguousarray(np.moveaxis(x, 3, 1))  # channels last
     classes, y = np.unique(_labels.classes(f"y in {path}", found["y"]), return_inverse=True)
     dims = ("channel", "row", "column") if x.ndim == 4 else tuple(f"axis{i}" for i in range(1, x.ndim))
     which = np.asarray(found.get("split", np.full(n, "train"))).astype(str).astype(object)

@@ -47,9 +47,14 @@ def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int |
     text = vocabulary is not None
     if nets.takes_text(settings.net) != text:
         fitting = [name for name in nets.NETS if nets.takes_text(name) == text]
+        hint = ""
+        if text and ".npz" in settings.data:
+            hint = (
+                " Whole numbers are tokens of texts: save features as float32, which data.to_float(data) makes of them."
+            )
         raise ValueError(
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
-            f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}."
+            f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}.{hint}"
         )
     options: dict[str, Any] = {"width": settings.width} | words.options("net_options", settings.net_options)
     if settings.norm is not None:
