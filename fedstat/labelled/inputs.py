@@ -126,12 +126,10 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
     return Given({name: _at(w, checkpoint, name) for name, w in found.items()}, several, without)
 
 
-def layers_in_order(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Weights of a run's layers in the order of the network, which a store keeps in its settings, not its folders."""
+def layers_of_run(run: xr.DataTree) -> dict[str, xr.DataArray]:
+    """Weights of a run's layers, in the order of the network."""
     held = run.children.get("weights", run)
-    there = {str(name): node.dataset["w"] for name, node in held.children.items() if "w" in node.data_vars}
-    kept = [name for name in _settings(run).get("keep_weights", ()) if name in there]
-    return {name: there[name] for name in dict.fromkeys([*kept, *there])}
+    return {str(name): node.dataset["w"] for name, node in held.children.items() if "w" in node.data_vars}
 
 
 def _settings(run: xr.DataTree) -> dict[str, Any]:
@@ -140,7 +138,7 @@ def _settings(run: xr.DataTree) -> dict[str, Any]:
 
 
 def _of_tree(tree: xr.DataTree, asked: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
-    there = layers_in_order(tree)
+    there = layers_of_run(tree)
     if not there:
         way_out = "Give a run that kept weights, or what fedstat.read_weights returns."
         if "split" in tree.children:

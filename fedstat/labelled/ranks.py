@@ -10,7 +10,7 @@ from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.coerce import labels, need_dims, numpy_of, refuse_replicates
-from fedstat.labelled.inputs import layers_in_order
+from fedstat.labelled.inputs import layers_of_run
 from fedstat.results.ranks import EffectiveRankResult
 from fedstat.stats import rank as _rank
 
@@ -83,7 +83,7 @@ def _of_run(run: xr.DataTree, minus: Any) -> dict[str, xr.DataArray]:
     """Weights of the layers, without the factor that is taken off."""
     if "weights" not in run.children:
         raise ValueError(f"the run must hold weights, but has the groups {', '.join(run.children)}")
-    layers = layers_in_order(run)
+    layers = layers_of_run(run)
     if minus is None or minus == "mean":
         return layers
     factors = run["parameters"].children if "parameters" in run.children else {}
