@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._check import numpy_of as numpy_of
-from fedstat._later import xr
+from fedstat._later import torch, xr
 from fedstat.stats import icc as _icc
 from fedstat.stats import scale
 from fedstat.stats.moments import Moments, broken_units, rescaled, scaled_moments
@@ -269,30 +269,58 @@ def bad_weights(units: NDArray[Any], client: Any = None) -> ValueError:
     )
 
 
+def precision(values: Any) -> float:
+    """Distance of 1 to the next number that an array or tensor can hold; that of float64 for whole numbers."""
+    if is_torch_array(values):
+        return float(torch.finfo(values.dtype if values.is_floating_point() else torch.float64).eps)
+    return float(np.finfo(values.dtype if values.dtype.kind == "f" else float).eps)
+
+
+def less_mean(x: NDArray[np.float64], eps: float) -> NDArray[np.float64]:
+    """Values (client, ...) less their mean over clients; exactly 0 for a client that is at the mean up to rounding.
+
+    Parameters
+    ----------
+    x : array (client, ...)
+    eps : float
+        Relative rounding error of ``x``.
+
+    Examples
+    --------
+    >>> less_mean(np.array([[0.1], [0.1], [0.1]]), 2e-16).ravel()
+    array([0., 0., 0.])
+    """
+    found, rounding = x - x.mean(0), 2 * eps * np.abs(x).max(0)
+    found[(np.abs(found) <= rounding).reshape(len(x), -1).all(1)] = 0
+    return np.asarray(found)
+
+
 def correlation_matrix(r: Any) -> Any:
-    """Check a given correlation matrix; NaN rows mark dead units."""
-    a = numpy_of(r).astype(float)
+    """Check a given correlation matrix; NaN rows mark dead units. It is made symmetric to the last digit."""
+    given = numpy_of(r)
+    a, tol = given.astype(float), max(1e-8, 8 * precision(given))
     if a.shape[0] != a.shape[1]:
         raise ValueError(f"a correlation matrix must be square, but got shape {a.shape}. Pass corr=False for raw rows.")
     live = ~np.isnan(np.diagonal(a))
     core = a[np.ix_(live, live)]
     if not np.isfinite(core).all():
         raise ValueError("a correlation matrix must be finite between live units, but got NaN or infinite values")
-    if (worst := float(np.abs(core - core.T).max(initial=0))) > 1e-8:
+    if (worst := float(np.abs(core - core.T).max(initial=0))) > tol:
         raise ValueError(f"a correlation matrix must be symmetric, but got |R - R'| up to {worst:.3g}")
-    if (worst := float(np.abs(np.diagonal(core) - 1).max(initial=0))) > 1e-8:
+    if (worst := float(np.abs(np.diagonal(core) - 1).max(initial=0))) > tol:
         where = int(np.flatnonzero(live)[np.abs(np.diagonal(core) - 1).argmax()])
         raise ValueError(
             f"a correlation matrix must have a unit diagonal, but got R[{where}, {where}] = {a[where, where]:g}. "
             "Pass raw rows with corr=False to have them standardised; mark dead units by NaN rows."
         )
-    slack = 1e-8 * max(1, len(core))
+    slack = tol * max(1, len(core))
     if (smallest := _smallest(core, slack)) < -slack:
         raise ValueError(
             f"a correlation matrix must be positive semi-definite, but got smallest eigenvalue {smallest:.3g}. "
             "Pairwise deletion of missing values is the usual cause: compute R from complete rows."
         )
-    return r if is_torch_array(r) else np.asarray(r, dtype=float)
+    r = r if is_torch_array(r) else np.asarray(r, dtype=float)
+    return r if np.array_equal(core, core.T) else (r + r.T) / 2
 
 
 def _smallest(r: NDArray[np.float64], slack: float) -> float:

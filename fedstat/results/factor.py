@@ -19,6 +19,7 @@ from fedstat.stats import split as _split
 Rotation = Literal["varimax", "promax", "oblimin"]
 ROTATIONS: tuple[Rotation, ...] = ("varimax", "promax", "oblimin")
 Floats = NDArray[np.float64]
+_ROUNDING = 1e-12  # of the longest row of loadings: a shorter one is rounding noise
 
 
 class ConvergenceWarning(UserWarning):
@@ -154,18 +155,33 @@ class FactorResult(Result):
         Parameters
         ----------
         rotation : {"varimax", "promax", "oblimin"}
+            Units without any loading stay so: Kaiser's weights, which give each unit length 1, are undefined for them.
+
+        Raises
+        ------
+        ValueError
+            If the loadings cannot be rotated so, as those of fewer dimensions than factors.
         """
         _check.choice("rotation", rotation, ROTATIONS)
-        if self.n_factors == 1:
+        length = np.where(self.dead, 0, np.linalg.norm(self.loadings, axis=1))
+        loaded = length > _ROUNDING * length.max(initial=0)
+        if self.n_factors == 1 or not loaded.any():
             return replace(self, rotation=rotation)
         from factor_analyzer import Rotator  # takes scikit-learn along, a second to import
 
         rotator = Rotator(method=rotation)
-        pattern = rotator.fit_transform(self.loadings[~self.dead])
+        try:
+            pattern = rotator.fit_transform(self.loadings[loaded])
+        except np.linalg.LinAlgError as error:
+            rank = np.linalg.matrix_rank(self.loadings[loaded])
+            raise ValueError(
+                f"{rotation} cannot rotate loadings of {int(loaded.sum())} units on {self.n_factors} factors, whose "
+                f"rank is {rank} ({error}). Lower n_factors or kappa, or use another rotation."
+            ) from error
         phi = None if rotation == "varimax" else np.asarray(rotator.phi_)
         order = np.argsort(-np.sum(pattern**2, axis=0))
-        loadings = np.full_like(self.loadings, np.nan)
-        loadings[~self.dead] = pattern[:, order]
+        loadings = np.where(self.dead[:, None], np.nan, np.zeros_like(self.loadings))
+        loadings[loaded] = pattern[:, order]
         return replace(
             self, loadings=loadings, rotation=rotation, phi=None if phi is None else phi[np.ix_(order, order)]
         )

@@ -15,6 +15,7 @@ from fedstat.stats.split import adjusted_rand
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+_PARALLEL = 1e-12  # what 1 less a cosine is off by rounding, in float64 and of numbers that were float32
 _AT_ONCE = 2**22  # numbers in memory at once, of permuted groups
 
 
@@ -49,15 +50,19 @@ class Permuted(NamedTuple):
     exact: bool
 
 
-def cosine(x: Floats) -> Floats:
-    """Cosine similarity (object, object) of the rows of ``x``; ValueError for a row of zeros, which has none."""
+def cosine(x: Floats, *, eps: float = 0.0) -> Floats:
+    """Cosine similarity (object, object) of the rows of ``x``; ValueError for a row of zeros, which has none.
+
+    It is exactly 1 or −1 for rows that are parallel up to rounding, whose relative error is ``eps``.
+    """
     top = np.abs(x).max(axis=1, keepdims=True, initial=0)
     if not top.all():
         raise ValueError(f"row {int(np.flatnonzero(top == 0)[0])} is zero, and has no cosine with any other")
     unit = x / top
     unit = unit / np.linalg.norm(unit, axis=1, keepdims=True)
-    found = np.clip(unit @ unit.T, -1, 1)
+    found = unit @ unit.T
     found = (found + found.T) / 2
+    found = np.where(np.abs(found) > 1 - max(_PARALLEL, eps**2), np.sign(found), found)
     np.fill_diagonal(found, 1)
     return np.asarray(found)
 
