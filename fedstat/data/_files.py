@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, BinaryIO, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -135,11 +136,11 @@ def note(path: Path) -> Path:
     return path
 
 
-def _stamp(path: Path) -> Any:
+def _stamp(path: str | Path) -> Any:
     """What changes when a file, or one in a folder, is written again: its identity, size and times."""
     try:
-        found = path.stat()
-        inside = [_stamp(Path(one)) for one in os.scandir(path)] if path.is_dir() else None
+        found = os.stat(path)  # noqa: PTH116 a folder may hold 100,000 images
+        inside = {one.name: _stamp(one.path) for one in os.scandir(path)} if S_ISDIR(found.st_mode) else None
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, inside

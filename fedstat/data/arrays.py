@@ -28,11 +28,13 @@ def is_arrays(name: object) -> bool:
     return isinstance(name, str) and name.endswith(".npz")
 
 
-@Remembered
-def digest(path: str) -> str:
-    """Digest (SHA-256) of a file's content."""
+def _digest(path: str) -> str:
     with note(Path(path)).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+digest = Remembered(_digest, size=8)
+"""Digest (SHA-256) of a file's content, by its path."""
 
 
 def load(path: str | Path, split: Split | None = None) -> xr.Dataset:

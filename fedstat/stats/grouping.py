@@ -15,7 +15,6 @@ from fedstat.stats.split import adjusted_rand
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-_PARALLEL = 1e-12  # what 1 less a cosine is off by rounding, in float64 and of numbers that were float32
 _AT_ONCE = 2**22  # numbers in memory at once, of permuted groups
 
 
@@ -62,7 +61,8 @@ def cosine(x: Floats, *, eps: float = 0.0) -> Floats:
     unit = unit / np.linalg.norm(unit, axis=1, keepdims=True)
     found = unit @ unit.T
     found = (found + found.T) / 2
-    found = np.where(np.abs(found) > 1 - max(_PARALLEL, eps**2), np.sign(found), found)
+    rounding = max((4 * eps) ** 2, 4 * np.finfo(float).eps * math.sqrt(x.shape[1]))  # of the numbers, of their products
+    found = np.where(np.abs(found) > 1 - rounding, np.sign(found), found)
     np.fill_diagonal(found, 1)
     return np.asarray(found)
 
