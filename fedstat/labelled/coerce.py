@@ -290,8 +290,13 @@ def less_mean(x: NDArray[np.float64], eps: float) -> NDArray[np.float64]:
     >>> less_mean(np.array([[0.1], [0.1], [0.1]]), 2e-16).ravel()
     array([0., 0., 0.])
     """
-    found, rounding = x - x.mean(0), 2 * eps * np.abs(x).max(0)
-    found[(np.abs(found) <= rounding).reshape(len(x), -1).all(1)] = 0
+    found = x - x.mean(0)
+    with np.errstate(over="ignore"):  # what is infinite then is looked at number by number, too
+        square, whole = (np.square(np.linalg.norm(a.reshape(len(x), -1), axis=1)) for a in (found, x))
+        small = np.flatnonzero(square <= 4 * eps**2 * whole.sum())
+    if small.size:
+        noise = (np.abs(found[small]) <= 2 * eps * np.abs(x).max(0)).reshape(len(small), -1).all(1)
+        found[small[noise]] = 0
     return np.asarray(found)
 
 

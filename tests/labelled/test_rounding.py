@@ -103,6 +103,9 @@ def test_a_client_at_the_mean_has_nothing_of_its_own(kind: type, copies: int) ->
     for found, matrix in zip(rank, away[:-1], strict=False):
         values = np.linalg.svd(matrix, compute_uv=False)
         np.testing.assert_allclose(found, np.exp(scipy.stats.entropy(values)), rtol=1e-9)
+    if kind is np.float64:
+        for scale in (1e300, 1e-300):
+            np.testing.assert_allclose(fedstat.effective_rank(scale * x).rank["rank"].values[0], rank, rtol=1e-9)
     same = np.repeat(x[:1], copies, axis=0)
     assert np.isnan(fedstat.effective_rank(same).rank["rank"]).all()
 
