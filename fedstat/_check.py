@@ -129,16 +129,21 @@ def one_array(name: str, values: Any) -> Any:
     return values
 
 
+def unmasked(name: str, values: Any) -> None:
+    """Raise ValueError if some values of an array are masked."""
+    if np.ma.is_masked(values):
+        raise ValueError(
+            f"{name} must hold a value everywhere, but got a masked array with {np.ma.count_masked(values)} masked "
+            "values. Leave out the clients or units that have them, or replace them with .filled(...)."
+        )
+
+
 def numbers(name: str, values: Any) -> Any:
     """Return an array or tensor of real numbers, none of them masked, or raise ValueError naming the argument.
 
     Anything but a tensor or a labelled array (one with ``dims``) becomes a NumPy array. Lazy values are not read.
     """
-    if np.ma.is_masked(values):
-        raise ValueError(
-            f"{name} must hold a number everywhere, but got a masked array with {np.ma.count_masked(values)} masked "
-            "values. Leave out the clients or units that have them, or replace them with .filled(...)."
-        )
+    unmasked(name, values)
     if is_torch_array(values):
         sparse = str(values.layout) != "torch.strided"
         real_numbers = not (sparse or values.is_complex() or str(values.dtype) == "torch.bool")
@@ -151,3 +156,12 @@ def numbers(name: str, values: Any) -> Any:
     if not real_numbers:
         raise ValueError(f"{name} must hold real numbers in a dense array, but got {seen}. {hint}")
     return values
+
+
+def numpy_of(values: Any) -> Any:
+    """Return an array or tensor as an array on the host; bfloat16 and others that NumPy lacks as float32."""
+    if not is_torch_array(values):
+        return np.asarray(values)
+    held = values.detach().cpu()
+    known = not held.is_floating_point() or str(held.dtype) in ("torch.float64", "torch.float32", "torch.float16")
+    return (held if known else held.float()).numpy()

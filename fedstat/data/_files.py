@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, cast
+from stat import S_ISDIR
+from typing import Any, BinaryIO, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -58,7 +59,7 @@ def find(root: Path, places: Iterable[str], names: Iterable[str], source: Source
             if (place / name).exists():
                 if _looking.get():
                     raise _LocatedError(place / name)
-                return place / name
+                return note(place / name)
     raise FileNotFoundError(
         f"{source.title} needs {' or '.join(names)}, looked for in {', '.join(map(str, looked))}, but there is none. "
         f"Download it from {source.home}, and name its folder by data_dir or the environment variable FEDSTAT_DATA."
@@ -84,6 +85,65 @@ def located(load: Callable[[], object]) -> Path | None:
     finally:
         _looking.reset(before)
     return None
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_noted: ContextVar[dict[Path, Any] | None] = ContextVar("_noted", default=None)
+
+
+class Remembered(Generic[P, R]):
+    """A function whose latest results are kept until a file that it read changes.
+
+    Parameters
+    ----------
+    function : callable
+        Its files are those of :func:`note`; its arguments are hashable.
+    size : int
+        Number of results that are kept.
+    """
+
+    def __init__(self, function: Callable[P, R], size: int = 1) -> None:
+        self._function, self._size = function, size
+        self._kept: dict[Any, tuple[R, dict[Path, Any]]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (args, *sorted(kwargs.items()))
+        held = self._kept.pop(key, None)
+        if held is None or any(_stamp(path) != stamp for path, stamp in held[1].items()):
+            files: dict[Path, Any] = {}
+            before = _noted.set(files)
+            try:
+                held = self._function(*args, **kwargs), files
+            finally:
+                _noted.reset(before)
+        self._kept[key] = held
+        for oldest in [*self._kept][: -self._size]:
+            self._kept.pop(oldest, None)
+        if (outer := _noted.get()) is not None:
+            outer |= held[1]
+        return held[0]
+
+    def forget(self) -> None:
+        """Let go of all results."""
+        self._kept.clear()
+
+
+def note(path: Path) -> Path:
+    """Return the path of a file or folder that is about to be read, for :class:`Remembered` to watch it."""
+    if (noted := _noted.get()) is not None:
+        noted[path] = _stamp(path)
+    return path
+
+
+def _stamp(path: str | Path) -> Any:
+    """What changes when a file, or one in a folder, is written again: its identity, size and times."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 a folder may hold 100,000 images
+        inside = {one.name: _stamp(one.path) for one in os.scandir(path)} if S_ISDIR(found.st_mode) else None
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, inside
 
 
 def damaged(path: Path, offset: int | str, what: str) -> ValueError:

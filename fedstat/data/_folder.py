@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _guard
+from fedstat import _guard, _labels
 from fedstat._later import xr
 from fedstat.data._files import reading
 
@@ -35,7 +35,7 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     FileExistsError
         If it exists.
     ValueError
-        If the name of a variable is not a plain file name, or two names are equal as text.
+        If the name of a variable is not a plain file name, two names are equal as text, or a name is missing.
     """
     folder = Path(path)
     names = [str(key) for key in data.variables]
@@ -49,6 +49,8 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         values = variable.values
         levels: list[str] | None = None
         if values.dtype == object:
+            # The text "nan" would stand for a gap.
+            _labels.complete(str(name), np.atleast_1d(values), str(next(iter(variable.dims), "data set")))
             unique, values = np.unique(values, return_inverse=True)
             levels = [str(u) for u in unique]
         np.save(folder / f"{name}.npy", values)

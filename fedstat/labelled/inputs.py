@@ -11,7 +11,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.choose import is_pattern, left_out, matching
@@ -122,16 +122,14 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
             f"weights must be those of several clients, but got one {type(weights).__name__}. Pass {{client: model}}."
         )
     else:
-        found, without, several = {"": weights}, {}, False
+        found, without, several = {"": _labels.labelled(weights, ("row", "unit"))}, {}, False
     return Given({name: _at(w, checkpoint, name) for name, w in found.items()}, several, without)
 
 
-def layers_in_order(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Weights of a run's layers in the order of the network, which a store keeps in its settings, not its folders."""
+def layers_of_run(run: xr.DataTree) -> dict[str, xr.DataArray]:
+    """Weights of a run's layers, in the order of the network."""
     held = run.children.get("weights", run)
-    there = {str(name): node.dataset["w"] for name, node in held.children.items() if "w" in node.data_vars}
-    kept = [name for name in _settings(run).get("keep_weights", ()) if name in there]
-    return {name: there[name] for name in dict.fromkeys([*kept, *there])}
+    return {str(name): node.dataset["w"] for name, node in held.children.items() if "w" in node.data_vars}
 
 
 def _settings(run: xr.DataTree) -> dict[str, Any]:
@@ -140,7 +138,7 @@ def _settings(run: xr.DataTree) -> dict[str, Any]:
 
 
 def _of_tree(tree: xr.DataTree, asked: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
-    there = layers_in_order(tree)
+    there = layers_of_run(tree)
     if not there:
         way_out = "Give a run that kept weights, or what fedstat.read_weights returns."
         if "split" in tree.children:
@@ -240,7 +238,7 @@ def _starts(minus: Any, given: Given) -> dict[str, Any]:
                 f"{type(minus).__name__}. Pass a file or state_dict of the model that all clients started from, or "
                 "choose one layer."
             )
-        return dict.fromkeys(given.layers, minus)
+        return dict.fromkeys(given.layers, _labels.labelled(minus))
     if "" in given.layers:
         raise ValueError(
             "the start of one array of weights must be an array (unit, weight...), but got "

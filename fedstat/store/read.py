@@ -6,6 +6,7 @@ import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +62,8 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     Returns
     -------
     DataTree
-        Read lazily. ``run.attrs`` holds the settings and where the numbers come from.
+        Read lazily; groups, such as layers, are in the order in which they were laid out, which for layers is that of
+        the network. ``run.attrs`` holds the settings and where the numbers come from.
 
     Raises
     ------
@@ -84,7 +86,7 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
         raise journal.DamageError(
             f"the run at {path} is damaged ({type(error).__name__}: {error}). {place.AGAIN}"
         ) from error
-    return _without_journal(tree)
+    return _in_order(_without_journal(tree))
 
 
 def run_at(
@@ -130,6 +132,30 @@ def require_sound(path: Path, *, checksums: bool, require: bool = False) -> None
 def _without_journal(tree: xr.DataTree) -> xr.DataTree:
     if journal.FOLDER in tree.data_vars:
         tree.dataset = tree.to_dataset(inherit=False).drop_vars(journal.FOLDER)
+    return tree
+
+
+GROUPS = "groups"
+"""Attribute that lists a store's groups in their order, which the file system does not keep."""
+
+
+def _in_order(tree: xr.DataTree) -> xr.DataTree:
+    """The tree with the groups of every node in the order that the store notes, or its settings if it is older."""
+    noted = json.loads(tree.attrs.get(GROUPS, "[]"))
+    if not noted:
+        config = json.loads(tree.attrs.get("config", "{}"))
+        noted = [*config.get("keep_weights", ()), *(name.rpartition(".")[0] for name in config.get("shapes", ()))]
+    place: dict[str, int] = {}
+    for i, name in enumerate(noted):
+        for path in accumulate(name.split("/"), "{}/{}".format):
+            place.setdefault(path, i)
+
+    def rank(path: str) -> tuple[int, str]:
+        return place.get(path, place.get(path.rpartition("/")[2], len(noted))), path
+
+    for node in tree.subtree:
+        if node.children:
+            node.children = dict(sorted(node.children.items(), key=lambda one: rank(one[1].path[1:])))
     return tree
 
 

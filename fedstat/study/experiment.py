@@ -12,6 +12,8 @@ from typing import Any, Literal
 from fedstat import _check, store
 from fedstat._later import xr
 from fedstat._settings import require_types
+from fedstat.data import arrays
+from fedstat.data._files import folder
 from fedstat.fl import algorithms, masks, nets, own, participation
 from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.algorithm import Algorithm
@@ -343,12 +345,20 @@ def run(
         probe=settings.probe,
         readouts=settings.make_readouts(),
         progress=progress,
-        about=about(settings) | ({FILE: own.noted(settings.algorithm)} if own.is_own(settings.algorithm) else {}),
+        about=about(settings) | files(settings),
     )
 
 
-FILE = "algorithm_file"
-"""Where a run's settings hold name and digest of the file of a user's algorithm: no other file continues the run."""
+def files(settings: Settings) -> dict[str, dict[str, str]]:
+    """Names and digests of a user's own files, for a run's settings: no other files continue the run."""
+    found = {"algorithm_file": own.noted(settings.algorithm)} if own.is_own(settings.algorithm) else {}
+    data, _ = federation.source_of(settings.data)
+    if arrays.is_arrays(data):
+        found[DATA_FILE] = {"name": own.short(data), "sha256": arrays.digest(data)}
+    return found
+
+
+DATA_FILE = "data_file"
 
 
 def about(settings: Settings) -> dict[str, Any]:
@@ -372,9 +382,14 @@ def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[x
     """Clients that train, and new clients or None."""
     # Runs that differ only in the method use the same data.
     dealt = Federation(*(getattr(settings, name) for name in Federation._fields))
-    return federation.federated(dealt, None if data_dir is None else str(data_dir))
+    return federation.federated(dealt, _place(data_dir))
+
+
+def _place(data_dir: str | Path | None) -> str:
+    """Folder of data wherever it is named, so that a place stands for one folder."""
+    return str(folder(data_dir).absolute())
 
 
 def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
     """Read the data sets of some runs, the first run's last to stay cached; raises as :func:`fedstat.data.load`."""
-    federation.read((one.data for one in runs), None if data_dir is None else str(data_dir))
+    federation.read((one.data for one in runs), _place(data_dir))

@@ -250,7 +250,8 @@ def run_all(
         A run's store is named by its settings. A finished run with the same settings is not repeated; an unfinished one
         is continued, and if other code began it, its store names both.
     repeat : bool
-        Repeat runs that other code finished; the new store takes the old one's place once it is finished.
+        Repeat runs that other code finished, or that were made from another content of a file of one's own data; the
+        new store takes the old one's place once it is finished.
     progress : callable (settings, number, of), optional
         Returns the callable that :func:`fedstat.study.experiment.run` calls after every round; not with an executor.
     executor : Executor, optional
@@ -268,7 +269,8 @@ def run_all(
     Raises
     ------
     ValueError
-        If a run cannot be made with its settings, or is there twice; the message names it.
+        If a run cannot be made with its settings, is there twice, or was finished when its file of data had other
+        content; the message names it.
     NotADirectoryError
         If ``folder`` is a file or a single run.
     FileNotFoundError
@@ -328,7 +330,12 @@ def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], par
     """Make a run, unless it is finished; whether it was made."""
     settings, path, number, of = part
     again = path.exists() and _finished(path)
-    if again and (not repeat or by_this_code(settings, path)):
+    if again and not repeat and not _of_these_data(settings, path):
+        raise ValueError(
+            f"{path} was made when {own.short(settings.data)} had other content. Choose another folder, or repeat the "
+            "runs that differ (--repeat, repeat=True)."
+        )
+    if again and (not repeat or _as_now(settings, path)):
         return False
     out = _draft(settings, path) if again else path
     tick = progress(settings, number, of) if progress else None
@@ -338,15 +345,25 @@ def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], par
     return True
 
 
+def _of_these_data(settings: Settings, path: Path) -> bool:
+    """Whether a run was made from a user's file of data as it is now; True for published data."""
+    now, noted = experiment.files(settings), store.config_of(path)
+    return now.get(experiment.DATA_FILE) == noted.get(experiment.DATA_FILE, now.get(experiment.DATA_FILE))
+
+
+def _as_now(settings: Settings, path: Path) -> bool:
+    return by_this_code(settings, path) and _of_these_data(settings, path)
+
+
 def by_this_code(settings: Settings, path: Path) -> bool:
     """Whether a run was made by the code that would make it now: fedstat's, and that of a user's algorithm."""
     return bool(store.attributes(path)["code"] == store.code(settings.make_algorithm()))
 
 
 def _draft(settings: Settings, path: Path) -> Path:
-    """Where to repeat a run, beside the one it will replace; a draft that other code began is removed."""
+    """Where to repeat a run, beside the one it will replace; a draft of other code or data is removed."""
     draft = path.with_suffix(place.REPEATED)
-    if draft.exists() and not by_this_code(settings, draft):
+    if draft.exists() and not _as_now(settings, draft):
         store.remove(draft)
     return draft
 

@@ -284,6 +284,9 @@ def test_folder_keeps_everything_and_maps_x(tmp_path):
     assert open_folder(tmp_path / "kept").identical(fed)
     with pytest.raises(FileExistsError):
         save_folder(fed, tmp_path / "kept")
+    gap = np.array(["a", None] * 3, object)
+    with pytest.raises(ValueError, match="user must have a value for each sample, but it is missing for 1, 3, 5"):
+        save_folder(fed.isel(sample=slice(6)).assign_coords(user=("sample", gap)), tmp_path / "gap")
     with pytest.raises(FileNotFoundError, match="that save_folder made"):
         open_folder(tmp_path)
 
