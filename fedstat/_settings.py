@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedstat import _check
+from fedstat import _check, _guard
 
 _METAVAR = {float: "X", int: "N", str: "NAME"}
 _NOUNS = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
@@ -79,12 +80,22 @@ def given(args: argparse.Namespace, settings: type) -> dict[str, Any]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if v is not None}
 
 
+# A key of more parts than are read: tomllib takes memory that is quadratic in their number.
+_PART = r"""(?>[\w-]+|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*')[ \t]*+"""
+_DEEP_KEY = re.compile(rf"(?<![\w\\-])(?:{_PART}\.[ \t]*+){{{_guard.DEPTH}}}")
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Contents of a TOML file, or ValueError naming the file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = _guard.content(path, share=_guard.SETTINGS).decode()
+        if deep := _DEEP_KEY.search(text):
+            raise ValueError(f"the key {deep[0][:60]}... is nested too deep: it has more than {_guard.DEPTH} parts")
+        return tomllib.loads(text)
+    except _guard.LimitError:
+        raise
     except (OSError, ValueError) as error:  # also for what is not UTF-8, or not TOML
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise ValueError(f"{path} cannot be read: {error!s:.300}") from None
     except RecursionError:
         raise ValueError(f"{path} cannot be read: its values are nested too deep") from None
 
@@ -93,7 +104,7 @@ def table(found: Mapping[str, Any], key: str, where: object) -> dict[str, Any]:
     """Table of that name in a file's content, {} if there is none; ValueError if it is not a table."""
     value = found.get(key, {})
     if not isinstance(value, dict):
-        raise ValueError(f"{key} in {where} must be a table, [{key}], but got {value!r}")
+        raise ValueError(f"{key} in {where} must be a table, [{key}], but got {value!r:.200}")
     return value
 
 
@@ -101,7 +112,7 @@ def tables(found: Mapping[str, Any], key: str, where: object) -> list[dict[str, 
     """Tables of that name in a file's content, an empty one if there are none; ValueError if they are not tables."""
     value = found.get(key, [{}])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise ValueError(f"{key} in {where} must be tables, each headed by [[{key}]], but got {value!r}")
+        raise ValueError(f"{key} in {where} must be tables, each headed by [[{key}]], but got {value!r:.200}")
     return value
 
 
@@ -110,7 +121,7 @@ def require_types(found: Mapping[str, Any], settings: type, where: str = "") -> 
     for key, value in found.items():
         hint = _hints(settings)[key]
         if not _fits(hint, value):
-            raise ValueError(f"{key}{where} must be {_described(hint)}, but got {value!r}")
+            raise ValueError(f"{key}{where} must be {_described(hint)}, but got {value!r:.200}")
 
 
 def _fits(hint: Any, value: Any) -> bool:

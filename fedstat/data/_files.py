@@ -21,6 +21,8 @@ Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 _CHUNK = 1 << 20
 _MOST_INFLATION = 1032  # the most bytes that one byte of deflate can stand for
+SAMPLE = 64
+"""Bytes that a sample takes beside x, at least: class, split and user; or a word of the vocabulary."""
 
 
 class Source(NamedTuple):
@@ -55,7 +57,7 @@ def find(root: Path, places: Iterable[str], names: Iterable[str], source: Source
     names, looked = list(names), [root / place for place in places]
     for place in looked:
         for name in names:
-            if (place / name).exists():
+            if _guard.status(place / name):
                 if _looking.get():
                     raise _LocatedError(place / name)
                 return place / name
@@ -110,7 +112,7 @@ def reading(path: Path, advice: str = "Download it again.", stream: BinaryIO | N
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Stream of a file's bytes, unzipped if it is gzip by its first bytes, whatever its name."""
-    with _guard.regular(path).open("rb") as stream:
+    with _guard.opened(path) as stream:
         if not zipped(path):
             yield stream
             return
@@ -123,7 +125,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 def zipped(path: Path) -> bool:
     """Whether a file is gzip."""
-    with _guard.regular(path).open("rb") as stream:
+    with _guard.opened(path) as stream:
         return stream.read(2) == b"\x1f\x8b"
 
 
@@ -152,6 +154,7 @@ def check_rows(source: Source, split: str, rows: int) -> None:
     """Warn where a split does not have the published number of rows; raise ValueError where it has none."""
     if rows == 0:
         raise ValueError(f"{source.title}: the {split} split has no rows. Download its files again from {source.home}.")
+    _guard.size(source.title, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
     published = source.rows.get(split, rows)
     if rows != published:
         warnings.warn(

@@ -81,11 +81,11 @@ def open_folder(path: str | os.PathLike[str]) -> xr.Dataset:
     True
     """
     folder = Path(path)
-    if not (folder / _INDEX).exists():
+    if not _guard.status(folder / _INDEX):
         raise FileNotFoundError(f"{folder} must be a folder that save_folder made, but it has no {_INDEX}")
-    index = _guard.regular(folder / _INDEX)
+    index = folder / _INDEX
     with reading(index, _AGAIN):
-        content = _guard.parsed(index, index.read_bytes())
+        content = _guard.parsed(index, _guard.content(index, share=_guard.HEAD))
         entries = {name: (tuple(e["dims"]), e["attrs"], e["levels"], e["coord"]) for name, e in _variables(content)}
         data = xr.Dataset(attrs=content["attrs"])
     for name, (dims, attrs, levels, coord) in entries.items():

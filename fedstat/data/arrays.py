@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from zipfile import BadZipFile
+from typing import Any
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _archives, _check, _guard
+from fedstat._check import few
 from fedstat._later import xr
-from fedstat.data._files import SPLITS, Split
+from fedstat.data._files import SAMPLE, SPLITS, Split
 
 ARRAYS = (
     "x (sample, ...): float features or images, uint8 images (sample, row, column) or (sample, channel, row, column), "
@@ -17,6 +19,9 @@ ARRAYS = (
     "sample it is, for the partition natural; optional split (sample,): train or test"
 )
 """What such a file holds."""
+
+
+_Head = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 def is_arrays(name: object) -> bool:
@@ -48,27 +53,16 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
         If it is no .npz file, lacks an array, holds objects, or its arrays do not fit together.
     """
     path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} cannot be read ({error}). It must hold {ARRAYS}") from None
-    for name in ("x", "y"):
-        if name not in found:
-            near = _check.did_you_mean(name, list(found))
-            raise ValueError(
-                f"{path} lacks {name}; it holds {', '.join(found) or 'nothing'}.{near} It must hold {ARRAYS}"
-            )
-    x, n = found["x"], len(found["x"]) if found["x"].ndim else 0
-    for name in ("y", "client", "split"):
-        if name in found and found[name].shape != (n,):
-            raise ValueError(
-                f"{name} in {path} must have shape ({n},), a value for each of x, but has {found[name].shape}"
-            )
-    if n == 0 or x.dtype.kind not in "fiu" or x.ndim < 2:
-        raise ValueError(f"x in {path} must be numbers (sample, ...), but is {x.dtype} of shape {x.shape}")
+        with _archives.arrays(path) as file:
+            heads: dict[str, _Head] = {
+                name: file.head(name) for name in ("x", "y", "client", "split") if name in file.names
+            }
+            _require(path, heads, file.names)
+            found = {name: file.read(name) for name in heads}
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}") from None
+    x, n = found["x"], len(found["x"])
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]
     classes, y = np.unique(found["y"], return_inverse=True)
@@ -88,5 +82,23 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     elif x.dtype.kind in "iu":
         if x.min() < 0:
             raise ValueError(f"x in {path} holds integers, which are tokens 0, 1, ..., but the least is {x.min()}")
+        _guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
         data.x.attrs["vocabulary"] = [str(i) for i in range(int(x.max()) + 1)]
     return data if split is None else data.isel(sample=np.flatnonzero(which == _check.choice("split", split, SPLITS)))
+
+
+def _require(path: Path, heads: Mapping[str, _Head], names: list[str]) -> None:
+    """Raise ValueError unless the arrays are there, of types and shapes that fit together."""
+    for name in ("x", "y"):
+        if name not in heads:
+            near = _check.did_you_mean(name, names)
+            raise ValueError(f"{path} lacks {name}; it holds {few(names, 8) or 'nothing'}.{near} It must hold {ARRAYS}")
+    shape, dtype = heads["x"]
+    for name in heads.keys() - {"x"}:
+        if heads[name][0] != shape[:1]:
+            raise ValueError(
+                f"{name} in {path} must have shape {shape[:1]}, a value for each of x, but has {heads[name][0]}"
+            )
+    if 0 in shape or dtype.kind not in "fiu" or len(shape) < 2:
+        raise ValueError(f"x in {path} must be numbers (sample, ...), but is {dtype} of shape {shape}")
+    _guard.size(path, shape[0] * SAMPLE, f"the labels and splits of {shape[0]:,} samples")

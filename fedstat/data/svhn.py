@@ -36,7 +36,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with _guard.regular(path).open("rb") as stream, warnings.catch_warnings():
+    with _guard.opened(path) as stream, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names that stand twice: all are checked
         with reading(path, stream=stream):
             found = [entry for entry in scipy.io.whosmat(stream) if entry[0] in ("X", "y")]

@@ -129,8 +129,11 @@ def _require_taken(net: Net, rows: Rows) -> None:
     try:
         net.apply(zeros, rows.x[:1].unsqueeze(0))
     except RuntimeError as error:
-        shape = tuple(rows.x.shape[1:])
-        raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
+        shape, (first, size) = tuple(rows.x.shape[1:]), next(iter(net.shapes.items()))
+        raise ValueError(
+            f"the network does not take samples of shape {shape}: its first parameter, {first!r}, has shape {size}. "
+            "Make the network for samples of that shape."
+        ) from error
 
 
 def require_classes(rows: Rows, outputs: int, name: str) -> None:

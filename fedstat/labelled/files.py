@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -16,10 +15,11 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _guard
+from fedstat import _archives, _guard
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.choose import is_pattern, left_out, matching, missing, stem
+from fedstat.labelled import torch_files
+from fedstat.labelled.choose import is_pattern, left_out, matching, missing, require_names, stem
 from fedstat.labelled.units import layout
 
 State = Mapping[str, Any]
@@ -118,6 +118,7 @@ def read_layers(
     if is_module(sources):
         raise ValueError(f"sources must be a list, but got one {type(sources).__name__}. Give one module per client.")
     _no_single("layers", layers, (str,))
+    require_names("layers", layers or ())
     given = list(sources)
     if not given:
         raise ValueError("at least one file or state_dict must be given, one per client, but got none")
@@ -270,10 +271,7 @@ def _read(path: Path) -> State:
 
 def _torch(path: Path) -> Any:
     try:
-        import torch  # takes a second, which other files need not
-
-        _guard.zipped(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch_files.read(path)
     except _guard.LimitError:
         raise
     except Exception as error:  # what a malformed file makes the parser raise is not documented
@@ -284,41 +282,23 @@ def _torch(path: Path) -> Any:
 
 
 def _npz(path: Path) -> State:
-    try:
-        _guard.zipped(path)
-        with path.open("rb") as stream:
-            if stream.peek(6)[:6] == b"\x93NUMPY":
-                raise ValueError("it holds one array without a name. Save with np.savez(path, **state_dict)")
-            with np.load(stream, allow_pickle=False) as data:
-                _check_heads(path, data.zip)
-                return {name: data[name] for name in data.files}
-    except _guard.LimitError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} could not be read as plain arrays: {_guard.reason(error)}") from error
-
-
-def _check_heads(path: Path, file: zipfile.ZipFile) -> None:
-    """Check the shapes that the arrays of an .npz file declare, for which NumPy takes memory before it reads."""
-    for member in (m for m in file.infolist() if m.filename.endswith(".npy")):
-        with file.open(member) as stream:
-            version = np.lib.format.read_magic(stream)
-            head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = head(stream)
-        _guard.size(path, prod(shape) * dtype.itemsize, f"{member.filename} of shape {shape}")
+    with _archives.arrays(path) as file:
+        return {name: file.read(name) for name in file.names}
 
 
 def _safetensors(path: Path) -> State:
     """Read a .safetensors file: 8 bytes of header length, a JSON header, then the tensors' bytes."""
-    raw = path.read_bytes()
+    raw = _guard.content(path)
     size = int.from_bytes(raw[:8], "little")
     try:
         if size > len(raw) - 8:
             raise ValueError(f"a header of {size} bytes in a file of {len(raw)}")
+        _guard.size(path, size, "its header", share=_guard.HEAD)
         header = _guard.parsed(path, raw[8 : 8 + size])
         if not isinstance(header, dict):
             raise ValueError(f"a header that is a {type(header).__name__}, not an object")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        _guard.size(path, len(entries), "its header", share=_guard.TENSOR, unit="tensors")
         data = memoryview(raw)[8 + size :]
         arrays = {name: _tensor(data, entry) for name, entry in entries.items()}
         ends = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
@@ -343,9 +323,7 @@ def _tensor(data: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:
     if not 0 <= begin <= end <= len(data) or end - begin != prod(shape) * dtype.itemsize:
         raise ValueError(f"offsets {begin}:{end} do not hold {shape} of {entry['dtype']}")
     array = np.frombuffer(data[begin:end], dtype).reshape(shape)
-    if entry["dtype"] == "BF16":  # the upper half of a float32
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array
+    return torch_files.widened(array) if entry["dtype"] == "BF16" else array
 
 
 def _state(content: Any, where: str) -> State:
@@ -353,6 +331,7 @@ def _state(content: Any, where: str) -> State:
         inner = next((content[k] for k in _NESTED if isinstance(content.get(k), Mapping)), content)
         named = {k: v for k, v in inner.items() if isinstance(k, str)}
         if any(hasattr(v, "ndim") for v in named.values()):
+            _guard.size(where, len(named), "its state_dict", share=_guard.TENSOR, unit="tensors")
             return named
     kind = type(content).__name__
     raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
@@ -360,6 +339,8 @@ def _state(content: Any, where: str) -> State:
 
 def _is_weight(value: Any) -> bool:
     """Whether an array or tensor holds no mere counts: what else of it cannot be read is an error, not passed over."""
+    if isinstance(value, torch_files.Unread):
+        return True
     if is_torch_array(value):
         return value.is_floating_point() or value.is_complex() or value.is_quantized
     return np.asarray(value).dtype.kind in "fc"
@@ -368,6 +349,8 @@ def _is_weight(value: Any) -> bool:
 def _array(value: Any, where: str) -> NDArray[Any]:
     if not hasattr(value, "ndim"):
         raise ValueError(f"{where} must be an array or a tensor, but got {type(value).__name__}")
+    if isinstance(value, torch_files.Unread):
+        raise ValueError(f"{where} {value.why}")
     if not is_torch_array(value):
         array = np.asarray(value)
         if array.dtype.kind not in "fiu":
@@ -384,6 +367,6 @@ def _array(value: Any, where: str) -> NDArray[Any]:
         raise ValueError(f"{where} must hold real numbers, but got {value.dtype}. Leave it out by layers=[...].")
     import torch
 
-    value = value.detach().cpu()
+    value = value.detach().cpu().resolve_neg()
     known = (torch.float64, torch.float32, torch.float16)
     return (value.float() if value.is_floating_point() and value.dtype not in known else value).numpy()

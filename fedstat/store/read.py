@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstat._later import xr, zarr
+from fedstat import _guard
+from fedstat._later import xr
 from fedstat.store import journal, place
+
+NEEDED = {
+    "fedstat.fl": ("metrics/accuracy", "metrics/loss", "metrics/seconds"),
+    "fedstat.sim": ("metrics/accuracy", "metrics/rounds_done", "split/fc1/shared", "truth/communality"),
+    "fedstat.motivation": ("outputs/accuracy", "outputs/done", "dispersion/entropy", "relation/spearman"),
+}
+"""Arrays that the stores of a command have since its first version, and that their readers count on."""
+_JSON = ("config", "about", "versions", "pieces")
+"""Attributes that are JSON."""
 
 
 class Damage(NamedTuple):
@@ -72,18 +83,27 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
         written without checksums.
     """
     path = Path(path)
-    if not path.exists():
+    if not _guard.status(path):
         place.settle(path)  # brings back a store that was being replaced when the process was killed
-    place.attributes(path)
+    attrs = place.attributes(path)
     if verify is not False:
         require_sound(path, checksums=verify is True, require=verify is True)
+        for name in attrs.keys() & set(_JSON):
+            _settings(path, attrs, name)
+    from fedstat.store.files import groups  # takes half a second, which a run that is not there need not
+
     try:
-        tree = xr.open_datatree(path, engine="zarr", consolidated=False)
+        tree = xr.DataTree.from_dict(groups(path))
+    except (_guard.LimitError, journal.DamageError):
+        raise
     except Exception as error:
         # What zarr and xarray raise on files that are cut off or changed is of many types.
-        raise journal.DamageError(
-            f"the run at {path} is damaged ({type(error).__name__}: {error}). {place.AGAIN}"
-        ) from error
+        raise journal.DamageError(f"the run at {path} is damaged ({_guard.reason(error)}). {place.AGAIN}") from error
+    if verify is not False:
+        for name in NEEDED.get(str(attrs.get("command")), ()):
+            group, _, variable = name.rpartition("/")
+            if f"/{group}" not in tree.groups or variable not in tree[group].data_vars:
+                raise journal.DamageError(f"the run at {path} is damaged: {name} is missing. {place.AGAIN}")
     return _without_journal(tree)
 
 
@@ -127,6 +147,20 @@ def require_sound(path: Path, *, checksums: bool, require: bool = False) -> None
         )
 
 
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Raise DamageError, naming the store, where its reader meets arrays or settings that fedstat does not write.
+
+    Errors in values, ValueError, pass.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        require_sound(Path(path), checksums=True)  # damage, which says more
+        what = f"it holds other arrays or settings than fedstat writes ({_guard.reason(error)})"
+        raise journal.DamageError(f"the run at {path} cannot be used: {what}. {place.AGAIN}") from error
+
+
 def _without_journal(tree: xr.DataTree) -> xr.DataTree:
     if journal.FOLDER in tree.data_vars:
         tree.dataset = tree.to_dataset(inherit=False).drop_vars(journal.FOLDER)
@@ -138,11 +172,16 @@ def config_of(path: str | Path) -> dict[str, Any]:
     attrs = place.attributes(Path(path))
     if "config" not in attrs:
         raise ValueError(f"{path} is not a run of fedstat: its attributes hold no settings. Choose another path.")
+    return _settings(Path(path), attrs, "config")
+
+
+def _settings(path: Path, attrs: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """JSON in an attribute of a store."""
     try:
-        return dict(json.loads(attrs["config"]))
-    except (ValueError, TypeError):
-        what = f"the run at {path} is damaged: its settings cannot be read. {place.AGAIN}"
-        raise journal.DamageError(what) from None
+        return dict(_guard.parsed(name, attrs[name].encode(), finite=False))
+    except (ValueError, TypeError, AttributeError) as error:
+        why = f"the settings in its attribute {name} cannot be read ({_guard.reason(error)})"
+        raise journal.DamageError(f"the run at {path} is damaged: {why}. {place.AGAIN}") from None
 
 
 def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[Damage]:
@@ -182,35 +221,55 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
         }
         if not bad:
             return []
+    known = _Layouts(root)
     return [
-        _damage(root, key, text, fixed=files[key].staged == journal.FIRST or (root / key).is_dir())
+        _damage(known, key, text, fixed=files[key].staged == journal.FIRST or (root / key).is_dir())
         for key, text in bad.items()
     ]
 
 
-def _damage(root: Path, key: str, text: str, *, fixed: bool) -> Damage:
+class _Layouts:
+    """Layouts of arrays and labels of their dims, read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.of, self.words = cache(partial(_layout, root)), cache(partial(_words, root))
+
+
+def _damage(known: _Layouts, key: str, text: str, *, fixed: bool) -> Damage:
     """Array and cell that a file holds."""
     chunk_of = re.fullmatch("(.+)/c([./0-9]*)", key)
     if chunk_of is None:
         return Damage(key, text, fixed=fixed or key == "zarr.json")
     folder, name = chunk_of.groups()
     try:
-        layout = json.loads((root / folder / "zarr.json").read_bytes())
-        chunk = layout["chunk_grid"]["configuration"]["chunk_shape"]
-        at = [int(i) for i in re.split("[./]", name) if i]
-        spans = list(zip(layout["dimension_names"], at, chunk, layout["shape"], strict=True))
-    except (OSError, ValueError, KeyError, TypeError):
+        dims, chunk, shape = known.of(folder)
+        at = [int(i) for i in re.findall("[0-9]{1,18}", name)]
+        spans = list(zip(dims, at, chunk, shape, strict=True))
+    except ValueError:
         return Damage(key, text, folder, fixed=fixed)
     # Dims that are not cut are lost whole and need no mention.
     region = {d: (i * n, min((i + 1) * n, size) - 1) for d, i, n, size in spans if n < size}
-    group = root / folder.rpartition("/")[0]
-    return Damage(key, text, folder, region, ", ".join(_words(group, d, *span) for d, span in region.items()), fixed)
+    group = folder.rpartition("/")[0]
+    cell = ", ".join(known.words(group, d, *span) for d, span in region.items())
+    return Damage(key, text, folder, region, cell, fixed)
 
 
-def _words(group: Path, dim: str, first: int, last: int) -> str:
+def _layout(root: Path, folder: str) -> tuple[list[str], list[int], list[int]]:
+    """Dims, chunk shape and shape of an array; three lists that do not fit together if they cannot be read."""
     try:
-        labels = zarr.open_array(group / dim, mode="r")
-        ends = dict.fromkeys(str(labels[i]) for i in (first, last))
+        text = _guard.content(root / folder / "zarr.json", share=_guard.HEAD)
+        found = _guard.parsed(folder, text, finite=False)
+        parts = found["dimension_names"], found["chunk_grid"]["configuration"]["chunk_shape"], found["shape"]
+        return tuple([kind(x) for x in part] for kind, part in zip((str, int, int), parts, strict=True))  # type: ignore[return-value]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ["?"], [], []
+
+
+def _words(root: Path, group: str, dim: str, first: int, last: int) -> str:
+    from fedstat.store.files import labels
+
+    try:
+        ends = dict.fromkeys(map(str, labels(root / group / dim, (first, last))))
     except Exception:  # the coordinate is damaged, too
         ends = dict.fromkeys(f"[{i}]" for i in (first, last))
     return f"{dim} = {' to '.join(ends)}"

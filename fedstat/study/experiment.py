@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstat import _check, store
+from fedstat import _check, _guard, store
 from fedstat._later import xr
 from fedstat._settings import require_types
 from fedstat.fl import algorithms, masks, nets, own, participation
@@ -238,7 +237,7 @@ class Settings:
             end = name.removeprefix(self.algorithm)
             if not name.startswith(self.algorithm) or end not in algorithms.READOUTS:
                 ways = ", ".join(self.algorithm + end for end in algorithms.READOUTS)
-                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r}")
+                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r:.200}")
             chosen = words.options("readouts", tuple(options))
             algorithms.require_settings(name, chosen)
             made[text] = partial(algorithms.WRAPPERS[end], **chosen)
@@ -364,7 +363,7 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 def noted(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in a run's attributes; those of older runs are not kept, and {}."""
-    found = json.loads(attrs.get("about", "{}"))
+    found = _guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
     return {field.name: found[field.name] for field in fields(Settings) if field.name in found}
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from fedstat import _guard
 from fedstat import data as datasets
 from fedstat._later import xr
 from fedstat.data import arrays
@@ -40,7 +40,8 @@ def _of_arrays(path: str, _changed: int) -> tuple[tuple[int, ...], int, int | No
 def like(data: str) -> tuple[tuple[int, ...], int, int | None]:
     """Typical sample shape, classes and vocabulary of a data set, to check networks before it is read."""
     if arrays.is_arrays(data):
-        return _of_arrays(data, Path(data).stat().st_mtime_ns if Path(data).exists() else 0)
+        found = _guard.status(data)
+        return _of_arrays(data, found.st_mtime_ns if found else 0)
     side = 8 if data == "digits" else 28
     return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
 
