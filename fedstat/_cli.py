@@ -229,7 +229,8 @@ def require_figure(option: str, path: Path | None) -> None:
 
 def require_file(option: str, path: Path) -> None:
     """ValueError, before any work, if a file could not be written."""
-    _guard.status(_draft(path))
+    for one in (path, _draft(path)):
+        _guard.status(one)
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a folder")
     if not path.parent.is_dir():

@@ -117,7 +117,8 @@ def content(path: Path, *, share: int = 1) -> bytes:
 def inside(folder: Path, name: str, where: object) -> Path:
     """``folder / name``, or ValueError if it lies elsewhere: by "..", as an absolute path, or through a link."""
     path = folder / name
-    if "\0" in name or not path.resolve().is_relative_to(folder.resolve()):
+    status(path)  # circles of links, in which nothing has a place
+    if not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
             f"{where} names {name!r:.200}, which lies outside of {folder}. Nothing is read or written there; "
             "put the file itself into the folder."

@@ -36,7 +36,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
         batches = [_batch(find(root, _PLACES[name], [f], source), hundred) for f in files[part]]
         extra = {"coarse": np.concatenate([b[2] for b in batches])} if hundred else {}
         parts[part] = Part(np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]), extra)
-    data = joined(parts, source, ("channel", "row", "column"))
+    data = joined(parts, source, ("channel", "row", "column"), root)
     meta = find(root, _PLACES[name], files["meta"], source)
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = _names(meta, b"fine_label_names" if hundred else b"label_names")

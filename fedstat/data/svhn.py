@@ -29,7 +29,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     for part in wanted(split):
         path = find(root, ("svhn", "SVHN", ""), [f"{part}_32x32.mat"], SOURCES[name])
         parts[part] = Part(*_read(path))
-    data = joined(parts, SOURCES[name], ("channel", "row", "column"))
+    data = joined(parts, SOURCES[name], ("channel", "row", "column"), root)
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = list("0123456789")
     return data

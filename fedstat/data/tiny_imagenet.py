@@ -32,7 +32,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     for part in wanted(split):
         files = _train(base, label, source) if part == "train" else _validation(base, label, source)
         parts[part] = Part(_decode([f for f, _ in files]), np.array([y for _, y in files], dtype=np.int64))
-    data = joined(parts, source, ("channel", "row", "column"))
+    data = joined(parts, source, ("channel", "row", "column"), base)
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = sorted(wnids)
     return data

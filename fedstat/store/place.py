@@ -115,6 +115,7 @@ def attributes(path: Path) -> dict[str, Any]:
     DamageError
         If they cannot be read.
     """
+    _guard.status(path)
     try:
         text = _guard.content(path / "zarr.json", share=_guard.HEAD)
         return dict(_guard.parsed("zarr.json", text, finite=False).get("attributes", {}))

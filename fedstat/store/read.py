@@ -201,7 +201,7 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
         If the journal is missing though required, or cannot be read.
     """
     root = Path(path)
-    if not (root / journal.FOLDER).exists():
+    if not _guard.status(root / journal.FOLDER):
         if require:
             raise ValueError(f"{path} was written without checksums: nothing can be said of its files")
         return []

@@ -289,10 +289,10 @@ def run_all(
     """
     folder = Path(folder)
     require_distinct(runs, "the grid")
-    if folder.exists() and (not folder.is_dir() or (folder / "zarr.json").exists()):
+    if _guard.status(folder) and (not folder.is_dir() or _guard.status(folder / "zarr.json")):
         raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
     paths = [folder / f"{name_of(settings)}.zarr" for settings in runs]
-    absent = [settings for settings, path in zip(runs, paths, strict=True) if not path.exists()]
+    absent = [settings for settings, path in zip(runs, paths, strict=True) if not _guard.status(path)]
     experiment.read_data(absent, where.get("data_dir"))
     if executor is not None:  # whose workers may stand in other folders
         paths, progress = [path.absolute() for path in paths], None
