@@ -51,14 +51,16 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         if values.dtype == object:
             unique, values = np.unique(values, return_inverse=True)
             levels = [str(u) for u in unique]
-        np.save(folder / f"{name}.npy", values)
+        with _guard.written(folder / f"{name}.npy"):
+            np.save(folder / f"{name}.npy", values)
         index[str(name)] = {
             "dims": variable.dims,
             "attrs": variable.attrs,
             "levels": levels,
             "coord": name in data.coords,
         }
-    (folder / _INDEX).write_text(json.dumps({"variables": index, "attrs": data.attrs}, indent=1))
+    with _guard.written(folder / _INDEX):
+        (folder / _INDEX).write_text(json.dumps({"variables": index, "attrs": data.attrs}, indent=1))
     return folder
 
 
