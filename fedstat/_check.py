@@ -70,12 +70,12 @@ def in_bytes(name: str, value: object) -> int:
     (2147483648, 1500000, 1000)
     """
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kMGT])(i?))?B?\s*", str(value), re.IGNORECASE)
-    size = 0
+    size = 0.0
     if found and isinstance(value, str | int):
-        size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index((found[2] or " ").upper()))
-    if not size:
+        size = float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index((found[2] or " ").upper())
+    if not 1 <= size < math.inf:
         raise ValueError(f"{name} must be a size such as '2GiB', '500MB' or a number of bytes, but got {value!r:.200}")
-    return size
+    return int(size)
 
 
 def choice(name: str, value: Any, options: Collection[Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
@@ -19,6 +19,7 @@ _METAVAR = {float: "X", int: "N", str: "NAME"}
 _NOUNS = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
 _UNIONS = (Union, UnionType)  # Literal[...] | None is of the first, int | None of the second
 _hints = cache(get_type_hints)
+_LONGEST = 1000  # characters of a key, and of a text
 
 
 def add_arguments(
@@ -91,13 +92,24 @@ def read_toml(path: Path) -> dict[str, Any]:
         text = _guard.content(path, share=_guard.SETTINGS).decode()
         if deep := _DEEP_KEY.search(text):
             raise ValueError(f"the key {deep[0][:60]}... is nested too deep: it has more than {_guard.DEPTH} parts")
-        return tomllib.loads(text)
+        content = tomllib.loads(text)
+        if long := next((key for key in _keys(content) if len(key) > _LONGEST), None):
+            raise ValueError(f"the key {long[:60]}... has {len(long):,} characters, but at most {_LONGEST:,} are read")
+        return content
     except _guard.LimitError:
         raise
     except (OSError, ValueError) as error:  # also for what is not UTF-8, or not TOML
         raise ValueError(f"{path} cannot be read: {error!s:.300}") from None
     except RecursionError:
         raise ValueError(f"{path} cannot be read: its values are nested too deep") from None
+
+
+def _keys(content: Any) -> Iterator[str]:
+    """Every key in a file's content."""
+    if isinstance(content, dict):
+        yield from content
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from _keys(value)
 
 
 def table(found: Mapping[str, Any], key: str, where: object) -> dict[str, Any]:
@@ -120,6 +132,10 @@ def require_types(found: Mapping[str, Any], settings: type, where: str = "") -> 
     """ValueError if a value does not have the type of its field in the settings; ``where`` ends the name."""
     for key, value in found.items():
         hint = _hints(settings)[key]
+        if any(
+            isinstance(one, str) and len(one) > _LONGEST for one in (value if isinstance(value, tuple) else [value])
+        ):
+            raise ValueError(f"{key}{where} must have at most {_LONGEST:,} characters, but got {value!r:.100}...")
         if not _fits(hint, value):
             raise ValueError(f"{key}{where} must be {_described(hint)}, but got {value!r:.200}")
 

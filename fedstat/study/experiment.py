@@ -273,7 +273,7 @@ def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
         if name in given:
             value = given[name]
             if isinstance(value, tuple) and not setting.several:
-                raise ValueError(f"{name} must be one value, but got {value}")
+                raise ValueError(f"{name} must be one value, but got {value!s:.200}")
             if setting.number and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
             found.append(f"{name}={words.text(name, value)}")
