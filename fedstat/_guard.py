@@ -72,7 +72,7 @@ def status(path: str | Path) -> os.stat_result | None:
         If no file can have that name, as it is too long or its links form a circle.
     """
     try:
-        return Path(path).stat()
+        return os.stat(path)  # noqa: PTH116 - twice as fast, and asked for every chunk
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:

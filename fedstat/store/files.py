@@ -19,7 +19,7 @@ from xarray.backends.zarr import ZarrArrayWrapper
 from xarray.core.indexing import LazilyIndexedArray, VectorizedIndexer
 from zarr.abc.store import ByteRequest
 from zarr.codecs import Crc32cCodec, ZstdCodec
-from zarr.core.buffer import Buffer, BufferPrototype
+from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.registry import register_pipeline
 from zarr.storage import LocalStore
@@ -38,14 +38,24 @@ _CHUNK = 2**12
 class Guarded(LocalStore):
     """zarr's store of local files, which opens regular files of bounded size alone."""
 
+    def _metadata(self, key: str, prototype: BufferPrototype | None) -> Buffer | None:
+        """A file of metadata, read at once: it is small, and handing it to a thread takes longer."""
+        try:
+            raw = _guard.content(self.root / key, share=_guard.HEAD)
+        except FileNotFoundError:
+            return None
+        return (prototype or default_buffer_prototype()).buffer.from_bytes(raw)
+
     def _require(self, key: str) -> None:
         with suppress(FileNotFoundError):  # which zarr takes for a chunk that was never written
-            _guard.regular(self.root / key, share=_guard.HEAD if key.endswith(_METADATA) else 1)
+            _guard.regular(self.root / key)
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """As zarr's."""
+        if key.endswith(_METADATA):
+            return self._metadata(key, prototype)
         self._require(key)
         return super().get_sync(key, prototype=prototype, byte_range=byte_range)
 
@@ -53,6 +63,8 @@ class Guarded(LocalStore):
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """As zarr's."""
+        if key.endswith(_METADATA):
+            return self._metadata(key, prototype)
         self._require(key)
         return await super().get(key, prototype, byte_range)
 
