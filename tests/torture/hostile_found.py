@@ -213,12 +213,12 @@ def grid_of_two_megabytes(at: Path) -> Read:
     return toml(at, f"label = '{'a' * 2_000_000}'")
 
 
-@hostile("clients must be")
+@hostile("clients must have at most 1,000 characters")
 def grid_with_a_long_value(at: Path) -> Read:
     return toml(at, f"clients = '{'a' * 500_000}'")
 
 
-@hostile("cannot hold the key")
+@hostile("has 500,000 characters, but at most 1,000 are read")
 def grid_with_a_long_key(at: Path) -> Read:
     return toml(at, f"{'a' * 500_000} = 1")
 

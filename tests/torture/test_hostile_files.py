@@ -64,7 +64,6 @@ ELSEWHERE = {
     "store.write:save": "the draft of what is written",
     "store.write:lay_out": "the draft of what is written",
     "store.write:_journal_node": "the draft of what is written",
-    "data.svhn:_read": "a stream of the guard",
     "data.tiny_imagenet:_image": "a stream of the guard",
     "data._folder:open_folder": "a file that was found regular",
     "_archives:Arrays.head": "a member of what the guard has opened",
