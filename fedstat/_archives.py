@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import _guard
+
+_BLOCK = 1 << 18  # bytes read at once
 
 
 class _Stream(io.BufferedReader):
@@ -38,6 +40,23 @@ def unzipped(path: Path) -> Iterator[zipfile.ZipFile]:
         yield file
 
 
+class Head(NamedTuple):
+    """Shape and type of an array that is not read yet."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its numbers; at least one for each."""
+        return prod(self.shape) * max(1, self.dtype.itemsize)
+
+
 class Arrays:
     """Arrays of an .npz file, each read when it is asked for.
 
@@ -51,29 +70,38 @@ class Arrays:
         self._members = {m.filename.removesuffix(".npy"): m for m in file.infolist() if m.filename.endswith(".npy")}
         self.names = list(self._members)
 
-    def head(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type that an array declares, once its size is compared with the limit and with what is there."""
+    def head(self, name: str) -> Head:
+        """What an array declares, once its size is compared with what is there."""
         with _reading(self._path), self._file.open(self._members[name]) as stream:
-            return self._head(name, stream)
+            return self._head(name, stream)[0]
 
     def read(self, name: str) -> NDArray[Any]:
         """Read an array; LimitError if it is too large, alone or together with those that were read before."""
         with _reading(self._path), self._file.open(self._members[name]) as stream:
-            shape, dtype = self._head(name, stream)
-            self._total += prod(shape) * dtype.itemsize
-            _guard.size(self._path, self._total, f"{name[:100]} of shape {shape} and what is read before it")
-            stream.seek(0)
-            return np.lib.format.read_array(stream, allow_pickle=False)
+            head, by_column = self._head(name, stream)
+            self._total += head.nbytes
+            _guard.size(self._path, self._total, f"{name[:100]} of shape {head.shape} and what is read before it")
+            numbers = np.ndarray(prod(head.shape), head.dtype)
+            left = numbers.view(np.uint8).data if numbers.nbytes else memoryview(b"")
+            while left:
+                block = stream.read(min(len(left), _BLOCK))
+                left[: len(block)] = block
+                left = left[len(block) :]
+                if not block:
+                    raise EOFError(f"{name[:100]!r} ends too soon")
+            return numbers.reshape(head.shape[::-1]).T if by_column else numbers.reshape(head.shape)
 
-    def _head(self, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        there = self._members[name].file_size
-        version = np.lib.format.read_magic(stream)
+    def _head(self, name: str, stream: IO[bytes]) -> tuple[Head, bool]:
+        """What an array declares, and whether its numbers are column by column."""
+        version, there = np.lib.format.read_magic(stream), self._members[name].file_size
         head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = head(stream)
-        declared = _guard.size(self._path, prod(shape) * max(1, dtype.itemsize), f"{name[:100]} of shape {shape}")
-        if declared > there and not dtype.hasobject:
+        shape, by_column, dtype = head(stream)
+        found = Head(shape, dtype)
+        if dtype.hasobject:
+            raise ValueError(f"{name[:100]!r} holds Python objects, which are not read")
+        if found.nbytes > there or min(shape, default=0) < 0:
             raise ValueError(f"{name[:100]!r} has the shape {shape} of {dtype}, but only {there:,} bytes")
-        return shape, dtype
+        return found, by_column
 
 
 @contextmanager

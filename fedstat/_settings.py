@@ -19,7 +19,7 @@ _METAVAR = {float: "X", int: "N", str: "NAME"}
 _NOUNS = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
 _UNIONS = (Union, UnionType)  # Literal[...] | None is of the first, int | None of the second
 _hints = cache(get_type_hints)
-_LONGEST = 1000  # characters of a key, and of a text
+_LONGEST_KEY, _LONGEST = 200, 1000  # characters of a key, and of a text
 
 
 def add_arguments(
@@ -93,8 +93,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         if deep := _DEEP_KEY.search(text):
             raise ValueError(f"the key {deep[0][:60]}... is nested too deep: it has more than {_guard.DEPTH} parts")
         content = tomllib.loads(text)
-        if long := next((key for key in _keys(content) if len(key) > _LONGEST), None):
-            raise ValueError(f"the key {long[:60]}... has {len(long):,} characters, but at most {_LONGEST:,} are read")
+        if long := next((key for key in _keys(content) if len(key) > _LONGEST_KEY), None):
+            raise ValueError(f"the key {long[:60]}... has {len(long):,} characters, but at most {_LONGEST_KEY} are read")
         return content
     except _guard.LimitError:
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ ARRAYS = (
 """What such a file holds."""
 
 
-_Head = tuple[tuple[int, ...], np.dtype[Any]]
+_NAMES: tuple[str, ...] = ("x", "y", "client", "split")
 
 
 def is_arrays(name: object) -> bool:
@@ -55,9 +54,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     path = Path(path).expanduser()
     try:
         with _archives.arrays(path) as file:
-            heads: dict[str, _Head] = {
-                name: file.head(name) for name in ("x", "y", "client", "split") if name in file.names
-            }
+            heads = {name: file.head(name) for name in _NAMES if name in file.names}
             _require(path, heads, file.names)
             found = {name: file.read(name) for name in heads}
     except FileNotFoundError:
@@ -87,7 +84,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     return data if split is None else data.isel(sample=np.flatnonzero(which == _check.choice("split", split, SPLITS)))
 
 
-def _require(path: Path, heads: Mapping[str, _Head], names: list[str]) -> None:
+def _require(path: Path, heads: Mapping[str, _archives.Head], names: list[str]) -> None:
     """Raise ValueError unless the arrays are there, of types and shapes that fit together."""
     for name in ("x", "y"):
         if name not in heads:
@@ -95,9 +92,9 @@ def _require(path: Path, heads: Mapping[str, _Head], names: list[str]) -> None:
             raise ValueError(f"{path} lacks {name}; it holds {few(names, 8) or 'nothing'}.{near} It must hold {ARRAYS}")
     shape, dtype = heads["x"]
     for name in heads.keys() - {"x"}:
-        if heads[name][0] != shape[:1]:
+        if heads[name].shape != shape[:1]:
             raise ValueError(
-                f"{name} in {path} must have shape {shape[:1]}, a value for each of x, but has {heads[name][0]}"
+                f"{name} in {path} must have shape {shape[:1]}, a value for each of x, but has {heads[name].shape}"
             )
     if 0 in shape or dtype.kind not in "fiu" or len(shape) < 2:
         raise ValueError(f"x in {path} must be numbers (sample, ...), but is {dtype} of shape {shape}")

@@ -130,6 +130,7 @@ def read_layers(
     for source, name, state in zip(given, names, states, strict=True):
         declared = sum(_bytes(state[key]) for key in (_key(state, *pair) for pair in wanted) if key is not None)
         _guard.size(source if isinstance(source, str | Path) else name, declared, "the layers that are read")
+    states = [_filled(source, state, wanted) for source, state in zip(given, states, strict=True)]
     if isinstance(unit_axis, Mapping):
         matching(list(unit_axis), [name for name, _ in wanted], "what is read")
     tree = xr.DataTree()
@@ -238,6 +239,8 @@ def _bytes(value: Any) -> int:
     """Bytes of the numbers that an array or tensor claims; an expanded one stores fewer."""
     if is_torch_array(value) and value.is_nested:
         return 0
+    if isinstance(value, _archives.Head):
+        return value.nbytes
     return prod(getattr(value, "shape", ())) * getattr(value, "itemsize", 1)
 
 
@@ -283,7 +286,17 @@ def _torch(path: Path) -> Any:
 
 def _npz(path: Path) -> State:
     with _archives.arrays(path) as file:
-        return {name: file.read(name) for name in file.names}
+        return {name: file.head(name) for name in file.names}
+
+
+def _filled(source: Source, state: State, wanted: list[tuple[str, str]]) -> State:
+    """State with the numbers of the layers that are read, where the file gave their shapes alone."""
+    keys = [key for pair in wanted if (key := _key(state, *pair)) is not None]
+    unread = [key for key in keys if isinstance(state[key], _archives.Head)]
+    if not unread:
+        return state
+    with _archives.arrays(Path(str(source))) as file:
+        return {**state, **{key: file.read(key) for key in unread}}
 
 
 def _safetensors(path: Path) -> State:
@@ -343,7 +356,7 @@ def _is_weight(value: Any) -> bool:
         return True
     if is_torch_array(value):
         return value.is_floating_point() or value.is_complex() or value.is_quantized
-    return np.asarray(value).dtype.kind in "fc"
+    return (value if isinstance(value, _archives.Head) else np.asarray(value)).dtype.kind in "fc"
 
 
 def _array(value: Any, where: str) -> NDArray[Any]:

@@ -58,7 +58,7 @@ def own_arrays_whose_stream_is_cut(at: Path) -> Read:
     return own_arrays(at, lambda raw: raw.__setitem__(slice(40, 60), b"\xff" * 20))
 
 
-@hostile(LIMIT)
+@hostile("but only 128 bytes")
 def own_arrays_of_64_gigabytes(at: Path) -> Read:
     return own_arrays(at, x=npy_head("(8000000000, 1)"))
 
@@ -77,6 +77,12 @@ def own_labels_by_the_billion(at: Path) -> Read:
 @hostile("has the shape (1000000000,)")
 def own_samples_by_the_billion_without_features(at: Path) -> Read:
     return own_arrays(at, x=npy_head("(1000000000, 0)"), y=npy_head("(1000000000,)", "<U0"))
+
+
+@hostile(LIMIT)
+def own_arrays_of_64_gigabytes_by_the_directory_too(at: Path) -> Read:
+    path = zip_bomb(at / "own.npz", "x.npy", npy_head("(4, 2000000000)"), 954)
+    return own_arrays(path.parent)
 
 
 @hostile(LIMIT)
@@ -105,6 +111,13 @@ def zip_of_a_million_members(at: Path) -> Read:
 def own_arrays_beside_6_gigabytes_that_are_not_needed(at: Path) -> Read:
     zip_bomb(at / "own.npz", "z.npy", npy_head("(800000000,)"), 96)
     return own_arrays(at)
+
+
+@normal
+def weights_beside_6_gigabytes_that_are_not_needed(at: Path) -> Read:
+    zip_bomb(at / "own.npz", "z.npy", npy_head("(800000, 1000)"), 96)
+    own_arrays(at)
+    return lambda: fedstat.read_weights([at / "own.npz"], layers=["x"])
 
 
 @hostile(LIMIT)
@@ -218,7 +231,7 @@ def grid_with_a_long_value(at: Path) -> Read:
     return toml(at, f"clients = '{'a' * 500_000}'")
 
 
-@hostile("has 500,000 characters, but at most 1,000 are read")
+@hostile("has 500,000 characters, but at most 200 are read")
 def grid_with_a_long_key(at: Path) -> Read:
     return toml(at, f"{'a' * 500_000} = 1")
 

@@ -203,7 +203,7 @@ def npz_bomb(at: Path) -> Callable[[], object]:
     return lambda: read_weights([path])
 
 
-@hostile(LIMIT)
+@hostile("but only 128 bytes")
 def npz_of_absurd_shape(at: Path) -> Callable[[], object]:
     with zipfile.ZipFile(at / "a.npz", "w") as file:
         file.writestr("w.npy", npy_head("(4000000, 4000000)"))
