@@ -94,7 +94,9 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise ValueError(f"the key {deep[0][:60]}... is nested too deep: it has more than {_guard.DEPTH} parts")
         content = tomllib.loads(text)
         if long := next((key for key in _keys(content) if len(key) > _LONGEST_KEY), None):
-            raise ValueError(f"the key {long[:60]}... has {len(long):,} characters, but at most {_LONGEST_KEY} are read")
+            raise ValueError(
+                f"the key {long[:60]}... has {len(long):,} characters, but at most {_LONGEST_KEY} are read"
+            )
         return content
     except _guard.LimitError:
         raise

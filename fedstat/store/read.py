@@ -89,7 +89,8 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     if verify is not False:
         require_sound(path, checksums=verify is True, require=verify is True)
         for name in attrs.keys() & set(_JSON):
-            _settings(path, attrs, name)
+            if "command" in attrs or isinstance(attrs[name], str):
+                _settings(path, attrs, name)
     from fedstat.store.files import groups  # takes half a second, which a run that is not there need not
 
     try:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 import zarr
 from google_crc32c import value as crc32c
 from hostile_data import Code
@@ -25,7 +26,7 @@ from readers import run
 import fedstat
 from fedstat import store
 from fedstat.ntk import datasets
-from fedstat.study import collect, grid
+from fedstat.study import collect, grid, readouts
 from fedstat.study.experiment import Settings
 
 Read = Callable[[], object]
@@ -98,6 +99,44 @@ def report_of_a_run_without_an_array(at: Path) -> Read:
     path = changed(at, "zarr.json", attribute("note", ""))
     shutil.rmtree(path / "metrics" / "accuracy")
     return lambda: fedstat.report(path).html
+
+
+def opened_without(at: Path, *groups: str) -> xr.DataTree:
+    """A run that is open, without some of its groups or arrays."""
+    parts = fedstat.open_run(run(at)).load().to_dict()
+    for group in groups:
+        parent, _, name = group.rpartition("/")
+        if group in parts:
+            del parts[group]
+        else:
+            parts[parent] = parts[parent].drop_vars(name)
+    return xr.DataTree.from_dict(parts)
+
+
+@hostile("the run holds no weights (checkpoint, client)")
+def weights_of_a_run_without_weights(at: Path) -> Read:
+    tree = opened_without(at, "/weights/fc1", "/weights/fc2", "/weights")
+    return lambda: fedstat.fl.client_weights(tree, "fc1")
+
+
+@hostile("the run holds no weights (checkpoint, client)")
+def model_of_a_run_without_checkpoints(at: Path) -> Read:
+    tree = opened_without(at, "/weights/fc1", "/weights/fc2")
+    tree["/weights/fc1"] = xr.DataTree(xr.Dataset({"w": ("unit", np.ones(3))}))
+    return lambda: fedstat.fl.state_dict(tree)
+
+
+@hostile("must be a run that fedstat.fl.train")
+def figure_of_a_run_without_accuracies(at: Path) -> Read:
+    tree = opened_without(at, "/metrics/accuracy")
+    return lambda: fedstat.plot.clients(tree)
+
+
+@hostile("must be a run that fedstat.fl.train")
+def scores_of_a_run_without_attributes(at: Path) -> Read:
+    tree = opened_without(at)
+    tree.attrs = {}
+    return lambda: readouts.scores(tree)
 
 
 @hostile("must be a run that fedstat.fl.train")
