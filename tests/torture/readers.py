@@ -52,7 +52,7 @@ SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a folder": (replaced_by(Path.mkdir), "folder"),
     "nothing": (Path.unlink, ""),
     "a link to nothing": (replaced_by(lambda file: file.symlink_to(file.with_name("gone"))), ""),
-    "links in a circle": (replaced_by(lambda file: file.symlink_to(file)), "symbolic links"),
+    "links in a circle": (replaced_by(lambda file: file.symlink_to(file)), "symbolic links|not a regular file"),
     "a terabyte of holes": (lambda file: os.truncate(file, 1 << 40), ""),
     "nothing inside": (written(lambda _: b""), ""),
     "half of it": (written(lambda content: content[: len(content) // 2]), ""),
@@ -302,8 +302,11 @@ def spoiled(make: Callable[[Path], Made], spoil: Callable[[Path], object]) -> Ca
     return case
 
 
+TAKEN = "none ZarrUserWarning UserWarning"
+"""How it ends where a file is taken: zarr warns of folders that are no arrays."""
+
 for name, make in READERS.items():
     NORMAL[name] = lambda at, make=make: make(at)[1]
     for spoil, (change, word) in SPOILS.items():
-        kinds = "none" if (name, spoil) in FINE else "ValueError LimitError DamageError FileNotFoundError"
-        HOSTILE[f"{name}: {spoil}"] = (spoiled(make, change), kinds, "" if kinds == "none" else word)
+        kinds = TAKEN if (name, spoil) in FINE else "ValueError LimitError DamageError FileNotFoundError"
+        HOSTILE[f"{name}: {spoil}"] = (spoiled(make, change), kinds, "" if kinds == TAKEN else word)
