@@ -49,7 +49,8 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is no .npz file, lacks an array, holds objects, or its arrays do not fit together.
+        If it is no .npz file, lacks an array, holds objects, or its arrays do not fit together. If these arrays, their
+        labels or their vocabulary would take more than the limit, see :func:`fedstat.data.load`; others are not read.
     """
     path = Path(path).expanduser()
     try:

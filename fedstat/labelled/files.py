@@ -85,7 +85,8 @@ def read_weights(
         shapes differ between clients (both are named), a tensor is not dense, real and non-empty, one file is given
         twice, there are no sources, or a single source or layer is given bare; or if a file, its unzipped content or
         the layers of a client would take more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another
-        limit). Nothing in a file is executed: torch files are read with ``weights_only``, NumPy files without pickle.
+        limit), or a file holds more than 8,192 tensors. Nothing in a file is executed: torch files are read without
+        torch, NumPy files without pickle, and of these only the layers asked for.
     FileNotFoundError
         If there is no such file.
 

@@ -80,7 +80,9 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
         If there is no run at ``path``.
     ValueError
         If the run is not as it was written; the message names array and cell. With ``verify=True``, also if the run was
-        written without checksums.
+        written without checksums. If a file or what is read of an array at once would take more than 4 GiB; the
+        environment variable FEDSTAT_MAX_BYTES sets another limit. What is damaged in a chunk is an error when it is
+        read, which names the store and the array.
     """
     path = Path(path)
     if not _guard.status(path):
