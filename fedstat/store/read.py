@@ -15,7 +15,7 @@ from fedstat._later import xr
 from fedstat.store import journal, place
 
 NEEDED = {
-    "fedstat.fl": ("metrics/accuracy", "metrics/loss", "metrics/seconds"),
+    "fedstat.fl": ("metrics/accuracy",),
     "fedstat.sim": ("metrics/accuracy", "metrics/rounds_done", "split/fc1/shared", "truth/communality"),
     "fedstat.motivation": ("outputs/accuracy", "outputs/done", "dispersion/entropy", "relation/spearman"),
 }
