@@ -20,8 +20,10 @@ from fedstat._later import xr
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
 _MOST_INFLATION = 1032  # the most bytes that one byte of deflate can stand for
+SAMPLE = 64
+"""Bytes that a sample takes beside x, at least: class, split and user; or a word of the vocabulary."""
 
 
 class Source(NamedTuple):
@@ -56,7 +58,7 @@ def find(root: Path, places: Iterable[str], names: Iterable[str], source: Source
     names, looked = list(names), [root / place for place in places]
     for place in looked:
         for name in names:
-            if (place / name).exists():
+            if _guard.status(place / name):
                 if _looking.get():
                     raise _LocatedError(place / name)
                 return note(place / name)
@@ -170,7 +172,7 @@ def reading(path: Path, advice: str = "Download it again.", stream: BinaryIO | N
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Stream of a file's bytes, unzipped if it is gzip by its first bytes, whatever its name."""
-    with _guard.regular(path).open("rb") as stream:
+    with _guard.opened(path) as stream:
         if not zipped(path):
             yield stream
             return
@@ -178,12 +180,12 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=stream) as content:
                 yield cast(BinaryIO, content)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise damaged(path, _last_good(path.read_bytes()), f"{error}. Download it again.") from error
+            raise damaged(path, stream.tell(), f"{error}. Download it again.") from error
 
 
 def zipped(path: Path) -> bool:
     """Whether a file is gzip."""
-    with _guard.regular(path).open("rb") as stream:
+    with _guard.opened(path) as stream:
         return stream.read(2) == b"\x1f\x8b"
 
 
@@ -192,26 +194,22 @@ def read(path: Path) -> bytes:
     if zipped(path) and path.stat().st_size * _MOST_INFLATION > _guard.limit():
         total = 0
         with opened(path) as stream:
-            while more := len(stream.read(_CHUNK)):
+            while more := len(stream.read(CHUNK)):
                 total = _guard.size(path, total + more, "its unzipped content, counted so far,")
     with opened(path) as stream:
         return stream.read()
 
 
-def _last_good(raw: bytes) -> int:
-    stream = zlib.decompressobj(wbits=31)
-    for start in range(0, len(raw), _CHUNK):
-        try:
-            stream.decompress(raw[start : start + _CHUNK])
-        except zlib.error:
-            return start
-    return len(raw)
+def check_rows(source: Source, split: str, rows: int, where: Path) -> None:
+    """Warn where a split does not have the published number of rows; raise ValueError where it has none.
 
-
-def check_rows(source: Source, split: str, rows: int) -> None:
-    """Warn where a split does not have the published number of rows; raise ValueError where it has none."""
+    ``where`` is its folder, for the message.
+    """
     if rows == 0:
-        raise ValueError(f"{source.title}: the {split} split has no rows. Download its files again from {source.home}.")
+        raise ValueError(
+            f"{source.title}: the {split} split in {where} has no rows. Download its files again from {source.home}."
+        )
+    _guard.size(where, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
     published = source.rows.get(split, rows)
     if rows != published:
         warnings.warn(
@@ -226,10 +224,10 @@ def wanted(split: str | None) -> tuple[Split, ...]:
     return SPLITS if split is None else (split,)  # type: ignore[return-value]
 
 
-def joined(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...]) -> xr.Dataset:
-    """One sample-major data set out of the splits that were read, in their order."""
+def joined(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...], where: Path) -> xr.Dataset:
+    """One sample-major data set out of the splits that were read from a folder, in their order."""
     for split, part in parts.items():
-        check_rows(source, split, len(part.y))
+        check_rows(source, split, len(part.y), where)
     x = [p.x for p in parts.values()]
     y = np.concatenate([p.y for p in parts.values()])
     data = dataset(x[0] if len(x) == 1 else np.concatenate(x), y, parts_split(parts), source, dims)

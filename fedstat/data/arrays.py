@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
-from fedstat import _check, _labels
+from fedstat import _archives, _check, _guard, _labels
+from fedstat._check import few
 from fedstat._later import xr
-from fedstat.data._files import SPLITS, Remembered, Split, note
+from fedstat.data._files import SAMPLE, SPLITS, Remembered, Split, note
 
 ARRAYS = (
     "x (sample, ...): float features or images, uint8 images (sample, row, column), (sample, channel, row, column) or "
@@ -23,13 +24,16 @@ ARRAYS = (
 _CHANNELS = (1, 3, 4)
 
 
+_NAMES: tuple[str, ...] = ("x", "y", "client", "split")
+
+
 def is_arrays(name: object) -> bool:
     """Whether a data set's name is that of such a file."""
     return isinstance(name, str) and name.endswith(".npz")
 
 
 def _digest(path: str) -> str:
-    with note(Path(path)).open("rb") as file:
+    with _guard.opened(note(Path(path))) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -59,32 +63,20 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     FileNotFoundError
         If there is no such file.
     ValueError
-        If it is no .npz file, lacks an array, holds objects, or its arrays do not fit together.
+        If it is no .npz file, lacks an array, holds objects, or its arrays do not fit together. If these arrays, their
+        labels or their vocabulary would take more than the limit, see :func:`fedstat.data.load`; others are not read.
     """
     path = Path(path).expanduser()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}")
     try:
-        with np.load(note(path), allow_pickle=False) as file:
-            found = {name: file[name] for name in file.files}
-    except (OSError, ValueError, BadZipFile, EOFError) as error:
-        raise ValueError(f"{path} cannot be read ({error}). It must hold {ARRAYS}") from None
-    for name in ("x", "y"):
-        if name not in found:
-            near = _check.did_you_mean(name, list(found))
-            raise ValueError(
-                f"{path} lacks {name}; it holds {', '.join(found) or 'nothing'}.{near} It must hold {ARRAYS}"
-            )
-    x, n = found["x"], len(found["x"]) if found["x"].ndim else 0
-    for name in ("y", "client", "split"):
-        if name in found and found[name].shape != (n,):
-            raise ValueError(
-                f"{name} in {path} must have shape ({n},), a value for each of x, but has {found[name].shape}"
-            )
-        if name in found:
-            _labels.complete(f"{name} in {path}", found[name], "sample")
-    if n == 0 or x.dtype.kind not in "fiu" or x.ndim < 2:
-        raise ValueError(f"x in {path} must be numbers (sample, ...), but is {x.dtype} of shape {x.shape}")
+        with _archives.arrays(note(path)) as file:
+            heads = {name: file.head(name) for name in _NAMES if name in file.names}
+            _require(path, heads, file.names)
+            found = {name: head.read() for name, head in heads.items()}
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}") from None
+    for name in found.keys() - {"x"}:
+        _labels.complete(f"{name} in {path}", found[name], "sample")
+    x, n = found["x"], len(found["x"])
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]
     if x.ndim == 4 and x.shape[1] not in _CHANNELS and x.shape[3] in _CHANNELS:
@@ -106,5 +98,23 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     elif x.dtype.kind in "iu":
         if x.min() < 0:
             raise ValueError(f"x in {path} holds integers, which are tokens 0, 1, ..., but the least is {x.min()}")
+        _guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
         data.x.attrs["vocabulary"] = [str(i) for i in range(int(x.max()) + 1)]
     return data if split is None else data.isel(sample=np.flatnonzero(which == _check.choice("split", split, SPLITS)))
+
+
+def _require(path: Path, heads: Mapping[str, _archives.Head], names: list[str]) -> None:
+    """Raise ValueError unless the arrays are there, of types and shapes that fit together."""
+    for name in ("x", "y"):
+        if name not in heads:
+            near = _check.did_you_mean(name, names)
+            raise ValueError(f"{path} lacks {name}; it holds {few(names, 8) or 'nothing'}.{near} It must hold {ARRAYS}")
+    shape, dtype = heads["x"].shape, heads["x"].dtype
+    for name in heads.keys() - {"x"}:
+        if heads[name].shape != shape[:1]:
+            raise ValueError(
+                f"{name} in {path} must have shape {shape[:1]}, a value for each of x, but has {heads[name].shape}"
+            )
+    if 0 in shape or dtype.kind not in "fiu" or len(shape) < 2:
+        raise ValueError(f"x in {path} must be numbers (sample, ...), but is {dtype} of shape {shape}")
+    _guard.size(path, shape[0] * SAMPLE, f"the labels and splits of {shape[0]:,} samples")

@@ -170,7 +170,7 @@ def require_layer(net: Net, layer: str | int) -> str:
     if isinstance(layer, int) and not isinstance(layer, bool) and 1 <= layer <= len(counted):
         return counted[layer - 1][0]
     raise ValueError(
-        f"layers to split must be among {every}, but got {layer!r}. They may also be given by number, "
+        f"layers to split must be among {every}, but got {layer!r:.200}. They may also be given by number, "
         f"1 to {len(counted)}.{_check.did_you_mean(layer, every)}"
     )
 

@@ -131,8 +131,12 @@ def _require_taken(net: Net, rows: Rows) -> None:
     try:
         net.apply(zeros, first.unsqueeze(0))
     except RuntimeError as error:
+        name, size = next(iter(net.shapes.items()))
         hint = "" if first.is_floating_point() else " If x is no text, make it float32: fedstat.data.to_float(data)"
-        raise ValueError(f"the network does not take samples of shape {shape}: {error}.{hint}") from None
+        raise ValueError(
+            f"the network does not take samples of shape {shape}: its first parameter, {name!r}, has shape {size}. "
+            f"Make the network for samples of that shape.{hint}"
+        ) from error
 
 
 def require_classes(rows: Rows, outputs: int, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,7 +84,7 @@ def client_weights(
 
 def _variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -> xr.DataArray:
     """The variable, with all its checkpoints."""
-    _check.choice("layer", layer, sorted(run["weights"].children))
+    _check.choice("layer", layer, sorted(_weights(run)))
     composed = layer in run[factors.GROUP].children if factors.GROUP in run.children else False
     if parameter is not None and composed:
         found = run[f"{factors.GROUP}/{layer}"].to_dataset().sel(stage=stage)
@@ -103,6 +104,16 @@ def _variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -
         hint = "" if composed else " Factors of composed weights are kept with probe='parameters'."
         raise ValueError(f"layer {layer!r} has the parameters {', '.join(there)}, but got {parameter!r}.{hint}")
     return found[str(name)]
+
+
+def _weights(run: xr.DataTree) -> Mapping[str, xr.DataTree]:
+    """Groups of weights by layer; ValueError if a run has none of the trainer's."""
+    groups = run["weights"].children if "weights" in run.children else {}
+    if not groups or not all({"checkpoint", "client"} <= set(group.dims) for group in groups.values()):
+        raise ValueError(
+            "the run holds no weights (checkpoint, client) of fedstat.fl.train. Train it without keep_weights=[]."
+        )
+    return groups
 
 
 def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, checkpoint: int = -1) -> Params:
@@ -150,9 +161,7 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
     ['0.weight', '0.bias']
     """
     run = run if isinstance(run, xr.DataTree) else store.open_run(run)
-    groups = run["weights"].children if "weights" in run.children else {}
-    if not groups:
-        raise ValueError("the run holds no weights: train it without keep_weights=[]")
+    groups = _weights(run)
     found: Params = {}
     for layer, group in groups.items():
         weights = group.to_dataset()
@@ -169,7 +178,7 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
                 found[f"{layer}.{kind}"] = torch.from_numpy(np.array(one)).reshape(array.attrs["shape"])
     if not found:
         raise ValueError("no parameter is the same for all clients, so the server has no model. Name one: client=0")
-    known = list(json.loads(run.attrs["config"])["shapes"])
+    known = list(json.loads(run.attrs.get("config", "{}")).get("shapes", ()))
     order = sorted(found, key=lambda name: known.index(name) if name in known else len(known))
     found = {name: found[name] for name in order}
     return _as_module({name: found[name] for name in order}, json.loads(run.attrs.get(PIECES, "{}")))

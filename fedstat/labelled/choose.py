@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from fedstat._check import did_you_mean, few
@@ -22,6 +22,12 @@ def stem(key: str) -> str:
 def is_pattern(name: str) -> bool:
     """Whether a name has the marks of a pattern, ``*``, ``?`` or ``[``."""
     return any(mark in name for mark in "*?[")
+
+
+def require_names(what: str, asked: Iterable[object]) -> None:
+    """Raise ValueError unless all layers that are asked for are named by text."""
+    if bad := [one for one in asked if not isinstance(one, str)]:
+        raise ValueError(f"{what} must be names, such as 'fc1', or patterns, such as 'conv*', but got {bad[0]!r:.100}")
 
 
 def matching(asked: Sequence[str], there: Sequence[str], where: str) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import prod
@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _guard
+from fedstat import _archives, _guard
 from fedstat._check import few
-from fedstat._later import torch, xr
-from fedstat.labelled import stacks, states
-from fedstat.labelled.choose import is_pattern, left_out, matching, stem
+from fedstat._later import xr
+from fedstat._pickles import ObjectError
+from fedstat.labelled import stacks, states, torch_files
+from fedstat.labelled.choose import is_pattern, left_out, matching, require_names, stem
 from fedstat.labelled.stacks import Stack
-from fedstat.labelled.states import State, Unread, is_module
+from fedstat.labelled.states import State, is_module
+from fedstat.labelled.torch_files import Unread
 
 Source = str | Path | State | Any
 """A file, a state_dict or a torch module."""
@@ -90,7 +92,8 @@ def read_weights(
         a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model; if one file is given
         twice, there are no sources, or a single source or layer is given bare; or if a file, its unzipped content or
         the layers of a client would take more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another
-        limit). Nothing in a file is executed: torch files are read with ``weights_only``, NumPy files without pickle.
+        limit), or a file holds more than 8,192 tensors. Nothing in a file is executed: torch files are read without
+        torch, NumPy files without pickle, and of these only the layers asked for.
     FileNotFoundError
         If there is no such file.
 
@@ -124,6 +127,7 @@ def read_layers(
     if is_module(sources):
         raise ValueError(f"sources must be a list, but got one {type(sources).__name__}. Give one module per client.")
     _no_single("layers", layers, (str,))
+    require_names("layers", layers or ())
     given = list(sources)
     if not given:
         raise ValueError("at least one file or state_dict must be given, one per client, but got none")
@@ -132,20 +136,20 @@ def read_layers(
     module = next((s for s in given if is_module(s)), None)
     filled: dict[str, Stack] = {}
     for c, (source, client) in enumerate(zip(given, names, strict=True)):
-        state = _state_of(source, client)
-        if c == 0:
-            keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
-            wanted, without = _wanted(state, client, layers, hidden=hidden)
-            if isinstance(unit_axis, Mapping):
-                matching(list(unit_axis), [name for name, _ in wanted], "what is read")
-        elif state.keys() != keys:
-            stacks.require_same(present, _compared(state, layers), without, names[0], client)
-        declared = sum(
-            states.size_of(state[key]) for key in (stacks.key_of(state, *pair) for pair in wanted) if key is not None
-        )
-        _guard.size(source if isinstance(source, str | Path) else client, declared, "the layers that are read")
-        stacks.fill(filled, wanted, state, c, names, module, unit_axis)
-        del state  # before the next file is read
+        with ExitStack() as opened:  # closed before the next file is read
+            state = _state_of(source, client, opened)
+            if c == 0:
+                keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
+                wanted, without = _wanted(state, client, layers, hidden=hidden)
+                if isinstance(unit_axis, Mapping):
+                    matching(list(unit_axis), [name for name, _ in wanted], "what is read")
+            elif state.keys() != keys:
+                stacks.require_same(present, _compared(state, layers), without, names[0], client)
+            read = [key for pair in wanted if (key := stacks.key_of(state, *pair)) is not None]
+            declared = sum(states.size_of(state[key]) for key in read)
+            _guard.size(source if isinstance(source, str | Path) else client, declared, "the layers that are read")
+            stacks.fill(filled, wanted, state, c, names, module, unit_axis)
+            del state
     stacks.warn_of(filled)
     tree = xr.DataTree()
     tree.attrs = {"left_out": ignored} if ignored else {}
@@ -162,9 +166,9 @@ def _compared(state: State, layers: Sequence[str] | None) -> list[str]:
     return [name for name in names if layers is None or any(fnmatchcase(name, layer) for layer in layers)]
 
 
-def _state_of(source: Any, client: Any) -> State:
+def _state_of(source: Any, client: Any, opened: ExitStack) -> State:
     if isinstance(source, str | Path):
-        return _read(Path(source))
+        return _read(Path(source), opened)
     return states.state_of(source, f"the state_dict of client {client!r}")
 
 
@@ -219,7 +223,7 @@ def _names(given: list[Source], clients: Sequence[Any] | None) -> list[Any]:
     return [str(s) if isinstance(s, str | Path) else i for i, s in enumerate(given)]
 
 
-def _read(path: Path) -> State:
+def _read(path: Path, opened: ExitStack) -> State:
     suffix = path.suffix.lower()
     shard = re.search(r"-\d{5}-of-\d{5}\.\w+$", path.name) and any(path.parent.glob("*.index.json"))
     if shard or path.name.endswith(".index.json"):
@@ -232,70 +236,46 @@ def _read(path: Path) -> State:
             f"{path} must end in {', '.join(states.SUFFIXES)}, but got {suffix!r}. Convert other files to arrays by "
             "name: numpy.savez(path, **arrays)."
         )
-    read = {".safetensors": _safetensors, ".npz": _npz}.get(suffix, _torch)
-    return states.state_of(read(path), str(path))
+    if suffix == ".npz":
+        return states.state_of(_npz(path, opened), str(path))
+    return states.state_of((_safetensors if suffix == ".safetensors" else _torch)(path), str(path))
 
 
 def _torch(path: Path) -> Any:
     try:
-        import torch  # takes a second, which other files need not
-
-        _guard.zipped(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch_files.read(path)
     except _guard.LimitError:
         raise
     except Exception as error:  # what a malformed file makes the parser raise is not documented
-        raise ValueError(f"{path} could not be read as plain tensors: {_reason(error)}") from error
+        if isinstance(error, ObjectError):
+            why = (
+                f"it holds a Python object of {error.name}, and loading it may run code. If you trust the file, load "
+                "it by torch.load(path, weights_only=False), and give the module or its state_dict"
+            )
+        else:
+            why = f"{_guard.reason(error)}. Save the state_dict alone: torch.save(model.state_dict(), path)"
+        raise ValueError(f"{path} could not be read as plain tensors: {why}.") from error
 
 
-def _reason(error: Exception) -> str:
-    """Why torch did not read a file, in a line, and how to go on."""
-    if found := re.search(r"GLOBAL (\S{1,200})", str(error)):
-        return (
-            f"it holds a Python object of {found[1]}, and loading it may run code. If you trust the file, load it by "
-            "torch.load(path, weights_only=False), and give the module or its state_dict."
-        )
-    inner = re.search(r"WeightsUnpickler error:\s*(.+)", str(error))
-    why = f"{type(error).__name__}: {inner[1]:.300}" if inner else _guard.reason(error).partition(". In PyTorch 2.6")[0]
-    return f"{why}. Save the state_dict alone: torch.save(model.state_dict(), path)."
-
-
-def _npz(path: Path) -> State:
-    try:
-        _guard.zipped(path)
-        with path.open("rb") as stream:
-            if stream.peek(6)[:6] == b"\x93NUMPY":
-                raise ValueError("it holds one array without a name. Save with np.savez(path, **state_dict)")
-            with np.load(stream, allow_pickle=False) as data:
-                _check_heads(path, data.zip)
-                return {name: data[name] for name in data.files}
-    except _guard.LimitError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} could not be read as plain arrays: {_guard.reason(error)}") from error
-
-
-def _check_heads(path: Path, file: zipfile.ZipFile) -> None:
-    """Check the shapes that the arrays of an .npz file declare, for which NumPy takes memory before it reads."""
-    for member in (m for m in file.infolist() if m.filename.endswith(".npy")):
-        with file.open(member) as stream:
-            version = np.lib.format.read_magic(stream)
-            head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = head(stream)
-        _guard.size(path, prod(shape) * dtype.itemsize, f"{member.filename} of shape {shape}")
+def _npz(path: Path, opened: ExitStack) -> State:
+    """Shapes and types of the arrays in an .npz file, which stays open for those that are read."""
+    file = opened.enter_context(_archives.arrays(path))
+    return {name: file.head(name) for name in file.names}
 
 
 def _safetensors(path: Path) -> State:
     """Read a .safetensors file: 8 bytes of header length, a JSON header, then the tensors' bytes."""
-    raw = path.read_bytes()
+    raw = _guard.content(path)
     size = int.from_bytes(raw[:8], "little")
     try:
         if size > len(raw) - 8:
             raise ValueError(f"a header of {size} bytes in a file of {len(raw)}")
+        _guard.size(path, size, "its header", share=_guard.HEAD)
         header = _guard.parsed(path, raw[8 : 8 + size])
         if not isinstance(header, dict):
             raise ValueError(f"a header that is a {type(header).__name__}, not an object")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        _guard.size(path, len(entries), "its header", share=_guard.TENSOR, unit="tensors")
         data = memoryview(raw)[8 + size :]
         arrays = {name: _tensor(data, entry) for name, entry in entries.items()}
         ends = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
@@ -315,13 +295,12 @@ def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Any:
     if bad := [n for n in (begin, end, *entry["shape"]) if type(n) is not int or n < 0]:
         raise ValueError(f"shape and offsets must be whole numbers from 0, but got {bad[0]!r}")
     if entry["dtype"] not in _DTYPES:
-        return Unread(tuple(entry["shape"]), f"holds {entry['dtype']!s:.20} numbers. Convert it to float32 first.")
+        why = f"holds {entry['dtype']!s:.20} numbers. Convert it to float32 first."
+        return Unread(why, tuple(entry["shape"]), len(entry["shape"]))
     dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"]
     if not 0 <= begin <= end <= len(data) or end - begin != prod(shape) * dtype.itemsize:
         raise ValueError(f"offsets {begin}:{end} do not hold {shape} of {entry['dtype']}")
     array = np.frombuffer(data[begin:end], dtype).reshape(shape)
-    if entry["dtype"] == "BF16":  # the upper half of a float32
-        return (array.astype(np.uint32) << 16).view(np.float32)
     if entry["dtype"] in _FLOAT8:
-        return torch.from_numpy(array.copy()).view(getattr(torch, _FLOAT8[entry["dtype"]]))
-    return array
+        return torch_files.small_floats(array, _FLOAT8[entry["dtype"]])
+    return torch_files.widened(array) if entry["dtype"] == "BF16" else array

@@ -14,13 +14,12 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias,
 from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.choose import is_pattern, left_out, matching
+from fedstat.labelled.choose import is_pattern, left_out, matching, require_names
 from fedstat.labelled.states import SUFFIXES
 from fedstat.results import ByLayer
 from fedstat.store import is_store, open_run
 
 _PATHS = (str, PathLike)
-_LONGEST = 4095  # characters of a path
 
 Several: TypeAlias = "xr.DataTree | Mapping[Any, Any] | str | PathLike[str] | Sequence[Any]"
 """What may hold layers: a run or other DataTree, a path, {client: file, state_dict or module}, a list of these."""
@@ -100,6 +99,7 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
     if not (layer is None or isinstance(layer, str) or (isinstance(layer, Sequence) and layer)):
         raise ValueError(f"layer must be a name, a pattern such as 'conv*', or a list of these, but got {layer!r}")
     asked = [layer] if isinstance(layer, str) else layer if layer is None else list(layer)
+    require_names("layer", asked or ())
     several = not isinstance(layer, str) or is_pattern(layer)
     if isinstance(weights, xr.Dataset | xr.DataTree) and "w" in weights.data_vars:  # a layer of a run
         weights = weights["w"]
@@ -192,8 +192,6 @@ def _expanded(path: str) -> list[Path]:
     at = Path(path)
     if not path:
         raise ValueError("a path must name files of clients or a run, but got ''")
-    if len(path) > _LONGEST:
-        raise ValueError(f"a path has at most {_LONGEST} characters, but got {len(path)}: {path[:40]!r}...")
     if is_store(at) or at.is_file() or (os.path.lexists(at) and not at.is_dir()):
         return [at]  # what is no regular file is named when it is read
     if at.is_dir():

@@ -12,9 +12,12 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
+from fedstat import _check, _guard
+from fedstat._archives import Head
 from fedstat._check import few
 from fedstat._later import torch
 from fedstat.labelled.choose import stem
+from fedstat.labelled.torch_files import Unread
 
 State = Mapping[str, Any]
 
@@ -30,25 +33,6 @@ _SCALES = re.compile(
 )
 _MARKS = re.compile(r"parametrizations\.|_(orig|g)$|weight_(scale|zero_point|fake)|SCB$|weight\.(absmax|quant)")
 _PARAMETRIZED = re.compile(r"(?:(.+)\.)?parametrizations\.([^.]+)\.(.+)")
-
-
-class Unread(NamedTuple):
-    """A weight that cannot be read.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    why : str
-        The predicate of a sentence, such as "holds F4 numbers".
-    """
-
-    shape: tuple[int, ...]
-    why: str
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
 
 
 class Composed(NamedTuple):
@@ -97,10 +81,7 @@ def state_of(content: Any, where: str) -> State:
     if is_module(content):
         return _composed(content.state_dict(), content)
     if isinstance(content, Mapping):
-        try:
-            named = _joined(content, where, {})
-        except RecursionError as error:
-            raise ValueError(f"{where} is nested too deeply for a state_dict") from error
+        named = _joined(content, where, {})
         if any(hasattr(value, "ndim") for value in named.values()):
             return _composed(named)
     kind = type(content).__name__
@@ -109,7 +90,7 @@ def state_of(content: Any, where: str) -> State:
     raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
 
 
-def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool]) -> dict[str, Any]:
+def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool], depth: int = 0) -> dict[str, Any]:
     """Entries by name, those of nested mappings that hold weights by their path.
 
     ``met`` says of the mappings seen before whether they hold weights.
@@ -118,9 +99,11 @@ def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool]) -> dic
         raise ValueError(f"{where} holds one state_dict under two names. Load it, and give the state_dict itself.")
     if id(content) in met:  # without weights, or inside itself
         return {}
+    if depth > _guard.DEPTH:
+        raise ValueError(f"{where} is nested too deeply for a state_dict: at most {_guard.DEPTH} levels are read")
     met[id(content)] = False
     nested = {str(k): v for k, v in content.items() if isinstance(v, Mapping) and "param_groups" not in v}
-    inner = {k: one for k, v in nested.items() if _holds_weights(one := _joined(v, where, met))}
+    inner = {k: one for k, v in nested.items() if _holds_weights(one := _joined(v, where, met, depth + 1))}
     models = [name for name in _MODELS if name in inner]
     if len(inner) > 1 and not models and all(map(_is_flat, (nested[name] for name in inner))):
         shapes = [{key: shape_of(value) for key, value in one.items()} for one in inner.values()]
@@ -134,7 +117,9 @@ def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool]) -> dic
     joined = named | own | parts
     if len(joined) < len(named) + len(own) + sum(map(len, inner.values())):
         raise ValueError(f"{where} has two entries of one path, such as 'a.b' beside 'b' in 'a'. Rename one.")
-    met[id(content)] = _holds_weights(joined)
+    if _holds_weights(joined):
+        _guard.size(where, len(joined), "its state_dict", share=_guard.TENSOR, unit="entries")
+        met[id(content)] = True
     return joined
 
 
@@ -162,7 +147,7 @@ def is_weight(key: str, value: Any) -> bool:
         return True
     if is_torch_array(value):
         return value.is_floating_point() or value.is_complex() or value.is_quantized
-    return np.asarray(value).dtype.kind in "fcV"
+    return (value if isinstance(value, Head) else np.asarray(value)).dtype.kind in "fcV"
 
 
 def _is_bias(key: str, value: Any) -> bool:
@@ -195,8 +180,6 @@ def size_of(value: Any) -> int:
 
 def numbers_of(value: Any, where: str) -> NDArray[Any]:
     """Return a weight as a NumPy array of floating-point numbers, or raise ValueError."""
-    if isinstance(value, Unread):
-        raise ValueError(f"{where} {value.why}")
     if isinstance(value, Composed):
         return value.compute(*(_array(factor, where) for factor in value.factors))
     array = _array(value, where)
@@ -213,6 +196,10 @@ def numbers_of(value: Any, where: str) -> NDArray[Any]:
 def _array(value: Any, where: str) -> NDArray[Any]:
     if not hasattr(value, "ndim"):
         raise ValueError(f"{where} must be an array or a tensor, but got {type(value).__name__}")
+    if isinstance(value, Unread):
+        raise ValueError(f"{where} {value.why}")
+    if isinstance(value, Head):
+        return value.read()
     if not is_torch_array(value):
         return np.asarray(value)
     if value.is_nested or str(value.layout) != "torch.strided" or value.is_quantized:
@@ -222,9 +209,8 @@ def _array(value: Any, where: str) -> NDArray[Any]:
         )
     if value.is_meta:
         raise ValueError(f'{where} holds no numbers, only a shape (device="meta"). Save the model once it has weights.')
-    value = value.detach().cpu()
-    known = (torch.float64, torch.float32, torch.float16)
-    return (value.float() if value.is_floating_point() and value.dtype not in known else value).numpy()
+    array: NDArray[Any] = _check.numpy_of(value)
+    return array
 
 
 def _composed(state: State, module: Any = None) -> State:
@@ -241,7 +227,7 @@ def _composed(state: State, module: Any = None) -> State:
             result[name] = _weight([k for k in owner if owner[k] == name], state, module)
         elif name in coded:
             why = f"is stored as codes that {coded[name]!r} turns into weights. Give the dequantized weights."
-            result[name] = Unread(shape_of(value), why)
+            result[name] = Unread(why, shape_of(value), getattr(value, "ndim", 0))
         elif key not in owner:
             result[name] = value
     return result
@@ -273,11 +259,12 @@ def _weight(keys: list[str], state: State, module: Any) -> Any:
         factors = tuple(kinds[name] for name in names if name in kinds)
         if kinds.keys() == set(names) and (compute is _spectral or _broadcast(*map(shape_of, factors))):
             return Composed(compute, factors)
-    return Unread(
-        max((shape_of(state[key]) for key in keys), key=len),
+    shape = max((shape_of(state[key]) for key in keys), key=len)
+    why = (
         f"is computed from {few(map(repr, keys))}, and fedstat does not know how. Give modules, or let torch put the "
-        "weight in place first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight').",
+        "weight in place first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')."
     )
+    return Unread(why, shape, len(shape))
 
 
 def _broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:

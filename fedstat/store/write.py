@@ -96,11 +96,9 @@ class Writer:
     ) -> None:
         self.path, self.damaged = path, damaged
         self._files, self._new, self._folders = files, new, folders
-        from zarr.storage import LocalStore
+        from fedstat.store.files import Guarded, Journaled
 
-        from fedstat.store.files import Journaled
-
-        self._root: Any = zarr.open_group(LocalStore(path) if files is None else Journaled(files), mode="r+")
+        self._root: Any = zarr.open_group(Guarded(path) if files is None else Journaled(files), mode="r+")
         self._arrays: dict[str, Any] = {}
 
     def __enter__(self) -> Self:

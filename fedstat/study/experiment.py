@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstat import _check, store
+from fedstat import _check, _guard, store
 from fedstat._later import xr
 from fedstat._settings import require_types
 from fedstat.data import arrays
@@ -240,7 +239,7 @@ class Settings:
             end = name.removeprefix(self.algorithm)
             if not name.startswith(self.algorithm) or end not in algorithms.READOUTS:
                 ways = ", ".join(self.algorithm + end for end in algorithms.READOUTS)
-                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r}")
+                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r:.200}")
             chosen = words.options("readouts", tuple(options))
             algorithms.require_settings(name, chosen)
             made[text] = partial(algorithms.WRAPPERS[end], **chosen)
@@ -276,7 +275,7 @@ def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
         if name in given:
             value = given[name]
             if isinstance(value, tuple) and not setting.several:
-                raise ValueError(f"{name} must be one value, but got {value}")
+                raise ValueError(f"{name} must be one value, but got {value!s:.200}")
             if setting.number and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
             found.append(f"{name}={words.text(name, value)}")
@@ -374,7 +373,7 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 def noted(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in a run's attributes; those of older runs are not kept, and {}."""
-    found = json.loads(attrs.get("about", "{}"))
+    found = _guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
     return {field.name: found[field.name] for field in fields(Settings) if field.name in found}
 
 

@@ -167,13 +167,13 @@ def partition_of(text: str) -> tuple[str, float]:
     kinds = {known.partition(":")[0]: ":" in known for known in PARTITIONS}
     _check.choice("partition", kind, kinds)
     if kinds[kind] != bool(colon):
-        raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r}")
+        raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r:.200}")
     if not colon:
         return kind, math.nan
     try:
         value = float(number)
     except ValueError:
-        raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r}") from None
+        raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r:.200}") from None
     _check.real("the number in partition", value, low=0, open_low=True)
     if kind == "pathological":
         _check.integer("the classes of a client in partition", int(value) if value.is_integer() else value)
