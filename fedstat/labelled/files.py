@@ -32,6 +32,7 @@ _DTYPES = {
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
     "BOOL": "?",
 }  # fmt: skip
+_MOST_DIMS = 64  # of NumPy
 _FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
@@ -294,6 +295,8 @@ def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Any:
     begin, end = entry["data_offsets"]
     if bad := [n for n in (begin, end, *entry["shape"]) if type(n) is not int or n < 0]:
         raise ValueError(f"shape and offsets must be whole numbers from 0, but got {bad[0]!r}")
+    if len(entry["shape"]) > _MOST_DIMS:
+        raise ValueError(f"a tensor of {len(entry['shape']):,} dims, but at most {_MOST_DIMS} are read")
     if entry["dtype"] not in _DTYPES:
         why = f"holds {entry['dtype']!s:.20} numbers. Convert it to float32 first."
         return Unread(why, tuple(entry["shape"]), len(entry["shape"]))

@@ -14,7 +14,7 @@ from fedstat._check import few
 from fedstat.labelled import states
 from fedstat.labelled.choose import LORA, missing, stem
 from fedstat.labelled.states import State
-from fedstat.labelled.units import Layout, layout
+from fedstat.labelled.units import Fellows, Layout, layout
 
 
 class Stack(NamedTuple):
@@ -44,6 +44,7 @@ def fill(
     unit_axis: int | Mapping[str, int] | None,
 ) -> None:
     """Put the weights of client ``c`` into the stacks, which the first client makes."""
+    fellows: dict[bool, Fellows] = {}
     for name, layer in wanted:
         key = key_of(state, name, layer)
         if key is None:
@@ -56,7 +57,7 @@ def fill(
         if array.size == 0:
             raise ValueError(f"layer {layer!r} of {names[c]} is without numbers, of shape {array.shape}. Leave it out.")
         if c == 0:
-            stored = layout(key, name, state, module=module, unit_axis=unit_axis)
+            stored = layout(key, name, state, module=module, unit_axis=unit_axis, fellows=fellows)
             shape = (len(names), *stored.of(array).shape)
             stacks[name] = Stack(array.shape, stored, np.empty(shape, array.dtype.newbyteorder("=")))
         stack = stacks[name]

@@ -84,12 +84,21 @@ class Layout(NamedTuple):
         return [*first, *["weight", *(f"weight_{i}" for i in range(1, rest))][:rest]]
 
 
+Fellows = dict[bool, set[str]]
+"""Layers' own names by whether their units come last."""
+
 ROWS = Layout()
 _COLUMNS = Layout(axis=1)
 
 
 def layout(
-    key: str, name: str, state: State, *, module: Any = None, unit_axis: int | Mapping[str, int] | None = None
+    key: str,
+    name: str,
+    state: State,
+    *,
+    module: Any = None,
+    unit_axis: int | Mapping[str, int] | None = None,
+    fellows: dict[bool, Fellows] | None = None,
 ) -> Layout:
     """Find how a weight is stored.
 
@@ -103,6 +112,8 @@ def layout(
         Whose state_dict it is.
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
         What the user says; it goes before anything else.
+    fellows : dict, optional
+        What the state's other layers say, filled when it is first needed; share it among layers of one state.
 
     Raises
     ------
@@ -116,7 +127,7 @@ def layout(
         return Layout(axis, groups=max(1, _groups(shape, _bias(key, state))) if transposed else 1)
     try:
         found = None if module is None else _of_module(module, key)
-        return _joined(found or _of_names(key, name, shape, state), name, shape)
+        return _joined(found or _of_names(key, name, shape, state, {} if fellows is None else fellows), name, shape)
     except _OpenError as error:
         modules = "" if module is not None or _LAST.search(key) else "Give modules in place of state_dicts. "
         raise ValueError(
@@ -167,7 +178,7 @@ def _joined(found: Layout, name: str, shape: tuple[int, ...]) -> Layout:
     return found
 
 
-def _of_names(key: str, name: str, shape: tuple[int, ...], state: State) -> Layout:
+def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, fellows: dict[bool, Fellows]) -> Layout:
     """By the names of the weight and its layer, its shape, and those of its bias and of its fellows."""
     if len(shape) == 2 and (recurrent := RECURRENT.search(key)):
         return _gates(key, shape, state, recurrent)
@@ -189,7 +200,9 @@ def _of_names(key: str, name: str, shape: tuple[int, ...], state: State) -> Layo
     if last and {end - 1, end} <= fits and end > 1 and _TRANSPOSED.search(name):
         raise _OpenError(f"its name fits a transposed convolution, and its shape, {shape}, either kind", -2)
     if {0, end} <= fits and (last or end == 1):
-        return _of_fellows(key, shape, state, last=last)
+        if last not in fellows:
+            fellows[last] = _fellows(state, last=last)
+        return _of_fellows(key, shape, fellows[last], last=last)
     return _last_by_bias(shape, bias, fits) if last else _by_bias(name, shape, bias, fits)
 
 
@@ -233,15 +246,20 @@ def _last_by_bias(shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int])
     raise _OpenError(f"its shape is {shape}, its bias has {prod(bias)} numbers", -1)
 
 
-def _of_fellows(key: str, shape: tuple[int, ...], state: State, *, last: bool) -> Layout:
-    """Of a weight whose first and last axes both fit its bias, by other layers, whose biases fit one of them."""
-    ends: dict[bool, set[str]] = {True: set(), False: set()}  # by whether units come last: the layers' own names
+def _fellows(state: State, *, last: bool) -> Fellows:
+    """Layers whose biases fit the first axis or the last alone."""
+    ends: Fellows = {True: set(), False: set()}
     for other, value in state.items():
         size = tuple(getattr(value, "shape", ()))
         if len(size) > 1 and bool(_LAST.search(other)) == last and (bias := _bias(other, state)) is not None:
             fits = _fits(size, bias)
             if fits in ({0}, {len(size) - 1}) and (last or len(size) == 2):
                 ends[0 not in fits].add(stem(other).rpartition(".")[2])
+    return ends
+
+
+def _of_fellows(key: str, shape: tuple[int, ...], ends: Fellows, *, last: bool) -> Layout:
+    """Of a weight whose first and last axes both fit its bias, by other layers, whose biases fit one of them."""
     own = stem(key).rpartition(".")[2]
     if last and len(sure := [end for end in ends if ends[end]]) == 1:
         return Layout(axis=len(shape) - 1 if sure[0] else 0)

@@ -137,12 +137,12 @@ def pickled(at: Path, content: bytes) -> Read:
     return lambda: fedstat.read_weights([at / "a.pt"])
 
 
-@hostile("asks for _codecs.encode")
+@hostile("a Python object of _codecs.encode")
 def pt_that_doubles_a_string_forty_times(at: Path) -> Read:
     return pickled(at, b"c_codecs\nencode\n(C\1aX\3\0\0\0hextR" + b".")
 
 
-@hostile("asks for builtins.bytearray")
+@hostile("a Python object of builtins.bytearray")
 def pt_of_a_large_bytearray(at: Path) -> Read:
     return pickled(at, b"cbuiltins\nbytearray\nJ\xff\xff\xff\x7f\x85R.")
 
@@ -181,6 +181,17 @@ TENSOR = (
 @hostile("ends beyond its 100 numbers")
 def pt_of_a_tensor_beyond_its_storage(at: Path) -> Read:
     return pickled(at, b"}X\1\0\0\0w" + TENSOR % b"J\xff\xff\xff\x7f" + b"s.")
+
+
+@hostile("whole numbers from 0")
+def pt_of_a_tensor_whose_sizes_have_millions_of_digits(at: Path) -> Read:
+    size = b"\x8b" + struct.pack("<i", 4_000_000) + b"\x7f" * 4_000_000
+    return pickled(at, b"}X\1\0\0\0w" + TENSOR.replace(b"K\2\x86", size + b"\x86") % size + b"s.")
+
+
+@hostile("nested too deeply")
+def pt_of_dictionaries_in_dictionaries(at: Path) -> Read:
+    return pickled(at, b"}X\1\0\0\0a" * 10_000 + b"}X\1\0\0\0w" + TENSOR % b"K\0" + b"s" + b"s" * 10_000 + b".")
 
 
 @hostile("sets the state of a ndarray")

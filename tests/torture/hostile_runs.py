@@ -68,6 +68,18 @@ def run_of_settings_nested_deeply(at: Path) -> Read:
     return lambda: fedstat.split(path)
 
 
+@hostile("settings in its attribute groups cannot be read", "DamageError")
+def run_of_an_order_of_groups_nested_deeply(at: Path) -> Read:
+    path = changed(at, "zarr.json", attribute("groups", "[" * 100_000), journal=True)
+    return lambda: fedstat.open_run(path)
+
+
+@normal
+def run_of_an_order_of_groups_that_are_none(at: Path) -> Read:
+    path = changed(at, "zarr.json", attribute("groups", json.dumps([0, [], {}, "a", "/" * 400_000])), journal=True)
+    return lambda: fedstat.open_run(path)
+
+
 @hostile("settings in its attribute config cannot be read", "DamageError")
 def settings_nested_deeply(at: Path) -> Read:
     path = changed(at, "zarr.json", attribute("config", "[" * 100_000))

@@ -260,6 +260,20 @@ def safetensors_of_absurd_shape(at: Path) -> Callable[[], object]:
     return safe(at, {"w": entry([1 << 40, 1 << 40], 0, 16)}, bytes(16))
 
 
+@hostile("a tensor of 4,000,001 dims")
+def safetensors_of_four_million_dims(at: Path) -> Callable[[], object]:
+    return safe(at, b'{"w": {"dtype": "F32", "data_offsets": [0, 0], "shape": [' + b"3," * 4_000_000 + b"3]}}")
+
+
+@normal
+def safetensors_of_2000_square_layers(at: Path) -> Callable[[], object]:
+    names = [f"fc{i}.{of}" for i in range(2_000) for of in ("weight", "bias")]
+    ends = np.cumsum([0] + [16, 8] * 2_000).tolist()
+    shapes = [[2, 2], [2]] * 2_000
+    parts = zip(names, shapes, ends[:-1], ends[1:], strict=True)
+    return safe(at, {name: entry(shape, begin, end) for name, shape, begin, end in parts}, bytes(ends[-1]))
+
+
 @hostile("whole numbers")
 def safetensors_of_broken_shape(at: Path) -> Callable[[], object]:
     return safe(at, {"w": entry([0.5, 8], 0, 16)}, bytes(16))

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 import fedstat
 from fedstat import _cli, data, store
+from fedstat.data import arrays
 from fedstat.decompose.__main__ import _require_table
 from fedstat.fl import own
 from fedstat.reporting.document import MARK, require_ours
@@ -97,6 +98,11 @@ def safetensors(at: Path) -> Made:
 @reader("own arrays, .npz")
 def own_arrays(at: Path) -> Made:
     return hostile_data.own(at), lambda: data.load(str(at / "own.npz"))
+
+
+@reader("digest of own arrays", "nothing inside", "half of it", "noise", "zeros")
+def own_digest(at: Path) -> Made:
+    return hostile_data.own(at), lambda: arrays.digest(str(at / "own.npz"))
 
 
 @reader("shape of own arrays")
