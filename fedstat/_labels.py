@@ -161,6 +161,19 @@ def by_label(name: str, values: NDArray[Any], own: NDArray[Any], wanted: NDArray
     return values[..., order(name, dim, own.tolist(), wanted.tolist())]
 
 
+def axes(values: Any) -> list[tuple[str, list[Any]]]:
+    """Return dims and labels of a DataArray or DataFrame, in order; none of other arrays.
+
+    Examples
+    --------
+    >>> axes(pd.DataFrame([[1, 2]], index=["u"], columns=["a", "b"]))
+    [('0', ['u']), ('1', ['a', 'b'])]
+    """
+    if hasattr(values, "dims"):
+        return [(str(d), values[d].to_numpy().tolist() if d in values.coords else []) for d in values.dims]
+    return [(str(i), axis.tolist()) for i, axis in enumerate(getattr(values, "axes", ()))]
+
+
 def classes(name: str, y: Any, dims: Sequence[str] = ("sample",)) -> NDArray[Any]:
     """Return the classes of samples, numbers or texts, as an array with these dims; ValueError for other targets.
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _guard
+from fedstat import _guard, _labels
 from fedstat._check import few
 from fedstat.labelled import states
 from fedstat.labelled.choose import LORA, missing, stem
@@ -25,12 +25,15 @@ class Stack(NamedTuple):
     shape : tuple of int
         Of one client's weight, as it is stored.
     layout : Layout
+    labels : list of (dim, labels)
+        Of the first client's weight, where it is a DataArray or DataFrame; all others must have the same.
     w : array (client, unit, weight...)
         Filled client by client, so that no file stays in memory.
     """
 
     shape: tuple[int, ...]
     layout: Layout
+    labels: list[tuple[str, list[Any]]]
     w: NDArray[Any]
 
 
@@ -59,12 +62,19 @@ def fill(
         if c == 0:
             stored = layout(key, name, state, module=module, unit_axis=unit_axis, fellows=fellows)
             shape = (len(names), *stored.of(array).shape)
-            stacks[name] = Stack(array.shape, stored, np.empty(shape, array.dtype.newbyteorder("=")))
+            stacks[name] = Stack(
+                array.shape, stored, _labels.axes(state[key]), np.empty(shape, array.dtype.newbyteorder("="))
+            )
         stack = stacks[name]
         if array.shape != stack.shape:
             raise ValueError(
                 f"layer {layer!r} must have one shape for all clients, but got {stack.shape} in {names[0]} and "
                 f"{array.shape} in {names[c]}. Split clients of one architecture together."
+            )
+        if _labels.axes(state[key]) != stack.labels:
+            raise ValueError(
+                f"layer {layer!r} must have the same labels in one order for all clients, but those of {names[c]} are "
+                f"not those of {names[0]}. Reorder them, or give arrays without labels."
             )
         if (dtype := np.result_type(stack.w, array)) != stack.w.dtype:
             stacks[name] = stack = stack._replace(w=stack.w.astype(dtype))

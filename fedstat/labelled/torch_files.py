@@ -176,6 +176,8 @@ class _Reader(Unpickler):
 
     known: ClassVar[dict[tuple[str, str], Any]] = {
         ("collections", "OrderedDict"): _Ordered,
+        ("collections", "Counter"): lambda counts=None: {} if counts is None else counts,  # of schedulers
+        **{(module, "set"): lambda items=(): items for module in ("builtins", "__builtin__")},
         ("torch", "Size"): lambda shape=(): shape,
         ("torch", "device"): lambda kind, _number=0: kind,
         ("torch.storage", "UntypedStorage"): "u1",

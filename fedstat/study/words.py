@@ -19,7 +19,7 @@ def options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
     found = {}
     for option in given:
         key, equals, text = option.partition("=")
-        if not equals or "" in text.split(","):
+        if not equals or ("," in text and "" in text.split(",")):
             raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r:.200}")
         if key in found:
             raise ValueError(f"{name} must name each setting once, but got {key!r:.200} twice")

@@ -301,6 +301,25 @@ def test_agreement_of_a_list_is_that_of_the_formula_and_keeps_its_labels() -> No
     assert found.units.tolist() == UNITS
 
 
+def of_mapping(one: Any, other: Any) -> np.ndarray:
+    return fedstat.read_weights([{"a.weight": one}, {"a.weight": other}])["a"]["w"].values
+
+
+@pytest.mark.parametrize("kind", ["DataArray", "DataFrame"])
+def test_labelled_weights_of_mappings_must_have_one_order(kind: str) -> None:
+    one = W.isel(client=0)[:, :4].reset_coords(drop=True)
+    one, moved = one.assign_coords(weight=range(4)), one.assign_coords(weight=range(4))[::-1]
+    if kind == "DataFrame":
+        one, moved = one.to_pandas(), moved.to_pandas()
+    np.testing.assert_array_equal(of_mapping(one, one), np.stack([one, one]))
+    says = (
+        r"layer 'a\.weight' must have the same labels in one order for all clients, but those of 1 are not those of 0"
+    )
+    for other in (moved, np.asarray(one)):
+        with pytest.raises(ValueError, match=says):
+            of_mapping(one, other)
+
+
 def test_columns_of_a_table_name_the_units() -> None:
     rows = pd.DataFrame(labelled.layer_matrix(W.values), columns=UNITS)
     fit = labelled.fa(rows, n_factors=2)

@@ -22,6 +22,7 @@ TYPES = (
 )  # fmt: skip
 # Those that torch does not read from its old format.
 NEW_TYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)
+OPTIMIZER = torch.optim.SGD(MODULE.parameters(), lr=0.1)
 CONTENTS: dict[str, Any] = {
     "state_dict": MODULE.state_dict(),
     "parameters": dict(MODULE.named_parameters()),
@@ -35,7 +36,7 @@ CONTENTS: dict[str, Any] = {
     "checkpoint": {
         "model": MODULE.state_dict(), "optimizer": torch.optim.Adam(MODULE.parameters()).state_dict(), "epoch": 3,
         "lr": 0.1, "size": torch.Size([2, 3]), "none": None, "list": [1, 2, (3, 4.5)], "large": 2**70, "negative": -5,
-        "text": "é", "true": True,
+        "text": "é", "true": True, "schedule": torch.optim.lr_scheduler.MultiStepLR(OPTIMIZER, [2, 3]).state_dict(),
     },
 }  # fmt: skip
 
@@ -78,6 +79,11 @@ def test_a_tensor_without_dense_numbers_is_an_error_only_where_it_is_asked_for(t
     np.testing.assert_array_equal(read_weights([tmp_path / "a.pt"], layers=["a"])["a"]["w"], np.ones((1, 4, 3)))
     with pytest.raises(ValueError, match=r"layer 'b\.weight' of a must be a dense tensor, but is sparse"):
         read_weights([tmp_path / "a.pt"])
+
+
+def test_sets_beside_weights_are_no_obstacle(tmp_path: Path) -> None:
+    torch.save({"a.weight": BASE, "tags": {"x", "y"}}, tmp_path / "a.pt")
+    np.testing.assert_array_equal(read_weights([tmp_path / "a.pt"])["a"]["w"][0], BASE)
 
 
 def test_a_conjugated_view_is_an_error_only_where_it_is_asked_for(tmp_path: Path) -> None:
