@@ -101,14 +101,14 @@ def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4) -> 
 
 
 def few(labels: Iterable[Any], most: int = 3) -> str:
-    """The first labels, for a message, and how many more there are.
+    """The first labels, for a message, and how many more there are; of a label at most 200 characters.
 
     Examples
     --------
     >>> few(["fc1", "fc2", "fc3", "fc4"])
     'fc1, fc2, fc3 and 1 more'
     """
-    labels = [str(x) for x in labels]
+    labels = [f"{x!s:.200}" for x in labels]
     return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")
 
 

@@ -93,8 +93,9 @@ def read_weights(
         a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model; if one file is given
         twice, there are no sources, or a single source or layer is given bare; or if a file, its unzipped content or
         the layers of a client would take more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another
-        limit), or a file holds more than 8,192 tensors. Nothing in a file is executed: torch files are read without
-        torch, NumPy files without pickle, and of these only the layers asked for.
+        limit), or a file holds more than 8,192 entries or a name of more than 200 characters. Nothing in a file is
+        executed: torch files are read without torch, NumPy files without pickle, and of these only the layers asked
+        for.
     FileNotFoundError
         If there is no such file.
 

@@ -24,6 +24,7 @@ State = Mapping[str, Any]
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz")
 """Of the files that are read."""
 
+_LONGEST = 200  # characters of a name
 _MODELS = ("state_dict", "model_state_dict", "model", "net")
 _BIAS = re.compile(r"(^|[._/])bias(es)?(_\w)?(:\d+)?$")
 _VECTOR = re.compile(r"(^|[._/])(b|offset|scale|gamma|beta)(:\d+)?$")
@@ -82,6 +83,11 @@ def state_of(content: Any, where: str) -> State:
         return _composed(content.state_dict(), content)
     if isinstance(content, Mapping):
         named = _joined(content, where, {})
+        if (longest := max(named, key=len, default="")) and len(longest) > _LONGEST:
+            raise ValueError(
+                f"{where} holds {longest[:50]!r}..., a name of {len(longest):,} characters, but at most {_LONGEST} are "
+                "read. Rename it."
+            )
         if any(hasattr(value, "ndim") for value in named.values()):
             return _composed(named)
     kind = type(content).__name__

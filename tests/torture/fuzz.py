@@ -129,6 +129,16 @@ def tabulated(path: Path) -> None:
 
 ENTRY = b'{"files":{"metrics/loss/c.0.0":[3,4,"0"]},"without":["a"]}'
 STATE = {"fc1.weight": torch.ones(4, 3), "fc1.bias": torch.ones(4)}
+FACTORS = {
+    "a.weight_orig": torch.ones(4, 3), "a.weight_mask": torch.ones(4, 3), "b.weight_g": torch.ones(2, 1),
+    "b.weight_v": torch.ones(2, 3), "c.weight_orig": torch.ones(3, 3), "c.weight_u": torch.ones(3),
+    "c.weight_v": torch.ones(3), "r.weight_ih_l0": torch.ones(8, 3), "r.weight_hh_l0": torch.ones(8, 2),
+}  # fmt: skip
+NESTED = {"model": FACTORS, "head": STATE, "optimizer": {"param_groups": [{"lr": 0.1}]}}
+KERAS = json.dumps({
+    "d/kernel:0": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]},
+    "d/bias:0": {"dtype": "F32", "shape": [2], "data_offsets": [16, 24]},
+})  # fmt: skip
 SAFE = json.dumps({"w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, "__metadata__": {"a": "b"}})
 PLAYS = b"by William Shakespeare\n\nPLAY\n\nby William Shakespeare\n" + b"  Fool. word word word\n  King. a b c\n" * 9
 USERS = {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[0.5] * 784], "y": [1]}}}
@@ -147,13 +157,20 @@ TARGETS: dict[str, Target] = {
         lambda content: file("a.safetensors", lambda path: fedstat.read_weights([path]))(
             len(content).to_bytes(8, "little") + content + bytes(24)
         ),
-        [SAFE.encode()],
+        [SAFE.encode(), KERAS.encode()],
     ),
-    "npz": (file("a.npz", lambda path: fedstat.read_weights([path])), [saved(partial(np.savez, fc1=np.ones((3, 4))))]),
+    "npz": (
+        file("a.npz", lambda path: fedstat.read_weights([path])),
+        [saved(partial(np.savez, fc1=np.ones((3, 4)))), saved(partial(np.savez, **FACTORS))],
+    ),
     "own arrays": (file("own.npz", lambda path: data.load(str(path))), [saved(OWN), PACKED_OWN]),
     "torch": (
         file("a.pt", lambda path: fedstat.read_weights([path])),
-        [saved(partial(torch.save, STATE)), saved(partial(torch.save, STATE, _use_new_zipfile_serialization=False))],
+        [
+            saved(partial(torch.save, STATE)),
+            saved(partial(torch.save, NESTED)),
+            saved(partial(torch.save, NESTED, _use_new_zipfile_serialization=False)),
+        ],
     ),
     "log": (raw_log, [b"%08x %d %b\n" % (zlib.crc32(ENTRY), len(ENTRY), ENTRY) * 2]),
     "line of a log": (logged, [ENTRY]),

@@ -265,6 +265,12 @@ def safetensors_of_four_million_dims(at: Path) -> Callable[[], object]:
     return safe(at, b'{"w": {"dtype": "F32", "data_offsets": [0, 0], "shape": [' + b"3," * 4_000_000 + b"3]}}")
 
 
+@hostile("a name of 10,009 characters, but at most 200 are read")
+def safetensors_of_a_long_name(at: Path) -> Callable[[], object]:
+    name = "d" * 10_000
+    return safe(at, {f"{name}/kernel:0": entry([2, 2], 0, 16), f"{name}/bias:0": entry([2], 16, 24)}, bytes(24))
+
+
 @normal
 def safetensors_of_2000_square_layers(at: Path) -> Callable[[], object]:
     names = [f"fc{i}.{of}" for i in range(2_000) for of in ("weight", "bias")]
