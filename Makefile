@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 SCALE ?= quick
+SECONDS ?= 60
 EXTRAS ?= dev
 PAPER ?= fedfac
 DATA_DIR ?= $(FEDSTAT_DATA)
@@ -17,7 +18,7 @@ SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow test-minimum torture check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
+.PHONY: sim test test-slow test-minimum torture fuzz check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
 .PRECIOUS: runs/%.zarr
 
 $(sort $(READY) $(READY_FOR_DOCS)): $(VENV)/.ready-%: pyproject.toml constraints.txt
@@ -48,6 +49,9 @@ wheel-test: $(READY)  ## sdist and wheel, installed in an environment of their o
 
 torture: $(READY)  ## kills, power cuts, damage, full disks, hostile files, wrong command lines: minutes
 	$(BIN)/python -m pytest tests/torture -m 'slow or not slow'
+
+fuzz: $(READY)  ## sound files, changed at random, for every parser, for SECONDS
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/fuzz.py $(SECONDS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

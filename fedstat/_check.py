@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from itertools import islice
 from numbers import Integral, Real
 from typing import Any
 
@@ -32,7 +33,7 @@ def integer(name: str, value: object, *, low: int = 1, high: int | None = None) 
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or int(value) < low or (high is not None and int(value) > high):  # type: ignore[call-overload]
         bounds = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
-        raise ValueError(f"{name} must be {bounds}, but got {value!r}")
+        raise ValueError(f"{name} must be {bounds}, but got {value!r:.200}")
     return int(value)  # type: ignore[call-overload]
 
 
@@ -54,7 +55,7 @@ def real(
     if not ok:
         left, right = "(" if open_low or math.isinf(low) else "[", ")" if open_high or math.isinf(high) else "]"
         raise ValueError(
-            f"{name} must be a finite number in {left}{low:g}, {high:g}{right}, but got {value!r}"
+            f"{name} must be a finite number in {left}{low:g}, {high:g}{right}, but got {value!r:.200}"
             + (f". {hint}" if hint else "")
         )
     return x
@@ -69,20 +70,19 @@ def in_bytes(name: str, value: object) -> int:
     (2147483648, 1500000, 1000)
     """
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kMGT])(i?))?B?\s*", str(value), re.IGNORECASE)
-    size = 0
+    size = 0.0
     if found and isinstance(value, str | int):
-        size = int(float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index((found[2] or " ").upper()))
-    if not size:
-        raise ValueError(f"{name} must be a size such as '2GiB', '500MB' or a number of bytes, but got {value!r}")
-    return size
+        size = float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index((found[2] or " ").upper())
+    if not 1 <= size < math.inf:
+        raise ValueError(f"{name} must be a size such as '2GiB', '500MB' or a number of bytes, but got {value!r:.200}")
+    return int(size)
 
 
 def choice(name: str, value: Any, options: Collection[Any]) -> Any:
     """Return ``value`` if it is one of ``options``, or raise ValueError offering the nearest names."""
     if value not in options:
-        raise ValueError(
-            f"{name} must be one of {', '.join(map(repr, options))}, but got {value!r}.{did_you_mean(value, options)}"
-        )
+        near = did_you_mean(value, options)
+        raise ValueError(f"{name} must be one of {few(map(repr, options), 200)}, but got {value!r:.200}.{near}")
     return value
 
 
@@ -96,26 +96,26 @@ def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4) -> 
     >>> did_you_mean("fc1.wieght", ["fc1.weight", "scale"])
     " Did you mean 'fc1.weight'?"
     """
-    near = get_close_matches(str(value), [str(o) for o in options], n=2, cutoff=cutoff)
+    near = get_close_matches(str(value)[:200], [str(o) for o in islice(options, 10_000)], n=2, cutoff=cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def few(labels: Iterable[Any], most: int = 3) -> str:
-    """The first labels, for a message, and how many more there are.
+    """The first labels, for a message, and how many more there are; of a label at most 200 characters.
 
     Examples
     --------
     >>> few(["fc1", "fc2", "fc3", "fc4"])
     'fc1, fc2, fc3 and 1 more'
     """
-    labels = [str(x) for x in labels]
+    labels = [f"{x!s:.200}" for x in labels]
     return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if len(labels) > most else "")
 
 
 def distinct(name: str, values: Collection[Any]) -> Any:
     """Return ``values`` if they are not empty and none occurs twice, or raise ValueError naming the argument."""
     if not values or len({*map(str, values)}) < len(values):
-        raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r}")
+        raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r:.200}")
     return values
 
 
@@ -129,17 +129,27 @@ def one_array(name: str, values: Any) -> Any:
     return values
 
 
+def unmasked(name: str, values: Any) -> None:
+    """Raise ValueError if some values of an array are masked."""
+    if np.ma.is_masked(values):
+        raise ValueError(
+            f"{name} must hold a value everywhere, but got a masked array with {np.ma.count_masked(values)} masked "
+            "values. Leave out the clients or units that have them, or replace them with .filled(...)."
+        )
+
+
 def numbers(name: str, values: Any) -> Any:
     """Return an array or tensor of real numbers, none of them masked, or raise ValueError naming the argument.
 
     Anything but a tensor or a labelled array (one with ``dims``) becomes a NumPy array. Lazy values are not read.
     """
-    if np.ma.is_masked(values):
-        raise ValueError(
-            f"{name} must hold a number everywhere, but got a masked array with {np.ma.count_masked(values)} masked "
-            "values. Leave out the clients or units that have them, or replace them with .filled(...)."
-        )
+    unmasked(name, values)
     if is_torch_array(values):
+        if values.is_meta:
+            raise ValueError(
+                f'{name} holds no numbers, only a shape (device="meta"). Pass the model once it has weights.'
+            )
+        values = values.resolve_neg()  # of .imag of conjugated values, which NumPy does not read
         sparse = str(values.layout) != "torch.strided"
         real_numbers = not (sparse or values.is_complex() or str(values.dtype) == "torch.bool")
         hint = "Pass .to_dense()." if sparse else "Pass .real, .imag or .abs() of complex, .double() of bool values."
@@ -151,3 +161,12 @@ def numbers(name: str, values: Any) -> Any:
     if not real_numbers:
         raise ValueError(f"{name} must hold real numbers in a dense array, but got {seen}. {hint}")
     return values
+
+
+def numpy_of(values: Any) -> Any:
+    """Return an array or tensor as an array on the host; bfloat16 and others that NumPy lacks as float32."""
+    if not is_torch_array(values):
+        return np.asarray(values)
+    held = values.detach().cpu().resolve_conj().resolve_neg()
+    known = not held.is_floating_point() or str(held.dtype) in ("torch.float64", "torch.float32", "torch.float16")
+    return (held if known else held.float()).numpy()

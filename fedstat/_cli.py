@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import sys
 import warnings
@@ -16,7 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedstat import _check, _interrupt, store
+from fedstat import _check, _guard, _interrupt, store
 from fedstat._later import xr
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -118,6 +119,8 @@ def run(
         return _end(cli, 1, f"error: {error}. {kept(args)}")
     except OSError as error:
         _discard_output()
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            cli.error(f"{str(error.filename)[:100]!r} cannot be the path of a file: {error.strerror}")
         return _end(cli, 1, f"error: writing failed: {error}. {kept(args)}")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
@@ -220,12 +223,14 @@ def require_figure(option: str, path: Path | None) -> None:
     if path.suffix.lower() not in _MARKS:
         raise ValueError(f"{option} must end in .png, .pdf or .svg, but got {path}")
     require_file(option, path)
-    if path.exists() and _MARKS[path.suffix.lower()][1] not in path.read_bytes():
+    if _guard.status(path) and _MARKS[path.suffix.lower()][1] not in _guard.content(path):
         raise ValueError(f"{option} {path} exists and was not drawn by fedstat: remove it or choose another name")
 
 
 def require_file(option: str, path: Path) -> None:
     """ValueError, before any work, if a file could not be written."""
+    for one in (path, _draft(path)):
+        _guard.status(one)
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a folder")
     if not path.parent.is_dir():
@@ -249,14 +254,19 @@ def whole(path: Path) -> Iterator[Path]:
         yield path
         return
     target = path.resolve()
-    draft = target.with_name(f".{target.name}.{os.getpid()}.draft")
+    draft = _draft(target)
     try:
-        yield draft
+        with _guard.written(path):
+            yield draft
         with draft.open("rb") as written:
             os.fsync(written.fileno())
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _draft(path: Path) -> Path:
+    return path.parent / f".{path.name}.{os.getpid()}.draft"
 
 
 def _end(cli: Parser, status: int, message: str) -> int:

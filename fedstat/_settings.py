@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
@@ -12,12 +13,13 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedstat import _check
+from fedstat import _check, _guard
 
 _METAVAR = {float: "X", int: "N", str: "NAME"}
 _NOUNS = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
 _UNIONS = (Union, UnionType)  # Literal[...] | None is of the first, int | None of the second
 _hints = cache(get_type_hints)
+_LONGEST_KEY, _LONGEST = 200, 1000  # characters of a key, and of a text
 
 
 def add_arguments(
@@ -79,21 +81,44 @@ def given(args: argparse.Namespace, settings: type) -> dict[str, Any]:
     return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if v is not None}
 
 
+# A key of more parts than are read: tomllib takes memory that is quadratic in their number.
+_PART = r"""(?>[\w-]+|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*')[ \t]*+"""
+_DEEP_KEY = re.compile(rf"(?<![\w\\-])(?:{_PART}\.[ \t]*+){{{_guard.DEPTH}}}")
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Contents of a TOML file, or ValueError naming the file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = _guard.content(path, share=_guard.SETTINGS).decode()
+        if deep := _DEEP_KEY.search(text):
+            raise ValueError(f"the key {deep[0][:60]}... is nested too deep: it has more than {_guard.DEPTH} parts")
+        content = tomllib.loads(text)
+        if long := next((key for key in _keys(content) if len(key) > _LONGEST_KEY), None):
+            raise ValueError(
+                f"the key {long[:60]}... has {len(long):,} characters, but at most {_LONGEST_KEY} are read"
+            )
+        return content
+    except _guard.LimitError:
+        raise
     except (OSError, ValueError) as error:  # also for what is not UTF-8, or not TOML
-        raise ValueError(f"{path} cannot be read: {error}") from None
+        raise ValueError(f"{path} cannot be read: {error!s:.300}") from None
     except RecursionError:
         raise ValueError(f"{path} cannot be read: its values are nested too deep") from None
+
+
+def _keys(content: Any) -> Iterator[str]:
+    """Every key in a file's content."""
+    if isinstance(content, dict):
+        yield from content
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        yield from _keys(value)
 
 
 def table(found: Mapping[str, Any], key: str, where: object) -> dict[str, Any]:
     """Table of that name in a file's content, {} if there is none; ValueError if it is not a table."""
     value = found.get(key, {})
     if not isinstance(value, dict):
-        raise ValueError(f"{key} in {where} must be a table, [{key}], but got {value!r}")
+        raise ValueError(f"{key} in {where} must be a table, [{key}], but got {value!r:.200}")
     return value
 
 
@@ -101,7 +126,7 @@ def tables(found: Mapping[str, Any], key: str, where: object) -> list[dict[str, 
     """Tables of that name in a file's content, an empty one if there are none; ValueError if they are not tables."""
     value = found.get(key, [{}])
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise ValueError(f"{key} in {where} must be tables, each headed by [[{key}]], but got {value!r}")
+        raise ValueError(f"{key} in {where} must be tables, each headed by [[{key}]], but got {value!r:.200}")
     return value
 
 
@@ -109,8 +134,12 @@ def require_types(found: Mapping[str, Any], settings: type, where: str = "") -> 
     """ValueError if a value does not have the type of its field in the settings; ``where`` ends the name."""
     for key, value in found.items():
         hint = _hints(settings)[key]
+        if any(
+            isinstance(one, str) and len(one) > _LONGEST for one in (value if isinstance(value, tuple) else [value])
+        ):
+            raise ValueError(f"{key}{where} must have at most {_LONGEST:,} characters, but got {value!r:.100}...")
         if not _fits(hint, value):
-            raise ValueError(f"{key}{where} must be {_described(hint)}, but got {value!r}")
+            raise ValueError(f"{key}{where} must be {_described(hint)}, but got {value!r:.200}")
 
 
 def _fits(hint: Any, value: Any) -> bool:

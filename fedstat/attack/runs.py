@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedstat import _cli
+from fedstat import _cli, store
 from fedstat._later import xr
 from fedstat.fl import batches, engine
 from fedstat.fl.aggregate import weighted_mean
@@ -55,7 +55,8 @@ def read(path: str | Path) -> Stored:
         raise ValueError(f"{path} was trained on {noted['data']}: texts are token numbers, which have no gradient")
     if "ended" not in tree.attrs:
         raise ValueError(f"{path} is not finished: continue it with python -m fedstat.fl --out {path} --resume")
-    return Stored(noted["algorithm"], tree, Settings(**noted))
+    with store.reading(path):
+        return Stored(noted["algorithm"], tree, Settings(**noted))
 
 
 def job_of(run: Stored, data_dir: str | Path | None, machine: Machine) -> tuple[Job, xr.Dataset]:

@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, _labels
+from fedstat._check import few
 from fedstat._later import xr
 from fedstat._random import generator
 
@@ -87,11 +88,13 @@ def _kept(
     for name in (name for name, need in needed.items() if need):
         whole &= np.bincount(code[split == name], minlength=len(size)) > 0
     if not whole.all() and short == "error":
-        i = int(np.flatnonzero(~whole)[0])
+        sizes = [
+            f"{c} (of {n} sample{'s' if n > 1 else ''})"
+            for c, n in zip(np.unique(fed.client)[~whole], size[~whole], strict=True)
+        ]
         raise ValueError(
-            f"every client must have samples for each split, but got {int((~whole).sum())} clients too small, first "
-            f"client {np.unique(fed.client)[i]} with {size[i]} samples. Use a larger min_size in the partition, or "
-            'short="drop".'
+            f"every client must have samples for each split, but too small are client(s) {few(sizes)}. Use larger "
+            'clients (min_size in the partition), other shares, or leave these out by train_test(..., short="drop").'
         )
     kept = (split != "") & whole[code]
     if not kept.all():
@@ -199,10 +202,11 @@ def permute_labels(fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset:
     """
     client = client_of(fed)
     names = fed.y.attrs.get("names")
-    classes = np.unique(fed.y.values) if names is None else np.arange(len(names))
+    labels = _labels.classes("y", fed.y)
+    classes = np.unique(labels) if names is None else np.arange(len(names))
     every, who = np.unique(client, return_inverse=True)
     order = np.array([generator(seed, "partition", "permute_labels", int(c)).permutation(len(classes)) for c in every])
-    y = classes[order[who, np.searchsorted(classes, fed.y.values)]]
+    y = classes[order[who, np.searchsorted(classes, labels)]]
     coords = {} if "y_true" in fed.coords else {"y_true": ("sample", fed.y.values, fed.y.attrs)}
     return fed.assign(y=("sample", y, {} if names is None else numbered(len(names)))).assign_coords(coords)
 
@@ -238,7 +242,7 @@ def label_table(fed: xr.Dataset) -> xr.DataArray:
     array([[9, 4, 6, 5, 2, 1, 7, 8, 3, 0],
            [8, 0, 2, 1, 7, 4, 3, 5, 9, 6]])
     """
-    y = fed.y.values
+    y = _labels.classes("y", fed.y)
     clients, who = np.unique(client_of(fed), return_inverse=True)
     classes, what = np.unique(fed["y_true"].values if "y_true" in fed.coords else y, return_inverse=True)
     table = np.full((len(clients), len(classes)), -1, dtype=np.int64)
@@ -260,4 +264,4 @@ def client_of(fed: xr.Dataset) -> np.ndarray:
             f"the data set must have a coordinate client on the dim sample, but got {list(map(str, fed.coords))}. "
             "Partition it first, for example partition.iid(data, clients=100)."
         )
-    return np.asarray(fed.client.values)
+    return _labels.complete("client", fed.client, "sample")

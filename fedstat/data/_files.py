@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, cast
+from stat import S_ISDIR
+from typing import Any, BinaryIO, Generic, Literal, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -19,8 +20,10 @@ from fedstat._later import xr
 
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
-_CHUNK = 1 << 20
+CHUNK = 1 << 20
 _MOST_INFLATION = 1032  # the most bytes that one byte of deflate can stand for
+SAMPLE = 64
+"""Bytes that a sample takes beside x, at least: class, split and user; or a word of the vocabulary."""
 
 
 class Source(NamedTuple):
@@ -55,10 +58,10 @@ def find(root: Path, places: Iterable[str], names: Iterable[str], source: Source
     names, looked = list(names), [root / place for place in places]
     for place in looked:
         for name in names:
-            if (place / name).exists():
+            if _guard.status(place / name):
                 if _looking.get():
                     raise _LocatedError(place / name)
-                return place / name
+                return note(place / name)
     raise FileNotFoundError(
         f"{source.title} needs {' or '.join(names)}, looked for in {', '.join(map(str, looked))}, but there is none. "
         f"Download it from {source.home}, and name its folder by data_dir or the environment variable FEDSTAT_DATA."
@@ -86,6 +89,65 @@ def located(load: Callable[[], object]) -> Path | None:
     return None
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+_noted: ContextVar[dict[Path, Any] | None] = ContextVar("_noted", default=None)
+
+
+class Remembered(Generic[P, R]):
+    """A function whose latest results are kept until a file that it read changes.
+
+    Parameters
+    ----------
+    function : callable
+        Its files are those of :func:`note`; its arguments are hashable.
+    size : int
+        Number of results that are kept.
+    """
+
+    def __init__(self, function: Callable[P, R], size: int = 1) -> None:
+        self._function, self._size = function, size
+        self._kept: dict[Any, tuple[R, dict[Path, Any]]] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (args, *sorted(kwargs.items()))
+        held = self._kept.pop(key, None)
+        if held is None or any(_stamp(path) != stamp for path, stamp in held[1].items()):
+            files: dict[Path, Any] = {}
+            before = _noted.set(files)
+            try:
+                held = self._function(*args, **kwargs), files
+            finally:
+                _noted.reset(before)
+        self._kept[key] = held
+        for oldest in [*self._kept][: -self._size]:
+            self._kept.pop(oldest, None)
+        if (outer := _noted.get()) is not None:
+            outer |= held[1]
+        return held[0]
+
+    def forget(self) -> None:
+        """Let go of all results."""
+        self._kept.clear()
+
+
+def note(path: Path) -> Path:
+    """Return the path of a file or folder that is about to be read, for :class:`Remembered` to watch it."""
+    if (noted := _noted.get()) is not None:
+        noted[path] = _stamp(path)
+    return path
+
+
+def _stamp(path: str | Path) -> Any:
+    """What changes when a file, or one in a folder, is written again: its identity, size and times."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 a folder may hold 100,000 images
+        inside = {one.name: _stamp(one.path) for one in os.scandir(path)} if S_ISDIR(found.st_mode) else None
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, inside
+
+
 def damaged(path: Path, offset: int | str, what: str) -> ValueError:
     """Error for a file whose content is not what its format says, at a byte (or line) of the file."""
     return ValueError(f"{path} is damaged at {offset if isinstance(offset, str) else f'byte {offset}'}: {what}")
@@ -110,7 +172,7 @@ def reading(path: Path, advice: str = "Download it again.", stream: BinaryIO | N
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Stream of a file's bytes, unzipped if it is gzip by its first bytes, whatever its name."""
-    with _guard.regular(path).open("rb") as stream:
+    with _guard.opened(path) as stream:
         if not zipped(path):
             yield stream
             return
@@ -118,12 +180,12 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=stream) as content:
                 yield cast(BinaryIO, content)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise damaged(path, _last_good(path.read_bytes()), f"{error}. Download it again.") from error
+            raise damaged(path, stream.tell(), f"{error}. Download it again.") from error
 
 
 def zipped(path: Path) -> bool:
     """Whether a file is gzip."""
-    with _guard.regular(path).open("rb") as stream:
+    with _guard.opened(path) as stream:
         return stream.read(2) == b"\x1f\x8b"
 
 
@@ -132,26 +194,22 @@ def read(path: Path) -> bytes:
     if zipped(path) and path.stat().st_size * _MOST_INFLATION > _guard.limit():
         total = 0
         with opened(path) as stream:
-            while more := len(stream.read(_CHUNK)):
+            while more := len(stream.read(CHUNK)):
                 total = _guard.size(path, total + more, "its unzipped content, counted so far,")
     with opened(path) as stream:
         return stream.read()
 
 
-def _last_good(raw: bytes) -> int:
-    stream = zlib.decompressobj(wbits=31)
-    for start in range(0, len(raw), _CHUNK):
-        try:
-            stream.decompress(raw[start : start + _CHUNK])
-        except zlib.error:
-            return start
-    return len(raw)
+def check_rows(source: Source, split: str, rows: int, where: Path) -> None:
+    """Warn where a split does not have the published number of rows; raise ValueError where it has none.
 
-
-def check_rows(source: Source, split: str, rows: int) -> None:
-    """Warn where a split does not have the published number of rows; raise ValueError where it has none."""
+    ``where`` is its folder, for the message.
+    """
     if rows == 0:
-        raise ValueError(f"{source.title}: the {split} split has no rows. Download its files again from {source.home}.")
+        raise ValueError(
+            f"{source.title}: the {split} split in {where} has no rows. Download its files again from {source.home}."
+        )
+    _guard.size(where, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
     published = source.rows.get(split, rows)
     if rows != published:
         warnings.warn(
@@ -166,10 +224,10 @@ def wanted(split: str | None) -> tuple[Split, ...]:
     return SPLITS if split is None else (split,)  # type: ignore[return-value]
 
 
-def joined(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...]) -> xr.Dataset:
-    """One sample-major data set out of the splits that were read, in their order."""
+def joined(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...], where: Path) -> xr.Dataset:
+    """One sample-major data set out of the splits that were read from a folder, in their order."""
     for split, part in parts.items():
-        check_rows(source, split, len(part.y))
+        check_rows(source, split, len(part.y), where)
     x = [p.x for p in parts.values()]
     y = np.concatenate([p.y for p in parts.values()])
     data = dataset(x[0] if len(x) == 1 else np.concatenate(x), y, parts_split(parts), source, dims)

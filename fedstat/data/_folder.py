@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _guard
+from fedstat import _guard, _labels
 from fedstat._later import xr
 from fedstat.data._files import reading
 
@@ -35,7 +35,7 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     FileExistsError
         If it exists.
     ValueError
-        If the name of a variable is not a plain file name, or two names are equal as text.
+        If the name of a variable is not a plain file name, two names are equal as text, or a name is missing.
     """
     folder = Path(path)
     names = [str(key) for key in data.variables]
@@ -49,16 +49,20 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         values = variable.values
         levels: list[str] | None = None
         if values.dtype == object:
+            # The text "nan" would stand for a gap.
+            _labels.complete(str(name), np.atleast_1d(values), str(next(iter(variable.dims), "data set")))
             unique, values = np.unique(values, return_inverse=True)
             levels = [str(u) for u in unique]
-        np.save(folder / f"{name}.npy", values)
+        with _guard.written(folder / f"{name}.npy"):
+            np.save(folder / f"{name}.npy", values)
         index[str(name)] = {
             "dims": variable.dims,
             "attrs": variable.attrs,
             "levels": levels,
             "coord": name in data.coords,
         }
-    (folder / _INDEX).write_text(json.dumps({"variables": index, "attrs": data.attrs}, indent=1))
+    with _guard.written(folder / _INDEX):
+        (folder / _INDEX).write_text(json.dumps({"variables": index, "attrs": data.attrs}, indent=1))
     return folder
 
 
@@ -81,11 +85,11 @@ def open_folder(path: str | os.PathLike[str]) -> xr.Dataset:
     True
     """
     folder = Path(path)
-    if not (folder / _INDEX).exists():
+    if not _guard.status(folder / _INDEX):
         raise FileNotFoundError(f"{folder} must be a folder that save_folder made, but it has no {_INDEX}")
-    index = _guard.regular(folder / _INDEX)
+    index = folder / _INDEX
     with reading(index, _AGAIN):
-        content = _guard.parsed(index, index.read_bytes())
+        content = _guard.parsed(index, _guard.content(index, share=_guard.HEAD))
         entries = {name: (tuple(e["dims"]), e["attrs"], e["levels"], e["coord"]) for name, e in _variables(content)}
         data = xr.Dataset(attrs=content["attrs"])
     for name, (dims, attrs, levels, coord) in entries.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._later import xr
 from fedstat._random import generator
 from fedstat.data._clients import numbered
@@ -45,7 +45,7 @@ def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Data
     Raises
     ------
     ValueError
-        If there is no such coordinate, or no client is large enough.
+        If there is no such coordinate, it lacks a value for a sample, or no client is large enough.
 
     Examples
     --------
@@ -59,7 +59,7 @@ def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Data
             f"by must be a coordinate of the samples, but got {by!r}; there are {list(map(str, data.coords))}"
         )
     min_size = _check.integer("min_size", min_size, low=1)
-    keys, code, size = np.unique(data[by].values, return_inverse=True, return_counts=True)
+    keys, code, size = np.unique(_labels.complete(by, data[by], "sample"), return_inverse=True, return_counts=True)
     kept = size >= min_size
     if not kept.any():
         raise ValueError(f"min_size must be at most {size.max()}, the size of the largest client, but got {min_size}")
@@ -124,7 +124,7 @@ def domains(
     if not groups:
         raise ValueError("groups must name at least one domain, but got none")
     domain = _domain(data[by], groups)
-    client, y = np.full(len(domain), -1), data.y.values.copy()
+    client, y = np.full(len(domain), -1), _labels.classes("y", data.y).copy()
     for g, name in enumerate(groups):
         here = np.flatnonzero(domain == g)
         if len(here) < per:

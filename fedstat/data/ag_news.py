@@ -49,7 +49,7 @@ def load(name: str, root: Path, split: Split | None, *, vocabulary: Sequence[str
         count = Counter(word for row in texts.get("train", texts.get("test", [])) for word in row)
         vocabulary = sorted(count, key=lambda w: (-count[w], w))
     number = {word: i for i, word in enumerate(vocabulary, start=2)}
-    data = joined({p: Part(_numbers(texts[p], number), labels[p]) for p in texts}, source, ("word",))
+    data = joined({p: Part(_numbers(texts[p], number), labels[p]) for p in texts}, source, ("word",), root)
     data.x.attrs["vocabulary"] = ["", "?", *vocabulary]
     data.y.attrs["names"] = list(CLASSES)
     return data

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fedstat import _guard
+from fedstat import _guard, _pickles
 from fedstat._later import xr
 from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, reading, wanted
 
@@ -28,11 +26,6 @@ _PLACES = {
     "cifar-100": ("cifar-100-python", "", "cifar-100/cifar-100-python"),
 }
 _IMAGE = (3, 32, 32)
-_VALUE = 1024  # bytes set aside for each reading of a pickle: a value and the reference to it
-_REFUSED = {
-    pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET,
-    pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.PERSID, pickle.BINPERSID, pickle.INST, pickle.OBJ,
-}  # fmt: skip
 
 
 def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
@@ -43,7 +36,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
         batches = [_batch(find(root, _PLACES[name], [f], source), hundred) for f in files[part]]
         extra = {"coarse": np.concatenate([b[2] for b in batches])} if hundred else {}
         parts[part] = Part(np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]), extra)
-    data = joined(parts, source, ("channel", "row", "column"))
+    data = joined(parts, source, ("channel", "row", "column"), root)
     meta = find(root, _PLACES[name], files["meta"], source)
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = _names(meta, b"fine_label_names" if hundred else b"label_names")
@@ -99,9 +92,9 @@ def unpickle(path: Path) -> Any:
     ValueError
         If the pickle is truncated or corrupt, or asks for any other class or function (which could run code).
     """
-    stream = _Counted(path, read(path))
+    stream = _pickles.Counted(path, read(path))
     try:
-        return _Unpickler(stream, encoding="bytes").load()
+        return _Unpickler(stream).load()
     except _guard.LimitError:
         raise
     except Exception as error:  # lengths, names and strings made of damaged bytes raise many kinds
@@ -109,76 +102,10 @@ def unpickle(path: Path) -> Any:
         raise damaged(path, stream.tell(), f"{what.removeprefix('UnpicklingError: ')}. Download it again.") from error
 
 
-class _Counted(io.BytesIO):
-    """Bytes of a pickle that are read a limited number of times: every value it makes takes a reading at least."""
-
-    def __init__(self, path: Path, content: bytes) -> None:
-        super().__init__(content)
-        self.path, self.left = path, _guard.limit() // _VALUE
-
-    def read(self, n: int | None = -1, /) -> bytes:
-        self.left -= 1
-        if self.left < 0:
-            _guard.size(self.path, _guard.limit() + _VALUE, "its pickle, counted so far,")
-        return super().read(n)
-
-
-class _Unpickler(pickle._Unpickler):
-    """Knows how arrays and byte strings are written and nothing else; every constructor is a stand-in of its own.
-
-    NumPy's own are not used, for they take the state in the file on trust and damaged bytes can corrupt memory. Nor is
-    the unpickler in C: a few bytes make it fill gigabytes (its table of references) or crash (a deeply nested key).
-    """
-
-    stack: list[Any]
-    read: Callable[[int], bytes]
-    append: Callable[[Any], None]
-    pop_mark: Callable[[], list[Any]]
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
-        op: load for op, load in pickle._Unpickler.dispatch.items() if bytes([op]) not in _REFUSED
-    }
-
-    def load_frame(self) -> None:
-        self.read(8)  # frames are hints; without them every reading is counted
-
-    def load_setitem(self) -> None:
-        key, value = self.stack[-2:]
-        del self.stack[-2:]
-        self.stack[-1][_name(key)] = value
-
-    def load_setitems(self) -> None:
-        items = self.pop_mark()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            self.stack[-1][_name(key)] = value
-
-    def load_dict(self) -> None:
-        items = self.pop_mark()
-        self.append({_name(key): value for key, value in zip(items[::2], items[1::2], strict=True)})
-
-    dispatch[pickle.FRAME[0]] = load_frame
-    dispatch[pickle.SETITEM[0]] = load_setitem
-    dispatch[pickle.SETITEMS[0]] = load_setitems
-    dispatch[pickle.DICT[0]] = load_dict
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = {
-            ("numpy", "ndarray"): "ndarray",
-            ("numpy", "dtype"): _Kind,
-            ("numpy.core.multiarray", "_reconstruct"): _Stored,
-            ("numpy._core.multiarray", "_reconstruct"): _Stored,
-            # Python 3 writing the protocol of Python 2; new functions, for a pickle can set attributes of what it gets
-            ("_codecs", "encode"): lambda text, encoding: _bytes(text, encoding),
-            ("__builtin__", "bytes"): lambda: b"",
-        }
-        if (module, name) not in known:
-            raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which no data file needs")
-        return known[module, name]
-
-
-class _Kind:
+class _Kind(_pickles.Stateful):
     """Type of an array in a pickle: one of numbers, with its byte order."""
 
-    def __init__(self, code: str | bytes, *_flags: int) -> None:
+    def __init__(self, code: str | bytes, _align: object = 0, _copy: object = 1) -> None:
         self.dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
         if self.dtype.kind not in "biuf":
             raise pickle.UnpicklingError(f"the pickle holds an array of {self.dtype}, which no data file needs")
@@ -188,10 +115,10 @@ class _Kind:
         self.dtype = self.dtype.newbyteorder(order)
 
 
-class _Stored:
+class _Stored(_pickles.Stateful):
     """Array in a pickle; ``np.asarray`` of it is the array, read-only."""
 
-    def __init__(self, *_args: object) -> None:
+    def __init__(self, _kind: object, _shape: object, _code: object) -> None:
         self.array = np.empty(0)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -202,13 +129,26 @@ class _Stored:
         return np.array(self.array, dtype=dtype, copy=copy)
 
 
-def _name(key: object) -> bytes | str | int:
-    if not isinstance(key, bytes | str | int):
-        raise pickle.UnpicklingError(f"the pickle names an entry by a {type(key).__name__}, which no data file needs")
-    return key
+class _Unpickler(_pickles.Unpickler):
+    """Knows how arrays and byte strings are written; byte strings of Python 2 stay bytes."""
 
+    known: ClassVar[dict[tuple[str, str], Any]] = {
+        ("numpy", "ndarray"): "ndarray",
+        ("numpy", "dtype"): _Kind,
+        ("numpy.core.multiarray", "_reconstruct"): _Stored,
+        ("numpy._core.multiarray", "_reconstruct"): _Stored,
+        ("__builtin__", "bytes"): lambda: b"",
+    }
 
-def _bytes(text: str, encoding: str) -> bytes:
-    if encoding not in ("latin1", b"latin1"):
-        raise pickle.UnpicklingError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
-    return text.encode("latin1")
+    def __init__(self, stream: _pickles.Counted) -> None:
+        super().__init__(stream, encoding="bytes")
+        self._encoded: dict[int, tuple[str, bytes]] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._encode if (module, name) == ("_codecs", "encode") else super().find_class(module, name)
+
+    def _encode(self, text: str, encoding: str) -> bytes:
+        """Return the byte string that Python 3 writes as text in the protocol of Python 2; one for each text."""
+        if encoding not in ("latin1", b"latin1"):
+            raise pickle.UnpicklingError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
+        return self._encoded.setdefault(id(text), (text, text.encode("latin1")))[1]

@@ -10,7 +10,19 @@ import numpy as np
 
 from fedstat import _guard
 from fedstat._later import xr
-from fedstat.data._files import Source, Split, check_rows, damaged, dataset, find, opened, wanted, zipped
+from fedstat.data._files import (
+    CHUNK,
+    Source,
+    Split,
+    check_rows,
+    damaged,
+    dataset,
+    find,
+    opened,
+    reading,
+    wanted,
+    zipped,
+)
 
 _EMNIST = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _DIGITS = tuple("0123456789")
@@ -85,7 +97,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
         )
     sizes = np.diff([0, *ends])
     for part, size in zip(images, sizes, strict=True):
-        check_rows(source, part, int(size))
+        check_rows(source, part, int(size), images[part].parent)
     if stem:
         x = np.ascontiguousarray(x.swapaxes(1, 2))
         y = y - first
@@ -125,16 +137,20 @@ def read_idx(paths: list[Path]) -> tuple[np.ndarray, list[int]]:
     if len({h[1:] for h in heads}) > 1:
         raise ValueError(f"entries must have one shape, but got {[h[1:] for h in heads]} in {[str(p) for p in paths]}")
     ends = [int(e) for e in np.cumsum([h[0] for h in heads])]
-    out = np.empty((ends[-1], *heads[0][1:]), dtype=np.uint8)
+    with reading(paths[0]):
+        out = np.empty((ends[-1], *heads[0][1:]), dtype=np.uint8)
     for path, shape, end in zip(paths, heads, ends, strict=True):
         _fill(path, 4 + 4 * len(shape), out[end - shape[0] : end])
     return out, ends
 
 
 def _fill(path: Path, start: int, part: np.ndarray) -> None:
+    left = part.reshape(-1).data
     with opened(path) as stream:
         stream.read(start)
-        got = stream.readinto(part.data) if part.size else 0  # type: ignore[attr-defined]
+        while left and (some := stream.readinto(left[:CHUNK])):  # type: ignore[attr-defined]
+            left = left[some:]
+        got = part.size - len(left)
         if got != part.size or stream.read(1):
             more = "more" if got == part.size else start + got
             raise damaged(

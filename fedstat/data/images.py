@@ -12,7 +12,7 @@ from fedstat._later import xr
 
 
 class Scaling(NamedTuple):
-    """How stored values become what networks take: x · factor − shift, both float32 () or (channel, 1, 1)."""
+    """How stored values become what networks take: x · factor − shift, both float32 (), or to broadcast by channel."""
 
     factor: NDArray[np.float32]
     shift: NDArray[np.float32]
@@ -31,7 +31,10 @@ def scaling(
         If x has no scale, a mean is not finite or an ``sd`` not positive, or there are more or fewer than channels.
     """
     if "scale" not in x.attrs and not (x.dtype == np.uint8 and x.ndim > 2):
-        raise ValueError("x must be images with attrs['scale'], but got none: it is text, or it was scaled before")
+        raise ValueError(
+            "x must be images with attrs['scale'], the stored value that becomes 1, but got none: it is text, or it "
+            "was scaled before. Set x.attrs['scale'] for others, such as 1 for whole numbers that are features."
+        )
     mean = x.attrs.get("mean", 0.0) if mean is None else mean
     sd = x.attrs.get("sd", 1.0) if sd is None else sd
     centre, spread = (np.asarray(v, dtype=np.float32) for v in (mean, sd))
@@ -39,12 +42,14 @@ def scaling(
         raise ValueError(f"sd must be > 0, but got {sd!r}")
     if not np.isfinite(centre).all():
         raise ValueError(f"mean must be finite, but got {mean!r}")
-    channels = x.shape[-3] if x.ndim > 3 else 1
+    axis = x.dims.index("channel") if "channel" in x.dims else x.ndim - 3
+    channels = x.shape[axis] if x.ndim > 3 else 1
     if not {centre.size, spread.size} <= {1, channels}:
         raise ValueError(f"mean and sd must be one number, or {channels} by channel, but got {mean!r} and {sd!r}")
     factor = np.asarray(1 / (np.float32(x.attrs.get("scale", 255)) * spread), dtype=np.float32)
     shift = np.asarray(centre / spread, dtype=np.float32)
-    return Scaling(*(v.reshape(-1, 1, 1) if v.size > 1 else v.reshape(()) for v in (factor, shift)))
+    ones = (1,) * (x.ndim - 1 - axis)
+    return Scaling(*(v.reshape(-1, *ones) if v.size > 1 else v.reshape(()) for v in (factor, shift)))
 
 
 def to_float(
@@ -55,15 +60,16 @@ def to_float(
     Parameters
     ----------
     data : xarray.Dataset
-        With x (sample, channel, row, column) as ``load`` gives it: ``x.attrs["scale"]`` is the largest value; without
-        it, uint8 images have 255.
+        With x (sample, channel, row, column) as ``load`` gives it, or with a dim ``channel`` elsewhere:
+        ``x.attrs["scale"]`` is the largest value; without it, uint8 images have 255. Whole numbers that are features
+        have the scale 1.
     mean, sd : float or one per channel, optional
         x becomes (x / scale − mean) / sd. By default those in ``x.attrs``, or else 0 and 1.
 
     Returns
     -------
     xarray.Dataset
-        The same, with x float32 (sample, channel, row, column); attrs keep a mean and sd that were taken from there.
+        The same, with x float32; attrs keep a mean and sd that were taken from there.
 
     Raises
     ------

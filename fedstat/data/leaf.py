@@ -44,7 +44,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     )
     users: dict[str, int] = {}
     parts = {part: _part(find(root, places, [f], source), part, name, users, source) for part, f in folders.items()}
-    data = joined(parts, source, ("channel", "row", "column") if name == "femnist" else ("character",))
+    data = joined(parts, source, ("channel", "row", "column") if name == "femnist" else ("character",), root)
     order = np.argsort(np.array(list(users), dtype=object), kind="stable")
     rank = np.empty(len(users), dtype=np.int64)
     rank[order] = np.arange(len(users))
@@ -72,7 +72,7 @@ def _part(folder: Path, part: Split, name: str, users: dict[str, int], source: S
             if user in blocks:
                 raise damaged(path, f"user {user!r:.100}", f"another file of {folder} has this user too. Keep one.")
             blocks[user] = shape(path, user, content)
-    check_rows(source, part, sum(len(y) for _, y in blocks.values()))
+    check_rows(source, part, sum(len(y) for _, y in blocks.values()), folder)
     code = np.repeat([users.setdefault(u, len(users)) for u in blocks], [len(y) for _, y in blocks.values()])
     x, y = (np.concatenate([block[i] for block in blocks.values()]) for i in (0, 1))
     return Part(x, y, {"user": code})

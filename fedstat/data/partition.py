@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._later import xr
 from fedstat._random import generator
 from fedstat.data._clients import hold_out, label_table, limit, permute_labels, train_test
@@ -304,7 +304,7 @@ def dirichlet_equal(
 
 def _classes(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Classes that occur, and for every sample the position of its class among them."""
-    classes, y = np.unique(data.y.values, return_inverse=True)
+    classes, y = np.unique(_labels.classes("y", data.y), return_inverse=True)
     return classes, y
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
+import struct
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 import numpy as np
-import scipy
 
 from fedstat import _guard
 from fedstat._later import xr
@@ -16,11 +18,13 @@ from fedstat.data._files import Part, Source, Split, damaged, find, joined, read
 SOURCES = {
     "svhn": Source("SVHN (cropped digits)", "http://ufldl.stanford.edu/housenumbers", {"train": 73_257, "test": 26_032})
 }
-# Bytes of a number of each class; cells and structures are not read, for their nesting can exhaust the stack.
-_NUMBERS = {
-    "double": 8, "single": 4, "logical": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4,
-    "int64": 8, "uint64": 8,
-}  # fmt: skip
+# Numbers of MATLAB's classes of arrays, and of its types of elements; cells and structures are not read.
+_CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
+_TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+_MATRIX, _COMPRESSED = 14, 15
+_COMPLEX = 0x800
+_HEAD = 1024  # bytes in which class, shape and name of an array stand
+_Order = Literal["<", ">"]
 
 
 def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
@@ -29,24 +33,15 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     for part in wanted(split):
         path = find(root, ("svhn", "SVHN", ""), [f"{part}_32x32.mat"], SOURCES[name])
         parts[part] = Part(*_read(path))
-    data = joined(parts, SOURCES[name], ("channel", "row", "column"))
+    data = joined(parts, SOURCES[name], ("channel", "row", "column"), root)
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = list("0123456789")
     return data
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with _guard.regular(path).open("rb") as stream, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names that stand twice: all are checked
-        with reading(path, stream=stream):
-            found = [entry for entry in scipy.io.whosmat(stream) if entry[0] in ("X", "y")]
-        for name, shape, kind in found:
-            if kind not in _NUMBERS:
-                raise damaged(path, 0, f"{name} must be numbers, but got {kind}")
-            _guard.size(path, _NUMBERS[kind] * math.prod(shape), f"{name} of shape {shape}")
-        stream.seek(0)
-        with reading(path, stream=stream):
-            content = scipy.io.loadmat(stream, variable_names=("X", "y"))
+    with _guard.opened(path) as stream, reading(path, stream=stream):
+        content = dict(_arrays(path, stream))
     missing = {"X", "y"} - set(content)
     if missing:
         raise damaged(path, 0, f"an SVHN file holds X and y, but got no {' nor '.join(sorted(missing))}")
@@ -56,3 +51,56 @@ def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if not np.isin(y, np.arange(1, 11)).all():
         raise damaged(path, 0, f"labels must be 1 to 10, but got {np.unique(y)[:12]}")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
+
+
+def _arrays(path: Path, stream: BinaryIO) -> Iterator[tuple[str, np.ndarray]]:
+    """Arrays X and y of a MATLAB file of level 5, by name.
+
+    SciPy's reader takes sizes and classes in the file on trust, and damaged ones crash it.
+    """
+    head = stream.read(128)
+    if len(head) < 128 or head[126:] not in (b"IM", b"MI"):
+        raise ValueError(f"it is no MATLAB file of level 5, which ends its head in IM or MI, but got {head[126:]!r}")
+    order: _Order = "<" if head[126:] == b"IM" else ">"
+    while len(tag := stream.read(8)) == 8:
+        kind, size = struct.unpack(f"{order}II", tag)
+        part = raw = memoryview(stream.read(size))
+        if squeezed := kind == _COMPRESSED:
+            part = memoryview(zlib.decompressobj().decompress(raw, _HEAD))
+            kind, part = struct.unpack_from(f"{order}I", part)[0], part[8:]
+        if kind != _MATRIX:
+            continue
+        flags, shape, name, at = _described(part, order)
+        if name not in ("X", "y"):
+            continue
+        kind = flags & 255
+        if kind not in _CLASSES or flags & _COMPLEX:
+            raise ValueError(f"{name} must be numbers, but got an array of MATLAB's class {kind}, flags {flags:#x}")
+        needed = _guard.size(path, math.prod(shape) * np.dtype(_CLASSES[kind]).itemsize, f"{name} of shape {shape}")
+        if squeezed:
+            part = memoryview(zlib.decompressobj().decompress(raw, 8 + at + 8 + needed))[8:]
+        stored, values, _ = _element(part, at, order)
+        numbers = np.frombuffer(values, np.dtype(_TYPES[stored]).newbyteorder(order))
+        yield name, numbers.astype(_CLASSES[kind], copy=False).reshape(shape, order="F")
+
+
+def _described(part: memoryview, order: _Order) -> tuple[int, tuple[int, ...], str, int]:
+    """Flags (the lowest byte is the class), shape and name of an array, and where its numbers stand."""
+    _, flags, at = _element(part, 0, order)
+    _, dims, at = _element(part, at, order)
+    _, name, at = _element(part, at, order)
+    shape = tuple(np.frombuffer(dims, np.dtype("i4").newbyteorder(order)).tolist())
+    if any(n < 0 for n in shape):
+        raise ValueError(f"a shape must be of whole numbers from 0, but got {shape[:8]}")
+    return struct.unpack_from(f"{order}I", flags)[0], shape, bytes(name).decode("latin-1"), at
+
+
+def _element(part: memoryview, at: int, order: _Order) -> tuple[int, memoryview, int]:
+    """Type and bytes of an element, and where the next one stands."""
+    kind, size = struct.unpack_from(f"{order}II", part, at)
+    small = kind >> 16  # bytes of an element that fits into its tag
+    kind, size, start = (kind & 0xFFFF, small, at + 4) if small else (kind, size, at + 8)
+    values = part[start : start + size]
+    if len(values) < size:
+        raise ValueError(f"an element of {size:,} bytes has only {len(values):,}")
+    return kind, values, at + 8 if small else start + size + -size % 8

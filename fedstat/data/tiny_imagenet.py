@@ -32,7 +32,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     for part in wanted(split):
         files = _train(base, label, source) if part == "train" else _validation(base, label, source)
         parts[part] = Part(_decode([f for f, _ in files]), np.array([y for _, y in files], dtype=np.int64))
-    data = joined(parts, source, ("channel", "row", "column"))
+    data = joined(parts, source, ("channel", "row", "column"), base)
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = sorted(wnids)
     return data
@@ -57,8 +57,6 @@ def _images(folder: Path) -> list[Path]:
     for entry in found:
         if entry.is_symlink():
             _guard.inside(folder, entry.name, folder)
-        if not entry.is_file():
-            _guard.regular(Path(entry.path))
     return [Path(entry.path) for entry in found]
 
 
@@ -70,7 +68,7 @@ def _validation(base: Path, label: dict[str, int], source: Source) -> list[tuple
         if len(cells) < 2 or cells[1] not in label:
             raise damaged(table, f"line {number}", f"expected file name and class of wnids.txt, but got {line[:60]!r}")
         _guard.inside(base / "val" / "images", cells[0], f"{table} at line {number}")
-        files.append((_guard.regular(find(base, ("val/images",), [cells[0]], source)), label[cells[1]]))
+        files.append((find(base, ("val/images",), [cells[0]], source), label[cells[1]]))
     return files
 
 
@@ -88,7 +86,7 @@ def _decode(files: list[Path]) -> np.ndarray:
 def _image(path: Path) -> np.ndarray:
     from PIL import Image
 
-    with path.open("rb") as stream:
+    with _guard.opened(path) as stream:
         try:
             image = Image.open(stream, formats=("JPEG", "PNG"))  # of the others, some run programs
             width, height = image.size

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstat import _check, _cli, store
+from fedstat import _check, _cli, _guard, store
 from fedstat._later import xr
 from fedstat.decompose.report import table, to_dataset, write_table
 from fedstat.decompose.stored import COMMAND, whole
@@ -34,7 +34,8 @@ def parser() -> _cli.Parser:
         "files",
         nargs="+",
         metavar="FILE",
-        help="state_dicts, one a client: .pt, .pth, .safetensors or .npz files or a folder of them; or one run (.zarr)",
+        help="state_dicts, one a client: .pt, .pth, .ckpt, .bin, .safetensors or .npz files, or a folder of them; or "
+        "one run (.zarr)",
     )
     _add_weights(p.add_argument_group("which weights"))
     _add_split(p.add_argument_group("how they are split"))
@@ -154,7 +155,7 @@ def _require_table(option: str, path: Path | None) -> None:
         return
     _cli.require_file(option, path)
     if path.is_file() and path.stat().st_size:
-        with path.open("rb") as stream:
+        with _guard.opened(path) as stream:
             if not stream.read(80).startswith((b"layer,term,", b"% fedstat.decompose")):
                 raise ValueError(
                     f"{option} {path} exists and was not written by fedstat: remove it or choose another name"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedstat import _check, _guard, results, store
 from fedstat._later import pd, xr
-from fedstat.labelled.choose import is_pattern, matching
+from fedstat.labelled.choose import is_pattern, matching, require_names
 from fedstat.results import Absolute, ByLayer
 from fedstat.stats.components import Components
 from fedstat.stats.icc import Coefficients, MeanSquares
@@ -81,6 +81,7 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     (np.int64(3), 1)
     """
     _check.choice("kind", kind, KINDS)
+    require_names("layer", () if layer is None else (layer,))
     run = store.open_run(path)
     made = run.attrs.get("command", "another program")
     if made != COMMAND:
@@ -93,8 +94,13 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
             f"{path} was written by an earlier version, which kept tables and not the result. Split again with "
             "--overwrite, or read the tables by fedstat.open_run."
         )
+    with store.reading(path):
+        return _read(run, path, layer, kind)
+
+
+def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> Any:
     there, noted = run[_GROUP].children, run[_GROUP].attrs
-    order = json.loads(noted["layers"])  # that of the network, which folders have not
+    order = _guard.parsed("layers", noted["layers"].encode())  # that of the network, which folders have not
     names = order if layer is None else matching([layer], order, str(path))
     if lacking := [name for name in names if kind not in there[name].children]:
         has = ", ".join(name for name in KINDS if name in there[lacking[0]].children)
@@ -102,7 +108,7 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     found = {name: from_dataset(there[name].children[kind].to_dataset(inherit=False)) for name in names}
     if layer is not None and not is_pattern(layer):
         return found[names[0]]
-    return ByLayer(found, json.loads(noted["left_out"]))
+    return ByLayer(found, _guard.parsed("left_out", noted["left_out"].encode()))
 
 
 def whole(found: Mapping[str, ByLayer[Any]]) -> dict[str, xr.Dataset]:
@@ -176,6 +182,8 @@ def _put_together(rest: Any, data: xr.Dataset) -> Any:
     if kind == "labels":
         return np.array(_put_together(value, data), dtype=object)
     if kind == "array":
-        return data[value].to_numpy().astype(rest["dtype"])
+        dtype = np.dtype(rest["dtype"])
+        _guard.size("the result", data[value].size * dtype.itemsize, f"{value} as {dtype}")
+        return data[value].to_numpy().astype(dtype)
     found = {name: _put_together(x, data) for name, x in value.items()}
     return pd.DataFrame(found) if kind == "table" else found

@@ -73,7 +73,7 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         help="with --config: choose what its [tune] lists, one setting after the other, on validation samples",
     )
     add("--tuned", action="store_true", help="with --config: as --tune, and then make its runs with what was chosen")
-    add("--repeat", action="store_true", help="with --config: repeat runs that other code has finished")
+    add("--repeat", action="store_true", help="with --config: repeat runs of other code, or other content of own.npz")
     where = _cli.add_compute(cli)
     where.add_argument(
         "--memory",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _random
+from fedstat import _labels, _random
 from fedstat._later import torch, xr
 from fedstat.fl import samples
 from fedstat.fl.samples import Images, Stored
@@ -108,7 +108,7 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
     Raises
     ------
     ValueError
-        If x or y is missing, inputs are not finite, or a client has no sample in this subset.
+        If x or y is missing, inputs are not finite, y holds no classes, or a client has no sample in this subset.
     """
     for name in ("x", "y"):
         if name not in data:
@@ -132,8 +132,8 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
         order = samples.span(np.argsort(code, kind="stable"))
         start = np.concatenate([[0], np.cumsum(np.bincount(code, minlength=len(names)))])
         at = places[order]
-    y = data["y"].transpose(*lead).to_numpy()
-    y_rows = torch.from_numpy(_classes(y.reshape(-1) if order is None else y[order])).to(device)
+    y = _labels.classes("y", data["y"], lead)
+    y_rows = torch.from_numpy(_numbers(y.reshape(-1) if order is None else y[order])).to(device)
     empty = np.flatnonzero(np.diff(start) == 0)
     if empty.size or len(start) == 1:
         nobody = "" if len(places) else " Divide every client's: fedstat.data.partition.train_test(data, test=0.2)"
@@ -154,24 +154,20 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
 def _clients(data: xr.Dataset) -> np.ndarray:
     """Labels of the clients, sorted if the data are sample-major."""
     if "client" in data["x"].dims:
-        return np.asarray(data["client"])
+        return _labels.complete("client", data["client"], "client")
     if "client" not in data.coords or data["client"].dims != ("sample",):
         raise ValueError(
             f"x must have a dim client, or the data a coordinate client (sample), but got dims {data['x'].dims} and "
             f"coordinates {list(data.coords)}. Deal the samples to clients, as fedstat.data.partition.iid(data, "
             "clients=10) does, and divide them by partition.train_test."
         )
-    return np.unique(data["client"].to_numpy())
+    return np.unique(_labels.complete("client", data["client"], "sample"))
 
 
-def _classes(y: np.ndarray) -> np.ndarray:
-    """Class numbers as int64; ValueError for anything that would have to be rounded."""
-    kind = np.asarray(y).dtype.kind
-    if kind in "iub":
-        return y.astype(np.int64)
-    if kind != "f" or not (np.isfinite(y).all() and (y == np.round(y)).all()):
-        seen = y.flat[0] if kind != "f" else y[~(np.isfinite(y) & (y == np.round(y)))][0]
-        raise ValueError(f"y must hold class numbers 0, 1, ..., but got {seen!r}")
+def _numbers(y: np.ndarray) -> np.ndarray:
+    """Class numbers as int64; ValueError for names."""
+    if y.dtype.kind not in "iubf":
+        raise ValueError(f"y must hold class numbers 0, 1, ..., but got {y.flat[0]!r}. Number the classes.")
     return y.astype(np.int64)
 
 

@@ -84,7 +84,7 @@ def evaluate(job: Job, state: State) -> tuple[dict[str, np.ndarray], Chosen]:
     found = _together(job, state, voters)
     held = _held(job, state, voters, found)
     losses = job.ranks.sum_of(held[voters].sum(0)) if pooled else held
-    best = np.argmin(losses, axis=-1)  # the first if several are equal
+    best = np.argmin(np.where(np.isnan(losses), np.inf, losses), axis=-1)  # the first if several are equal
     chosen = Chosen(best // len(choice.steps), np.asarray(choice.steps)[best % len(choice.steps)])
     at = np.broadcast_to(best, everyone.shape)
     scores = {name: values[everyone, at] for name, values in found.items()}

@@ -18,7 +18,7 @@ from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
 from fedstat.fl.participation import active, by_size, drawn, everyone_active, expected
 from fedstat.fl.ranks import joined
-from fedstat.fl.scores import losses_of
+from fedstat.fl.scores import diverged, losses_of
 from fedstat.fl.state import State, personal, remembered
 
 if TYPE_CHECKING:
@@ -379,15 +379,8 @@ def _remember(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray
 
 def require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:
     """FloatingPointError, naming the client, if parameters or a loss after local training are not finite."""
-
-    def diverged(what: str, bad: np.ndarray) -> FloatingPointError:
-        return FloatingPointError(
-            f"training diverged in round {number}: {what} of client {int(clients[bad].min())} is not finite "
-            f"({int(bad.sum())} of {len(clients)} active clients). Lower the learning rate, or scale the inputs."
-        )
-
     for name, p in trained.params.items() if not trained.finite.all() else ():
         if (bad := ~torch.isfinite(p.flatten(1)).all(1).cpu().numpy()).any():
-            raise diverged(name, bad)
+            raise diverged(name, bad, clients, number)
     if not bool(torch.isfinite(trained.loss).all()):
-        raise diverged("the loss", ~torch.isfinite(trained.loss).cpu().numpy())
+        raise diverged("the loss", ~torch.isfinite(trained.loss).cpu().numpy(), clients, number)

@@ -11,7 +11,7 @@ from fedstat.fl.job import Job
 from fedstat.fl.local_training import finetune
 from fedstat.fl.nets import Params
 from fedstat.fl.participation import by_size
-from fedstat.fl.scores import measured
+from fedstat.fl.scores import measured, require_finite
 from fedstat.fl.state import State, personal
 
 
@@ -21,11 +21,18 @@ def evaluate(job: Job, state: State) -> dict[str, np.ndarray]:
     On the test samples and, if there are any, the validation samples (``validation_accuracy``, ``validation_loss``).
     Methods that fine-tune do so first; methods that choose add ``choice/step`` and ``choice/finetuning``, see
     :class:`fedstat.fl.choice.Chosen`.
+
+    Raises
+    ------
+    FloatingPointError
+        If a client's loss is not finite.
     """
+    everyone = np.arange(job.clients)
     if job.algorithm.choice is not None:
         found, chosen = choice.evaluate(job, state)
+        require_finite(job, found, everyone, state.round)
         return found | {f"choice/{name}": getattr(chosen, name) for name in choice.dims(job)}
-    clients = by_size(job.train, np.arange(job.clients))
+    clients = by_size(job.train, everyone)
 
     def models(span: slice) -> Params:
         params = personal(job, state, clients[span])
@@ -33,7 +40,9 @@ def evaluate(job: Job, state: State) -> dict[str, np.ndarray]:
             finetune(job, state, params, clients[span], job.algorithm.finetune)
         return params
 
-    return measured(job, clients, models)
+    found = measured(job, clients, models)
+    require_finite(job, found, everyone, state.round)
+    return found
 
 
 def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dict[str, np.ndarray], engine.Round]:
@@ -70,5 +79,6 @@ def timed_step(job: Job, state: State, *, full: bool = True) -> tuple[State, dic
         metrics |= evaluate(job, state)
     if full and job.track:
         left = measured(job, clients, lambda span: {name: p[span] for name, p in done.uploads.after.items()})
+        require_finite(job, left, clients, state.round)
         metrics["accuracy_before"] = left["accuracy"]
     return state, metrics, done

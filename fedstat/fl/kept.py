@@ -14,6 +14,7 @@ from weakref import WeakSet, finalize
 
 import numpy as np
 
+from fedstat import _guard
 from fedstat._later import torch
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
@@ -88,7 +89,8 @@ class Slots:
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
-        os.pwrite(self._file, self._head(self.number), 0)
+        with _guard.written(self.path):
+            os.pwrite(self._file, self._head(self.number), 0)
         journal.sync(self.path)
         journal.sync(self.path.parent)
 
@@ -142,8 +144,9 @@ class Kept:
         parts = _bytes({name: rows[name].to("cpu", p.dtype) for name, p in self.first.items()})
         slot, check = self.slot.copy(), self.check.copy()
         slot[clients] = self.slots.free(len(clients))
-        for i, c in enumerate(clients):
-            check[c] = self.slots.write(int(slot[c]), [part[i] for part in parts])
+        with _guard.written(self.slots.path):
+            for i, c in enumerate(clients):
+                check[c] = self.slots.write(int(slot[c]), [part[i] for part in parts])
         return Kept(self.slots, slot, check, self.first, self.device)
 
     def saved(self) -> tuple[Tensor, Tensor, Params]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._later import torch
 from fedstat.fl import nets
 from fedstat.fl.algorithm import Mask
@@ -66,7 +66,7 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
     Parameters
     ----------
     net : Net
-    shared : mapping from layer (name, or number from 1) to bool array (unit,)
+    shared : mapping from layer (name, or number from 1) to bool array, Series, DataArray (unit,) or mapping from unit
         True shares a unit's incoming weights, bias and normalisation parameters, except those in ``net.unshared``.
     device : torch.device
     weights_only : bool
@@ -80,6 +80,11 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
     """
     sizes = nets.layers(net)
     shared = {require_layer(net, layer): flags for layer, flags in shared.items()}
+    shared |= {
+        layer: _labels.matched(f"the split of layer {layer!r}", flags, {"unit": np.arange(sizes[layer])})
+        for layer, flags in shared.items()
+        if _labels.has_labels(flags)
+    }
     for layer, flags in shared.items():
         if getattr(flags, "ndim", 1) != 1 or not _boolean(flags):
             raise ValueError(
@@ -165,7 +170,7 @@ def require_layer(net: Net, layer: str | int) -> str:
     if isinstance(layer, int) and not isinstance(layer, bool) and 1 <= layer <= len(counted):
         return counted[layer - 1][0]
     raise ValueError(
-        f"layers to split must be among {every}, but got {layer!r}. They may also be given by number, "
+        f"layers to split must be among {every}, but got {layer!r:.200}. They may also be given by number, "
         f"1 to {len(counted)}.{_check.did_you_mean(layer, every)}"
     )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedstat import _check
+from fedstat import _check, _guard
 from fedstat.fl.algorithm import Algorithm
 
 
@@ -76,7 +76,7 @@ def constructor(name: str) -> Callable[..., Algorithm]:
     found = there.get(function, getattr(module, function, None) if function.isidentifier() else None)
     if not callable(found) and not isinstance(found, Algorithm):
         if not there:
-            raise ValueError(f"{file} defines no function that makes an Algorithm, such as {function!r}")
+            raise ValueError(f"{file} defines no function that makes an Algorithm, such as {function!r:.200}")
         _check.choice(f"what follows {Path(file).name}: in algorithm", function, list(there))
     return _ready(found) if isinstance(found, Algorithm) else _checked(found, name)
 
@@ -113,8 +113,8 @@ def _ready(algorithm: Algorithm) -> Callable[..., Algorithm]:
 def _content(name: str) -> bytes:
     file = Path(name.rpartition(":")[0]).expanduser()
     try:
-        return file.read_bytes()
-    except OSError as error:
+        return _guard.content(file, share=_guard.SETTINGS)
+    except (OSError, ValueError) as error:
         raise ValueError(f"the file of algorithm {name!r} cannot be read: {error}") from None
 
 

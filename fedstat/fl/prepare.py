@@ -120,17 +120,23 @@ def _training(given: Training, clients: int) -> Training:
 
 
 def _require_taken(net: Net, rows: Rows) -> None:
-    if len(rows.x.shape) > 2 and rows.x[:1].dtype == torch.uint8:
+    first, shape = rows.x[:1], tuple(rows.x.shape[1:])
+    if (len(shape) > 1 and first.dtype == torch.uint8) or (len(shape) > 2 and not first.is_floating_point()):
+        kind = "bytes" if first.dtype == torch.uint8 else "whole numbers"
         raise ValueError(
-            f"x holds images of bytes, uint8 of shape {tuple(rows.x.shape[1:])}, and networks take numbers near 0. "
-            "Scale them: fedstat.data.to_float(data)"
+            f"x holds images of {kind}, {str(first.dtype).removeprefix('torch.')} of shape {shape}, and networks take "
+            "numbers near 0. Scale them: fedstat.data.to_float(data)"
         )
-    zeros = {name: torch.zeros(1, *shape, device=rows.x.device) for name, shape in net.shapes.items()}
+    zeros = {name: torch.zeros(1, *given, device=rows.x.device) for name, given in net.shapes.items()}
     try:
-        net.apply(zeros, rows.x[:1].unsqueeze(0))
+        net.apply(zeros, first.unsqueeze(0))
     except RuntimeError as error:
-        shape = tuple(rows.x.shape[1:])
-        raise ValueError(f"the network does not take samples of shape {shape}: {error}") from None
+        name, size = next(iter(net.shapes.items()))
+        hint = "" if first.is_floating_point() else " If x is no text, make it float32: fedstat.data.to_float(data)"
+        raise ValueError(
+            f"the network does not take samples of shape {shape}: its first parameter, {name!r}, has shape {size}. "
+            f"Make the network for samples of that shape.{hint}"
+        ) from error
 
 
 def require_classes(rows: Rows, outputs: int, name: str) -> None:

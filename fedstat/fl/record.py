@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstat import store
+from fedstat import _guard, store
 from fedstat._later import torch, xr
 from fedstat.fl import choice, factors, kept, masks, nets
 from fedstat.fl.algorithm import Memory, Sharing
@@ -382,24 +382,31 @@ def save_state(writer: Relay, job: Job, state: State) -> None:
     if job.ranks.rank:
         parts = {name: parts[name] for name in ("params", "optimizer", "memory")}
     with writer.write_state() as file:
-        try:
-            torch.save(parts, file)
-        except RuntimeError as error:  # as torch says that the disk is full
-            raise OSError(f"the state to resume from could not be written ({error})") from error
+        torch.save(parts, file)
 
 
 def _tensor(part: Any) -> torch.Tensor:
     return part if isinstance(part, torch.Tensor) else torch.from_numpy(np.array(part, order="C"))
 
 
+def _loaded(file: Path, **options: Any) -> dict[str, Any]:
+    """Part of a state, a file that the journal has compared with its checksum."""
+    try:
+        return dict(torch.load(file, weights_only=True, **options))
+    except Exception as error:  # what a malformed file makes torch raise is not documented
+        raise store.DamageError(
+            f"the state to resume from, {file}, cannot be read ({_guard.reason(error)}). Remove the run and run again."
+        ) from error
+
+
 def load_state(files: Sequence[Path], job: Job) -> State | None:
     """Read what :func:`save_state` wrote, of this process's clients; None if there is nothing."""
     if not files:
         return None
-    parts = torch.load(files[0], map_location=job.device, weights_only=True, mmap=job.kept is not None)
+    parts = _loaded(files[0], map_location=job.device, mmap=job.kept is not None)
     number = parts.pop("of", 1)
     if number > 1 or job.ranks.several:
-        others = [torch.load(f, map_location="cpu", weights_only=True, mmap=True) for f in files[1:number]]
+        others = [_loaded(f, map_location="cpu", mmap=True) for f in files[1:number]]
         for name in ("params", "optimizer"):
             parts[name] = _rows([one[name] for one in (parts, *others)], job)
         of_clients = _rows([one["memory"][0] for one in (parts, *others)], job)

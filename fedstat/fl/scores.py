@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -39,6 +39,22 @@ def table(job: Job, clients: np.ndarray, models: Callable[[slice], Iterable[Para
 
     each_chunk(job, len(clients), work)
     return found
+
+
+def require_finite(job: Job, found: Mapping[str, np.ndarray], clients: np.ndarray, number: int) -> None:
+    """Raise FloatingPointError, naming a client, if a mean loss is not finite, because outputs are not."""
+    for name, losses in found.items():
+        if name.endswith("loss") and (bad := ~np.isfinite(losses[clients])).any():
+            what = f"the {name.removesuffix('loss').replace('_', ' ') or 'test '}loss"
+            raise diverged(what, bad, job.ids(clients), number)
+
+
+def diverged(what: str, bad: np.ndarray, ids: np.ndarray, number: int) -> FloatingPointError:
+    """Error for what is not finite in some of these clients."""
+    return FloatingPointError(
+        f"training diverged in round {number}: {what} of client {int(ids[bad].min())} is not finite ({int(bad.sum())} "
+        f"of {len(ids)} clients). Lower the learning rate, or scale the inputs."
+    )
 
 
 def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

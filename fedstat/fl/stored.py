@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from fedstat import _check, store
 from fedstat._later import torch, xr
 from fedstat.fl import factors
 from fedstat.fl.nets import Params, Piece
+from fedstat.labelled.units import is_table
 
 PIECES = "pieces"
 """Attribute of a run that says how the user's module names its tensors, see :class:`fedstat.fl.nets.Piece`."""
@@ -82,7 +84,7 @@ def client_weights(
 
 def _variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -> xr.DataArray:
     """The variable, with all its checkpoints."""
-    _check.choice("layer", layer, sorted(run["weights"].children))
+    _check.choice("layer", layer, sorted(_weights(run)))
     composed = layer in run[factors.GROUP].children if factors.GROUP in run.children else False
     if parameter is not None and composed:
         found = run[f"{factors.GROUP}/{layer}"].to_dataset().sel(stage=stage)
@@ -102,6 +104,16 @@ def _variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -
         hint = "" if composed else " Factors of composed weights are kept with probe='parameters'."
         raise ValueError(f"layer {layer!r} has the parameters {', '.join(there)}, but got {parameter!r}.{hint}")
     return found[str(name)]
+
+
+def _weights(run: xr.DataTree) -> Mapping[str, xr.DataTree]:
+    """Groups of weights by layer; ValueError if a run has none of the trainer's."""
+    groups = run["weights"].children if "weights" in run.children else {}
+    if not groups or not all({"checkpoint", "client"} <= set(group.dims) for group in groups.values()):
+        raise ValueError(
+            "the run holds no weights (checkpoint, client) of fedstat.fl.train. Train it without keep_weights=[]."
+        )
+    return groups
 
 
 def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, checkpoint: int = -1) -> Params:
@@ -124,8 +136,10 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
         :func:`fedstat.fl.nets.from_module` made: the module's own names and shapes, so that
         ``module.load_state_dict(state_dict(run, 0))`` takes it. Of those in ``nets.NETS``: names as in ``Net.shapes``,
         such as "conv1.weight" (output, input, row, column), "fc1.weight" (output, input) and "fc1.bias", which are
-        torch's; "conv1.scale" and "conv1.shift" are ``weight`` and ``bias`` of the normalisation after ``conv1``, and
-        "conv1.running_mean", "conv1.running_var" its statistics; :func:`fedstat.fl.nets.started` takes them. Layers
+        torch's. Embeddings are torch's too: "embedding.weight" (token, dimension), the transpose of ``Net.shapes``.
+        "conv1.scale" and "conv1.shift" are ``weight`` and ``bias`` of the normalisation after ``conv1``, and
+        "conv1.running_mean", "conv1.running_var" its statistics. :func:`fedstat.fl.nets.started` and
+        :func:`fedstat.read_weights` take them. Layers
         that were not kept (``keep_weights``) are missing.
 
     Raises
@@ -147,9 +161,7 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
     ['0.weight', '0.bias']
     """
     run = run if isinstance(run, xr.DataTree) else store.open_run(run)
-    groups = run["weights"].children if "weights" in run.children else {}
-    if not groups:
-        raise ValueError("the run holds no weights: train it without keep_weights=[]")
+    groups = _weights(run)
     found: Params = {}
     for layer, group in groups.items():
         weights = group.to_dataset()
@@ -166,14 +178,14 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
                 found[f"{layer}.{kind}"] = torch.from_numpy(np.array(one)).reshape(array.attrs["shape"])
     if not found:
         raise ValueError("no parameter is the same for all clients, so the server has no model. Name one: client=0")
-    known = list(json.loads(run.attrs["config"])["shapes"])
+    known = list(json.loads(run.attrs.get("config", "{}")).get("shapes", ()))
     order = sorted(found, key=lambda name: known.index(name) if name in known else len(known))
     found = {name: found[name] for name in order}
     return _as_module({name: found[name] for name in order}, json.loads(run.attrs.get(PIECES, "{}")))
 
 
 def _as_module(params: Params, noted: dict[str, list[Any]]) -> Params:
-    """Parameters by the names of the user's module, as far as it has them."""
+    """Parameters by the names of the user's module, as far as it has them; else by their own, embeddings as torch's."""
     pieces = {theirs: Piece(*one) for theirs, one in noted.items()}
     own = {
         theirs: one.of(params[one.name]).clone() if one.name else torch.tensor(0)
@@ -181,4 +193,5 @@ def _as_module(params: Params, noted: dict[str, list[Any]]) -> Params:
         if not one.name or one.name in params
     }
     known = {one.name for one in pieces.values()}
-    return own | {name: p for name, p in params.items() if name not in known}
+    rest = {name: p for name, p in params.items() if name not in known}
+    return own | {name: p.mT.contiguous() if is_table(name, params) else p for name, p in rest.items()}

@@ -224,8 +224,9 @@ def train(
     machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory)
     job = prepare(data, net, algorithm, training, machine, track=True, new=new)
     asked = _asked(probe)
-    named = nets.layers(job.net) if keep_weights is None else keep_weights
-    layers = [masks.require_layer(job.net, layer) for layer in named]
+    every = list(nets.layers(job.net))
+    named = every if keep_weights is None else {masks.require_layer(job.net, layer) for layer in keep_weights}
+    layers = [layer for layer in every if layer in named]
     more = {name: name in asked for name in ("uploads", "parameters")}
     at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **more)
     others, added = readout_jobs(job, readouts or {}), unseen(job, new)

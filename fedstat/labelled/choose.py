@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from fedstat._check import did_you_mean, few
 
 RECURRENT = re.compile(r"weight_(ih|hh)(_l\d+)?(_reverse)?$")
 EMBEDDING = re.compile(r"embedding|(^|[._])emb(ed\w*|s)?\d*($|[._])|(^|\.)(wte|wpe|position)$", re.IGNORECASE)
+LORA = re.compile(r"(^|[._])lora[_.]?(embedding_)?(A|B|down|up)($|\.)")
 _OUTPUT = re.compile(r"(^|\.)(outputs?|out|head|heads|classifier|logits|lm_head|fc_out|readout)$", re.IGNORECASE)
 
 
@@ -21,6 +22,12 @@ def stem(key: str) -> str:
 def is_pattern(name: str) -> bool:
     """Whether a name has the marks of a pattern, ``*``, ``?`` or ``[``."""
     return any(mark in name for mark in "*?[")
+
+
+def require_names(what: str, asked: Iterable[object]) -> None:
+    """Raise ValueError unless all layers that are asked for are named by text."""
+    if bad := [one for one in asked if not isinstance(one, str)]:
+        raise ValueError(f"{what} must be names, such as 'fc1', or patterns, such as 'conv*', but got {bad[0]!r:.100}")
 
 
 def matching(asked: Sequence[str], there: Sequence[str], where: str) -> list[str]:
@@ -77,7 +84,7 @@ def left_out(shapes: Mapping[str, tuple[int, ...]], output: str | None = None) -
     Returns
     -------
     dict from layer to reason
-        Embeddings, by their names, and the output layer; never all layers.
+        Embeddings, by their names, and the output layer, which no factor of a low-rank update is; never all layers.
 
     Examples
     --------
@@ -93,7 +100,7 @@ def left_out(shapes: Mapping[str, tuple[int, ...]], output: str | None = None) -
         return found
     if output in rest:
         return {**found, str(output): "output layer"}
-    dense = [name for name in rest if len(shapes[name]) == 2 and not RECURRENT.search(name)]
+    dense = [name for name in rest if len(shapes[name]) == 2 and not (RECURRENT.search(name) or LORA.search(name))]
     named = [name for name in dense if _OUTPUT.search(name)]
     if len(named) == 1:
         return {**found, named[0]: "output layer, by its name"}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.coerce import labels, need_dims, numpy_of
+from fedstat.labelled.coerce import labels, less_mean, need_dims, numpy_of, precision
 from fedstat.results.clusters import ClientClustersResult
 from fedstat.stats import grouping
 from fedstat.stats.split import adjusted_rand
@@ -42,11 +41,11 @@ def client_clusters(
 
     Parameters
     ----------
-    vectors : array, tensor or DataArray (client, ...)
+    vectors : array, tensor, DataFrame or DataArray (client, ...)
         Any numbers of each client: a factor or weights from :func:`fedstat.fl.client_weights`, mean policies.
     n_clusters : int
-    groups : array, DataArray (client,) or mapping from client to group, optional
-        A DataArray with a coordinate ``client``, and a mapping, are matched by label.
+    groups : array, Series, DataArray (client,) or mapping from client to group, optional
+        Those with labels are matched by them.
     minus : {"mean"}, optional
         What is taken off the vectors: "mean", the mean over clients. Vectors that hold what all clients share, or began
         alike, are all similar; what is left without their mean is the clients' own.
@@ -67,9 +66,9 @@ def client_clusters(
     Raises
     ------
     ValueError
-        If there are more clusters than clients; a vector is zero, NaN or infinite (the clients are named); groups do
-        not cover the clients, are all the same, or have one client each; vectors are a whole run; they have a dim such
-        as ``checkpoint``, of which one should be selected; or all are the same.
+        If there are more clusters than clients, or than directions of their vectors; a vector is zero, NaN or infinite
+        (the clients are named); groups do not cover the clients, are all the same, or have one client each; vectors are
+        a whole run; they have a dim such as ``checkpoint``, of which one should be selected; or all are parallel.
 
     Notes
     -----
@@ -102,7 +101,7 @@ def client_clusters(
       mean similarity within groups minus between 0.53, p 0.0005
       p: one-sided, 9999 random permutations of the groups' labels; 95 % interval: delete-6 jackknife
     """
-    x, clients = _matrix(vectors, _check.choice("minus", minus, ("mean", None)))
+    x, clients, eps = _matrix(vectors, _check.choice("minus", minus, ("mean", None)))
     n = len(clients)
     if _check.integer("n_clusters", n_clusters) > n:
         raise ValueError(f"n_clusters must be at most the number of clients, {n}, but got {n_clusters}")
@@ -110,8 +109,9 @@ def client_clusters(
     _check.integer("resamples", resamples)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     known = None if groups is None else _groups(groups, clients)
-    similarity = grouping.cosine(x)
+    similarity = grouping.cosine(x, eps=eps)
     merges, order = grouping.tree(similarity)
+    _require_directions(merges, n_clusters)
     cluster = grouping.cut(merges, n_clusters)
     of = None if known is None else grouping.codes(known)
     out = grouping.left_out(similarity, cluster, of, n_clusters=n_clusters, share=_SHARE, draws=resamples, seed=seed)
@@ -146,10 +146,10 @@ def _agreement(
     }
 
 
-def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Vectors (client, value) and the clients' labels."""
-    vectors = _check.numbers("vectors", vectors)
-    clients = labels(vectors, "client", 0)
+def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArray[Any], float]:
+    """Vectors (client, value), the clients' labels, and the relative rounding error of the numbers."""
+    vectors = _check.numbers("vectors", _labels.labelled(vectors, ("client", "value")))
+    clients, eps = labels(vectors, "client", 0), precision(vectors)
     if isinstance(vectors, xr.DataArray):
         need_dims(vectors, "client")
         if several := [str(d) for d in vectors.dims if d in _SEVERAL]:
@@ -172,28 +172,29 @@ def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArr
             "vectors must differ between clients, but all clients hold the same: what is shared whole. Take what they "
             "trained, as fedstat.fl.client_weights(run, layer, stage='trained') does."
         )
-    x = x - x.mean(0) if minus else x
+    x = less_mean(x, eps) if minus else x
     if (zero := ~x.any(1)).any():
         raise ValueError(
             f"the vectors of client(s) {few(clients[zero])} are zero, and have no cosine with any other. Leave these "
             "clients out: what they hold was not trained, or is shared entirely."
         )
-    return x, clients
+    return x, clients, eps
+
+
+def _require_directions(merges: NDArray[np.float64], n_clusters: int) -> None:
+    """ValueError for more clusters than directions, the rest of which would be rounding noise."""
+    directions = 1 + int((merges[:, 2] > 0).sum())
+    if n_clusters > directions or directions == 1:
+        raise ValueError(
+            f"vectors of the {len(merges) + 1} clients have {directions} different direction(s), up to rounding, but "
+            f"got n_clusters={n_clusters}. "
+            + ("Parallel vectors have no clusters." if directions == 1 else f"Ask for {directions} clusters or fewer.")
+        )
 
 
 def _groups(groups: Any, clients: NDArray[Any]) -> NDArray[Any]:
     """Group of each client, in their order."""
-    if isinstance(groups, xr.DataArray) and "client" in groups.coords and groups.dims == ("client",):
-        groups = dict(zip(groups["client"].to_numpy().tolist(), groups.to_numpy().tolist(), strict=True))
-    if isinstance(groups, Mapping):
-        if missing := [c for c in clients.tolist() if c not in groups]:
-            raise ValueError(f"groups must cover all clients, but lack client(s) {few(missing)}")
-        groups = [groups[c] for c in clients.tolist()]
-    found = numpy_of(groups)
-    if found.shape != clients.shape:
-        raise ValueError(f"groups must give one group for each of the {len(clients)} clients, but got {found.shape}")
-    if (none := np.array([g is None or g != g for g in found.tolist()])).any():  # NaN is not equal to itself
-        raise ValueError(f"groups must cover all clients, but are missing for client(s) {few(clients[none])}")
+    found = _labels.matched("groups", groups, {"client": clients})
     n = len(np.unique(found))
     if n == 1 or n == len(clients):
         raise ValueError(

@@ -13,9 +13,10 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
-from fedstat._later import xr
+from fedstat._check import numpy_of as numpy_of
+from fedstat._later import torch, xr
 from fedstat.stats import icc as _icc
 from fedstat.stats import scale
 from fedstat.stats.moments import Moments, broken_units, rescaled, scaled_moments
@@ -50,6 +51,7 @@ def layer_matrix(weights: Weights) -> Any:
     >>> layer_matrix(np.zeros((10, 8, 3, 5, 5))).shape
     (750, 8)
     """
+    weights = _labels.labelled(weights)
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)
@@ -226,7 +228,7 @@ def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
     """Labels of a dim: its coordinate, else positions."""
     _check.one_array("weights", values)
     if isinstance(values, xr.DataArray) and dim in values.coords:
-        return np.asarray(values[dim].to_numpy())
+        return _labels.complete(f"the coordinate {dim} of weights", values[dim], dim)
     if isinstance(values, xr.DataArray):
         return np.arange(values.sizes.get(dim, 0))
     shape = np.shape(values)
@@ -267,30 +269,63 @@ def bad_weights(units: NDArray[Any], client: Any = None) -> ValueError:
     )
 
 
+def precision(values: Any) -> float:
+    """Distance of 1 to the next number that an array or tensor can hold; that of float64 for whole numbers."""
+    if is_torch_array(values):
+        return float(torch.finfo(values.dtype if values.is_floating_point() else torch.float64).eps)
+    return float(np.finfo(values.dtype if values.dtype.kind == "f" else float).eps)
+
+
+def less_mean(x: NDArray[np.float64], eps: float) -> NDArray[np.float64]:
+    """Values (client, ...) less their mean over clients; exactly 0 for a client that is at the mean up to rounding.
+
+    Parameters
+    ----------
+    x : array (client, ...)
+    eps : float
+        Relative rounding error of ``x``.
+
+    Examples
+    --------
+    >>> less_mean(np.array([[0.1], [0.1], [0.1]]), 2e-16).ravel()
+    array([0., 0., 0.])
+    """
+    found = x - x.mean(0)
+    with np.errstate(over="ignore"):  # what is infinite then is looked at number by number, too
+        square, whole = (np.square(np.linalg.norm(a.reshape(len(x), -1), axis=1)) for a in (found, x))
+        small = np.flatnonzero(square <= 4 * eps**2 * whole.sum())
+    if small.size:
+        noise = (np.abs(found[small]) <= 2 * eps * np.abs(x).max(0)).reshape(len(small), -1).all(1)
+        found[small[noise]] = 0
+    return np.asarray(found)
+
+
 def correlation_matrix(r: Any) -> Any:
-    """Check a given correlation matrix; NaN rows mark dead units."""
-    a = numpy_of(r).astype(float)
+    """Check a given correlation matrix; NaN rows mark dead units. It is made symmetric to the last digit."""
+    given = numpy_of(r)
+    a, tol = given.astype(float), max(1e-8, 8 * precision(given))
     if a.shape[0] != a.shape[1]:
         raise ValueError(f"a correlation matrix must be square, but got shape {a.shape}. Pass corr=False for raw rows.")
     live = ~np.isnan(np.diagonal(a))
     core = a[np.ix_(live, live)]
     if not np.isfinite(core).all():
         raise ValueError("a correlation matrix must be finite between live units, but got NaN or infinite values")
-    if (worst := float(np.abs(core - core.T).max(initial=0))) > 1e-8:
+    if (worst := float(np.abs(core - core.T).max(initial=0))) > tol:
         raise ValueError(f"a correlation matrix must be symmetric, but got |R - R'| up to {worst:.3g}")
-    if (worst := float(np.abs(np.diagonal(core) - 1).max(initial=0))) > 1e-8:
+    if (worst := float(np.abs(np.diagonal(core) - 1).max(initial=0))) > tol:
         where = int(np.flatnonzero(live)[np.abs(np.diagonal(core) - 1).argmax()])
         raise ValueError(
             f"a correlation matrix must have a unit diagonal, but got R[{where}, {where}] = {a[where, where]:g}. "
             "Pass raw rows with corr=False to have them standardised; mark dead units by NaN rows."
         )
-    slack = 1e-8 * max(1, len(core))
+    slack = tol * max(1, len(core))
     if (smallest := _smallest(core, slack)) < -slack:
         raise ValueError(
             f"a correlation matrix must be positive semi-definite, but got smallest eigenvalue {smallest:.3g}. "
             "Pairwise deletion of missing values is the usual cause: compute R from complete rows."
         )
-    return r if is_torch_array(r) else np.asarray(r, dtype=float)
+    r = r if is_torch_array(r) else np.asarray(r, dtype=float)
+    return r if np.array_equal(core, core.T) else (r + r.T) / 2
 
 
 def _smallest(r: NDArray[np.float64], slack: float) -> float:
@@ -301,8 +336,3 @@ def _smallest(r: NDArray[np.float64], slack: float) -> float:
     except np.linalg.LinAlgError:
         return float(np.linalg.eigvalsh(r)[0])
     return -slack
-
-
-def numpy_of(a: Any) -> NDArray[Any]:
-    """Array on the host."""
-    return a.detach().cpu().numpy() if is_torch_array(a) else np.asarray(a)

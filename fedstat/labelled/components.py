@@ -12,7 +12,7 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.coerce import Weights, labels, need_dims, numpy_of
@@ -56,10 +56,10 @@ def variance_components(
     weights : DataArray with dims client, replicate, unit, weight..., in any order; or array or tensor in that order
         At least 3 clients, 4 with a covariate, and 2 replicates. Of a lazy DataArray a block of units is in memory at a
         time.
-    covariate : array or DataArray (client,), optional
+    covariate : array, Series, DataArray (client,) or mapping from client, optional
         What clients are adjusted for first, such as the number of training samples: a client with more samples makes
         more steps from the common start, a difference that is not knowledge of its own.
-    sizes : array or DataArray (client,) or (client, replicate), optional
+    sizes : array, Series, DataFrame or DataArray (client,) or (client, replicate), or mapping from client, optional
         Training samples, for "reml" alone; equal if not given.
     method : {"moments", "reml"}
         "moments" is unbiased however unequal the noise of clients is, and its estimates are sometimes negative. "reml"
@@ -119,10 +119,11 @@ def variance_components(
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     if sizes is not None and method == "moments":
         raise ValueError('sizes belong to method="reml"; the method of moments needs none, but got sizes')
-    weights = _dense(weights)
+    weights = _dense(_labels.labelled(weights, stack=("client", "replicate")))
     units, clients = labels(weights, "unit", 2), labels(weights, "client", 0)
-    x = _of_clients("covariate", covariate, weights)
-    n = _of_clients("sizes", sizes, weights)
+    of = {"client": clients, "replicate": labels(weights, "replicate", 1)}
+    x = None if covariate is None else _labels.matched("covariate", covariate, {"client": clients})
+    n = None if sizes is None else _labels.matched("sizes", sizes, of)
     estimate: Any = _reml.components if method == "reml" else _moments.components
     found: list[Components] = []
     pooled: list[Any] = []
@@ -198,19 +199,6 @@ def _dense(weights: Any) -> Any:
                     f"{shapes[0][0]}, but client {c} has {len(of_client)}, number {r} of shape {shape}"
                 )
     return np.array([[np.asarray(w) for w in client] for client in weights])
-
-
-def _of_clients(name: str, values: Any, weights: Weights) -> NDArray[Any] | None:
-    """Numbers of clients in the order of the weights' clients."""
-    if not isinstance(values, xr.DataArray):
-        return None if values is None else numpy_of(values)
-    need_dims(values, "client")
-    if isinstance(weights, xr.DataArray):
-        try:
-            xr.align(weights, values, join="exact", copy=False)
-        except ValueError as error:
-            raise ValueError(f"{name} must have the labels of the weights, but they differ: {error}") from None
-    return values.transpose("client", ...).to_numpy()
 
 
 def _name(clients: NDArray[Any], position: int | None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any, Unpack
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._later import xr
 from fedstat.labelled.coerce import need_dims
 from fedstat.labelled.options import EntropyOptions
@@ -26,9 +26,9 @@ def knn_entropy(
 
     Parameters
     ----------
-    x : DataArray, array or tensor (client, ...)
-        Samples along ``dim``; other dims are a batch. In an array or tensor the samples are on axis 0, or on the axis
-        given by ``axis=...``, see :func:`fedstat.stats.entropy.knn_entropy`.
+    x : DataArray, DataFrame, array or tensor (client, ...)
+        Samples along ``dim``, the rows of a DataFrame; other dims are a batch. In an array or tensor the samples are on
+        axis 0, or on the axis given by ``axis=...``, see :func:`fedstat.stats.entropy.knn_entropy`.
     k : int
         Number of the neighbour.
     level : float
@@ -70,6 +70,7 @@ def knn_entropy(
     >>> knn_entropy(outputs).tidy()[["estimate", "conf_low", "conf_high"]].round(2).iloc[0].tolist()
     [1.28, 0.99, 1.54]
     """
+    x = _labels.labelled(x, (dim, feature_dim or "unit"))
     if not isinstance(x, xr.DataArray):
         if dim != "client" or feature_dim is not None:
             raise ValueError(

@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.coerce import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
@@ -55,9 +55,10 @@ def fa(
 
     Parameters
     ----------
-    z : array, tensor or DataArray (row, unit)
-        Output of :func:`layer_matrix`, or a correlation matrix (unit, unit) if ``corr``. In a DataArray the columns
-        are the dim ``unit``, whatever the other dim is called; one that Dask holds is summed chunk by chunk. Or weights
+    z : array, tensor, DataFrame or DataArray (row, unit)
+        Output of :func:`layer_matrix`, or a correlation matrix (unit, unit) if ``corr``. Columns of a DataFrame are
+        units and name them. In a DataArray the columns are the dim ``unit``, whatever the other dim is called; one that
+        Dask holds is summed chunk by chunk. Or weights
         in any form that :func:`fedstat.split` takes, (client, unit, weight...), a run, files: its rows are then those
         of :func:`layer_matrix`, and the result also has clients' agreement.
     kappa : float in (0, 1]
@@ -72,7 +73,7 @@ def fa(
         ``z`` is a correlation matrix; a unit whose row is NaN is dead.
     n_obs : int, optional
         Rows behind a given correlation matrix; the fit indices need it.
-    start : {"pc", "smc"} or array (unit,)
+    start : {"pc", "smc"}, or array, Series, DataArray (unit,) or mapping from unit
         Communalities to start from: principal components (the paper), squared multiple correlations, given ones.
     n_starts : int
         With more than one, random starts are tried too and the number of distinct solutions is reported.
@@ -134,6 +135,8 @@ def _fa(z: Any, start: Any, *, corr: bool, n_obs: int | None, **fitting: Any) ->
     if start is not None:
         raise ValueError("minus is taken off weights (client, unit, weight...), but got a matrix. Subtract it first.")
     units = labels(z, "unit", -1)
+    if corr and isinstance(z, xr.DataArray):
+        z = _rows_as_columns(z)
     z = values_of(z, last="unit", lazy=not corr)
     if z.ndim != 2:
         raise ValueError(
@@ -145,6 +148,17 @@ def _fa(z: Any, start: Any, *, corr: bool, n_obs: int | None, **fitting: Any) ->
         return analyse(correlation_matrix(z), units, n_obs, None, **fitting)
     m, exponent = row_sums(z, units)
     return replace(analyse(correlation(m), units, int(m.n), None, **fitting), **standard(m, exponent))
+
+
+def _rows_as_columns(r: xr.DataArray) -> xr.DataArray:
+    """A correlation matrix with its rows in the order of its columns, where both have labels."""
+    rows = next((d for d in r.dims if d != "unit" and d in r.coords), None)
+    own = [] if rows is None else r[rows].to_numpy().tolist()
+    if "unit" not in r.coords or own == [*range(len(own))]:
+        return r
+    return r.isel(
+        {rows: _labels.order("each row of the correlation matrix", "unit", own, r["unit"].to_numpy().tolist())}
+    )
 
 
 def _is_weights(z: Any) -> bool:
@@ -168,6 +182,11 @@ def of_sums(found: LayerSums, *, of_change: bool, **fitting: Any) -> FactorResul
     m = found.total
     result = analyse(correlation(m), found.units, int(m.n), found.n_clients, **fitting)
     return replace(result, agreement=found.agreement, of_change=of_change, **standard(m, found.exponent))
+
+
+def start_by_unit(start: Any, units: NDArray[Any]) -> Any:
+    """Communalities to start from in the order of the units, where they have labels."""
+    return _labels.matched("start", start, {"unit": units}, gaps=True) if _labels.has_labels(start) else start
 
 
 def say_if_alone(n_clients: int) -> None:
@@ -231,6 +250,7 @@ def analyse(
     """Factor analysis of a correlation matrix, with its warnings."""
     heywood = _check.choice("heywood", options["heywood"], ("allow", "bound", "error"))
     n_starts = _check.integer("n_starts", options["n_starts"])
+    options = options | {"start": start_by_unit(options["start"], units)}
     arguments = {k: options[k] for k in ("start", "max_iter", "tol")}
     arguments |= {"kappa": kappa, "n_factors": n_factors, "method": method}
     arguments["heywood"] = "bound" if heywood == "bound" else "allow"

@@ -3,34 +3,37 @@
 from __future__ import annotations
 
 import re
-import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_api_compat import is_torch_array
-from numpy.typing import NDArray
 
-from fedstat import _guard
+from fedstat import _archives, _guard
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.choose import is_pattern, left_out, matching, missing, stem
-from fedstat.labelled.units import layout
+from fedstat._pickles import ObjectError
+from fedstat.labelled import stacks, states, torch_files
+from fedstat.labelled.choose import is_pattern, left_out, matching, require_names, stem
+from fedstat.labelled.stacks import Stack
+from fedstat.labelled.states import State, is_module
+from fedstat.labelled.torch_files import Unread
 
-State = Mapping[str, Any]
 Source = str | Path | State | Any
 """A file, a state_dict or a torch module."""
 
-_NESTED = ("state_dict", "model_state_dict", "model", "net")
 _DTYPES = {
-    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2",
-    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "<i1", "U8": "<u1", "BOOL": "?",
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "F8_E4M3": "u1", "F8_E5M2": "u1", "C64": "<c8",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1",
+    "BOOL": "?",
 }  # fmt: skip
+_MOST_DIMS = 64  # of NumPy
+_FLOAT8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 def read_weights(
@@ -45,9 +48,9 @@ def read_weights(
     Parameters
     ----------
     sources : iterable of paths, state_dicts or torch modules
-        One per client: a file (.pt or .pth of torch.save, .safetensors, .npz), a mapping of names to arrays or tensors,
-        or a module. A dict that holds the state_dict under "state_dict", "model_state_dict", "model" or "net" is looked
-        into.
+        One per client: a file (.pt, .pth, .ckpt or .bin of torch.save, .safetensors, .npz), a mapping of names to
+        arrays or tensors, or a module. Mappings may be nested: the name of a layer is its path, without that of a
+        model ("state_dict", "model_state_dict", "model" or "net"). States of optimizers are left out.
     layers : sequence of str, optional
         Layers to keep, "fc1" or "fc1.weight", or patterns such as "conv*"; all whose weight has at least 2 dims if not
         given.
@@ -65,35 +68,43 @@ def read_weights(
 
         - Transposed convolutions, (in, out / groups, ...): output channels.
         - Embeddings, (token, feature), and dense layers stored as (in, out): columns.
-        - torch's LSTM and GRU keep their gates one below the other: those of one hidden unit are put together, as
+        - Layers of Keras, Flax and Haiku: the last axis; of their transposed convolutions the last but one.
+        - LSTM and GRU keep their gates one beside the other: those of one hidden unit are put together, as
           (client, unit, gate, weight).
         - Fused attention likewise: query, key and value of one feature, as (client, unit, projection, weight).
 
-        Units of grouped convolutions have the weights of their own group's inputs.
+        Units of grouped convolutions have the weights of their own group's inputs. ``attrs["left_out"]`` lists
+        entries of at least 2 dims that are no weights, with the reason.
 
     Notes
     -----
-    Of a module its class decides. Of a state_dict the bias decides, which has one number a unit; recurrent layers,
-    embeddings without bias and fused attention (``in_proj_weight``, ``qkv``, ``c_attn``) are known by their names, and
-    transposed convolutions where the bias leaves it open.
+    Of a module its class decides. Of a state_dict the bias decides, which has one number a unit: its axes are matched
+    with those of the weight. Recurrent layers, embeddings without bias and fused attention (``in_proj_weight``,
+    ``qkv``, ``c_attn``) are known by their names, and transposed convolutions where the bias leaves it open.
+
+    Factors of torch's pruning, weight_norm and spectral_norm become the weight that the network uses.
 
     Raises
     ------
     ValueError
-        If a file is not what its suffix says, a layer is missing (those present are listed), two weights would be one
-        layer, which numbers belong to a unit is open (a kernel of Flax or Keras, whose units come last, among these),
-        shapes differ between clients (both are named), a tensor is not dense, real and non-empty, one file is given
+        If a file is not what its suffix says, or holds Python objects, several clients or a part of a model; if a
+        layer is missing (those present are listed), clients differ in their layers or shapes (both are named), two
+        weights would be one layer, or which numbers belong to a unit is open (a kernel without bias, among these); if
+        a tensor is not dense, floating-point and non-empty, or holds codes of a quantized model; if one file is given
         twice, there are no sources, or a single source or layer is given bare; or if a file, its unzipped content or
         the layers of a client would take more than 4 GiB (the environment variable FEDSTAT_MAX_BYTES sets another
-        limit). Nothing in a file is executed: torch files are read with ``weights_only``, NumPy files without pickle.
+        limit), or a file holds more than 8,192 entries or a name of more than 200 characters. Nothing in a file is
+        executed: torch files are read without torch, NumPy files without pickle, and of these only the layers asked
+        for.
     FileNotFoundError
         If there is no such file.
 
     Warns
     -----
     UserWarning
-        If a layer has so many units that their correlations would pass that limit, or a convolution without bias is
-        followed by a normalisation of the size that would follow a transposed one.
+        If a layer has so many units that their correlations would pass that limit, a convolution without bias is
+        followed by a normalisation of the size that would follow a transposed one, or a layer is a factor of a low-rank
+        update (LoRA), whose units cannot be compared.
 
     Examples
     --------
@@ -118,50 +129,64 @@ def read_layers(
     if is_module(sources):
         raise ValueError(f"sources must be a list, but got one {type(sources).__name__}. Give one module per client.")
     _no_single("layers", layers, (str,))
+    require_names("layers", layers or ())
     given = list(sources)
     if not given:
         raise ValueError("at least one file or state_dict must be given, one per client, but got none")
     _no_file_twice(given)
     names = _names(given, clients)
-    states = [_state_of(s, name) for s, name in zip(given, names, strict=True)]
     module = next((s for s in given if is_module(s)), None)
-    wanted, without = _wanted(states[0], names[0], layers, hidden=hidden)
-    for source, name, state in zip(given, names, states, strict=True):
-        declared = sum(_bytes(state[key]) for key in (_key(state, *pair) for pair in wanted) if key is not None)
-        _guard.size(source if isinstance(source, str | Path) else name, declared, "the layers that are read")
-    if isinstance(unit_axis, Mapping):
-        matching(list(unit_axis), [name for name, _ in wanted], "what is read")
+    filled: dict[str, Stack] = {}
+    for c, (source, client) in enumerate(zip(given, names, strict=True)):
+        with ExitStack() as opened:  # closed before the next file is read
+            state = _state_of(source, client, opened)
+            if c == 0:
+                keys, present, ignored = set(state), _compared(state, layers), states.ignored_in(state)
+                wanted, without = _wanted(state, client, layers, hidden=hidden)
+                if isinstance(unit_axis, Mapping):
+                    matching(list(unit_axis), [name for name, _ in wanted], "what is read")
+            elif state.keys() != keys:
+                stacks.require_same(present, _compared(state, layers), without, names[0], client)
+            read = [key for pair in wanted if (key := stacks.key_of(state, *pair)) is not None]
+            declared = sum(states.size_of(state[key]) for key in read)
+            _guard.size(source if isinstance(source, str | Path) else client, declared, "the layers that are read")
+            stacks.fill(filled, wanted, state, c, names, module, unit_axis)
+            del state
+    stacks.warn_of(filled)
     tree = xr.DataTree()
-    for name, layer in wanted:
-        tree[name] = xr.DataTree(_stack(states, names, name, layer, module, unit_axis))
+    tree.attrs = {"left_out": ignored} if ignored else {}
+    for name, stack in filled.items():
+        dims = ["client", *stack.layout.dims(stack.w.ndim - 1)]
+        coords, attrs = {"client": names}, {"layout": str(stack.layout)}
+        tree[name] = xr.DataTree(xr.Dataset({"w": xr.DataArray(stack.w, dims=dims, coords=coords, attrs=attrs)}))
     return tree, without
 
 
-def is_module(source: object) -> bool:
-    """Whether a source is a torch module."""
-    return hasattr(source, "state_dict") and hasattr(source, "get_submodule")
+def _compared(state: State, layers: Sequence[str] | None) -> list[str]:
+    """Layers that all clients must have: all, or those that match a pattern. A missing name is an error of its own."""
+    names = [name for name, _ in states.layers_in(state)] if layers is None or any(map(is_pattern, layers)) else []
+    return [name for name in names if layers is None or any(fnmatchcase(name, layer) for layer in layers)]
 
 
-def _state_of(source: Any, client: Any) -> State:
+def _state_of(source: Any, client: Any, opened: ExitStack) -> State:
     if isinstance(source, str | Path):
-        return _read(Path(source))
-    content = source.state_dict() if is_module(source) else source
-    return _state(content, f"the state_dict of client {client!r}")
+        return _read(Path(source), opened)
+    return states.state_of(source, f"the state_dict of client {client!r}")
 
 
 def _wanted(
     state: State, client: Any, layers: Sequence[str] | None, *, hidden: bool
 ) -> tuple[list[tuple[str, str]], dict[str, str]]:
     """(name of the layer, key) of the layers to read, by the first client's state_dict; and what is left out."""
-    there, without = dict(_layers(state)), {}
+    there, without = dict(states.layers_in(state)), {}
     if layers is None:
-        found = _layers(state)
+        found = states.layers_in(state)
         if not found:
             raise ValueError(f"{client} holds no weight of at least 2 dims, only {few(state, 8)}")
     else:
         found = []
         for layer in layers:
-            known = _key(state, stem(layer), layer) is not None or not is_pattern(layer)
+            known = stacks.key_of(state, stem(layer), layer) is not None or not is_pattern(layer)
             several = [stem(layer)] if known else matching([layer], list(there), str(client))
             found += [(name, layer if known else there[name]) for name in several if known or name not in dict(found)]
     if bad := [name for name, n in Counter(name for name, _ in found).items() if n > 1 or name in ("", ".", "..")]:
@@ -189,66 +214,6 @@ def _no_single(name: str, value: object, kinds: tuple[type, ...]) -> None:
         raise ValueError(f"{name} must be a list, but got one {one}. Put it in brackets: {name}=[...].")
 
 
-def _stack(
-    states: list[State],
-    names: list[Any],
-    its_name: str,
-    layer: str,
-    module: Any,
-    unit_axis: int | Mapping[str, int] | None,
-) -> xr.Dataset:
-    arrays: list[NDArray[Any]] = []
-    for name, state in zip(names, states, strict=True):
-        key = _key(state, its_name, layer)
-        if key is None:
-            raise missing(layer, [s for s, _ in _layers(state)], str(name))
-        array = _array(state[key], f"layer {layer!r} of {name}")
-        if array.ndim < 2:
-            raise ValueError(f"layer {layer!r} of {name} must have dims (unit, weight...), but got shape {array.shape}")
-        if array.size == 0:
-            raise ValueError(f"layer {layer!r} of {name} is without numbers, of shape {array.shape}. Leave it out.")
-        if arrays and array.shape != arrays[0].shape:
-            raise ValueError(
-                f"layer {layer!r} must have one shape for all clients, but got {arrays[0].shape} in {names[0]} and "
-                f"{array.shape} in {name}. Split clients of one architecture together."
-            )
-        arrays.append(array)
-    key = str(_key(states[0], its_name, layer))
-    stored = layout(key, its_name, states[0], module=module, unit_axis=unit_axis)
-    arrays = [stored.of(array) for array in arrays]
-    units = len(arrays[0])
-    if units * units * 8 > _guard.limit():
-        warnings.warn(
-            f"layer {layer!r} has {units:,} units: their correlations alone take {units * units * 8 / 1e9:,.0f} GB "
-            "when it is split. Leave it out by layers=[...], or split a part of its units.",
-            UserWarning,
-            stacklevel=3,
-        )
-    dims = ["client", *stored.dims(arrays[0].ndim)]
-    coords, attrs = {"client": names}, {"layout": str(stored)}
-    return xr.Dataset({"w": xr.DataArray(np.stack(arrays), dims=dims, coords=coords, attrs=attrs)})
-
-
-def _key(state: State, name: str, layer: str) -> str | None:
-    return next((k for k in (layer, f"{name}.weight", name) if k in state), None)
-
-
-def _bytes(value: Any) -> int:
-    """Bytes of the numbers that an array or tensor claims; an expanded one stores fewer."""
-    if is_torch_array(value) and value.is_nested:
-        return 0
-    return prod(getattr(value, "shape", ())) * getattr(value, "itemsize", 1)
-
-
-def _layers(state: State) -> list[tuple[str, str]]:
-    """(name of the layer, key) of every weight with units and incoming weights."""
-    return [
-        (stem(k), k)
-        for k, v in state.items()
-        if getattr(v, "ndim", 0) >= 2 and not re.search(r"bias(_\w)?$", k) and _is_weight(v)
-    ]
-
-
 def _names(given: list[Source], clients: Sequence[Any] | None) -> list[Any]:
     if clients is not None:
         if len(clients) != len(given) or len(set(map(str, clients))) != len(given):
@@ -260,65 +225,59 @@ def _names(given: list[Source], clients: Sequence[Any] | None) -> list[Any]:
     return [str(s) if isinstance(s, str | Path) else i for i, s in enumerate(given)]
 
 
-def _read(path: Path) -> State:
+def _read(path: Path, opened: ExitStack) -> State:
     suffix = path.suffix.lower()
-    readers = {".pt": _torch, ".pth": _torch, ".safetensors": _safetensors, ".npz": _npz}
-    if suffix not in readers:
-        raise ValueError(f"{path} must end in {', '.join(readers)}, but got {suffix!r}")
-    return _state(readers[suffix](path), str(path))
+    shard = re.search(r"-\d{5}-of-\d{5}\.\w+$", path.name) and any(path.parent.glob("*.index.json"))
+    if shard or path.name.endswith(".index.json"):
+        raise ValueError(
+            f"{path} belongs to a model that is saved in several files. Load the model, and give it as a module, or "
+            "give one state_dict with all its layers."
+        )
+    if suffix not in states.SUFFIXES:
+        raise ValueError(
+            f"{path} must end in {', '.join(states.SUFFIXES)}, but got {suffix!r}. Convert other files to arrays by "
+            "name: numpy.savez(path, **arrays)."
+        )
+    if suffix == ".npz":
+        return states.state_of(_npz(path, opened), str(path))
+    return states.state_of((_safetensors if suffix == ".safetensors" else _torch)(path), str(path))
 
 
 def _torch(path: Path) -> Any:
     try:
-        import torch  # takes a second, which other files need not
-
-        _guard.zipped(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch_files.read(path)
     except _guard.LimitError:
         raise
     except Exception as error:  # what a malformed file makes the parser raise is not documented
-        raise ValueError(
-            f"{path} could not be read as plain tensors: {_guard.reason(error)}. "
-            "Save the state_dict alone: torch.save(model.state_dict(), path)."
-        ) from error
+        if isinstance(error, ObjectError):
+            why = (
+                f"it holds a Python object of {error.name}, and loading it may run code. If you trust the file, load "
+                "it by torch.load(path, weights_only=False), and give the module or its state_dict"
+            )
+        else:
+            why = f"{_guard.reason(error)}. Save the state_dict alone: torch.save(model.state_dict(), path)"
+        raise ValueError(f"{path} could not be read as plain tensors: {why}.") from error
 
 
-def _npz(path: Path) -> State:
-    try:
-        _guard.zipped(path)
-        with path.open("rb") as stream:
-            if stream.peek(6)[:6] == b"\x93NUMPY":
-                raise ValueError("it holds one array without a name. Save with np.savez(path, **state_dict)")
-            with np.load(stream, allow_pickle=False) as data:
-                _check_heads(path, data.zip)
-                return {name: data[name] for name in data.files}
-    except _guard.LimitError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} could not be read as plain arrays: {_guard.reason(error)}") from error
-
-
-def _check_heads(path: Path, file: zipfile.ZipFile) -> None:
-    """Check the shapes that the arrays of an .npz file declare, for which NumPy takes memory before it reads."""
-    for member in (m for m in file.infolist() if m.filename.endswith(".npy")):
-        with file.open(member) as stream:
-            version = np.lib.format.read_magic(stream)
-            head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = head(stream)
-        _guard.size(path, prod(shape) * dtype.itemsize, f"{member.filename} of shape {shape}")
+def _npz(path: Path, opened: ExitStack) -> State:
+    """Shapes and types of the arrays in an .npz file, which stays open for those that are read."""
+    file = opened.enter_context(_archives.arrays(path))
+    return {name: file.head(name) for name in file.names}
 
 
 def _safetensors(path: Path) -> State:
     """Read a .safetensors file: 8 bytes of header length, a JSON header, then the tensors' bytes."""
-    raw = path.read_bytes()
+    raw = _guard.content(path)
     size = int.from_bytes(raw[:8], "little")
     try:
         if size > len(raw) - 8:
             raise ValueError(f"a header of {size} bytes in a file of {len(raw)}")
+        _guard.size(path, size, "its header", share=_guard.HEAD)
         header = _guard.parsed(path, raw[8 : 8 + size])
         if not isinstance(header, dict):
             raise ValueError(f"a header that is a {type(header).__name__}, not an object")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        _guard.size(path, len(entries), "its header", share=_guard.TENSOR, unit="tensors")
         data = memoryview(raw)[8 + size :]
         arrays = {name: _tensor(data, entry) for name, entry in entries.items()}
         ends = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
@@ -331,59 +290,21 @@ def _safetensors(path: Path) -> State:
         raise ValueError(f"{path} could not be read as safetensors: {_guard.reason(error)}. Save it again.") from error
 
 
-def _tensor(data: memoryview, entry: Mapping[str, Any]) -> NDArray[Any]:
+def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Any:
     if missing := [key for key in ("dtype", "shape", "data_offsets") if key not in entry]:
         raise ValueError(f"a tensor without {missing[0]}")
     begin, end = entry["data_offsets"]
     if bad := [n for n in (begin, end, *entry["shape"]) if type(n) is not int or n < 0]:
         raise ValueError(f"shape and offsets must be whole numbers from 0, but got {bad[0]!r}")
+    if len(entry["shape"]) > _MOST_DIMS:
+        raise ValueError(f"a tensor of {len(entry['shape']):,} dims, but at most {_MOST_DIMS} are read")
     if entry["dtype"] not in _DTYPES:
-        raise ValueError(f"dtype {entry['dtype']} is not among {', '.join(_DTYPES)}")
+        why = f"holds {entry['dtype']!s:.20} numbers. Convert it to float32 first."
+        return Unread(why, tuple(entry["shape"]), len(entry["shape"]))
     dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"]
     if not 0 <= begin <= end <= len(data) or end - begin != prod(shape) * dtype.itemsize:
         raise ValueError(f"offsets {begin}:{end} do not hold {shape} of {entry['dtype']}")
     array = np.frombuffer(data[begin:end], dtype).reshape(shape)
-    if entry["dtype"] == "BF16":  # the upper half of a float32
-        return (array.astype(np.uint32) << 16).view(np.float32)
-    return array
-
-
-def _state(content: Any, where: str) -> State:
-    if isinstance(content, Mapping):
-        inner = next((content[k] for k in _NESTED if isinstance(content.get(k), Mapping)), content)
-        named = {k: v for k, v in inner.items() if isinstance(k, str)}
-        if any(hasattr(v, "ndim") for v in named.values()):
-            return named
-    kind = type(content).__name__
-    raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
-
-
-def _is_weight(value: Any) -> bool:
-    """Whether an array or tensor holds no mere counts: what else of it cannot be read is an error, not passed over."""
-    if is_torch_array(value):
-        return value.is_floating_point() or value.is_complex() or value.is_quantized
-    return np.asarray(value).dtype.kind in "fc"
-
-
-def _array(value: Any, where: str) -> NDArray[Any]:
-    if not hasattr(value, "ndim"):
-        raise ValueError(f"{where} must be an array or a tensor, but got {type(value).__name__}")
-    if not is_torch_array(value):
-        array = np.asarray(value)
-        if array.dtype.kind not in "fiu":
-            raise ValueError(f"{where} must hold real numbers, but got {array.dtype}. Leave it out by layers=[...].")
-        return array
-    if value.is_nested or str(value.layout) != "torch.strided" or value.is_quantized:
-        raise ValueError(
-            f"{where} must be a dense tensor, but got {value.dtype}, {value.layout}{', nested' * value.is_nested}. "
-            "Save it with .to_dense() or .dequantize()."
-        )
-    if value.is_meta:
-        raise ValueError(f'{where} holds no numbers, only a shape (device="meta"). Save the model once it has weights.')
-    if value.is_complex() or str(value.dtype) == "torch.bool":
-        raise ValueError(f"{where} must hold real numbers, but got {value.dtype}. Leave it out by layers=[...].")
-    import torch
-
-    value = value.detach().cpu()
-    known = (torch.float64, torch.float32, torch.float16)
-    return (value.float() if value.is_floating_point() and value.dtype not in known else value).numpy()
+    if entry["dtype"] in _FLOAT8:
+        return torch_files.small_floats(array, _FLOAT8[entry["dtype"]])
+    return torch_files.widened(array) if entry["dtype"] == "BF16" else array

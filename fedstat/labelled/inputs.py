@@ -11,16 +11,15 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.choose import is_pattern, left_out, matching
+from fedstat.labelled.choose import is_pattern, left_out, matching, require_names
+from fedstat.labelled.states import SUFFIXES
 from fedstat.results import ByLayer
 from fedstat.store import is_store, open_run
 
-_FILES = (".pt", ".pth", ".safetensors", ".npz")
 _PATHS = (str, PathLike)
-_LONGEST = 4095  # characters of a path
 
 Several: TypeAlias = "xr.DataTree | Mapping[Any, Any] | str | PathLike[str] | Sequence[Any]"
 """What may hold layers: a run or other DataTree, a path, {client: file, state_dict or module}, a list of these."""
@@ -100,6 +99,7 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
     if not (layer is None or isinstance(layer, str) or (isinstance(layer, Sequence) and layer)):
         raise ValueError(f"layer must be a name, a pattern such as 'conv*', or a list of these, but got {layer!r}")
     asked = [layer] if isinstance(layer, str) else layer if layer is None else list(layer)
+    require_names("layer", asked or ())
     several = not isinstance(layer, str) or is_pattern(layer)
     if isinstance(weights, xr.Dataset | xr.DataTree) and "w" in weights.data_vars:  # a layer of a run
         weights = weights["w"]
@@ -122,16 +122,14 @@ def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint
             f"weights must be those of several clients, but got one {type(weights).__name__}. Pass {{client: model}}."
         )
     else:
-        found, without, several = {"": weights}, {}, False
+        found, without, several = {"": _labels.labelled(weights, ("row", "unit"))}, {}, False
     return Given({name: _at(w, checkpoint, name) for name, w in found.items()}, several, without)
 
 
-def layers_in_order(run: xr.DataTree) -> dict[str, xr.DataArray]:
-    """Weights of a run's layers in the order of the network, which a store keeps in its settings, not its folders."""
+def layers_of_run(run: xr.DataTree) -> dict[str, xr.DataArray]:
+    """Weights of a run's layers, in the order of the network."""
     held = run.children.get("weights", run)
-    there = {str(name): node.dataset["w"] for name, node in held.children.items() if "w" in node.data_vars}
-    kept = [name for name in _settings(run).get("keep_weights", ()) if name in there]
-    return {name: there[name] for name in dict.fromkeys([*kept, *there])}
+    return {str(name): node.dataset["w"] for name, node in held.children.items() if "w" in node.data_vars}
 
 
 def _settings(run: xr.DataTree) -> dict[str, Any]:
@@ -140,7 +138,7 @@ def _settings(run: xr.DataTree) -> dict[str, Any]:
 
 
 def _of_tree(tree: xr.DataTree, asked: Sequence[str] | None) -> tuple[dict[str, Any], dict[str, str]]:
-    there = layers_in_order(tree)
+    there = layers_of_run(tree)
     if not there:
         way_out = "Give a run that kept weights, or what fedstat.read_weights returns."
         if "split" in tree.children:
@@ -194,17 +192,15 @@ def _expanded(path: str) -> list[Path]:
     at = Path(path)
     if not path:
         raise ValueError("a path must name files of clients or a run, but got ''")
-    if len(path) > _LONGEST:
-        raise ValueError(f"a path has at most {_LONGEST} characters, but got {len(path)}: {path[:40]!r}...")
     if is_store(at) or at.is_file() or (os.path.lexists(at) and not at.is_dir()):
         return [at]  # what is no regular file is named when it is read
     if at.is_dir():
-        files = sorted(one for one in at.iterdir() if one.suffix.lower() in _FILES)
+        files = sorted(one for one in at.iterdir() if one.suffix.lower() in SUFFIXES)
         if files:
             return files
         stores = sorted(one.name for one in at.iterdir() if is_store(one))
         hint = f" It holds the runs {few(stores)}: give one of them." if stores else ""
-        raise ValueError(f"the folder {at} holds no files of clients ({', '.join(_FILES)}).{hint}")
+        raise ValueError(f"the folder {at} holds no files of clients ({', '.join(SUFFIXES)}).{hint}")
     if is_pattern(path):
         if not (found := sorted(Path(at.anchor).glob(str(at.relative_to(at.anchor))))):
             raise FileNotFoundError(f"no file matches the pattern {path!r}. Check it, and the folder {Path.cwd()}.")
@@ -240,7 +236,7 @@ def _starts(minus: Any, given: Given) -> dict[str, Any]:
                 f"{type(minus).__name__}. Pass a file or state_dict of the model that all clients started from, or "
                 "choose one layer."
             )
-        return dict.fromkeys(given.layers, minus)
+        return dict.fromkeys(given.layers, _labels.labelled(minus))
     if "" in given.layers:
         raise ValueError(
             "the start of one array of weights must be an array (unit, weight...), but got "

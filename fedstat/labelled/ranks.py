@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.coerce import labels, need_dims, numpy_of, refuse_replicates
-from fedstat.labelled.inputs import layers_in_order
+from fedstat.labelled.coerce import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
+from fedstat.labelled.inputs import layers_of_run
 from fedstat.results.ranks import EffectiveRankResult
 from fedstat.stats import rank as _rank
 
@@ -50,8 +50,9 @@ def effective_rank(weights: Any, *, minus: Any = "mean", level: float = 0.95) ->
     -----
     Intervals take clients as independent. Those of one run share a server, so they speak of clients as in this run,
     not of other runs. Where clients are of two kinds, few do not show both: with one in five of few directions, the
-    intervals of 3 clients hold the mean in 0.48, of 10 in 0.88. Stored values are float32: a part 1e-7 of the size of
-    what is taken off is rounding noise, which has full rank.
+    intervals of 3 clients hold the mean in 0.48, of 10 in 0.88. A part within the rounding
+    error of the numbers (of float32, 2e-7 of the weights' size) counts as zero; one little larger is largely rounding
+    noise, which has full rank.
 
     References
     ----------
@@ -83,7 +84,7 @@ def _of_run(run: xr.DataTree, minus: Any) -> dict[str, xr.DataArray]:
     """Weights of the layers, without the factor that is taken off."""
     if "weights" not in run.children:
         raise ValueError(f"the run must hold weights, but has the groups {', '.join(run.children)}")
-    layers = layers_in_order(run)
+    layers = layers_of_run(run)
     if minus is None or minus == "mean":
         return layers
     factors = run["parameters"].children if "parameters" in run.children else {}
@@ -108,7 +109,7 @@ def _of_run(run: xr.DataTree, minus: Any) -> dict[str, xr.DataArray]:
 
 def _one(weights: Any) -> xr.DataArray:
     """A layer's weights with labels."""
-    weights = _check.numbers("weights", weights)
+    weights = _check.numbers("weights", _labels.labelled(weights))
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)
@@ -135,7 +136,7 @@ def _ranks(weights: xr.DataArray, layer: str, *, mean: bool) -> tuple[xr.DataArr
                 f"the weights of client(s) {few(labels(weights, 'client', 0)[bad])} in layer {layer!r} hold NaN or "
                 'infinite values. Clients that were not active are NaN: leave them out, as .dropna("client") does.'
             )
-        found[i] = _rank.effective_rank(x - x.mean(0) if mean else x)
+        found[i] = _rank.effective_rank(less_mean(x, precision(weights)) if mean else x)
     coords = {d: weights[d] for d in (*lead, "client") if d in weights.coords}
     dims = (*lead, "client")
     return xr.DataArray(found if lead else found[0], coords, dims), min(units, rest)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack, cast
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat.labelled.agreement import icc, icc_of
 from fedstat.labelled.coerce import LayerSums, Weights, labels, sums
 from fedstat.labelled.components import variance_components
@@ -206,9 +206,10 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     True
     """
     fit = previous.fit if isinstance(previous, SplitResult) else previous
-    n_units = len(labels(weights, "unit", 1))
-    if n_units != len(fit.units):
-        raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {n_units}")
+    weights = _labels.labelled(weights)
+    units = labels(weights, "unit", 1)
+    if len(units) != len(fit.units):
+        raise ValueError(f"weights must have the {len(fit.units)} units of the previous result, but got {len(units)}")
     if not isinstance(fit, FactorResult):
         return _updated_agreement(previous, fit, weights)
     found = sums(weights)
@@ -218,7 +219,11 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
         "n_factors": fit.n_factors if fit.kappa is None else None,
         "method": fit.method,
         "rotation": fit.rotation,
-        "options": {**fit.options, "start": fit.communality, "n_starts": 1},
+        "options": {
+            **fit.options,
+            "start": _labels.by_label("the previous result", fit.communality, fit.units, units, "unit"),
+            "n_starts": 1,
+        },
     }
     result = of_sums(found, of_change=fit.of_change, **fitting)
     if not isinstance(previous, SplitResult):

@@ -9,7 +9,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
 from fedstat.labelled.coerce import Weights, labels, need_dims, numpy_of
@@ -43,8 +43,7 @@ def start_of(start: Any, weights: Weights, w: Any) -> Any:
         one = weights.isel(client=0, drop=True).transpose("unit", ...)
         shape = one.shape
         if isinstance(start, xr.DataArray):
-            _require_aligned(start, one)
-            start = start.transpose(*one.dims)
+            start = _aligned(start, one)
     if isinstance(start, xr.DataArray):
         need_dims(start, "unit")
         start = start.transpose("unit", ...).to_numpy()
@@ -93,13 +92,13 @@ def require_related(start: Any, w: Any) -> None:
         )
 
 
-def _require_aligned(start: xr.DataArray, one: xr.DataArray) -> None:
+def _aligned(start: xr.DataArray, one: xr.DataArray) -> xr.DataArray:
+    """The start with the dims and labels of one client's weights, in their order."""
     if set(start.dims) != set(one.dims):
         raise ValueError(
             f"the start must have the dims of one client's weights, {one.dims}, but got {start.dims}. "
             "Select one checkpoint first; the start is common to all clients."
         )
-    try:
-        xr.align(one, start, join="exact", copy=False)
-    except ValueError as error:
-        raise ValueError(f"the start must have the labels of the weights, but they differ: {error}") from None
+    own = [d for d in map(str, one.dims) if d in start.coords]  # the labels of what has none are positions
+    at = {d: _labels.order("the start", d, *(x[d].to_numpy().tolist() for x in (start, one))) for d in own}
+    return start.isel(at).transpose(*one.dims)

@@ -13,7 +13,7 @@ from fedstat import _check
 from fedstat._later import pd
 from fedstat._random import generator
 from fedstat.labelled.coerce import Weights, client_sums, numpy_of
-from fedstat.labelled.factor import fa, say_if_alone
+from fedstat.labelled.factor import fa, say_if_alone, start_by_unit
 from fedstat.labelled.inputs import each, over_layers
 from fedstat.labelled.options import ReplicateOptions
 from fedstat.labelled.splitting import say_if_contradicted, split_sums
@@ -125,6 +125,7 @@ def _bootstrap_layer(
     options: dict[str, Any],
 ) -> BootstrapResult:
     found = client_sums(change(weights, start))
+    options = {k: start_by_unit(v, found.units) if k == "start" else v for k, v in options.items()}
     at_hand = split_sums(found, tau=tau, kappa=kappa, of_change=start is not None, **options)
     say_if_contradicted(at_hand)
     m, fitting = found.moments, {"seed": seed, "executor": executor, "kappa": kappa, **options}
@@ -188,6 +189,7 @@ def _permuted_layer(
     weights: Weights, start: Any, *, kappa: float, options: dict[str, Any], **how: Any
 ) -> PermutationResult:
     found = client_sums(change(weights, start))
+    options = {k: start_by_unit(v, found.units) if k == "start" else v for k, v in options.items()}
     at_hand = split_sums(found, tau=0.5, kappa=kappa, of_change=start is not None, **options)
     drawn = _bootstrap.permutation(found.moments, kappa=kappa, **how, **options)
     return PermutationResult(at_hand, numpy_of(drawn.communality))

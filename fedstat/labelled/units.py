@@ -2,8 +2,8 @@
 
 A unit of a dense layer or a convolution is a row of its weight, grouped convolutions included, whose rows hold the
 inputs of the unit's own group. Transposed convolutions keep inputs first, embeddings tokens, GPT-2's ``Conv1D`` inputs:
-their units are columns. Recurrent layers and fused attention keep several matrices one below the other: a unit has a
-row in each.
+their units are columns. Keras, Flax and Haiku keep units last. Recurrent layers and fused attention keep several
+matrices one below the other: a unit has a row in each.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from itertools import combinations
 from math import prod
 from typing import Any, NamedTuple
 
@@ -26,8 +27,22 @@ State = Mapping[str, Any]
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _TRANSPOSED = re.compile(r"conv_?trans|transpose|deconv|tconv|convt\d*($|[._])", re.IGNORECASE)
 _PERHAPS_TRANSPOSED = re.compile(r"(^|[._])up_?conv\d*$", re.IGNORECASE)
+_LAST = re.compile(
+    r"(^|[./_])kernel(:\d+)?$|[./][wW](_\w+)?(:\d+)?$|(^|[./_])coefs?_?\.?\d*$|(^|[./_])arr_\d+$|/weights$|:\d+$"
+)
+"""Names of Keras, TensorFlow, Flax, Haiku, scikit-learn and np.savez, which do not say that units come first."""
+_WORD = re.compile(r"(?<![a-zA-Z])(weights?|kernel|coefs?|w|W)(?![a-zA-Z])")
+_BIASES = {"weights": "biases", "coef": "intercept", "coefs": "intercepts", "w": "b", "W": "b"}
 _FUSED = re.compile(r"(^|[._])(in_proj_weight|qkv|c_attn)$")
 _FUSED_SOMEHOW = re.compile(r"qkv|query_?key_?value", re.IGNORECASE)
+
+
+class _OpenError(Exception):
+    """Names and shapes leave it open which numbers belong to a unit; ``axis`` is the likely one."""
+
+    def __init__(self, why: str, axis: int = 0) -> None:
+        super().__init__(why)
+        self.axis = axis
 
 
 class Layout(NamedTuple):
@@ -69,13 +84,21 @@ class Layout(NamedTuple):
         return [*first, *["weight", *(f"weight_{i}" for i in range(1, rest))][:rest]]
 
 
+Fellows = dict[bool, set[str]]
+"""Layers' own names by whether their units come last."""
+
 ROWS = Layout()
 _COLUMNS = Layout(axis=1)
-_QUERY_KEY_VALUE = Layout(parts=3, part="projection")
 
 
 def layout(
-    key: str, name: str, state: State, *, module: Any = None, unit_axis: int | Mapping[str, int] | None = None
+    key: str,
+    name: str,
+    state: State,
+    *,
+    module: Any = None,
+    unit_axis: int | Mapping[str, int] | None = None,
+    fellows: dict[bool, Fellows] | None = None,
 ) -> Layout:
     """Find how a weight is stored.
 
@@ -89,6 +112,8 @@ def layout(
         Whose state_dict it is.
     unit_axis : int or mapping from layer, or pattern of layers, to int, optional
         What the user says; it goes before anything else.
+    fellows : dict, optional
+        What the state's other layers say, filled when it is first needed; share it among layers of one state.
 
     Raises
     ------
@@ -99,8 +124,22 @@ def layout(
     if (axis := _asked(unit_axis, name)) is not None:
         axis = _check.integer("unit_axis", axis, low=-len(shape), high=len(shape) - 1) % len(shape)
         transposed = axis == 1 and len(shape) > 2
-        return Layout(axis, groups=max(1, _groups(shape, _size(state, key))) if transposed else 1)
-    return (None if module is None else _of_module(module, key)) or _of_names(key, name, shape, state)
+        return Layout(axis, groups=max(1, _groups(shape, _bias(key, state))) if transposed else 1)
+    try:
+        found = None if module is None else _of_module(module, key)
+        return _joined(found or _of_names(key, name, shape, state, {} if fellows is None else fellows), name, shape)
+    except _OpenError as error:
+        modules = "" if module is not None or _LAST.search(key) else "Give modules in place of state_dicts. "
+        raise ValueError(
+            f"which numbers of {key!r} belong to one unit is open: {error}. {modules}Say the axis of the units: "
+            f"fedstat.read_weights(sources, unit_axis={{{name!r}: {error.axis}}}). 0 takes each row for a unit, -1 the "
+            "last axis."
+        ) from None
+
+
+def is_table(key: str, state: State) -> bool:
+    """Return True if a weight is an embedding's (token, feature), by its name; a bias would decide otherwise."""
+    return len(state[key].shape) == 2 and _bias(key, state) is None and bool(EMBEDDING.search(stem(key)))
 
 
 def _asked(unit_axis: int | Mapping[str, int] | None, name: str) -> int | None:
@@ -114,68 +153,123 @@ def _of_module(module: Any, key: str) -> Layout | None:
     from torch import nn
 
     path, _, own = key.rpartition(".")
-    part = module.get_submodule(path)
+    try:
+        part = module.get_submodule(path)
+    except AttributeError:  # another client is the module
+        return None
     if isinstance(part, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d):
         return Layout(axis=1, groups=part.groups)
-    if isinstance(part, nn.Embedding | nn.EmbeddingBag):
-        return _COLUMNS
+    if isinstance(part, nn.Embedding | nn.EmbeddingBag) or (type(part).__name__ == "Conv1D" and hasattr(part, "nf")):
+        return _COLUMNS  # Conv1D: of transformers, a dense layer (in, out)
     if isinstance(part, nn.RNNBase | nn.RNNCellBase) and RECURRENT.search(own):
         kind = part.mode if isinstance(part, nn.RNNBase) else type(part).__name__
         return Layout(parts=next(n for start, n in _GATES.items() if kind.startswith(start)))
-    if isinstance(part, nn.MultiheadAttention) and own == "in_proj_weight":
-        return _QUERY_KEY_VALUE
     known = (nn.Linear, nn.Bilinear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention, nn.RNNBase)
     return ROWS if isinstance(part, known) else None
 
 
-def _of_names(key: str, name: str, shape: tuple[int, ...], state: State) -> Layout:
-    """By the names of the weight and its layer, its shape, and those of its bias and of its fellows."""
-    if re.search(r"(^|[./])kernel$", key):
-        raise ValueError(
-            f"{key!r} is named as the kernels of Flax and Keras are, whose units come last, but fedstat takes units "
-            f"first, as torch has them. Say the axis of the units, -1 or 0: fedstat.read_weights(sources, "
-            f"unit_axis={{{name!r}: -1}})."
-        )
-    if len(shape) == 2 and (recurrent := RECURRENT.search(key)):
-        return _gates(key, name, shape, state, recurrent)
-    out = _size(state, key)
-    if len(shape) == 2 and out is None and EMBEDDING.search(name):
-        return _COLUMNS
-    found = _by_bias(key, name, shape, state)
-    units, inputs = shape[found.axis], shape[1 - found.axis] if len(shape) == 2 else 0
-    if units == 3 * inputs:
+def _joined(found: Layout, name: str, shape: tuple[int, ...]) -> Layout:
+    """Put query, key and value of a feature together, where their matrices are stored as one."""
+    if len(shape) == 2 and found.parts == 1 and shape[found.axis] == 3 * shape[1 - found.axis]:
         if _FUSED.search(name):
             return found._replace(parts=3, part="projection")
         if _FUSED_SOMEHOW.search(name):
-            raise _open(key, name, f"shape {shape} is that of query, key and value, in blocks or head by head")
+            raise _OpenError(f"shape {shape} is that of query, key and value, in blocks or head by head")
     return found
 
 
-def _by_bias(key: str, name: str, shape: tuple[int, ...], state: State) -> Layout:
-    """By the size of the bias, which has one number a unit; of transposed convolutions without one by name."""
-    out = _size(state, key)
-    named = len(shape) > 2 and bool(_TRANSPOSED.search(name))
-    perhaps = len(shape) > 2 and bool(_PERHAPS_TRANSPOSED.search(name))
-    if out is None:
-        if perhaps:
-            raise _open(key, name, "its name fits a convolution after upsampling and a transposed one")
-        if not named:
-            _warn_if_unlike(key, shape, state)
-        return _COLUMNS if named else ROWS
-    groups = _groups(shape, out)
-    if out == shape[0]:
+def _of_names(key: str, name: str, shape: tuple[int, ...], state: State, fellows: dict[bool, Fellows]) -> Layout:
+    """By the names of the weight and its layer, its shape, and those of its bias and of its fellows."""
+    if len(shape) == 2 and (recurrent := RECURRENT.search(key)):
+        return _gates(key, shape, state, recurrent)
+    if kernel := re.search(r"(recurrent_)?kernel((:\d+)?)$", key):  # of Keras: (in, gate · unit)
+        of_state: Any = state.get(f"{key[: kernel.start()]}recurrent_kernel{kernel[2]}")
+        if getattr(of_state, "ndim", 0) > 1:
+            return Layout(len(shape) - 1, _number_of_gates(shape[-1], of_state.shape[-2], "columns"))
+    if is_table(key, state):
+        return _COLUMNS
+    last = bool(_LAST.search(key))
+    if last and re.search(r"(lstm|gru)[^a-z].*[./]w(_\w+)?$", key, re.IGNORECASE):
+        raise _OpenError(f"its {shape[-1]} columns may be those of several gates, one after the other", -1)
+    if (bias := _bias(key, state)) is None:
+        return _without_bias(key, name, shape, state, last=last)
+    fits = _fits(shape, bias)
+    if -1 in fits:
+        raise _OpenError(f"its shape is {shape}, that of its bias {bias}")
+    end = len(shape) - 1
+    if last and {end - 1, end} <= fits and end > 1 and _TRANSPOSED.search(name):
+        raise _OpenError(f"its name fits a transposed convolution, and its shape, {shape}, either kind", -2)
+    if {0, end} <= fits and (last or end == 1):
+        if last not in fellows:
+            fellows[last] = _fellows(state, last=last)
+        return _of_fellows(key, shape, fellows[last], last=last)
+    return _last_by_bias(shape, bias, fits) if last else _by_bias(name, shape, bias, fits)
+
+
+def _without_bias(key: str, name: str, shape: tuple[int, ...], state: State, *, last: bool) -> Layout:
+    """Rows, if names are torch's; transposed convolutions by name."""
+    if last:
+        programs = "Keras, Flax, Haiku or scikit-learn, whose units come last"
+        raise _OpenError(f"its name may be that of {programs}, and no bias shows where they are", -1)
+    if len(shape) > 2 and _PERHAPS_TRANSPOSED.search(name):
+        raise _OpenError("its name fits a convolution after upsampling and a transposed one")
+    if len(shape) > 2 and _TRANSPOSED.search(name):
+        return _COLUMNS
+    _warn_if_unlike(key, shape, state)
+    return ROWS
+
+
+def _by_bias(name: str, shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int]) -> Layout:
+    """By the axes that the bias fits, where names are torch's: units first, or second in transposed convolutions."""
+    deep, groups = len(shape) > 2, _groups(shape, bias)
+    named = deep and bool(_TRANSPOSED.search(name))
+    if 0 in fits:
         if named and groups == 1:
             return _COLUMNS
-        if (named or perhaps) and groups and shape[1] > 1:
-            raise _open(key, name, f"its name fits a transposed convolution, and its shape, {shape}, either kind")
-        if len(shape) == 2 and shape[0] == shape[1] and _some_columns(state):
-            raise _open(key, name, f"its shape, {shape}, is square, and other layers here have their units last")
+        if (named or (deep and _PERHAPS_TRANSPOSED.search(name))) and groups and shape[1] > 1:
+            raise _OpenError(f"its name fits a transposed convolution, and its shape, {shape}, either kind")
         return ROWS
-    if groups == 1 or (groups > 1 and len(shape) > 2):
+    ends = len(shape) - 1 in fits
+    if groups == 1 or (groups and deep and (named or not ends)):
         return Layout(axis=1, groups=groups)
-    if tuple(state[_bias(key)].shape) == shape:  # scale and shift of every number, as of a LayerNorm
-        return ROWS
-    raise _open(key, name, f"its shape is {shape}, its bias has {out} numbers")
+    if ends and not groups:
+        return Layout(axis=len(shape) - 1)
+    raise _OpenError(f"its shape is {shape}, its bias has {prod(bias)} numbers")
+
+
+def _last_by_bias(shape: tuple[int, ...], bias: tuple[int, ...], fits: set[int]) -> Layout:
+    """By the axes that the bias fits, where units may come last, or last but one in transposed convolutions."""
+    end = len(shape) - 1
+    for axis in (end, end - 1, 0):
+        if axis in fits:
+            return Layout(axis)
+    raise _OpenError(f"its shape is {shape}, its bias has {prod(bias)} numbers", -1)
+
+
+def _fellows(state: State, *, last: bool) -> Fellows:
+    """Layers whose biases fit the first axis or the last alone."""
+    ends: Fellows = {True: set(), False: set()}
+    for other, value in state.items():
+        size = tuple(getattr(value, "shape", ()))
+        if len(size) > 1 and bool(_LAST.search(other)) == last and (bias := _bias(other, state)) is not None:
+            fits = _fits(size, bias)
+            if fits in ({0}, {len(size) - 1}) and (last or len(size) == 2):
+                ends[0 not in fits].add(stem(other).rpartition(".")[2])
+    return ends
+
+
+def _of_fellows(key: str, shape: tuple[int, ...], ends: Fellows, *, last: bool) -> Layout:
+    """Of a weight whose first and last axes both fit its bias, by other layers, whose biases fit one of them."""
+    own = stem(key).rpartition(".")[2]
+    if last and len(sure := [end for end in ends if ends[end]]) == 1:
+        return Layout(axis=len(shape) - 1 if sure[0] else 0)
+    if last:
+        raise _OpenError(f"its shape is {shape}, and its bias has {shape[0]} numbers", -1)
+    if own in ends[True] - ends[False]:  # as GPT-2's square layers
+        return _COLUMNS
+    if ends[True]:
+        raise _OpenError(f"its shape, {shape}, is square, and other layers here have their units last", 1)
+    return ROWS
 
 
 def _warn_if_unlike(key: str, shape: tuple[int, ...], state: State) -> None:
@@ -195,43 +289,50 @@ def _warn_if_unlike(key: str, shape: tuple[int, ...], state: State) -> None:
         )
 
 
-def _groups(shape: tuple[int, ...], out: int | None) -> int:
+def _fits(shape: tuple[int, ...], bias: tuple[int, ...]) -> set[int]:
+    """Axes of a weight that its bias has one number for each entry of.
+
+    0 also stands for the first axes together, as of a LayerNorm's weight, and -1 for any other several axes.
+    """
+    found = set()
+    for sizes in {bias, tuple(n for n in bias if n != 1) or (1,)}:
+        for axes in combinations(range(len(shape)), len(sizes)):
+            if tuple(shape[axis] for axis in axes) == sizes:
+                found.add(axes[0] if len(axes) == 1 else 0 if axes[-1] == len(axes) - 1 else -1)
+    return found
+
+
+def _groups(shape: tuple[int, ...], bias: tuple[int, ...] | None) -> int:
     """Groups of a transposed convolution with this shape and number of output channels; 0 if there is none."""
-    if out is None or len(shape) < 2 or out % shape[1]:
+    out = 0 if bias is None else prod(bias)
+    if not out or len(shape) < 2 or out % shape[1]:
         return 0
     groups = out // shape[1]
-    return groups if groups and shape[0] % groups == 0 else 0
+    return groups if shape[0] % groups == 0 else 0
 
 
-def _some_columns(state: State) -> bool:
-    """Whether a dense layer is surely stored with units last, as GPT-2's are in transformers."""
-    dense = [key for key, value in state.items() if key.endswith("weight") and len(getattr(value, "shape", ())) == 2]
-    return any(_size(state, key) == state[key].shape[1] != state[key].shape[0] for key in dense)
-
-
-def _gates(key: str, name: str, shape: tuple[int, ...], state: State, found: re.Match[str]) -> Layout:
+def _gates(key: str, shape: tuple[int, ...], state: State, found: re.Match[str]) -> Layout:
     """Rows of an LSTM, GRU or plain recurrent layer, by the number of hidden units that its other matrices have."""
     before, after = key[: found.start(1)], key[found.end(1) :]
     matrices: Any = (state.get(before + which + after) for which in ("hr", "hh"))  # hr: of an LSTM with projections
     hidden = next((m.shape[1] for m in matrices if getattr(m, "ndim", 0) == 2), 0)
-    gates, rest = divmod(shape[0], hidden) if hidden else (0, 0)
+    return Layout(parts=_number_of_gates(shape[0], hidden, "rows"))
+
+
+def _number_of_gates(size: int, hidden: int, lines: str) -> int:
+    gates, rest = divmod(size, hidden) if hidden else (0, 0)
     if rest or gates not in _GATES.values():
-        raise _open(key, name, f"its {shape[0]} rows may be those of several gates, one after the other")
-    return Layout(parts=gates)
+        raise _OpenError(f"its {size} {lines} may be those of several gates, one after the other")
+    return gates
 
 
-def _bias(key: str) -> str:
-    return re.sub(r"(weight|kernel)$", "bias", key)
-
-
-def _size(state: State, key: str) -> int | None:
-    """Numbers of a weight's bias; None without one."""
-    bias = state.get(_bias(key)) if _bias(key) != key else None
-    return None if bias is None or not getattr(bias, "ndim", 0) else prod(bias.shape)
-
-
-def _open(key: str, name: str, why: str) -> ValueError:
-    return ValueError(
-        f"which numbers of {key!r} belong to one unit is open: {why}. Give modules in place of state_dicts, or say "
-        f"the axis of the units: fedstat.read_weights(sources, unit_axis={{{name!r}: 0}}); 0 takes each row for a unit."
-    )
+def _bias(key: str, state: State) -> tuple[int, ...] | None:
+    """Shape of a weight's bias, which has the weight's name with another word; None without one."""
+    if numbered := re.fullmatch(r"(.*arr_)(\d+)", key):  # of np.savez without names: the next array
+        names = [f"{numbered[1]}{int(numbered[2]) + 1}"]
+    elif words := list(_WORD.finditer(key)):
+        names = [key[: words[-1].start()] + _BIASES.get(words[-1][0], "bias") + key[words[-1].end() :]]
+    else:
+        names = [f"{key}.bias", f"{key}_bias"]
+    shape = next((tuple(state[name].shape) for name in names if getattr(state.get(name), "ndim", 0)), None)
+    return None if shape and numbered and sum(n != 1 for n in shape) > 1 else shape

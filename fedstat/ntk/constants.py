@@ -39,9 +39,9 @@ class Constants(NamedTuple):
 
     @property
     def positive(self) -> bool:
-        """Whether λ^s and λ^p are known to be above 0, as the theorems ask: resolved, and no two samples parallel."""
+        """Whether λ^s and λ^p are known to be above 0, as the theorems ask, and no two samples are parallel."""
         singular = self.violations.parallel or self.violations.zero
-        return self.shared.resolved and self.personal.resolved and not singular
+        return self.shared.positive and self.personal.positive and not singular
 
 
 def constants(samples: Samples) -> Constants:
@@ -87,7 +87,14 @@ def extremes(blocks: list[np.ndarray], name: str) -> ExtremeEigenvalues:
         resolution=float(resolution.max()),
         blocks=len(blocks),
     )
-    if not result.resolved:
+    if result.resolved and not result.positive:
+        warnings.warn(
+            f"the smallest eigenvalue of {name} is {result.lambda_min:.3g}, below 0: it is no kernel, counts as 0 and "
+            "gives no rate.",
+            TheoryWarning,
+            stacklevel=3,
+        )
+    elif not result.resolved:
         warnings.warn(
             f"the smallest eigenvalue of {name} is {result.lambda_min:.3g}, at or below what float64 resolves here "
             f"({result.resolution:.3g}): it counts as 0 and gives no rate. Are samples (nearly) parallel, or more of "
@@ -191,7 +198,7 @@ def extreme_eigenvalues(h: Any) -> ExtremeEigenvalues:
     Warns
     -----
     TheoryWarning
-        If λ_min is not above what float64 resolves.
+        If λ_min is negative, or float64 cannot tell it from 0.
 
     Examples
     --------

@@ -126,11 +126,13 @@ def read(
         If there is no such store, x or y is missing or has other dims, it is damaged or larger than the limit of what
         is read, or it holds no training samples.
     """
-    if not str(path) or not Path(path).exists():
+    if not str(path) or not _guard.status(path):
         raise ValueError(f"data must be 'gaussian', 'digits' or an existing zarr store, but got {str(path)!r}")
     data = _opened(Path(path)).isel(client=slice(clients))
     try:
         data = data.load()
+    except _guard.LimitError:
+        raise
     except Exception as error:  # what damaged chunks make zarr raise is not documented
         raise ValueError(f"{path} is damaged: {_guard.reason(error)}. Write it again.") from error
     split = data["split"].values if "split" in data.coords else np.repeat("train", data.sizes["sample"])
@@ -144,8 +146,12 @@ def read(
 
 def _opened(path: Path) -> xr.Dataset:
     """Store whose x and y are numbers of the expected dims, and with all coordinates within the limit; not yet read."""
+    from fedstat.store.files import root_group
+
     try:
-        data = xr.open_zarr(path, chunks=None, consolidated=False)
+        data = root_group(path)
+    except _guard.LimitError:
+        raise
     except Exception as error:  # zarr and xarray raise many kinds on what is no store
         raise ValueError(f"{path} could not be read as a zarr store: {_guard.reason(error)}") from error
     for name, dims in (("x", ("client", "sample", "feature")), ("y", ("client", "sample"))):
@@ -158,9 +164,9 @@ def _opened(path: Path) -> xr.Dataset:
     if "split" in data.coords and data["split"].dims != ("sample",):
         raise ValueError(f"{path} must hold split of dims ('sample',), but got {data['split'].dims}")
     data = data[["x", "y"]]
-    for name, values in data.variables.items():
+    for key, values in data.variables.items():
         for shape in (values.shape, values.encoding.get("chunks") or ()):
-            _guard.size(path, math.prod(shape) * values.dtype.itemsize, f"{name} of shape or chunks {shape}")
+            _guard.size(path, math.prod(shape) * values.dtype.itemsize, f"{key} of shape or chunks {shape}")
     return data
 
 

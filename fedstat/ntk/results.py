@@ -50,18 +50,23 @@ class ExtremeEigenvalues(Result):
 
     @property
     def resolved(self) -> bool:
-        """Whether λ_min is above what float64 can tell from 0."""
+        """Whether float64 can tell λ_min from 0."""
+        return self.positive or self.lambda_min < -self.error_min
+
+    @property
+    def positive(self) -> bool:
+        """Whether λ_min is above 0 by more than rounding, as that of a kernel must be for a rate."""
         return self.lambda_min > self.resolution
 
     @property
     def usable(self) -> float:
-        """λ_min if it is resolved, else 0."""
-        return self.lambda_min if self.resolved else 0.0
+        """λ_min if it is positive, else 0."""
+        return self.lambda_min if self.positive else 0.0
 
     @property
     def condition(self) -> float:
-        """γ = λ_max / λ_min; infinite if λ_min is not resolved."""
-        return self.lambda_max / self.lambda_min if self.resolved else math.inf
+        """γ = λ_max / λ_min; infinite if λ_min is not positive."""
+        return self.lambda_max / self.lambda_min if self.positive else math.inf
 
     def tidy(self) -> pd.DataFrame:
         """One row an eigenvalue: term (lambda_min, lambda_max), estimate, error (it lies within this)."""
@@ -77,7 +82,8 @@ class ExtremeEigenvalues(Result):
     def __repr__(self) -> str:
         of = "a kernel" if self.blocks == 1 else f"a kernel of {self.blocks} blocks"
         low, high = f"{self.lambda_min:.4g} (± {self.error_min:.1g})", f"{self.lambda_max:.4g} (± {self.error_max:.1g})"
-        end = f"condition {self.condition:.4g}" if self.resolved else f"below {self.resolution:.1g}: not resolved"
+        end = f"condition {self.condition:.4g}" if self.positive else f"below {self.resolution:.1g}: not resolved"
+        end = "negative: no kernel" if self.resolved and not self.positive else end
         return f"Eigenvalues of {of}\n  least   {low}, {end}\n  largest {high}"
 
 

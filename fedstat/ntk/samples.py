@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstat import _labels
 from fedstat._later import xr
 
 
@@ -64,12 +65,12 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
 
     Parameters
     ----------
-    x : Dataset, DataArray or array
+    x : Dataset, DataArray, DataFrame or array
         A Dataset holds ``x`` and ``y``. Dims are (client, sample, feature), or (sample, feature) with ``client`` given
         or a coordinate of that name along sample.
-    y : DataArray or array (client, sample) or (sample,), optional
-        Targets; zeros if neither given nor in the Dataset.
-    client : array (sample,), optional
+    y : array, Series, DataFrame or DataArray (client, sample) or (sample,), optional
+        Targets, matched by label if they have labels; zeros if neither given nor in the Dataset.
+    client : array, Series, DataArray (sample,) or mapping from sample, optional
         Client of every sample; without one all belong to a single client. With a client dim: array (client,), names.
     normalize : bool
         Scale every sample to unit length.
@@ -77,14 +78,16 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     Raises
     ------
     ValueError
-        If the shapes do not fit each other, there is no sample, a value is not a finite real number, or a zero sample
-        is to be normalised.
+        If shapes or labels do not fit each other, there is no sample, a value is not a finite real number, a client is
+        missing, or a zero sample is to be normalised.
     """
+    x = _labels.labelled(x, ("sample", "feature"))
     if isinstance(x, xr.Dataset):
         if "x" not in x:
             raise ValueError(f"a Dataset of samples must hold x, but got {list(map(str, x.variables))}")
         y = x["y"] if y is None and "y" in x else y
         x = x["x"]
+    y, client = by_sample("y", y, x), by_sample("client", client, x, *("client",) if np.ndim(x) == 3 else ("sample",))
     names = None
     if isinstance(x, xr.DataArray):
         if client is None and "client" in x.coords:
@@ -94,7 +97,6 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
         if set(x.dims) != set(dims):
             raise ValueError(f"x must have dims {tuple(dims)}, but got {x.dims}. Rename or stack its dims.")
         x = x.transpose(*dims).values
-        y = y.transpose(*dims[:-1]).values if isinstance(y, xr.DataArray) and set(y.dims) == set(dims[:-1]) else y
     x = _real("x", x)
     if x.ndim not in (2, 3) or x.size == 0:
         raise ValueError(
@@ -105,13 +107,15 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
         raise ValueError(f"y must have one value per sample, shape {x.shape[:-1]}, but got {y.shape}")
     if x.ndim == 3:
         names = (
-            np.arange(len(x)) if client is None and names is None else np.asarray(names if client is None else client)
+            np.arange(len(x))
+            if client is None and names is None
+            else _labels.complete("client", names if client is None else client, "client")
         )
         if names.shape != (len(x),):
             raise ValueError(f"client must have one label per client, shape ({len(x)},), but got {names.shape}")
         client = np.repeat(names, x.shape[1])
         x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1)
-    client = np.zeros(len(x), dtype=int) if client is None else np.asarray(client)
+    client = np.zeros(len(x), dtype=int) if client is None else _labels.complete("client", client, "sample")
     if client.shape != (len(x),):
         raise ValueError(f"client must have one label per sample, shape ({len(x)},), but got {client.shape}")
     _finite("x", x)
@@ -120,6 +124,19 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     order = np.argsort(code, kind="stable")
     x = _unit(x) if normalize else x
     return Samples(x[order], y[order], code[order], tuple(labels.tolist()))
+
+
+def by_sample(name: str, values: Any, x: Any, *dims: str) -> Any:
+    """Return values that carry labels in the order of the samples ``x``, or of other dims of it; others as they are."""
+    if not _labels.has_labels(values):
+        return values
+    x = x["x"] if isinstance(x, xr.Dataset) else x
+    places = {"client": -3, "sample": -2}
+    labels = {
+        d: x[d].to_numpy() if isinstance(x, xr.DataArray) and d in x.dims else np.arange(np.shape(x)[places[d]])
+        for d in dims or (("client", "sample") if np.ndim(x) == 3 else ("sample",))
+    }
+    return _labels.matched(name, values, labels, gaps=True)
 
 
 def _real(name: str, values: Any) -> np.ndarray:

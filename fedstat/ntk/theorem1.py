@@ -18,7 +18,7 @@ from fedstat._later import xr
 from fedstat.ntk.constants import Constants, TheoryWarning, constants
 from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
-from fedstat.ntk.samples import Samples, gather
+from fedstat.ntk.samples import Samples, by_sample, gather
 from fedstat.stats import ntk as stats
 
 
@@ -147,7 +147,7 @@ def _train(x: Any, y: Any) -> tuple[Any, Any]:
     """Drop the samples of split "test"."""
     if isinstance(x, (xr.Dataset, xr.DataArray)) and "split" in x.coords:
         keep = np.asarray(x["split"].values != "test")
-        y = y.isel(sample=keep) if isinstance(y, xr.DataArray) else y if y is None else np.asarray(y)[..., keep]
+        y = y if y is None else np.asarray(by_sample("y", y, x))[..., keep]
         x = x.isel(sample=keep)
     return x, y
 
@@ -157,7 +157,7 @@ def _lr(lr: Any, known: Constants, samples: Samples, local_steps: int) -> float:
         return 1 / (2 * local_steps * known.personal.lambda_max)
     if lr == "theorem":
         s, p = known.shared, known.personal
-        if not (s.resolved and p.resolved):
+        if not (s.positive and p.positive):
             raise ValueError(
                 f"lr='theorem' needs positive λ^s and λ^p, but got {s.lambda_min:.3g} and {p.lambda_min:.3g}. "
                 "Pass lr='stable' or a number."
@@ -326,9 +326,9 @@ def _attributes(
         "lr_rule": lr if isinstance(lr, str) else "given", "server_lr": steps.server_lr, "reduction": reduction,
         "seed": seed, "rho1": steps.rho1, "rho2": steps.rho2,
         "lambda_s": s.lambda_min, "lambda_s_max": s.lambda_max, "lambda_s_error": s.error_min,
-        "lambda_s_resolved": int(s.resolved),
+        "lambda_s_resolved": int(s.positive),
         "lambda_p": p.lambda_min, "lambda_p_max": p.lambda_max, "lambda_p_error": p.error_min,
-        "lambda_p_resolved": int(p.resolved),
+        "lambda_p_resolved": int(p.positive),
         "samples_long": len(known.violations.long), "samples_zero": len(known.violations.zero),
         "samples_parallel": len(known.violations.parallel), "divisor": steps.divisor,
     }  # fmt: skip

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._executor import in_order
 from fedstat._later import xr
 from fedstat.ntk.constants import TheoryWarning, constants, extremes
 from fedstat.ntk.descent import descent, diverged, network, predict
 from fedstat.ntk.results import GeneralizationResult
-from fedstat.ntk.samples import Samples, gather
+from fedstat.ntk.samples import Samples, by_sample, gather
 from fedstat.stats import ntk as stats
 
 
@@ -51,7 +51,7 @@ def generalization(
     ----------
     x, y, client
         As in :func:`fedstat.ntk.samples.gather`.
-    split : array of str (sample,), optional
+    split : array, Series, DataArray (sample,) or mapping from sample, of str, optional
         "train" or "test" for every sample, along the sample axis of ``x``; without it, the coordinate of that name.
     clients : sequence of int, optional
         Numbers of clients C to cut the same N training samples into: neighbouring clients are merged, or clients
@@ -128,10 +128,11 @@ def generalization(
 
 def _parts(x: Any, y: Any, client: Any, split: Any, normalize: bool) -> tuple[Samples, Samples]:
     """Training and test samples."""
+    x = _labels.labelled(x, ("sample", "feature"))
     labelled = isinstance(x, (xr.Dataset, xr.DataArray))
     if split is None and labelled and "split" in x.coords:
         split = x["split"].values
-    split = np.asarray([] if split is None else split)
+    split = np.asarray([] if split is None else by_sample("split", split, x, "sample"))
     array = x["x"] if isinstance(x, xr.Dataset) else x if labelled else np.asarray(x)
     n_samples = x.sizes["sample"] if labelled else array.shape[-2]
     if split.shape != (n_samples,) or not {"train", "test"} <= set(split.tolist()):

@@ -43,5 +43,10 @@ def name_rows(ax: Axes, at: Sequence[float], names: Iterable[object], *, height:
 def plain(name: object) -> str:
     """Name as text, not as a formula, and cut to a length that leaves room for the figure."""
     text = " ".join(str(name).split())
-    text = text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
-    return text.replace("$", r"\$")
+    return literal(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
+
+
+def literal(name: object) -> str:
+    """Name as Matplotlib shows it unchanged: $ is no mathematics, and a leading _ does not hide it from legends."""
+    text = str(name).replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text

@@ -7,7 +7,7 @@ those of later papers hues far from these in CIELAB; markers and line styles tel
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from fedstat.study.show import METHODS
@@ -83,7 +83,7 @@ _MARKERS, _STYLES = "os^DvPX<>phHd8*", ((), _DASHED, _DOTTED, _DASHDOT, _LONG)
 
 
 def look(method: str) -> Look:
-    """How a method is drawn: the same in every figure, whichever others stand beside it.
+    """How a method is drawn: the same in every figure, where no other method of one's own has this look already.
 
     Parameters
     ----------
@@ -104,12 +104,49 @@ def look(method: str) -> Look:
     >>> look("FedFac dynamic") == look("dynamic"), look("fedprox, mu=0.1").colour == look("fedprox").colour
     (True, True)
     """
+    return next(_candidates(method))
+
+
+def looks(methods: Iterable[str]) -> dict[str, Look]:
+    """How the methods of one figure are drawn: no two share colour and marker, nor, if possible, colour and line.
+
+    Parameters
+    ----------
+    methods : iterable of str
+        Of the figure, in any order, on which nothing depends.
+
+    Returns
+    -------
+    dict from str to Look
+        As :func:`look`; of names that are in no table, and would look alike, the later one by alphabet has another.
+
+    Examples
+    --------
+    >>> look("ours")[:2] == look("gpfl")[:2], len({one[:2] for one in looks(["ours", "gpfl"]).values()})
+    (True, 2)
+    """
+    names = list(dict.fromkeys(methods))
+    found: dict[str, Look] = {}
+    for name in sorted(names, key=lambda name: (_NAMES.get(name, name) not in LOOKS, name)):
+        points = {(one.colour, one.marker) for one in found.values()}
+        lines = {(one.colour, one.dashes) for one in found.values()}
+        free = [one for one in _candidates(name) if (one.colour, one.marker) not in points]
+        apart = (one for one in free if (one.colour, one.dashes) not in lines)
+        found[name] = next(apart, free[0] if free else look(name))
+    return {name: found[name] for name in names}
+
+
+def _candidates(method: str) -> Iterator[Look]:
+    """The look of a method of the table; else one by its letters, and others with each colour and marker."""
     base = _base(method)
     if base and base == _NAMES.get(method, method):
-        return LOOKS[base]
+        yield LOOKS[base]
+        return
     code = zlib.crc32(method.encode())
-    colour = LOOKS[base].colour if base else _OWN[code % len(_OWN)]
-    return Look(colour, _MARKERS[code // 7 % len(_MARKERS)], _STYLES[code // 131 % len(_STYLES)])
+    colours = (LOOKS[base].colour,) if base else _OWN
+    for i in range(len(colours) * len(_MARKERS)):
+        marker, dashes = _MARKERS[(code // 7 + i) % len(_MARKERS)], _STYLES[(code // 131 + i) % len(_STYLES)]
+        yield Look(colours[(code + i) % len(colours)], marker, dashes)
 
 
 def ordered(methods: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.ntk.results import ExtremeEigenvalues
+from fedstat.plot._axes import literal
 from fedstat.plot._inputs import refusal
 from fedstat.results import (
     BootstrapResult,
@@ -150,7 +151,7 @@ def _of_comparison(result: ComparisonResult, type: Type) -> Rows:  # noqa: A002,
     level = 1 - result.level
     return Rows(
         table.assign(filled=found["p_holm"] <= level + 1e-12),
-        f"difference from {result.reference}, simultaneous {_percent(result.level)} intervals",
+        f"difference from {literal(result.reference)}, simultaneous {_percent(result.level)} intervals",
         (0,),
         f"differs, p ≤ {level:.2g} by Holm",
         "not shown to",

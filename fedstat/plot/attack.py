@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedstat.plot._axes import given
+from fedstat.plot._axes import given, literal
 from fedstat.plot._inputs import refusal
 from fedstat.results.leakage import LeakageResult
 
@@ -41,7 +41,9 @@ def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None
         x = table[(table["run"] == run) & (table["labels"] == mode)]
         at = x["round"] + 0.06 * step * (i - (len(runs) - 1) / 2)
         error = np.stack([x["estimate"] - x["conf_low"], x["conf_high"] - x["estimate"]])
-        line = ax.errorbar(at, x["estimate"], error, marker="o", markersize=4, capsize=2, linewidth=1.2, label=run)[0]
+        line = ax.errorbar(
+            at, x["estimate"], error, marker="o", markersize=4, capsize=2, linewidth=1.2, label=literal(run)
+        )[0]
         if not same:
             ax.plot(at, x["guess"], color=line.get_color(), linestyle="--", linewidth=1)
     ax.plot(
@@ -71,7 +73,7 @@ def leakage_grid(result: LeakageResult, *, labels: str | None = None) -> Figure:
             _draw(pair[0], original.to_numpy(), f"{name}: original")
             recovered = case["recovered"].transpose("channel", "row", "column").to_numpy()
             _draw(pair[1], recovered, f"{float(case['psnr']):.1f} dB")
-        row[0].set_ylabel(str(run))
+        row[0].set_ylabel(literal(run))
     leakage(result, labels=mode, ax=right.subplots())
     return figure
 

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedstat import _labels
 from fedstat.plot._axes import given
 from fedstat.plot._inputs import refusal
 
@@ -80,14 +81,14 @@ def _counts(fed: object, split: str | None) -> tuple[NDArray[Any], NDArray[Any],
     if not isinstance(fed, xr.Dataset):
         takes = "a Dataset with y (sample) and the coordinate client (sample), or a run with clients/n_train"
         raise refusal("partition", takes, fed, "A run knows its training samples only." if split else "")
-    if "y" in fed and set(fed["y"].dims) == {"client", "sample"}:
+    if "y" in fed and "client" in fed["y"].dims:
         numbers = fed["client"].to_numpy() if "client" in fed.coords else np.arange(fed.sizes["client"])
-        y = fed["y"].transpose("client", "sample").to_numpy()
+        y = _labels.classes("y", fed["y"], ("client", "sample"))
         of = np.broadcast_to(numbers[:, None], y.shape).ravel()
         splits = np.tile(fed["split"].to_numpy(), len(numbers)) if "split" in fed else None
         y = y.ravel()
     elif "client" in fed.coords:
-        of, y = fed["client"].to_numpy(), fed["y"].to_numpy()
+        of, y = fed["client"].to_numpy(), _labels.classes("y", fed["y"])
         splits = fed["split"].to_numpy() if "split" in fed else None
     else:
         raise ValueError("fed must have the coordinate client, but got none. Partition it first, as by partition.iid.")

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedstat import _labels
 from fedstat.plot._axes import PERSONAL, SHARED, given, name_rows
 from fedstat.plot._inputs import refusal, split_behind, split_of_run
 from fedstat.results import BootstrapResult, ByLayer, FactorResult, IccResult, NFactorsResult, PermutationResult
@@ -257,7 +258,7 @@ def rounds(shared: Any, *, ax: Axes | None = None, layer: str | None = None) -> 
 
     Parameters
     ----------
-    shared : bool array (round, unit), DataArray with these dims, or a run
+    shared : bool array or DataFrame (round, unit), DataArray with these dims, or a run
         Or a run's node ``run["split/fc1"]``.
     ax : matplotlib Axes, optional
         Where to draw; by default a new figure.
@@ -292,6 +293,7 @@ def _splits(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_], NDArray[
     """Splits (round, unit) and the numbers of the rounds."""
     if isinstance(shared, Result | ByLayer):
         raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
+    shared = _labels.labelled(shared, ("round", "unit"))
     if isinstance(shared, xr.DataTree):
         shared = split_of_run(shared, layer)
     if isinstance(shared, xr.Dataset) and "shared" in shared:

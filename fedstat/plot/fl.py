@@ -17,10 +17,10 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.plot._axes import given
+from fedstat.plot._axes import given, literal
 from fedstat.plot._figure import interval
 from fedstat.plot._inputs import over_runs, refusal
-from fedstat.plot._looks import look, ordered
+from fedstat.plot._looks import looks, ordered
 from fedstat.results import ComparisonResult
 from fedstat.study import summary
 from fedstat.study.show import about
@@ -51,9 +51,9 @@ def clients(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = None) ->
     data = _table(data, "clients", summary.clients)
     _needs(data, "method", "accuracy")
     ax = given(ax)
-    order = ordered(data["method"])
+    order, styles = ordered(data["method"]), looks(data["method"])
     for y, m in enumerate(order):
-        own, colour = data[data["method"] == m].dropna(subset="accuracy"), look(m).colour
+        own, colour = data[data["method"] == m].dropna(subset="accuracy"), styles[m].colour
         ax.boxplot(
             own["accuracy"].to_numpy(), positions=[y], orientation="horizontal", widths=0.62, patch_artist=True,
             boxprops={"facecolor": to_rgba(colour, 0.9 if m == highlight else 0.35), "edgecolor": colour},
@@ -66,7 +66,7 @@ def clients(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = None) ->
             mean, y, xerr=[[mean - low], [high - mean]], color="0.1", marker="o", markerfacecolor="white",
             markersize=4, elinewidth=1.4, zorder=4,
         )  # fmt: skip
-    ax.set_yticks(range(len(order)), [about(m).title for m in order])
+    ax.set_yticks(range(len(order)), [literal(about(m).title) for m in order])
     ax.set(xlabel="test accuracy of a client", ylim=(len(order) - 0.5, -0.5))
     span = data["accuracy"].agg(["min", "max"])
     ax.set_xlim(span["min"] - 0.03 * np.ptp(span), span["max"] + 0.03 * np.ptp(span))
@@ -117,15 +117,18 @@ def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None) -> Axes:
     """Means over seeds of one metric by round, in a method's own colour, line style and marker."""
     _needs(data, "round", name, "method", "seed")
     ax, names = given(ax), ordered(data["method"])
-    looks, seeds = {m: look(m) for m in names}, data["seed"].nunique()
+    styles, seeds = looks(names), data["seed"].nunique()
+    shown = {m: literal(m) for m in names}
     sns.lineplot(
-        data, x="round", y=name, hue="method", style="method", hue_order=names, style_order=names,
-        palette={m: own.colour for m, own in looks.items()}, dashes={m: own.dashes or "" for m, own in looks.items()},
+        data.assign(method=data["method"].map(shown)), x="round", y=name, hue="method", style="method",
+        hue_order=[*shown.values()], style_order=[*shown.values()],
+        palette={shown[m]: own.colour for m, own in styles.items()},
+        dashes={shown[m]: own.dashes or "" for m, own in styles.items()},
         errorbar=interval if seeds > 2 else None, err_kws={"alpha": 0.15, "linewidth": 0}, linewidth=1.8, ax=ax,
     )  # fmt: skip
     if 1 < seeds <= _SHOWN:
         for (method, _), own in data.groupby(["method", "seed"]):
-            ax.plot(own["round"], own[name], color=looks[str(method)].colour, linewidth=0.6, alpha=0.8)
+            ax.plot(own["round"], own[name], color=styles[str(method)].colour, linewidth=0.6, alpha=0.8)
     low, high = data[name].min(), data[name].max()
     if high > low:
         ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
@@ -133,7 +136,7 @@ def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None) -> Axes:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if (legend := ax.get_legend()) is not None:
         handles = [handle for handle in legend.legend_handles if handle is not None]
-        ax.legend(handles, [about(m).title for m in names], frameon=False)
+        ax.legend(handles, [literal(about(m).title) for m in names], frameon=False)
     return ax
 
 
@@ -244,11 +247,11 @@ def differences(
     _needs(data, "label", "method", "difference", "low", "high")
     ax = given(ax)
     labels, found = (list(dict.fromkeys(data[name])) for name in ("label", "method"))
-    names = list(methods) or found
+    names, styles = list(methods) or found, looks(found)
     for method in found:
-        i, own, drawn = names.index(method), data[data["method"] == method], look(method)
+        i, own, drawn = names.index(method), data[data["method"] == method], styles[method]
         at = own["label"].map(labels.index) + 0.66 * ((i + 0.5) / len(names) - 0.5)
-        _points(own, at, "difference", ax, label=about(method).title, color=drawn.colour, marker=drawn.marker)
+        _points(own, at, "difference", ax, label=literal(about(method).title), color=drawn.colour, marker=drawn.marker)
     if margin:
         ax.axhspan(-margin, margin, color="0.9", zorder=0)
     ax.axhline(0, color="0.4", linewidth=0.8)
@@ -288,7 +291,7 @@ def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             at, one = number + 0.86 * ((i + 0.5) / len(own) - 0.5), own.iloc[[i]]
             colour = shades(i / max(1, len(own) - 1))
             _points(one, pd.Series([at], index=one.index), "personal", ax, color=colour, marker="o")
-            ax.text(at, 1.03, str(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
+            ax.text(at, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
     ax.axhline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
     _settings(ax, labels)
     ax.set(ylabel="personal share", yticks=np.arange(0, 1.01, 0.25))
@@ -304,7 +307,7 @@ def _points(data: pd.DataFrame, at: pd.Series, value: str, ax: Axes, **look: Any
 
 def _settings(ax: Axes, labels: list[str]) -> None:
     """Settings below the axis, set apart."""
-    ax.set_xticks(range(len(labels)), labels)
+    ax.set_xticks(range(len(labels)), [literal(label) for label in labels])
     plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
     for edge in range(1, len(labels)):
         ax.axvline(edge - 0.5, color="0.92", linewidth=0.8, zorder=0)

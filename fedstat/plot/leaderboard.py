@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedstat import _check
-from fedstat.plot._axes import given
+from fedstat.plot._axes import given, literal
 from fedstat.plot._figure import interval
 from fedstat.plot._inputs import refusal
-from fedstat.plot._looks import look, ordered
+from fedstat.plot._looks import Look, looks, ordered
 from fedstat.stats import ranking
 from fedstat.study.show import title_of
 
@@ -62,11 +62,11 @@ def critical_difference(
     apart = ranking.critical_difference(data.shape[1], len(data), level=level)
     order = np.argsort(found.mean_ranks, kind="stable")
     names, k = [str(data.columns[i]) for i in order], len(order)
-    ax = given(ax, (7.0, 1.4 + _ROW * k))
+    ax, styles = given(ax, (7.0, 1.4 + _ROW * k)), looks(names)
     for y, (i, name) in enumerate(zip(order, names, strict=True)):
-        colour = look(name).colour if name in highlight else "0.45"
+        colour = styles[name].colour if name in highlight else "0.45"
         ax.plot(found.ranks[:, i], np.full(len(data), y), "|", color=_GREY, markersize=6, zorder=1)
-        ax.plot(found.mean_ranks[i], y, look(name).marker, color=colour, markersize=6, zorder=3)
+        ax.plot(found.mean_ranks[i], y, styles[name].marker, color=colour, markersize=6, zorder=3)
     bars = ranking.groups(found.mean_ranks, apart)
     place = {int(i): y for y, i in enumerate(order)}
     for at, group in enumerate(bars):
@@ -74,9 +74,9 @@ def critical_difference(
         ax.plot([x, x], [place[group[0]] - 0.3, place[group[-1]] + 0.3], color="0.2", linewidth=2.2)
     ax.plot([1, 1 + apart], [-1.6, -1.6], color="0.1", linewidth=1.6, marker="|", markersize=7)
     ax.annotate(f"critical difference {apart:.1f}", (1 + apart, -1.6), (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(range(k), [title_of(name) for name in names])
+    ax.set_yticks(range(k), [literal(title_of(name)) for name in names])
     for label, name in zip(ax.get_yticklabels(), names, strict=True):
-        label.set_color(look(name).colour if name in highlight else "0.2")
+        label.set_color(styles[name].colour if name in highlight else "0.2")
     ax.set(xlabel=f"rank by accuracy in {len(data)} settings, 1 is best", ylim=(k - 0.4, -2.4))
     ax.set_xlim(0.3, max(k + 1.2 + 0.6 * len(bars), 1.3 + 1.6 * apart))
     ax.set_xticks([at for at in MaxNLocator(8, integer=True).tick_values(1, k) if 1 <= at <= k])
@@ -105,7 +105,7 @@ def method_courses(
         Lines are means over seeds; bands, of the methods in colour and from three seeds on, Student's 95 % intervals.
     """
     _needs("method_courses", data, "method", "seed", "round", "accuracy", _check.choice("x", x, list(_COSTS)))
-    ax = given(ax)
+    ax, styles = given(ax), looks(data["method"])
     ends = {}
     for name in sorted(ordered(data["method"]), key=lambda name: name in highlight):
         own = data[data["method"] == name].groupby("round")
@@ -113,13 +113,14 @@ def method_courses(
         mean = own["accuracy"].mean().to_numpy()
         shown = at > 0 if x != "round" else np.full(len(at), True)
         if not shown.any():  # nothing is ever sent
-            ax.axhline(mean[-1], color=look(name).colour if name in highlight else _GREY, linestyle=":", linewidth=1.4)
+            colour = styles[name].colour if name in highlight else _GREY
+            ax.axhline(mean[-1], color=colour, linestyle=":", linewidth=1.4)
             ends[name] = (np.nan, mean[-1])
             continue
         if name not in highlight:
             ax.plot(at[shown], mean[shown], color=_GREY, linewidth=0.8, zorder=1)
             continue
-        style = look(name)
+        style = styles[name]
         ax.plot(at[shown], mean[shown], color=style.colour, linestyle=style.linestyle, linewidth=1.8, zorder=3)
         ends[name] = (at[-1], mean[-1])
         if data["seed"].nunique() > 2:
@@ -134,7 +135,7 @@ def method_courses(
     else:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(xlabel=_COSTS[x], ylabel="test accuracy")
-    _name_ends(ax, {name: end for name, end in ends.items() if name in highlight})
+    _name_ends(ax, {name: end for name, end in ends.items() if name in highlight}, styles)
     return ax
 
 
@@ -160,7 +161,7 @@ def trade_off(
     """
     _check.choice("x", x, ["bytes", "elapsed", "worst"])
     _needs("trade_off", data, "method", "accuracy", x)
-    ax = given(ax)
+    ax, styles = given(ax), looks(data["method"])
     mean = data.groupby("method")[[x, "accuracy"]].mean()
     cost = mean[x] / (1e6 if x == "bytes" else 1)
     if x != "worst":
@@ -174,11 +175,11 @@ def trade_off(
     ]
     named = [name for name in ordered(mean.index) if name in highlight or name in front]
     for name in mean.index:
-        colour = look(name).colour if name in named else _GREY
-        ax.plot(cost[name], mean.loc[name, "accuracy"], look(name).marker, color=colour, markersize=6)
+        colour = styles[name].colour if name in named else _GREY
+        ax.plot(cost[name], mean.loc[name, "accuracy"], styles[name].marker, color=colour, markersize=6)
     label = "accuracy that a tenth of the clients stay below" if x == "worst" else _COSTS[x]
     ax.set(xlabel=label, ylabel="test accuracy")
-    _name_points(ax, {name: (float(cost[name]), float(mean.loc[name, "accuracy"])) for name in named})
+    _name_points(ax, {name: (float(cost[name]), float(mean.loc[name, "accuracy"])) for name in named}, styles)
     return ax
 
 
@@ -208,7 +209,7 @@ def by_setting(data: pd.DataFrame, draw: Callable[..., Axes], *, columns: int = 
         rows, columns, figsize=(5.0 * columns, 3.9 * rows), squeeze=False, layout="constrained"
     )  # fmt: skip
     for ax, label in zip(axes.flat, labels, strict=False):
-        draw(data[data["label"] == label], ax=ax, **options).set_title(label, fontsize="medium")
+        draw(data[data["label"] == label], ax=ax, **options).set_title(literal(label), fontsize="medium")
     for ax in axes.flat[len(labels) :]:
         ax.remove()
     return figure
@@ -221,7 +222,7 @@ def _needs(figure: str, data: Any, *columns: str) -> None:
         _check.choice("a column of data", name, [str(c) for c in data.columns])
 
 
-def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]]) -> None:
+def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]], styles: Mapping[str, Look]) -> None:
     """Names at the right edge, at the height of each line's end, moved apart where they would overlap."""
     low, high = ax.get_ylim()
     step = 0.055 * (high - low)
@@ -229,21 +230,21 @@ def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]]) -> None:
     heights = _apart([ends[name][1] for name in names], step)
     for name, y in zip(names, heights, strict=True):
         ax.annotate(
-            title_of(name), (1.02, y), xycoords=("axes fraction", "data"), color=look(name).colour, fontsize="small",
-            va="center", annotation_clip=False,
+            literal(title_of(name)), (1.02, y), xycoords=("axes fraction", "data"), color=styles[name].colour,
+            fontsize="small", va="center", annotation_clip=False,
         )  # fmt: skip
 
 
-def _name_points(ax: Axes, points: dict[str, tuple[float, float]]) -> None:
+def _name_points(ax: Axes, points: dict[str, tuple[float, float]], styles: Mapping[str, Look]) -> None:
     """Names at the right edge with a thin line to each point."""
     low, high = ax.get_ylim()
     names = sorted(points, key=lambda name: points[name][1])
     heights = _apart([points[name][1] for name in names], 0.055 * (high - low))
     for name, y in zip(names, heights, strict=True):
         ax.annotate(
-            title_of(name), points[name], (1.04, y), textcoords=("axes fraction", "data"), color=look(name).colour,
-            fontsize="small", va="center", annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": look(name).colour, "linewidth": 0.5, "alpha": 0.6},
+            literal(title_of(name)), points[name], (1.04, y), textcoords=("axes fraction", "data"),
+            color=styles[name].colour, fontsize="small", va="center", annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": styles[name].colour, "linewidth": 0.5, "alpha": 0.6},
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from fedstat.ntk.results import ConvergenceResult, GeneralizationResult
 from fedstat.plot._axes import given
 from fedstat.plot._figure import interval
 from fedstat.plot._inputs import refusal
-from fedstat.plot._looks import look, ordered
+from fedstat.plot._looks import looks, ordered
 from fedstat.study.show import title_of
 
 if TYPE_CHECKING:
@@ -75,8 +75,9 @@ def convergence(result: ConvergenceResult | xr.DataTree, *, width: int | None = 
     relative = table.groupby(["method", "width", "replicate"])[["loss", "bound"]].transform(lambda v: v / v.iloc[0])
     table = table.assign(loss=relative["loss"], bound=relative["bound"])
     several = table["replicate"].nunique() > 1
+    styles = looks(table["method"])
     for method in ordered(table["method"]):
-        own, color = table[table["method"] == method], look(method).colour
+        own, color = table[table["method"] == method], styles[method].colour
         own = own[own["width"] == (own["width"].max() if width is None else width)]
         sns.lineplot(
             own,

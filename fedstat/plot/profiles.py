@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from fedstat import fl
-from fedstat.plot._axes import given
+from fedstat.plot._axes import given, literal
 from fedstat.plot._inputs import refusal
 from fedstat.results import ComponentsResult
 
@@ -57,7 +57,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
         x = own["round"] + (i - (len(layers) - 1) / 2) * step if over_rounds else pd.Series(i, own.index)
         low, high = own["conf_low"].clip(lower=_LOWEST), own["conf_high"]
         ax.vlines(x, low, high, color=colour, linewidth=1.2, alpha=0.7)
-        ax.plot(x, own["personal"], "o-", color=colour, markersize=4, linewidth=1.2, label=str(layer))
+        ax.plot(x, own["personal"], "o-", color=colour, markersize=4, linewidth=1.2, label=literal(layer))
     for y, style in ((0, "-"), (0.5, ":")):
         ax.axhline(y, color="0.4", linestyle=style, linewidth=0.9, zorder=0)
     ax.set_ylim(max(_LOWEST, min(-0.05, table["conf_low"].min() - 0.05)), 1.02)
@@ -67,7 +67,7 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
         ax.set_xticks(rounds) if len(rounds := sorted(table["round"].unique())) <= 12 else None
         ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(layers), 6))
     else:
-        ax.set_xticks(range(len(layers)), layers)
+        ax.set_xticks(range(len(layers)), [literal(layer) for layer in layers])
         ax.set_xlabel("layer")
     sns.despine(ax=ax)
     return ax

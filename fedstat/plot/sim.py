@@ -19,7 +19,7 @@ from fedstat import _check
 from fedstat.plot._axes import given
 from fedstat.plot._figure import interval
 from fedstat.plot._inputs import refusal
-from fedstat.plot._looks import look, ordered
+from fedstat.plot._looks import look, looks, ordered
 from fedstat.plot.choices import variants
 from fedstat.results import StabilityResult
 from fedstat.sim import report
@@ -132,10 +132,10 @@ def accuracy(result: xr.Dataset | xr.DataTree, *, relative_to: str | None = None
         # as a dict: the keyword ``method`` of sel is the way to fill gaps, not a dimension
         values = values - values.sel({"method": relative_to}, drop=True)
         label = f"difference from “{relative_to}”"
-    ax, looks = given(ax), [look(name) for name in names]
+    ax, styles = given(ax), [*looks(names).values()]
     sns.pointplot(
         _long(values.rename("accuracy")), x=x, y="accuracy", hue="method", hue_order=names, errorbar=interval,
-        palette=[own.colour for own in looks], markers=[own.marker for own in looks], linestyle="none", markersize=5,
+        palette=[own.colour for own in styles], markers=[own.marker for own in styles], linestyle="none", markersize=5,
         dodge=0.8 * (1 - 1 / max(len(names), 2)), err_kws={"linewidth": 1.1}, ax=ax,
     )  # fmt: skip
     for boundary in range(1, result.sizes.get(x, 1)):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import jinja2
 import pandas as pd
 
-from fedstat import _cli
+from fedstat import _cli, _guard
 from fedstat.reporting.references import REFERENCES, bibliography
 
 MARK = b'<meta name="generator" content="fedstat"'
@@ -194,7 +194,11 @@ class Report:
 def require_ours(option: str, path: Path) -> None:
     """ValueError if a page could not be written to a path, or would replace what is no report of fedstat."""
     _cli.require_file(option, path)
-    if path.exists() and MARK not in path.read_bytes()[:2000]:
+    if not _guard.status(path):
+        return
+    with _guard.opened(path) as stream:
+        ours = MARK in stream.read(2000)
+    if not ours:
         raise ValueError(f"{option} {path} exists and is no report that fedstat made: choose another name")
 
 

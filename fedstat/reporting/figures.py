@@ -21,6 +21,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedstat.plot._axes import literal
 from fedstat.plot.factor import bin_edges
 from fedstat.reporting.document import Figure, shown
 from fedstat.study.show import title_of
@@ -164,5 +165,5 @@ def forest(data: pd.DataFrame, label: str, ax: Axes) -> None:
     ax.hlines(at, data["low"], data["high"], color=_INK, linewidth=1.4)
     ax.plot(data["difference"], at, "o", color=_INK, markersize=4.5)
     ax.axvline(0, color="0.5", linewidth=0.9)
-    ax.set_yticks(at, [shown(title_of(str(method))) for method in data["method"]])
+    ax.set_yticks(at, [literal(shown(title_of(str(method)))) for method in data["method"]])
     ax.set(xlabel=label, ylim=(-0.6, len(data) - 0.4))

@@ -13,6 +13,7 @@ import pandas as pd
 
 from fedstat.plot import accuracy_curves, loss_curves
 from fedstat.plot import clients as draw_clients
+from fedstat.plot._axes import literal
 from fedstat.reporting import figures, origin, prose, training_cautions
 from fedstat.reporting.document import PARAGRAPH, Block, Caution, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, damage_of
@@ -226,7 +227,7 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
         data = data[["method", "difference", "low", "high"]].iloc[::-1]
         blocks.append(
             figures.figure(
-                partial(figures.forest, data, f"difference of test accuracy from {title_of(reference)}"),
+                partial(figures.forest, data, f"difference of test accuracy from {literal(title_of(reference))}"),
                 f"Differences from {shown(title_of(reference))} within seeds, with simultaneous 95 % intervals "
                 f"(Bonferroni).",
                 size=(5.2, 1.3 + 0.28 * len(data)),

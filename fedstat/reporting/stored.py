@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import xarray as xr
 
-from fedstat import store
+from fedstat import _guard, store
 from fedstat.reporting.document import Caution, listed, shown
 
 Run = str | Path | xr.DataTree
@@ -30,8 +29,6 @@ class Stored(NamedTuple):
         None where it cannot be opened.
     damaged : tuple of str
         Files that are not as they were written.
-    checked : bool
-        Whether its files were compared with their checksums, as those of an opened run were not.
     """
 
     name: str
@@ -39,7 +36,6 @@ class Stored(NamedTuple):
     config: Mapping[str, Any]
     tree: xr.DataTree | None
     damaged: tuple[str, ...] = ()
-    checked: bool = True
 
     @property
     def command(self) -> str:
@@ -57,7 +53,7 @@ class Stored(NamedTuple):
         return "ended" in self.attrs
 
     def attempt(self, makes: Mapping[str, Callable[[], Any]]) -> tuple[dict[str, Any], list[Caution]]:
-        """Make what can be made of a run that is or may be damaged; one known to be sound raises as usual.
+        """Make what can be made of a run, whose files may hold anything.
 
         Returns
         -------
@@ -70,9 +66,7 @@ class Stored(NamedTuple):
         for name, make in makes.items():
             try:
                 made = make()
-            except Exception as error:  # what is raised on damaged files is of many types
-                if self.checked and not self.damaged:
-                    raise
+            except Exception as error:  # what damaged and foreign files make the parts raise is of many types
                 lost.append(f"{name} ({shown(error)})")
                 continue
             if made is not None:
@@ -115,7 +109,7 @@ def damage_of(stored: Stored) -> list[Caution]:
 def _of_tree(tree: xr.DataTree) -> Stored:
     attrs = {str(name): value for name, value in tree.attrs.items()}
     config, wrong = _config(attrs)
-    return Stored(shown(attrs.get("title") or tree.name or "run"), attrs, config, tree, wrong, checked=False)
+    return Stored(shown(attrs.get("title") or tree.name or "run"), attrs, config, tree, wrong)
 
 
 def _of_path(path: Path) -> Stored:
@@ -137,7 +131,6 @@ def _config(attrs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     if "config" not in attrs:
         return {}, ()
     try:
-        found = json.loads(attrs["config"])
-        return dict(found), ()
-    except (ValueError, TypeError):
+        return dict(_guard.parsed("config", attrs["config"].encode(), finite=False)), ()
+    except (ValueError, TypeError, AttributeError):
         return {}, ("its settings cannot be read",)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from array_api_compat import is_torch_array
 
+from fedstat import _check
 from fedstat._later import pd, xr
 from fedstat.results.base import Result, listing, number, wrapped
 from fedstat.results.numbers import coefficient, count
@@ -66,13 +66,13 @@ class EntropyResult(Result):
         return getattr(self, name) if name in FIELDS else self.to_dataset()[name]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(_host(self.entropy), dtype=dtype, copy=True if copy is None else copy)
+        return np.array(_check.numpy_of(self.entropy), dtype=dtype, copy=True if copy is None else copy)
 
     def to_dataset(self) -> xr.Dataset:
         """All fields under their names; dims of arrays and tensors are axis_0, axis_1, ..., atom and feature."""
         if isinstance(self.entropy, xr.DataArray):
             return xr.Dataset({name: self[name] for name in FIELDS})
-        values = {name: _host(self[name]) for name in FIELDS}
+        values = {name: _check.numpy_of(self[name]) for name in FIELDS}
         dims = [f"axis_{i}" for i in range(values["entropy"].ndim)]
         data = xr.Dataset({name: ([*dims, "atom", "feature"][: x.ndim], x) for name, x in values.items()})
         for name in IN_NATS:
@@ -176,7 +176,3 @@ class EntropyResult(Result):
     def _dimension(self) -> int:
         """Coordinates of one sample."""
         return int(self.atom_value.shape[-1]) if self.atom_value.ndim > self.atom_mass.ndim else 1
-
-
-def _host(x: Any) -> np.ndarray:
-    return x.detach().cpu().numpy() if is_torch_array(x) else np.asarray(x)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat import _check, _labels
 from fedstat._later import pd, xr
 from fedstat.results.base import Result, line, listing, number
 from fedstat.results.split import SplitResult
@@ -19,6 +19,7 @@ from fedstat.stats import split as _split
 Rotation = Literal["varimax", "promax", "oblimin"]
 ROTATIONS: tuple[Rotation, ...] = ("varimax", "promax", "oblimin")
 Floats = NDArray[np.float64]
+_ROUNDING = 1e-12  # of the longest row of loadings: a shorter one is rounding noise
 
 
 class ConvergenceWarning(UserWarning):
@@ -154,18 +155,33 @@ class FactorResult(Result):
         Parameters
         ----------
         rotation : {"varimax", "promax", "oblimin"}
+            Units without any loading stay so: Kaiser's weights, which give each unit length 1, are undefined for them.
+
+        Raises
+        ------
+        ValueError
+            If the loadings cannot be rotated so, as those of fewer dimensions than factors.
         """
         _check.choice("rotation", rotation, ROTATIONS)
-        if self.n_factors == 1:
+        length = np.where(self.dead, 0, np.linalg.norm(self.loadings, axis=1))
+        loaded = length > _ROUNDING * length.max(initial=0)
+        if self.n_factors == 1 or not loaded.any():
             return replace(self, rotation=rotation)
         from factor_analyzer import Rotator  # takes scikit-learn along, a second to import
 
         rotator = Rotator(method=rotation)
-        pattern = rotator.fit_transform(self.loadings[~self.dead])
+        try:
+            pattern = rotator.fit_transform(self.loadings[loaded])
+        except np.linalg.LinAlgError as error:
+            rank = np.linalg.matrix_rank(self.loadings[loaded])
+            raise ValueError(
+                f"{rotation} cannot rotate loadings of {int(loaded.sum())} units on {self.n_factors} factors, whose "
+                f"rank is {rank} ({error}). Lower n_factors or kappa, or use another rotation."
+            ) from error
         phi = None if rotation == "varimax" else np.asarray(rotator.phi_)
         order = np.argsort(-np.sum(pattern**2, axis=0))
-        loadings = np.full_like(self.loadings, np.nan)
-        loadings[~self.dead] = pattern[:, order]
+        loadings = np.where(self.dead[:, None], np.nan, np.zeros_like(self.loadings))
+        loadings[loaded] = pattern[:, order]
         return replace(
             self, loadings=loadings, rotation=rotation, phi=None if phi is None else phi[np.ix_(order, order)]
         )
@@ -258,10 +274,14 @@ class FactorResult(Result):
 
     def _of_live(self, name: str, z: Any) -> Floats:
         """Rows as an array (row, unit), without dead units."""
-        z = np.asarray(z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z, dtype=float)
-        if z.ndim != 2 or z.shape[1] != len(self.units):
-            raise ValueError(f"{name} must have shape (row, {len(self.units)}), but got {z.shape}")
-        return np.asarray(z[:, ~self.dead])
+        z = _labels.labelled(z, ("row", "unit"))
+        z = z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z
+        rows = np.asarray(z, dtype=float)
+        if rows.ndim != 2 or rows.shape[1] != len(self.units):
+            raise ValueError(f"{name} must have shape (row, {len(self.units)}), but got {rows.shape}")
+        if isinstance(z, xr.DataArray) and "unit" in z.coords:
+            rows = _labels.by_label(name, rows, z["unit"].to_numpy(), self.units, "unit")
+        return np.asarray(rows[:, ~self.dead])
 
     def summary(self, *, rows: int = 12, factors: int = 6) -> str:
         """Report in the words of R's psych: h2, u2, com, SS loadings, RMSR, χ², TLI, RMSEA, BIC.

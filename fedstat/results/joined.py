@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import is_torch_array
 
+from fedstat import _check
 from fedstat._check import few
 from fedstat._later import pd, xr
 
@@ -98,7 +99,7 @@ def _require_new(found: pd.DataFrame, there: list[str]) -> None:
 
 def _named(weights: Any) -> xr.DataArray:
     """Weights as a DataArray; its dims are client, unit and weight, weight_1, ..."""
-    values = weights.detach().cpu().numpy() if is_torch_array(weights) else weights
+    values = _check.numpy_of(weights)
     if values.ndim < 2:
         raise ValueError(f"weights must be (client, unit, weight...), but got shape {values.shape}")
     others = ["weight"] if values.ndim == 3 else [f"weight_{i + 1}" for i in range(values.ndim - 2)]

@@ -88,8 +88,8 @@ def summary(run: xr.DataTree) -> pd.DataFrame:
 
 def report(run: xr.DataTree) -> str:
     """Tables of :func:`summary` as text that fits 100 columns."""
-    config = json.loads(run.attrs["config"])
     table = summary(run)
+    config = json.loads(run.attrs["config"])
     n = config["replicates"]
     head = (
         f"Model (8): C = {config['clients']} clients, d = {config['d']} covariates, m = {config['m']} neurons, "

@@ -51,15 +51,20 @@ class Permuted(NamedTuple):
     exact: bool
 
 
-def cosine(x: Floats) -> Floats:
-    """Cosine similarity (object, object) of the rows of ``x``; ValueError for a row of zeros, which has none."""
+def cosine(x: Floats, *, eps: float = 0.0) -> Floats:
+    """Cosine similarity (object, object) of the rows of ``x``; ValueError for a row of zeros, which has none.
+
+    It is exactly 1 or −1 for rows that are parallel up to rounding, whose relative error is ``eps``.
+    """
     top = np.abs(x).max(axis=1, keepdims=True, initial=0)
     if not top.all():
         raise ValueError(f"row {int(np.flatnonzero(top == 0)[0])} is zero, and has no cosine with any other")
     unit = x / top
     unit = unit / np.linalg.norm(unit, axis=1, keepdims=True)
-    found = np.clip(unit @ unit.T, -1, 1)
+    found = unit @ unit.T
     found = (found + found.T) / 2
+    rounding = max((4 * eps) ** 2, 4 * np.finfo(float).eps * math.sqrt(x.shape[1]))  # of the numbers, of their products
+    found = np.where(np.abs(found) > 1 - rounding, np.sign(found), found)
     np.fill_diagonal(found, 1)
     return np.asarray(found)
 

@@ -31,15 +31,23 @@ def complexity(loadings: Floats) -> Floats:
         return np.asarray(square**2 / np.sum(loadings**4, axis=1))
 
 
-def discrepancy(r: Floats, model: Floats) -> float:
-    """Maximum-likelihood discrepancy tr(M⁻¹R) − log|M⁻¹R| − d; NaN if a matrix is not positive definite."""
+def discrepancy(r: Floats, model: Floats, log_r: float) -> float:
+    """Maximum-likelihood discrepancy tr(M⁻¹R) − log|M| + log|R| − d; NaN if a matrix is not positive definite.
+
+    ``log_r`` is log|R|.
+    """
+    log_ratio = _log_determinant(model) - log_r
+    return _NAN if math.isnan(log_ratio) else float(np.trace(np.linalg.solve(model, r))) + log_ratio - len(r)
+
+
+def _log_determinant(r: Floats) -> float:
+    """log|R| of a matrix with unit diagonal; NaN if its smallest eigenvalue is not above what rounding makes of 0."""
     try:
         with safe_blas(len(r)):
-            low_r, low_m = np.linalg.cholesky(r), np.linalg.cholesky(model)
+            np.linalg.cholesky(r - 4 * len(r) * np.finfo(float).eps * np.eye(len(r)))
+            return 2 * float(np.sum(np.log(np.diagonal(np.linalg.cholesky(r)))))
     except np.linalg.LinAlgError:
         return _NAN
-    log_ratio = 2 * float(np.sum(np.log(np.diagonal(low_m))) - np.sum(np.log(np.diagonal(low_r))))
-    return float(np.trace(np.linalg.solve(model, r))) + log_ratio - len(r)
 
 
 def fit_indices(r: Floats, common: Floats, g: int, n_obs: int | None) -> dict[str, float]:
@@ -82,7 +90,8 @@ def fit_indices(r: Floats, common: Floats, g: int, n_obs: int | None) -> dict[st
     }
     if n_obs is None:
         return out | _likelihood(_NAN, _NAN, df, null_df, d, g, 2)
-    return out | _likelihood(discrepancy(r, model), discrepancy(r, np.eye(d)), df, null_df, d, g, n_obs)
+    log_r = _log_determinant(r)  # of the null model, M = I, the discrepancy is −log|R|
+    return out | _likelihood(discrepancy(r, model, log_r), -log_r, df, null_df, d, g, n_obs)
 
 
 def _likelihood(f: float, f0: float, df: int, null_df: int, d: int, g: int, n: int) -> dict[str, float]:
@@ -138,9 +147,11 @@ def kmo(r: Floats) -> tuple[float, Floats]:
 
 
 def bartlett(r: Floats, n_obs: int) -> tuple[float, int, float]:
-    """Bartlett's test of sphericity, −(n − 1 − (2d + 5)/6) log|R|: statistic, degrees of freedom, p-value."""
+    """Bartlett's test of sphericity, −(n − 1 − (2d + 5)/6) log|R|: statistic, degrees of freedom, p-value.
+
+    Statistic and p-value are NaN if R is singular, as that of no more rows than units is.
+    """
     d = len(r)
-    sign, logdet = np.linalg.slogdet(r)
     df = d * (d - 1) // 2
-    stat = -(n_obs - 1 - (2 * d + 5) / 6) * float(logdet) if sign > 0 else math.inf
+    stat = -(n_obs - 1 - (2 * d + 5) / 6) * _log_determinant(r)
     return stat, df, float(scipy.special.chdtrc(df, stat))

@@ -5,7 +5,7 @@ from fedstat.store.journal import FOLDER as JOURNAL
 from fedstat.store.journal import DamageError
 from fedstat.store.origin import code, now, provenance, to_json
 from fedstat.store.place import attributes, claim, command_of, is_store, remove, replace, settle, stores
-from fedstat.store.read import Damage, config_of, damage, describe, open_run, require_sound, run_at
+from fedstat.store.read import Damage, config_of, damage, describe, open_run, reading, require_sound, run_at
 from fedstat.store.write import Group, Target, Variable, Writer, changed, create, has_state, resume, save
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "now",
     "open_run",
     "provenance",
+    "reading",
     "remove",
     "replace",
     "require_sound",

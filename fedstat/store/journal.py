@@ -8,10 +8,12 @@ log names is on the disk, in its place or still staged, and what the log does no
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,12 +22,16 @@ from typing import IO, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
+from fedstat import _guard
+
 FOLDER = "journal"
 FIRST = "0"
 """Staged name given to the files that a store began with."""
 _BLOCK = 1 << 22
 # A log of more lines than this is written anew, with one line for all files.
 _LINES = 1000
+_LOG = 32  # fraction of the limit that the log may take
+_INFLATION = 1032  # holes and blocks of zeros may stand for so many times their room on the disk
 
 
 class Entry(NamedTuple):
@@ -66,6 +72,7 @@ class Journal:
         self._lock = hold(root) if lock is None else lock
         try:
             self.files, sound = _read(root)
+            _require_folders(root, self.files)
             self._names = map(str, itertools.count(1 + max((int(e.staged) for e in self.files.values()), default=0)))
             self._recover()
             if not sound:
@@ -159,7 +166,7 @@ class Journal:
         log = self.root / FOLDER / "log"
         size = log.stat().st_size if log.exists() else 0
         try:
-            with log.open("ab") as file:
+            with _guard.written(log), log.open("ab") as file:
                 file.write(_line(files, without))
             sync(log)
         except BaseException:
@@ -169,7 +176,8 @@ class Journal:
 
     def _rewrite(self) -> None:
         draft = self.root / FOLDER / next(self._names)
-        draft.write_bytes(_line(self.files))
+        with _guard.written(draft):
+            draft.write_bytes(_line(self.files))
         sync(draft)
         draft.replace(self.root / FOLDER / "log")
         sync(self.root / FOLDER)
@@ -178,12 +186,17 @@ class Journal:
 
 @contextmanager
 def checked(draft: Path) -> Iterator[Checked]:
-    """File to write, which is removed if writing fails."""
+    """File to write, which is removed if writing fails; then an OSError names it, whatever its writer made of that."""
+    made: Checked | None = None
     try:
-        with draft.open("wb") as file:
-            yield Checked(file)
-    except BaseException:
+        with _guard.written(draft), draft.open("wb") as file:
+            made = Checked(file)
+            yield made
+    except BaseException as error:
         draft.unlink(missing_ok=True)
+        if made and made.failed and error is not made.failed:
+            made.failed.filename = str(draft)
+            raise made.failed from error
         raise
 
 
@@ -192,18 +205,29 @@ class Checked:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.size, self.crc = file, 0, 0
+        self.failed: OSError | None = None
 
     def write(self, data: Any) -> int:
         """Write bytes."""
         block = memoryview(data).cast("B")
-        self._file.write(block)
+        with self._noting():
+            self._file.write(block)
         self.size += len(block)
         self.crc = zlib.crc32(block, self.crc)
         return len(block)
 
     def flush(self) -> None:
         """Hand them to the system."""
-        self._file.flush()
+        with self._noting():
+            self._file.flush()
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # torch raises an error of its own in its place
+            self.failed = error
+            raise
 
 
 def hold(root: Path) -> FileLock:
@@ -214,7 +238,10 @@ def hold(root: Path) -> FileLock:
     BlockingIOError
         If another process has it.
     """
-    lock = FileLock(root / FOLDER / "lock", blocking=False, thread_local=False)
+    path = root / FOLDER / "lock"
+    if path.is_symlink() or (_guard.status(path) and not path.is_file()):  # the lock is emptied as it is opened
+        raise DamageError(f"the run at {root} is damaged: {FOLDER}/lock is not a regular file. Remove it.")
+    lock = FileLock(path, blocking=False, thread_local=False)
     try:
         lock.acquire()
     except Timeout:
@@ -249,7 +276,8 @@ def sync(path: Path) -> None:
     """Bring a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with _guard.written(path):
+            os.fsync(handle)
     finally:
         os.close(handle)
 
@@ -270,24 +298,26 @@ def read_log(root: Path) -> dict[str, Entry]:
 def _read(root: Path) -> tuple[dict[str, Entry], bool]:
     """Files that the log names, and whether its last line is whole."""
     try:
-        *lines, tail = (root / FOLDER / "log").read_bytes().split(b"\n")
-    except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        raise DamageError(f"the run at {root} is damaged: {FOLDER}/log cannot be read ({error.strerror})") from None
-    if tail:
-        lines.append(tail)
-    found = [_parse(line) for line in lines]
-    if found and found[-1] is None and _torn(lines[-1], ended=not tail):
-        found.pop()
-    if None in found or not found:
-        raise DamageError(f"the run at {root} is damaged: line {found.index(None) + 1 if found else 1} of {FOLDER}/log")
+        stream = io.BytesIO(_guard.content(root / FOLDER / "log", share=_LOG))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        why = f"{FOLDER}/log cannot be read ({_guard.reason(error)})"
+        raise DamageError(f"the run at {root} is damaged: {why}") from None
     files: dict[str, Entry] = {}
-    for one in found:
-        files.update({key: Entry(*entry) for key, entry in one["files"].items()})  # type: ignore[index]
-        for key in one["without"]:  # type: ignore[index]
+    number, sound = 0, False
+    for number, line in enumerate(stream, 1):
+        sound, found = line.endswith(b"\n"), _parse(line.removesuffix(b"\n"))
+        if found is None:
+            if number > 1 and not stream.read(1) and _torn(line.removesuffix(b"\n"), ended=sound):
+                return files, False
+            raise DamageError(f"the run at {root} is damaged: line {number} of {FOLDER}/log")
+        files.update(found[0])
+        for key in found[1]:
             files.pop(key, None)
-    return files, not tail and len(found) == len(lines)
+    if number == 0:
+        raise DamageError(f"the run at {root} is damaged: line 1 of {FOLDER}/log")
+    return files, sound
 
 
 def _line(files: dict[str, Entry], without: tuple[str, ...] = ()) -> bytes:
@@ -295,18 +325,46 @@ def _line(files: dict[str, Entry], without: tuple[str, ...] = ()) -> bytes:
     return b"%08x %d %b\n" % (zlib.crc32(text), len(text), text)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def _parse(line: bytes) -> tuple[dict[str, Entry], list[str]] | None:
+    """Files and removals of a commit; None if the line is damaged, or names what cannot be in the store."""
     check, _, rest = line.partition(b" ")
     length, _, text = rest.partition(b" ")
     if check != b"%08x" % zlib.crc32(text) or length != b"%d" % len(text):
         return None
-    found = json.loads(text)
-    return found if isinstance(found, dict) else None
+    try:
+        found = _guard.parsed("a line of the log", text)
+        files = {key: Entry(*entry) for key, entry in found["files"].items()}
+        without = list(found["without"])
+        sound = all(map(_is_entry, files.values())) and all(map(_is_inside, (*files, *without)))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return (files, without) if sound else None
+
+
+def _is_entry(entry: Entry) -> bool:
+    """Return True if an entry has a size, a CRC-32 and the number of a staged file."""
+    numbers = type(entry.size) is type(entry.crc) is int and entry.size >= 0
+    return numbers and isinstance(entry.staged, str) and re.fullmatch("[0-9]{1,18}", entry.staged) is not None
+
+
+def _is_inside(key: str) -> bool:
+    """Return True if a file named by the log is inside the store."""
+    return "\0" not in key and {"", ".", ".."}.isdisjoint(re.split(r"[/\\]", key))
+
+
+def _require_folders(root: Path, files: Iterable[str]) -> None:
+    """Raise DamageError if a folder that is written to is a link, which may lead out of the store."""
+    folders = {parent for key in files for parent in Path(key).parents if parent.name} | {Path(FOLDER)}
+    for folder in sorted(folders):
+        if (root / folder).is_symlink():
+            raise DamageError(
+                f"the run at {root} is damaged: {folder} is a link, and nothing is written through one. Copy the run."
+            )
 
 
 def _torn(line: bytes, *, ended: bool) -> bool:
     """Whether a line may be what a power cut left of a commit that never counted: cut off, or blocks of it zero."""
-    head = re.match(rb"[0-9a-f]{8} ([0-9]+) ", line)
+    head = re.match(rb"[0-9a-f]{8} ([0-9]{1,12}) ", line)
     return b"\0" in line or (not ended and (head is None or len(line) - head.end() < int(head[1])))
 
 
@@ -322,15 +380,19 @@ def crc(path: Path) -> int:
 def problem(path: Path, entry: Entry, *, checksum: bool = True) -> str | None:
     """What is wrong with a file, None if it is as the log says; its content is read only for the checksum."""
     try:
-        if path.is_dir():
-            return "is a folder"
-        size = path.stat().st_size
-        if size != entry.size:
-            return f"has {size} bytes in place of {entry.size}"
-        if checksum and crc(path) != entry.crc:
+        found = _guard.status(path)
+        if found is None:
+            return "is missing"
+        if not stat.S_ISREG(found.st_mode):
+            return "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a regular file"
+        if found.st_size != entry.size:
+            return f"has {found.st_size} bytes in place of {entry.size}"
+        if not checksum:
+            return None
+        if entry.size > _guard.limit() and getattr(found, "st_blocks", entry.size) * 512 * _INFLATION < entry.size:
+            return f"has {entry.size} bytes, but nearly all are holes"
+        if crc(path) != entry.crc:
             return "has another checksum than when it was written"
-    except (FileNotFoundError, NotADirectoryError):
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
+    except (OSError, ValueError) as error:
+        return f"cannot be read ({getattr(error, 'strerror', None) or error})"
     return None

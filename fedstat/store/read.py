@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstat._later import xr, zarr
+from fedstat import _guard
+from fedstat._later import xr
 from fedstat.store import journal, place
+
+NEEDED = {
+    "fedstat.fl": ("metrics/accuracy",),
+    "fedstat.sim": ("metrics/accuracy", "metrics/rounds_done", "split/fc1/shared", "truth/communality"),
+    "fedstat.motivation": ("outputs/accuracy", "outputs/done", "dispersion/entropy", "relation/spearman"),
+}
+"""Arrays that the stores of a command have since its first version, and that their readers count on."""
+GROUPS = "groups"
+"""Attribute that lists a store's groups in their order, which the file system does not keep."""
+_JSON = {"config": dict, "about": dict, "versions": dict, "pieces": dict, GROUPS: list}
+"""Attributes that are JSON, and of what."""
 
 
 class Damage(NamedTuple):
@@ -61,7 +75,8 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     Returns
     -------
     DataTree
-        Read lazily. ``run.attrs`` holds the settings and where the numbers come from.
+        Read lazily; groups, such as layers, are in the order in which they were laid out, which for layers is that of
+        the network. ``run.attrs`` holds the settings and where the numbers come from.
 
     Raises
     ------
@@ -69,22 +84,34 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
         If there is no run at ``path``.
     ValueError
         If the run is not as it was written; the message names array and cell. With ``verify=True``, also if the run was
-        written without checksums.
+        written without checksums. If a file or what is read of an array at once would take more than 4 GiB; the
+        environment variable FEDSTAT_MAX_BYTES sets another limit. What is damaged in a chunk is an error when it is
+        read, which names the store and the array.
     """
     path = Path(path)
-    if not path.exists():
+    if not _guard.status(path):
         place.settle(path)  # brings back a store that was being replaced when the process was killed
-    place.attributes(path)
+    attrs = place.attributes(path)
     if verify is not False:
         require_sound(path, checksums=verify is True, require=verify is True)
+        for name in attrs.keys() & set(_JSON):
+            if "command" in attrs or (isinstance(attrs[name], str) and name != GROUPS):
+                _settings(path, attrs, name)
+    from fedstat.store.files import groups  # takes half a second, which a run that is not there need not
+
     try:
-        tree = xr.open_datatree(path, engine="zarr", consolidated=False)
+        tree = xr.DataTree.from_dict(groups(path))
+    except (_guard.LimitError, journal.DamageError):
+        raise
     except Exception as error:
         # What zarr and xarray raise on files that are cut off or changed is of many types.
-        raise journal.DamageError(
-            f"the run at {path} is damaged ({type(error).__name__}: {error}). {place.AGAIN}"
-        ) from error
-    return _without_journal(tree)
+        raise journal.DamageError(f"the run at {path} is damaged ({_guard.reason(error)}). {place.AGAIN}") from error
+    if verify is not False:
+        for name in NEEDED.get(str(attrs.get("command")), ()):
+            group, _, variable = name.rpartition("/")
+            if f"/{group}" not in tree.groups or variable not in tree[group].data_vars:
+                raise journal.DamageError(f"the run at {path} is damaged: {name} is missing. {place.AGAIN}")
+    return _in_order(_without_journal(tree), attrs)
 
 
 def run_at(
@@ -127,10 +154,54 @@ def require_sound(path: Path, *, checksums: bool, require: bool = False) -> None
         )
 
 
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """Raise DamageError, naming the store, where its reader meets arrays or settings that fedstat does not write.
+
+    Errors in values, ValueError, pass.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        require_sound(Path(path), checksums=True)  # damage, which says more
+        what = f"it holds other arrays or settings than fedstat writes ({_guard.reason(error)})"
+        raise journal.DamageError(f"the run at {path} cannot be used: {what}. {place.AGAIN}") from error
+
+
 def _without_journal(tree: xr.DataTree) -> xr.DataTree:
     if journal.FOLDER in tree.data_vars:
         tree.dataset = tree.to_dataset(inherit=False).drop_vars(journal.FOLDER)
     return tree
+
+
+def _in_order(tree: xr.DataTree, attrs: Mapping[str, Any]) -> xr.DataTree:
+    """The tree with the groups of every node in the order that the store notes, or its settings if it is older."""
+    there = {path[1:] for path in tree.groups}
+    known = there | {path.rpartition("/")[2] for path in there}
+    place: dict[str, int] = {}
+    noted = [name for name in _noted(attrs) if isinstance(name, str) and name in known]
+    for i, name in enumerate(noted):
+        for path in accumulate(name.split("/"), "{}/{}".format):
+            place.setdefault(path, i)
+
+    def rank(path: str) -> tuple[int, str]:
+        return place.get(path, place.get(path.rpartition("/")[2], len(noted))), path
+
+    for node in tree.subtree:
+        if node.children:
+            node.children = dict(sorted(node.children.items(), key=lambda one: rank(one[1].path[1:])))
+    return tree
+
+
+def _noted(attrs: Mapping[str, Any]) -> list[Any]:
+    """Names of groups in their order; none if the attributes are damaged, or those of another program."""
+    try:
+        if GROUPS in attrs:
+            return list(_guard.parsed(GROUPS, attrs[GROUPS].encode()))
+        config = _guard.parsed("config", attrs.get("config", "{}").encode(), finite=False)
+        return [*config.get("keep_weights", ()), *(name.rpartition(".")[0] for name in config.get("shapes", ()))]
+    except (ValueError, TypeError, AttributeError):
+        return []
 
 
 def config_of(path: str | Path) -> dict[str, Any]:
@@ -138,11 +209,17 @@ def config_of(path: str | Path) -> dict[str, Any]:
     attrs = place.attributes(Path(path))
     if "config" not in attrs:
         raise ValueError(f"{path} is not a run of fedstat: its attributes hold no settings. Choose another path.")
+    found: dict[str, Any] = _settings(Path(path), attrs, "config")
+    return found
+
+
+def _settings(path: Path, attrs: Mapping[str, Any], name: str) -> Any:
+    """JSON in an attribute of a store."""
     try:
-        return dict(json.loads(attrs["config"]))
-    except (ValueError, TypeError):
-        what = f"the run at {path} is damaged: its settings cannot be read. {place.AGAIN}"
-        raise journal.DamageError(what) from None
+        return _JSON[name](_guard.parsed(name, attrs[name].encode(), finite=False))
+    except (ValueError, TypeError, AttributeError) as error:
+        why = f"the settings in its attribute {name} cannot be read ({_guard.reason(error)})"
+        raise journal.DamageError(f"the run at {path} is damaged: {why}. {place.AGAIN}") from None
 
 
 def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[Damage]:
@@ -162,7 +239,7 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
         If the journal is missing though required, or cannot be read.
     """
     root = Path(path)
-    if not (root / journal.FOLDER).exists():
+    if not _guard.status(root / journal.FOLDER):
         if require:
             raise ValueError(f"{path} was written without checksums: nothing can be said of its files")
         return []
@@ -182,35 +259,55 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
         }
         if not bad:
             return []
+    known = _Layouts(root)
     return [
-        _damage(root, key, text, fixed=files[key].staged == journal.FIRST or (root / key).is_dir())
+        _damage(known, key, text, fixed=files[key].staged == journal.FIRST or (root / key).is_dir())
         for key, text in bad.items()
     ]
 
 
-def _damage(root: Path, key: str, text: str, *, fixed: bool) -> Damage:
+class _Layouts:
+    """Layouts of arrays and labels of their dims, read once."""
+
+    def __init__(self, root: Path) -> None:
+        self.of, self.words = cache(partial(_layout, root)), cache(partial(_words, root))
+
+
+def _damage(known: _Layouts, key: str, text: str, *, fixed: bool) -> Damage:
     """Array and cell that a file holds."""
     chunk_of = re.fullmatch("(.+)/c([./0-9]*)", key)
     if chunk_of is None:
         return Damage(key, text, fixed=fixed or key == "zarr.json")
     folder, name = chunk_of.groups()
     try:
-        layout = json.loads((root / folder / "zarr.json").read_bytes())
-        chunk = layout["chunk_grid"]["configuration"]["chunk_shape"]
-        at = [int(i) for i in re.split("[./]", name) if i]
-        spans = list(zip(layout["dimension_names"], at, chunk, layout["shape"], strict=True))
-    except (OSError, ValueError, KeyError, TypeError):
+        dims, chunk, shape = known.of(folder)
+        at = [int(i) for i in re.findall("[0-9]{1,18}", name)]
+        spans = list(zip(dims, at, chunk, shape, strict=True))
+    except ValueError:
         return Damage(key, text, folder, fixed=fixed)
     # Dims that are not cut are lost whole and need no mention.
     region = {d: (i * n, min((i + 1) * n, size) - 1) for d, i, n, size in spans if n < size}
-    group = root / folder.rpartition("/")[0]
-    return Damage(key, text, folder, region, ", ".join(_words(group, d, *span) for d, span in region.items()), fixed)
+    group = folder.rpartition("/")[0]
+    cell = ", ".join(known.words(group, d, *span) for d, span in region.items())
+    return Damage(key, text, folder, region, cell, fixed)
 
 
-def _words(group: Path, dim: str, first: int, last: int) -> str:
+def _layout(root: Path, folder: str) -> tuple[list[str], list[int], list[int]]:
+    """Dims, chunk shape and shape of an array; three lists that do not fit together if they cannot be read."""
     try:
-        labels = zarr.open_array(group / dim, mode="r")
-        ends = dict.fromkeys(str(labels[i]) for i in (first, last))
+        text = _guard.content(root / folder / "zarr.json", share=_guard.HEAD)
+        found = _guard.parsed(folder, text, finite=False)
+        parts = found["dimension_names"], found["chunk_grid"]["configuration"]["chunk_shape"], found["shape"]
+        return tuple([kind(x) for x in part] for kind, part in zip((str, int, int), parts, strict=True))  # type: ignore[return-value]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ["?"], [], []
+
+
+def _words(root: Path, group: str, dim: str, first: int, last: int) -> str:
+    from fedstat.store.files import labels
+
+    try:
+        ends = dict.fromkeys(map(str, labels(root / group / dim, (first, last))))
     except Exception:  # the coordinate is damaged, too
         ends = dict.fromkeys(f"[{i}]" for i in (first, last))
     return f"{dim} = {' to '.join(ends)}"

@@ -19,7 +19,7 @@ from fedstat._later import xr, zarr
 from fedstat.store import journal, place
 from fedstat.store.journal import Journal
 from fedstat.store.origin import code, now, revision, to_json
-from fedstat.store.read import Damage, config_of, damage, describe
+from fedstat.store.read import GROUPS, Damage, config_of, damage, describe
 
 STATE = f"{journal.FOLDER}/state"
 
@@ -96,11 +96,9 @@ class Writer:
     ) -> None:
         self.path, self.damaged = path, damaged
         self._files, self._new, self._folders = files, new, folders
-        from zarr.storage import LocalStore
+        from fedstat.store.files import Guarded, Journaled
 
-        from fedstat.store.files import Journaled
-
-        self._root: Any = zarr.open_group(LocalStore(path) if files is None else Journaled(files), mode="r+")
+        self._root: Any = zarr.open_group(Guarded(path) if files is None else Journaled(files), mode="r+")
         self._arrays: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -234,7 +232,8 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
         names = {node.path: list(node.to_dataset(inherit=node is result).variables) for node in result.subtree}
         encoding: Any = {group: dict.fromkeys(variables, CODED) for group, variables in names.items()}
         result.to_zarr(folder, mode="a", consolidated=False, zarr_format=3, encoding=encoding, write_empty_chunks=True)
-        zarr.open_group(folder, mode="r+").attrs.update({**attrs, "ended": now()})
+        order = json.dumps([path[1:] for path in names if path != "/"])
+        zarr.open_group(folder, mode="r+").attrs.update({**attrs, GROUPS: order, "ended": now()})
         journal.start(folder)
         if path.exists():
             place.replace(folder, path)
@@ -248,7 +247,7 @@ def lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any])
     """Make the groups and the arrays of a new run, in which nothing is written yet."""
     from fedstat.store.files import CODED
 
-    _journal_node(folder).attrs.update(dict(attrs))
+    _journal_node(folder).attrs.update({**attrs, GROUPS: json.dumps([*groups])})
     for name, group in groups.items():
         encoding: Any = dict.fromkeys(group.coords.variables, CODED)
         group.coords.to_zarr(folder, group=name, mode="a", consolidated=False, zarr_format=3, encoding=encoding)

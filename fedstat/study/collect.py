@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedstat import _check, store
 from fedstat._later import pd
-from fedstat.store import open_run, require_sound
+from fedstat.store import DamageError, open_run, reading, require_sound
 from fedstat.study import summary
 from fedstat.study.experiment import OF_PRIVACY
 
@@ -72,11 +72,14 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
             unfinished.append(str(path))
             continue
         try:
-            rows.append(summary.row(run) | {"path": str(path)})
-        except (ValueError, RuntimeError) as error:
-            require_sound(path, checksums=True)  # damage, which zarr reports less clearly
+            with reading(path):
+                rows.append(summary.row(run) | {"path": str(path)})
+                configs.append(summary.config_of(run))
+        except ValueError as error:
+            require_sound(path, checksums=True)  # damage, which says more
+            if isinstance(error, DamageError):
+                raise
             raise ValueError(f"{path}: {error}") from error
-        configs.append(summary.config_of(run))
     table = pd.DataFrame(rows)
     labels = [r["label"] for r in rows]
     same_scale(configs, labels, differ=differ)

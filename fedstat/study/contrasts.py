@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -102,7 +101,7 @@ def _less(wide: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
 
 def _training(path: str) -> str:
     """All settings on which a run's training depends, as text."""
-    config = json.loads(store.attributes(Path(path))["config"])
+    config = store.config_of(path)
     return store.to_json({k: v for k, v in sorted(config.items()) if k not in _NOT_OF_TRAINING})
 
 

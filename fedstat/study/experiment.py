@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstat import _check, store
+from fedstat import _check, _guard, store
 from fedstat._later import xr
 from fedstat._settings import require_types
+from fedstat.data import arrays
+from fedstat.data._files import folder
 from fedstat.fl import algorithms, masks, nets, own, participation
 from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.algorithm import Algorithm
@@ -238,7 +239,7 @@ class Settings:
             end = name.removeprefix(self.algorithm)
             if not name.startswith(self.algorithm) or end not in algorithms.READOUTS:
                 ways = ", ".join(self.algorithm + end for end in algorithms.READOUTS)
-                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r}")
+                raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r:.200}")
             chosen = words.options("readouts", tuple(options))
             algorithms.require_settings(name, chosen)
             made[text] = partial(algorithms.WRAPPERS[end], **chosen)
@@ -274,7 +275,7 @@ def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
         if name in given:
             value = given[name]
             if isinstance(value, tuple) and not setting.several:
-                raise ValueError(f"{name} must be one value, but got {value}")
+                raise ValueError(f"{name} must be one value, but got {value!s:.200}")
             if setting.number and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
             found.append(f"{name}={words.text(name, value)}")
@@ -343,12 +344,20 @@ def run(
         probe=settings.probe,
         readouts=settings.make_readouts(),
         progress=progress,
-        about=about(settings) | ({FILE: own.noted(settings.algorithm)} if own.is_own(settings.algorithm) else {}),
+        about=about(settings) | files(settings),
     )
 
 
-FILE = "algorithm_file"
-"""Where a run's settings hold name and digest of the file of a user's algorithm: no other file continues the run."""
+def files(settings: Settings) -> dict[str, dict[str, str]]:
+    """Names and digests of a user's own files, for a run's settings: no other files continue the run."""
+    found = {"algorithm_file": own.noted(settings.algorithm)} if own.is_own(settings.algorithm) else {}
+    data, _ = federation.source_of(settings.data)
+    if arrays.is_arrays(data):
+        found[DATA_FILE] = {"name": own.short(data), "sha256": arrays.digest(data)}
+    return found
+
+
+DATA_FILE = "data_file"
 
 
 def about(settings: Settings) -> dict[str, Any]:
@@ -364,7 +373,7 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 def noted(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in a run's attributes; those of older runs are not kept, and {}."""
-    found = json.loads(attrs.get("about", "{}"))
+    found = _guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
     return {field.name: found[field.name] for field in fields(Settings) if field.name in found}
 
 
@@ -372,9 +381,14 @@ def federated(settings: Settings, data_dir: str | Path | None = None) -> tuple[x
     """Clients that train, and new clients or None."""
     # Runs that differ only in the method use the same data.
     dealt = Federation(*(getattr(settings, name) for name in Federation._fields))
-    return federation.federated(dealt, None if data_dir is None else str(data_dir))
+    return federation.federated(dealt, _place(data_dir))
+
+
+def _place(data_dir: str | Path | None) -> str:
+    """Folder of data wherever it is named, so that a place stands for one folder."""
+    return str(folder(data_dir).absolute())
 
 
 def read_data(runs: Iterable[Settings], data_dir: str | Path | None = None) -> None:
     """Read the data sets of some runs, the first run's last to stay cached; raises as :func:`fedstat.data.load`."""
-    federation.read((one.data for one in runs), None if data_dir is None else str(data_dir))
+    federation.read((one.data for one in runs), _place(data_dir))

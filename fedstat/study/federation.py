@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedstat import _check
 from fedstat import data as datasets
+from fedstat._check import few
 from fedstat._later import xr
 from fedstat.data import arrays, partition
+from fedstat.data._files import Remembered
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural", "domains")
 """Ways to deal the samples: S classes per client, concentration A of the Dirichlet distribution."""
@@ -41,9 +42,9 @@ class Federation(NamedTuple):
     domains: tuple[str, ...]
 
 
-@lru_cache(maxsize=1)
-def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, xr.Dataset | None]:
-    """Clients that train, and new clients or None; the last result is cached."""
+@Remembered
+def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Dataset | None]:
+    """Clients that train, and new clients or None; the last result is kept until a file of the data changes."""
     fed = _dealt(settings, data_dir)
     kind, _ = partition_of(settings.partition)
     if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
@@ -52,12 +53,7 @@ def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, x
         if settings.samples is not None:
             fed = partition.limit(fed, samples=settings.samples, seed=settings.seed)
         shares: dict[str, Any] = {"test": settings.test, "validation": settings.validation}
-        fed = partition.train_test(fed, **shares, short="drop", seed=settings.seed)
-    if not fed.sizes["sample"]:
-        raise ValueError(
-            f"no client has samples for all of training, test and validation, with samples={settings.samples} and "
-            f"min_size={settings.min_size}. Give clients more samples."
-        )
+        fed = partition.train_test(fed, **shares, seed=settings.seed)
     fed = _in_order(fed)
     if "scale" in fed.x.attrs:
         fed = _standardised(fed)
@@ -68,7 +64,7 @@ def federated(settings: Federation, data_dir: str | None) -> tuple[xr.Dataset, x
     return partition.hold_out(fed, fraction=settings.new_share, seed=settings.seed)
 
 
-def read(names: Iterable[str], data_dir: str | None) -> None:
+def read(names: Iterable[str], data_dir: str) -> None:
     """Read some data sets, the first one last so that it stays cached; raises as :func:`fedstat.data.load`."""
     for name in reversed(list(dict.fromkeys(names))):
         _loaded(name, data_dir)
@@ -76,11 +72,11 @@ def read(names: Iterable[str], data_dir: str | None) -> None:
 
 def forget_files() -> None:
     """Let go of the data set that was read: one run needs only what it was dealt."""
-    _loaded.cache_clear()
+    _loaded.forget()
 
 
-@lru_cache(maxsize=1)  # reading the files takes longer than dealing the samples again for another seed
-def _loaded(data: str, data_dir: str | None) -> xr.Dataset:
+@Remembered  # reading the files takes longer than dealing the samples again for another seed
+def _loaded(data: str, data_dir: str) -> xr.Dataset:
     name, split = source_of(data)
     return datasets.load(name, data_dir, split=split)
 
@@ -103,7 +99,7 @@ def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
     return name, split or None  # type: ignore[return-value]
 
 
-def _dealt(settings: Federation, data_dir: str | None) -> xr.Dataset:
+def _dealt(settings: Federation, data_dir: str) -> xr.Dataset:
     source = _loaded(settings.data, data_dir)
     if settings.partition == "natural" and "user" not in source.coords:
         hint = " Add an array client (sample,) to the file." if arrays.is_arrays(source_of(settings.data)[0]) else ""
@@ -171,13 +167,13 @@ def partition_of(text: str) -> tuple[str, float]:
     kinds = {known.partition(":")[0]: ":" in known for known in PARTITIONS}
     _check.choice("partition", kind, kinds)
     if kinds[kind] != bool(colon):
-        raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r}")
+        raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r:.200}")
     if not colon:
         return kind, math.nan
     try:
         value = float(number)
     except ValueError:
-        raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r}") from None
+        raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r:.200}") from None
     _check.real("the number in partition", value, low=0, open_low=True)
     if kind == "pathological":
         _check.integer("the classes of a client in partition", int(value) if value.is_integer() else value)
@@ -186,19 +182,38 @@ def partition_of(text: str) -> tuple[str, float]:
 
 def _published_subsets(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
     """The published subsets, limited in proportion; validation gets the last of the training samples."""
+    _require_both(fed, settings.data)
     subset, parts = fed["split"].to_numpy(), []
     for name, share in (("train", 1 - settings.test), ("test", settings.test)):
         part = fed.isel(sample=np.flatnonzero(subset == name))
         if settings.samples is not None:
             part = partition.limit(part, samples=max(1, round(share * settings.samples)), seed=settings.seed)
         parts.append(part)
-    both = np.intersect1d(parts[0]["client"].to_numpy(), parts[1]["client"].to_numpy())
-    fed = xr.concat([part.isel(sample=np.isin(part["client"], both)) for part in parts], "sample")
+    fed = xr.concat(parts, "sample")
     subset, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
-    for c in both if settings.validation else ():
+    for c in np.unique(client) if settings.validation else ():
         rows = np.flatnonzero((client == c) & (subset == "train"))
         subset[rows[len(rows) - max(1, round(settings.validation * len(rows))) :]] = "validation"
     return fed.assign_coords(split=("sample", subset))
+
+
+def _require_both(fed: xr.Dataset, data: str) -> None:
+    """ValueError unless all clients have training and test samples."""
+    client, subset = fed["client"].to_numpy(), fed["split"].to_numpy()
+    train, test = (np.unique(client[subset == name]) for name in ("train", "test"))
+    if not len(np.intersect1d(train, test)):
+        raise ValueError(
+            f"test users of {data} are other users than its training users, so that no client has samples of both. "
+            f"Take data {data}:train, of which each user's samples are divided. The test users can be unseen clients "
+            "of fedstat.fl.train: load(..., split='test'), dealt by partition.natural and train_test, as new=."
+        )
+    names = np.asarray(fed["client"].attrs["names"], object)
+    if len(lone := np.setxor1d(train, test)):
+        lacking = [f"{names[c]} ({'test' if c in train else 'training'})" for c in lone]
+        raise ValueError(
+            f"every client must have training and test samples, but samples are lacking for {few(lacking)}. Take data "
+            f"{data}:train, of which each client's samples are divided, or leave these clients out of the files."
+        )
 
 
 def _in_order(fed: xr.Dataset) -> xr.Dataset:

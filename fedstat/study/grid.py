@@ -10,10 +10,11 @@ from concurrent.futures import Executor
 from dataclasses import fields
 from functools import partial
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstat import _check, store
+from fedstat import _check, _guard, store
 from fedstat._executor import as_done
 from fedstat._settings import read_toml, table, tables
 from fedstat.fl import own
@@ -57,16 +58,17 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
     path = Path(path)
     read = _read(path)
     scales, sets = table(read, "scale", path), tables(read, "dataset", path)
-    methods = [
-        one for method in tables(read, "method", path) for one in _swept(_at_scale(method, scale, scales, path), path)
-    ]
-    if study is not None:
-        _check.choice("study", study, list(dict.fromkeys(s for one in (*sets, *methods) for s in _studies(one, path))))
     of_scale = {} if scale is None else table(scales, _check.choice("scale", scale, list(scales)), f"{path}, [scale]")
     common = {k: v for k, v in read.items() if k not in ("scale", "tune", "dataset", "method")} | of_scale
-    seeds = common.pop("seeds", [common.get("seed", 0)])
+    seeds = _seeds(common.pop("seeds", [common.get("seed", 0)]), path)
+    every = [_at_scale(method, scale, scales, path) for method in tables(read, "method", path)]
+    swept = sum(prod(map(len, _sweep(method, path).values())) for method in every)
+    _guard.size(path, len(sets) * swept * len(seeds), "its grid", share=_guard.RUN, unit="runs")
+    methods = [one for method in every for one in _swept(method, path)]
+    if study is not None:
+        _check.choice("study", study, list(dict.fromkeys(s for one in (*sets, *methods) for s in _studies(one, path))))
     found = []
-    for seed in _seeds(seeds, path):
+    for seed in seeds:
         for dataset in sets:
             named = {k: v for k, v in dataset.items() if k not in scales and k not in ("methods", "studies")}
             scaled = {} if scale is None else table(dataset, scale, f"{path}, [[dataset]]")
@@ -149,13 +151,13 @@ def tuning(path: str | Path, *, scale: str | None = None) -> Tuning:
     found = {k: v for k, v in {**found, **of_scale}.items() if not isinstance(v, dict)}
     seeds, together = found.pop("seeds", None), found.pop("together", False)
     if not isinstance(together, bool):
-        raise ValueError(f"together of [tune] in {path} must be true or false, but got {together!r}")
+        raise ValueError(f"together of [tune] in {path} must be true or false, but got {together!r:.200}")
     return Tuning(found, None if seeds is None else _seeds(seeds, path), together)
 
 
 def _seeds(given: Any, where: Path | str) -> list[int]:
     if not isinstance(given, list) or not given or any(isinstance(s, bool) or not isinstance(s, int) for s in given):
-        raise ValueError(f"seeds in {where} must be a list of integers, such as [0, 1, 2], but got {given!r}")
+        raise ValueError(f"seeds in {where} must be a list of integers, such as [0, 1, 2], but got {given!r:.200}")
     return given
 
 
@@ -169,7 +171,7 @@ def require_distinct(runs: Sequence[Settings], where: str) -> None:
 def _studies(one: Mapping[str, Any], where: Path) -> list[str]:
     studies = one.get("studies", [])
     if not isinstance(studies, list) or not all(isinstance(study, str) for study in studies):
-        raise ValueError(f"studies in {where} must be a list of names, but got {studies!r}")
+        raise ValueError(f"studies in {where} must be a list of names, but got {studies!r:.200}")
     return studies
 
 
@@ -185,12 +187,18 @@ def _at_scale(method: Mapping[str, Any], scale: str | None, scales: Mapping[str,
     return plain if scale is None else plain | table(method, scale, f"{where}, [[method]]")
 
 
-def _swept(method: Mapping[str, Any], where: Path) -> Iterator[dict[str, Any]]:
-    """A method with every combination of the values in its ``sweep``; itself without one."""
+def _sweep(method: Mapping[str, Any], where: Path) -> dict[str, list[Any]]:
+    """Lists of values in a method's ``sweep``, {} without one."""
     sweep = table(method, "sweep", f"{where}, [[method]]") if "sweep" in method else {}
     for name, values in sweep.items():
         if not isinstance(values, list) or not values:
-            raise ValueError(f"{name} in a sweep of {where} must be a list of values, but got {values!r}")
+            raise ValueError(f"{name} in a sweep of {where} must be a list of values, but got {values!r:.200}")
+    return sweep
+
+
+def _swept(method: Mapping[str, Any], where: Path) -> Iterator[dict[str, Any]]:
+    """A method with every combination of the values in its ``sweep``; itself without one."""
+    sweep = _sweep(method, where)
     for values in product(*sweep.values()):
         yield {k: v for k, v in method.items() if k != "sweep"} | dict(zip(sweep, values, strict=True))
 
@@ -204,7 +212,7 @@ def _chosen(
         return list(methods)
     wanted = dataset["methods"]
     if not isinstance(wanted, list) or not wanted:
-        raise ValueError(f"methods of a data set in {where} must be a list of algorithms, but got {wanted!r}")
+        raise ValueError(f"methods of a data set in {where} must be a list of algorithms, but got {wanted!r:.200}")
     for name in wanted:
         _check.choice(f"methods of a data set in {where}", name, names)
     return [method for method, name in zip(methods, names, strict=True) if name in wanted]
@@ -213,7 +221,7 @@ def _chosen(
 def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
     algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
     label, said = settings.get("label", settings.get("data", Settings.data)), own.short(algorithm)
-    where = f"{where}, data set {label!r}, method {said!r}"
+    where = f"{where}, data set {label!r:.200}, method {said!r:.200}"
     common = {field.name for field in fields(Settings)}
     try:
         takes = settings_of(algorithm)
@@ -250,7 +258,8 @@ def run_all(
         A run's store is named by its settings. A finished run with the same settings is not repeated; an unfinished one
         is continued, and if other code began it, its store names both.
     repeat : bool
-        Repeat runs that other code finished; the new store takes the old one's place once it is finished.
+        Repeat runs that other code finished, or that were made from another content of a file of one's own data; the
+        new store takes the old one's place once it is finished.
     progress : callable (settings, number, of), optional
         Returns the callable that :func:`fedstat.study.experiment.run` calls after every round; not with an executor.
     executor : Executor, optional
@@ -268,7 +277,8 @@ def run_all(
     Raises
     ------
     ValueError
-        If a run cannot be made with its settings, or is there twice; the message names it.
+        If a run cannot be made with its settings, is there twice, or was finished when its file of data had other
+        content; the message names it.
     NotADirectoryError
         If ``folder`` is a file or a single run.
     FileNotFoundError
@@ -281,10 +291,10 @@ def run_all(
     """
     folder = Path(folder)
     require_distinct(runs, "the grid")
-    if folder.exists() and (not folder.is_dir() or (folder / "zarr.json").exists()):
+    if _guard.status(folder) and (not folder.is_dir() or _guard.status(folder / "zarr.json")):
         raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
     paths = [folder / f"{name_of(settings)}.zarr" for settings in runs]
-    absent = [settings for settings, path in zip(runs, paths, strict=True) if not path.exists()]
+    absent = [settings for settings, path in zip(runs, paths, strict=True) if not _guard.status(path)]
     experiment.read_data(absent, where.get("data_dir"))
     if executor is not None:  # whose workers may stand in other folders
         paths, progress = [path.absolute() for path in paths], None
@@ -328,7 +338,12 @@ def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], par
     """Make a run, unless it is finished; whether it was made."""
     settings, path, number, of = part
     again = path.exists() and _finished(path)
-    if again and (not repeat or by_this_code(settings, path)):
+    if again and not repeat and not _of_these_data(settings, path):
+        raise ValueError(
+            f"{path} was made when {own.short(settings.data)} had other content. Choose another folder, or repeat the "
+            "runs that differ (--repeat, repeat=True)."
+        )
+    if again and (not repeat or _as_now(settings, path)):
         return False
     out = _draft(settings, path) if again else path
     tick = progress(settings, number, of) if progress else None
@@ -338,15 +353,25 @@ def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], par
     return True
 
 
+def _of_these_data(settings: Settings, path: Path) -> bool:
+    """Whether a run was made from a user's file of data as it is now; True for published data."""
+    now, noted = experiment.files(settings), store.config_of(path)
+    return now.get(experiment.DATA_FILE) == noted.get(experiment.DATA_FILE, now.get(experiment.DATA_FILE))
+
+
+def _as_now(settings: Settings, path: Path) -> bool:
+    return by_this_code(settings, path) and _of_these_data(settings, path)
+
+
 def by_this_code(settings: Settings, path: Path) -> bool:
     """Whether a run was made by the code that would make it now: fedstat's, and that of a user's algorithm."""
     return bool(store.attributes(path)["code"] == store.code(settings.make_algorithm()))
 
 
 def _draft(settings: Settings, path: Path) -> Path:
-    """Where to repeat a run, beside the one it will replace; a draft that other code began is removed."""
+    """Where to repeat a run, beside the one it will replace; a draft of other code or data is removed."""
     draft = path.with_suffix(place.REPEATED)
-    if draft.exists() and not by_this_code(settings, draft):
+    if draft.exists() and not _as_now(settings, draft):
         store.remove(draft)
     return draft
 

@@ -157,7 +157,7 @@ def require(found: Mapping[str, Any], table: str, known: Iterable[str], where: s
         if name not in names:
             hint = _check.did_you_mean(name, names, cutoff=0.5)
             elsewhere = next((f" It belongs in {_heading(key.tables)}." for key in STRUCTURE if key.name == name), "")
-            raise ValueError(f"{where} cannot hold the key {name!r}.{elsewhere or hint}")
+            raise ValueError(f"{where} cannot hold the key {name!r:.200}.{elsewhere or hint}")
 
 
 def _heading(tables: tuple[str, ...]) -> str:

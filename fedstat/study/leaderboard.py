@@ -79,7 +79,11 @@ def measured(path: str | Path) -> tuple[dict[str, Any], pd.DataFrame]:
     ValueError
         If the run has no validation accuracy.
     """
-    run = store.open_run(path)
+    with store.reading(path):
+        return _measured(path, store.open_run(path))
+
+
+def _measured(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd.DataFrame]:
     config, metrics = summary.config_of(run), run["metrics"].to_dataset()
     course = summary.curve(run, "accuracy").merge(summary.curve(run, "validation_accuracy"), on="round")
     if course.empty:

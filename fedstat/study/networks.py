@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from fedstat import data as datasets
 from fedstat._later import xr
 from fedstat.data import arrays
+from fedstat.data._files import Remembered
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
 from fedstat.study import words
@@ -32,15 +31,13 @@ def of_samples(fed: xr.Dataset) -> tuple[tuple[int, ...], int, int | None]:
     return tuple(fed.x.shape[1:]), outputs, vocabulary
 
 
-@lru_cache(maxsize=8)
-def _of_arrays(path: str, _changed: int) -> tuple[tuple[int, ...], int, int | None]:
-    return of_samples(datasets.load(path))
+_of_arrays = Remembered(lambda path: of_samples(datasets.load(path)), size=8)
 
 
 def like(data: str) -> tuple[tuple[int, ...], int, int | None]:
     """Typical sample shape, classes and vocabulary of a data set, to check networks before it is read."""
     if arrays.is_arrays(data):
-        return _of_arrays(data, Path(data).stat().st_mtime_ns if Path(data).exists() else 0)
+        return _of_arrays(data)
     side = 8 if data == "digits" else 28
     return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
 
@@ -50,9 +47,14 @@ def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int |
     text = vocabulary is not None
     if nets.takes_text(settings.net) != text:
         fitting = [name for name in nets.NETS if nets.takes_text(name) == text]
+        hint = ""
+        if text and ".npz" in settings.data:
+            hint = (
+                " Whole numbers are tokens of texts: save features as float32, which data.to_float(data) makes of them."
+            )
         raise ValueError(
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
-            f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}."
+            f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}.{hint}"
         )
     options: dict[str, Any] = {"width": settings.width} | words.options("net_options", settings.net_options)
     if settings.norm is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +10,7 @@ from fedstat._later import pd, xr
 from fedstat.fl.profiles import profile
 from fedstat.store import open_run
 from fedstat.study.collect import Grid
-from fedstat.study.summary import weighted
+from fedstat.study.summary import config_of, weighted
 
 
 def gather(grid: Grid, *of_run: Callable[[xr.DataTree], pd.DataFrame]) -> list[pd.DataFrame]:
@@ -46,8 +45,8 @@ def scores(run: xr.DataTree) -> pd.DataFrame:
     DataFrame
         ``method``, the algorithm's name and those of its readouts; ``accuracy``.
     """
+    names = [str(config_of(run)["algorithm"])]
     metrics = run["metrics"].to_dataset()
-    names = [str(json.loads(run.attrs["config"])["algorithm"])]
     values = [metrics["accuracy"].isel(round=[-1]).transpose("round", "client").to_numpy()]
     if "readouts" in run.children:
         found = run["readouts"].to_dataset()["accuracy"]

@@ -75,7 +75,7 @@ def read(path: str | Path) -> Reference:
         settings, size = table(found, name, path), 100 if name in percent else 1
         tables[name] = {}
         for label in settings:
-            where = f"{path}, [{name}], {label!r}"
+            where = f"{path}, [{name}], {label!r:.200}"
             values = table(settings, label, f"{path}, [{name}]")
             tables[name][label] = {method: _mean(x, f"{where}, {method}") / size for method, x in values.items()}
     return Reference(tables, source)
@@ -84,7 +84,7 @@ def read(path: str | Path) -> Reference:
 def _mean(value: Any, where: str) -> float:
     mean = value[0] if isinstance(value, list) and value else value
     if isinstance(mean, bool) or not isinstance(mean, int | float):
-        raise ValueError(f"{where} must be a number or a list of mean and standard deviation, but got {value!r}")
+        raise ValueError(f"{where} must be a number or a list of mean and standard deviation, but got {value!r:.200}")
     return mean
 
 

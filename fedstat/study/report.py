@@ -27,7 +27,7 @@ def line(run: xr.DataTree) -> str:
 
 def report(run: xr.DataTree) -> str:
     """A run as text: who trained, accuracy over clients, communication, and the split of every split layer."""
-    config, row, metrics = json.loads(run.attrs["config"]), summary.row(run), run["metrics"].to_dataset()
+    config, row, metrics = summary.config_of(run), summary.row(run), run["metrics"].to_dataset()
     n = metrics["n_train"].to_numpy()
     who = (
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "

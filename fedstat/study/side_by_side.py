@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from fedstat import _check, store
+from fedstat import _check, _guard, store
 from fedstat._later import pd, xr
 from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, line
@@ -215,10 +215,11 @@ def _read(runs: Some | Mapping[str, Some]) -> tuple[list[_Run], list[str]]:
                 unfinished.append(where)
                 continue
             try:
-                row = summary.row(run)
+                with store.reading(where):
+                    row, config = summary.row(run), summary.config_of(run)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
-            found.append(_Run(None if label is None else str(label), where, row, summary.config_of(run)))
+            found.append(_Run(None if label is None else str(label), where, row, config))
     if not found:
         raise ValueError(f"no finished run to compare, but {len(unfinished)} unfinished: {', '.join(unfinished)}")
     return found, unfinished
@@ -229,7 +230,7 @@ def _each(some: Any) -> Iterator[str | Path | xr.DataTree]:
     if isinstance(some, xr.DataTree):
         yield some
     elif isinstance(some, str | Path):
-        single = (Path(some) / "zarr.json").exists() or not Path(some).exists()
+        single = _guard.status(Path(some) / "zarr.json") or not _guard.status(some)
         yield from [some] if single else stores(some)
     elif isinstance(some, Iterable) and not isinstance(some, Mapping | xr.Dataset):
         for one in some:

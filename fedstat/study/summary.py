@@ -143,7 +143,7 @@ def states(run: xr.DataTree) -> pd.DataFrame:
         whether that round's communalities were all equal;
         ``converged``, proportion of the rounds' analyses that converged, NaN if there were none.
     """
-    rows, config = [], json.loads(run.attrs["config"])
+    rows, config = [], config_of(run)
     split = run["split"].children if "split" in run.children else {}
     for layer, node in sorted(split.items(), key=lambda item: place("layers", str(item[0]), config)):
         shared = node["shared"].to_numpy()
@@ -239,7 +239,13 @@ def config_of(run: xr.DataTree) -> dict[str, Any]:
 
 
 def _metrics(run: xr.DataTree) -> xr.Dataset:
-    return run["metrics"].to_dataset()
+    metrics = run["metrics"].to_dataset() if "metrics" in run.children else xr.Dataset()
+    if not {"round", "client"} <= set(metrics.get("accuracy", xr.DataArray()).dims):
+        raise ValueError(
+            "must be a run that fedstat.fl.train or python -m fedstat.fl wrote, with metrics/accuracy (round, client), "
+            f"but got a tree with the groups {list(run.children)} and the metrics {list(metrics.data_vars)}"
+        )
+    return metrics
 
 
 def _values(metrics: xr.Dataset, name: str) -> NDArray[np.float64]:

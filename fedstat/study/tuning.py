@@ -51,7 +51,7 @@ def check(settings: Settings, candidates: Mapping[str, Sequence[Any]]) -> None:
         if name not in takes:
             raise ValueError(f"{settings.algorithm} does not take {name}, but {', '.join(takes)}")
         if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
-            raise ValueError(f"every step of tuning needs a list of candidates, but {name} has {values!r}")
+            raise ValueError(f"every step of tuning needs a list of candidates, but {name} has {values!r:.200}")
         tried = [settings.but(**{name: value}) for value in values]
         grid.require_distinct(tried, f"tuning of {name}")
 

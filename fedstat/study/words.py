@@ -10,7 +10,7 @@ def strings(name: str, given: Any) -> tuple[str, ...]:
     """A string or integer, or a list of these, as strings: ``[1, "fc2"]`` to ("1", "fc2")."""
     several = given if isinstance(given, list | tuple) else [given]
     if not all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in several):
-        raise ValueError(f"{name} must be a string or a list of strings, but got {given!r}")
+        raise ValueError(f"{name} must be a string or a list of strings, but got {given!r:.200}")
     return tuple(map(str, several))
 
 
@@ -19,10 +19,10 @@ def options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
     found = {}
     for option in given:
         key, equals, text = option.partition("=")
-        if not equals:
-            raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r}")
+        if not equals or ("," in text and "" in text.split(",")):
+            raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r:.200}")
         if key in found:
-            raise ValueError(f"{name} must name each setting once, but got {key!r} twice")
+            raise ValueError(f"{name} must name each setting once, but got {key!r:.200} twice")
         found[key] = value(text)
     return found
 
@@ -46,7 +46,7 @@ def text(name: str, given: Any) -> str:
     if isinstance(given, str | Real):
         return str(given)
     if not isinstance(given, list | tuple) or not all(isinstance(one, str | Real) for one in given):
-        raise ValueError(f"{name} must be a string, a number, true, false or a list of these, but got {given!r}")
+        raise ValueError(f"{name} must be a string, a number, true, false or a list of these, but got {given!r:.200}")
     if not given:
-        raise ValueError(f"{name} must hold at least one value, but got {given!r}")
+        raise ValueError(f"{name} must hold at least one value, but got {given!r:.200}")
     return ",".join(text(name, one) for one in given)

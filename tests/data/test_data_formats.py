@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.io import savemat
+from scipy.io import loadmat, savemat
 
-from fedstat.data import SOURCES, load, open_folder, partition, save_folder, to_float
+from fedstat.data import SOURCES, load, open_folder, partition, save_folder, svhn, to_float
 from fedstat.data.cifar import unpickle
 
 RNG = np.random.default_rng(0)
@@ -206,6 +206,22 @@ def test_a_batch_that_is_no_batch_is_an_error(tmp_path, changes, message):
         load("cifar-10", tmp_path, split="test")
 
 
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("of", [np.uint8, np.int32, np.float64])
+@pytest.mark.parametrize("n", [1, 3, 40])
+def test_matlab_files_are_read_as_scipy_reads_them(tmp_path, n, of, compressed):
+    x, y = RNG.integers(0, 256, (32, 32, 3, n), dtype=np.uint8), RNG.integers(1, 11, (n, 1)).astype(of)
+    path = tmp_path / "a.mat"
+    savemat(path, {"other": {"a": 1}, "X": x, "words": np.array(["a"], object), "y": y}, do_compression=compressed)
+    with path.open("rb") as stream:
+        found = dict(svhn._arrays(path, stream))
+    expected = loadmat(path)
+    assert list(found) == ["X", "y"]
+    for name, array in found.items():
+        assert array.dtype == expected[name].dtype
+        np.testing.assert_array_equal(array, expected[name])
+
+
 def test_svhn_label_10_is_the_digit_0(tmp_path, small):
     x = RNG.integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
     for part in ("train", "test"):
@@ -284,6 +300,9 @@ def test_folder_keeps_everything_and_maps_x(tmp_path):
     assert open_folder(tmp_path / "kept").identical(fed)
     with pytest.raises(FileExistsError):
         save_folder(fed, tmp_path / "kept")
+    gap = np.array(["a", None] * 3, object)
+    with pytest.raises(ValueError, match="user must have a value for each sample, but it is missing for 1, 3, 5"):
+        save_folder(fed.isel(sample=slice(6)).assign_coords(user=("sample", gap)), tmp_path / "gap")
     with pytest.raises(FileNotFoundError, match="that save_folder made"):
         open_folder(tmp_path)
 

@@ -175,7 +175,7 @@ ERRORS = [
     (lambda: partition.train_test(partition.iid(DIGITS, clients=9), gap=1), "gap must be an integer from 0 to 0"),
     (
         lambda: partition.train_test(partition.iid(DIGITS, clients=1000)),
-        r"203 clients too small, first client \d+ with 1 samples.*min_size",
+        r"too small are client\(s\) \d+ \(of 1 sample\), .* and 200 more\..*min_size",
     ),
     (lambda: partition.hold_out(partition.iid(DIGITS, clients=1)), "leave clients to train, but got 0.1 of 1"),
     (lambda: partition.hold_out(partition.iid(DIGITS, clients=9), fraction=0.0), r"fraction must be .* in \(0, 1\)"),

@@ -214,6 +214,8 @@ WRONG = {
     "plus twice": (lambda: algorithms.finetuned(algorithms.fedavg_plus()), "fine-tunes already"),
     "held_out": (lambda: algorithms.shrunken(algorithms.fedavg(), held_out="test"), "held_out must be one of"),
     "rate": (lambda: algorithms.finetuned(algorithms.fedavg(), rate=0), "rate must be"),
+    "no rate": (lambda: algorithms.finetuned(algorithms.fedavg(), rate=[]), "rate must hold at least one value"),
+    "empty epochs": (lambda: algorithms.finetuned(algorithms.fedavg(), ""), "epochs must hold at least one value"),
     "no choice": (lambda: algorithms.finetuned(algorithms.fedavg(), held_out="halves"), "only one of each is given"),
     "no validation": (
         lambda: train(dense(), NET, algorithms.shrunken(algorithms.fedavg(), held_out="validation"), rounds=1),

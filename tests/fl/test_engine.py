@@ -9,9 +9,11 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+from fl_runs import command
+from small_runs import NET, dense, three_splits
 
 from fedstat import _random
-from fedstat.fl import algorithms, engine, evaluate, losses, masks, nets, optim
+from fedstat.fl import algorithms, engine, evaluate, losses, masks, nets, optim, train
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows
 from fedstat.stats import factor, split
@@ -298,3 +300,48 @@ def test_layers_that_do_not_exist_are_named():
         run(job(algorithms.fedfac(["conv1"])), 1)
     with pytest.raises(ValueError, match="has 12 units, but the split has 5"):
         run(job(algorithms.fedsplit({"fc1": np.ones(5, bool)})), 1)
+
+
+OUTPUTS = r"diverged in round 1: the test loss of client 0 is not finite \(5 of 5 clients\)\. Lower the learning rate"
+
+
+@pytest.mark.parametrize(
+    "name", ["local", "fedavg", "fedavg+", "fedavg-shrunken", "fedper", "fedprox", "fedem", "fedrep"]
+)
+@pytest.mark.parametrize("data", [dense, three_splits])
+def test_outputs_that_are_not_finite_are_a_divergence(name, data):
+    """After one step of 1e22 weights are finite; a plain network with them has outputs that are not."""
+    method = algorithms.named(name)
+    with pytest.raises(FloatingPointError, match=r"diverged in round 1: .* of client \d is not finite"):
+        train(data(), NET, method, rounds=1, lr=1e22)
+    if name != "fedavg":
+        return
+    j = job(method, optimizer=optim.sgd(1e22), local_epochs=1, batch_size=None)
+    after = engine.round_of(j, engine.start(j))[0].server
+    assert all(bool(torch.isfinite(p).all()) for p in after.values())
+    h = torch.relu(j.test.x.flatten(1) @ after["fc1.weight"].T + after["fc1.bias"])
+    assert not bool(torch.isfinite(h @ after["fc2.weight"].T + after["fc2.bias"]).all())
+
+
+def test_other_ways_to_predict_must_have_finite_outputs_too():
+    usual = {"rounds": 1, "lr": 0.1}
+    wild = {"fedavg+": lambda a: algorithms.finetuned(a, rate=1e22)}
+    with pytest.raises(FloatingPointError, match=OUTPUTS):
+        train(dense(), NET, algorithms.fedavg(), readouts=wild, **usual)
+    far = dense(clients=5)
+    far["x"] = far["x"] * 1e22
+    with pytest.raises(FloatingPointError, match="the test loss by 'finetuned' of client 0 is not finite"):
+        train(dense(), NET, algorithms.fedavg(), new=far, **usual)
+
+
+def test_a_candidate_without_finite_outputs_is_not_chosen():
+    both, one = ({"readouts": {"fedavg+": lambda a, r=r: algorithms.finetuned(a, rate=r)}} for r in ((1e22, 1.0), 1.0))
+    usual = {"rounds": 1, "lr": 0.1}
+    found, want = (train(three_splits(), NET, algorithms.fedavg(), **usual, **how)["readouts"] for how in (both, one))
+    np.testing.assert_array_equal(found["loss"], want["loss"])
+
+
+def test_the_command_of_a_run_without_finite_outputs_fails(tmp_path, capsys):
+    where = ("--algorithm", "fedavg", "--clients", 5, "--participation", 1, "--rounds", 1, "--batch-size", 0)
+    assert command(*where, "--optimizer", "sgd", "--lr", 1e22, "--out", tmp_path / "run.zarr") == 1
+    assert "training diverged in round 1: the test loss of client 0 is not finite" in capsys.readouterr().err

@@ -48,7 +48,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     dims = ("checkpoint", "client", "unit", "weight")
     layers = {
         name: xr.Dataset({"w": xr.DataArray(np.stack([0 * w, w]), rounds, dims)})
-        for name, w in {"fc1": W, "conv": CONV.reshape(6, 8, -1), "head": HEAD}.items()
+        for name, w in {"conv": CONV.reshape(6, 8, -1), "fc1": W, "head": HEAD}.items()
     }
     run = xr.DataTree.from_dict({f"/weights/{name}": one for name, one in layers.items()})
     shapes = '{"conv.weight": [8, 18], "fc1.weight": [8, 30], "head.weight": [3, 8]}'

@@ -40,7 +40,7 @@ OTHERWISE = {
         "fedstat.reporting.training._client_table", "fedstat.reporting.training.findings",
         "fedstat.results.components.ComponentsResult.glance",
         "fedstat.results.entropy.EntropyResult.glance", "fedstat.results.icc.IccResult.glance",
-        "fedstat.results.uncertainty.BootstrapResult.glance", "fedstat.study.leaderboard.measured",
+        "fedstat.results.uncertainty.BootstrapResult.glance", "fedstat.study.leaderboard._measured",
         "fedstat.study.report._choice", "fedstat.study.summary.row", "notebooks.four_decompositions",
     ),
     SPREAD,

@@ -153,7 +153,9 @@ def test_a_start_that_does_not_fit_is_refused() -> None:
         fs.icc(w, start=np.zeros(20))
     with pytest.raises(ValueError, match=r"start must have the dims of one client's weights, .* but got .*client"):
         fs.icc(w, start=w)
-    with pytest.raises(ValueError, match="start must have the labels of the weights"):
+    with pytest.raises(
+        ValueError, match="start must have one value for each unit, but has none for 'e' and values for others, 'x'"
+    ):
         fs.icc(w, start=w.isel(client=0).assign_coords(unit=list("abcdx")))
     start = w.isel(client=0).copy()
     start[{"unit": 2}] = np.nan

@@ -7,8 +7,12 @@ import json
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
+from small_runs import dense
 
+import fedstat
 from fedstat import store
+from fedstat.fl import algorithms, nets, train
 from fedstat.store import Group, Variable, write
 
 LAYOUT = {
@@ -248,3 +252,51 @@ def test_stores_are_the_one_at_a_path_or_those_inside_and_no_drafts(tmp_path):
     for path in (tmp_path / "figures", tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match=r"there is no run at .*, and none in it"):
             store.stores(path)
+
+
+LAYERS = [*(f"fc{i}" for i in (9, 10, 1, 11, 2)), "conv.0", "attention", "b", "a", "zz"]  # neither sorted nor by number
+
+
+def laid_out(path):
+    layer = Group(xr.Dataset(coords={"unit": np.arange(2)}), {"w": Variable(("unit",), "float32")})
+    groups = {"zeta": layer, **{f"weights/{name}": layer for name in LAYERS}, "alpha": layer}
+    store.create(path, groups, store.provenance("A run", {}, command="made up")).finish()
+
+
+def saved(path):
+    layer = xr.Dataset({"w": ("unit", np.zeros(2))})
+    tree = xr.DataTree.from_dict({"/zeta": layer, **{f"/weights/{name}": layer for name in LAYERS}, "/alpha": layer})
+    store.save(path, tree, store.provenance("A result", {}, command="made up"))
+
+
+def older(path):
+    """Of a version that noted no order: layers are those of its settings, other groups by name."""
+    laid_out(path)
+    root = zarr.open_group(path, mode="r+")
+    shapes = {f"{name}.weight": [2] for name in LAYERS[3:]}
+    root.attrs.put({"config": json.dumps({"keep_weights": LAYERS[:3], "shapes": shapes}), "title": "A run"})
+
+
+WRITERS = {"create": laid_out, "save": saved, "older": older}
+
+
+@pytest.mark.parametrize("made", WRITERS)
+def test_groups_and_layers_have_their_order_whenever_a_store_is_opened(made, tmp_path):
+    WRITERS[made](path := tmp_path / "run.zarr")
+    others = {"create": "zeta weights alpha", "save": "zeta alpha weights", "older": "alpha weights zeta"}[made].split()
+    for _ in range(5):
+        run = store.open_run(path, verify=False)
+        assert list(run.children) == others
+        assert list(run["weights"].children) == LAYERS
+        run.close()
+
+
+def test_a_run_keeps_the_networks_order_of_layers(tmp_path):
+    net = nets.mlp([6, *[4] * 11, 1])
+    how = {"checkpoints": [1], "keep_weights": ["fc12", "fc2", "fc10"], "out": tmp_path / "run.zarr"}
+    for rounds in (1, 2):  # the second makes the first longer
+        train(dense(), net, algorithms.fedfac(["fc10", "fc2"]), rounds=rounds, resume=rounds == 2, **how)
+        run = store.open_run(tmp_path / "run.zarr")
+        assert list(run["weights"].children) == ["fc2", "fc10", "fc12"]
+        assert list(run["split"].children) == list(nets.layers(net))
+        assert list(fedstat.icc(run, layer="*")) == ["fc2", "fc10", "fc12"]

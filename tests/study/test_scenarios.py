@@ -73,7 +73,7 @@ def made_up(monkeypatch, each=6):
         {"coarse": ("sample", fine // 5, {"names": SUPERCLASSES}), "split": ("sample", np.full(len(fine), "train"))},
     )
     monkeypatch.setattr(federation, "_loaded", lambda *_: data)
-    federation.federated.cache_clear()
+    federation.federated.forget()
     return SMALL.but(data="cifar-100", partition="domains", clients=10, samples=None, net_options=("hidden=6",))
 
 

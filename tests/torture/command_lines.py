@@ -2,7 +2,8 @@
 
 They are given in the folder that ``test_command_lines.workplace`` makes: a store of every command (``fl.zarr``, ...),
 weights (``a.npz``, ``b.npz``), ``file.txt``, ``folder`` with a file in it, ``foreign.zarr`` that fedstat did not
-write, ``photo.png`` that it did not draw, ``full`` on which nothing can be written, and the files of ``TOML``.
+write, ``photo.png`` that it did not draw, pipes (``pipe.toml``, ...), a link to an endless device, ``endless.png``, and
+the files of ``TOML``. ``LONG`` stands for a name of 300 characters.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _lines(command: str, rows: str) -> list[Line]:
     for row in filter(str.strip, rows.splitlines()):
         argv, _, rest = row.partition(" | ")
         says, _, status = rest.partition(" | ")
-        found.append(Line(command, shlex.split(argv), says.strip(), int(status or 2)))
+        found.append(Line(command, shlex.split(argv.replace("LONG", "a" * 300)), says.strip(), int(status or 2)))
     return found
 
 
@@ -56,6 +57,7 @@ OUT = """
 --out file.txt/x | --out file.txt/x cannot be written
 --out file.txt/x/y.zarr | file.txt is not a folder
 --out foreign.zarr | --out foreign.zarr exists
+--out LONG | cannot be the path of a file: File name too long
 """
 PLOT = """
 --plot x.xyz | --plot must end in .png, .pdf or .svg, but got x.xyz
@@ -64,6 +66,9 @@ PLOT = """
 --plot file.txt/x.png | --plot must be in an existing folder
 --plot photo.png | was not drawn by fedstat
 --plot folder.png | --plot must be a file, but folder.png is a folder
+--plot pipe.png | pipe.png is not a regular file but a pipe or a device
+--plot endless.png | endless.png is not a regular file but a pipe or a device
+--plot LONG.png | cannot be the path of a file: File name too long
 """
 USAGE = """
 --no-such-option 1 | unrecognized arguments
@@ -122,6 +127,8 @@ SIM = """
 --scale tiny | --scale needs --config
 --config nowhere.toml | nowhere.toml cannot be read
 --config folder | folder cannot be read
+--config pipe.toml | pipe.toml is not a regular file but a pipe or a device
+--config LONG | cannot be the path of a file: File name too long
 --config deep.toml | nested too deep
 --config latin.toml | latin.toml cannot be read
 --config bytes.toml | bytes.toml cannot be read
@@ -232,6 +239,8 @@ a.npz nowhere.npz | there is no file nowhere.npz
 a.npz folder | the folder folder holds no files of clients
 a.npz file.txt | file.txt must end in .pt
 a.npz bad.npz | bad.npz could not be read
+a.npz pipe.npz | pipe.npz is not a regular file but a pipe or a device
+a.npz LONG.npz | cannot be the path of a file: File name too long
 a.npz bad.pt | bad.pt could not be read
 a.npz bad.safetensors | bad.safetensors could not be read
 a.npz fl.zarr | fl.zarr is a run, which holds all its clients
@@ -270,7 +279,8 @@ a.npz b.npz --out folder --overwrite | --out folder
 LINES = [
     *_lines("fedstat", "stray | COMMAND must be one of 'decompose', 'fl'\nverify | required: RUN\n"
             "verify nowhere | there is no run at nowhere\nverify file.txt | there is no run at file.txt\n"
-            "verify folder | there is no run at folder"),
+            "verify folder | there is no run at folder\n"
+            "verify LONG | cannot be the path of a file"),
     *_lines("fedstat.sim", SIM + OUT + PLOT + USAGE + RESUMED + COMPUTE),
     *_config("fedstat.sim", "--config", SIM_TOML),
     *_lines("fedstat.sim.recovery", RECOVERY + OUT + PLOT + USAGE),

@@ -40,6 +40,12 @@ def mnist(at: Path, images: bytes | None, labels: bytes = idx((2,), b"\1\2")) ->
     return lambda: load("mnist", at, split="train")
 
 
+def own(at: Path) -> Path:
+    """A user's own arrays."""
+    np.savez(at / "own.npz", x=np.ones((4, 3), np.float32), y=np.arange(4) % 2)
+    return at / "own.npz"
+
+
 IMAGES = idx((2, 28, 28), bytes(2 * 784))
 
 
@@ -88,18 +94,6 @@ def idx_of_labels_that_are_no_digits(at: Path) -> Read:
 @hostile("no rows")
 def idx_of_nothing(at: Path) -> Read:
     return mnist(at, idx((0, 28, 28)), idx((0,)))
-
-
-@hostile("is not a regular file")
-def idx_that_is_a_pipe(at: Path) -> Read:
-    os.mkfifo(at / "train-images-idx3-ubyte")
-    return mnist(at, None)
-
-
-@hostile("is a folder")
-def idx_that_is_a_folder(at: Path) -> Read:
-    (at / "train-images-idx3-ubyte").mkdir()
-    return mnist(at, None)
 
 
 def cifar(at: Path, test: bytes, meta: bytes | None = None) -> Read:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,15 +83,6 @@ def kept_array_of_other_length(at: Path) -> Read:
 @hostile("dataset.json")
 def kept_index_nested_deeply(at: Path) -> Read:
     return kept(at, lambda folder: (folder / "dataset.json").write_text("[" * 1_000_000))
-
-
-@hostile("is not a regular file")
-def kept_array_that_is_a_pipe(at: Path) -> Read:
-    def pipe(folder: Path) -> None:
-        (folder / "x.npy").unlink()
-        os.mkfifo(folder / "x.npy")
-
-    return kept(at, pipe)
 
 
 def store(at: Path, **options: Any) -> Read:

@@ -170,12 +170,6 @@ def leaf_of_a_gzip_bomb(at: Path) -> Read:
     return leaf(at, zipped_zeros())
 
 
-@hostile("is a folder")
-def leaf_file_that_is_a_folder(at: Path) -> Read:
-    (at / "train" / "a.json").mkdir(parents=True)
-    return lambda: load("femnist", at, split="train")
-
-
 def news(at: Path, content: bytes) -> Read:
     (at / "test.csv").write_bytes(content)
     return lambda: load("ag-news", at, split="test")

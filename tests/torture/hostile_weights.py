@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import warnings
 import zipfile
@@ -101,8 +100,15 @@ def pt_of_meta_tensors(at: Path) -> Callable[[], object]:
 
 @hostile(LIMIT)
 def pt_that_is_a_zip_bomb(at: Path) -> Callable[[], object]:
-    path = zip_bomb(at / "a.pt", "a/data/0", b"", 100)
-    return lambda: read_weights([path])
+    torch.save({"fc1.weight": torch.ones(64, 64)}, at / "b.pt")
+    with (
+        zipfile.ZipFile(at / "b.pt") as sound,
+        zipfile.ZipFile(zip_bomb(at / "a.pt", "b/data/0", b"", 100), "a") as file,
+    ):
+        for name in sound.namelist():
+            if not name.endswith("data/0"):
+                file.writestr(name, sound.read(name))
+    return lambda: read_weights([at / "a.pt"])
 
 
 def rewritten(at: Path, change: Callable[[str, bytes], bytes]) -> Callable[[], object]:
@@ -197,7 +203,7 @@ def npz_bomb(at: Path) -> Callable[[], object]:
     return lambda: read_weights([path])
 
 
-@hostile(LIMIT)
+@hostile("but only 128 bytes")
 def npz_of_absurd_shape(at: Path) -> Callable[[], object]:
     with zipfile.ZipFile(at / "a.npz", "w") as file:
         file.writestr("w.npy", npy_head("(4000000, 4000000)"))
@@ -254,6 +260,26 @@ def safetensors_of_absurd_shape(at: Path) -> Callable[[], object]:
     return safe(at, {"w": entry([1 << 40, 1 << 40], 0, 16)}, bytes(16))
 
 
+@hostile("a tensor of 4,000,001 dims")
+def safetensors_of_four_million_dims(at: Path) -> Callable[[], object]:
+    return safe(at, b'{"w": {"dtype": "F32", "data_offsets": [0, 0], "shape": [' + b"3," * 4_000_000 + b"3]}}")
+
+
+@hostile("a name of 10,009 characters, but at most 200 are read")
+def safetensors_of_a_long_name(at: Path) -> Callable[[], object]:
+    name = "d" * 10_000
+    return safe(at, {f"{name}/kernel:0": entry([2, 2], 0, 16), f"{name}/bias:0": entry([2], 16, 24)}, bytes(24))
+
+
+@normal
+def safetensors_of_2000_square_layers(at: Path) -> Callable[[], object]:
+    names = [f"fc{i}.{of}" for i in range(2_000) for of in ("weight", "bias")]
+    ends = np.cumsum([0] + [16, 8] * 2_000).tolist()
+    shapes = [[2, 2], [2]] * 2_000
+    parts = zip(names, shapes, ends[:-1], ends[1:], strict=True)
+    return safe(at, {name: entry(shape, begin, end) for name, shape, begin, end in parts}, bytes(ends[-1]))
+
+
 @hostile("whole numbers")
 def safetensors_of_broken_shape(at: Path) -> Callable[[], object]:
     return safe(at, {"w": entry([0.5, 8], 0, 16)}, bytes(16))
@@ -293,37 +319,6 @@ def safetensors_nested_deeply(at: Path) -> Callable[[], object]:
 @hostile(LIMIT)
 def safetensors_of_a_header_of_empty_lists(at: Path) -> Callable[[], object]:
     return safe(at, b'{"w": [' + b"[]," * 20_000_000 + b"[]]}")
-
-
-@hostile(LIMIT)
-def safetensors_of_a_terabyte_of_holes(at: Path) -> Callable[[], object]:
-    read = safe(at, {"w": entry([1, 2], 0, 8)}, bytes(8))
-    os.truncate(at / "a.safetensors", 1 << 40)
-    return read
-
-
-@hostile("is a folder")
-def folder_for_a_file(at: Path) -> Callable[[], object]:
-    (at / "a.pt").mkdir()
-    return lambda: read_weights([at / "a.pt"])
-
-
-@hostile("is not a regular file")
-def pipe_for_a_file(at: Path) -> Callable[[], object]:
-    os.mkfifo(at / "a.pt")
-    return lambda: read_weights([at / "a.pt"])
-
-
-@hostile("is not a regular file")
-def link_to_an_endless_device(at: Path) -> Callable[[], object]:
-    (at / "a.npz").symlink_to("/dev/zero")
-    return lambda: read_weights([at / "a.npz"])
-
-
-@hostile("no file", "FileNotFoundError")
-def link_to_nothing(at: Path) -> Callable[[], object]:
-    (at / "a.npz").symlink_to(at / "gone")
-    return lambda: read_weights([at / "a.npz"])
 
 
 def twice(at: Path, again: Path) -> Callable[[], object]:

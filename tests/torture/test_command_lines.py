@@ -29,6 +29,9 @@ def workplace(tmp_path_factory):
     for name in ("../precious.txt", "file.txt", "folder/precious.txt", "photo.png", "bad.npz", "bad.pt"):
         (place / name).write_text("precious")
     (place / "bad.safetensors").write_bytes(b"\xff" * 40)
+    for name in ("pipe.toml", "pipe.npz", "pipe.png", "pipe.py"):
+        os.mkfifo(place / name)
+    (place / "endless.png").symlink_to("/dev/zero")
     for client in "ab":
         w = np.random.default_rng(ord(client)).normal(size=(6, 8))
         np.savez(place / f"{client}.npz", **{"fc1.weight": w})

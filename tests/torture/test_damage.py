@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import warnings
@@ -49,9 +50,12 @@ def flipped(place: float) -> Callable[[Path], None]:
     return flip
 
 
-def as_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+def replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
 
 
 def swapped(path: Path) -> None:
@@ -69,8 +73,10 @@ WAYS: dict[str, Callable[[Path], None]] = {
     "first bit": flipped(0.0),
     "inner bit": flipped(0.6),
     "last bit": flipped(1.0),
-    "a folder": as_folder,
+    "a folder": replaced(Path.mkdir),
     "swapped": swapped,
+    "a pipe": replaced(os.mkfifo),
+    "an endless device": replaced(lambda path: path.symlink_to("/dev/zero")),
 }
 CASES = [(kind, role, way) for kind, roles in ROLES.items() for role in roles for way in WAYS]
 FEW = CASES[:: len(CASES) // 30]
@@ -164,13 +170,13 @@ def test_a_run_without_a_journal_opens_but_cannot_be_verified_or_resumed(sound, 
         jobs.trained(path)
 
 
-def test_what_is_read_of_a_flipped_chunk_is_an_error_without_verifying(sound, tmp_path):
+def test_what_is_read_of_a_flipped_chunk_is_an_error_that_names_store_and_array_without_verifying(sound, tmp_path):
     folder, _ = sound
     path = tmp_path / "run.zarr"
     shutil.copytree(folder / "fl", path)
     flipped(0.6)(path / "weights/fc1/w/c.1.0.0.0")
     run = store.open_run(path)
-    with pytest.raises(ValueError, match="checksum"):
+    with pytest.raises(store.DamageError, match=r"run\.zarr: weights/fc1/w is damaged \(Stored and computed checksum"):
         run["weights/fc1/w"].load()
 
 

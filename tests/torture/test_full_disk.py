@@ -6,10 +6,14 @@ import subprocess
 from pathlib import Path
 
 import jobs
+import numpy as np
 import pytest
+import torch
 import xarray as xr
 
-from fedstat import store
+from fedstat import _cli, store
+from fedstat.data import save_folder
+from fedstat.store import journal
 
 SIZES = [40, 120, 200, 260, 320]
 """kB of the small disks; a run takes about 400."""
@@ -57,6 +61,7 @@ def test_a_run_on_a_full_disk_goes_on_when_there_is_room(name, size, disk, whole
         jobs.quietly(jobs.STREAMED[name], path)
     except OSError as error:
         assert "No space left" in str(error)  # noqa: PT017
+        assert str(path) in str(error)  # noqa: PT017
         if path.exists():
             store.open_run(path)
         else:
@@ -72,6 +77,43 @@ def test_a_result_that_does_not_fit_leaves_the_old_one(disk):
     attrs = store.provenance("large", {}, command="made up")
     store.save(folder / "run.zarr", xr.DataTree.from_dict({"/a": jobs.RESULT}), attrs)
     resize(150)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left .*run\.zarr"):
         store.save(folder / "run.zarr", xr.DataTree.from_dict({"/a": jobs.large()}), attrs, overwrite=True)
     jobs.require_same(folder / "run.zarr", {f"/a/{name}": v.values for name, v in jobs.RESULT.variables.items()})
+
+
+def _table(folder: Path) -> None:
+    with _cli.whole(folder / "run.csv") as draft, draft.open("w") as file:
+        file.write("0" * 100_000)
+
+
+def _state(folder: Path) -> None:
+    with journal.checked(folder / "run.state") as file:
+        torch.save({"w": torch.zeros(100_000)}, file)
+
+
+WRITES = {
+    "table": _table,
+    "state of torch": _state,  # whose own error is "unexpected pos"
+    "folder of data": lambda folder: save_folder(xr.Dataset({"run": ("sample", np.zeros(100_000))}), folder / "run"),
+    "log": lambda folder: (folder / "run").mkdir() or _logged(folder / "run"),
+}
+
+
+def _logged(path: Path) -> None:
+    (path / "journal").mkdir()
+    (path / "journal" / "log").write_bytes(journal._line({}))
+    files = journal.Journal(path)
+    try:
+        files.forget("a" * 99 + str(i) for i in range(1_000))
+    finally:
+        files.close()
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_whatever_meets_a_full_disk_names_its_file(what, disk):
+    folder, resize = disk
+    resize(40)
+    with pytest.raises(OSError, match=r"No space left|Is the disk full") as caught:
+        WRITES[what](folder)
+    assert f"{folder}/run" in str(caught.value)

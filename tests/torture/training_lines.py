@@ -72,6 +72,11 @@ FL = """
 --repeat | --repeat needs --config
 --config nowhere.toml | nowhere.toml cannot be read
 --config folder | folder cannot be read
+--config pipe.toml | pipe.toml is not a regular file but a pipe or a device
+--config empty.toml --out LONG | cannot be the path of a file: File name too long
+--data pipe.npz | pipe.npz is not a regular file but a pipe or a device
+--data LONG.npz | cannot be the path of a file: File name too long
+--algorithm pipe.py:mine | pipe.py is not a regular file but a pipe or a device
 --config deep.toml | nested too deep
 --config latin.toml | latin.toml cannot be read
 --config bytes.toml | bytes.toml cannot be read

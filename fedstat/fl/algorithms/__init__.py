@@ -231,7 +231,7 @@ def require_settings(name: str, settings: Iterable[str]) -> None:
     for setting in settings:
         if setting not in takes:
             hint = _check.did_you_mean(setting, takes)
-            raise ValueError(f"{name} takes {', '.join(takes) or 'no settings'}, but got {setting!r}.{hint}")
+            raise ValueError(f"{name} takes {', '.join(takes) or 'no settings'}, but got {setting!r:.200}.{hint}")
 
 
 __all__ = [

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedstat import _check
 from fedstat._later import torch
+from fedstat.labelled.units import is_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -248,9 +249,10 @@ def started(net: Net, weights: Mapping[str, Any]) -> Net:
     Parameters
     ----------
     net : Net
-    weights : mapping from "layer.parameter" to Tensor or array (unit, ...)
-        One client's values; parameters that are not named start as before. Kernels may be flat, as stores keep them:
-        ``{"conv1.weight": run["weights/conv1/w"].isel(checkpoint=-1, client=0)}``.
+    weights : mapping from "layer.parameter" to Tensor, array or DataArray
+        One client's values, as :func:`fedstat.fl.state_dict` gives them: units first, but embeddings (token,
+        dimension); parameters that are not named start as before. DataArrays are as stores keep them, units first,
+        with flat kernels: ``{"conv1.weight": run["weights/conv1/w"].isel(checkpoint=-1, client=0)}``.
 
     Raises
     ------
@@ -265,12 +267,16 @@ def started(net: Net, weights: Mapping[str, Any]) -> Net:
     tensor([1., 2.])
     """
     given = {}
+    empty = {name: torch.empty(shape, device="meta") for name, shape in net.shapes.items()}
     for name, values in weights.items():
         shape = net.shapes[_check.choice("a parameter to start from", name, list(net.shapes))]
+        table = is_table(name, empty) and "unit" not in getattr(values, "dims", ())
+        shape = shape[::-1] if table else shape
         value = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values))
         if value.numel() != math.prod(shape) or (value.ndim and value.shape[0] != shape[0]):
             raise ValueError(f"{name!r} must start from values of shape {shape}, but got {tuple(value.shape)}")
-        given[name] = value.detach().float().reshape(shape).clone()
+        value = value.detach().float().reshape(shape)
+        given[name] = (value.mT if table else value).clone(memory_format=torch.contiguous_format)
     return net._replace(init=lambda rng: dict(net.init(rng)) | {name: value.clone() for name, value in given.items()})
 
 

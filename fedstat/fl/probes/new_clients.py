@@ -18,7 +18,7 @@ from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
 from fedstat.fl.participation import by_size
 from fedstat.fl.probes.base import Probe
-from fedstat.fl.scores import scores
+from fedstat.fl.scores import diverged, scores
 from fedstat.fl.state import State, personal, remembered
 from fedstat.store import Group, Variable
 
@@ -94,7 +94,9 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
             params = personal(new, server, chunk)
             memory = remembered(server, chunk)
             train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, memory=memory)
-            found[rule][chunk] = scores(new, params, test, chunk)[0]
+            found[rule][chunk], loss = scores(new, params, test, chunk)
+            if (bad := ~np.isfinite(loss)).any():
+                raise diverged(f"the test loss by {rule!r}", bad, chunk, state.round)
 
     each_chunk(new, len(clients), work)
     if "ensemble" in found:

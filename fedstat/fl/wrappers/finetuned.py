@@ -53,6 +53,9 @@ def finetuned(
     """
     require_plain(algorithm)
     lengths, factors = _several(epochs), _several(rate)
+    for name, values in {"epochs": lengths, "rate": factors}.items():
+        if not values:
+            raise ValueError(f"{name} must hold at least one value, but got none")
     for n in lengths:
         if n is not None or len(lengths) > 1:
             _check.integer("epochs", n, low=0)

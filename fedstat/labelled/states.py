@@ -1,0 +1,316 @@
+"""From what a file, a mapping or a module holds to one client's weights by name: nested, factored, coded or plain."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Collection, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from array_api_compat import is_torch_array
+from numpy.typing import NDArray
+
+from fedstat import _check, _guard
+from fedstat._archives import Head
+from fedstat._check import few
+from fedstat._later import torch
+from fedstat.labelled.choose import stem
+from fedstat.labelled.torch_files import Unread
+
+State = Mapping[str, Any]
+
+SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".npz")
+"""Of the files that are read."""
+
+_LONGEST = 200  # characters of a name
+_MODELS = ("state_dict", "model_state_dict", "model", "net")
+_BIAS = re.compile(r"(^|[._/])bias(es)?(_\w)?(:\d+)?$")
+_VECTOR = re.compile(r"(^|[._/])(b|offset|scale|gamma|beta)(:\d+)?$")
+_WEIGHT = re.compile(r"(^|[._/])(q?weights?|kernel)(_packed)?(:\d+)?$")
+_SCALES = re.compile(
+    r"((?:.+\.)?)(weight_(scale(_inv)?|zero_point)|SCB|weight\.(absmax|quant_.+)|weight_fake_quant\..+)"
+)
+_MARKS = re.compile(r"parametrizations\.|_(orig|g)$|weight_(scale|zero_point|fake)|SCB$|weight\.(absmax|quant)")
+_PARAMETRIZED = re.compile(r"(?:(.+)\.)?parametrizations\.([^.]+)\.(.+)")
+
+
+class Composed(NamedTuple):
+    """A weight that a network computes from stored factors, the first of which has its shape."""
+
+    compute: Callable[..., NDArray[Any]]
+    factors: tuple[Any, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+        return tuple(self.factors[0].shape)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one number."""
+        return int(self.factors[0].itemsize)
+
+
+def is_module(source: object) -> bool:
+    """Return True if a source is a torch module."""
+    return hasattr(source, "state_dict") and hasattr(source, "get_submodule")
+
+
+def state_of(content: Any, where: str) -> State:
+    """Return the weights, biases and counts of one client by name.
+
+    Parameters
+    ----------
+    content : mapping or torch module
+        Mappings may be nested: the name of an entry is its path. A model's own name ("state_dict", "model", ...) is
+        no part of it. States of optimizers are left out. Factors of torch's pruning and parametrizations are composed.
+    where : str
+        What holds it, for messages.
+
+    Raises
+    ------
+    ValueError
+        If there are no names with arrays or tensors, or several state_dicts of the same layers.
+    """
+    if is_module(content):
+        return _composed(content.state_dict(), content)
+    if isinstance(content, Mapping):
+        named = _joined(content, where, {})
+        if (longest := max(named, key=len, default="")) and len(longest) > _LONGEST:
+            raise ValueError(
+                f"{where} holds {longest[:50]!r}..., a name of {len(longest):,} characters, but at most {_LONGEST} are "
+                "read. Rename it."
+            )
+        if any(hasattr(value, "ndim") for value in named.values()):
+            return _composed(named)
+    kind = type(content).__name__
+    if isinstance(content, list | tuple) and any(isinstance(one, Mapping) for one in content):
+        raise _several(where, range(len(content)), "entries", "loaded")
+    raise ValueError(f"{where} must hold a state_dict, names with arrays or tensors, but got {kind} without any")
+
+
+def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool], depth: int = 0) -> dict[str, Any]:
+    """Entries by name, those of nested mappings that hold weights by their path.
+
+    ``met`` says of the mappings seen before whether they hold weights.
+    """
+    if met.get(id(content)):
+        raise ValueError(f"{where} holds one state_dict under two names. Load it, and give the state_dict itself.")
+    if id(content) in met:  # without weights, or inside itself
+        return {}
+    if depth > _guard.DEPTH:
+        raise ValueError(f"{where} is nested too deeply for a state_dict: at most {_guard.DEPTH} levels are read")
+    met[id(content)] = False
+    nested = {str(k): v for k, v in content.items() if isinstance(v, Mapping) and "param_groups" not in v}
+    inner = {k: one for k, v in nested.items() if _holds_weights(one := _joined(v, where, met, depth + 1))}
+    models = [name for name in _MODELS if name in inner]
+    if len(inner) > 1 and not models and all(map(_is_flat, (nested[name] for name in inner))):
+        shapes = [{key: shape_of(value) for key, value in one.items()} for one in inner.values()]
+        if all(one == shapes[0] for one in shapes):
+            raise _several(where, inner, "state_dicts of the same layers", "loaded.values(), clients=list(loaded)")
+    named = {k: v for k, v in content.items() if isinstance(k, str) and not isinstance(v, Mapping)}
+    own = inner.pop(models[0]) if len(models) == 1 else {}
+    parts = {f"{name}.{key}": value for name, one in inner.items() for key, value in one.items()}
+    if own.keys() & (named.keys() | parts.keys()):
+        own = {f"{models[0]}.{key}": value for key, value in own.items()}
+    joined = named | own | parts
+    if len(joined) < len(named) + len(own) + sum(map(len, inner.values())):
+        raise ValueError(f"{where} has two entries of one path, such as 'a.b' beside 'b' in 'a'. Rename one.")
+    if _holds_weights(joined):
+        _guard.size(where, len(joined), "its state_dict", share=_guard.TENSOR, unit="entries")
+        met[id(content)] = True
+    return joined
+
+
+def _is_flat(state: Mapping[Any, Any]) -> bool:
+    """Return True if names are paths, as in a state_dict, and not those of a nested tree of layers."""
+    return any(re.search(r"[./]|^weight$", str(name)) for name in state)
+
+
+def _holds_weights(state: State) -> bool:
+    return any(is_weight(key, value) for key, value in state.items())
+
+
+def _several(where: str, names: Collection[Any], what: str, sources: str) -> ValueError:
+    return ValueError(
+        f"{where} holds {len(names)} {what} ({few(map(repr, names))}), but a source is one client. Load it, and give "
+        f"each client's own, fedstat.read_weights({sources}), or the one that you mean."
+    )
+
+
+def is_weight(key: str, value: Any) -> bool:
+    """Return True if an entry may be a layer's weight: of at least 2 dims, and no bias, scale, mask or count."""
+    if getattr(value, "ndim", 0) < 2 or _is_bias(key, value):
+        return False
+    if isinstance(value, Unread | Composed) or _WEIGHT.search(key):
+        return True
+    if is_torch_array(value):
+        return value.is_floating_point() or value.is_complex() or value.is_quantized
+    return (value if isinstance(value, Head) else np.asarray(value)).dtype.kind in "fcV"
+
+
+def _is_bias(key: str, value: Any) -> bool:
+    return bool(_BIAS.search(key) or (_VECTOR.search(key) and sum(size != 1 for size in shape_of(value)) < 2))
+
+
+def layers_in(state: State) -> list[tuple[str, str]]:
+    """(name of the layer, key) of every weight with units and incoming weights."""
+    return [(stem(key), key) for key, value in state.items() if is_weight(key, value)]
+
+
+def ignored_in(state: State) -> dict[str, str]:
+    """Entries of at least 2 dims that are no weights, with the reason."""
+    return {
+        key: "bias or scale" if _is_bias(key, value) else f"{value.dtype}, no weight"
+        for key, value in state.items()
+        if getattr(value, "ndim", 0) > 1 and not is_weight(key, value)
+    }
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Shape of an array or tensor; () of anything else, nested tensors among it."""
+    return () if getattr(value, "is_nested", False) else tuple(getattr(value, "shape", ()))
+
+
+def size_of(value: Any) -> int:
+    """Bytes of the numbers that an array or tensor claims; an expanded one stores fewer."""
+    return prod(shape_of(value)) * getattr(value, "itemsize", 1)
+
+
+def numbers_of(value: Any, where: str) -> NDArray[Any]:
+    """Return a weight as a NumPy array of floating-point numbers, or raise ValueError."""
+    if isinstance(value, Composed):
+        return value.compute(*(_array(factor, where) for factor in value.factors))
+    array = _array(value, where)
+    if array.dtype.kind in "iu":
+        raise ValueError(
+            f"{where} must hold floating-point weights, but got {array.dtype}: codes of a quantized model, or counts. "
+            "Give the weights that the model uses, or leave it out by layers=[...]."
+        )
+    if array.dtype.kind != "f":
+        raise ValueError(f"{where} must hold real numbers, but got {array.dtype}. Leave it out by layers=[...].")
+    return array
+
+
+def _array(value: Any, where: str) -> NDArray[Any]:
+    if not hasattr(value, "ndim"):
+        raise ValueError(f"{where} must be an array or a tensor, but got {type(value).__name__}")
+    if isinstance(value, Unread):
+        raise ValueError(f"{where} {value.why}")
+    if isinstance(value, Head):
+        return value.read()
+    if not is_torch_array(value):
+        return np.asarray(value)
+    if value.is_nested or str(value.layout) != "torch.strided" or value.is_quantized:
+        raise ValueError(
+            f"{where} must be a dense tensor, but got {value.dtype}, {value.layout}{', nested' * value.is_nested}. "
+            "Save it with .to_dense() or .dequantize()."
+        )
+    if value.is_meta:
+        raise ValueError(f'{where} holds no numbers, only a shape (device="meta"). Save the model once it has weights.')
+    array: NDArray[Any] = _check.numpy_of(value)
+    return array
+
+
+def _composed(state: State, module: Any = None) -> State:
+    """Replace factors by the weight that the network computes of them, and mark weights that scales belong to."""
+    if not any(map(_MARKS.search, state)):
+        return state
+    arrays = [key for key, value in state.items() if hasattr(value, "ndim")]
+    owner = {key: whole for key in arrays if (whole := _whole_of(key, state)) is not None}
+    coded = {f"{found[1]}weight": key for key in arrays if (found := _SCALES.fullmatch(key))}
+    result: dict[str, Any] = {}
+    for key, value in state.items():
+        name = owner.get(key, key)
+        if key in owner and name not in result:
+            result[name] = _weight([k for k in owner if owner[k] == name], state, module)
+        elif name in coded:
+            why = f"is stored as codes that {coded[name]!r} turns into weights. Give the dequantized weights."
+            result[name] = Unread(why, shape_of(value), getattr(value, "ndim", 0))
+        elif key not in owner:
+            result[name] = value
+    return result
+
+
+def _whole_of(key: str, state: State) -> str | None:
+    """Name of the tensor that an entry is a factor of, in torch's pruning, norms and parametrizations."""
+    if found := _PARAMETRIZED.fullmatch(key):
+        return f"{found[1]}.{found[2]}" if found[1] else found[2]
+    name, _, part = key.rpartition("_")
+    if part not in ("orig", "mask", "g", "v", "u"):
+        return None
+    has = {other for other in ("orig", "mask", "g", "v", "u") if f"{name}_{other}" in state}
+    normed = {"g", "v"} <= has and re.search(r"weight\w*$", name)
+    return name if {"orig", "mask"} <= has or {"orig", "u"} <= has or normed else None
+
+
+def _weight(keys: list[str], state: State, module: Any) -> Any:
+    """Return the tensor that the network computes from factors; of a module its parametrization does."""
+    if module is not None and (found := _PARAMETRIZED.fullmatch(keys[0])):
+        with torch.no_grad():
+            return copy.deepcopy(module.get_submodule(found[1] or "").parametrizations[found[2]]).eval()()
+    renamed = {"original": "orig", "original0": "g", "original1": "v", "0._u": "u", "0._v": "v"}
+    kinds = {}
+    for key in keys:
+        found = _PARAMETRIZED.fullmatch(key)
+        kinds[renamed.get(found[3], found[3]) if found else key.rpartition("_")[2]] = state[key]
+    for names, compute in _COMPUTE.items():
+        factors = tuple(kinds[name] for name in names if name in kinds)
+        if kinds.keys() == set(names) and (compute is _spectral or _broadcast(*map(shape_of, factors))):
+            return Composed(compute, factors)
+    shape = max((shape_of(state[key]) for key in keys), key=len)
+    why = (
+        f"is computed from {few(map(repr, keys))}, and fedstat does not know how. Give modules, or let torch put the "
+        "weight in place first: torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')."
+    )
+    return Unread(why, shape, len(shape))
+
+
+def _broadcast(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Return True if the other shape has an axis for each of the first, of the same size or 1, or no axis at all."""
+    return not other or (len(other) == len(shape) and all(b in (1, a) for a, b in zip(shape, other, strict=True)))
+
+
+def _pruned(weight: NDArray[Any], mask: NDArray[Any]) -> NDArray[Any]:
+    return weight * mask.astype(weight.dtype)
+
+
+def _normed(direction: NDArray[Any], length: NDArray[Any]) -> NDArray[Any]:
+    """Scale directions, direction/‖direction‖, by lengths, with a norm for each entry of ``length``."""
+    axes = tuple(axis for axis in range(direction.ndim) if length.ndim == 0 or length.shape[axis] == 1)
+    norm = np.sqrt(np.square(direction, dtype=float).sum(axes, keepdims=True))
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN in the network, too
+        return direction * (length / norm).astype(direction.dtype)
+
+
+def _spectral(weight: NDArray[Any], u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
+    """weight/σ with σ = uᵀ W v, where W is the weight with the axis of the units first and the others joined."""
+    found: tuple[float, Any] = (-1.0, None)
+    for axis in (axis for axis, size in enumerate(weight.shape) if size == u.size and u.size * v.size == weight.size):
+        image = np.moveaxis(weight, axis, 0).reshape(u.size, -1) @ v
+        cosine = float(abs(u @ image) / max(np.linalg.norm(image) * np.linalg.norm(u), np.finfo(float).tiny))
+        found = max(
+            found, (np.nan_to_num(cosine), u @ image), key=lambda one: one[0]
+        )  # for their own axis u and Wv are parallel
+    if found[1] is None or (found[0] < 0.9 and weight.shape.count(u.size) > 1):
+        raise ValueError(
+            f"spectral_norm keeps u of {u.size} and v of {v.size} numbers for a weight of shape {weight.shape}, which "
+            "leaves its axis open. Put the weight in place first: torch.nn.utils.remove_spectral_norm(module)."
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):  # NaN in the network, too
+        return weight / found[1]
+
+
+_COMPUTE: dict[tuple[str, ...], Callable[..., NDArray[Any]]] = {
+    ("orig", "mask"): _pruned,
+    ("v", "g"): _normed,
+    ("orig", "u", "v"): _spectral,
+}
+"""Weights of torch's pruning, weight_norm and spectral_norm, by their factors."""

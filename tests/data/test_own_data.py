@@ -1,0 +1,226 @@
+"""What data of one's own may be, and what is said of the rest, wherever they are used."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import xarray as xr
+from fl_runs import command
+from torch import nn
+
+import fedstat
+from fedstat.data import partition
+from fedstat.fl import algorithms, nets
+from fedstat.study import Settings, experiment
+
+matplotlib.use("Agg")
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(40, 3)).astype(np.float32)
+CLIENT, SPLIT = np.repeat(np.arange(4), 10), np.array((["train"] * 8 + ["test"] * 2) * 4, object)
+NET = nets.mlp([3, 4, 2])
+
+
+def samples(y: np.ndarray, **coords: Any) -> xr.Dataset:
+    """Samples of four clients, whose y may have a second dim."""
+    dims = ("sample", "target")[: y.ndim]
+    return xr.Dataset({"x": (("sample", "feature"), X), "y": (dims, y)}, {k: ("sample", v) for k, v in coords.items()})
+
+
+def dealt(y: np.ndarray) -> xr.Dataset:
+    return samples(y, client=CLIENT, split=SPLIT)
+
+
+def dense(y: np.ndarray) -> xr.Dataset:
+    shaped = y.reshape(4, 10, *y.shape[1:])
+    data = xr.Dataset({"x": (("client", "sample", "feature"), X.reshape(4, 10, 3))}, {"split": ("sample", SPLIT[:10])})
+    return data.assign(y=(("client", "sample", "target")[: shaped.ndim], shaped))
+
+
+def own_file(y: np.ndarray, folder: Path) -> str:
+    np.savez(folder / "own.npz", x=X, y=y, client=CLIENT)
+    return str(folder / "own.npz")
+
+
+QUICK: dict[str, Any] = {"rounds": 1, "participation": 1.0}
+SMALL: dict[str, Any] = {**QUICK, "algorithm": "fedavg", "clients": 2, "min_size": 2, "partition": "iid"}
+USERS: dict[str, Callable[[np.ndarray, Path], Any]] = {
+    "train": lambda y, _: fedstat.fl.train(dealt(y), NET, algorithms.fedavg(), rounds=1),
+    "train, dense": lambda y, _: fedstat.fl.train(dense(y), NET, algorithms.fedavg(), rounds=1),
+    "train, new clients": lambda y, _: fedstat.fl.train(
+        dealt(CLIENT % 2), NET, algorithms.fedavg(), rounds=1, new=dealt(y)
+    ),
+    "load": lambda y, folder: fedstat.data.load(own_file(y, folder)),
+    "run": lambda y, folder: experiment.run(Settings.of(**SMALL, data=own_file(y, folder))),
+    "plot.partition": lambda y, _: fedstat.plot.partition(dealt(y)),
+    "plot.partition, dense": lambda y, _: fedstat.plot.partition(dense(y)),
+    "one_class": lambda y, _: partition.one_class(samples(y), clients=4),
+    "pathological": lambda y, _: partition.pathological(samples(y), clients=4, classes_per_client=1),
+    "dirichlet": lambda y, _: partition.dirichlet(samples(y), clients=4, concentration=1.0, below="move"),
+    "dirichlet_equal": lambda y, _: partition.dirichlet_equal(
+        samples(y, split=["train"] * 40), clients=2, concentration=1.0, n_train=2, n_test=0
+    ),
+    "domains": lambda y, _: partition.domains(
+        samples(y, coarse=CLIENT), groups={"a": [0, 1], "b": [2, 3]}, clients_per_domain=1
+    ),
+    "permute_labels": lambda y, _: partition.permute_labels(dealt(y)),
+    "label_table": lambda y, _: partition.label_table(dealt(y)),
+}
+WITHOUT_Y = {"iid", "natural", "hold_out", "limit", "train_test"}
+SAYS = r"must hold class numbers 0, 1, \.\.\., but got 0\.37\. Targets that are real numbers are not supported\. Group"
+TARGETS: dict[str, tuple[np.ndarray, str]] = {
+    "real": (np.where(np.arange(40) == 5, 0.37, 1.0), SAYS),
+    "real, as objects": (np.where(np.arange(40) == 5, 0.37, 1).astype(object), SAYS),
+    "two targets": (
+        np.eye(2)[CLIENT % 2],
+        r"one class for each sample, with the dims .*sample, but .*one-hot classes pass|must have shape \(40,\)",
+    ),
+}  # fmt: skip
+
+
+def test_every_partition_has_a_row() -> None:
+    made = {name for name in partition.__all__ if inspect.isfunction(getattr(partition, name))}
+    assert made == {name for name in USERS if hasattr(partition, name)} | WITHOUT_Y
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("use", USERS)
+def test_targets_that_are_no_classes_are_refused(use: str, target: str, tmp_path: Path) -> None:
+    y, says = TARGETS[target]
+    if target.endswith("objects") and use in ("load", "run"):
+        says = "could not be read as plain arrays: 'y' holds Python objects"
+    with pytest.raises(ValueError, match=says):
+        USERS[use](y, tmp_path)
+
+
+@pytest.mark.parametrize("use", USERS)
+def test_classes_may_be_whole_numbers_of_any_kind(use: str, tmp_path: Path) -> None:
+    for kind in (np.int8, np.float64, bool):
+        USERS[use]((CLIENT % 2).astype(kind), tmp_path)
+
+
+def test_the_command_refuses_real_targets_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = own_file(RNG.normal(size=40), tmp_path)
+    with pytest.raises(SystemExit) as ends:
+        command("--data", path, "--algorithm", "fedavg", "--clients", 2, "--rounds", 1, "--out", tmp_path / "run.zarr")
+    assert ends.value.code == 2
+    assert re.search(r"y in .*own\.npz must hold class numbers 0, 1, \.\.\., but got ", capsys.readouterr().err)
+
+
+BYTES = RNG.integers(0, 256, (40, 5, 6, 3), dtype=np.uint8)
+IMAGES = {
+    "channels last": BYTES,
+    "channels first": BYTES.transpose(0, 3, 1, 2),
+    "grey, channels last": BYTES[..., :1],
+    "grey": BYTES[..., 0],
+}
+
+
+@pytest.mark.parametrize("form", IMAGES)
+def test_images_have_one_mean_and_sd_for_each_channel(form: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=IMAGES[form], y=CLIENT % 2)
+    settings = Settings.of(**SMALL, data=str(tmp_path / "own.npz"), net="mlp", net_options="hidden=4")
+    fed, _ = experiment.federated(settings)
+    colors = BYTES if "grey" not in form else BYTES[..., :1]
+    assert fed.x.shape[1:] == (colors.shape[-1], 5, 6)
+    train = fed.isel(sample=np.flatnonzero(fed["split"] == "train"))
+    stored = {image.tobytes(): i for i, image in enumerate(np.ascontiguousarray(colors.transpose(0, 3, 1, 2)))}
+    at = [stored[image.tobytes()] for image in np.ascontiguousarray(train.x.values)]
+    np.testing.assert_allclose(fed.x.attrs["mean"], colors[at].mean((0, 1, 2)) / 255, rtol=1e-6)
+    np.testing.assert_allclose(fed.x.attrs["sd"], colors[at].std((0, 1, 2)) / 255, rtol=1e-5)
+    experiment.run(settings)
+
+
+def test_a_dim_channel_is_scaled_wherever_it_stands() -> None:
+    data = xr.Dataset({"x": (("sample", "row", "column", "channel"), BYTES)})
+    mean, sd = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+    found = fedstat.data.to_float(data, mean=mean, sd=sd).x
+    np.testing.assert_allclose(found, (BYTES / 255 - np.array(mean)) / np.array(sd), atol=1e-6)
+    held = data.assign_coords(client=("sample", CLIENT), split=("sample", SPLIT)).assign(y=("sample", CLIENT % 2))
+    held.x.attrs |= {"mean": mean, "sd": sd}
+    net, how = nets.mlp([90, 4, 2]), {"rounds": 1, "lr": 0.1}
+    as_bytes, as_floats = (
+        fedstat.fl.train(d, net, algorithms.fedavg(), **how) for d in (held, fedstat.data.to_float(held))
+    )
+    np.testing.assert_array_equal(as_bytes["metrics/loss"], as_floats["metrics/loss"])
+
+
+def test_whole_numbers_that_are_features_are_told_from_tokens(tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=RNG.integers(0, 9, (40, 3)), y=CLIENT % 2)
+    with pytest.raises(ValueError, match=r"holds texts\. Choose .*: save features as float32, which data.to_float"):
+        Settings.of(**SMALL, data=str(tmp_path / "own.npz"), net="mlp")
+    whole = dealt(CLIENT % 2).assign(x=(("sample", "channel", "row", "column"), RNG.integers(0, 256, (40, 1, 16, 16))))
+    with pytest.raises(
+        ValueError, match=r"images of whole numbers, int64 of shape \(1, 16, 16\), .*data\.to_float\(data\)"
+    ):
+        fedstat.fl.train(whole, nets.lenet((1, 16, 16), 2), algorithms.fedavg(), rounds=1)
+    with pytest.raises(ValueError, match=r"attrs\['scale'\], the stored value that becomes 1.* such as 1 for whole"):
+        fedstat.data.to_float(whole)
+    module = nets.from_module(nn.Sequential(nn.Linear(3, 2)), (3,))
+    table = dealt(CLIENT % 2).assign(x=(("sample", "feature"), RNG.integers(0, 9, (40, 3))))
+    with pytest.raises(ValueError, match=r"does not take samples of shape \(3,\): .*make it float32: .*data\.to_float"):
+        fedstat.fl.train(table, module, algorithms.fedavg(), rounds=1)
+    table.x.attrs["scale"] = 1
+    fedstat.fl.train(fedstat.data.to_float(table), module, algorithms.fedavg(), rounds=1)
+    whole.x.attrs["scale"] = 255
+    fedstat.fl.train(fedstat.data.to_float(whole), nets.lenet((1, 16, 16), 2), algorithms.fedavg(), rounds=1)
+
+
+def test_clients_without_a_subset_are_named(tmp_path: Path) -> None:
+    few = samples(CLIENT % 2, client=np.where(np.arange(40) < 38, CLIENT, np.arange(40)))
+    says = r"too small are client\(s\) 38 \(of 1 sample\), 39 \(of 1 sample\)\. Use larger clients .*other shares"
+    with pytest.raises(ValueError, match=says):
+        partition.train_test(few)
+    assert set(np.unique(partition.train_test(few, short="drop").client)) == {0, 1, 2, 3}
+    np.savez(tmp_path / "own.npz", x=X, y=CLIENT % 2, client=few.client.values)
+    with pytest.raises(ValueError, match=r"too small are client\(s\) 4 \(of 1 sample\), 5 \(of 1 sample\)"):
+        experiment.federated(
+            Settings.of(**SMALL | {"partition": "natural", "min_size": 1}, data=str(tmp_path / "own.npz"))
+        )
+
+
+def leaf(folder: Path, subset: str, **users: int) -> None:
+    """LEAF's file of users and their numbers of images."""
+    (place := folder / "femnist" / "data" / subset).mkdir(parents=True)
+    content = {
+        u: {"x": [[0.1 * (i % 2)] * 784 for i in range(n)], "y": [i % 2 for i in range(n)]} for u, n in users.items()
+    }
+    (place / "a.json").write_text(
+        json.dumps({"users": [*users], "num_samples": [*users.values()], "user_data": content})
+    )
+
+
+NATURAL = Settings.of(**SMALL | {"partition": "natural"}, data="femnist", net_options="hidden=4")
+
+
+def test_leaf_split_by_user_says_how_to_take_the_test_users(tmp_path: Path) -> None:
+    leaf(tmp_path, "train", f1=10, f2=10)
+    leaf(tmp_path, "test", f3=10)
+    says = r"test users of femnist are other users.*Take data femnist:train, .*unseen clients .* partition\.natural and"
+    with pytest.raises(ValueError, match=says):
+        experiment.federated(NATURAL, tmp_path)
+    run = experiment.run(NATURAL.but(data="femnist:train"), data_dir=tmp_path)
+    assert run["metrics"].sizes["client"] == 2
+    fed, new = (
+        partition.train_test(partition.natural(fedstat.data.load("femnist", tmp_path, split=subset)))
+        for subset in ("train", "test")
+    )
+    seen = fedstat.fl.train(fed, nets.mlp([784, 4, 62]), algorithms.fedavg(), rounds=1, new=new)
+    assert seen["new/accuracy"].sizes["client"] == 1
+
+
+def test_users_of_one_subset_alone_are_named(tmp_path: Path) -> None:
+    leaf(tmp_path, "train", f1=10, f2=10, f4=10)
+    leaf(tmp_path, "test", f1=10, f2=10, f3=10)
+    says = (
+        r"samples are lacking for f3 \(training\), f4 \(test\)\. Take data femnist:train, .*or leave these clients out"
+    )
+    with pytest.raises(ValueError, match=says):
+        experiment.federated(NATURAL, tmp_path)

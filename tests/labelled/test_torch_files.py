@@ -1,0 +1,105 @@
+"""Files of torch.save are read without torch to what torch reads from them, in both of its formats."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedstat import read_weights
+from fedstat.labelled import torch_files
+
+BASE = torch.arange(60.0).reshape(6, 10)
+MODULE = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.LSTM(4, 5))
+TYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+    torch.uint8, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+# Those that torch does not read from its old format.
+NEW_TYPES = (torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2)
+OPTIMIZER = torch.optim.SGD(MODULE.parameters(), lr=0.1)
+CONTENTS: dict[str, Any] = {
+    "state_dict": MODULE.state_dict(),
+    "parameters": dict(MODULE.named_parameters()),
+    "views": {
+        "transposed": BASE.t(), "part": BASE[2:4, 3:7], "expanded": torch.ones(1).expand(3, 3),
+        "number": torch.tensor(3.5), "empty": torch.ones(0, 3), "tied": BASE, "steps": BASE[::2, ::3],
+        "diagonal": BASE.diagonal(), "windows": BASE.unfold(1, 3, 2),
+    },
+    "types": {str(of): (torch.arange(7) * 1.5).to(of) for of in TYPES},
+    "new types": {str(of): torch.arange(7.0).to(of) for of in NEW_TYPES},
+    "checkpoint": {
+        "model": MODULE.state_dict(), "optimizer": torch.optim.Adam(MODULE.parameters()).state_dict(), "epoch": 3,
+        "lr": 0.1, "size": torch.Size([2, 3]), "none": None, "list": [1, 2, (3, 4.5)], "large": 2**70, "negative": -5,
+        "text": "é", "true": True, "schedule": torch.optim.lr_scheduler.MultiStepLR(OPTIMIZER, [2, 3]).state_dict(),
+    },
+}  # fmt: skip
+
+
+def require_same(mine: Any, theirs: Any) -> None:
+    if isinstance(theirs, torch.Tensor):
+        narrow = theirs.dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+        expected = (theirs.float() if narrow else theirs).detach().numpy()
+        assert (mine.shape, mine.dtype) == (expected.shape, expected.dtype)
+        np.testing.assert_array_equal(mine, expected)
+    elif isinstance(theirs, dict):
+        assert list(mine) == list(theirs)
+        for key in theirs:
+            require_same(mine[key], theirs[key])
+    elif isinstance(theirs, list | tuple):
+        assert len(mine) == len(theirs)
+        for one, other in zip(mine, theirs, strict=True):
+            require_same(one, other)
+    else:
+        assert (mine, type(mine)) == (theirs, type(theirs))
+
+
+@pytest.mark.parametrize(
+    ("name", "zipped"),
+    [(name, zipped) for name in CONTENTS for zipped in (True, False) if zipped or name != "new types"],
+)
+def test_what_torch_saves_is_read_as_torch_reads_it(name: str, zipped: bool, tmp_path: Path) -> None:
+    torch.save(CONTENTS[name], tmp_path / "a.pt", _use_new_zipfile_serialization=zipped)
+    require_same(torch_files.read(tmp_path / "a.pt"), torch.load(tmp_path / "a.pt", weights_only=True))
+
+
+def test_what_is_read_is_not_to_be_written_to(tmp_path: Path) -> None:
+    torch.save({"w": BASE, "expanded": torch.ones(1).expand(3, 3)}, tmp_path / "a.pt")
+    for array in torch_files.read(tmp_path / "a.pt").values():
+        assert not array.flags.writeable
+
+
+def test_a_tensor_without_dense_numbers_is_an_error_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    torch.save({"a.weight": torch.ones(4, 3), "b.weight": torch.ones(4, 3).to_sparse()}, tmp_path / "a.pt")
+    np.testing.assert_array_equal(read_weights([tmp_path / "a.pt"], layers=["a"])["a"]["w"], np.ones((1, 4, 3)))
+    with pytest.raises(ValueError, match=r"layer 'b\.weight' of a must be a dense tensor, but is sparse"):
+        read_weights([tmp_path / "a.pt"])
+
+
+def test_sets_beside_weights_are_no_obstacle(tmp_path: Path) -> None:
+    torch.save({"a.weight": BASE, "tags": {"x", "y"}}, tmp_path / "a.pt")
+    np.testing.assert_array_equal(read_weights([tmp_path / "a.pt"])["a"]["w"][0], BASE)
+
+
+def test_a_conjugated_view_is_an_error_only_where_it_is_asked_for(tmp_path: Path) -> None:
+    torch.save({"a.weight": BASE, "b.weight": torch.complex(BASE, BASE).conj()}, tmp_path / "a.pt")
+    np.testing.assert_array_equal(read_weights([tmp_path / "a.pt"], layers=["a"])["a"]["w"][0], BASE)
+    with pytest.raises(ValueError, match=r"layer 'b\.weight' of a is a conjugated or negated view\. Save it with"):
+        read_weights([tmp_path / "a.pt"])
+
+
+def test_a_module_is_refused_and_not_run(tmp_path: Path) -> None:
+    torch.save(MODULE, tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"a Python object of torch\.nn\.modules\.container\.Sequential"):
+        read_weights([tmp_path / "a.pt"])
+
+
+def test_reading_weights_imports_no_torch(tmp_path: Path) -> None:
+    torch.save(MODULE.state_dict(), tmp_path / "a.pt")
+    code = "import sys, fedstat; fedstat.read_weights([sys.argv[1]]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "a.pt")], check=False).returncode == 0

@@ -1,0 +1,315 @@
+"""Every reader of files: how a sound file is made for it, and read; and what is put in the file's place."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import hostile_data
+import hostile_stores
+import hostile_text
+import hostile_weights
+import numpy as np
+import torch
+from hostile_weights import HOSTILE, NORMAL
+from matplotlib.figure import Figure
+
+import fedstat
+from fedstat import _cli, data, store
+from fedstat.data import arrays
+from fedstat.decompose.__main__ import _require_table
+from fedstat.fl import own
+from fedstat.reporting.document import MARK, require_ours
+from fedstat.study import grid, networks, reference
+
+Read = Callable[[], object]
+Made = tuple[Path, Read]
+READERS: dict[str, Callable[[Path], Made]] = {}
+"""By name: makes a sound file in a folder, and returns it with its reading."""
+FINE: set[tuple[str, str]] = set()
+"""Readers, and what may stand in the file's place without an error."""
+SOUND = "FEDSTAT_TORTURE_RUN"
+"""Variable of the environment that names a sound run."""
+
+
+def replaced_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return replace
+
+
+def written(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    return lambda file: file.write_bytes(change(file.read_bytes()))
+
+
+SPOILS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pipe": (replaced_by(os.mkfifo), "not a regular file"),
+    "an endless device": (replaced_by(lambda file: file.symlink_to("/dev/zero")), "not a regular file|lies outside"),
+    "a folder": (replaced_by(Path.mkdir), "folder"),
+    "nothing": (Path.unlink, ""),
+    "a link to nothing": (replaced_by(lambda file: file.symlink_to(file.with_name("gone"))), ""),
+    "links in a circle": (replaced_by(lambda file: file.symlink_to(file)), "symbolic links|not a regular file"),
+    "a terabyte of holes": (lambda file: os.truncate(file, 1 << 40), ""),
+    "nothing inside": (written(lambda _: b""), ""),
+    "half of it": (written(lambda content: content[: len(content) // 2]), ""),
+    "noise": (written(lambda content: np.random.default_rng(0).bytes(len(content))), ""),
+    "zeros": (written(lambda content: bytes(len(content))), ""),
+}
+"""By name: what is done to a sound file, and a part of what must be said."""
+
+
+def reader(name: str, *fine: str) -> Callable[[Callable[[Path], Made]], Callable[[Path], Made]]:
+    """Add a reader; what is put in the file's place is no error where it is in ``fine``."""
+
+    def add(make: Callable[[Path], Made]) -> Callable[[Path], Made]:
+        READERS[name] = make
+        FINE.update((name, spoil) for spoil in fine)
+        return make
+
+    return add
+
+
+@reader("weights, .pt")
+def pt(at: Path) -> Made:
+    return at / "a.pt", hostile_weights.saved(at, {"fc1.weight": torch.ones(40, 30)})
+
+
+@reader("weights, .pth before torch 1.6")
+def old_pt(at: Path) -> Made:
+    state = {"fc1.weight": torch.ones(40, 30)}
+    return at / "a.pth", hostile_weights.saved(at, state, "a.pth", _use_new_zipfile_serialization=False)
+
+
+@reader("weights, .npz")
+def npz(at: Path) -> Made:
+    return at / "a.npz", hostile_weights.arrays(at, w=np.ones((40, 30)))
+
+
+@reader("weights, .safetensors")
+def safetensors(at: Path) -> Made:
+    return at / "a.safetensors", hostile_weights.safetensors(at)
+
+
+@reader("own arrays, .npz")
+def own_arrays(at: Path) -> Made:
+    return hostile_data.own(at), lambda: data.load(str(at / "own.npz"))
+
+
+@reader("digest of own arrays", "nothing inside", "half of it", "noise", "zeros")
+def own_digest(at: Path) -> Made:
+    return hostile_data.own(at), lambda: arrays.digest(str(at / "own.npz"))
+
+
+@reader("shape of own arrays")
+def own_shape(at: Path) -> Made:
+    return hostile_data.own(at), lambda: networks.like(str(at / "own.npz"))
+
+
+@reader("images, idx")
+def idx_images(at: Path) -> Made:
+    return at / "train-images-idx3-ubyte", hostile_data.mnist(at, hostile_data.IMAGES)
+
+
+@reader("images, idx zipped")
+def idx_zipped(at: Path) -> Made:
+    return at / "train-images-idx3-ubyte", hostile_data.mnist(at, gzip.compress(hostile_data.IMAGES))
+
+
+@reader("images, CIFAR")
+def cifar(at: Path) -> Made:
+    return at / "test_batch", hostile_data.cifar_batch(at)
+
+
+@reader("classes, CIFAR")
+def cifar_classes(at: Path) -> Made:
+    return at / "batches.meta", hostile_data.cifar_batch(at)
+
+
+@reader("images, MATLAB")
+def mat(at: Path) -> Made:
+    return at / "test_32x32.mat", hostile_data.mat(at)
+
+
+@reader("images, JPEG")
+def jpeg(at: Path) -> Made:
+    return at / "val" / "images" / "a.JPEG", hostile_data.tiny_test(at)
+
+
+@reader("training images, JPEG", "nothing")
+def jpegs(at: Path) -> Made:
+    read = hostile_data.tiny_test(at, split="train")
+    images = at / "train" / "n01" / "images"
+    shutil.copy(images / "a.JPEG", images / "b.JPEG")
+    return images / "b.JPEG", read
+
+
+@reader("classes, Tiny-ImageNet")
+def wnids(at: Path) -> Made:
+    return at / "wnids.txt", hostile_data.tiny_test(at)
+
+
+@reader("list of images, Tiny-ImageNet")
+def annotations(at: Path) -> Made:
+    return at / "val" / "val_annotations.txt", hostile_data.tiny_test(at)
+
+
+@reader("samples, LEAF")
+def leaf(at: Path) -> Made:
+    return at / "train" / "a.json", hostile_text.leaf_writers(at)
+
+
+@reader("articles, csv")
+def articles(at: Path) -> Made:
+    return at / "test.csv", hostile_text.articles(at)
+
+
+@reader("plays, text")
+def plays(at: Path) -> Made:
+    return at / "100.txt", hostile_text.roles(at)
+
+
+@reader("index of a folder of data")
+def folder_index(at: Path) -> Made:
+    return at / "kept" / "dataset.json", hostile_stores.kept_folder(at)
+
+
+@reader("array in a folder of data")
+def folder_array(at: Path) -> Made:
+    return at / "kept" / "x.npy", hostile_stores.kept_folder(at)
+
+
+@reader("array in a zarr store of data", "nothing", "a link to nothing")
+def zarr_array(at: Path) -> Made:
+    read = hostile_stores.store(at)
+    return next(path for path in (at / "a.zarr" / "x" / "c").rglob("*") if path.is_file()), read
+
+
+@reader("layout in a zarr store of data")
+def zarr_layout(at: Path) -> Made:
+    read = hostile_stores.store(at)
+    return at / "a.zarr" / "x" / "zarr.json", read
+
+
+def make_sound(path: Path) -> None:
+    """The run that all readers of runs copy."""
+    import jobs
+
+    jobs.trained(path)
+
+
+def run(at: Path) -> Path:
+    """A copy of a sound run of the trainer."""
+    shutil.copytree(os.environ[SOUND], at / "run.zarr")
+    return at / "run.zarr"
+
+
+def of_run(file: str, *fine: str, verify: bool | None = None) -> None:
+    @reader(f"run, {file}, {verify}", *fine)
+    def make(at: Path) -> Made:
+        path = run(at)
+        return path / file, lambda: fedstat.open_run(path, verify=verify).load()
+
+
+of_run("zarr.json", verify=False)
+of_run("metrics/zarr.json", verify=False)
+of_run("metrics/loss/zarr.json", verify=False)
+of_run("metrics/loss/c.0.0", "nothing", "a link to nothing", verify=False)
+of_run("metrics/round/c/0", "nothing", "a link to nothing", verify=False)
+of_run("weights/fc1/w/zarr.json")
+of_run("weights/fc1/w/c.1.0.0.0")
+of_run("journal/log")
+of_run("weights/fc1/w/c.1.0.0.0", verify=True)
+
+
+@reader("layout that names damage", *SPOILS)
+def layout(at: Path) -> Made:
+    path = run(at)
+    (path / "weights/fc1/w/c.1.0.0.0").unlink()
+    return path / "weights/fc1/w/zarr.json", lambda: store.describe(store.damage(path, checksums=True))
+
+
+@reader("labels that name damage", *SPOILS)
+def labels(at: Path) -> Made:
+    path = run(at)
+    (path / "weights/fc1/w/c.1.0.0.0").unlink()
+    return path / "weights/fc1/checkpoint/c/0", lambda: store.describe(store.damage(path, checksums=True))
+
+
+@reader("lock of a run", "a folder", "nothing", "nothing inside", "half of it", "noise", "zeros", "a terabyte of holes")
+def lock(at: Path) -> Made:
+    path = run(at)
+    (path / "journal" / "lock").write_text("lock")
+    command = store.attributes(path)["command"]
+    return path / "journal" / "lock", lambda: store.resume(path, store.config_of(path), command=command)
+
+
+@reader("report of a run", *SPOILS)
+def reported(at: Path) -> Made:
+    path = run(at)
+    return path / "metrics/accuracy/c.0.0", lambda: fedstat.report(path).html
+
+
+def text(at: Path, name: str, content: str) -> Path:
+    (at / name).write_text(content)
+    return at / name
+
+
+@reader("grid", "nothing inside")
+def grid_file(at: Path) -> Made:
+    file = text(at, "grid.toml", 'seeds = [0, 1]\n[[method]]\nalgorithm = "fedavg"\n')
+    return file, lambda: grid.cells(file)
+
+
+@reader("reference", "nothing inside")
+def reference_file(at: Path) -> Made:
+    file = text(at, "reference.toml", 'source = "a"\n[table1."b"]\nfedavg = 0.5\n')
+    return file, lambda: reference.read(file)
+
+
+@reader("algorithm")
+def algorithm(at: Path) -> Made:
+    file = text(at, "mine.py", "from fedstat.fl import algorithms\n\n\ndef mine():\n    return algorithms.fedavg()\n")
+    return file, lambda: own.constructor(f"{file}:mine")
+
+
+@reader("page to replace", "nothing", "a link to nothing")
+def page(at: Path) -> Made:
+    file = at / "page.html"
+    file.write_bytes(b"<!doctype html>" + MARK)
+    return file, lambda: require_ours("--out", file)
+
+
+@reader("figure to replace", "nothing", "a link to nothing", "half of it")
+def figure(at: Path) -> Made:
+    file = at / "figure.png"
+    _cli.save_figure(Figure(), file)
+    return file, lambda: _cli.require_figure("--plot", file)
+
+
+@reader(
+    "table to replace", "nothing", "a link to nothing", "nothing inside", "half of it", "a pipe", "an endless device"
+)
+def table(at: Path) -> Made:
+    file = text(at, "table.csv", "layer,term,communality\n" * 9)
+    return file, lambda: _require_table("--csv", file)
+
+
+def spoiled(make: Callable[[Path], Made], spoil: Callable[[Path], object]) -> Callable[[Path], Read]:
+    def case(at: Path) -> Read:
+        file, read = make(at)
+        spoil(file)
+        return read
+
+    return case
+
+
+for name, make in READERS.items():
+    NORMAL[name] = lambda at, make=make: make(at)[1]
+    for spoil, (change, word) in SPOILS.items():
+        kinds = "none" if (name, spoil) in FINE else "ValueError LimitError DamageError FileNotFoundError"
+        HOSTILE[f"{name}: {spoil}"] = (spoiled(make, change), kinds, "" if kinds == "none" else word)
