@@ -146,7 +146,9 @@ def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floo
     step = judged(contrasts.over_settings(data, [("pooled B", "FedAvg+")]), "conf", floor)
     step_beside = judged(contrasts.over_settings(data, STEP_BESIDE), "sim_conf", floor)
     by_layer = judged(contrasts.over_settings(data, [("B by layer", "pooled B")]), "conf", floor)
-    each = {pair: judged(contrasts.by_setting(data, pair), "sim_conf", floor) for pair in (*SPLIT, ("pooled B", "FedAvg"))}
+    each = {
+        pair: judged(contrasts.by_setting(data, pair), "sim_conf", floor) for pair in (*SPLIT, ("pooled B", "FedAvg"))
+    }
     gain = judged(contrasts.by_setting(data, ("FedAvg+", "FedAvg")), "sim_conf", floor)
     predicted = predictions(shares, gain)
     verdicts = (
