@@ -176,7 +176,7 @@ def paired(
     for name in map(str, wide.columns):
         own = wide[name].dropna()
         row = {"method": name, "n_values": len(own), "mean": own.mean() if len(own) else math.nan}
-        row["std_error_mean"] = _std_error(own.groupby(level=sample, sort=False).mean().to_numpy())
+        row["std_error_mean"] = _std_error(np.asarray(_means(own, [sample]), np.float64))
         if name != reference:
             pairs = wide[[reference, name]].dropna()
             if lacking := [_name(i) for i in wide.index if i not in pairs.index]:
@@ -221,12 +221,17 @@ def _averaged(differences: pd.Series[float], block: list[str], sample: str) -> t
     there are.
     """
     outer = block[: block.index(sample)]
-    found = differences.groupby(level=[*outer, sample], sort=False).mean()
+    found = _means(differences, [*outer, sample])
     if not outer:
         return np.asarray(found, np.float64), []
     table = found.unstack(outer)
     whole = table.notna().all(axis=1)
     return np.asarray(table[whole].mean(axis=1), np.float64), [f"{sample} {name}" for name in table.index[~whole]]
+
+
+def _means(values: pd.Series[float], by: list[str]) -> pd.Series[float]:
+    """Means by some of the columns of a block; the values themselves where a block has one column."""
+    return values if values.index.nlevels == 1 else values.groupby(level=by, sort=False).mean()
 
 
 _COLUMNS = [
