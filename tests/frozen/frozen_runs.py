@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,15 +105,15 @@ PREDICTED = {
     "shrunken": ("shrunken", SHRUNKEN),
 }
 BY_LAYER = {"by": "layer", "grid": None, "held_out": None, "epochs": 2}
-EMPTY = {"sampling": "poisson", "participation": 0.15, "rounds": 4}
+EMPTY = {"sampling": "poisson", "participation": 0.3, "rounds": 4, "seed": 1}  # 3, 3, 0 and 2 clients
 
 
 class Run(NamedTuple):
     """A run: an algorithm with the settings and options that differ from the tables, and how the run is made."""
 
     algorithm: str
-    settings: dict[str, Any] = {}
-    options: dict[str, Any] = {}
+    settings: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
     net: str = "mlp"
     validation: bool = False
     on_disk: bool = False
@@ -182,8 +183,12 @@ def network(name: str) -> nets.Net:
     return nets.lenet((1, 16, 16), 3, width=0.5, norm=norm, convolution=convolution, statistics="shared")
 
 
-def momentum(sent: aggregate.Sent, state: dict[str, torch.Tensor]) -> tuple[aggregate.Sent, dict[str, torch.Tensor]]:
-    """Server's momentum, an aggregator that has a state."""
+def no_momentum(server: nets.Params) -> nets.Params:
+    return {name: torch.zeros_like(p) for name, p in server.items()}
+
+
+def momentum(sent: aggregate.Sent, state: nets.Params) -> tuple[aggregate.Sent, nets.Params]:
+    """Add the server's momentum, which is a state of the aggregator."""
     new = {name: 0.5 * state[name] + (p - sent.server[name]) for name, p in sent.values.items()}
     return sent._replace(values={name: sent.server[name] + p for name, p in new.items()}), state | new
 
@@ -197,17 +202,24 @@ def aggregator(name: str) -> aggregate.Aggregator:
     mean = aggregate.weighted_mean()
     if name == "mean":
         return mean
-    zeros = partial(lambda server: {name: torch.zeros_like(p) for name, p in server.items()})
-    return aggregate.chain(mean, aggregate.Aggregator(zeros, momentum, "momentum"))
+    return aggregate.chain(mean, aggregate.Aggregator(no_momentum, momentum, "momentum"))
 
 
 def in_base(value: Any) -> Any:
-    """Replace settings and values by their names in the base."""
+    """Replace settings, and strings among their values, by their names in the base."""
     if isinstance(value, dict):
         return {in_base(name): in_base(part) for name, part in value.items()}
     if isinstance(value, tuple):
         return tuple(map(in_base, value))
     return BASE_SETTINGS.get(value, value) if isinstance(value, str) else value
+
+
+def renamed(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Give arrays of the base the names that they have here."""
+    names = {name: name for name in found}
+    for old, new in RENAMED_ARRAYS.items():
+        names = {name: re.sub(old, new, now) for name, now in names.items()}
+    return {now: found[name] for name, now in names.items()}
 
 
 class InterruptedRun(Exception):  # noqa: N818
@@ -237,7 +249,9 @@ def make(run: Run, out: Path, *, base: bool) -> xr.DataTree:
 
     def trained(**changed: Any) -> xr.DataTree:
         data, algorithm = samples(SIZES, 0, run.net, subsets), algorithms.named(run.algorithm, **settings)
-        return train(data, network(run.net), algorithm, out=out, **{"resume": False, "progress": None} | options | changed)
+        return train(
+            data, network(run.net), algorithm, out=out, **{"resume": False, "progress": None} | options | changed
+        )
 
     if run.interrupted:
         try:
@@ -254,7 +268,9 @@ def arrays(run: Run, out: Path, result: xr.DataTree) -> dict[str, np.ndarray]:
     """All arrays of a run but wall-clock times: of its result, of its store, and of the state to resume from."""
     found = {}
     for group in result.groups:
-        found |= {f"result{group}/{name}": v.values for name, v in result[group].to_dataset(inherit=False).variables.items()}
+        found |= {
+            f"result{group}/{name}": v.values for name, v in result[group].to_dataset(inherit=False).variables.items()
+        }
     for name, array in zarr.open_group(out, mode="r").members(max_depth=None):
         if isinstance(array, zarr.Array):
             found[f"store/{name}"] = np.asarray(array[...])
@@ -277,40 +293,43 @@ def leaves(value: Any, name: str) -> dict[str, np.ndarray]:
     return {name: np.array("None") if value is None else np.asarray(value)}
 
 
-def main() -> None:
-    """Make the runs of as many processes as this program has, then start it anew for those of two processes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--base", action="store_true", help="the fedstat on the path is the base")
-    parser.add_argument("names", nargs="*", choices=[[], *RUNS], metavar="NAME")
-    given = parser.parse_args()
-    if (found := Path(fedstat.__file__).parents[1]) != Path.cwd():
-        sys.exit(f"fedstat was imported from {found}, not from {Path.cwd()}. Set PYTHONPATH to this folder.")
-    names = [name for name in given.names or RUNS if not (given.base and name in NEW_RUNS)]
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
+def make_all(folder: Path, names: list[str], *, base: bool) -> None:
+    """Make the runs that have as many processes as this program, and store the arrays of each in one file."""
     os.fsync = lambda _: None  # nobody cuts the power
-    memory_left = room.left
-    if processes > 1:
-        dist.init_process_group("gloo")
+    memory_left, first = room.left, os.environ.get("RANK", "0") == "0"
     for name in names:
-        if (run := RUNS[name]).processes != processes:
-            continue
+        run, out = RUNS[name], folder / f"{name}.zarr"
         room.left = (lambda *_: 0) if run.on_disk else memory_left
-        out = given.folder / f"{name}.zarr"
         try:
-            result = make(run, out, base=given.base)
-            if not int(os.environ.get("RANK", "0")):
+            result = make(run, out, base=base)
+            if first:
                 found = arrays(run, out, result)
-                if given.base:
-                    for old, new in RENAMED_ARRAYS.items():
-                        found = {re.sub(old, new, one): values for one, values in found.items()}
-                np.savez(given.folder / f"{name}.npz", **found)
+                np.savez(folder / f"{name}.npz", **(renamed(found) if base else found))
         except Exception as error:
             error.add_note(f"in the run {name!r}")
             raise
-    if processes > 1:
+
+
+def main() -> None:
+    """Make the runs of one process, and start this program twice more for those of two processes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--base", action="store_true", help="the fedstat on the path is the base")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="runs, by default all")
+    given = parser.parse_args()
+    if unknown := set(given.names) - RUNS.keys():
+        parser.error(f"there are no runs {sorted(unknown)}. Choose among {list(RUNS)}.")
+    if (found := Path(fedstat.__file__).parents[1]) != Path.cwd():
+        sys.exit(f"fedstat was imported from {found}, not from {Path.cwd()}. Set PYTHONPATH to this folder.")
+    names = [name for name in given.names or RUNS if not (given.base and name in NEW_RUNS)]
+    together = [name for name in names if RUNS[name].processes > 1]
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+        make_all(given.folder, together, base=given.base)
         dist.destroy_process_group()
-    elif any(RUNS[name].processes > 1 for name in names):
+        return
+    make_all(given.folder, [name for name in names if name not in together], base=given.base)
+    if together:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         subprocess.run([*launch, *sys.argv], check=True)
 
