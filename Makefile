@@ -4,6 +4,8 @@ VENV ?= .venv
 SCALE ?= quick
 EXTRAS ?= dev
 PAPER ?= fedfac
+# The commit whose runs the working tree must repeat to the bit.
+BASE ?= 5f17cc71e0fd640461f90f9a2dd0c0538b133bf8
 DATA_DIR ?= $(FEDSTAT_DATA)
 # Figs. 1 and 2: MNIST where its folder is named, else the digits that come with scikit-learn.
 MOTIVATION := $(if $(DATA_DIR),mnist,digits)
@@ -17,7 +19,7 @@ SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow test-minimum torture check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
+.PHONY: sim test test-slow test-minimum torture frozen check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
 .PRECIOUS: runs/%.zarr
 
 $(sort $(READY) $(READY_FOR_DOCS)): $(VENV)/.ready-%: pyproject.toml constraints.txt
@@ -48,6 +50,9 @@ wheel-test: $(READY)  ## sdist and wheel, installed in an environment of their o
 
 torture: $(READY)  ## kills, power cuts, damage, full disks, hostile files, wrong command lines: minutes
 	$(BIN)/python -m pytest tests/torture -m 'slow or not slow'
+
+frozen: $(READY)  ## small runs of all methods at BASE=COMMIT and in the working tree, equal to the bit
+	$(BIN)/python tests/frozen/compare_revisions.py --base $(BASE)
 
 lint: $(READY)
 	$(BIN)/ruff check .
