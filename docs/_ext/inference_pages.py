@@ -56,7 +56,7 @@ def _range(table: pd.DataFrame | None) -> str:
     """Lowest and highest value observed where assumptions hold, and how many cases err."""
     if table is None or table.empty:
         return "–"
-    made = table[(table["assumptions"] == "hold") & (table["verdict"] != "refused")]
+    made = table[(table["assumptions"] == "hold") & (table["verdict"] != "refused") & (table["mc_error"] != "")]
     observed = made["observed"].astype(float)
     text = f"{observed.min():.3f} to {observed.max():.3f} ({len(made)})" if len(made) else "–"
     errs = (table["verdict"] == "errs").sum()
@@ -68,7 +68,7 @@ def _claim(name: str, table: pd.DataFrame) -> str:
     rows = [["case", "data", "assumptions", "observed", "verdict"]]
     for row in table.to_dict("records"):
         case = ": ".join(filter(None, (row["case"], row["part"])))
-        found = f"{float(row['observed']):.3f} ± {float(row['mc_error']):.3f}" if row["claimed"] else "–"
+        found = f"{float(row['observed']):.3f} ± {float(row['mc_error']):.3f}" if row["mc_error"] else "–"
         found += f" ({row['claimed']} of {row['replicates']})" if row["claimed"] < row["replicates"] else ""
         rows.append(
             [

@@ -7,7 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import docstring_rules
+import inference_pages
 import method_pages
+import pandas as pd
 import public_names
 import pytest
 import reference_pages
@@ -29,6 +31,12 @@ def packages():
                 patch.setattr(module, "PACKAGES", kept)
             patch.setattr(public_names, "INTERNAL", public_names.INTERNAL | {"flower"})
         yield
+
+
+def test_every_claim_of_the_table_of_simulations_has_a_section():
+    (page,) = (text for _, text in inference_pages.pages())
+    claims = pd.read_csv(inference_pages.TABLE)["claim"].unique()
+    assert [name for name in claims if f"\n{name}\n---" not in page] == []
 
 
 def test_no_public_name_lacks_a_page():
