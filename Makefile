@@ -5,6 +5,8 @@ SCALE ?= quick
 SECONDS ?= 60
 EXTRAS ?= dev
 PAPER ?= fedfac
+# The commit whose runs the working tree must repeat to the bit.
+BASE ?= 5f17cc71e0fd640461f90f9a2dd0c0538b133bf8
 DATA_DIR ?= $(FEDSTAT_DATA)
 # Figs. 1 and 2: MNIST where its folder is named, else the digits that come with scikit-learn.
 MOTIVATION := $(if $(DATA_DIR),mnist,digits)
@@ -18,7 +20,7 @@ SCRIPTS := $(sort $(patsubst %/,%,$(dir $(wildcard analysis/*.py analysis/*/*.py
 # The study on real data needs them.
 NEEDS_DATA = $(if $(DATA_DIR),,$(error give DATA_DIR=FOLDER (or set FEDSTAT_DATA), the folder of MNIST, CIFAR-10 and Shakespeare))
 
-.PHONY: sim test test-slow test-minimum torture fuzz check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
+.PHONY: sim test test-slow test-minimum torture fuzz frozen check lint docs wheel-test bench figures figures-motivation figures-real tables tables-fedfac personal leaderboard flower clean
 .PRECIOUS: runs/%.zarr
 
 $(sort $(READY) $(READY_FOR_DOCS)): $(VENV)/.ready-%: pyproject.toml constraints.txt
@@ -52,6 +54,9 @@ torture: $(READY)  ## kills, power cuts, damage, full disks, hostile files, wron
 
 fuzz: $(READY)  ## sound files, changed at random, for every parser, for SECONDS
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/fuzz.py $(SECONDS)
+
+frozen: $(READY)  ## small runs of all methods at BASE=COMMIT and in the working tree, equal to the bit
+	$(BIN)/python tests/frozen/compare_revisions.py --base $(BASE)
 
 lint: $(READY)
 	$(BIN)/ruff check .

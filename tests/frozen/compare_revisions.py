@@ -83,11 +83,14 @@ def main() -> None:
     parser.add_argument("--base", required=True, metavar="COMMIT")
     parser.add_argument("names", nargs="*", metavar="NAME", help="runs, by default all")
     given = parser.parse_args()
-    known = git("cat-file", "-e", f"{given.base}^{{commit}}").returncode == 0
+    asked = git("cat-file", "-e", f"{given.base}^{{commit}}")
+    known = not asked.returncode
     if not known:
         print(
-            f"This checkout does not hold the base commit {given.base} (try git fetch --unshallow). The working tree "
-            "is compared with itself, run twice: this shows that runs repeat, not that they are those of the base."
+            f"This checkout does not hold the base commit {given.base} ({asked.stderr.strip()}). Try git fetch "
+            "--unshallow.\nThe working tree is compared with itself, run twice: this shows that runs repeat, not that "
+            "they are those of the base.",
+            flush=True,
         )
     with TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()

@@ -7,9 +7,9 @@ The runs use the public API of whichever fedstat is on the path, so that two rev
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -141,12 +141,12 @@ RUNS: dict[str, Run] = {name: Run(name) for name in SETTINGS} | {
     "private": Run("fedfac-dynamic", {}, EMPTY | {"aggregator": "private"}),
     "private, static": Run("fedfac-static", {}, EMPTY | {"aggregator": "private", "optimizer_state": "keep"}),
     "empty rounds": Run("fedfac-dynamic", {}, EMPTY),
-    "empty rounds, mixing": Run("fedamp", {}, EMPTY),
+    "empty rounds, mixing": Run("fedcac", {}, EMPTY),
     "median": Run("fedper", {}, {"aggregator": "median"}),
     "server momentum": Run("fedper", {}, {"aggregator": "momentum"}),
     "measured": Run("fedfac-dynamic", {}, MEASURED | {"readouts": PREDICTED}, validation=True),
     "measured, composed": Run("feddecomp", {}, MEASURED | {"readouts": PREDICTED}, validation=True),
-    "measured, mixing": Run("clustered-fl", {}, MEASURED, validation=True),
+    "measured, mixing": Run("fedcac", {}, MEASURED, validation=True),
     "resumed": Run("fedphp", {}, KEPT, interrupted=2),
     "extended": Run("fedfac-dynamic", {}, KEPT, extended=2),
     "on disk": Run("fedphp", {}, KEPT, on_disk=True),
@@ -294,9 +294,8 @@ def leaves(value: Any, name: str) -> dict[str, np.ndarray]:
 
 
 def make_all(folder: Path, names: list[str], *, base: bool) -> None:
-    """Make the runs that have as many processes as this program, and store the arrays of each in one file."""
-    os.fsync = lambda _: None  # nobody cuts the power
-    memory_left, first = room.left, os.environ.get("RANK", "0") == "0"
+    """Make runs, and store the arrays of each in one file."""
+    memory_left, first = room.left, not dist.is_initialized() or not dist.get_rank()
     for name in names:
         run, out = RUNS[name], folder / f"{name}.zarr"
         room.left = (lambda *_: 0) if run.on_disk else memory_left
@@ -310,8 +309,15 @@ def make_all(folder: Path, names: list[str], *, base: bool) -> None:
             raise
 
 
+def process(rank: int, folder: Path, names: list[str], *, base: bool) -> None:
+    """Make runs together with another process."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/processes", rank=rank, world_size=2)
+    make_all(folder, names, base=base)
+    dist.destroy_process_group()
+
+
 def main() -> None:
-    """Make the runs of one process, and start this program twice more for those of two processes."""
+    """Make the runs of two processes, then those of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--base", action="store_true", help="the fedstat on the path is the base")
@@ -322,16 +328,18 @@ def main() -> None:
     if (found := Path(fedstat.__file__).parents[1]) != Path.cwd():
         sys.exit(f"fedstat was imported from {found}, not from {Path.cwd()}. Set PYTHONPATH to this folder.")
     names = [name for name in given.names or RUNS if not (given.base and name in NEW_RUNS)]
-    together = [name for name in names if RUNS[name].processes > 1]
-    if "RANK" in os.environ:
-        dist.init_process_group("gloo")
-        make_all(given.folder, together, base=given.base)
-        dist.destroy_process_group()
-        return
+    together = [name for name in names if RUNS[name].processes == 2]
+    os.fsync = lambda _: None  # nobody cuts the power
+    fork = multiprocessing.get_context("fork")  # before the first run: nothing has been opened, no thread begun
+    shared = partial(process, folder=given.folder.resolve(), names=together, base=given.base)
+    children = [fork.Process(target=shared, args=(rank,)) for rank in range(2) if together]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    if any(child.exitcode for child in children):
+        sys.exit("a run of two processes failed")
     make_all(given.folder, [name for name in names if name not in together], base=given.base)
-    if together:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        subprocess.run([*launch, *sys.argv], check=True)
 
 
 if __name__ == "__main__":
