@@ -250,11 +250,8 @@ def phases(algorithm: Algorithm, net: Net, local_epochs: int) -> None:
 
 
 def _phase(phase: Phase, net: Net, local_epochs: int, where: str) -> None:
-    for name, value, low in (
-        ("epochs", phase.length(local_epochs), 0),
-        ("steps", phase.steps, 1),
-        ("repeats", phase.repeats, 1),
-    ):
+    least = {"epochs": (phase.length(local_epochs), 0), "steps": (phase.steps, 1), "repeats": (phase.repeats, 1)}
+    for name, (value, low) in least.items():
         if value is not None:
             _check.integer(f"{where}.{name}", value, low=low)
     _check.real(f"{where}.lr", phase.lr, low=0, open_low=True)
