@@ -77,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "factorized-fl-beta": FACTORIZED,
     "feddecomp": {
         "rank_linear": 0.3, "rank_conv": 0.3, "lora_epochs": 1, "global_epochs": 1, "alternating": True,
-        "reverse": False, "mean": "uniform", "variant": "paper",
+        "reverse": False, "mean": "all", "variant": "paper",
     },
     "fedcp": {
         "lam": 5.0, "context": "both", "policy": True, "align": True, "global_head": True, "policy_layers": 1,
@@ -129,7 +129,7 @@ RUNS: dict[str, Run] = {name: Run(name) for name in SETTINGS} | {
     "fedfomo": Run("fedfomo", validation=True),
     "optimizer kept": Run("fedavg", {}, KEPT | {"server_lr": 0.5, "participation": (0.3, 1.0), "checkpoints": (1, 3)}),
     "cnn": Run("fedavg", net="cnn", options={"rounds": 2}),
-    "updates": Run("fedfac-dynamic", {"on": "updates", "warm_start": False}),
+    "updates": Run("fedfac-dynamic", {"on": "updates", "warm_start": False}, {"server_lr": 0.5}),
     "agreement": Run("fedfac-dynamic", {"estimator": "icc", "kappa": 0.85, "on": "updates"}),
     "published code": Run("fedfac-dynamic", {"estimator": "leverage", "tau": "mean", "variant": "code"}),
     "test": Run("fedfac-static", {"estimator": "icc", "kappa": 0.85, "tau": "test", "fdr": 0.05}),
@@ -141,7 +141,7 @@ RUNS: dict[str, Run] = {name: Run(name) for name in SETTINGS} | {
     "private": Run("fedfac-dynamic", {}, EMPTY | {"aggregator": "private"}),
     "private, static": Run("fedfac-static", {}, EMPTY | {"aggregator": "private", "optimizer_state": "keep"}),
     "empty rounds": Run("fedfac-dynamic", {}, EMPTY),
-    "empty rounds, mixing": Run("fedcac", {}, EMPTY),
+    "empty rounds, mixing": Run("fedcac", {}, EMPTY | {"server_lr": 0.5}),
     "median": Run("fedper", {}, {"aggregator": "median"}),
     "server momentum": Run("fedper", {}, {"aggregator": "momentum"}),
     "measured": Run("fedfac-dynamic", {}, MEASURED | {"readouts": PREDICTED}, validation=True),
