@@ -20,11 +20,9 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import checks
 from fedstat.fl.algorithm import Mask
 from fedstat.fl.nets import Params
 from fedstat.fl.privacy import Privacy, mean_update
-from fedstat.fl.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,43 +93,6 @@ class Aggregator(NamedTuple):
     name: str
     privacy: Privacy | None = None
     needs: Needs = "clients"
-
-
-def started(aggregator: Aggregator, server: Params) -> Any:
-    """An aggregator's state before the first round; ValueError if it cannot be saved and read again."""
-    state = aggregator.init(server)
-    checks.savable(state, aggregator.name)
-    return state
-
-
-def applied(aggregator: Aggregator, sent: Sent, state: Any, ranks: Ranks) -> tuple[Params, Any]:
-    """An aggregator's values and its state after a round.
-
-    Raises
-    ------
-    ValueError
-        Unless the values are of every entry that was sent, without clients, and the same in all processes.
-    """
-    found, state = aggregator.apply(sent, state)
-    checks.every_entry(getattr(found, "values", found), sent.server, f"the aggregator {aggregator.name!r}")
-    _require_agreement(aggregator, found.values, sent.shared, ranks)
-    return found.values, state
-
-
-def _require_agreement(aggregator: Aggregator, values: Params, shared: Mask, ranks: Ranks) -> None:
-    """ValueError unless all processes of a run have aggregated the same shared entries, up to rounding."""
-    if not ranks.several or not values:
-        return
-    parts = [(p * shared[name]).double() for name, p in values.items()]
-    every = np.array(ranks.each([(float(p.sum()), float(p.norm())) for p in parts]))  # (rank, parameter, 2)
-    apart = np.abs(every - every[0]).max(axis=2) > 1e-4 * every[0, :, 1]
-    if apart.any():
-        rank, at = np.argwhere(apart)[0]
-        raise ValueError(
-            f"the aggregator {aggregator.name!r} says that it needs only sums over clients, but processes 0 and {rank} "
-            f"have different values of {list(values)[at]!r}. Add what is summed over clients by Sent.total, or make it "
-            "with needs='clients'."
-        )
 
 
 def stateless(name: str, values: Callable[[Sent], Params], *, needs: Needs = "clients") -> Aggregator:

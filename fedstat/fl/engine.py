@@ -10,10 +10,10 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import aggregate, halves, kept, masks, room, sums
+from fedstat.fl import halves, kept, masks, room, sums
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
-from fedstat.fl.hooks import Hooks
+from fedstat.fl.hooks import Hooks, aggregated, aggregator_state
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
@@ -104,11 +104,11 @@ def start(job: Job) -> State:
     memory = job.hooks.memory(before)
     if job.ranks.several:
         memory = memory._replace(clients={name: p[job.train.ids] for name, p in memory.clients.items()})
-    aggregated = aggregate.started(job.aggregator, server)
+    of_aggregator = aggregator_state(job.aggregator, server)
     at = kept.where(job, params, first, {name: p[0] for name, p in memory.clients.items()})
     rows, optimizer = kept.equal(at, "params", params), kept.equal(at, "optimizer", first)
     memory = memory._replace(clients=kept.given(at, "memory", memory.clients))
-    state = State(0, rows, own, server, sharing, optimizer, memory, aggregated)
+    state = State(0, rows, own, server, sharing, optimizer, memory, of_aggregator)
     some = active(job, 0)
     clients = by_size(job.train, some if len(some) else np.arange(job.clients))[:2]
     uploads = uploads_of(job, state, clients, personal(job, state, clients))
@@ -159,12 +159,12 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     sent = hooks.send(whole, sharing)
     mixture = hooks.mix(whole)
     models = trained.params if mixture is None else _mixed(job, uploads, sharing, sent, mixture[mine])
-    server, aggregated = _aggregate(job, hooks, state, whole, sharing, sent, each=whole is uploads)
+    server, of_aggregator = _aggregate(job, hooks, state, whole, sharing, sent, each=whole is uploads)
     memory = _remembered(job, state, whole, mine, hooks.remember(whole))
     own = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
     params = kept.changed(job, state.params, clients, own)
     optimizer = kept.changed(job, state.optimizer, clients, trained.optimizer)
-    new = State(state.round + 1, params, state.own, server, sharing, optimizer, memory, aggregated)
+    new = State(state.round + 1, params, state.own, server, sharing, optimizer, memory, of_aggregator)
     return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
 
 
@@ -251,7 +251,7 @@ def _aggregate(
         every = everyone_active(job, state.round) if job.ranks.several else ids
         return job.sizes[every] if job.ranks.several else sizes, every, job.everyone or job.clients
 
-    means, aggregated = aggregate.applied(
+    means, of_aggregator = aggregated(
         job.aggregator,
         Sent(
             values,
@@ -268,7 +268,7 @@ def _aggregate(
         state.aggregator,
         job.ranks,
     )
-    return moved(state.server, means, state.sharing, sharing, job.server_lr), aggregated
+    return moved(state.server, means, state.sharing, sharing, job.server_lr), of_aggregator
 
 
 def moved(server: Params, means: Params, before: Sharing, after: Sharing, lr: float) -> Params:

@@ -1,4 +1,4 @@
-"""The functions of an algorithm as the trainer calls them: with defaults, and with checks of what they return."""
+"""The functions of an algorithm and an aggregator as the trainer calls them: with defaults, and checks of results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import checks, masks, nets
+from fedstat.fl.aggregate import Aggregator, Sent
 from fedstat.fl.algorithm import Algorithm, Mask, Memory, Phase, Received, Sharing, Start, Uploads
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
+from fedstat.fl.ranks import Ranks
 from fedstat.fl.wrappers.private_head import private_name
 
 if TYPE_CHECKING:
@@ -301,3 +303,43 @@ CHECKS: dict[str, tuple[str, Check]] = {
 """For every hook of an algorithm: its arguments, as messages show them, and the check of what it returns."""
 UNCHECKED = ("name", "phases", "settings", "finetune", "choice", "measures", "sparse", "about")
 """Fields of an algorithm that are no hooks, hold several with checks of their own, or return what is not checked."""
+
+
+# --- aggregators
+
+
+def aggregator_state(aggregator: Aggregator, server: Params) -> Any:
+    """An aggregator's state before the first round; ValueError if it cannot be saved and read again."""
+    state = aggregator.init(server)
+    checks.savable(state, aggregator.name)
+    return state
+
+
+def aggregated(aggregator: Aggregator, sent: Sent, state: Any, ranks: Ranks) -> tuple[Params, Any]:
+    """An aggregator's values and its state after a round.
+
+    Raises
+    ------
+    ValueError
+        Unless the values are of every entry that was sent, without clients, and the same in all processes.
+    """
+    found, state = aggregator.apply(sent, state)
+    checks.every_entry(getattr(found, "values", found), sent.server, f"the aggregator {aggregator.name!r}")
+    _require_agreement(aggregator, found.values, sent.shared, ranks)
+    return found.values, state
+
+
+def _require_agreement(aggregator: Aggregator, values: Params, shared: Mask, ranks: Ranks) -> None:
+    """ValueError unless all processes of a run have aggregated the same shared entries, up to rounding."""
+    if not ranks.several or not values:
+        return
+    parts = [(p * shared[name]).double() for name, p in values.items()]
+    every = np.array(ranks.each([(float(p.sum()), float(p.norm())) for p in parts]))  # (rank, parameter, 2)
+    apart = np.abs(every - every[0]).max(axis=2) > 1e-4 * every[0, :, 1]
+    if apart.any():
+        rank, at = np.argwhere(apart)[0]
+        raise ValueError(
+            f"the aggregator {aggregator.name!r} says that it needs only sums over clients, but processes 0 and {rank} "
+            f"have different values of {list(values)[at]!r}. Add what is summed over clients by Sent.total, or make it "
+            "with needs='clients'."
+        )
