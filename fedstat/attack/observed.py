@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import checks, communication, engine, masks, optim
+from fedstat.fl import engine, masks, optim
 from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job
@@ -61,7 +61,7 @@ def matched(job: Job, state: State) -> Mask:
     ValueError
         If there is none at all.
     """
-    sent, moved = communication.uploaded(job.algorithm, job.net, state.sharing), _rates(job)
+    sent, moved = job.hooks.uploads(state.sharing), _rates(job)
     found = {name: sent[name] for name in job.net.shapes if name in moved and bool(sent[name].any())}
     if not found:
         raise ValueError(
@@ -111,18 +111,12 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
     after = {name: p.clone() for name, p in before.items()}
     phases = tuple(_one_step(phase, job.local_epochs) for phase in job.phases)
     train_chunk(alone, after, np.arange(len(order)), phases, key=("attack",), memory=remembered(state, order))
-    sent = dict(after)
-    if job.algorithm.send:
-        uploads = engine.uploads_of(job, state, order, after)
-        where = f"method {job.algorithm.name!r}: send(uploads)"
-        sent |= checks.sent(
-            checks.asked(job.algorithm.send, uploads, where), uploads, state.sharing, job.algorithm.name
-        )
+    sent = job.hooks.send(engine.uploads_of(job, state, order, after), state.sharing)
     if job.aggregator.privacy:
         sent |= _released(job, state, order, before, sent)
     back = torch.argsort(at)
     wanted = matched(job, state)
-    uploaded = communication.uploaded(job.algorithm, job.net, state.sharing)
+    uploaded = job.hooks.uploads(state.sharing)
     model, gradient, mask, rates = {}, {}, {}, _rates(job)
     for name, p in state.server.items():
         rows = masks.of_clients(uploaded[name], p.ndim, clients)
@@ -137,7 +131,7 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
 def _released(job: Job, state: State, clients: np.ndarray, before: Params, sent: Params) -> Params:
     """What a private aggregator releases of each of some clients (victim,), the rows of ``before``, alone."""
     assert job.aggregator.privacy is not None  # noqa: S101
-    uploaded = communication.uploaded(job.algorithm, job.net, state.sharing)
+    uploaded = job.hooks.uploads(state.sharing)
     shared = {name: masks.of_clients(mask, before[name].ndim - 1, clients) for name, mask in uploaded.items()}
     away = {name: (sent[name] - before[name]) * mask for name, mask in shared.items() if bool(mask.any())}
     moved = []

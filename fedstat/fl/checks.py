@@ -1,20 +1,31 @@
-"""Checks of what a method's functions return: in a trial before the first round, and in every round."""
+"""Checks of what functions of users return: tensors by name, and the results of an algorithm's hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedstat import _check
 from fedstat._later import torch
-from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Mask, Memory, Phase, Sharing, Uploads
-from fedstat.fl.job import Job
+from fedstat.fl import nets
+from fedstat.fl.algorithm import (
+    Algorithm,
+    BatchGradient,
+    Measure,
+    Memory,
+    Phase,
+    Received,
+    Samples,
+    Sharing,
+    Start,
+    Uploads,
+)
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.optim import Optimizer
-from fedstat.fl.wrappers.private_head import private_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,148 +61,30 @@ def every_entry(found: Any, expected: Params, where: str) -> None:
         raise ValueError(f"{where} must return every one of {list(expected)}, but lacks {missing}")
 
 
-def asked(function: Callable[[Uploads], Any], uploads: Uploads, where: str) -> Any:
-    """What a function of the method makes of the uploads; ValueError if it changes in place what it was given."""
-    given = {"after": uploads.after, "server": uploads.server, "memory.server": uploads.memory.server}
-    tensors = [(part, name, p, p._version) for part, of in given.items() for name, p in of.items()]
-    clients = uploads.clients.copy()
-    found = function(uploads)
-    changed = [f"{part}[{name!r}], of shape {tuple(p.shape)}," for part, name, p, was in tensors if p._version != was]
-    if (uploads.clients != clients).any():
-        changed.append("clients")
+@contextmanager
+def unchanged(given: Any, where: str) -> Iterator[None]:
+    """ValueError if what a hook gets, which is the run's own, is changed in place."""
+    parts: list[tuple[str, Mapping[str, Tensor]]] = []
+    if isinstance(given, Uploads):
+        parts = [("uploads.after[{!r}]", given.after), ("uploads.server[{!r}]", given.server)]
+        parts.append(("uploads.memory.server[{!r}]", given.memory.server))
+    elif isinstance(given, Received):
+        parts = [("the server's {!r}", given.server), ("the server's {!r}", given.memory.server)]
+    tensors = [(text.format(name), p, p._version) for text, of in parts for name, p in of.items()]
+    clients = given.clients.copy() if isinstance(given, Uploads) else None
+    yield
+    changed = [f"{name}, of shape {tuple(p.shape)}," for name, p, was in tensors if p._version != was]
+    if clients is not None and (given.clients != clients).any():
+        changed.append("uploads.clients")
     if changed:
-        raise ValueError(
-            f"{where} changes uploads.{changed[0]} in place. Return new values: what is given is the run's own."
-        )
-    return found
+        raise ValueError(f"{where} changes {changed[0]} in place. Return new values: what is given is the run's own.")
 
 
-def sharing(found: Any, job: Job, function: str) -> Sharing:
-    """A method's sharing, if it is one, with a mask that fits for every parameter."""
-    if not isinstance(found, Sharing):
-        raise ValueError(
-            f"method {job.algorithm.name!r}: {function} must return a Sharing, such as Sharing(mask), but got "
-            f"{type(found).__name__}"
-        )
-    masks.require(job.net, found.shared, len(job.sizes), job.algorithm.name)
-    if job.ranks.several and any(m.ndim > len(job.net.shapes[n]) and len(m) > 1 for n, m in found.shared.items()):
-        raise ValueError(
-            f"method {job.algorithm.name!r} has masks that differ between clients, which several processes do not "
-            "share out. Run it in one."
-        )
-    if job.own_labels:
-        _require_private_heads(job, found, function)
-    return found
-
-
-def _require_private_heads(job: Job, found: Sharing, function: str) -> None:
-    shared = [name for name in nets.head_parameters(job.net) if bool(found.shared[name].any())]
-    if shared:
-        method = job.algorithm.name
-        raise ValueError(
-            f"method {method!r}: {function} shares entries of {shared[0]!r}, of an output layer, but clients number "
-            "their classes differently (permuted labels, domains), so that output layers cannot be averaged. Take "
-            f"private_head(algorithm), by name {private_name(method)!r}."
-        )
-
-
-def mixture(found: Any, clients: int, device: torch.device, method: str) -> Tensor:
-    """A mixing matrix (active, active), or ValueError."""
-    where = f"method {method!r}: mix(uploads)"
-    every_entry({"matrix": found}, {"matrix": torch.empty(clients, clients, device=device)}, where)
-    if not bool(torch.isfinite(found).all()):
-        raise ValueError(f"{where} must return finite weights, but row(s) of the matrix are not")
-    return found
-
-
-def sent(found: Any, uploads: Uploads, sharing: Sharing, method: str) -> Params:
-    """What ``send`` returned; ValueError unless it has all active clients, and only parameters with shared entries."""
-    where = f"method {method!r}: send(uploads)"
-    entries(found, uploads.after, where)
-    for name in found:
-        if not bool(sharing.shared[name].any()):
-            shape = tuple(uploads.server[name].shape)
-            raise ValueError(
-                f"{where} returns {name!r}, of shape {shape}, but no entry of it is shared: nobody would receive it. "
-                "Share it, or leave it out."
-            )
-    return dict(found)
-
-
-def weights(found: Any, clients: int, device: torch.device, method: str) -> Tensor:
-    """Weights (active,) of the mean as a float32 Tensor; ValueError if they are none."""
-    where = f"method {method!r}: weights(sizes, active, clients)"
+@contextmanager
+def known(net: Net, where: str) -> Iterator[None]:
+    """ValueError in place of a KeyError by a parameter or layer that there is not."""
     try:
-        given = torch.as_tensor(found, dtype=torch.float32, device=device)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{where} must return numbers, but got {found!r}") from None
-    if tuple(given.shape) != (clients,):
-        raise ValueError(f"{where} must have shape ({clients},), one for each active client, but got {(*given.shape,)}")
-    low, total = float(given.min()), float(given.sum(dtype=torch.float64))
-    if not low >= 0 or not total <= 1 + 1e-5:  # also true for NaN
-        raise ValueError(
-            f"{where} must be at least 0 and sum to at most 1 (the server's copy gets the rest), but the smallest is "
-            f"{low:g} and the sum {total:g}"
-        )
-    return given
-
-
-def downloads(found: Any, clients: int, method: str) -> np.ndarray:
-    """Numbers (active,) of models that clients download; ValueError if they are none."""
-    given = np.asarray(found)
-    if given.shape != (clients,) or given.dtype.kind not in "iu" or (given < 0).any():
-        raise ValueError(
-            f"method {method!r}: downloads(uploads) must return an integer >= 0 for each of {clients} active clients, "
-            f"but got {found!r}"
-        )
-    return given
-
-
-def memory(found: Memory, clients: int, method: str) -> None:
-    """ValueError unless it is a memory of tensors, and the first axis of the clients' memory is the clients."""
-    _require_memory(found, f"method {method!r}: memory(start)")
-    for name, value in found.server.items():
-        if not isinstance(value, torch.Tensor):
-            raise ValueError(
-                f"method {method!r}: memory(start) must give the server's {name!r} as a Tensor, but got "
-                f"{type(value).__name__}"
-            )
-    for name, value in found.clients.items():
-        if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != clients:
-            seen = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise ValueError(
-                f"method {method!r}: memory(start) must give clients' {name!r} as a Tensor whose first axis is the "
-                f"{clients} clients, but got {seen}"
-            )
-
-
-def _require_memory(found: Any, where: str) -> None:
-    if not isinstance(found, Memory):
-        raise ValueError(f"{where} must return a Memory(clients, server), but got {type(found).__name__}")
-
-
-def remembered(found: Memory, before: Memory, method: str) -> None:
-    """ValueError unless a new memory has the names and shapes of the one before."""
-    _require_memory(found, f"method {method!r}: remember(uploads)")
-    for part in ("clients", "server"):
-        new, old = getattr(found, part), getattr(before, part)
-        where = f"method {method!r}: remember(uploads), {part}"
-        entries(new, old, where)
-        if missing := [name for name in old if name not in new]:
-            raise ValueError(f"{where}, lacks {missing}: return all that is to be remembered, changed or not")
-
-
-def measured(found: Any, shape: tuple[int, ...], name: str, method: str) -> None:
-    """ValueError unless a measure has the shape of its dims."""
-    seen = tuple(getattr(found, "shape", ()))
-    if seen != shape:
-        raise ValueError(f"method {method!r}: its measure {name!r} must have shape {shape}, but got {seen}")
-
-
-def known(function: Callable[..., Any], *given: Any, net: Net, where: str) -> Any:
-    """What a function of the method returns; ValueError if it asks for a parameter or layer that there is not."""
-    try:
-        return function(*given)
+        yield
     except KeyError as error:
         name = error.args[0] if error.args else None
         names = [*net.shapes, *nets.layers(net)]
@@ -199,70 +92,6 @@ def known(function: Callable[..., Any], *given: Any, net: Net, where: str) -> An
             raise
         hint = _check.did_you_mean(name, names)
         raise ValueError(f"{where} asks for {name!r}, but the network has {list(net.shapes)}.{hint}") from error
-
-
-def added(found: Any, params: Params, where: str) -> bool:
-    """Whether a penalty returned a loss, not gradients; ValueError if it is neither."""
-    if isinstance(found, torch.Tensor):
-        clients = len(next(iter(params.values())))
-        if tuple(found.shape) not in ((), (clients,)) or not found.is_floating_point():
-            raise ValueError(
-                f"{where} must return a loss, one number for each client, of shape ({clients},), or their sum, of "
-                f"shape (), or a dict of gradients, but got a Tensor of shape {tuple(found.shape)}, {found.dtype}"
-            )
-        return True
-    entries(found, params, where)
-    return False
-
-
-def trial(job: Job, uploads: Uploads, sharing: Sharing) -> None:
-    """Call the algorithm's functions once before the first round, so that errors show at once."""
-    algorithm, clients = job.algorithm, uploads.clients
-    method = f"method {algorithm.name!r}:"
-    for i, phase in enumerate((*algorithm.phases, *algorithm.finetune)):
-        if phase.penalty and not callable(phase.anchor):
-            params, anchor = ({n: p.clone() for n, p in uploads.after.items()} for _ in range(2))
-            where = f"{method} penalty(params, anchor) of phase {i + 1}"
-            found = known(phase.penalty, params, anchor, net=job.net, where=where)
-            added(found, params, where)
-    if algorithm.send:
-        sent(asked(algorithm.send, uploads, f"{method} send(uploads)"), uploads, sharing, algorithm.name)
-    if algorithm.weights:
-        found = algorithm.weights(job.train.sizes[clients], job.ids(clients), job.everyone or job.clients)
-        weights(found, len(clients), job.device, algorithm.name)
-    if algorithm.remember:
-        found = asked(algorithm.remember, uploads, f"{method} remember(uploads)")
-        remembered(found, uploads.memory, algorithm.name)
-    for name, measure in algorithm.measures.items():
-        of = {"client": len(clients), "other": len(clients), "layer": len(nets.layers(job.net))} | dict(measure.sizes)
-        value = asked(measure.value, uploads, f"{method} its measure {name!r}")
-        measured(value, tuple(of[dim] for dim in measure.dims), name, algorithm.name)
-    if algorithm.reshare and job.aggregator.privacy:  # it may ask for what is not released
-        asked(algorithm.reshare, uploads, f"{method} reshare(uploads)")
-    if algorithm.uploads:
-        masks.require(job.net, algorithm.uploads(job.net, sharing), len(job.sizes), f"{algorithm.name}, uploads")
-
-
-def aggregated(found: Any, expected: Params, name: str) -> None:
-    """ValueError unless an aggregator's values are of every entry that was sent, without clients."""
-    values = getattr(found, "values", found)
-    every_entry(values, expected, f"the aggregator {name!r}")
-
-
-def agreed(job: Job, values: Params, shared: Mask) -> None:
-    """ValueError unless all processes of a run have aggregated the same shared entries, up to rounding."""
-    if not job.ranks.several or not values:
-        return
-    parts = [(p * shared[name]).double() for name, p in values.items()]
-    every = np.array(job.ranks.each([(float(p.sum()), float(p.norm())) for p in parts]))  # (rank, parameter, 2)
-    apart = np.abs(every - every[0]).max(axis=2) > 1e-4 * every[0, :, 1]
-    if apart.any():
-        rank, at = np.argwhere(apart)[0]
-        raise ValueError(
-            f"the aggregator {job.aggregator.name!r} says that it needs only sums over clients, but processes 0 and "
-            f"{rank} have different values of {list(values)[at]!r}. Add what is summed over clients by Sent.total, or "
-            "make it with needs='clients'."
-        )
 
 
 def savable(state: Any, name: str) -> None:
@@ -277,9 +106,138 @@ def savable(state: Any, name: str) -> None:
         )
 
 
-def phases(job: Job) -> None:
+# --- what hooks may return: (found, where, *given) -> found, or ValueError
+
+
+def instance(kind: type, found: Any, where: str, *_: Any, hint: str = "") -> Any:
+    """An instance of a class."""
+    if not isinstance(found, kind):
+        raise ValueError(f"{where} must return a {kind.__name__}{hint}, but got {type(found).__name__}")
+    return found
+
+
+def kept(found: Any, where: str, net: Net) -> Sequence[str]:
+    """Names of parameters."""
+    if unknown := [name for name in found if name not in net.shapes]:
+        raise ValueError(
+            f"{where} names {unknown}, but the names are {[*net.shapes]}.{_check.did_you_mean(unknown[0], net.shapes)}"
+        )
+    return found
+
+
+def mixture(found: Any, where: str, uploads: Uploads) -> Tensor:
+    """A finite matrix (active, active)."""
+    n = len(uploads.clients)
+    every_entry({"matrix": found}, {"matrix": torch.empty(n, n, device=uploads.weights.device)}, where)
+    if not bool(torch.isfinite(found).all()):
+        raise ValueError(f"{where} must return finite weights, but row(s) of the matrix are not")
+    return found
+
+
+def sent(found: Any, where: str, uploads: Uploads, *, sharing: Sharing) -> Params:
+    """Values of all active clients, and only of parameters with shared entries."""
+    entries(found, uploads.after, where)
+    for name in found:
+        if not bool(sharing.shared[name].any()):
+            raise ValueError(
+                f"{where} returns {name!r}, of shape {tuple(uploads.server[name].shape)}, but no entry of it is "
+                "shared: nobody would receive it. Share it, or leave it out."
+            )
+    return found
+
+
+def weights(
+    found: Any, where: str, _: np.ndarray, active: np.ndarray, __: int, *, device: torch.device | str
+) -> Tensor:
+    """Weights (active,) of a mean, as a float32 Tensor."""
+    try:
+        given = torch.as_tensor(found, dtype=torch.float32, device=device)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{where} must return numbers, but got {found!r}") from None
+    if tuple(given.shape) != (len(active),):
+        raise ValueError(
+            f"{where} must have shape ({len(active)},), one for each active client, but got {(*given.shape,)}"
+        )
+    low, total = float(given.min()), float(given.sum(dtype=torch.float64))
+    if not low >= 0 or not total <= 1 + 1e-5:  # also true for NaN
+        raise ValueError(
+            f"{where} must be at least 0 and sum to at most 1 (the server's copy gets the rest), but the smallest is "
+            f"{low:g} and the sum {total:g}"
+        )
+    return given
+
+
+def memory(found: Any, where: str, start: Start) -> Memory:
+    """A memory of tensors; the first axis of the clients' memory is the clients."""
+    instance(Memory, found, where, hint="(clients, server)")
+    for name, value in found.server.items():
+        if not isinstance(value, torch.Tensor):
+            raise ValueError(f"{where} must give the server's {name!r} as a Tensor, but got {type(value).__name__}")
+    for name, value in found.clients.items():
+        if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(start.sizes):
+            seen = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ValueError(
+                f"{where} must give clients' {name!r} as a Tensor whose first axis is the {len(start.sizes)} clients, "
+                f"but got {seen}"
+            )
+    return found
+
+
+def remembered(found: Any, where: str, uploads: Uploads) -> Memory:
+    """A memory with the names and shapes of the one before."""
+    instance(Memory, found, where, hint="(clients, server)")
+    for part in ("clients", "server"):
+        new, old = getattr(found, part), getattr(uploads.memory, part)
+        entries(new, old, f"{where}, {part}")
+        if missing := [name for name in old if name not in new]:
+            raise ValueError(f"{where}, {part}, lacks {missing}: return all that is to be remembered, changed or not")
+    return found
+
+
+def received(found: Any, where: str, given: Received) -> Params:
+    """Models of the clients that receive."""
+    entries(found, given.own, where)
+    return found
+
+
+def measured(found: Any, where: str, uploads: Uploads, *, measure: Measure) -> Any:
+    """A measure in the shape of its dims."""
+    of_clients = dict.fromkeys(("client", "other"), len(uploads.clients))
+    sizes = {"layer": len(nets.layers(uploads.net)), **measure.sizes, **of_clients}
+    shape, seen = tuple(sizes[dim] for dim in measure.dims), tuple(getattr(found, "shape", ()))
+    if seen != shape:
+        raise ValueError(f"{where} must have shape {shape}, but got {seen}")
+    return found
+
+
+def downloads(found: Any, where: str, uploads: Uploads) -> np.ndarray:
+    """Numbers (active,) of models."""
+    given, n = np.asarray(found), len(uploads.clients)
+    if given.shape != (n,) or given.dtype.kind not in "iu" or (given < 0).any():
+        raise ValueError(f"{where} must return an integer >= 0 for each of {n} active clients, but got {found!r}")
+    return given
+
+
+# --- phases
+
+
+def phases_checked(phases: Sequence[Phase], net: Net, method: str) -> tuple[Phase, ...]:
+    """The phases of a method, with checks of what their functions return (:data:`PHASE_CHECKS`): ValueError if unfit.
+
+    Penalties return gradients.
+    """
+    return tuple(_checked(phase, net, f"method {method!r}: a phase's") for phase in phases)
+
+
+def _checked(phase: Phase, net: Net, where: str) -> Phase:
+    hooks = {name: hook for name in PHASE_CHECKS if callable(hook := getattr(phase, name))}
+    moves = phase.moves(net) if hooks else []
+    checked: Any = {name: partial(PHASE_CHECKS[name], hook, f"{where} {name}", moves) for name, hook in hooks.items()}
+    return phase._replace(**checked)
+
+
+def phases(algorithm: Algorithm, net: Net, local_epochs: int) -> None:
     """ValueError unless every stretch of training that the algorithm has is one."""
-    algorithm = job.algorithm
     several = {"phases": algorithm.phases, "finetune": algorithm.finetune}
     if algorithm.choice is not None:
         several |= {f"choice.finetunings[{i}]": one for i, one in enumerate(algorithm.choice.finetunings)}
@@ -288,15 +246,12 @@ def phases(job: Job) -> None:
         if isinstance(given, Phase) or not all(isinstance(phase, Phase) for phase in given):
             raise ValueError(f"{where} must be a tuple of Phase, such as (Phase(),), but got {given!r}")
         for i, phase in enumerate(given):
-            _phase(job, phase, f"{where}[{i}]")
+            _phase(phase, net, local_epochs, f"{where}[{i}]")
 
 
-def _phase(job: Job, phase: Phase, where: str) -> None:
-    for name, value, low in (
-        ("epochs", phase.length(job.local_epochs), 0),
-        ("steps", phase.steps, 1),
-        ("repeats", phase.repeats, 1),
-    ):
+def _phase(phase: Phase, net: Net, local_epochs: int, where: str) -> None:
+    least = {"epochs": (phase.length(local_epochs), 0), "steps": (phase.steps, 1), "repeats": (phase.repeats, 1)}
+    for name, (value, low) in least.items():
         if value is not None:
             _check.integer(f"{where}.{name}", value, low=low)
     _check.real(f"{where}.lr", phase.lr, low=0, open_low=True)
@@ -304,5 +259,79 @@ def _phase(job: Job, phase: Phase, where: str) -> None:
         raise ValueError(f"{where}.optimizer must be an Optimizer, such as optim.sgd(0.1), but got {phase.optimizer!r}")
     if not callable(phase.anchor):
         _check.choice(f"{where}.anchor", phase.anchor, ("phase", "download"))
-    for layer in phase.layers(job.net) if phase.layers else ():
-        _check.choice(f"a layer of {where}", layer, list(nets.layers(job.net)))
+    for layer in phase.layers(net) if phase.layers else ():
+        _check.choice(f"a layer of {where}", layer, list(nets.layers(net)))
+
+
+# --- what functions of phases may return: (function, where, what moves, *given) -> found, or ValueError
+
+
+def _gradients(
+    penalty: Callable[[Params, Params], Any], where: str, moves: Sequence[str], now: Params, anchor: Params
+) -> Params:
+    """Gradients of a penalty, also of one that returns a loss: of its sum, as no client's depends on another's."""
+    found = penalty(now, anchor)
+    if not is_loss(found, now, where):
+        return found
+    leaves = {name: p.data.requires_grad_(name in moves) for name, p in now.items()}  # as in local training
+    with torch.enable_grad():
+        loss = penalty(leaves, anchor).sum()
+    if not loss.requires_grad:
+        raise ValueError(f"{where} returns a loss that does not depend on what trains, {list(moves)}")
+    moving = [leaves[name] for name in moves]
+    return dict(zip(moves, torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True), strict=True))
+
+
+def is_loss(found: Any, params: Params, where: str) -> bool:
+    """Whether a penalty returned a loss, not gradients; ValueError if it is neither."""
+    if isinstance(found, torch.Tensor):
+        clients = len(next(iter(params.values())))
+        if tuple(found.shape) not in ((), (clients,)) or not found.is_floating_point():
+            raise ValueError(
+                f"{where} must return a loss, one number for each client, of shape ({clients},), or their sum, of "
+                f"shape (), or a dict of gradients, but got a Tensor of shape {tuple(found.shape)}, {found.dtype}"
+            )
+        return True
+    entries(found, params, where)
+    return False
+
+
+def _weighed(
+    weigh: Callable[..., Any], where: str, _: Sequence[str], net: Net, params: Params, given: Samples, memory: Memory
+) -> Tensor | None:
+    found = weigh(net, params, given, memory)
+    if found is not None and (not isinstance(found, torch.Tensor) or found.shape[:2] != given.live.shape):
+        seen = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        shape = f"{(*given.live.shape, ...)}".replace("Ellipsis", "...")
+        raise ValueError(f"{where} must return a Tensor (client, sample, ...) = {shape}, but got {seen}")
+    return found
+
+
+def _anchored(anchor: Callable[..., Any], where: str, _: Sequence[str], download: Params, memory: Memory) -> Params:
+    found: Params = anchor(download, memory)
+    clients = len(next(iter(download.values())))
+    if not isinstance(found, Mapping) or any(len(p) != clients for p in found.values()):
+        seen = {n: tuple(p.shape) for n, p in found.items()} if isinstance(found, Mapping) else type(found).__name__
+        raise ValueError(
+            f"{where} must return a dict of tensors whose first axis is the {clients} clients, but got {seen}"
+        )
+    return found
+
+
+def _directed(
+    direction: Callable[..., Any], where: str, moves: Sequence[str], gradient: BatchGradient, params: Params, lr: float
+) -> Params:
+    found = direction(gradient, params, lr)
+    every_entry(found, {name: params[name] for name in moves}, where)
+    return found
+
+
+PHASE_CHECKS: dict[str, Callable[..., Any]] = {
+    "penalty": _gradients,
+    "weigh": _weighed,
+    "anchor": _anchored,
+    "direction": _directed,
+}
+"""For fields of a phase: the function that calls the field's, and checks what it returns."""
+PHASE_UNCHECKED = ("epochs", "trains", "layers", "lr", "after", "steps", "repeats", "optimizer")
+"""Fields of a phase that are no functions, or whose results are checked elsewhere or are none."""

@@ -45,7 +45,7 @@ def require(job: Job) -> None:
             f"{job.algorithm.name} chooses on validation samples, but the data have none. Give some (validation=0.1), "
             "or choose on halves of the training samples (held_out='halves')."
         )
-    if choice.by == "layer" and (job.algorithm.mix or job.algorithm.receive):
+    if choice.by == "layer" and job.hooks.downloads_differ:
         raise ValueError(
             f"{job.algorithm.name} compares by layer what all clients download alike, but its server mixes, or its "
             "clients receive: each downloads a model of its own. Choose by='pooled' or by='client'."
@@ -108,29 +108,25 @@ def _last_active(job: Job, state: State) -> np.ndarray:
     return active(job, max(state.round - 1, 0))
 
 
-def _finetunings(job: Job) -> tuple[tuple[Phase, ...], ...]:
-    return _of(job).finetunings or (job.algorithm.finetune,)
-
-
 def _together(job: Job, state: State, voters: np.ndarray) -> dict[str, np.ndarray]:
     """Scores (client, candidate) of every candidate for some clients."""
     clients, steps = by_size(job.train, voters), _of(job).steps
 
     def candidates(span: slice) -> Iterator[Params]:
         start = personal(job, state, clients[span])
-        for phases in _finetunings(job):
+        for phases in job.hooks.finetunings:
             trained = _trained(job, state, clients[span], start, phases)
             for step in steps:
                 yield _between(start, trained, step)
 
-    return table(job, clients, candidates, len(_finetunings(job)) * len(steps))
+    return table(job, clients, candidates, len(job.hooks.finetunings) * len(steps))
 
 
 def _alone(
     job: Job, state: State, some: np.ndarray, finetuning: int, step: float | dict[str, float]
 ) -> dict[str, np.ndarray]:
     """Scores (client,) of one candidate for some clients."""
-    clients, phases = by_size(job.train, some), _finetunings(job)[finetuning]
+    clients, phases = by_size(job.train, some), job.hooks.finetunings[finetuning]
 
     def models(span: slice) -> Params:
         start = personal(job, state, clients[span])
@@ -168,7 +164,7 @@ def _held(job: Job, state: State, voters: np.ndarray, found: dict[str, np.ndarra
 def _steps_by_layer(job: Job, state: State) -> np.ndarray:
     """B (layer,): share of the differences between fine-tuned models that is the clients' own, clipped to [0, 1]."""
     clients = halves.divisible(job, max(state.round - 1, 0))
-    parts = halves.parts(job, state, clients, job.algorithm.finetune)
+    parts = halves.parts(job, state, clients, job.hooks.finetune)
     share = {layer: float(components.components(part).personal[0]) for layer, part in parts.items()}
     # B is 1 for a client's own layers, and for layers that no client changes, where it makes no difference.
     return np.nan_to_num(np.clip([share.get(layer, 1.0) for layer in nets.layers(job.net)], 0, 1), nan=1.0)

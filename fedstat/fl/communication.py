@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fedstat._later import torch
-from fedstat.fl import checks, masks, nets
-from fedstat.fl.algorithm import Algorithm, Mask, Sharing
+from fedstat.fl import masks, nets
+from fedstat.fl.algorithm import Mask, Sharing
 from fedstat.fl.engine import Round
+from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.state import State, personal
@@ -35,16 +36,12 @@ def of_round(job: Job, done: Round, state: State, previous: Sharing) -> tuple[in
     if not len(clients):
         return 0, 0
     values = (lambda: done.sent, lambda: personal(job, state, clients))
-    downloads = None
-    if job.algorithm.downloads:
-        found = checks.downloads(job.algorithm.downloads(done.whole), len(done.whole.clients), job.algorithm.name)
-        downloads = found[np.isin(done.whole.clients, job.ids(clients))]
-    return in_bytes(job.algorithm, job.net, state.sharing, previous, clients, values, downloads)
+    downloads = job.hooks.downloads(done.whole, job.ids(clients))
+    return in_bytes(job.hooks, state.sharing, previous, clients, values, downloads)
 
 
 def in_bytes(
-    algorithm: Algorithm,
-    net: Net,
+    hooks: Hooks,
     sharing: Sharing,
     previous: Sharing,
     clients: np.ndarray,
@@ -55,9 +52,7 @@ def in_bytes(
 
     Parameters
     ----------
-    algorithm : Algorithm
-    net : Net
-        The network as trained: wrapped, if the algorithm wraps it.
+    hooks : Hooks
     sharing, previous : Sharing
         After and before the round.
     clients : int array (active,)
@@ -87,31 +82,23 @@ def in_bytes(
     >>> import torch
     >>> from fedstat.fl import algorithms, nets
     >>> net, one = nets.mlp([3, 4, 2]), np.array([0])  # 16 + 10 entries
+    >>> hooks = Hooks(algorithms.fedsplit({}), net, clients=1)
     >>> some, all_ = ({"fc1": torch.tensor([True, second, False, False])} for second in (False, True))
     >>> a, b = (Sharing(masks.units(net, flags, torch.device("cpu"))) for flags in (some, all_))
-    >>> in_bytes(algorithms.fedsplit({}), net, b, b, one), in_bytes(algorithms.fedsplit({}), net, b, a, one)
+    >>> in_bytes(hooks, b, b, one), in_bytes(hooks, b, a, one)
     ((72, 72), (72, 73))
     """
-    up, changed = uploaded(algorithm, net, sharing), 0
+    net, changed = hooks.net, 0
     if sharing.shared is not previous.shared:
         changed = sum(_changed(net, sharing.shared, previous.shared, layer, clients) for layer in nets.layers(net))
     receivers = clients if downloads is None else np.repeat(clients, downloads)
-    sent = _of_entries(algorithm, net, up, clients, 0, values)
-    return sent, _of_entries(algorithm, net, sharing.shared, receivers, 1, values) + changed
+    sent = _of_entries(hooks, hooks.uploads(sharing), clients, 0, values)
+    return sent, _of_entries(hooks, sharing.shared, receivers, 1, values) + changed
 
 
-def uploaded(algorithm: Algorithm, net: Net, sharing: Sharing) -> Mask:
-    """Entries that a client sends: what ``algorithm.uploads`` names, or what any client shares."""
-    if algorithm.uploads:
-        return algorithm.uploads(net, sharing)
-    return {name: masks.by_some(sharing.shared[name], len(shape)) for name, shape in net.shapes.items()}
-
-
-def _of_entries(
-    algorithm: Algorithm, net: Net, mask: Mask, clients: np.ndarray, way: int, values: tuple[Values, Values] | None
-) -> int:
+def _of_entries(hooks: Hooks, mask: Mask, clients: np.ndarray, way: int, values: tuple[Values, Values] | None) -> int:
     """Bytes of the entries that a mask picks for some clients, in total."""
-    sparse = [name for name in net.shapes if algorithm.sparse and algorithm.sparse(name)]
+    net, sparse = hooks.net, hooks.sparse()
     total = _BYTES * entries(net, mask, clients, leave_out=sparse)
     if sparse:
         assert values is not None  # noqa: S101

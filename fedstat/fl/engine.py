@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _check, _random
+from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import checks, halves, kept, masks, room, sums
+from fedstat.fl import halves, kept, masks, room, sums
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
+from fedstat.fl.hooks import Hooks, aggregated, aggregator_state
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, local_training
 from fedstat.fl.nets import Params
@@ -84,8 +85,6 @@ def start(job: Job) -> State:
         some = np.flatnonzero(job.train.sizes >= 2)
         return halves.trained(*_alone(job, server), some, (Phase(epochs),))
 
-    algorithm = job.algorithm
-
     def moments(epochs: int | None) -> Mapping[str, Any]:
         return joined(
             sums.over_clients(
@@ -95,28 +94,25 @@ def start(job: Job) -> State:
         )
 
     before = Start(job.net, job.sizes, job.seed, job.device, pretrain, pretrain_halves, moments)
-    asked = checks.known(algorithm.sharing, before, net=job.net, where=f"method {algorithm.name!r}: sharing(start)")
-    sharing = checks.sharing(asked, job, "sharing(start)")
-    own = _own(job, sharing)
-    _require_own(job, own, sharing)
+    sharing = job.hooks.sharing(before)
+    own = job.hooks.keeps(sharing)
     params = {name: (server[name] if at is None else server[name][at]) for name, at in own.items()}
     first: Params = {}
     if job.optimizer_state == "keep":
         first = job.optimizer.init({name: p.unsqueeze(0) for name, p in server.items()})
         first = {name: p[0] for name, p in first.items()}
-    memory = algorithm.memory(before) if algorithm.memory else Memory()
-    checks.memory(memory, len(job.sizes), algorithm.name)
+    memory = job.hooks.memory(before)
     if job.ranks.several:
         memory = memory._replace(clients={name: p[job.train.ids] for name, p in memory.clients.items()})
-    aggregated = job.aggregator.init(server)
-    checks.savable(aggregated, job.aggregator.name)
+    of_aggregator = aggregator_state(job.aggregator, server)
     at = kept.where(job, params, first, {name: p[0] for name, p in memory.clients.items()})
     rows, optimizer = kept.equal(at, "params", params), kept.equal(at, "optimizer", first)
     memory = memory._replace(clients=kept.given(at, "memory", memory.clients))
-    state = State(0, rows, own, server, sharing, optimizer, memory, aggregated)
+    state = State(0, rows, own, server, sharing, optimizer, memory, of_aggregator)
     some = active(job, 0)
     clients = by_size(job.train, some if len(some) else np.arange(job.clients))[:2]
-    checks.trial(job, uploads_of(job, state, clients, personal(job, state, clients)), sharing)
+    uploads = uploads_of(job, state, clients, personal(job, state, clients))
+    job.hooks.try_out(uploads, sharing, (job.train.sizes[clients], job.ids(clients), job.everyone or job.clients))
     return state
 
 
@@ -137,38 +133,6 @@ def _alone(job: Job, server: Params) -> tuple[Job, State]:
     return fresh, State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
 
 
-def _own(job: Job, sharing: Sharing) -> dict[str, Tensor | None]:
-    """Parameters of which clients have their own copies, and the units of these: None for all."""
-    algorithm = job.algorithm
-    if algorithm.mix or (algorithm.receive and not algorithm.keeps):  # also of shared entries
-        return dict.fromkeys(job.net.shapes)
-    if algorithm.reshare or algorithm.receive:
-        kept = algorithm.keeps(job.net) if algorithm.keeps else job.net.shapes
-        if unknown := [name for name in kept if name not in job.net.shapes]:
-            raise ValueError(
-                f"method {algorithm.name!r}: keeps(net) names {unknown}, but the names are {[*job.net.shapes]}."
-                f"{_check.did_you_mean(unknown[0], job.net.shapes)}"
-            )
-        return dict.fromkeys(kept)
-    own: dict[str, Tensor | None] = {}
-    for name, mask in sharing.shared.items():
-        shape = job.net.shapes[name]
-        if bool(mask.all()):
-            continue
-        by_unit = mask.shape == (shape[0], *(1,) * (len(shape) - 1))
-        own[name] = torch.nonzero(~mask.flatten()).squeeze(1) if by_unit else None
-    return own
-
-
-def _require_own(job: Job, own: Collection[str], sharing: Sharing) -> None:
-    for name, mask in sharing.shared.items():
-        if name not in own and not bool(mask.all()):
-            raise ValueError(
-                f"method {job.algorithm.name!r} makes entries of {name!r} personal, but its keeps(net) names only "
-                f"{list(own)}. Name every parameter that may become personal, or leave keeps out."
-            )
-
-
 def step(job: Job, state: State) -> State:
     """One communication round; see :func:`round_of`."""
     return round_of(job, state)[0]
@@ -186,39 +150,22 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
         If a client's loss or parameters are no longer finite after local training.
     """
     clients = by_size(job.train, active(job, state.round))
-    job = job if len(clients) or len(drawn(job, state.round)) else _idle(job)
-    algorithm, method = job.algorithm, f"method {job.algorithm.name!r}:"
+    hooks = job.hooks if len(clients) or len(drawn(job, state.round)) else job.hooks.of_empty_round()
     trained = local_training(job, state, clients, job.phases)
     require_finite(trained, job.ids(clients), state.round + 1)
     uploads = uploads_of(job, state, clients, trained.params)
-    whole, mine = _whole(job, state, uploads)
-    sharing = state.sharing
-    if algorithm.reshare:
-        sharing = checks.sharing(checks.asked(algorithm.reshare, whole, f"{method} reshare(uploads)"), job, "reshare")
-        _require_own(job, state.own, sharing)
-    sent, models, mixture = dict(whole.after), trained.params, None
-    if algorithm.send:
-        sent |= checks.sent(
-            checks.asked(algorithm.send, whole, f"{method} send(uploads)"), whole, sharing, algorithm.name
-        )
-    if algorithm.mix:
-        found = checks.asked(algorithm.mix, whole, f"{method} mix(uploads)")
-        mixture = checks.mixture(found, len(whole.clients), job.device, algorithm.name)
-        models = _mixed(job, uploads, sharing, sent, mixture[mine])
-    server, aggregated = _aggregate(job, state, whole, sharing, sent, each=whole is uploads)
-    memory = _remember(job, state, whole, mine)
+    whole, mine = _whole(job, hooks, state, uploads)
+    sharing = hooks.reshare(whole, state.own)
+    sent = hooks.send(whole, sharing)
+    mixture = hooks.mix(whole)
+    models = trained.params if mixture is None else _mixed(job, uploads, sharing, sent, mixture[mine])
+    server, of_aggregator = _aggregate(job, hooks, state, whole, sharing, sent, each=whole is uploads)
+    memory = _remembered(job, state, whole, mine, hooks.remember(whole))
     own = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
     params = kept.changed(job, state.params, clients, own)
     optimizer = kept.changed(job, state.optimizer, clients, trained.optimizer)
-    new = State(state.round + 1, params, state.own, server, sharing, optimizer, memory, aggregated)
+    new = State(state.round + 1, params, state.own, server, sharing, optimizer, memory, of_aggregator)
     return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
-
-
-def _idle(job: Job) -> Job:
-    """The job in a round without clients: a method has nothing to act on, but noise is released all the same."""
-    reshare = job.algorithm.reshare if job.aggregator.privacy else None
-    nothing = job.algorithm._replace(send=None, weights=None, mix=None, remember=None, reshare=reshare)
-    return replace(job, algorithm=nothing)
 
 
 def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Uploads:
@@ -254,15 +201,12 @@ def uploads_of(job: Job, state: State, clients: np.ndarray, after: Params) -> Up
     )
 
 
-def _whole(job: Job, state: State, uploads: Uploads) -> tuple[Uploads, slice | np.ndarray]:
+def _whole(job: Job, hooks: Hooks, state: State, uploads: Uploads) -> tuple[Uploads, slice | np.ndarray]:
     """Uploads of the active clients of all processes, numbered in the whole, and the rows of this one's.
 
     Those of this process alone if there is no other, or if method and aggregator need only sums of them.
     """
-    algorithm = job.algorithm
-    looks = algorithm.mix or algorithm.send or algorithm.remember or algorithm.measures or algorithm.downloads
-    looks_at_split = algorithm.reshare and not algorithm.moments
-    if not job.ranks.several or not (looks or looks_at_split or job.aggregator.needs == "clients"):
+    if not job.ranks.several or not (hooks.looks_at_clients or job.aggregator.needs == "clients"):
         return uploads, slice(None)
     clients = everyone_active(job, state.round)
     each = [job.ranks.of(rank, clients) for rank in range(job.ranks.number)]
@@ -292,30 +236,29 @@ def _whole(job: Job, state: State, uploads: Uploads) -> tuple[Uploads, slice | n
 
 
 def _aggregate(
-    job: Job, state: State, uploads: Uploads, sharing: Sharing, sent: Params, *, each: bool
+    job: Job, hooks: Hooks, state: State, uploads: Uploads, sharing: Sharing, sent: Params, *, each: bool
 ) -> tuple[Params, object]:
     """The server's copy after the round, of every entry, and the aggregator's state; see :func:`moved`.
 
     With ``each``, what was sent is that of this process's clients, and each of the others has its own.
     """
-    algorithm = job.algorithm
     ids = job.ids(uploads.clients) if each else uploads.clients
     sizes = job.train.sizes[uploads.clients] if each else job.sizes[ids]
     shared = {name: masks.by_some(sharing.shared[name], p.ndim) for name, p in state.server.items()}
     values = {name: p for name, p in sent.items() if bool(shared[name].any())}
-    own = None
-    if algorithm.weights:
+
+    def everyone() -> tuple[np.ndarray, np.ndarray, int]:
         every = everyone_active(job, state.round) if job.ranks.several else ids
-        of = job.sizes[every] if job.ranks.several else sizes
-        found = algorithm.weights(of, every, job.everyone or job.clients)
-        own = checks.weights(found, len(every), job.device, algorithm.name)[np.isin(every, ids)]
-    aggregate, aggregated = job.aggregator.apply(
+        return job.sizes[every] if job.ranks.several else sizes, every, job.everyone or job.clients
+
+    means, of_aggregator = aggregated(
+        job.aggregator,
         Sent(
             values,
             {name: state.server[name] for name in values},
             {name: shared[name] for name in values},
             torch.from_numpy(sizes).to(job.device, torch.float32),
-            own,
+            hooks.weights(ids, everyone),
             ids,
             state.round,
             job.seed,
@@ -323,10 +266,9 @@ def _aggregate(
             *((job.ranks.total,) if each else ()),
         ),
         state.aggregator,
+        job.ranks,
     )
-    checks.aggregated(aggregate, {name: state.server[name] for name in values}, job.aggregator.name)
-    checks.agreed(job, aggregate.values, shared)
-    return moved(state.server, aggregate.values, state.sharing, sharing, job.server_lr), aggregated
+    return moved(state.server, means, state.sharing, sharing, job.server_lr), of_aggregator
 
 
 def moved(server: Params, means: Params, before: Sharing, after: Sharing, lr: float) -> Params:
@@ -366,12 +308,10 @@ def _mixed(job: Job, uploads: Uploads, sharing: Sharing, sent: Params, mixture: 
     return models
 
 
-def _remember(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray) -> Memory:
-    """The memory after the round."""
-    if not job.algorithm.remember:
+def _remembered(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray, found: Memory | None) -> Memory:
+    """The memory after the round, given that of the active clients and the server; None: as before."""
+    if found is None:
         return state.memory
-    found = checks.asked(job.algorithm.remember, uploads, f"method {job.algorithm.name!r}: remember(uploads)")
-    checks.remembered(found, uploads.memory, job.algorithm.name)
     first = job.ranks.bounds[job.ranks.rank] if job.ranks.several else 0
     rows = {name: p[mine] for name, p in found.clients.items()}
     return Memory(kept.changed(job, state.memory.clients, uploads.clients[mine] - first, rows), dict(found.server))

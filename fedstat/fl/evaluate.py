@@ -36,8 +36,7 @@ def evaluate(job: Job, state: State) -> dict[str, np.ndarray]:
 
     def models(span: slice) -> Params:
         params = personal(job, state, clients[span])
-        if job.algorithm.finetune:
-            finetune(job, state, params, clients[span], job.algorithm.finetune)
+        finetune(job, state, params, clients[span], job.hooks.finetune)
         return params
 
     found = measured(job, clients, models)

@@ -109,7 +109,7 @@ def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]
     A client's own entries are left out, and so are layers that have no others: both halves start from what the client
     learnt before, noise included, so agreement between them shows nothing.
     """
-    if job.algorithm.mix or job.algorithm.receive:  # every client downloads a model of its own
+    if job.hooks.downloads_differ:  # every client downloads a model of its own
         return {}
     models, x = trained(job, state, clients, phases)
     found: dict[str, Parts] = {}

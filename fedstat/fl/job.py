@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from fedstat._later import torch
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows, part
+from fedstat.fl.hooks import Hooks
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
@@ -113,8 +115,17 @@ class Job(Training, Computing):
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """Phases that do something; one of 0 epochs must not rename the others' random streams."""
-        return tuple(phase for phase in self.algorithm.phases if phase.length(self.local_epochs) != 0 or phase.weigh)
+        """The algorithm's phases that do something; their positions name random streams."""
+        return self.hooks.phases
+
+    @cached_property
+    def hooks(self) -> Hooks:
+        """The algorithm's functions, with defaults and checks of what they return."""
+        ranks, private = self.ranks, self.aggregator.privacy is not None
+        return Hooks(
+            self.algorithm, self.net, len(self.sizes), self.device, self.local_epochs, ranks.several, self.own_labels,
+            private,
+        )  # fmt: skip
 
     @property
     def subsets(self) -> dict[str, Rows]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import batches, checks, kept, samples
+from fedstat.fl import batches, kept, samples
 from fedstat.fl.algorithm import Mask, Memory, Phase, Samples
 from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
@@ -78,7 +78,8 @@ def local_training(job: Job, state: State, clients: np.ndarray, phases: tuple[Ph
 
 def finetune(job: Job, state: State, params: Params, clients: np.ndarray, phases: tuple[Phase, ...]) -> None:
     """Fine-tune one chunk of clients in place, to the models they predict with."""
-    train_chunk(job, params, clients, phases, key=("finetune", state.round), memory=remembered(state, clients))
+    if phases:
+        train_chunk(job, params, clients, phases, key=("finetune", state.round), memory=remembered(state, clients))
 
 
 class _Chunk(NamedTuple):
@@ -188,7 +189,7 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
     trained = phase.moves(job.net)
     if not trained or (epochs == 0 and phase.steps is None):
         return np.zeros(len(clients))
-    anchor = _anchor(job, phase, chunk)
+    anchor = _anchor(phase, chunk)
     rule, state = _scaled(phase.optimizer or job.optimizer, phase.lr), chunk.optimizer
     if phase.optimizer:
         state = rule.init({name: params[name] for name in trained})
@@ -280,48 +281,23 @@ def _direction(
 
         if total is not None:
             total += _loss(job, now, batch)
-        directed = phase.direction(gradient, now, _rate(rule))
-        checks.every_entry(directed, into, f"method {job.algorithm.name!r}: a phase's direction")
-        for name, p in directed.items():
+        for name, p in phase.direction(gradient, now, _rate(rule)).items():
             into[name].copy_(p)
     if phase.penalty:
-        where = f"method {job.algorithm.name!r}: a phase's penalty"
-        added: Any = phase.penalty(now, anchor)
-        if checks.added(added, now, where):
-            added = _gradient_of(phase.penalty, now, anchor, into, where)
-        for name, p in added.items():
+        gradients: Any = phase.penalty(now, anchor)  # no loss: see Hooks.phases
+        for name, p in gradients.items():
             if name in into:
                 into[name].add_(p)
 
 
-def _gradient_of(
-    penalty: Callable[[Params, Params], Any], now: Params, anchor: Params, names: Iterable[str], where: str
-) -> Params:
-    """Gradient of a penalty that returns a loss: of the sum over clients, as no client's depends on another's."""
-    leaves = {name: p.data.requires_grad_(name in names) for name, p in now.items()}  # as in _accumulate
-    with torch.enable_grad():
-        loss = penalty(leaves, anchor).sum()
-    if not loss.requires_grad:
-        raise ValueError(f"{where} returns a loss that does not depend on what trains, {list(names)}")
-    moving = [leaves[name] for name in names]
-    return dict(zip(names, torch.autograd.grad(loss, moving, allow_unused=True, materialize_grads=True), strict=True))
-
-
-def _anchor(job: Job, phase: Phase, chunk: _Chunk) -> Params:
+def _anchor(phase: Phase, chunk: _Chunk) -> Params:
     if not (phase.penalty or phase.after):
         return {}
     if phase.anchor == "phase":
         return _copy(chunk.params)
     if phase.anchor == "download":
         return chunk.download
-    anchor = phase.anchor(chunk.download, chunk.memory)
-    if not isinstance(anchor, Mapping) or any(len(p) != len(chunk.clients) for p in anchor.values()):
-        seen = {n: tuple(p.shape) for n, p in anchor.items()} if isinstance(anchor, Mapping) else type(anchor).__name__
-        raise ValueError(
-            f"method {job.algorithm.name!r}: a phase's anchor must return a dict of tensors whose first axis is the "
-            f"{len(chunk.clients)} clients, but got {seen}"
-        )
-    return anchor
+    return phase.anchor(chunk.download, chunk.memory)
 
 
 def _rate(rule: Optimizer) -> float:
@@ -377,16 +353,7 @@ def _weigh(job: Job, phase: Phase, chunk: _Chunk) -> Tensor | None:
     """Result of ``Phase.weigh`` on whole training sets, padded."""
     assert phase.weigh is not None  # noqa: S101
     rows, live = batches.whole(job.train, chunk.clients)
-    found = phase.weigh(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.memory)
-    if found is None:
-        return None
-    if not isinstance(found, torch.Tensor) or found.shape[:2] != live.shape:
-        seen = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        raise ValueError(
-            f"method {job.algorithm.name!r}: a phase's weigh must return a Tensor (client, sample, ...) = "
-            f"{(*live.shape, ...)}, but got {seen}".replace("Ellipsis", "...")
-        )
-    return found
+    return phase.weigh(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.memory)
 
 
 def _of_rows(own: Tensor, rows: Tensor, first: np.ndarray) -> Tensor:

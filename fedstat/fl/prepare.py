@@ -9,6 +9,7 @@ from fedstat._later import torch, xr
 from fedstat.fl import accountant, batches, checks, choice, labels, losses, nets, participation, room
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
+from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import Job, Machine, Training, device_named
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
@@ -73,25 +74,22 @@ def assembled(
 ) -> Job:
     """The job of training, test and validation samples that are known to fit the network, its settings checked."""
     train, test, validation = subsets
-    loss = losses.for_outputs(nets.n_outputs(net))
-    checked = _training(training, len(train.start) - 1)
-    made = algorithm.wrap(net) if algorithm.wrap else net
-    if not isinstance(made, Net):
-        raise ValueError(f"method {algorithm.name!r}: wrap(net) must return a Net, but got {type(made).__name__}")
-    net = nets.require(made)
+    loss, clients = losses.for_outputs(nets.n_outputs(net)), len(train.start) - 1
+    checked = _training(training, clients)
+    net = nets.require(Hooks(algorithm, net, clients).wrap())
     job = Job(
         train,
         test,
         net,
         algorithm,
-        algorithm.loss(loss, net) if algorithm.loss else loss,
+        Hooks(algorithm, net, clients).loss(loss),
         validation,
         own_labels=own_labels,
         track=track,
         **vars(checked),
         **vars(machine.computing()),
     )
-    checks.phases(job)
+    checks.phases(algorithm, net, job.local_epochs)
     choice.require(job)
     if machine.memory is not None:
         job = replace(job, room=room.left(job, machine.memory))

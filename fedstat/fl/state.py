@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedstat._later import torch
-from fedstat.fl import checks, kept, masks
+from fedstat.fl import kept, masks
 from fedstat.fl.algorithm import Memory, Received, Sharing
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
@@ -73,13 +73,17 @@ def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Pa
         if units is not None:
             p.copy_(state.server[name].expand_as(p))
             p[:, units] = mine
-        elif job.algorithm.mix or job.algorithm.receive:  # already mixed, or for receive to decide
+        elif job.hooks.downloads_differ:  # already mixed, or for receive to decide
             p.copy_(mine)
         else:
             shared = masks.of_clients(state.sharing.shared[name], state.server[name].ndim, clients)
             torch.where(shared, state.server[name], mine, out=p)
-    if job.algorithm.receive:
-        _receive(job, state, clients, into)
+
+    def given() -> Received:
+        shared = {n: masks.of_clients(m, state.server[n].ndim, clients) for n, m in state.sharing.shared.items()}
+        return Received(job.net, into, state.server, shared, remembered(state, clients))
+
+    job.hooks.receive(given)
     return into
 
 
@@ -87,28 +91,6 @@ def on_disk(state: State) -> list[kept.Kept]:
     """Rows of clients that are not in memory."""
     parts = (state.params, state.optimizer, state.memory.clients)
     return [part for part in parts if isinstance(part, kept.Kept)]
-
-
-def _receive(job: Job, state: State, clients: np.ndarray, own: Params) -> None:
-    """Replace clients' own copies by what the algorithm makes of them."""
-    assert job.algorithm.receive is not None  # noqa: S101
-    shared = {name: masks.of_clients(m, state.server[name].ndim, clients) for name, m in state.sharing.shared.items()}
-    given = Received(job.net, own, state.server, shared, remembered(state, clients))
-    fixed = [*state.server.items(), *state.memory.server.items()]
-    versions = [p._version for _, p in fixed]
-    received = job.algorithm.receive(given)
-    for (name, p), version in zip(fixed, versions, strict=True):
-        if p._version != version:
-            raise ValueError(
-                f"method {job.algorithm.name!r}: receive(received) changes the server's {name!r}, of shape "
-                f"{tuple(p.shape)}, in place. Return new values."
-            )
-    checks.entries(received, own, f"method {job.algorithm.name!r}: receive(received)")
-    for name, p in own.items():
-        if name in received:
-            p.copy_(received[name])
-        elif not job.algorithm.mix:  # a mixture is in place already
-            torch.where(shared[name], state.server[name], p, out=p)
 
 
 def remembered(state: State, clients: np.ndarray) -> Memory:

@@ -28,12 +28,9 @@ def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> 
     after : Params (client, ...)
         As trained.
     """
-    of = job.algorithm.moments
-    if of is None:
-        return {}
 
     def some(span: slice) -> Mapping[str, Any]:
-        return of(job.net, lambda: before(span), {name: p[span] for name, p in after.items()})
+        return job.hooks.moments(lambda: before(span), {name: p[span] for name, p in after.items()})
 
     n = len(next(iter(after.values())))
     entries = sum(p.numel() for p in after.values())

@@ -122,8 +122,7 @@ def _sums(job: Job, content: RecordDict, context: Context) -> Arrays:
 
 
 def _moments(job: Job, before: Params, after: Params) -> Arrays:
-    assert job.algorithm.moments is not None  # noqa: S101
-    return raw_sums(job.algorithm.moments(job.net, lambda: before, after))
+    return raw_sums(job.hooks.moments(lambda: before, after))
 
 
 def _state(content: RecordDict, context: Context) -> State:

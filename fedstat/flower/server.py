@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from fedstat import _random, store
 from fedstat.fl import checks, engine, masks, nets, participation, record
 from fedstat.fl.algorithm import Memory, Sharing, Start, Uploads
+from fedstat.fl.hooks import Hooks
 from fedstat.fl.nets import Params
 from fedstat.fl.state import State
 from fedstat.flower import records, secure
@@ -97,7 +98,7 @@ class Strategy(FlowerStrategy):
 
     def initial_arrays(self) -> ArrayRecord:
         """The common start of :func:`fedstat.fl.train` with the plan's seed."""
-        net = self.plan.algorithm.wrap(self.plan.net) if self.plan.algorithm.wrap else self.plan.net
+        net = Hooks(self.plan.algorithm, self.plan.net, self.plan.clients).wrap()
         return records.record(net.init(_random.generator(self.plan.training.seed, "start")))
 
     def summary(self) -> None:
@@ -124,22 +125,20 @@ class Strategy(FlowerStrategy):
         self._nodes = sorted(numbers, key=numbers.__getitem__)
         sizes = np.array([int(about[node]["samples"]) for node in self._nodes])
         self._job = self.plan.of_server(sizes, own_labels=any(one["own_labels"] for one in about.values()))
-        algorithm, job = self.plan.algorithm, self._job
+        job, method = self._job, self.plan.algorithm.name
         checks.every_entry(server, {n: torch.empty(shape) for n, shape in job.net.shapes.items()}, "initial_arrays")
         self._state = State(0, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
-        if algorithm.moments:
-            one = {name: p[None] for name, p in server.items()}
-            zeros = {name: torch.zeros_like(p) for name, p in one.items()}
-            self._last = records.raw_sums(moments_alone(algorithm.moments(job.net, lambda: zeros, one), algorithm.name))
+        one = {name: p[None] for name, p in server.items()}
+        zeros = {name: torch.zeros_like(p) for name, p in one.items()}
+        self._last = records.raw_sums(moments_alone(job.hooks.moments(lambda: zeros, one), method))
 
         def moments(epochs: int | None) -> Mapping[str, Any]:
             asked = [_ask(pretrain=-1 if epochs is None else epochs) for _ in self._nodes]
             return self._moments(grid, np.arange(job.clients), asked)
 
-        unseen = refusal(algorithm.name)
+        unseen = refusal(method)
         start = Start(job.net, sizes, job.seed, job.device, unseen, unseen, moments)
-        sharing = checks.sharing(algorithm.sharing(start), job, "sharing(start)")
-        self._state = self._state._replace(sharing=sharing)
+        self._state = self._state._replace(sharing=job.hooks.sharing(start))
 
     def _connected(self, grid: Grid) -> list[int]:
         """Nodes of all parties."""
@@ -171,11 +170,7 @@ class Strategy(FlowerStrategy):
                 found.append(self._moments(grid, clients, [_ask(state.round, moments=True) | one for one in down]))
             return found[0]
 
-        self._sharing, algorithm = state.sharing, job.algorithm
-        if algorithm.reshare:
-            where = f"method {algorithm.name!r}: reshare(uploads)"
-            asked = checks.asked(algorithm.reshare, self._uploads(clients, weights, moments), where)
-            self._sharing = checks.sharing(asked, job, "reshare")
+        self._sharing = job.hooks.reshare(self._uploads(clients, weights, moments), job.net.shapes)
         if found:  # the parties have trained
             down = [{} for _ in clients]
             if not self.plan.secure:
@@ -223,12 +218,9 @@ class Strategy(FlowerStrategy):
 
     def _weights(self, clients: np.ndarray) -> torch.Tensor:
         """Weights (active,) of the mean, in float64."""
-        job, given = self._job, self._job.algorithm.weights
-        sizes = job.train.sizes[clients]
-        if given is None:
-            return torch.from_numpy(sizes / sizes.sum())
-        name = job.algorithm.name
-        return checks.weights(given(sizes, clients, job.clients), len(clients), job.device, name).double()
+        sizes = self._job.train.sizes[clients]
+        found = self._job.hooks.weights(clients, lambda: (sizes, clients, self._job.clients))
+        return torch.from_numpy(sizes / sizes.sum()) if found is None else found.double()
 
     def _uploads(self, clients: np.ndarray, weights: torch.Tensor, moments: Callable[[], Mapping[str, Any]]) -> Uploads:
         """What a method's functions learn: of single parties nothing."""

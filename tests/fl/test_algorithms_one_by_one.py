@@ -241,7 +241,7 @@ def test_bytes_are_those_of_a_count_by_hand(name):
             was, is_ = (masks.shared_units(j.net, s.sharing.shared, "fc1") for s in (old, new))
             down += 2 * (not torch.equal(was, is_))  # 10 units: 10 bits, 2 bytes
         whole = lambda: {n: torch.ones(1, *shape) for n, shape in j.net.shapes.items()}  # noqa: E731
-        assert in_bytes(j.algorithm, j.net, new.sharing, old.sharing, ONE, (whole, whole)) == (up, down)
+        assert in_bytes(j.hooks, new.sharing, old.sharing, ONE, (whole, whole)) == (up, down)
         old = new
 
 
@@ -249,7 +249,7 @@ def test_the_codes_variant_never_sends_a_bias_of_a_split_layer():
     j = job(algorithms.fedfac(variant="code", tau=0.5))
     old = engine.start(j)
     new = engine.step(j, old)
-    assert in_bytes(j.algorithm, j.net, new.sharing, new.sharing, ONE) == (4 * (60 + 33), 4 * (5 * 6 + 33))
+    assert in_bytes(j.hooks, new.sharing, new.sharing, ONE) == (4 * (60 + 33), 4 * (5 * 6 + 33))
 
 
 # --- the table

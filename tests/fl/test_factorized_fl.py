@@ -15,6 +15,7 @@ from fedstat import fl
 from fedstat.fl import algorithms, communication, engine, evaluate, nets, optim
 from fedstat.fl.algorithms import named
 from fedstat.fl.batches import Rows
+from fedstat.fl.hooks import Hooks
 
 alpha, beta = (partial(named, f"factorized-fl-{which}") for which in ("alpha", "beta"))
 # Normalisation makes the derivative at a shortcut's u zero but for rounding, which a small eps would scale to a step.
@@ -249,7 +250,7 @@ def test_bytes_of_the_four_layer_cnn_are_those_of_a_count_by_hand():
         net = nets.named("cnn", (1, 28, 28), 10)
         net = method.wrap(net) if method.wrap else net
         shared = method.sharing(engine_start(net))
-        counts[method.name, method.mix is None] = communication.in_bytes(method, net, shared, shared, one)
+        counts[method.name, method.mix is None] = communication.in_bytes(Hooks(method, net, 1), shared, shared, one)
     u = 25 + 25 + 1024
     assert counts["factorized-fl-alpha", False] == (4 * (u + 512), 4 * u)
     assert counts["factorized-fl-alpha", True] == (4 * u, 4 * u)

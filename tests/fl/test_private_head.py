@@ -66,7 +66,7 @@ def test_a_private_head_is_never_sent_and_of_a_mixture_no_components_is(componen
     assert not any(bool(mask[name].any()) for mask in (sent, state.sharing.shared) for name in heads)
     assert bool(sent[next(n for n in sent if n.endswith("fc1.weight"))].all())
     one = np.array([0])
-    up, _ = communication.in_bytes(j.algorithm, j.net, state.sharing, state.sharing, one)
+    up, _ = communication.in_bytes(j.hooks, state.sharing, state.sharing, one)
     assert up == 4 * components * (10 * 6 + 10)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedstat._later import torch, xr
-from fedstat.fl import checks, nets
+from fedstat.fl import nets
 from fedstat.fl.engine import Round
 from fedstat.fl.job import Job
 from fedstat.fl.probes.base import Probe, Values
@@ -71,12 +71,8 @@ def _measure(job: Job, done: Round, _: State) -> Values:
     found, clients, every = {}, done.whole.clients, len(job.sizes)
     if not len(clients):
         return {}
-    for name, measure in job.algorithm.measures.items():
-        where = f"method {job.algorithm.name!r}: its measure {name!r}"
-        value = _array(checks.asked(measure.value, done.whole, where))
-        sizes = _sizes(job, measure.sizes) | dict.fromkeys(_OF_CLIENTS, len(clients))
-        checks.measured(value, tuple(sizes[dim] for dim in measure.dims), name, job.algorithm.name)
-        found[f"measures/{name}"] = _of_all(value, measure.dims, clients, every)
+    for name, value in job.hooks.measures(done.whole).items():
+        found[f"measures/{name}"] = _of_all(_array(value), job.algorithm.measures[name].dims, clients, every)
     if done.mixture is not None:
         found["mixing/weight"] = _of_all(_array(done.mixture), _OF_CLIENTS, clients, every)
     return found

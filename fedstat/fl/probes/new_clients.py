@@ -78,7 +78,7 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
     found = {rule: np.full(len(clients), np.nan, np.float32) for rule in rules(job)}
     # Fine-tuning that trains nothing exchanges the download for a model that no new client has.
     trains = any(phase.length(job.local_epochs) or phase.steps for phase in job.algorithm.finetune)
-    trained = job.algorithm.finetune if trains else job.phases
+    trained = job.hooks.finetune if trains else job.phases
     held = server.sharing.shared
     ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
         "global": ((), None),
@@ -106,15 +106,13 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
 
 def _state(new: Job, state: State) -> State:
     """State of the new clients beside that of the run: own copies and memory as at the start."""
-    memory = Memory()
-    if new.algorithm.memory:
 
-        def none(_: int | None) -> Params:
-            raise ValueError(f"{new.algorithm.name} trains clients to begin its memory, so it takes no new clients")
+    def none(_: int | None) -> Params:
+        raise ValueError(f"{new.algorithm.name} trains clients to begin its memory, so it takes no new clients")
 
-        trained = none, lambda epochs: (none(epochs), None), none
-        start = Start(new.net, new.train.sizes, new.seed, new.device, *trained)
-        memory = Memory(new.algorithm.memory(start).clients, state.memory.server)
+    trained = none, lambda epochs: (none(epochs), None), none
+    start = Start(new.net, new.train.sizes, new.seed, new.device, *trained)
+    memory = Memory(new.hooks.memory(start).clients, state.memory.server)
     held = {name: masks.by_all(mask, state.server[name].ndim) for name, mask in state.sharing.shared.items()}
     return State(state.round, {}, {}, state.server, state.sharing._replace(shared=held), {}, memory)
 
