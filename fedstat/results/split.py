@@ -23,6 +23,9 @@ Floats = NDArray[np.float64]
 # Names of statistics, and of outcomes, in prints.
 _NAMES = {"nu": "communality", "ICC2": "agreement", "personal share": "reliability"}
 _SAYS = {"undecided": "inconclusive"}
+WRONG_SIDE = (0.01, 0.15)
+"""Of a split by test at a false discovery rate of 0.05 in trained networks, at most (``simulations/inference``):
+proportion of the units called shared or personal that are the other, and of layers with some such unit."""
 _HARDLY = 0.05  # median ICC2 below which clients have next to nothing in common
 
 
@@ -221,6 +224,12 @@ class SplitResult(Result):
         median = {name: self.median_icc(name) for name in ("shared", "personal", "undecided")}
         if known := [f"{coefficient(x)} on {_SAYS.get(k, k)}" for k, x in median.items() if np.isfinite(x)]:
             lines.append(f"Agreement (median ICC2): {', '.join(known)} units")
+        if self.fdr is not None and self.fdr <= 0.05:
+            wrong, some = (f"{100 * rate:.0f}%" for rate in WRONG_SIDE)
+            lines.append(
+                f"In simulated networks at most {wrong} of such conclusions on units were wrong; some unit's was in up "
+                f"to {some} of layers"
+            )
         if self.contradicted:
             lines.append("Warning: clients agree less on shared than on personal units")
         if self.outcome is not None and median["shared"] < _HARDLY:

@@ -13,6 +13,7 @@ import pytest
 from made_results import MADE, made
 from real_data import require_real_data
 
+from fedstat.results.split import WRONG_SIDE
 from simulations.inference import __main__ as command
 from simulations.inference import table
 from simulations.inference.claims import CLAIMS
@@ -103,6 +104,16 @@ def test_what_errs_says_where_users_are_told() -> None:
     assert len(errs), "the table would be no use if nothing ever failed"
     silent = errs[errs["note"] == ""]
     assert silent[list(table.KEYS)].to_numpy().tolist() == []
+
+
+def test_the_print_of_a_split_by_test_has_the_largest_rates_of_the_table() -> None:
+    claims = (
+        'split(tau="test"), units called the other, of those called',
+        'split(tau="test"), layers with some unit called the other',
+    )
+    rows = RESULTS[RESULTS["layers"] == "trained"]
+    largest = [rows.loc[rows["claim"] == claim, "observed"].astype(float).max() for claim in claims]
+    np.testing.assert_allclose(WRONG_SIDE, largest, atol=0.0051)
 
 
 TRAINED = {claim: [name for name, case in CLAIMS[claim].cases.items() if case.trained] for claim in CLAIMS}
