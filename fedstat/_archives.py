@@ -78,12 +78,12 @@ class Arrays:
         self.names = list(self._members)
 
     def head(self, name: str) -> Head:
-        """What an array declares, once its size is compared with what is there."""
+        """Return what an array declares; raise ValueError if it declares more bytes than the file has."""
         with _reading(self._path), self._file.open(self._members[name]) as stream:
             return self._head(name, stream)[0]
 
     def read(self, name: str) -> NDArray[Any]:
-        """Read an array; LimitError if it is too large, alone or together with those that were read before."""
+        """Read an array; raise LimitError if it and those read before it exceed the limit."""
         with _reading(self._path), self._file.open(self._members[name]) as stream:
             head, by_column = self._head(name, stream)
             self._total += head.nbytes
@@ -99,16 +99,16 @@ class Arrays:
             return numbers.reshape(head.shape[::-1]).T if by_column else numbers.reshape(head.shape)
 
     def _head(self, name: str, stream: IO[bytes]) -> tuple[Head, bool]:
-        """What an array declares, and whether its numbers are column by column."""
-        version, there = np.lib.format.read_magic(stream), self._members[name].file_size
-        head = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, by_column, dtype = head(stream)
-        found = Head(shape, dtype, partial(self.read, name))
+        """Return what an array declares, and whether it is in column-major order."""
+        version, n_bytes = np.lib.format.read_magic(stream), self._members[name].file_size
+        parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_column, dtype = parse(stream)
+        head = Head(shape, dtype, partial(self.read, name))
         if dtype.hasobject:
             raise ValueError(f"{name[:100]!r} holds Python objects, which are not read")
-        if found.nbytes > there or min(shape, default=0) < 0:
-            raise ValueError(f"{name[:100]!r} has the shape {shape} of {dtype}, but only {there:,} bytes")
-        return found, by_column
+        if head.nbytes > n_bytes or min(shape, default=0) < 0:
+            raise ValueError(f"{name[:100]!r} has the shape {shape} of {dtype}, but only {n_bytes:,} bytes")
+        return head, by_column
 
 
 @contextmanager
@@ -127,8 +127,8 @@ def arrays(path: Path) -> Iterator[Arrays]:
             with _guard.opened(path) as stream:
                 if stream.read(6) == b"\x93NUMPY":
                     raise ValueError("it holds one array without a name. Save with np.savez(path, **arrays)")
-            found = Arrays(path, stack.enter_context(unzipped(path)))
-        yield found
+            members = Arrays(path, stack.enter_context(unzipped(path)))
+        yield members
 
 
 @contextmanager

@@ -116,7 +116,7 @@ def matched(name: str, values: Any, labels: Mapping[str, NDArray[Any]], *, gaps:
 
 
 def order(name: str, dim: str, own: list[Any], wanted: list[Any], *, has_order: bool = True) -> list[int]:
-    """Return the positions at which values with labels of their own have the labels asked for.
+    """Return the positions that bring labelled values into the order of the wanted labels.
 
     Labels that are no positions are ignored where the others are positions alone, unless the values have no order.
 
@@ -175,7 +175,12 @@ def axes(values: Any) -> list[tuple[str, list[Any]]]:
 
 
 def classes(name: str, y: Any, dims: Sequence[str] = ("sample",)) -> NDArray[Any]:
-    """Return the classes of samples, numbers or texts, as an array with these dims; ValueError for other targets.
+    """Return the classes of samples, numbers or texts, as an array with the given dims.
+
+    Raises
+    ------
+    ValueError
+        If the targets are real numbers, or have other dims.
 
     Examples
     --------
@@ -263,7 +268,7 @@ def _stacked(parts: list[Any], dim: str) -> xr.DataArray:
 
 
 def _array(name: str, values: Any) -> NDArray[Any]:
-    """Values on the host; those of a sequence as objects, so that None and NaN stay what they are."""
+    """Return values on the host; a sequence becomes an array of objects, which keeps None and NaN apart."""
     _check.unmasked(name, values)
     if hasattr(values, "to_numpy"):
         return np.asarray(values.to_numpy())

@@ -127,7 +127,7 @@ class Remembered(Generic[P, R]):
         return held[0]
 
     def forget(self) -> None:
-        """Let go of all results."""
+        """Delete all results."""
         self._kept.clear()
 
 
@@ -139,7 +139,7 @@ def note(path: Path) -> Path:
 
 
 def _stamp(path: str | Path) -> Any:
-    """What changes when a file, or one in a folder, is written again: its identity, size and times."""
+    """Return the identity, size and times of a file, and of the files in a folder; they change with a new writing."""
     try:
         found = os.stat(path)  # noqa: PTH116 a folder may hold 100,000 images
         inside = {one.name: _stamp(one.path) for one in os.scandir(path)} if S_ISDIR(found.st_mode) else None

@@ -12,7 +12,7 @@ from fedstat._later import xr
 
 
 class Scaling(NamedTuple):
-    """How stored values become what networks take: x · factor − shift, both float32 (), or to broadcast by channel."""
+    """Map from stored values to inputs of networks: x · factor − shift, both float32 (), or broadcast over channels."""
 
     factor: NDArray[np.float32]
     shift: NDArray[np.float32]

@@ -63,7 +63,7 @@ def every_entry(found: Any, expected: Params, where: str) -> None:
 
 @contextmanager
 def unchanged(given: Any, where: str) -> Iterator[None]:
-    """ValueError if what a hook gets, which is the run's own, is changed in place."""
+    """Raise ValueError if a hook changes in place what it gets, which is the run's own."""
     parts: list[tuple[str, Mapping[str, Tensor]]] = []
     if isinstance(given, Uploads):
         parts = [("uploads.after[{!r}]", given.after), ("uploads.server[{!r}]", given.server)]
@@ -82,7 +82,7 @@ def unchanged(given: Any, where: str) -> Iterator[None]:
 
 @contextmanager
 def known(net: Net, where: str) -> Iterator[None]:
-    """ValueError in place of a KeyError by a parameter or layer that there is not."""
+    """Raise ValueError in place of the KeyError of an unknown parameter or layer."""
     try:
         yield
     except KeyError as error:
@@ -95,7 +95,7 @@ def known(net: Net, where: str) -> Iterator[None]:
 
 
 def savable(state: Any, name: str) -> None:
-    """ValueError unless the state of an aggregator can be saved and read again."""
+    """Raise ValueError unless the state of an aggregator can be saved and read again."""
     if type(state) in (tuple, list, dict):
         for part in state.values() if isinstance(state, dict) else state:
             savable(part, name)
@@ -110,14 +110,14 @@ def savable(state: Any, name: str) -> None:
 
 
 def instance(kind: type, found: Any, where: str, *_: Any, hint: str = "") -> Any:
-    """An instance of a class."""
+    """Require an instance of a class."""
     if not isinstance(found, kind):
         raise ValueError(f"{where} must return a {kind.__name__}{hint}, but got {type(found).__name__}")
     return found
 
 
 def kept(found: Any, where: str, net: Net) -> Sequence[str]:
-    """Names of parameters."""
+    """Require names of parameters."""
     if unknown := [name for name in found if name not in net.shapes]:
         raise ValueError(
             f"{where} names {unknown}, but the names are {[*net.shapes]}.{_check.did_you_mean(unknown[0], net.shapes)}"
@@ -126,7 +126,7 @@ def kept(found: Any, where: str, net: Net) -> Sequence[str]:
 
 
 def mixture(found: Any, where: str, uploads: Uploads) -> Tensor:
-    """A finite matrix (active, active)."""
+    """Require a finite matrix (active, active)."""
     n = len(uploads.clients)
     every_entry({"matrix": found}, {"matrix": torch.empty(n, n, device=uploads.weights.device)}, where)
     if not bool(torch.isfinite(found).all()):
@@ -135,7 +135,7 @@ def mixture(found: Any, where: str, uploads: Uploads) -> Tensor:
 
 
 def sent(found: Any, where: str, uploads: Uploads, *, sharing: Sharing) -> Params:
-    """Values of all active clients, and only of parameters with shared entries."""
+    """Require values of all active clients, and only of parameters with shared entries."""
     entries(found, uploads.after, where)
     for name in found:
         if not bool(sharing.shared[name].any()):
@@ -149,7 +149,7 @@ def sent(found: Any, where: str, uploads: Uploads, *, sharing: Sharing) -> Param
 def weights(
     found: Any, where: str, _: np.ndarray, active: np.ndarray, __: int, *, device: torch.device | str
 ) -> Tensor:
-    """Weights (active,) of a mean, as a float32 Tensor."""
+    """Require weights (active,) of a mean, and return them as a float32 Tensor."""
     try:
         given = torch.as_tensor(found, dtype=torch.float32, device=device)
     except (TypeError, ValueError, RuntimeError):
@@ -168,7 +168,7 @@ def weights(
 
 
 def memory(found: Any, where: str, start: Start) -> Memory:
-    """A memory of tensors; the first axis of the clients' memory is the clients."""
+    """Require a memory of tensors; the first axis of the clients' part is the clients."""
     instance(Memory, found, where, hint="(clients, server)")
     for name, value in found.server.items():
         if not isinstance(value, torch.Tensor):
@@ -184,7 +184,7 @@ def memory(found: Any, where: str, start: Start) -> Memory:
 
 
 def remembered(found: Any, where: str, uploads: Uploads) -> Memory:
-    """A memory with the names and shapes of the one before."""
+    """Require a memory with the names and shapes of the one before."""
     instance(Memory, found, where, hint="(clients, server)")
     for part in ("clients", "server"):
         new, old = getattr(found, part), getattr(uploads.memory, part)
@@ -195,13 +195,13 @@ def remembered(found: Any, where: str, uploads: Uploads) -> Memory:
 
 
 def received(found: Any, where: str, given: Received) -> Params:
-    """Models of the clients that receive."""
+    """Require models of the clients that receive."""
     entries(found, given.own, where)
     return found
 
 
 def measured(found: Any, where: str, uploads: Uploads, *, measure: Measure) -> Any:
-    """A measure in the shape of its dims."""
+    """Require a measure in the shape of its dims."""
     of_clients = dict.fromkeys(("client", "other"), len(uploads.clients))
     sizes = {"layer": len(nets.layers(uploads.net)), **measure.sizes, **of_clients}
     shape, seen = tuple(sizes[dim] for dim in measure.dims), tuple(getattr(found, "shape", ()))
@@ -211,7 +211,7 @@ def measured(found: Any, where: str, uploads: Uploads, *, measure: Measure) -> A
 
 
 def downloads(found: Any, where: str, uploads: Uploads) -> np.ndarray:
-    """Numbers (active,) of models."""
+    """Require numbers (active,) of models, and return them as an array."""
     given, n = np.asarray(found), len(uploads.clients)
     if given.shape != (n,) or given.dtype.kind not in "iu" or (given < 0).any():
         raise ValueError(f"{where} must return an integer >= 0 for each of {n} active clients, but got {found!r}")
@@ -222,7 +222,7 @@ def downloads(found: Any, where: str, uploads: Uploads) -> np.ndarray:
 
 
 def phases_checked(phases: Sequence[Phase], net: Net, method: str) -> tuple[Phase, ...]:
-    """The phases of a method, with checks of what their functions return (:data:`PHASE_CHECKS`): ValueError if unfit.
+    """Return the phases of a method with checks of what their functions return, by :data:`PHASE_CHECKS`.
 
     Penalties return gradients.
     """
@@ -269,7 +269,7 @@ def _phase(phase: Phase, net: Net, local_epochs: int, where: str) -> None:
 def _gradients(
     penalty: Callable[[Params, Params], Any], where: str, moves: Sequence[str], now: Params, anchor: Params
 ) -> Params:
-    """Gradients of a penalty, also of one that returns a loss: of its sum, as no client's depends on another's."""
+    """Return the gradients of a penalty; of one that returns a loss, those of its sum over clients."""
     found = penalty(now, anchor)
     if not is_loss(found, now, where):
         return found
@@ -283,7 +283,7 @@ def _gradients(
 
 
 def is_loss(found: Any, params: Params, where: str) -> bool:
-    """Whether a penalty returned a loss, not gradients; ValueError if it is neither."""
+    """Return True if a penalty returned a loss, False if gradients; raise ValueError if neither."""
     if isinstance(found, torch.Tensor):
         clients = len(next(iter(params.values())))
         if tuple(found.shape) not in ((), (clients,)) or not found.is_floating_point():
@@ -332,6 +332,6 @@ PHASE_CHECKS: dict[str, Callable[..., Any]] = {
     "anchor": _anchored,
     "direction": _directed,
 }
-"""For fields of a phase: the function that calls the field's, and checks what it returns."""
+"""For each such field of a phase: the function that calls it and checks the result."""
 PHASE_UNCHECKED = ("epochs", "trains", "layers", "lr", "after", "steps", "repeats", "optimizer")
 """Fields of a phase that are no functions, or whose results are checked elsewhere or are none."""

@@ -56,44 +56,44 @@ class Hooks:
     private: bool = False
 
     def of_empty_round(self) -> Hooks:
-        """Hooks of a round without clients: there is nothing to act on, but noise is released all the same."""
+        """Return the hooks of a round without clients, in which only a private aggregator releases noise."""
         reshare = self.algorithm.reshare if self.private else None
         idle = self.algorithm._replace(send=None, weights=None, mix=None, remember=None, reshare=reshare)
         return replace(self, algorithm=idle)
 
     @property
     def looks_at_clients(self) -> bool:
-        """Whether a hook sees single clients after local training, rather than sums over them."""
+        """True if a hook sees single clients after local training, not only sums over clients."""
         of = self.algorithm
         looks = of.mix or of.send or of.remember or of.measures or of.downloads or (of.reshare and not of.moments)
         return bool(looks)
 
     @property
     def downloads_differ(self) -> bool:
-        """Whether clients download models that differ in shared entries, too: the server mixes, or clients receive."""
+        """True if downloads differ between clients in shared entries: the server mixes, or clients receive."""
         return bool(self.algorithm.mix or self.algorithm.receive)
 
     # --- before the first round
 
     def wrap(self) -> Net:
-        """The network that is trained, where ``net`` is as users specify it."""
+        """Return the network that is trained, where ``net`` is as users specify it."""
         return self._found("wrap", self.net, default=self.net)
 
     def loss(self, loss: Loss) -> Loss:
-        """The loss that is trained, made from that of plain outputs."""
+        """Return the loss that is trained, made from that of plain outputs."""
         return self._found("loss", loss, self.net, default=loss)
 
     def sharing(self, start: Start) -> Sharing:
-        """The sharing before the first round."""
+        """Return the sharing before the first round."""
         with checks.known(self.net, f"method {self.algorithm.name!r}: sharing(start)"):
             return self._found("sharing", start, hooks=self)
 
     def memory(self, start: Start) -> Memory:
-        """What lasts between rounds besides models; nothing by default."""
+        """Return what lasts between rounds besides models; nothing by default."""
         return self._found("memory", start, default=Memory())
 
     def keeps(self, sharing: Sharing) -> dict[str, Tensor | None]:
-        """Parameters of which clients have their own copies, and the units of these: None for all."""
+        """Return the parameters of which clients have their own copies, and their units; None for all units."""
         of = self.algorithm
         if of.mix or (of.receive and not of.keeps):  # also of shared entries
             return dict.fromkeys(self.net.shapes)
@@ -107,7 +107,7 @@ class Hooks:
     # --- in a round
 
     def receive(self, given: Callable[[], Received]) -> None:
-        """Change clients' own copies to the models that they download, in place, if it is the algorithm that says how.
+        """Change clients' own copies in place to the models that they download, if the algorithm has a hook for it.
 
         Where ``receive`` returns nothing, shared entries are the server's, unless the server mixes.
         """
@@ -122,24 +122,24 @@ class Hooks:
                 torch.where(received.shared[name], received.server[name], p, out=p)
 
     def reshare(self, uploads: Uploads, own: Collection[str]) -> Sharing:
-        """The sharing after local training, where clients have their ``own`` copies; by default the one before it."""
+        """Return the sharing after local training, where clients have ``own`` copies; by default the one before."""
         return self._found("reshare", uploads, default=uploads.sharing, hooks=self, own=own)
 
     def send(self, uploads: Uploads, sharing: Sharing) -> Params:
-        """What is averaged or mixed under the new sharing; by default what was trained."""
+        """Return what is averaged or mixed under the new sharing; by default what was trained."""
         return {**uploads.after, **self._found("send", uploads, default={}, sharing=sharing)}
 
     def uploads(self, sharing: Sharing) -> Mask:
-        """Entries that a client sends; by default those that any client shares."""
+        """Return the entries that a client sends; by default those that any client shares."""
         some = {name: masks.by_some(sharing.shared[name], len(shape)) for name, shape in self.net.shapes.items()}
         return self._found("uploads", self.net, sharing, default=some, hooks=self)
 
     def sparse(self) -> list[str]:
-        """Parameters sent as their non-zero entries; none by default."""
+        """Return the parameters that are sent as their non-zero entries; none by default."""
         return [name for name in self.net.shapes if self.algorithm.sparse and self.algorithm.sparse(name)]
 
     def weights(self, clients: np.ndarray, given: Callable[[], tuple[np.ndarray, np.ndarray, int]]) -> Tensor | None:
-        """Weights in the mean of some of the active clients, by number; None, the default, for n_k / Σ n_k.
+        """Return the weights of clients, given by number, in the mean; None, the default, for n_k / Σ n_k.
 
         ``given`` returns the hook's arguments: sizes and numbers of all active clients, and the number of clients.
         """
@@ -149,24 +149,24 @@ class Hooks:
         return self._found("weights", sizes, active, n, device=self.device)[np.isin(active, clients)]
 
     def mix(self, uploads: Uploads) -> Tensor | None:
-        """The mixing matrix (active, active); None, the default, for a common mean."""
+        """Return the mixing matrix (active, active); None, the default, for a common mean."""
         return self._found("mix", uploads)
 
     def remember(self, uploads: Uploads) -> Memory | None:
-        """The memory after a round; None, the default, for the one before it."""
+        """Return the memory after a round; None, the default, for the one before it."""
         return self._found("remember", uploads)
 
     def moments(self, before: Callable[[], Params], after: Params) -> Mapping[str, Any]:
-        """Sums over clients that the algorithm learns; none by default."""
+        """Return the sums over clients that the algorithm learns; none by default."""
         return self._found("moments", self.net, before, after, default={})
 
     def downloads(self, uploads: Uploads, clients: np.ndarray) -> np.ndarray:
-        """How many models some of the active clients download, given by number; by default one."""
+        """Return the number of models that clients, given by number, download; by default one."""
         found = self._found("downloads", uploads)
         return np.ones(len(clients), int) if found is None else found[np.isin(uploads.clients, clients)]
 
     def measures(self, uploads: Uploads) -> dict[str, Any]:
-        """Values of all measures of the algorithm."""
+        """Return the values of all measures of the algorithm."""
         return {
             name: self._called(measure.value, f"its measure {name!r}", checks.measured, uploads, measure=measure)
             for name, measure in self.algorithm.measures.items()
@@ -222,14 +222,14 @@ class Hooks:
     # --- calls
 
     def _found(self, name: str, *given: Any, default: Any = None, **context: Any) -> Any:
-        """What a hook returns, validated; the default if the algorithm lacks it."""
+        """Call a hook and validate its result; return the default if the algorithm lacks it."""
         if (function := getattr(self.algorithm, name)) is None:
             return default
         arguments, check = CHECKS[name]
         return self._called(function, f"{name}({arguments})", check, *given, **context)
 
     def _called(self, function: Callable[..., Any], call: str, check: Check, *given: Any, **context: Any) -> Any:
-        """What a function returns, validated; ValueError if it changes in place what it was given."""
+        """Call a function and validate its result; raise ValueError if it changes its arguments in place."""
         where = f"method {self.algorithm.name!r}: {call}"
         with checks.unchanged(given[0], where):
             found = function(*given)
@@ -242,7 +242,7 @@ class Hooks:
 def _sharing(
     found: Any, where: str, _: Start | Uploads, *, hooks: Hooks, own: Collection[str] | None = None
 ) -> Sharing:
-    """A sharing with a mask that fits for every parameter, and with personal entries only where clients have copies."""
+    """Require a mask that fits for every parameter, and personal entries only where clients have copies."""
     net, method = hooks.net, hooks.algorithm.name
     checks.instance(Sharing, found, where, hint=", such as Sharing(mask)")
     masks.require(net, found.shared, hooks.clients, method)
@@ -309,14 +309,14 @@ UNCHECKED = ("name", "phases", "settings", "finetune", "choice", "measures", "sp
 
 
 def aggregator_state(aggregator: Aggregator, server: Params) -> Any:
-    """An aggregator's state before the first round; ValueError if it cannot be saved and read again."""
+    """Return an aggregator's state before the first round; raise ValueError if it cannot be saved."""
     state = aggregator.init(server)
     checks.savable(state, aggregator.name)
     return state
 
 
 def aggregated(aggregator: Aggregator, sent: Sent, state: Any, ranks: Ranks) -> tuple[Params, Any]:
-    """An aggregator's values and its state after a round.
+    """Return an aggregator's values and its state after a round.
 
     Raises
     ------
@@ -330,7 +330,7 @@ def aggregated(aggregator: Aggregator, sent: Sent, state: Any, ranks: Ranks) -> 
 
 
 def _require_agreement(aggregator: Aggregator, values: Params, shared: Mask, ranks: Ranks) -> None:
-    """ValueError unless all processes of a run have aggregated the same shared entries, up to rounding."""
+    """Raise ValueError unless all processes of a run have aggregated the same shared entries, up to rounding."""
     if not ranks.several or not values:
         return
     parts = [(p * shared[name]).double() for name, p in values.items()]

@@ -39,7 +39,7 @@ class Constants(NamedTuple):
 
     @property
     def positive(self) -> bool:
-        """Whether λ^s and λ^p are known to be above 0, as the theorems ask, and no two samples are parallel."""
+        """True if λ^s and λ^p are known to be above 0, as the theorems ask, and no two samples are parallel."""
         singular = self.violations.parallel or self.violations.zero
         return self.shared.positive and self.personal.positive and not singular
 

@@ -50,12 +50,12 @@ class ExtremeEigenvalues(Result):
 
     @property
     def resolved(self) -> bool:
-        """Whether float64 can tell λ_min from 0."""
+        """True if float64 can tell λ_min from 0."""
         return self.positive or self.lambda_min < -self.error_min
 
     @property
     def positive(self) -> bool:
-        """Whether λ_min is above 0 by more than rounding, as that of a kernel must be for a rate."""
+        """True if λ_min is above 0 by more than rounding, as that of a kernel must be for a rate."""
         return self.lambda_min > self.resolution
 
     @property

@@ -83,7 +83,7 @@ _MARKERS, _STYLES = "os^DvPX<>phHd8*", ((), _DASHED, _DOTTED, _DASHDOT, _LONG)
 
 
 def look(method: str) -> Look:
-    """How a method is drawn: the same in every figure, where no other method of one's own has this look already.
+    """Return the look of a method: the same in every figure, unless another method of one's own has it.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def look(method: str) -> Look:
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """How the methods of one figure are drawn: no two share colour and marker, nor, if possible, colour and line.
+    """Return the looks of a figure's methods: no two share color and marker, nor, if possible, color and line.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from array_api_compat import device as device_of
 
 from fedstat import _check
 from fedstat._random import generator
-from fedstat.stats.neighbours import distances, distances_and_copies
+from fedstat.stats.neighbours import distances, distances_and_copies, whiten
 
 Array = Any
 Ties = Literal["error", "atoms", "jitter"]
@@ -27,10 +27,6 @@ _NEIGHBOUR_VARIANCE = (
     (2.667, 1.078, 0.666, 0.481, 0.375, 0.310, 0.262, 0.228, 0.202, 0.180),
     (2.624, 1.065, 0.669, 0.485, 0.378, 0.313, 0.267, 0.231, 0.205, 0.185),
 )
-
-
-_SINGULAR = 1e-12
-"""Eigenvalue of a correlation matrix up to which a coordinate is a linear function of others."""
 _CLUSTERED = 5.0
 """Nats, times √n, by which estimates with further neighbors are higher than with near ones in clustered samples."""
 
@@ -140,7 +136,7 @@ def knn_entropy(
     is not small beside n. Normal, uniform, exponential, t3 and bimodal samples: the estimate varies 1.0 to 1.1 times as
     much with k = 3 and n = 50, 1.15 to 1.5 times with k = 10 and n = 50, 1.1 to 1.3 times with k = 10 and n = 100.
     Estimate ± 1.96 std_error covers in .92 to .97 with k = 3 and n = 100, in .94 to .96 with k = 3 and n = 1000, but
-    in .69 to .86 with k = 10 and n = 50; and in .91, .82, .72 of normal samples with k = 3, n = 1000, d = 2, 3, 4.
+    in .69 to .86 with k = 10 and n = 50; and in .93, .82, .70 of normal samples with k = 3, n = 1000, d = 2, 3, 4.
 
     The interval spans two: the estimate's, and that of the estimate less its bias [4]_. The bias is taken from the
     change between neighbour k and neighbour 3k (2k for d > 1), as if it grew like (k/n)^(1/d), as at borders; the
@@ -149,10 +145,10 @@ def knn_entropy(
     given (``simulations/inference/entropy.py``): .95 to 1.00 for these five densities with n from 20 to 1000 and k = 1,
     3, 10, and for normal and uniform vectors of two and three coordinates with k = 1 and 3. The price is width: for k =
     3 and d = 1, 1.75 to 1.9 times that of ± 1.96 std_error with n = 20, 1.3 to 1.5 times with n = 100, 1.2 to 1.4 times
-    with n = 1000; for n = 1000 and k = 3, 1.9 to 2.6 times with d = 2, 2.3 to 3.8 times with d = 3. Where the density
-    changes much within the distance to the k-th neighbour, two neighbours do not show the bias. :func:`largest_k`
-    leaves such k out for the densities above; unbounded densities with k near it are covered in .92 to .94 (d = 1) and,
-    in two and three dimensions, in .48 to .92.
+    with n = 1000; for normal and uniform vectors with n = 1000 and k = 3, 1.9 to 2.6 times with d = 2, 2.3 to 3.8 times
+    with d = 3. Where the density changes much within the distance to the k-th neighbour, two neighbours do not show the
+    bias. :func:`largest_k` leaves such k out for the densities above. The unbounded arcsine density is covered in .93
+    to .97 with d = 1 and n = 100, but with n = 100 and 1000 in .79 to .96 with d = 2 and in .37 to .93 with d = 3.
 
     In samples of narrow groups with fewer than about k members each, the k-th neighbor lies in another group, and the
     estimate rises steeply from neighbor 1 to k or from k to 3k: ``clustered`` where it does by more than 5/√n nats.
@@ -194,11 +190,11 @@ def knn_entropy(
         )
     if level is not None:
         _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    white, log_det = _whitened(xp, points)
+    white, log_det = whiten(xp, points)
     distance, copied = distances_and_copies(xp, white, k)
     if ties == "jitter" and (series := _where(xp, copied > 0)):
         points = _jittered(xp, points, series, resolution, seed)
-        white, log_det = _whitened(xp, points)
+        white, log_det = whiten(xp, points)
         distance, copied = distances_and_copies(xp, white, k)
     tied = distance == 0 if bool(xp.any(copied > 0)) else None
     atoms: dict[int, tuple[np.ndarray, np.ndarray]] = {}
@@ -229,37 +225,6 @@ def _points(xp: Any, x: Array, axis: int, feature_axis: int | None) -> tuple[Arr
         axes = axes[:1]
     points = xp.reshape(x, (math.prod(batch), *x.shape[x.ndim - len(axes) :]))
     return (xp.sort(points, axis=-1, stable=False) if points.ndim == 2 else points), batch
-
-
-def _whitened(xp: Any, points: Array) -> tuple[Array, Array]:
-    """Points with uncorrelated coordinates of variance 1, and the log-determinants (series,) of the map back."""
-    log_det = xp.zeros(points.shape[0], dtype=xp.float64, device=device_of(points))
-    if points.ndim == 2:
-        return points, log_det
-    n, d = points.shape[1:]
-    x = points - points[:, :1, :]
-    varies = xp.any(xp.any(x != 0, axis=2), axis=1)  # others are atoms
-    sizes = xp.max(xp.abs(x), axis=1, keepdims=True)
-    x = x / xp.where(sizes > 0, sizes, 1.0)
-    x = x - xp.mean(x, axis=1, keepdims=True)
-    sd = xp.sqrt(xp.mean(x**2, axis=1, keepdims=True))
-    x = x / xp.where(sd > 0, sd, 1.0)
-    values, vectors = xp.linalg.eigh(xp.matrix_transpose(x) @ x / n)
-    if series := _where(xp, varies & (values[:, 0] <= _SINGULAR)):
-        raise ValueError(_singular_message(series, points.shape))
-    root = xp.sqrt(xp.where(values > _SINGULAR, values, 1.0))
-    vectors = vectors / root[:, None, :]
-    white = sum(x[:, :, j, None] * vectors[:, None, j, :] for j in range(d))  # equal points stay equal, as by no matmul
-    logs = xp.log(root) + xp.log(xp.where(sizes > 0, sizes, 1.0) * xp.where(sd > 0, sd, 1.0))[:, 0, :]
-    return white, xp.sum(logs, axis=1)
-
-
-def _singular_message(series: list[int], shape: tuple[int, ...]) -> str:
-    where = f" in {len(series)} of {shape[0]} series, first in series {series[0]}" if shape[0] > 1 else ""
-    return (
-        f"a coordinate of x is a linear function of the others{where}, so the entropy is -inf (x has {shape[1]} "
-        f"samples of {shape[2]} coordinates). Leave such coordinates out, or pass more samples than coordinates."
-    )
 
 
 def _where(xp: Any, flags: Array) -> list[int]:
@@ -373,7 +338,7 @@ def _collect(
         rest = points[i, ...][~tied[i, :]][None, ...]
         count[i] = rest.shape[1]
         if rest.shape[1] > k:
-            rest, log_rest = _whitened(xp, rest)
+            rest, log_rest = whiten(xp, rest)
             [apart] = distances(xp, rest, (k,))
             for whole, alone in zip(found, _measured(xp, rest, log_rest, apart, k, level), strict=True):
                 whole[i] = alone[0]

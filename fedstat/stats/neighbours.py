@@ -1,4 +1,4 @@
-"""Distances to nearest neighbours, on a line by sorting and in space by a tree: NumPy arrays or torch tensors."""
+"""Distances to nearest neighbours, on a line by sorting and in space by a tree, and the map that whitens points."""
 
 from __future__ import annotations
 
@@ -16,6 +16,58 @@ Array = Any
 # Numbers in one block of temporaries: on the CPU little enough for its cache and for reuse of freed memory, on other
 # devices little enough to fit beside the data.
 _CACHED, _BLOCK = 1 << 15, 1 << 24
+_SINGULAR = 1e-12
+"""Eigenvalue of a correlation matrix up to which a coordinate is a linear function of others."""
+
+
+def whiten(xp: Any, points: Array) -> tuple[Array, Array]:
+    """Map points linearly to uncorrelated coordinates of variance 1.
+
+    Parameters
+    ----------
+    xp : module
+        Namespace of the array API.
+    points : array (series, sample) or (series, sample, feature)
+        The former are returned as they are.
+
+    Returns
+    -------
+    white : array, of the shape of points
+    log_det : array (series,)
+        Log-determinant of the map back, in nats.
+
+    Raises
+    ------
+    ValueError
+        If a coordinate of a series is a linear function of the others.
+    """
+    log_det = xp.zeros(points.shape[0], dtype=xp.float64, device=device_of(points))
+    if points.ndim == 2:
+        return points, log_det
+    n, d = points.shape[1:]
+    x = points - points[:, :1, :]
+    varies = xp.any(xp.any(x != 0, axis=2), axis=1)  # a series of equal points is one atom
+    sizes = xp.max(xp.abs(x), axis=1, keepdims=True)
+    x = x / xp.where(sizes > 0, sizes, 1.0)
+    x = x - xp.mean(x, axis=1, keepdims=True)
+    sd = xp.sqrt(xp.mean(x**2, axis=1, keepdims=True))
+    x = x / xp.where(sd > 0, sd, 1.0)
+    values, vectors = xp.linalg.eigh(xp.matrix_transpose(x) @ x / n)
+    if series := [int(i) for i in xp.nonzero(varies & (values[:, 0] <= _SINGULAR))[0]]:
+        raise ValueError(_singular_message(series, points.shape))
+    root = xp.sqrt(xp.where(values > _SINGULAR, values, 1.0))
+    vectors = vectors / root[:, None, :]
+    white = sum(x[:, :, j, None] * vectors[:, None, j, :] for j in range(d))  # matmul would round equal points apart
+    logs = xp.log(root) + xp.log(xp.where(sizes > 0, sizes, 1.0) * xp.where(sd > 0, sd, 1.0))[:, 0, :]
+    return white, xp.sum(logs, axis=1)
+
+
+def _singular_message(series: list[int], shape: tuple[int, ...]) -> str:
+    where = f" in {len(series)} of {shape[0]} series, first in series {series[0]}" if shape[0] > 1 else ""
+    return (
+        f"a coordinate of x is a linear function of the others{where}, so the entropy is -inf (x has {shape[1]} "
+        f"samples of {shape[2]} coordinates). Leave such coordinates out, or pass more samples than coordinates."
+    )
 
 
 def distances_and_copies(xp: Any, points: Array, k: int) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""What the packages zarr and xarray have to give as a store is read and written; zarr takes half a second to import."""
+"""Zarr stores of regular files of bounded size; a module of its own, since zarr takes half a second to import."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], par
 
 
 def _of_these_data(settings: Settings, path: Path) -> bool:
-    """Whether a run was made from a user's file of data as it is now; True for published data."""
+    """True if a run was made from a user's file of data as it is now; always for published data."""
     now, noted = experiment.files(settings), store.config_of(path)
     return now.get(experiment.DATA_FILE) == noted.get(experiment.DATA_FILE, now.get(experiment.DATA_FILE))
 
@@ -369,7 +369,7 @@ def by_this_code(settings: Settings, path: Path) -> bool:
 
 
 def _draft(settings: Settings, path: Path) -> Path:
-    """Where to repeat a run, beside the one it will replace; a draft of other code or data is removed."""
+    """Return the path at which to repeat a run, beside the old one; remove a draft of other code or data."""
     draft = path.with_suffix(place.REPEATED)
     if draft.exists() and not _as_now(settings, draft):
         store.remove(draft)

@@ -189,7 +189,10 @@ def cases() -> dict[str, Case]:
     narrow = "a warning where groups show; help of fedstat.stats.entropy.knn_entropy: where they do not"
     rough = {
         "Cauchy, n = 100": case("Cauchy", 1, 100),
-        "arcsine (unbounded density), n = 100": case("arcsine", 1, 100, holds=False, note=steep),
+        **{
+            f"arcsine (unbounded density), {d} coordinates, n = {n}": case("arcsine", d, n, holds=False, note=steep)
+            for d, n in ((1, 100), (2, 100), (2, 1000), (3, 100), (3, 1000))
+        },
         **{
             f"{groups}, n = {n}": case(groups, 1, n, holds=False, note=narrow)
             for groups in ("8 narrow groups", "20 narrow groups")
