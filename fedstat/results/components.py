@@ -115,8 +115,8 @@ class ComponentsResult(Result):
         The tests are about these clients: whether the share of their differences, as they are, lies above the margin.
         In simulations with trained networks (4 to 20 clients, margins .3 to .9) on average at most .01 of the decided
         units were on the other side, and some unit was in at most .15 of layers (``simulations/inference/shares.py``).
-        Of synthetic units right on the margin, with long tails or unlike clients too, some was called in at most .06.
-        A unit that is identical in all clients is shared.
+        Where all units of a synthetic layer lie on the margin, some unit is called in at most .06 of layers, also with
+        long tails or clients of unlike noise. A unit that is identical in all clients is shared.
 
         Examples
         --------

@@ -227,8 +227,8 @@ class SplitResult(Result):
         if self.fdr is not None and self.fdr <= 0.05:
             wrong, some = (f"{100 * rate:.0f}%" for rate in WRONG_SIDE)
             lines.append(
-                f"In simulated networks at most {wrong} of such conclusions on units were wrong; some unit's was in up "
-                f"to {some} of layers"
+                f"In simulations with trained networks, at most {wrong} of such conclusions were wrong, and some "
+                f"conclusion was wrong in up to {some} of layers"
             )
         if self.contradicted:
             lines.append("Warning: clients agree less on shared than on personal units")
