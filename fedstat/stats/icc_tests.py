@@ -109,8 +109,9 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
     statistic is Σ_u t_u; its p value pools nothing and is at least 2^(1 − C).
 
     Units called at a false discovery rate of .05 leave the profile, and all units are tested again. Where fewer than 3
-    units would remain in it, p is the larger one of the first value and that without a profile. ``simulations/
-    inference`` has level and power.
+    units would remain in it, p is the larger one of the first value and that without a profile. The profile's p value
+    is the larger one of those before and after: in an output layer, whose rows sum to 0, the units that remain agree
+    because the called ones left. ``simulations/inference`` has level and power.
     """
     k, d = rows.varies.shape
     pair = np.triu_indices(k, 1)
@@ -125,10 +126,11 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
 
     reference: Any = alive if alive.sum() >= _REFERENCE else none
     products, p_value, profile = look(reference)
-    layer = products.sum(axis=0, dtype=float)
+    layer, profile_p = products.sum(axis=0, dtype=float), _flipped(profile, signs, *pair)
     if (reference & (called := _called(p_value))).any():
         if (reference & ~called).sum() >= _REFERENCE:
             products, p_value, profile = look(reference & ~called)
+            profile_p = max(profile_p, _flipped(profile, signs, *pair))
         else:
             p_value = np.maximum(p_value, look(none)[1])
     similarity = np.eye(k)
@@ -140,7 +142,7 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
         _flipped(layer, signs, *pair),
         len(signs),
         float(profile.mean() * rows.varies.sum(axis=1).mean()) if reference.any() else math.nan,
-        _flipped(profile, signs, *pair),
+        profile_p,
         similarity,
     )
 
