@@ -16,12 +16,14 @@ from torch import nn
 
 import fedstat
 from fedstat.data import partition
-from fedstat.fl import algorithms, engine, nets, optim
-from fedstat.fl.evaluate import timed_step
+from fedstat.fl import algorithms, nets, optim
 from fedstat.fl.job import Job, Training
+from fedstat.fl.loop import observed_round
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy
+from fedstat.fl.probes import metrics
 from fedstat.fl.sealed import sealed
+from fedstat.fl.start import start
 
 SMALL = nets.mlp([64, 40, 30, 10])
 WRAPPED = {"+": "plus", "-shrunken": "shrunken", "-private-head": "private-head", "-low-rank": "low-rank"}
@@ -171,9 +173,9 @@ def _bytes(name: str, normalises: bool = False) -> tuple[float, float]:
     """Bytes up and down of one client in the second of two rounds of a small run."""
     given = {"shared": {"fc2": [True, False] * 15}} if name == "fedsplit" else {}
     job = _job(algorithms.named(name, **given), _data(name), normalises)
-    state, *_ = timed_step(job, engine.start(job), full=False)
-    _, metrics, _ = timed_step(job, state, full=False)
-    return float(metrics["bytes_up"]) / 4, float(metrics["bytes_down"]) / 4
+    state, _ = observed_round(job, start(job), ())
+    _, values = observed_round(job, state, metrics.observers(()), evaluated=False)
+    return float(values["metrics/bytes_up"]) / 4, float(values["metrics/bytes_down"]) / 4
 
 
 def _sent(name: str) -> str:
@@ -210,7 +212,7 @@ def _raises(name: str) -> list[str]:
 
 def _trained(made: Any, data: Any, normalises: bool) -> None:
     job = _job(made, data, normalises)
-    engine.step(job, engine.start(job))
+    observed_round(job, start(job), ())
 
 
 def _planned(made: Any, net: nets.Net) -> None:

@@ -14,9 +14,11 @@ from fedstat._later import torch, xr
 from fedstat.attack import runs as stored
 from fedstat.attack.matching import Recovered, by_sign, recover
 from fedstat.attack.observed import Observed, matched, observe
-from fedstat.fl import engine, nets
+from fedstat.fl import nets
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job, Machine
+from fedstat.fl.loop import observed_round
+from fedstat.fl.start import start
 from fedstat.fl.state import State
 from fedstat.results.leakage import LeakageResult
 from fedstat.stats.images import psnr
@@ -152,10 +154,10 @@ def _joined(parts: Sequence[xr.Dataset], dim: str, values: np.ndarray) -> xr.Dat
 
 
 def _states(job: Job, rounds: Iterable[int]) -> Iterable[tuple[int, State]]:
-    state = engine.start(job)
+    state = start(job)
     for number in sorted(rounds):
         while state.round < number:
-            state = engine.step(job, state)
+            state, _ = observed_round(job, state, ())
         yield number, state
 
 

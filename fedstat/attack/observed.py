@@ -10,15 +10,16 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import engine, masks, optim
+from fedstat.fl import masks, optim
 from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.batches import Rows
+from fedstat.fl.cohort import of_local
+from fedstat.fl.communication_round import Upload, encode, round_context
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import by_size
 from fedstat.fl.privacy import mean_update
-from fedstat.fl.state import State, personal, remembered
+from fedstat.fl.state import Download, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +96,8 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
     Observed
         Victims in the order given.
     """
-    order = by_size(job.train, clients)  # in which a method's functions expect the clients
+    cohort, download = of_local(job, clients), Download(job, state)
+    order = cohort.local
     at = torch.from_numpy(np.argsort(clients)[np.searchsorted(np.sort(clients), order)])
     lr = job.optimizer.lr
     if lr is None:
@@ -107,19 +109,19 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
         optimizer=optim.sgd(lr),
         track=False,
     )
-    before = personal(job, state, order)
+    before = download.models(order)
     after = {name: p.clone() for name, p in before.items()}
     phases = tuple(_one_step(phase, job.local_epochs) for phase in job.phases)
-    train_chunk(alone, after, np.arange(len(order)), phases, key=("attack",), memory=remembered(state, order))
-    sent = job.hooks.send(engine.uploads_of(job, state, order, after), state.sharing)
+    train_chunk(alone, after, np.arange(len(order)), phases, key=("attack",), memory=download.memory(order))
+    upload = encode(job.hooks, round_context(job, download, cohort, after), state.sharing, cohort)
+    sent = dict(upload.values)
     if job.aggregator.privacy:
-        sent |= _released(job, state, order, before, sent)
+        sent |= _released(job, state, order, before, upload)
     back = torch.argsort(at)
     wanted = matched(job, state)
-    uploaded = job.hooks.uploads(state.sharing)
     model, gradient, mask, rates = {}, {}, {}, _rates(job)
-    for name, p in state.server.items():
-        rows = masks.of_clients(uploaded[name], p.ndim, clients)
+    for name, p in state.global_params.items():
+        rows = masks.of_clients(upload.entries[name], p.ndim, clients)
         model[name] = torch.where(rows, before[name][back], p)
         if name in wanted:
             mask[name] = rows
@@ -128,12 +130,12 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
     return Observed(model, gradient, mask)
 
 
-def _released(job: Job, state: State, clients: np.ndarray, before: Params, sent: Params) -> Params:
+def _released(job: Job, state: State, clients: np.ndarray, before: Params, upload: Upload) -> Params:
     """What a private aggregator releases of each of some clients (victim,), the rows of ``before``, alone."""
     assert job.aggregator.privacy is not None  # noqa: S101
-    uploaded = job.hooks.uploads(state.sharing)
-    shared = {name: masks.of_clients(mask, before[name].ndim - 1, clients) for name, mask in uploaded.items()}
-    away = {name: (sent[name] - before[name]) * mask for name, mask in shared.items() if bool(mask.any())}
+    masks_of = upload.entries.items()
+    shared = {name: masks.of_clients(mask, before[name].ndim - 1, clients) for name, mask in masks_of}
+    away = {name: (upload.values[name] - before[name]) * mask for name, mask in shared.items() if bool(mask.any())}
     moved = []
     for i, client in enumerate(job.train.ids[clients].tolist()):
         stream = partial(_random.generator, job.seed, "attack", "privacy", state.round, client)

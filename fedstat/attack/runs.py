@@ -12,11 +12,13 @@ import numpy as np
 
 from fedstat import _cli, store
 from fedstat._later import xr
-from fedstat.fl import batches, engine
+from fedstat.fl import batches
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job, Machine, Training
+from fedstat.fl.loop import observed_round
 from fedstat.fl.prepare import optimizer_named, prepare
+from fedstat.fl.start import start
 from fedstat.fl.state import State
 from fedstat.fl.training import COMMAND
 from fedstat.study import experiment
@@ -96,10 +98,10 @@ def states(run: Stored, job: Job, rounds: Sequence[int]) -> Iterator[tuple[int, 
     UserWarning
         If clients' losses are not those stored, as after training by another version or on another device.
     """
-    state = engine.start(job)
+    state = start(job)
     for number in sorted(rounds):
         while state.round < number:
-            state = engine.step(job, state)
+            state, _ = observed_round(job, state, ())
         if number:
             kept = run.tree["metrics/loss"].sel(round=number).to_numpy()
             again = evaluate(job, state)["loss"] if np.isfinite(kept).any() else kept

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
-from fedstat.fl.probes.base import Probe, Values
-from fedstat.fl.state import State
+from fedstat.fl.probes.base import Observer, Values
 
 INSTALL = "pip install 'fedstat[privacy]'"
 
@@ -93,14 +93,13 @@ def _rdp() -> Any:
     return rdp
 
 
-def probe(job: Job) -> Probe:
+def probe() -> Observer:
     """``/metrics`` epsilon (round), whose layout is that of the run."""
 
-    def after(*of: Any) -> Values:
-        state: State = of[-1]
-        return {"metrics/epsilon": np.asarray(epsilon(job, state.round))}
+    def spent(job: Job, outcome: Outcome) -> Values:
+        return {"metrics/epsilon": np.asarray(epsilon(job, outcome.state.round))}
 
-    return Probe({}, after=after)
+    return Observer(on_round_end=spent)
 
 
 def noted(job: Job) -> dict[str, Any]:

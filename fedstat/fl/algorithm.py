@@ -112,8 +112,8 @@ class Start(NamedTuple):
     moments: Callable[[int | None], Mapping[str, Any]]
 
 
-class Uploads(NamedTuple):
-    """What is known after a round's local training.
+class RoundContext:
+    """What hooks know after a round's local training; parts that concern clients are made when they are first read.
 
     Attributes
     ----------
@@ -121,51 +121,73 @@ class Uploads(NamedTuple):
     round : int
         From 0.
     seed : int
-    clients : int array (active,)
-        Active clients, in the order of the rows of ``after``: by descending number of training samples.
-    weights : Tensor (active,)
-        n_k / Σ n_k.
-    before, after : callable () -> Params and Params (active, ...)
-        Parameters as downloaded and as trained.
     sharing : Sharing
         The sharing under which the clients downloaded. If its masks have rows of clients, these are all clients, by
         number; the same holds for the sharing that ``reshare`` returns.
-    server : Params
-        The server's copy of every entry before the round.
+    global_params : Params
+        Parameters of the server before the round, every entry.
+    server_lr : float
+        η_g of the run.
+    clients : int array (client,)
+        Numbers of the selected clients, by descending number of training samples.
+    weights : Tensor (client,)
+        n_k / Σ n_k.
+    before, after : Params (client, ...)
+        Parameters as downloaded and as trained.
     memory : Memory
-        Of the active clients and the server.
+        Of these clients and the server.
     evaluate : callable (Params (model, ...), int array (client,), which=None) -> Tensor (client, model)
         Mean loss of every model on the validation samples of these clients, given by number. With
         ``which``, int array (client, k), each client evaluates only its own k models: Tensor (client, k). Parameters
         that the models lack are the clients' own, as trained.
-    moments : callable () -> mapping from str to sums
-        The algorithm's ``moments`` over the active clients.
-    found : dict
-        What :meth:`once` has computed.
-    server_lr : float
-        η_g of the run.
+    moments : mapping from str to sums
+        The algorithm's ``moments`` over the selected clients.
+
+    Parameters
+    ----------
+    parts : mapping from str to callable () -> value
+        For ``clients`` and every attribute below it.
     """
 
-    net: Net
-    round: int
-    seed: int
     clients: np.ndarray
     weights: Tensor
-    before: Callable[[], Params]
+    before: Params
     after: Params
-    sharing: Sharing
-    server: Params
     memory: Memory
     evaluate: Callable[..., Tensor]
-    moments: Callable[[], Mapping[str, Any]]
-    found: dict[Any, Any]
-    server_lr: float = 1.0
+    moments: Mapping[str, Any]
 
-    def once(self, function: Callable[[Uploads], Any]) -> Any:
-        """``function(self)``, computed once however many of the method's functions ask for it in a round."""
-        if function not in self.found:
-            self.found[function] = function(self)
-        return self.found[function]
+    def __init__(
+        self,
+        net: Net,
+        number: int,
+        seed: int,
+        sharing: Sharing,
+        global_params: Params,
+        server_lr: float,
+        parts: Mapping[str, Callable[[], Any]],
+    ) -> None:
+        self.net, self.round, self.seed, self.sharing = net, number, seed, sharing
+        self.global_params, self.server_lr, self._parts = global_params, server_lr, parts
+        self._results: dict[Any, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._parts:
+            raise AttributeError(f"a RoundContext has no attribute {name!r}")
+        value = self._parts[name]()
+        setattr(self, name, value)
+        return value
+
+    def with_parts(self, parts: Mapping[str, Callable[[], Any]]) -> RoundContext:
+        """Return the context with other parts in place of some."""
+        fixed = self.net, self.round, self.seed, self.sharing, self.global_params, self.server_lr
+        return RoundContext(*fixed, {**self._parts, **parts})
+
+    def once(self, function: Callable[[RoundContext], Any]) -> Any:
+        """``function(self)``, computed once however many of the algorithm's hooks ask for it in a round."""
+        if function not in self._results:
+            self._results[function] = function(self)
+        return self._results[function]
 
 
 class Received(NamedTuple):
@@ -279,15 +301,15 @@ class Measure(NamedTuple):
 
     Attributes
     ----------
-    value : callable (Uploads) -> array (dims...)
-        Along ``"client"`` are the active clients, in the order of ``Uploads.clients``.
+    value : callable (RoundContext) -> array (dims...)
+        Along ``"client"`` are the active clients, in the order of ``RoundContext.clients``.
     dims : tuple of str
         Of ``value``: "client", "other" (also clients: columns of a matrix), "layer", or any dim in ``sizes``.
     sizes : mapping from dim to int
     long_name, units : str
     """
 
-    value: Callable[[Uploads], Any]
+    value: Callable[[RoundContext], Any]
     dims: tuple[str, ...] = ("client",)
     sizes: Mapping[str, int] = {}
     long_name: str = ""
@@ -351,7 +373,7 @@ class Algorithm(NamedTuple):
     name : str
     sharing : callable (Start) -> Sharing
         The sharing before the first round.
-    reshare : callable (Uploads) -> Sharing, optional
+    reshare : callable (RoundContext) -> Sharing, optional
         The sharing after a round's local training, which aggregation uses.
     phases : tuple of Phase
         Phases of 0 epochs are skipped, unless they weigh samples.
@@ -359,7 +381,7 @@ class Algorithm(NamedTuple):
         Its arguments, for the record of a run.
     wrap : callable (Net) -> Net, optional
         The network that is actually trained.
-    mix : callable (Uploads) -> Tensor (active, active), optional
+    mix : callable (RoundContext) -> Tensor (active, active), optional
         The mixing matrix: row i holds the weights with which client i averages the shared entries of the active
         clients, in place of their common mean.
     finetune : tuple of Phase
@@ -374,14 +396,14 @@ class Algorithm(NamedTuple):
         client shares.
     choice : Choice, optional
         How far clients follow their fine-tuning, or which of several they take.
-    send : callable (Uploads) -> Params (active, ...), optional
-        What is averaged or mixed in place of ``Uploads.after``, for any parameters with shared entries.
+    send : callable (RoundContext) -> Params (active, ...), optional
+        What is averaged or mixed in place of ``RoundContext.after``, for any parameters with shared entries.
     weights : callable (sizes, active, clients) -> array (active,), optional
         Weights of the mean, at least 0; if their sum is below 1, the server's copy gets the rest. ``sizes`` (active,)
         are numbers of training samples, ``active`` the clients' numbers, of ``clients`` in all. n_k / Σ n_k by default.
     memory : callable (Start) -> Memory, optional
         What lasts between rounds besides models, before the first round.
-    remember : callable (Uploads) -> Memory, optional
+    remember : callable (RoundContext) -> Memory, optional
         The memory after a round, of the active clients (in their order) and the server.
     receive : callable (Received) -> Params (client, ...), optional
         Model from which clients train, and with which they predict unless they fine-tune; by default the server's copy
@@ -395,29 +417,29 @@ class Algorithm(NamedTuple):
         (client, ...), and ``before()`` as downloaded. Called for some of the clients at a time, perhaps on several
         threads. Nothing else of single clients then reaches the server.
     about : About
-    downloads : callable (Uploads) -> int array (active,), optional
+    downloads : callable (RoundContext) -> int array (active,), optional
         How many models each client downloads, to mix them itself; by default one, as the server has made it.
     """
 
     name: str
     sharing: Callable[[Start], Sharing]
-    reshare: Callable[[Uploads], Sharing] | None = None
+    reshare: Callable[[RoundContext], Sharing] | None = None
     phases: tuple[Phase, ...] = (Phase(),)
     settings: Mapping[str, Any] = {}
     wrap: Callable[[Net], Net] | None = None
-    mix: Callable[[Uploads], Tensor] | None = None
+    mix: Callable[[RoundContext], Tensor] | None = None
     finetune: tuple[Phase, ...] = ()
     loss: Callable[[Loss, Net], Loss] | None = None
     keeps: Callable[[Net], Sequence[str]] | None = None
     uploads: Callable[[Net, Sharing], Mask] | None = None
     choice: Choice | None = None
-    send: Callable[[Uploads], Params] | None = None
+    send: Callable[[RoundContext], Params] | None = None
     weights: Callable[[np.ndarray, np.ndarray, int], Any] | None = None
     memory: Callable[[Start], Memory] | None = None
-    remember: Callable[[Uploads], Memory] | None = None
+    remember: Callable[[RoundContext], Memory] | None = None
     receive: Callable[[Received], Params] | None = None
     measures: Mapping[str, Measure] = {}
     sparse: Callable[[str], bool] | None = None
     moments: Callable[[Net, Callable[[], Params], Params], Mapping[str, Any]] | None = None
     about: About = About()
-    downloads: Callable[[Uploads], np.ndarray] | None = None
+    downloads: Callable[[RoundContext], np.ndarray] | None = None

@@ -19,10 +19,10 @@ from fedstat.fl.algorithm import (
     Memory,
     Phase,
     Received,
+    RoundContext,
     Samples,
     Sharing,
     Start,
-    Uploads,
 )
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.optim import Optimizer
@@ -65,17 +65,17 @@ def every_entry(found: Any, expected: Params, where: str) -> None:
 def unchanged(given: Any, where: str) -> Iterator[None]:
     """Raise ValueError if a hook changes in place what it gets, which is the run's own."""
     parts: list[tuple[str, Mapping[str, Tensor]]] = []
-    if isinstance(given, Uploads):
-        parts = [("uploads.after[{!r}]", given.after), ("uploads.server[{!r}]", given.server)]
-        parts.append(("uploads.memory.server[{!r}]", given.memory.server))
+    if isinstance(given, RoundContext):
+        parts = [("context.after[{!r}]", given.after), ("context.global_params[{!r}]", given.global_params)]
+        parts.append(("context.memory.server[{!r}]", given.memory.server))
     elif isinstance(given, Received):
         parts = [("the server's {!r}", given.server), ("the server's {!r}", given.memory.server)]
     tensors = [(text.format(name), p, p._version) for text, of in parts for name, p in of.items()]
-    clients = given.clients.copy() if isinstance(given, Uploads) else None
+    clients = given.clients.copy() if isinstance(given, RoundContext) else None
     yield
     changed = [f"{name}, of shape {tuple(p.shape)}," for name, p, was in tensors if p._version != was]
     if clients is not None and (given.clients != clients).any():
-        changed.append("uploads.clients")
+        changed.append("context.clients")
     if changed:
         raise ValueError(f"{where} changes {changed[0]} in place. Return new values: what is given is the run's own.")
 
@@ -125,22 +125,22 @@ def kept(found: Any, where: str, net: Net) -> Sequence[str]:
     return found
 
 
-def mixture(found: Any, where: str, uploads: Uploads) -> Tensor:
+def mixture(found: Any, where: str, context: RoundContext) -> Tensor:
     """Require a finite matrix (active, active)."""
-    n = len(uploads.clients)
-    every_entry({"matrix": found}, {"matrix": torch.empty(n, n, device=uploads.weights.device)}, where)
+    n = len(context.clients)
+    every_entry({"matrix": found}, {"matrix": torch.empty(n, n, device=context.weights.device)}, where)
     if not bool(torch.isfinite(found).all()):
         raise ValueError(f"{where} must return finite weights, but row(s) of the matrix are not")
     return found
 
 
-def sent(found: Any, where: str, uploads: Uploads, *, sharing: Sharing) -> Params:
+def sent(found: Any, where: str, context: RoundContext, *, sharing: Sharing) -> Params:
     """Require values of all active clients, and only of parameters with shared entries."""
-    entries(found, uploads.after, where)
+    entries(found, context.after, where)
     for name in found:
         if not bool(sharing.shared[name].any()):
             raise ValueError(
-                f"{where} returns {name!r}, of shape {tuple(uploads.server[name].shape)}, but no entry of it is "
+                f"{where} returns {name!r}, of shape {tuple(context.global_params[name].shape)}, but no entry of it is "
                 "shared: nobody would receive it. Share it, or leave it out."
             )
     return found
@@ -183,11 +183,11 @@ def memory(found: Any, where: str, start: Start) -> Memory:
     return found
 
 
-def remembered(found: Any, where: str, uploads: Uploads) -> Memory:
+def remembered(found: Any, where: str, context: RoundContext) -> Memory:
     """Require a memory with the names and shapes of the one before."""
     instance(Memory, found, where, hint="(clients, server)")
     for part in ("clients", "server"):
-        new, old = getattr(found, part), getattr(uploads.memory, part)
+        new, old = getattr(found, part), getattr(context.memory, part)
         entries(new, old, f"{where}, {part}")
         if missing := [name for name in old if name not in new]:
             raise ValueError(f"{where}, {part}, lacks {missing}: return all that is to be remembered, changed or not")
@@ -200,19 +200,19 @@ def received(found: Any, where: str, given: Received) -> Params:
     return found
 
 
-def measured(found: Any, where: str, uploads: Uploads, *, measure: Measure) -> Any:
+def measured(found: Any, where: str, context: RoundContext, *, measure: Measure) -> Any:
     """Require a measure in the shape of its dims."""
-    of_clients = dict.fromkeys(("client", "other"), len(uploads.clients))
-    sizes = {"layer": len(nets.layers(uploads.net)), **measure.sizes, **of_clients}
+    of_clients = dict.fromkeys(("client", "other"), len(context.clients))
+    sizes = {"layer": len(nets.layers(context.net)), **measure.sizes, **of_clients}
     shape, seen = tuple(sizes[dim] for dim in measure.dims), tuple(getattr(found, "shape", ()))
     if seen != shape:
         raise ValueError(f"{where} must have shape {shape}, but got {seen}")
     return found
 
 
-def downloads(found: Any, where: str, uploads: Uploads) -> np.ndarray:
+def downloads(found: Any, where: str, context: RoundContext) -> np.ndarray:
     """Require numbers (active,) of models, and return them as an array."""
-    given, n = np.asarray(found), len(uploads.clients)
+    given, n = np.asarray(found), len(context.clients)
     if given.shape != (n,) or given.dtype.kind not in "iu" or (given < 0).any():
         raise ValueError(f"{where} must return an integer >= 0 for each of {n} active clients, but got {found!r}")
     return given

@@ -9,14 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedstat._later import torch
-from fedstat.fl import halves, nets
+from fedstat.fl import cohort, halves, nets
 from fedstat.fl.algorithm import Choice, Phase
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import finetune
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import active, by_size
 from fedstat.fl.scores import measured, table
-from fedstat.fl.state import State, personal
+from fedstat.fl.state import Download
 from fedstat.stats import components
 
 
@@ -68,7 +67,7 @@ def dims(job: Job) -> dict[str, tuple[str, ...]]:
     return {name: by for name, n in among.items() if n > 1}
 
 
-def evaluate(job: Job, state: State) -> tuple[dict[str, np.ndarray], Chosen]:
+def evaluate(job: Job, download: Download) -> tuple[dict[str, np.ndarray], Chosen]:
     """Scores (client,) of every client's chosen model, see :func:`fedstat.fl.scores.measured`, and the choice.
 
     Clients that take part in the choice score every candidate. In a pooled choice these are the clients that were
@@ -76,20 +75,21 @@ def evaluate(job: Job, state: State) -> tuple[dict[str, np.ndarray], Chosen]:
     """
     choice, everyone = _of(job), np.arange(job.clients)
     if choice.by == "layer":
-        step = _steps_by_layer(job, state)
+        step = _steps_by_layer(job, download)
         chosen = Chosen(np.asarray(0), step)
-        return _alone(job, state, everyone, 0, dict(zip(nets.layers(job.net), step.tolist(), strict=True))), chosen
+        return _alone(job, download, everyone, 0, dict(zip(nets.layers(job.net), step.tolist(), strict=True))), chosen
     pooled = choice.by == "pooled"
-    voters = _last_active(job, state) if pooled else everyone
-    found = _together(job, state, voters)
-    held = _held(job, state, voters, found)
-    losses = job.ranks.sum_of(held[voters].sum(0)) if pooled else held
+    last = _last_cohort(job, download)
+    voters = np.sort(last.local) if pooled else everyone
+    found = _together(job, download, voters)
+    held = _held(job, download, voters, found)
+    losses = last.sum({"": torch.from_numpy(held[voters].sum(0))})[""].numpy() if pooled else held
     best = np.argmin(np.where(np.isnan(losses), np.inf, losses), axis=-1)  # the first if several are equal
     chosen = Chosen(best // len(choice.steps), np.asarray(choice.steps)[best % len(choice.steps)])
     at = np.broadcast_to(best, everyone.shape)
     scores = {name: values[everyone, at] for name, values in found.items()}
     if len(rest := np.setdiff1d(everyone, voters)):
-        others = _alone(job, state, rest, int(chosen.finetuning), float(chosen.step))
+        others = _alone(job, download, rest, int(chosen.finetuning), float(chosen.step))
         for name, values in others.items():
             scores[name][rest] = values[rest]
     return scores, chosen
@@ -104,18 +104,18 @@ def _on_validation(job: Job) -> bool:
     return job.validation is not None and _of(job).held_out != "halves"
 
 
-def _last_active(job: Job, state: State) -> np.ndarray:
-    return active(job, max(state.round - 1, 0))
+def _last_cohort(job: Job, download: Download) -> cohort.Cohort:
+    return cohort.of_round(job, max(download.state.round - 1, 0))
 
 
-def _together(job: Job, state: State, voters: np.ndarray) -> dict[str, np.ndarray]:
+def _together(job: Job, download: Download, voters: np.ndarray) -> dict[str, np.ndarray]:
     """Scores (client, candidate) of every candidate for some clients."""
-    clients, steps = by_size(job.train, voters), _of(job).steps
+    clients, steps = cohort.of_local(job, voters).local, _of(job).steps
 
     def candidates(span: slice) -> Iterator[Params]:
-        start = personal(job, state, clients[span])
+        start = download.models(clients[span])
         for phases in job.hooks.finetunings:
-            trained = _trained(job, state, clients[span], start, phases)
+            trained = _trained(job, download, clients[span], start, phases)
             for step in steps:
                 yield _between(start, trained, step)
 
@@ -123,21 +123,21 @@ def _together(job: Job, state: State, voters: np.ndarray) -> dict[str, np.ndarra
 
 
 def _alone(
-    job: Job, state: State, some: np.ndarray, finetuning: int, step: float | dict[str, float]
+    job: Job, download: Download, some: np.ndarray, finetuning: int, step: float | dict[str, float]
 ) -> dict[str, np.ndarray]:
     """Scores (client,) of one candidate for some clients."""
-    clients, phases = by_size(job.train, some), job.hooks.finetunings[finetuning]
+    clients, phases = cohort.of_local(job, some).local, job.hooks.finetunings[finetuning]
 
     def models(span: slice) -> Params:
-        start = personal(job, state, clients[span])
-        return start if step == 0 else _between(start, _trained(job, state, clients[span], start, phases), step)
+        start = download.models(clients[span])
+        return start if step == 0 else _between(start, _trained(job, download, clients[span], start, phases), step)
 
     return measured(job, clients, models)
 
 
-def _trained(job: Job, state: State, clients: np.ndarray, start: Params, phases: tuple[Phase, ...]) -> Params:
+def _trained(job: Job, download: Download, clients: np.ndarray, start: Params, phases: tuple[Phase, ...]) -> Params:
     trained = {name: p.clone() for name, p in start.items()}
-    finetune(job, state, trained, clients, phases)
+    finetune(job, download, trained, clients, phases)
     return trained
 
 
@@ -147,24 +147,24 @@ def _between(start: Params, trained: Params, step: float | dict[str, float]) -> 
     return {name: torch.lerp(p, trained[name], steps[name]) for name, p in start.items()}
 
 
-def _held(job: Job, state: State, voters: np.ndarray, found: dict[str, np.ndarray]) -> np.ndarray:
+def _held(job: Job, download: Download, voters: np.ndarray, found: dict[str, np.ndarray]) -> np.ndarray:
     """Losses (client, candidate) summed over samples that the models were not trained on."""
     if _on_validation(job):
         assert job.validation is not None  # noqa: S101
         return found["validation_loss"].astype(float) * job.validation.sizes[:, None]
     voters = voters[job.train.sizes[voters] >= 2]
-    first, second = halves.halves(job.train, voters, seed=job.seed, number=state.round)
+    first, second = halves.halves(job.train, voters, seed=job.seed, number=download.state.round)
     held = np.zeros_like(found["loss"], float)
     for own, other in ((first, second), (second, first)):
         crossed = replace(job, train=own, test=other, validation=None)
-        held[voters] += (_together(crossed, state, voters)["loss"] * other.sizes[:, None])[voters]
+        held[voters] += (_together(crossed, download, voters)["loss"] * other.sizes[:, None])[voters]
     return held
 
 
-def _steps_by_layer(job: Job, state: State) -> np.ndarray:
+def _steps_by_layer(job: Job, download: Download) -> np.ndarray:
     """B (layer,): share of the differences between fine-tuned models that is the clients' own, clipped to [0, 1]."""
-    clients = halves.divisible(job, max(state.round - 1, 0))
-    parts = halves.parts(job, state, clients, job.hooks.finetune)
+    clients = _last_cohort(job, download).at_least(2)
+    parts = halves.parts(job, download, clients, job.hooks.finetune)
     share = {layer: float(components.components(part).personal[0]) for layer, part in parts.items()}
     # B is 1 for a client's own layers, and for layers that no client changes, where it makes no difference.
     return np.nan_to_num(np.clip([share.get(layer, 1.0) for layer in nets.layers(job.net)], 0, 1), nan=1.0)

@@ -10,38 +10,34 @@ import numpy as np
 from fedstat._later import torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Mask, Sharing
-from fedstat.fl.engine import Round
+from fedstat.fl.communication_round import Outcome
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.state import State, personal
+from fedstat.fl.state import Download
 
 _BYTES = 4  # of a float32 entry
 Values = Callable[[], Params]
 
 
-def of_round(job: Job, done: Round, state: State, previous: Sharing) -> tuple[int, int]:
-    """Bytes that the active clients of a round sent and received, in total; see :func:`in_bytes`.
-
-    Parameters
-    ----------
-    job : Job
-    done : Round
-    state : State
-        After the round.
-    previous : Sharing
-        Before the round.
-    """
-    clients = done.uploads.clients
-    if not len(clients):
+def of_round(job: Job, outcome: Outcome) -> tuple[int, int]:
+    """Return the bytes that this process's clients of a round sent and received, in total; see :func:`in_bytes`."""
+    cohort, upload, state = outcome.cohort, outcome.upload, outcome.state
+    if not len(cohort.local):
         return 0, 0
-    values = (lambda: done.sent, lambda: personal(job, state, clients))
-    downloads = job.hooks.downloads(done.whole, job.ids(clients))
-    return in_bytes(job.hooks, state.sharing, previous, clients, values, downloads)
+
+    def sent() -> Params:
+        return cohort.local_rows(upload.values) if upload.cohort is cohort else upload.values
+
+    values = sent, lambda: Download(job, state).models(cohort.local)
+    downloads = job.hooks.downloads(outcome.context, cohort.local_ids)
+    masks_of = upload.entries, state.sharing, outcome.before.sharing
+    return in_bytes(job.hooks, *masks_of, cohort.local, values, downloads)
 
 
 def in_bytes(
     hooks: Hooks,
+    uploaded: Mask,
     sharing: Sharing,
     previous: Sharing,
     clients: np.ndarray,
@@ -53,6 +49,10 @@ def in_bytes(
     Parameters
     ----------
     hooks : Hooks
+    uploaded : Mask
+        Entries that a client sends: those that the new sharing shares (for any client, if masks differ between them),
+        or what ``algorithm.uploads`` names (dynamic FedFac: all of the layers Λ, as its analysis reads every unit
+        before deciding which to share).
     sharing, previous : Sharing
         After and before the round.
     clients : int array (active,)
@@ -64,9 +64,7 @@ def in_bytes(
     Returns
     -------
     up : int
-        What the server needs from each client: the entries that the new sharing shares (for any client, if masks
-        differ between them), or what ``algorithm.uploads`` names (dynamic FedFac: all of the layers Λ, as its analysis
-        reads every unit before deciding which to share).
+        The entries that the server needs from each client.
     down : int
         The round's result: the entries that the new sharing shares for the client and, in whole bytes, the new sharing
         of each layer where it changed for the client: one bit per unit, or per entry where masks are finer than units.
@@ -85,14 +83,14 @@ def in_bytes(
     >>> hooks = Hooks(algorithms.fedsplit({}), net, clients=1)
     >>> some, all_ = ({"fc1": torch.tensor([True, second, False, False])} for second in (False, True))
     >>> a, b = (Sharing(masks.units(net, flags, torch.device("cpu"))) for flags in (some, all_))
-    >>> in_bytes(hooks, b, b, one), in_bytes(hooks, b, a, one)
+    >>> in_bytes(hooks, b.shared, b, b, one), in_bytes(hooks, b.shared, b, a, one)
     ((72, 72), (72, 73))
     """
     net, changed = hooks.net, 0
     if sharing.shared is not previous.shared:
         changed = sum(_changed(net, sharing.shared, previous.shared, layer, clients) for layer in nets.layers(net))
     receivers = clients if downloads is None else np.repeat(clients, downloads)
-    sent = _of_entries(hooks, hooks.uploads(sharing), clients, 0, values)
+    sent = _of_entries(hooks, uploaded, clients, 0, values)
     return sent, _of_entries(hooks, sharing.shared, receivers, 1, values) + changed
 
 

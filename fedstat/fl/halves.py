@@ -12,11 +12,11 @@ from fedstat._later import torch
 from fedstat.fl import masks, nets, participation, samples
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.batches import Rows
+from fedstat.fl.cohort import Cohort
 from fedstat.fl.job import Job
-from fedstat.fl.local_training import local_training
+from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.participation import active, by_size
-from fedstat.fl.state import State
+from fedstat.fl.state import Download
 from fedstat.stats import components
 from fedstat.stats.components import Parts
 
@@ -48,12 +48,6 @@ def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[
     return parts[0], parts[1]
 
 
-def divisible(job: Job, number: int) -> np.ndarray:
-    """Clients active in round ``number`` with two samples or more, by descending number of samples."""
-    clients = by_size(job.train, active(job, number))
-    return clients[job.train.sizes[clients] >= 2]
-
-
 def fewest(job: Job) -> int:
     """Least number of clients for a probe: two more than the parameters of its fit (mean; slope if sizes differ)."""
     return 4 if len(np.unique(job.train.sizes)) > 1 else 3
@@ -71,39 +65,35 @@ def require(job: Job, what: str, least: int) -> None:
         )
 
 
-def trained(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> tuple[Params, np.ndarray | None]:
+def trained(
+    job: Job, download: Download, cohort: Cohort, phases: tuple[Phase, ...]
+) -> tuple[Params, np.ndarray | None]:
     """Train clients twice from the same download, once on each half of their samples.
 
     Parameters
     ----------
     job : Job
-    state : State
-        Before the training.
-    clients : int array (k,)
+    download : Download
+    cohort : Cohort
         Clients with 2 samples or more.
     phases : tuple of Phase
 
     Returns
     -------
-    models : Params (k, 2, ...)
+    models : Params (client, 2, ...)
         By ascending client number, of all processes; without buffers.
-    covariate : array (k,) or None
+    covariate : array (client,) or None
         Numbers of samples, if they differ: clients with more take more steps, which is not knowledge.
     """
-    clients = np.sort(clients)
-    data = halves(job.train, clients, seed=job.seed, number=state.round)
-    order = by_size(job.train, clients)
-    both = [local_training(replace(job, train=half), state, order, phases).params for half in data]
-    ascending = torch.from_numpy(np.argsort(order)).to(job.device)
+    data = halves(job.train, cohort.local, seed=job.seed, number=download.state.round)
+    both = [train_locally(replace(job, train=half), download, cohort.local, phases).params for half in data]
+    ascending = torch.from_numpy(np.argsort(cohort.local)).to(job.device)
     names = [name for name in job.net.shapes if name not in job.net.buffers]
     models = {name: torch.stack([half[name][ascending] for half in both], 1) for name in names}
-    sizes = job.ranks.each(job.train.sizes[clients])
-    if job.ranks.several:
-        models = job.ranks.rows(models, [len(own) for own in sizes])
-    return models, covariate(np.concatenate(sizes))
+    return cohort.gather(models, np.sort(cohort.ids)), covariate(cohort.sizes[np.argsort(cohort.ids)])
 
 
-def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> dict[str, Parts]:
+def parts(job: Job, download: Download, cohort: Cohort, phases: tuple[Phase, ...]) -> dict[str, Parts]:
     """Compare models of :func:`trained`, by layer: sums of squares over the entries that all clients download alike.
 
     A client's own entries are left out, and so are layers that have no others: both halves start from what the client
@@ -111,10 +101,10 @@ def parts(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]
     """
     if job.hooks.downloads_differ:  # every client downloads a model of its own
         return {}
-    models, x = trained(job, state, clients, phases)
+    models, x = trained(job, download, cohort, phases)
     found: dict[str, Parts] = {}
     for name, w in models.items():
-        alike = masks.by_all(state.sharing.shared[name], w.ndim - 2)
+        alike = masks.by_all(download.state.sharing.shared[name], w.ndim - 2)
         if not bool(alike.any()):
             continue
         w *= alike

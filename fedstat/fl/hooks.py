@@ -12,7 +12,7 @@ import numpy as np
 from fedstat._later import torch
 from fedstat.fl import checks, masks, nets
 from fedstat.fl.aggregate import Aggregator, Sent
-from fedstat.fl.algorithm import Algorithm, Mask, Memory, Phase, Received, Sharing, Start, Uploads
+from fedstat.fl.algorithm import Algorithm, Mask, Memory, Phase, Received, RoundContext, Sharing, Start
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.ranks import Ranks
@@ -121,13 +121,13 @@ class Hooks:
             elif not self.algorithm.mix:  # a mixture is in place already
                 torch.where(received.shared[name], received.server[name], p, out=p)
 
-    def reshare(self, uploads: Uploads, own: Collection[str]) -> Sharing:
+    def reshare(self, context: RoundContext, own: Collection[str]) -> Sharing:
         """Return the sharing after local training, where clients have ``own`` copies; by default the one before."""
-        return self._found("reshare", uploads, default=uploads.sharing, hooks=self, own=own)
+        return self._found("reshare", context, default=context.sharing, hooks=self, own=own)
 
-    def send(self, uploads: Uploads, sharing: Sharing) -> Params:
+    def send(self, context: RoundContext, sharing: Sharing) -> Params:
         """Return what is averaged or mixed under the new sharing; by default what was trained."""
-        return {**uploads.after, **self._found("send", uploads, default={}, sharing=sharing)}
+        return {**context.after, **self._found("send", context, default={}, sharing=sharing)}
 
     def uploads(self, sharing: Sharing) -> Mask:
         """Return the entries that a client sends; by default those that any client shares."""
@@ -148,27 +148,27 @@ class Hooks:
         sizes, active, n = given()
         return self._found("weights", sizes, active, n, device=self.device)[np.isin(active, clients)]
 
-    def mix(self, uploads: Uploads) -> Tensor | None:
+    def mix(self, context: RoundContext) -> Tensor | None:
         """Return the mixing matrix (active, active); None, the default, for a common mean."""
-        return self._found("mix", uploads)
+        return self._found("mix", context)
 
-    def remember(self, uploads: Uploads) -> Memory | None:
+    def remember(self, context: RoundContext) -> Memory | None:
         """Return the memory after a round; None, the default, for the one before it."""
-        return self._found("remember", uploads)
+        return self._found("remember", context)
 
     def moments(self, before: Callable[[], Params], after: Params) -> Mapping[str, Any]:
         """Return the sums over clients that the algorithm learns; none by default."""
         return self._found("moments", self.net, before, after, default={})
 
-    def downloads(self, uploads: Uploads, clients: np.ndarray) -> np.ndarray:
+    def downloads(self, context: RoundContext, clients: np.ndarray) -> np.ndarray:
         """Return the number of models that clients, given by number, download; by default one."""
-        found = self._found("downloads", uploads)
-        return np.ones(len(clients), int) if found is None else found[np.isin(uploads.clients, clients)]
+        found = self._found("downloads", context)
+        return np.ones(len(clients), int) if found is None else found[np.isin(context.clients, clients)]
 
-    def measures(self, uploads: Uploads) -> dict[str, Any]:
+    def measures(self, context: RoundContext) -> dict[str, Any]:
         """Return the values of all measures of the algorithm."""
         return {
-            name: self._called(measure.value, f"its measure {name!r}", checks.measured, uploads, measure=measure)
+            name: self._called(measure.value, f"its measure {name!r}", checks.measured, context, measure=measure)
             for name, measure in self.algorithm.measures.items()
         }
 
@@ -193,12 +193,12 @@ class Hooks:
 
     # --- checks before the first round
 
-    def try_out(self, uploads: Uploads, sharing: Sharing, mean: tuple[np.ndarray, np.ndarray, int]) -> None:
+    def try_out(self, context: RoundContext, sharing: Sharing, mean: tuple[np.ndarray, np.ndarray, int]) -> None:
         """Call the hooks of a round once before the first, so that errors show at once.
 
         Parameters
         ----------
-        uploads : Uploads
+        context : RoundContext
             Of some clients that have not trained.
         sharing : Sharing
         mean : (int array, int array, int)
@@ -206,17 +206,17 @@ class Hooks:
         """
         for i, phase in enumerate((*self.algorithm.phases, *self.algorithm.finetune)):
             if phase.penalty and not callable(phase.anchor):
-                params, anchor = ({n: p.clone() for n, p in uploads.after.items()} for _ in range(2))
+                params, anchor = ({n: p.clone() for n, p in context.after.items()} for _ in range(2))
                 where = f"method {self.algorithm.name!r}: penalty(params, anchor) of phase {i + 1}"
                 with checks.known(self.net, where):
                     found = phase.penalty(params, anchor)
                 checks.is_loss(found, params, where)
-        self.send(uploads, sharing)
-        self.weights(uploads.clients, lambda: mean)
-        self.remember(uploads)
-        self.measures(uploads)
+        self.send(context, sharing)
+        self.weights(context.clients, lambda: mean)
+        self.remember(context)
+        self.measures(context)
         if self.private:  # it may ask for what is not released
-            self.reshare(uploads, self.keeps(sharing))
+            self.reshare(context, self.keeps(sharing))
         self.uploads(sharing)
 
     # --- calls
@@ -240,7 +240,7 @@ class Hooks:
 
 
 def _sharing(
-    found: Any, where: str, _: Start | Uploads, *, hooks: Hooks, own: Collection[str] | None = None
+    found: Any, where: str, _: Start | RoundContext, *, hooks: Hooks, own: Collection[str] | None = None
 ) -> Sharing:
     """Require a mask that fits for every parameter, and personal entries only where clients have copies."""
     net, method = hooks.net, hooks.algorithm.name
@@ -286,19 +286,19 @@ def _mask(found: Any, _: str, net: Net, __: Sharing, *, hooks: Hooks) -> Mask:
 Check = Callable[..., Any]
 CHECKS: dict[str, tuple[str, Check]] = {
     "sharing": ("start", _sharing),
-    "reshare": ("uploads", _sharing),
+    "reshare": ("context", _sharing),
     "wrap": ("net", partial(checks.instance, Net)),
-    "mix": ("uploads", checks.mixture),
+    "mix": ("context", checks.mixture),
     "loss": ("loss, net", partial(checks.instance, Loss)),
     "keeps": ("net", checks.kept),
     "uploads": ("net, sharing", _mask),
-    "send": ("uploads", checks.sent),
+    "send": ("context", checks.sent),
     "weights": ("sizes, active, clients", checks.weights),
     "memory": ("start", checks.memory),
-    "remember": ("uploads", checks.remembered),
+    "remember": ("context", checks.remembered),
     "receive": ("received", checks.received),
     "moments": ("net, before, after", partial(checks.instance, Mapping)),
-    "downloads": ("uploads", checks.downloads),
+    "downloads": ("context", checks.downloads),
 }
 """For every hook of an algorithm: its arguments, as messages show them, and the check of what it returns."""
 UNCHECKED = ("name", "phases", "settings", "finetune", "choice", "measures", "sparse", "about")

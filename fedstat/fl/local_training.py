@@ -20,7 +20,8 @@ from fedstat.fl.job import Job
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Params, accumulate_by_autograd, in_training
 from fedstat.fl.optim import Optimizer
-from fedstat.fl.state import State, personal, remembered
+from fedstat.fl.scores import diverged
+from fedstat.fl.state import Download
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,27 +46,36 @@ class Trained(NamedTuple):
     loss: Tensor
     finite: np.ndarray
 
+    def require_finite(self, ids: np.ndarray, number: int) -> None:
+        """Raise FloatingPointError, naming the client, if a parameter or a loss is not finite after a round."""
+        for name, p in self.params.items() if not self.finite.all() else ():
+            if (bad := ~torch.isfinite(p.flatten(1)).all(1).cpu().numpy()).any():
+                raise diverged(name, bad, ids, number)
+        if not bool(torch.isfinite(self.loss).all()):
+            raise diverged("the loss", ~torch.isfinite(self.loss).cpu().numpy(), ids, number)
 
-def local_training(job: Job, state: State, clients: np.ndarray, phases: tuple[Phase, ...]) -> Trained:
-    """Download and train some clients.
+
+def train_locally(job: Job, download: Download, clients: np.ndarray, phases: tuple[Phase, ...]) -> Trained:
+    """Train clients from what they download.
 
     Parameters
     ----------
     job : Job
-    state : State
-    clients : int array (active,)
-        In any order; chunks waste least if clients of like sizes are neighbours (:func:`batches.by_size`).
+    download : Download
+    clients : int array (client,)
+        Rows in the job's data, in any order; chunks waste least if clients of like sizes are neighbors.
     phases : tuple of Phase
     """
-    after = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
+    state = download.state
+    after = {name: p.new_empty(len(clients), *p.shape) for name, p in state.global_params.items()}
     optimizer = kept.copies(state.optimizer, clients)
     loss = torch.zeros(len(clients), device=job.device)
     finite = np.ones(len(clients), bool)
 
     def work(span: slice) -> None:
-        params = personal(job, state, clients[span], {name: p[span] for name, p in after.items()})
+        params = download.models(clients[span], {name: p[span] for name, p in after.items()})
         moments = {name: p[span] for name, p in optimizer.items()}
-        memory = remembered(state, clients[span])
+        memory = download.memory(clients[span])
         loss[span] = train_chunk(
             job, params, clients[span], phases, key=("batches", state.round), optimizer=moments, memory=memory
         )
@@ -76,10 +86,11 @@ def local_training(job: Job, state: State, clients: np.ndarray, phases: tuple[Ph
     return Trained(after, optimizer, loss, finite)
 
 
-def finetune(job: Job, state: State, params: Params, clients: np.ndarray, phases: tuple[Phase, ...]) -> None:
+def finetune(job: Job, download: Download, params: Params, clients: np.ndarray, phases: tuple[Phase, ...]) -> None:
     """Fine-tune one chunk of clients in place, to the models they predict with."""
     if phases:
-        train_chunk(job, params, clients, phases, key=("finetune", state.round), memory=remembered(state, clients))
+        key = ("finetune", download.state.round)
+        train_chunk(job, params, clients, phases, key=key, memory=download.memory(clients))
 
 
 class _Chunk(NamedTuple):

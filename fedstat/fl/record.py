@@ -11,84 +11,27 @@ import numpy as np
 
 from fedstat import _guard, store
 from fedstat._later import torch, xr
-from fedstat.fl import choice, factors, kept, masks, nets
+from fedstat.fl import choice, factors, kept, nets
 from fedstat.fl.algorithm import Memory, Sharing
-from fedstat.fl.engine import Round
+from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
+from fedstat.fl.probes.base import Observer, Values
 from fedstat.fl.relay import Relay
-from fedstat.fl.state import State, personal
+from fedstat.fl.state import Download, State
 from fedstat.stats.factor import Fit
-from fedstat.store import Group, Target, Variable
+from fedstat.store import Group, Variable
 
 LAYOUT = 2
 """Version of the store of a run."""
 
 _CHUNK = 4_000_000  # numbers of all clients over rounds that go to one file
 
+# Names of a state's parts in files, which name the attributes of State as earlier versions did.
+_STORED = {"client_params": "params", "personal_units": "own", "global_params": "server"}
 _EVALUATED = {
     f"metrics/{name}" for name in ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before")
 }
-
-
-class Buffer:
-    """Finished rounds of one run that are not on disk yet.
-
-    Parameters
-    ----------
-    writer : Target
-    layers : sequence of str
-        Layers whose split is recorded.
-    where : tuple of int
-        Position of the run in a store of many runs, () in a store of its own.
-    by_client : set of str
-        Arrays of which each of several processes adds its own clients' part.
-    """
-
-    def __init__(
-        self,
-        writer: Target,
-        layers: Sequence[str],
-        where: tuple[int, ...] = (),
-        by_client: frozenset[str] = frozenset(),
-    ) -> None:
-        self._writer, self._layers, self._where, self._by_client = writer, layers, where, by_client
-        self._rows: dict[str, list[tuple[int, Any]]] = {}
-
-    def add(self, job: Job, state: State, metrics: dict[str, Any]) -> None:
-        """Add the round that has just ended."""
-        values = {name if "/" in name else f"metrics/{name}": value for name, value in metrics.items()}
-        for layer in self._layers:
-            values[f"split/{layer}/shared"] = masks.shared_units(job.net, state.sharing.shared, layer).cpu().numpy()
-            if (fit := state.sharing.fits.get(layer)) is not None:
-                for name in ("communality", "n_factors", "n_iter", "converged"):
-                    values[f"split/{layer}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
-            if (alike := state.sharing.icc.get(layer)) is not None:
-                values[f"split/{layer}/icc"] = alike
-            if (decided := state.sharing.decided.get(layer)) is not None:
-                values[f"split/{layer}/decided"] = decided
-        for name in sorted(self._by_client & values.keys()) if job.ranks.several else ():  # in one order everywhere
-            values[name] = job.ranks.of_all(values[name])
-        for name, value in values.items():
-            self._rows.setdefault(name, []).append((state.round - 1, value))
-
-    def flush(self) -> None:
-        """Write the rounds added since the last flush."""
-        for name, rows in self._rows.items():
-            for first, values in _stretches(rows):
-                self._writer.write(name, (*self._where, slice(first, first + len(values))), np.stack(values))
-        self._rows = {}
-
-
-def _stretches(rows: list[tuple[int, Any]]) -> list[tuple[int, list[Any]]]:
-    """Stretches of consecutive rounds: the first round of each, and the values."""
-    found: list[tuple[int, list[Any]]] = []
-    for number, value in rows:
-        if found and found[-1][0] + len(found[-1][1]) == number:
-            found[-1][1].append(value)
-        else:
-            found.append((number, [value]))
-    return found
 
 
 def layout(
@@ -209,29 +152,34 @@ def _choice_layout(job: Job, rounds: xr.DataArray) -> dict[str, Group]:
     return {"choice": Group(xr.Dataset(coords=own), variables)}
 
 
-def write_checkpoint(writer: Relay, job: Job, state: State, done: Round, checkpoints: Checkpoints) -> None:
-    """Write clients' weights, if the round that has just ended is a checkpoint."""
-    if state.round not in checkpoints.rounds:
-        return
-    with writer.turns():
-        _write_models(writer, job, state, done, checkpoints)
+def checkpoint_writer(writer: Relay, checkpoints: Checkpoints) -> Observer:
+    """Return the observer that writes clients' weights after rounds that are checkpoints."""
+
+    def write(job: Job, outcome: Outcome) -> Values:
+        if outcome.state.round in checkpoints.rounds:
+            with writer.turns():
+                _write_models(writer, job, outcome, checkpoints)
+        return {}
+
+    return Observer(on_round_end=write)
 
 
-def _write_models(writer: Relay, job: Job, state: State, done: Round, checkpoints: Checkpoints) -> None:
+def _write_models(writer: Relay, job: Job, outcome: Outcome, checkpoints: Checkpoints) -> None:
     if not checkpoints.layers:
         return
-    position, few = checkpoints.rounds.index(state.round), _clients_at_once(job)
-    active, before, ids = done.uploads.clients, checkpoints.uploads or checkpoints.parameters, job.train.ids
+    download = Download(job, outcome.state)
+    position, few = checkpoints.rounds.index(outcome.state.round), _clients_at_once(job)
+    active, before, ids = outcome.cohort.local, checkpoints.uploads or checkpoints.parameters, job.train.ids
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
-        models = personal(job, state, clients)
+        models = download.models(clients)
         _write_weights(writer, "weights", position, ids[clients], job.net, models, checkpoints.layers)
         if checkpoints.parameters:
             _write_factors(writer, "aggregated", position, ids[clients], job.net, models, checkpoints.layers)
         trained, rows, _ = np.intersect1d(active, clients, return_indices=True)
         if not before or not len(trained):
             continue
-        models = {name: p[rows] for name, p in done.uploads.after.items()}
+        models = {name: p[rows] for name, p in outcome.trained.params.items()}
         if checkpoints.uploads:
             _write_weights(writer, "uploads", position, ids[trained], job.net, models, checkpoints.layers)
         if checkpoints.parameters:
@@ -374,7 +322,8 @@ def save_state(writer: Relay, job: Job, state: State) -> None:
         {layer: torch.from_numpy(values) for layer, values in of.items()}
         for of in (state.sharing.icc, state.sharing.decided)
     )
-    parts = state._asdict() | {"sharing": (state.sharing.shared, fits, alike, decided)}
+    parts = {_STORED.get(name, name): part for name, part in state._asdict().items()}
+    parts |= {"sharing": (state.sharing.shared, fits, alike, decided)}
     parts |= {name: kept.saved(parts[name]) for name in ("params", "optimizer")}
     parts["memory"] = (kept.saved(state.memory.clients), dict(state.memory.server))
     if job.ranks.several:
@@ -417,5 +366,6 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
     units = ({layer: values.cpu().numpy() for layer, values in of.items()} for of in of_units)
     rows = {name: parts.pop(name) for name in ("params", "optimizer")} | {"memory": parts["memory"][0]}
     own = kept.restored(job, rows, files[0].parent / kept.FOLDER)
-    memory = Memory(own.pop("memory"), parts.pop("memory")[1])
-    return State(**parts, **own, sharing=Sharing(shared, back, *units), memory=memory)
+    parts["memory"] = Memory(own.pop("memory"), parts["memory"][1])
+    parts |= own | {"sharing": Sharing(shared, back, *units)}
+    return State(**{name: parts[_STORED.get(name, name)] for name in State._fields})

@@ -16,7 +16,7 @@ from fedstat._later import torch, xr
 from fedstat.fl import nets, samples
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net
-from fedstat.fl.state import State, on_disk
+from fedstat.fl.state import State
 
 _MODELS = 4  # copies of the active clients' models in a round: trained, sent, aggregated or mixed, and kept
 _OF_CLIENT = 400  # bytes that a run holds of every client, active or not: scores of rounds not yet written, numbers
@@ -77,10 +77,10 @@ def require_disk(job: Job, state: State, checkpoints: Sequence[int], layers: Seq
     """ValueError if a new run's clients have more entries of their own to store than the disk has room for."""
     if state.round:
         return
-    own: dict[str, int] = {name: 4 * math.prod(_shape(state, name)) for name in state.own}
+    own: dict[str, int] = {name: 4 * math.prod(_shape(state, name)) for name in state.personal_units}
     took = [min(job.clients, at * _most_active(job)) for at in checkpoints]
     stored = sum(took) * sum(size for name, size in own.items() if nets.layer_of(name) in layers)
-    rows = sum(took[-1] * part.slots.row.itemsize for part in on_disk(state))
+    rows = sum(took[-1] * part.slots.row.itemsize for part in state.on_disk)
     free = shutil.disk_usage(path).free
     if stored + rows > free:
         raise ValueError(
@@ -92,8 +92,8 @@ def require_disk(job: Job, state: State, checkpoints: Sequence[int], layers: Seq
 
 
 def _shape(state: State, name: str) -> tuple[int, ...]:
-    units = state.own[name]
-    shape = tuple(state.server[name].shape)
+    units = state.personal_units[name]
+    shape = tuple(state.global_params[name].shape)
     return shape if units is None else (len(units), *shape[1:])
 
 

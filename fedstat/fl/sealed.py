@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
 from fedstat.fl.aggregate import uniform
-from fedstat.fl.algorithm import Algorithm, Sharing, Start, Uploads
+from fedstat.fl.algorithm import Algorithm, RoundContext, Sharing, Start
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.privacy import Privacy, noised_moments
 from fedstat.stats.moments import Moments
 
-Seen = TypeVar("Seen", Start, Uploads)
-
 _OF_START = ("sizes", "pretrain", "halves")
-_OF_UPLOADS = ("clients", "weights", "before", "after", "memory", "evaluate")
+_OF_CONTEXT = ("clients", "weights", "before", "after", "memory", "evaluate")
 _REFUSED = {
     "mix": "its server makes each client a mixture of single clients' models",
     "send": "it sends something other than what was trained",
@@ -61,8 +58,8 @@ def sealed(algorithm: Algorithm, privacy: Privacy, expected: float) -> Algorithm
     def sharing(start: Start) -> Sharing:
         return _without_statistics(start.net, algorithm.sharing(release.start(start, "sharing(start)")))
 
-    def reshare(uploads: Uploads) -> Sharing:
-        return _without_statistics(uploads.net, algorithm.reshare(release.uploads(uploads)))  # type: ignore[misc]
+    def reshare(context: RoundContext) -> Sharing:
+        return _without_statistics(context.net, algorithm.reshare(release.context(context)))  # type: ignore[misc]
 
     return algorithm._replace(
         sharing=sharing,
@@ -112,16 +109,17 @@ class _Release(NamedTuple):
 
         return _hidden(start._replace(moments=moments), _OF_START, f"method {self.algorithm.name!r}: {function}")
 
-    def uploads(self, up: Uploads) -> Uploads:
-        """What is known after a round's local training, with noised moments of the active clients."""
+    def context(self, context: RoundContext) -> RoundContext:
+        """Return what is known after a round's local training, with noised moments of the selected clients."""
 
         def moments() -> Mapping[str, Any]:
-            own = self._server(up.net, up.server)
-            before = up.before() if len(up.clients) else {}
-            each = self._each(up.net, before, up.after, len(up.clients))
-            return self._noised(each, own, self.expected, up.seed, up.round)
+            own = self._server(context.net, context.global_params)
+            before = context.before if len(context.clients) else {}
+            each = self._each(context.net, before, context.after, len(context.clients))
+            return self._noised(each, own, self.expected, context.seed, context.round)
 
-        return _hidden(up._replace(moments=moments), _OF_UPLOADS, f"method {self.algorithm.name!r}: reshare(uploads)")
+        where = f"method {self.algorithm.name!r}: reshare(context)"
+        return context.with_parts({"moments": moments} | {name: _refusal(name, where) for name in _OF_CONTEXT})
 
     def _server(self, net: Net, server: Params) -> dict[str, Moments]:
         """Moments of the server's copy as if it were a client's, and its change from 0."""
@@ -160,15 +158,19 @@ class _Release(NamedTuple):
         return dict(of(net, lambda: before, after)) if of else {}
 
 
-def _hidden(given: Seen, names: Sequence[str], where: str) -> Seen:
-    """A record without some of its fields, which raise when they are read."""
+def _refusal(name: str, where: str) -> Callable[..., NoReturn]:
+    """Return a function that raises ValueError in place of giving what is not released."""
 
-    def refuse(name: str, _: object) -> Any:
+    def refuse(*_: object) -> NoReturn:
         raise ValueError(
             f"{where} reads {name!r}, of single clients, which the budget of private(...) does not cover. {_INSTEAD}"
         )
 
-    kind: Any = type(given)
-    hidden = {name: property(partial(refuse, name)) for name in names}
-    values = (None if name in names else value for name, value in zip(kind._fields, given, strict=True))
-    return cast(Seen, type(kind.__name__, (kind,), hidden)(*values))
+    return refuse
+
+
+def _hidden(start: Start, names: Sequence[str], where: str) -> Start:
+    """Return a record without some of its fields, which raise when they are read."""
+    hidden = {name: property(_refusal(name, where)) for name in names}
+    values = (None if name in names else value for name, value in zip(Start._fields, start, strict=True))
+    return cast(Start, type("Start", (Start,), hidden)(*values))

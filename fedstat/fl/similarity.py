@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedstat._later import torch
-from fedstat.fl.algorithm import Uploads
+from fedstat.fl.algorithm import RoundContext
 from fedstat.fl.nets import Params
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def shared_part(up: Uploads, params: Params, *, statistics: bool = False) -> Params:
+def shared_part(up: RoundContext, params: Params, *, statistics: bool = False) -> Params:
     """Parameters with shared entries, with running statistics only if asked for."""
     shared = {name: p for name, p in params.items() if bool(up.sharing.shared[name].any())}
     return {name: p for name, p in shared.items() if statistics or name not in up.net.buffers}

@@ -1,7 +1,8 @@
-"""The state of a run between two rounds, and the models of its clients."""
+"""The state of a run between two rounds, and what clients download from it."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from fedstat._later import torch
 from fedstat.fl import kept, masks
 from fedstat.fl.algorithm import Memory, Received, Sharing
+from fedstat.fl.cohort import Cohort
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
 
@@ -23,16 +25,16 @@ class State(NamedTuple):
     ----------
     round : int
         Rounds done.
-    params : Params (client, own unit, ...)
+    client_params : client rows of Params (client, own unit, ...)
         Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded. A
         mapping for reading, whose values may be copies: rows of idle clients are those of the state before.
-    own : mapping from name to int64 Tensor (own unit,) or None
-        Units of each parameter that ``params`` holds; None: all. Parameters that are never personal are absent.
-    server : Params (...)
-        The server's copy of every entry, shared or not.
+    personal_units : mapping from name to int64 Tensor (own unit,) or None
+        Units of each parameter that ``client_params`` holds; None: all. Parameters that are never personal are absent.
+    global_params : Params (...)
+        The server's parameters: every entry, shared or not.
     sharing : Sharing
-    optimizer : Params (client, ...)
-        Clients' optimiser state; empty unless it lasts between rounds.
+    optimizer : client rows of Params (client, ...)
+        Clients' optimizer state; empty unless it lasts between rounds.
     memory : Memory
         What the algorithm remembers besides models.
     aggregator : any
@@ -40,59 +42,114 @@ class State(NamedTuple):
     """
 
     round: int
-    params: kept.Clients
-    own: dict[str, Tensor | None]
-    server: Params
+    client_params: kept.Clients
+    personal_units: dict[str, Tensor | None]
+    global_params: Params
     sharing: Sharing
     optimizer: kept.Clients
     memory: Memory = Memory()
     aggregator: Any = ()
 
+    def after(
+        self,
+        job: Job,
+        cohort: Cohort,
+        models: Params,
+        optimizer: Params,
+        memory: Memory | None,
+        *,
+        global_params: Params,
+        sharing: Sharing,
+        aggregator: Any,
+    ) -> State:
+        """Return the state after a round, from the models, optimizer states and memory of its clients.
 
-def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Params | None = None) -> Params:
-    """Clients' models as they would predict with them now: parameters (client, ...).
+        Parameters
+        ----------
+        models, optimizer : Params (local, ...)
+        memory : Memory or None
+            Of the clients of this process and of the server; None leaves it as it is.
+        global_params, sharing, aggregator
+            As attributes.
+        """
+        own = {name: models[name] if at is None else models[name][:, at] for name, at in self.personal_units.items()}
+        if memory is None:
+            memory = self.memory
+        else:
+            of_clients = kept.changed(job, self.memory.clients, cohort.local, dict(memory.clients))
+            memory = Memory(of_clients, dict(memory.server))
+        return State(
+            self.round + 1,
+            kept.changed(job, self.client_params, cohort.local, own),
+            self.personal_units,
+            global_params,
+            sharing,
+            kept.changed(job, self.optimizer, cohort.local, optimizer),
+            memory,
+            aggregator,
+        )
 
-    Parameters
+    @property
+    def on_disk(self) -> list[kept.Kept]:
+        """Client rows that are not in memory."""
+        parts = (self.client_params, self.optimizer, self.memory.clients)
+        return [part for part in parts if isinstance(part, kept.Kept)]
+
+
+@dataclass(frozen=True)
+class Download:
+    """What clients download from a state: the only way to a client's model.
+
+    Attributes
     ----------
     job : Job
     state : State
-    clients : int array, optional
-        All by default.
-    into : Params, optional
-        Where to write them.
     """
-    clients = np.arange(job.clients) if clients is None else clients
-    if into is None:
-        into = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
-    mine_of = kept.taken(state.params, clients)
-    for name, p in into.items():
-        if name not in state.own:
-            p.copy_(state.server[name].expand_as(p))
-            continue
-        mine, units = mine_of(name), state.own[name]
-        if units is not None:
-            p.copy_(state.server[name].expand_as(p))
-            p[:, units] = mine
-        elif job.hooks.downloads_differ:  # already mixed, or for receive to decide
-            p.copy_(mine)
-        else:
-            shared = masks.of_clients(state.sharing.shared[name], state.server[name].ndim, clients)
-            torch.where(shared, state.server[name], mine, out=p)
 
-    def given() -> Received:
-        shared = {n: masks.of_clients(m, state.server[n].ndim, clients) for n, m in state.sharing.shared.items()}
-        return Received(job.net, into, state.server, shared, remembered(state, clients))
+    job: Job
+    state: State
 
-    job.hooks.receive(given)
-    return into
+    def models(self, clients: np.ndarray | None = None, into: Params | None = None) -> Params:
+        """Return clients' models as they predict with them now: parameters (client, ...).
 
+        Shared entries are the server's, personal ones the client's own; what the algorithm's ``receive`` returns
+        replaces both.
 
-def on_disk(state: State) -> list[kept.Kept]:
-    """Rows of clients that are not in memory."""
-    parts = (state.params, state.optimizer, state.memory.clients)
-    return [part for part in parts if isinstance(part, kept.Kept)]
+        Parameters
+        ----------
+        clients : int array (client,), optional
+            Rows of clients in the job's data; all by default.
+        into : Params (client, ...), optional
+            Where to write them.
+        """
+        job, state = self.job, self.state
+        clients = np.arange(job.clients) if clients is None else clients
+        if into is None:
+            into = {name: p.new_empty(len(clients), *p.shape) for name, p in state.global_params.items()}
+        rows = kept.taken(state.client_params, clients)
+        for name, p in into.items():
+            server = state.global_params[name]
+            if name not in state.personal_units:
+                p.copy_(server.expand_as(p))
+            elif (units := state.personal_units[name]) is not None:
+                p.copy_(server.expand_as(p))
+                p[:, units] = rows(name)
+            elif job.hooks.downloads_differ:  # already mixed, or for receive to decide
+                p.copy_(rows(name))
+            else:
+                shared = masks.of_clients(state.sharing.shared[name], server.ndim, clients)
+                torch.where(shared, server, rows(name), out=p)
 
+        def received() -> Received:
+            shared = {
+                name: masks.of_clients(mask, state.global_params[name].ndim, clients)
+                for name, mask in state.sharing.shared.items()
+            }
+            return Received(job.net, into, state.global_params, shared, self.memory(clients))
 
-def remembered(state: State, clients: np.ndarray) -> Memory:
-    """Memory of some clients and of the server."""
-    return Memory(kept.copies(state.memory.clients, clients), state.memory.server)
+        job.hooks.receive(received)
+        return into
+
+    def memory(self, clients: np.ndarray) -> Memory:
+        """Return the memory of clients, given by rows, and of the server."""
+        return Memory(kept.copies(self.state.memory.clients, clients), self.state.memory.server)

@@ -18,7 +18,7 @@ _PART = 1_000_000
 
 
 def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> Mapping[str, Any]:
-    """The algorithm's ``moments`` over clients, of all processes; none if it asks for none.
+    """Return the algorithm's ``moments`` over clients of this process; none if it asks for none.
 
     Parameters
     ----------
@@ -37,4 +37,4 @@ def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> 
     parts = 1 << (entries // _PART).bit_length() - 1 if entries > _PART and job.device.type == "cpu" else 1
     cut = np.array_split(np.arange(n), parts)
     spans = [slice(int(part[0]), int(part[-1]) + 1) for part in cut if len(part)]
-    return job.ranks.joined(joined(side_by_side(job, spans, some)), job.device)
+    return joined(side_by_side(job, spans, some))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,17 +14,18 @@ from threadpoolctl import threadpool_limits
 from fedstat import _check, store
 from fedstat._later import xr
 from fedstat._progress import shown
-from fedstat.fl import accountant, batches, engine, kept, labels, masks, nets, ranks, record, room, stored
+from fedstat.fl import accountant, batches, kept, labels, loop, masks, nets, ranks, record, room, stored
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.evaluate import timed_step
 from fedstat.fl.job import Job, Machine, Participation, Precision, Sampling, Training, of_rank, tf32
+from fedstat.fl.ledger import Ledger
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.participation import fewest
 from fedstat.fl.prepare import optimizer_named, prepare, unseen
-from fedstat.fl.probes import Probe
+from fedstat.fl.probes import metrics
 from fedstat.fl.probes.ablation import probe as ablation_probe
+from fedstat.fl.probes.base import Observer
 from fedstat.fl.probes.drift import probe as drift_probe
 from fedstat.fl.probes.measures import probe as measures_probe
 from fedstat.fl.probes.new_clients import probe as new_clients_probe
@@ -33,15 +33,12 @@ from fedstat.fl.probes.on_halves import probe as halves_probe
 from fedstat.fl.probes.readouts import jobs as readout_jobs
 from fedstat.fl.probes.readouts import probe as readouts_probe
 from fedstat.fl.relay import Relay
-from fedstat.fl.state import State, on_disk
+from fedstat.fl.start import start
+from fedstat.fl.state import State
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
 PROBES = ("halves", "drift", "uploads", "parameters")
-_COMMIT_SECONDS = 1.0
-_SAVE_SECONDS = 20.0
-# Saving the state takes no more than this share of a run's time.
-_SAVE_SHARE = 0.02
 _OF_ALL = ("measures", "mixing", "probe")  # groups whose values every process has for all clients
 
 
@@ -160,7 +157,7 @@ def train(
     DataTree
         ``/metrics`` (round, client): accuracy, loss on the test samples, of every client's personal model after
         aggregation, validation_accuracy, validation_loss, NaN in rounds without evaluation; accuracy_before,
-        train_loss of the active clients, see :func:`fedstat.fl.evaluate.timed_step`; bytes_up, bytes_down, seconds
+        train_loss of the active clients; bytes_up, bytes_down, seconds
         (round); epsilon (round) if the aggregator is private;
         ``/clients``: n_train (client, class); label (client, class), domain (client), see
         :func:`fedstat.fl.labels.group`;
@@ -213,30 +210,15 @@ def train(
         local_epochs=local_epochs,
         batch_size=batch_size,
         server_lr=server_lr,
-        aggregator=aggregator or weighted_mean(),
+        aggregator=_require_aggregator(aggregator),
         optimizer_state=optimizer_state,
         seed=seed,
     )
-    if not isinstance(training.aggregator, Aggregator):
-        raise ValueError(
-            f"aggregator must be one of fedstat.fl.aggregate, such as weighted_mean(), but got {aggregator!r}"
-        )
     machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory)
     job = prepare(data, net, algorithm, training, machine, track=True, new=new)
-    asked = _asked(probe)
-    every = list(nets.layers(job.net))
-    named = every if keep_weights is None else {masks.require_layer(job.net, layer) for layer in keep_weights}
-    layers = [layer for layer in every if layer in named]
-    more = {name: name in asked for name in ("uploads", "parameters")}
-    at = record.Checkpoints(sorted({*checkpoints, rounds}), layers, **more)
+    asked, at = _asked(probe), _checkpoints(job, {*checkpoints, rounds}, keep_weights, _asked(probe))
     others, added = readout_jobs(job, readouts or {}), unseen(job, new)
-    probes = [measures_probe(job, rounds)]
-    probes += [accountant.probe(job)] if job.aggregator.privacy else []
-    probes += [halves_probe(job, rounds)] if "halves" in asked else []
-    probes += [drift_probe(job, rounds)] if "drift" in asked else []
-    probes += [new_clients_probe(job, *added)] if added else []
-    probes += [ablation_probe(job, ablation)] if ablation else []
-    probes += [readouts_probe(job, others)] if others else []
+    probes = _probes(job, rounds, asked, added, ablation, others)
     config = {
         **(about or {}),
         "algorithm": algorithm.name,
@@ -265,30 +247,25 @@ def train(
     groups = record.run_layout(job, rounds, at) | {"clients": labels.group(data, job.train, nets.n_outputs(job.net))}
     for one in probes:
         groups |= one.groups
-    share = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, json.loads(attrs["config"]))
-    if share.several and out is None:
-        raise ValueError(f"{share.number} processes write to one store. Name it: out=PATH, the same in all of them.")
-    if share.several and memory is not None:
-        raise ValueError("memory is for a run of one process: several hold a part of the clients each. Leave it out.")
-    if share.several and job.aggregator.privacy:
-        raise ValueError(f"private(...) sums clients in one process, but there are {share.number}. Start one.")
-    mine = of_rank(job, share)
+    processes = _processes(job, attrs, out, memory)
+    own = of_rank(job, processes)
     del job  # of all clients
-    with shown(rounds, "round", show=progress is True and not share.rank) as bar:
+    with shown(rounds, "round", show=progress is True and not processes.rank) as bar:
         tick = progress if callable(progress) else bar.update
-        course = _Course(rounds, at, evaluate_every, probes, tick, groups)
-        return store.run_at(out, lambda path: _make(mine, course, config, attrs, path, resume), resume=resume)
+        plan = _Plan(config, attrs, groups, at, probes, tick, resume)
+        return store.run_at(out, lambda path: _make(own, plan, path), resume=resume)
 
 
-class _Course(NamedTuple):
-    """How many rounds a run has, and what it stores and measures in them."""
+class _Plan(NamedTuple):
+    """What a run stores and measures."""
 
-    rounds: int
-    checkpoints: record.Checkpoints
-    evaluate_every: int
-    probes: Sequence[Probe]
-    progress: Callable[[int], object]
+    config: Mapping[str, Any]
+    attrs: Mapping[str, Any]
     groups: Mapping[str, Group]
+    checkpoints: record.Checkpoints
+    probes: Sequence[Observer]
+    tick: Callable[[int], object]
+    resume: bool
 
     @property
     def by_client(self) -> frozenset[str]:
@@ -299,6 +276,15 @@ class _Course(NamedTuple):
         )
 
 
+def _require_aggregator(aggregator: Aggregator | None) -> Aggregator:
+    """Return the aggregator, by default the weighted mean; ValueError if it is none."""
+    if not isinstance(aggregator or weighted_mean(), Aggregator):
+        raise ValueError(
+            f"aggregator must be one of fedstat.fl.aggregate, such as weighted_mean(), but got {aggregator!r}"
+        )
+    return aggregator or weighted_mean()
+
+
 def _asked(probe: str | Sequence[str] | None) -> list[str]:
     """Names of the probes asked for, each once, in the order of ``PROBES``."""
     given = [] if probe is None else [probe] if isinstance(probe, str) else list(probe)
@@ -307,9 +293,49 @@ def _asked(probe: str | Sequence[str] | None) -> list[str]:
     return [name for name in PROBES if name in given]
 
 
-def _make(
-    job: Job, course: _Course, config: Mapping[str, Any], attrs: Mapping[str, Any], path: Path, resume: bool
-) -> None:
+def _checkpoints(
+    job: Job, rounds: set[int], keep_weights: Sequence[str] | None, asked: Sequence[str]
+) -> record.Checkpoints:
+    """Return when and of which layers weights are stored."""
+    every = list(nets.layers(job.net))
+    named = every if keep_weights is None else {masks.require_layer(job.net, layer) for layer in keep_weights}
+    more = {name: name in asked for name in ("uploads", "parameters")}
+    return record.Checkpoints(sorted(rounds), [layer for layer in every if layer in named], **more)
+
+
+def _probes(
+    job: Job,
+    rounds: int,
+    asked: Sequence[str],
+    new: Sequence[batches.Rows],
+    ablation: int,
+    readouts: Mapping[str, Job],
+) -> list[Observer]:
+    """Return the observers that have groups of their own, and that of the privacy spent."""
+    probes = [measures_probe(job, rounds)]
+    probes += [accountant.probe()] if job.aggregator.privacy else []
+    probes += [halves_probe(job, rounds)] if "halves" in asked else []
+    probes += [drift_probe(job, rounds)] if "drift" in asked else []
+    probes += [new_clients_probe(job, *new)] if new else []
+    probes += [ablation_probe(job, ablation)] if ablation else []
+    probes += [readouts_probe(job, readouts)] if readouts else []
+    return probes
+
+
+def _processes(job: Job, attrs: Mapping[str, Any], out: object, memory: object) -> ranks.Ranks:
+    """Return the processes of the run; ValueError if several cannot share it."""
+    settings = json.loads(attrs["config"])
+    share = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, settings)
+    if share.several and out is None:
+        raise ValueError(f"{share.number} processes write to one store. Name it: out=PATH, the same in all of them.")
+    if share.several and memory is not None:
+        raise ValueError("memory is for a run of one process: several hold a part of the clients each. Leave it out.")
+    if share.several and job.aggregator.privacy:
+        raise ValueError(f"private(...) sums clients in one process, but there are {share.number}. Start one.")
+    return share
+
+
+def _make(job: Job, plan: _Plan, path: Path) -> None:
     """Make the run at ``path``, or continue it."""
     own = (job.algorithm, job.aggregator)
     if job.room is not None:
@@ -317,82 +343,31 @@ def _make(
 
     def opened() -> Writer:
         store.settle(path)
-        if resume and path.exists():
-            record.extend(path, config, course.groups, attrs)
-            return store.resume(path, config, command=COMMAND, own=own)
-        return store.create(path, course.groups, attrs)
+        if plan.resume and path.exists():
+            record.extend(path, plan.config, plan.groups, plan.attrs)
+            return store.resume(path, plan.config, command=COMMAND, own=own)
+        return store.create(path, plan.groups, plan.attrs)
 
     writer = job.ranks.first(opened)
     # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
     calm = (tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
     with writer or nullcontext(), calm[0], calm[1], job.ranks.watched():
         out = Relay(job.ranks, writer)
-        if not out.finished():
-            _run(job, _begun(job, course, out.states(), path), course, out)
+        if out.finished():
+            return
+        observers = [
+            *metrics.observers(list(nets.layers(job.net))), *plan.probes,
+            record.checkpoint_writer(out, plan.checkpoints),
+        ]  # fmt: skip
+        lengths = {name: plan.config[name] for name in ("rounds", "evaluate_every")}
+        loop.run(
+            job, _begun(job, plan, out, path), observers, Ledger(out, job, plan.by_client), tick=plan.tick, **lengths
+        )
+        out.finish()
 
 
-def _begun(job: Job, course: _Course, files: Sequence[Path], path: Path) -> State:
-    """The state to go on from."""
-    state = record.load_state(files, job) or engine.start(job)
-    room.require_disk(job, state, course.checkpoints.rounds, course.checkpoints.layers, path)
+def _begun(job: Job, plan: _Plan, out: Relay, path: Path) -> State:
+    """Return the state to go on from."""
+    state = record.load_state(out.states(), job) or start(job)
+    room.require_disk(job, state, plan.checkpoints.rounds, plan.checkpoints.layers, path)
     return state
-
-
-def _run(job: Job, state: State, course: _Course, writer: Relay) -> None:
-    """Train to the last round; commit finished rounds about once a second, and now and then a state to resume from."""
-    buffer = record.Buffer(writer, list(nets.layers(job.net)), by_client=course.by_client)
-    committed = saved = time.monotonic()
-    patience = _SAVE_SECONDS
-    course.progress(state.round)
-
-    def commit(*, with_state: bool) -> None:
-        if writer.first:
-            buffer.flush()
-        if with_state:
-            record.save_state(writer, job, state)
-        writer.commit()
-        for rows in on_disk(state) if with_state else ():
-            rows.commit()
-
-    try:
-        while state.round < course.rounds:
-            due = (state.round + 1) % course.evaluate_every == 0 or state.round + 1 == course.rounds
-            new, metrics, done = _round(job, state, course, full=due)
-            buffer.add(job, new, metrics)
-            record.write_checkpoint(writer, job, new, done, course.checkpoints)
-            state = new  # only now: a run that stops before this repeats the round
-            del new, done  # what a round leaves holds the state before it
-            course.progress(1)
-            now = time.monotonic()
-            saves = job.ranks.agreed(now - saved > patience)
-            if now - committed > _COMMIT_SECONDS or saves:
-                commit(with_state=saves)
-                committed = time.monotonic()
-                if saves:
-                    saved, patience = committed, max(_SAVE_SECONDS, (committed - now) / _SAVE_SHARE)
-        last = [probe.last(job, state) for probe in course.probes if probe.last]
-        if writer.first:
-            buffer.flush()
-            for found in last:
-                for name, values in found.items():
-                    writer.write(name, (), values)
-        record.save_state(writer, job, state)  # so that the run can be made longer
-    except BaseException:
-        if state.round and not job.ranks.several:  # the others may wait elsewhere
-            commit(with_state=True)
-        raise
-    writer.finish()
-
-
-def _round(job: Job, state: State, course: _Course, *, full: bool) -> tuple[State, dict[str, Any], engine.Round]:
-    """A round and everything measured in it."""
-    metrics: dict[str, Any] = {}
-    for probe in course.probes:
-        if full and probe.before:
-            metrics |= probe.before(job, state)
-    new, measured, done = timed_step(job, state, full=full)
-    metrics |= measured
-    for probe in course.probes:
-        if probe.after:
-            metrics |= probe.after(job, done, new)
-    return new, metrics, done

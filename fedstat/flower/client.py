@@ -11,13 +11,13 @@ import xarray as xr
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstat.fl import engine
 from fedstat.fl.algorithm import Mask, Sharing
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
-from fedstat.fl.local_training import local_training
+from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Params
-from fedstat.fl.state import State, personal
+from fedstat.fl.start import pretrain
+from fedstat.fl.state import Download, State
 from fedstat.flower.plan import Plan
 from fedstat.flower.records import Arrays, packed, raw_sums, record, tensors_in, unpacked
 from fedstat.flower.secure import Call, secured
@@ -106,14 +106,14 @@ def _sums(job: Job, content: RecordDict, context: Context) -> Arrays:
     if "pretrain" in ask:
         start, _ = _kept(context)
         epochs = int(ask["pretrain"])
-        after = engine.pretrained(job, start, None if epochs < 0 else epochs)
+        after = pretrain(job, start, None if epochs < 0 else epochs)
         return _moments(job, {n: start[n].expand_as(p) for n, p in after.items()}, after)
     if "down" in content.array_records:
-        state = _state(content, context)
-        trained = local_training(job, state, _ME, job.phases)
-        engine.require_finite(trained, job.train.ids, state.round + 1)
+        download = Download(job, _state(content, context))
+        trained = train_locally(job, download, _ME, job.phases)
+        trained.require_finite(job.train.ids, download.state.round + 1)
         if ask["moments"]:
-            found = _moments(job, personal(job, state, _ME), trained.params)
+            found = _moments(job, download.models(_ME), trained.params)
         _keep(job, context, {n: p[0] for n, p in trained.params.items()}, trained.optimizer)
         if ask["moments"]:
             return found

@@ -16,10 +16,14 @@ from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedstat import _random, store
-from fedstat.fl import checks, engine, masks, nets, participation, record
-from fedstat.fl.algorithm import Memory, Sharing, Start, Uploads
+from fedstat.fl import checks, masks, nets, record
+from fedstat.fl.algorithm import Memory, RoundContext, Sharing, Start
+from fedstat.fl.cohort import of_round
+from fedstat.fl.communication_round import update_global
 from fedstat.fl.hooks import Hooks
+from fedstat.fl.ledger import Buffer
 from fedstat.fl.nets import Params
+from fedstat.fl.probes import metrics
 from fedstat.fl.state import State
 from fedstat.flower import records, secure
 from fedstat.flower.grid import Answering
@@ -159,7 +163,7 @@ class Strategy(FlowerStrategy):
     ) -> Iterable[Message]:
         """Decide the new sharing, and ask for the entries that it shares."""
         job, state = self._job, self._state
-        clients = participation.by_size(job.train, participation.active(job, state.round))
+        clients = of_round(job, state.round).local
         weights = self._weights(clients)
         down = [self._download(int(c)) for c in clients]
 
@@ -170,7 +174,7 @@ class Strategy(FlowerStrategy):
                 found.append(self._moments(grid, clients, [_ask(state.round, moments=True) | one for one in down]))
             return found[0]
 
-        self._sharing = job.hooks.reshare(self._uploads(clients, weights, moments), job.net.shapes)
+        self._sharing = job.hooks.reshare(self._context(clients, weights, moments), job.net.shapes)
         if found:  # the parties have trained
             down = [{} for _ in clients]
             if not self.plan.secure:
@@ -178,7 +182,7 @@ class Strategy(FlowerStrategy):
         self._up = {name: masks.by_some(m, len(job.net.shapes[name])) for name, m in self._sharing.shared.items()}
         named = [name for name, mask in self._up.items() if bool(mask.any())]
         self._rest = max(0.0, 1 - float(weights.sum()))
-        ranges = secure.entry_ranges(state.server, named, float(weights.max()), self.plan.headroom)
+        ranges = secure.entry_ranges(state.global_params, named, float(weights.max()), self.plan.headroom)
         contents = [
             _ask(state.round, weight=w) | content | {"up": records.record(self._up)}
             for w, content in zip(weights.tolist(), down, strict=True)
@@ -189,11 +193,11 @@ class Strategy(FlowerStrategy):
         """The server's copy after the round, from sums of n_k / Σ n_k times shared entries."""
         state = self._state
         sums = {name: torch.from_numpy(a) for name, a in _total(replies).items()}
-        means = records.unpacked(sums, self._up, {name: p.double() for name, p in state.server.items()})
+        means = records.unpacked(sums, self._up, {name: p.double() for name, p in state.global_params.items()})
         if self._rest > 1e-6:
-            means = {name: p + self._rest * state.server[name] for name, p in means.items()}
-        means = {name: p.to(state.server[name].dtype) for name, p in means.items()}
-        server = engine.moved(state.server, means, state.sharing, self._sharing, self._job.server_lr)
+            means = {name: p + self._rest * state.global_params[name] for name, p in means.items()}
+        means = {name: p.to(state.global_params[name].dtype) for name, p in means.items()}
+        server = update_global(state.global_params, means, state.sharing, self._sharing, self._job.server_lr)
         self._state = State(state.round + 1, {}, {}, server, self._sharing, {})
         self.rounds.append(self._state)
         return records.record(server), None
@@ -222,14 +226,22 @@ class Strategy(FlowerStrategy):
         found = self._job.hooks.weights(clients, lambda: (sizes, clients, self._job.clients))
         return torch.from_numpy(sizes / sizes.sum()) if found is None else found.double()
 
-    def _uploads(self, clients: np.ndarray, weights: torch.Tensor, moments: Callable[[], Mapping[str, Any]]) -> Uploads:
-        """What a method's functions learn: of single parties nothing."""
+    def _context(
+        self, clients: np.ndarray, weights: torch.Tensor, moments: Callable[[], Mapping[str, Any]]
+    ) -> RoundContext:
+        """Return what a method's functions learn: of single parties nothing."""
         job, state, unseen = self._job, self._state, refusal(self._job.algorithm.name)
-        nobody = Unseen(unseen)
-        return Uploads(
-            job.net, state.round, job.seed, clients, weights.float(), unseen, nobody, state.sharing, state.server,
-            Memory(), unseen, moments, {}, job.server_lr,
-        )  # fmt: skip
+        parts: dict[str, Callable[[], Any]] = {
+            "clients": lambda: clients,
+            "weights": weights.float,
+            "before": unseen,
+            "after": lambda: Unseen(unseen),
+            "memory": Memory,
+            "evaluate": lambda: unseen,
+            "moments": moments,
+        }
+        fixed = job.net, state.round, job.seed, state.sharing, state.global_params, job.server_lr
+        return RoundContext(*fixed, parts)
 
     def _moments(self, grid: Grid, clients: np.ndarray, contents: list[dict[str, Any]]) -> dict[str, Moments]:
         """Moments over some clients."""
@@ -243,10 +255,10 @@ class Strategy(FlowerStrategy):
         """What a client downloads: the entries that are shared for it, and the mask that says which."""
         state, who = self._state, np.array([client])
         mask = {}
-        for name, p in state.server.items():
+        for name, p in state.global_params.items():
             own = masks.of_clients(state.sharing.shared[name], p.ndim, who)
             mask[name] = own[0] if own.ndim > p.ndim else own
-        return {"down": records.record(records.packed(state.server, mask)), "mask": records.record(mask)}
+        return {"down": records.record(records.packed(state.global_params, mask)), "mask": records.record(mask)}
 
     def _messages(
         self,
@@ -281,9 +293,10 @@ class Strategy(FlowerStrategy):
         named = title or f"{job.algorithm.name} between {self.plan.clients} parties, {rounds} rounds"
         attrs = store.provenance(named, config, command=COMMAND, own=(job.algorithm,))
         with store.create(path, groups, attrs) as writer:
-            buffer = record.Buffer(writer, list(layers))
+            buffer = Buffer(writer)
             for state, scores in zip(self.rounds, self.scores, strict=True):
-                buffer.add(job, state, scores)
+                values = {f"metrics/{name}": value for name, value in scores.items()}
+                buffer.add(state.round, values | metrics.of_sharing(job.net, state.sharing, list(layers)))
             buffer.flush()
             writer.finish()
 

@@ -13,10 +13,13 @@ import numpy as np
 from fedstat import _check, data
 from fedstat._later import torch, xr
 from fedstat._random import generator
-from fedstat.fl import algorithms, batches, engine, losses, nets, optim
+from fedstat.fl import algorithms, batches, losses, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Machine
+from fedstat.fl.job import Job, Machine
+from fedstat.fl.loop import observed_round
 from fedstat.fl.nets import Net, Params
+from fedstat.fl.start import start
+from fedstat.fl.state import Download
 from fedstat.motivation import relation
 from fedstat.store import Group, Target, Variable
 from fedstat.study import cells
@@ -205,8 +208,10 @@ def _begin(settings: Settings, images: xr.Dataset, writer: Target, machine: Mach
         (i,) = cell.where
         fed = PARTITIONS[settings.cases[i]](train, clients=settings.clients, seed=settings.seed)
         job = _job(settings, net, batches.rows_of(fed, "train", common.x.device), machine)
-        start = engine.start(job)
-        _write_case(settings, writer, i, job, engine.personal(job, engine.step(job, start)), start.server, common)
+        before = start(job)
+        after, _ = observed_round(job, before, ())
+        models = Download(job, after).models()
+        _write_case(settings, writer, i, job, models, before.global_params, common)
         writer.write("outputs/done", (i,), True)
         writer.commit()
         tick()
@@ -219,8 +224,8 @@ def _net(settings: Settings, images: xr.Dataset) -> Net:
     return nets.mlp([inputs, settings.hidden, int(images["y"].max()) + 1])
 
 
-def _job(settings: Settings, net: Net, rows: Rows, machine: Machine) -> engine.Job:
-    return engine.Job(
+def _job(settings: Settings, net: Net, rows: Rows, machine: Machine) -> Job:
+    return Job(
         rows, rows, net, algorithms.local(), losses.for_outputs(nets.n_outputs(net)),
         optimizer=optim.adam(settings.lr), local_epochs=settings.local_epochs, batch_size=settings.batch_size,
         seed=settings.seed, **vars(machine.computing()),
@@ -263,7 +268,7 @@ def mean_outputs(net: Net, params: Params, samples: Callable[[int], Samples]) ->
 
 
 def _write_case(
-    settings: Settings, writer: Target, i: int, job: engine.Job, params: Params, server: Params, common: Samples
+    settings: Settings, writer: Target, i: int, job: Job, params: Params, server: Params, common: Samples
 ) -> None:
     """Outputs, their entropy, the weights' communality, and the relation of the two, of case number i."""
     first = job.train.start

@@ -16,10 +16,14 @@ import numpy as np
 
 from fedstat import _check, store
 from fedstat._later import xr
-from fedstat.fl import algorithms, engine, evaluate, nets, optim, record
+from fedstat.fl import algorithms, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Job, Machine, Training
+from fedstat.fl.ledger import Buffer
+from fedstat.fl.loop import observed_round
 from fedstat.fl.prepare import prepare
+from fedstat.fl.probes import metrics
+from fedstat.fl.start import start
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
 from fedstat.sim.recovery import correlation
 from fedstat.stats import factor, split
@@ -267,7 +271,7 @@ def _algorithm(settings: Settings, method: str, truth: np.ndarray, oracle: facto
 
 def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Target, tick: Callable[[], Any]) -> None:
     """One run to its last round; finished rounds are committed about twice a second, and at an interrupt."""
-    state, buffer = engine.start(job), record.Buffer(writer, [LAYER], where)
+    state, buffer, observers = start(job), Buffer(writer, where), [metrics.scores(), metrics.split([LAYER])]
     committed = time.monotonic()
 
     def commit() -> None:
@@ -277,8 +281,9 @@ def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Target, tick: Ca
 
     try:
         while state.round < rounds:
-            state, metrics, _ = evaluate.timed_step(job, state)
-            buffer.add(job, state, metrics)
+            new, values = observed_round(job, state, observers)
+            buffer.add(new.round, values)
+            state = new
             tick()
             if time.monotonic() - committed > _COMMIT_SECONDS:
                 commit()

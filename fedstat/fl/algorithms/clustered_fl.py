@@ -10,7 +10,7 @@ import scipy
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Received, Sharing, Start, Uploads, Variant
+from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Received, RoundContext, Sharing, Start, Variant
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import cosines, shared_part
 
@@ -144,14 +144,14 @@ class _Rule(NamedTuple):
         number = {_NUMBER: torch.ones((), dtype=torch.int64, device=device)}
         return Memory({_CLUSTER: torch.zeros(n, dtype=torch.int64, device=device)}, models | number)
 
-    def weights(self, up: Uploads, some: Tensor) -> Tensor:
+    def weights(self, up: RoundContext, some: Tensor) -> Tensor:
         """Weights of some rows of clients, which sum to 1."""
         own = torch.ones_like(up.weights[some]) if self.code else up.weights[some]
         return own / own.sum()
 
-    def split(self, up: Uploads) -> _Split:
+    def split(self, up: RoundContext) -> _Split:
         """Split the clusters that are due, each at most once in a round."""
-        before = up.before()
+        before = up.before
         updates = {name: p - before[name] for name, p in shared_part(up, up.after).items()}
         norm = torch.stack([p.flatten(1).square().sum(1) for p in updates.values()]).sum(0).sqrt()
         cluster, mean = up.memory.clients[_CLUSTER].clone(), torch.zeros_like(norm)
@@ -170,7 +170,7 @@ class _Rule(NamedTuple):
                 parent.append(k)
         return _Split(cluster, parent, mean, norm)
 
-    def may_split(self, up: Uploads, clients: int, clusters: int) -> bool:
+    def may_split(self, up: RoundContext, clients: int, clusters: int) -> bool:
         """Whether a cluster of so many clients may be split where there are so many clusters."""
         most = len(up.memory.server[next(iter(up.net.shapes))])
         return clusters < most and (clients > 2 and up.round >= _EARLY if self.code else clients > 1)
@@ -186,7 +186,7 @@ class _Rule(NamedTuple):
             return None
         return torch.from_numpy(second)
 
-    def remember(self, up: Uploads, found: _Split) -> Memory:
+    def remember(self, up: RoundContext, found: _Split) -> Memory:
         """Every cluster's model, the mean of its active clients', once there are two."""
         if len(found.parent) == 1:
             return Memory({_CLUSTER: found.cluster}, up.memory.server)
@@ -197,7 +197,7 @@ class _Rule(NamedTuple):
             some = torch.nonzero(found.cluster == k).squeeze(1)
             w = self.weights(up, some)
             for name, p in shared_part(up, up.after, statistics=True).items():
-                was = up.server[name] if first else up.memory.server[name][parent]
+                was = up.global_params[name] if first else up.memory.server[name][parent]
                 mean = torch.mv(p[some].flatten(1).T, w).view_as(was) if len(some) else was
                 server[name][k] = torch.lerp(was, mean, up.server_lr)
         return Memory({_CLUSTER: found.cluster}, server)

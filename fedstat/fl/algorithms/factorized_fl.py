@@ -18,10 +18,10 @@ from fedstat.fl.algorithm import (
     Measure,
     Memory,
     Phase,
+    RoundContext,
     Samples,
     Sharing,
     Start,
-    Uploads,
     Variant,
 )
 from fedstat.fl.nets import Net, Params, dense
@@ -264,7 +264,7 @@ class _Rule(NamedTuple):
     at_least: int
     in_place: bool
 
-    def mix(self, up: Uploads) -> Tensor:
+    def mix(self, up: RoundContext) -> Tensor:
         """Row i holds client i's weights (active, active); equations (4) and (5)."""
         similarity = _similarity(up)
         matched = self.matched(up, similarity).fill_diagonal_(True)
@@ -274,7 +274,7 @@ class _Rule(NamedTuple):
             weights = _one_after_the_other(weights, [up.clients.tolist().index(c) for c in order])
         return weights.float()
 
-    def matched(self, up: Uploads, similarity: Tensor) -> Tensor:
+    def matched(self, up: RoundContext, similarity: Tensor) -> Tensor:
         """Whom a client averages with besides itself: bool (active, active)."""
         if self.matching == "similarity":
             nth = similarity.argsort(1, descending=True).argsort(1)
@@ -302,7 +302,7 @@ def _one_after_the_other(weights: Tensor, order: list[int]) -> Tensor:
     return found
 
 
-def _similarity(up: Uploads, kind: str = "v") -> Tensor:
+def _similarity(up: RoundContext, kind: str = "v") -> Tensor:
     """Cosine similarity (active, active) of the active clients' v (or u) before the classifier."""
     own = functional.normalize(up.after[f"{_compared(up.net)}.{kind}"].flatten(1).double())
     return (own @ own.T).clamp(-1, 1).fill_diagonal_(1)

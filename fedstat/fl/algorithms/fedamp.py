@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Phase, Sharing, Start, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Phase, RoundContext, Sharing, Start
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import cosines, shared_part, squared_distances
 
@@ -102,7 +102,7 @@ class _Attention:
     sigma: float
     self_weight: float | None
 
-    def __call__(self, up: Uploads) -> Tensor:
+    def __call__(self, up: RoundContext) -> Tensor:
         models = shared_part(up, up.after)
         if self.self_weight is None:
             others = (squared_distances(models) / -self.sigma).exp() * (self.alpha / self.sigma)
@@ -120,7 +120,7 @@ def _no_clouds(start: Start) -> Memory:
     return Memory(clouds | {_KNOWN: torch.zeros(n, dtype=torch.bool, device=device)})
 
 
-def _clouds(up: Uploads, attention: Tensor) -> Memory:
+def _clouds(up: RoundContext, attention: Tensor) -> Memory:
     """Cloud models of the active clients."""
     shared = {name: bool(mask.any()) for name, mask in up.sharing.shared.items()}
     clouds = {name: torch.tensordot(attention, p, 1) if shared[name] else p for name, p in up.after.items()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Memory, Received, Sharing, Start, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Memory, Received, RoundContext, Sharing, Start
 from fedstat.fl.nets import Net, Params
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def fedcac(
     _check.real("tau", tau, low=0, high=1)
     _check.integer("beta", beta)
 
-    def critical(up: Uploads) -> Params:
-        return critical_entries(up.net, up.before(), up.after, tau)
+    def critical(up: RoundContext) -> Params:
+        return critical_entries(up.net, up.before, up.after, tau)
 
     def memory(start: Start) -> Memory:
         net, clients = start.net, len(start.sizes)

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Phase, Samples, Sharing, Start, Uploads, Variant
+from fedstat.fl.algorithm import (
+    About,
+    Algorithm,
+    Measure,
+    Memory,
+    Phase,
+    RoundContext,
+    Samples,
+    Sharing,
+    Start,
+    Variant,
+)
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.policy import Activation, Norm, Policy
 from fedstat.fl.wrappers.separated import (
@@ -154,7 +165,7 @@ def _features(net: Net, params: Params, samples: Samples) -> Tensor:
         return torch.cat(found, 1)
 
 
-def _mean_head(up: Uploads) -> Params:
+def _mean_head(up: RoundContext) -> Params:
     """The mean of the global and the own head, in the global head's place (eq. 6)."""
     own = nets.head_layers(up.net)[-1]
     names = {name: own + name.removeprefix(GLOBAL) for name in up.after if nets.layer_of(name) == GLOBAL}

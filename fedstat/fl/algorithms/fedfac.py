@@ -138,7 +138,7 @@ def fedfac(
     return Algorithm(
         "fedfac-dynamic",
         lambda start: Sharing(rule.whole(start.net, start.device)),
-        lambda up: rule.decide(up.net, up.moments(), masks.device_of(up.sharing.shared), up.sharing.fits),
+        lambda up: rule.decide(up.net, up.moments, masks.device_of(up.sharing.shared), up.sharing.fits),
         moments=rule.moments_of_updates if on == "updates" else rule.moments,
         settings=settings | of_dynamic,
         keeps=lambda net: masks.of_layers(net, rule.layers(net)),

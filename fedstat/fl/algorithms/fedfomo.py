@@ -9,7 +9,7 @@ import numpy as np
 from fedstat import _check, _random
 from fedstat._later import torch
 from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Memory, Sharing, Start, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Memory, RoundContext, Sharing, Start
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import shared_part
 
@@ -86,11 +86,11 @@ class _Rule(NamedTuple):
     epsilon: float
     decay: float
 
-    def numbers(self, up: Uploads) -> np.ndarray:
+    def numbers(self, up: RoundContext) -> np.ndarray:
         """How many models each active client downloads."""
         return np.full(len(up.clients), min(self.downloads, len(up.clients) - 1))
 
-    def received(self, up: Uploads) -> np.ndarray:
+    def received(self, up: RoundContext) -> np.ndarray:
         """Rows (active, 1 + M) of the models that each client weighs, its own first."""
         affinity = up.memory.clients["affinity"][:, torch.from_numpy(up.clients)].cpu().numpy()
         explores = max(0.0, self.epsilon - self.decay * up.round)
@@ -104,9 +104,9 @@ class _Rule(NamedTuple):
             found.append([i, *sorted([*others[:random], *best])])
         return np.array(found)
 
-    def gains(self, up: Uploads) -> Tensor:
+    def gains(self, up: RoundContext) -> Tensor:
         """What a model lowers a client's validation loss by, per distance: w (active, active), 0 if not downloaded."""
-        which, before = self.received(up), up.before()
+        which, before = self.received(up), up.before
         each = np.arange(len(which))[:, None]
         was = up.evaluate(before, up.clients, each)
         lowered = was - up.evaluate(shared_part(up, up.after, statistics=True), up.clients, which)
@@ -137,6 +137,6 @@ def _no_affinity(start: Start) -> Memory:
     return Memory({"affinity": torch.zeros(n, n, device=start.device)})
 
 
-def _affinity(up: Uploads, gains: Tensor) -> Memory:
+def _affinity(up: RoundContext, gains: Tensor) -> Memory:
     columns = torch.from_numpy(up.clients).to(gains.device)
     return Memory({"affinity": up.memory.clients["affinity"].index_add(1, columns, gains)})

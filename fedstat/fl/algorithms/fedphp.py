@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedstat import _check
 from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples, Sharing, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, RoundContext, Samples, Sharing
 from fedstat.fl.losses import distilled, softened
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers import inherited
@@ -78,7 +78,7 @@ def fedphp(
         found = inherited.outputs(net, inherited.model(memory), samples)
         return cut(net, found).features if features else softened(found, _TEACHER_TEMPERATURE)
 
-    def remember(up: Uploads) -> Memory:
+    def remember(up: RoundContext) -> Memory:
         past = mu * (up.memory.clients[inherited.TIMES] / horizon).clamp(max=1)
         return inherited.averaged(up, past)
 

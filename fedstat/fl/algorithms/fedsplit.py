@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat import _check, _random
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Mask, Sharing, Start, Uploads
+from fedstat.fl.algorithm import About, Algorithm, Mask, RoundContext, Sharing, Start
 from fedstat.fl.nets import Net
 from fedstat.stats import split as splitting
 
@@ -81,7 +81,7 @@ def random_split(
     def sharing(start: Start) -> Sharing:
         return Sharing(draw(start.net, start.seed, -1, start.device))
 
-    def reshare(up: Uploads) -> Sharing:
+    def reshare(up: RoundContext) -> Sharing:
         return Sharing(draw(up.net, up.seed, up.round, masks.device_of(up.sharing.shared)))
 
     return Algorithm(

@@ -1,5 +1,1 @@
-"""Measurements beside training: each probe returns its own groups of the run's store."""
-
-from fedstat.fl.probes.base import Probe, Values
-
-__all__ = ["Probe", "Values"]
+"""Measurements beside training: each probe is an observer with groups of its own in the run's store."""

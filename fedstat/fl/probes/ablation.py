@@ -6,26 +6,25 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch, xr
-from fedstat.fl import masks
+from fedstat.fl import cohort, masks
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import by_size
-from fedstat.fl.probes.base import Probe
+from fedstat.fl.probes.base import Observer
 from fedstat.fl.scores import scores
-from fedstat.fl.state import State, personal
+from fedstat.fl.state import Download, State
 from fedstat.store import Group, Variable
 
 PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 
 
-def probe(job: Job, draws: int) -> Probe:
+def probe(job: Job, draws: int) -> Observer:
     """Group ``ablation``: accuracy (part, draw, client), see :func:`ablated_accuracy`."""
     coords = {"part": np.array(PARTS, object), "draw": np.arange(draws), "client": np.arange(job.clients)}
     variable = Variable(("part", "draw", "client"), "float32", attrs={"long_name": "test accuracy"})
-    return Probe(
+    return Observer(
         {"ablation": Group(xr.Dataset(coords=coords), {"accuracy": variable})},
-        last=lambda job, state: {"ablation/accuracy": ablated_accuracy(job, state, draws=draws)},
+        on_end=lambda job, state: {"ablation/accuracy": ablated_accuracy(job, state, draws=draws)},
     )
 
 
@@ -49,11 +48,11 @@ def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
     found = np.full((len(PARTS), draws, job.clients), np.nan, np.float32)
     split = [n for n, mask in state.sharing.shared.items() if bool(mask.any()) and not bool(mask.all())]
     split = [name for name in split if name not in job.net.buffers]
-    clients = by_size(job.train, np.arange(job.clients))
+    clients = cohort.of_local(job, np.arange(job.clients)).local
 
     def work(span: slice) -> None:
         chunk = clients[span]
-        params = personal(job, state, chunk)
+        params = Download(job, state).models(chunk)
         found[0, :, chunk] = scores(job, params, job.test, chunk)[0][:, None]
         for draw in range(draws):
             noise = _noise(job, split, params, chunk, draw)

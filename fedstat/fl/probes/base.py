@@ -1,11 +1,12 @@
-"""What a probe is."""
+"""What an observer of a run is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedstat.fl.engine import Round
+from fedstat.fl.cohort import Cohort
+from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.state import State
 from fedstat.store import Group
@@ -14,22 +15,25 @@ Values = dict[str, Any]
 """Arrays by "group/variable"."""
 
 
-class Probe(NamedTuple):
-    """Something measured beside training.
+class Observer(NamedTuple):
+    """Something measured beside training, which it does not change; with groups of its own it is called a probe.
 
     Attributes
     ----------
     groups : mapping from str to Group
         Groups of the store.
-    before : callable (Job, State) -> Values, optional
-        Before every evaluated round: that round's rows of arrays with the dim ``round``.
-    after : callable (Job, Round, State) -> Values, optional
-        After every round: rows likewise.
-    last : callable (Job, State) -> Values, optional
+    on_round_start : callable (Job, State, Cohort) -> Values, optional
+        Before a round: that round's rows of arrays with the dim ``round``.
+    on_round_end : callable (Job, Outcome) -> Values, optional
+        After a round: rows likewise.
+    on_end : callable (Job, State) -> Values, optional
         After the last round: whole arrays.
+    only_evaluated : bool
+        Whether the first two are called in evaluated rounds alone.
     """
 
-    groups: Mapping[str, Group]
-    before: Callable[[Job, State], Values] | None = None
-    after: Callable[[Job, Round, State], Values] | None = None
-    last: Callable[[Job, State], Values] | None = None
+    groups: Mapping[str, Group] = {}
+    on_round_start: Callable[[Job, State, Cohort], Values] | None = None
+    on_round_end: Callable[[Job, Outcome], Values] | None = None
+    on_end: Callable[[Job, State], Values] | None = None
+    only_evaluated: bool = False

@@ -6,14 +6,13 @@ import numpy as np
 
 from fedstat._later import torch, xr
 from fedstat.fl import masks, nets
-from fedstat.fl.engine import Round
+from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
-from fedstat.fl.probes.base import Probe, Values
-from fedstat.fl.state import State
+from fedstat.fl.probes.base import Observer, Values
 from fedstat.store import Group, Variable
 
 
-def probe(job: Job, rounds: int) -> Probe:
+def probe(job: Job, rounds: int) -> Observer:
     """Group ``drift``: distance (round, client, layer), ‖σ_i − σ̄‖ of the entries that are shared after the round.
 
     σ_i are a client's parameters as they leave local training, σ̄ the server's after aggregation (FedDecomp Fig. 5).
@@ -26,16 +25,16 @@ def probe(job: Job, rounds: int) -> Probe:
     }
     text = "Euclidean distance of the shared entries from the server's, before aggregation"
     variable = Variable(("round", "client", "layer"), "float32", attrs={"long_name": text})
-    return Probe({"drift": Group(xr.Dataset(coords=coords), {"distance": variable})}, after=_measure)
+    return Observer({"drift": Group(xr.Dataset(coords=coords), {"distance": variable})}, on_round_end=_measure)
 
 
-def _measure(job: Job, done: Round, state: State) -> Values:
-    layers, clients = list(nets.layers(job.net)), done.uploads.clients
+def _measure(job: Job, outcome: Outcome) -> Values:
+    layers, clients, state = list(nets.layers(job.net)), outcome.cohort.local, outcome.state
     square = torch.zeros(len(clients), len(layers), dtype=torch.float64, device=job.device)
-    for name, p in done.uploads.after.items():
+    for name, p in outcome.trained.params.items():
         shared = masks.of_clients(state.sharing.shared[name], p.ndim - 1, clients)
         if bool(shared.any()):
-            away = (p - state.server[name]) * shared
+            away = (p - state.global_params[name]) * shared
             square[:, layers.index(nets.layer_of(name))] += away.flatten(1).square().sum(1, dtype=torch.float64)
     found = np.full((job.clients, len(layers)), np.nan, np.float32)
     found[clients] = square.sqrt().cpu().numpy()

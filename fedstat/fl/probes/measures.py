@@ -8,16 +8,15 @@ import numpy as np
 
 from fedstat._later import torch, xr
 from fedstat.fl import nets
-from fedstat.fl.engine import Round
+from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
-from fedstat.fl.probes.base import Probe, Values
-from fedstat.fl.state import State
+from fedstat.fl.probes.base import Observer, Values
 from fedstat.store import Group, Variable
 
 _OF_CLIENTS = ("client", "other")
 
 
-def probe(job: Job, rounds: int) -> Probe:
+def probe(job: Job, rounds: int) -> Observer:
     """Groups ``measures``, from the algorithm's ``measures``, and ``mixing``: weight (round, client, other).
 
     NaN where either client is inactive.
@@ -41,7 +40,7 @@ def probe(job: Job, rounds: int) -> Probe:
         text = "weight of the other client's entries in a client's own mixture"
         weight = Variable(("round", "client", "other"), "float32", attrs={"long_name": text})
         groups["mixing"] = Group(coords, {"weight": weight})
-    return Probe(groups, after=_measure if groups else None)
+    return Observer(groups, on_round_end=_measure if groups else None)
 
 
 def _require(job: Job) -> None:
@@ -67,14 +66,14 @@ def _sizes(job: Job, own: Any) -> dict[str, int]:
     return {"client": job.clients, "other": job.clients, "layer": len(nets.layers(job.net))} | dict(own)
 
 
-def _measure(job: Job, done: Round, _: State) -> Values:
-    found, clients, every = {}, done.whole.clients, len(job.sizes)
+def _measure(job: Job, outcome: Outcome) -> Values:
+    found, clients, every = {}, outcome.context.clients, len(job.sizes)
     if not len(clients):
         return {}
-    for name, value in job.hooks.measures(done.whole).items():
+    for name, value in job.hooks.measures(outcome.context).items():
         found[f"measures/{name}"] = _of_all(_array(value), job.algorithm.measures[name].dims, clients, every)
-    if done.mixture is not None:
-        found["mixing/weight"] = _of_all(_array(done.mixture), _OF_CLIENTS, clients, every)
+    if outcome.mixing is not None:
+        found["mixing/weight"] = _of_all(_array(outcome.mixing), _OF_CLIENTS, clients, every)
     return found
 
 

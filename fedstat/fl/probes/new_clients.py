@@ -9,17 +9,16 @@ from operator import add
 import numpy as np
 
 from fedstat._later import torch, xr
-from fedstat.fl import masks
+from fedstat.fl import cohort, masks
 from fedstat.fl.algorithm import Mask, Memory, Phase, Start
 from fedstat.fl.batches import Rows, whole
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import by_size
-from fedstat.fl.probes.base import Probe
+from fedstat.fl.probes.base import Observer
 from fedstat.fl.scores import diverged, scores
-from fedstat.fl.state import State, personal, remembered
+from fedstat.fl.state import Download, State
 from fedstat.store import Group, Variable
 
 RULES = ("global", "finetuned", "local_train", "ensemble")
@@ -30,7 +29,7 @@ def rules(job: Job) -> tuple[str, ...]:
     return ("finetuned", "local_train") if job.own_labels else RULES
 
 
-def probe(job: Job, train: Rows, test: Rows) -> Probe:
+def probe(job: Job, train: Rows, test: Rows) -> Observer:
     """Group ``new``: accuracy (rule, client), see :func:`accuracy`."""
     coords = xr.Dataset(
         {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)},
@@ -45,7 +44,7 @@ def probe(job: Job, train: Rows, test: Rows) -> Probe:
         found = accuracy(job, state, train, test)
         return {"new/accuracy": np.stack([found[rule] for rule in rules(job)])}
 
-    return Probe({"new": Group(coords, {"accuracy": variable})}, last=last)
+    return Observer({"new": Group(coords, {"accuracy": variable})}, on_end=last)
 
 
 def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:
@@ -73,13 +72,13 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
         output layers that no new client has trained.
     """
     new = replace(job, train=train, test=test, validation=None, optimizer_state="reset")
-    server = _state(new, state)
-    clients = by_size(train, np.arange(len(train.start) - 1))
+    download = Download(new, _state(new, state))
+    clients = cohort.of_local(new, np.arange(new.clients)).local
     found = {rule: np.full(len(clients), np.nan, np.float32) for rule in rules(job)}
     # Fine-tuning that trains nothing exchanges the download for a model that no new client has.
     trains = any(phase.length(job.local_epochs) or phase.steps for phase in job.algorithm.finetune)
     trained = job.hooks.finetune if trains else job.phases
-    held = server.sharing.shared
+    held = download.state.sharing.shared
     ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
         "global": ((), None),
         "finetuned": (trained, None),
@@ -91,8 +90,7 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
     def work(span: slice) -> None:
         chunk = clients[span]
         for rule, (phases, frozen) in ways.items():
-            params = personal(new, server, chunk)
-            memory = remembered(server, chunk)
+            params, memory = download.models(chunk), download.memory(chunk)
             train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, memory=memory)
             found[rule][chunk], loss = scores(new, params, test, chunk)
             if (bad := ~np.isfinite(loss)).any():
@@ -113,8 +111,8 @@ def _state(new: Job, state: State) -> State:
     trained = none, lambda epochs: (none(epochs), None), none
     start = Start(new.net, new.train.sizes, new.seed, new.device, *trained)
     memory = Memory(new.hooks.memory(start).clients, state.memory.server)
-    held = {name: masks.by_all(mask, state.server[name].ndim) for name, mask in state.sharing.shared.items()}
-    return State(state.round, {}, {}, state.server, state.sharing._replace(shared=held), {}, memory)
+    held = {name: masks.by_all(mask, state.global_params[name].ndim) for name, mask in state.sharing.shared.items()}
+    return State(state.round, {}, {}, state.global_params, state.sharing._replace(shared=held), {}, memory)
 
 
 def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
@@ -124,7 +122,7 @@ def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
     parts: dict[int, torch.Tensor] = {}
 
     def work(span: slice) -> None:
-        params = personal(job, state, np.arange(job.clients)[span])
+        params = Download(job, state).models(np.arange(job.clients)[span])
         k = span.stop - span.start
         with torch.no_grad():
             blocks = [job.net.apply(params, block.expand(k, *block.shape)) for block in x.split(256)]

@@ -6,9 +6,10 @@ import numpy as np
 
 from fedstat._later import xr
 from fedstat.fl import halves, nets
+from fedstat.fl.cohort import Cohort
 from fedstat.fl.job import Job
-from fedstat.fl.probes.base import Probe, Values
-from fedstat.fl.state import State
+from fedstat.fl.probes.base import Observer, Values
+from fedstat.fl.state import Download, State
 from fedstat.store import Group, Variable
 
 _TEXTS = {
@@ -17,7 +18,7 @@ _TEXTS = {
 }
 
 
-def probe(job: Job, rounds: int) -> Probe:
+def probe(job: Job, rounds: int) -> Observer:
     """Group ``probe``: between, within (round, client, layer), see :func:`fedstat.fl.halves.parts`.
 
     NaN in rounds without evaluation, and for clients that are inactive or have one sample.
@@ -37,13 +38,14 @@ def probe(job: Job, rounds: int) -> Probe:
     }
     dims = ("round", "client", "layer")
     variables = {name: Variable(dims, "float64", attrs={"long_name": text}) for name, text in _TEXTS.items()}
-    return Probe({"probe": Group(xr.Dataset(coords=coords), variables)}, before=_measure)
+    groups = {"probe": Group(xr.Dataset(coords=coords), variables)}
+    return Observer(groups, on_round_start=_measure, only_evaluated=True)
 
 
-def _measure(job: Job, state: State) -> Values:
-    own = np.sort(halves.divisible(job, state.round))
-    clients = np.concatenate(job.ranks.each(job.ids(own)))
-    parts = halves.parts(job, state, own, job.phases)
+def _measure(job: Job, state: State, cohort: Cohort) -> Values:
+    some = cohort.at_least(2)
+    clients = np.sort(some.ids)
+    parts = halves.parts(job, Download(job, state), some, job.phases)
     layers = list(nets.layers(job.net))
     found = {f"probe/{name}": np.full((len(job.sizes), len(layers)), np.nan) for name in _TEXTS}
     for layer, part in parts.items():

@@ -12,7 +12,7 @@ from fedstat.fl import choice, nets
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
-from fedstat.fl.probes.base import Probe, Values
+from fedstat.fl.probes.base import Observer, Values
 from fedstat.fl.state import State
 from fedstat.store import Group, Variable
 
@@ -25,7 +25,7 @@ def jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> 
     return found
 
 
-def probe(job: Job, readouts: Mapping[str, Job]) -> Probe:
+def probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
     """Group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
     coords = {
         "readout": ("readout", np.array([*readouts], object)),
@@ -52,4 +52,4 @@ def probe(job: Job, readouts: Mapping[str, Job]) -> Probe:
             f"readouts/{name}": job.ranks.of_all(np.stack(values, 1)).swapaxes(0, 1) for name, values in found.items()
         }
 
-    return Probe({"readouts": Group(xr.Dataset(coords=coords), variables)}, last=last)
+    return Observer({"readouts": Group(xr.Dataset(coords=coords), variables)}, on_end=last)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl.algorithm import Memory, Phase, Samples, Start, Uploads
+from fedstat.fl.algorithm import Memory, Phase, RoundContext, Samples, Start
 from fedstat.fl.nets import Net, Params
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def beginning(start: Start) -> Memory:
     return Memory({TIMES: torch.zeros(n, device=start.device), **models})
 
 
-def averaged(up: Uploads, past: Tensor) -> Memory:
+def averaged(up: RoundContext, past: Tensor) -> Memory:
     """The memory after a round: of each client ``past`` (client,) of its old model, the rest of the one it trained."""
     of = up.memory.clients
     now: Params = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from fedstat._later import torch
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Algorithm, Mask, Received, Sharing, Start, Uploads
+from fedstat.fl.algorithm import Algorithm, Mask, Received, RoundContext, Sharing, Start
 from fedstat.fl.nets import Net, Params
 
 
@@ -39,7 +39,7 @@ def private_head(algorithm: Algorithm) -> Algorithm:
         inner = algorithm.sharing(start)
         return inner._replace(shared=private(start.net, inner.shared))
 
-    def reshare(up: Uploads) -> Sharing:
+    def reshare(up: RoundContext) -> Sharing:
         inner = algorithm.reshare(up)  # type: ignore[misc]
         return inner._replace(shared=private(up.net, inner.shared))
 
@@ -53,7 +53,7 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     def without(net: Net, found: Params) -> Params:
         return {name: p for name, p in found.items() if name not in _parameters(net)}
 
-    def send(up: Uploads) -> Params:
+    def send(up: RoundContext) -> Params:
         return without(up.net, algorithm.send(up))  # type: ignore[misc]
 
     def receive(received: Received) -> Params:

@@ -1,0 +1,141 @@
+"""The clients of a round, over all processes of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedstat._later import torch
+from fedstat.fl import participation
+from fedstat.fl.job import Job
+from fedstat.fl.nets import Params
+from fedstat.fl.ranks import Ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Clients, by descending number of training samples, so that chunks hold clients of like sizes.
+
+    One process holds all of them. :class:`_Distributed` overrides what several processes do together.
+
+    Attributes
+    ----------
+    ids : int array (client,)
+        Numbers of the clients of all processes.
+    sizes : int array (client,)
+        Their training samples.
+    local : int array (local,)
+        Rows, in the job's data, of the clients that this process holds; in the same order.
+    """
+
+    ids: np.ndarray
+    sizes: np.ndarray
+    local: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def local_ids(self) -> np.ndarray:
+        """Numbers of the clients that this process holds."""
+        return self.ids
+
+    def of_this_process(self) -> Cohort:
+        """Return the clients that this process holds, as a cohort that communicates with no other process."""
+        return self
+
+    def at_least(self, n: int) -> Cohort:
+        """Return the clients with n training samples or more."""
+        enough = self.sizes >= n
+        return Cohort(self.ids[enough], self.sizes[enough], self.local[enough])
+
+    # --- what processes do together; the identity for one
+
+    def gather(self, rows: Mapping[str, Tensor], ids: np.ndarray | None = None) -> Params:  # noqa: ARG002
+        """Return the rows of all clients, or of others by number, from the rows of those that this process holds."""
+        return dict(rows)
+
+    def held(self, ids: np.ndarray) -> np.ndarray:
+        """Return the positions of the clients, by number, that this process holds."""
+        return np.arange(len(ids))
+
+    def local_rows(self, rows: Mapping[str, Tensor]) -> Params:
+        """Return the rows of the clients that this process holds, from those of all clients."""
+        return dict(rows)
+
+    def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return sums over processes."""
+        return values
+
+    def join(self, sums: Mapping[str, Any], device: torch.device) -> Mapping[str, Any]:  # noqa: ARG002
+        """Return sums that ``+`` joins, over processes in order."""
+        return sums
+
+
+@dataclass(frozen=True)
+class _Distributed(Cohort):
+    """Clients of whom each process holds some."""
+
+    ranks: Ranks
+
+    @property
+    def local_ids(self) -> np.ndarray:
+        return self.ids[self.held(self.ids)]
+
+    def of_this_process(self) -> Cohort:
+        held = self.held(self.ids)
+        return Cohort(self.ids[held], self.sizes[held], self.local)
+
+    def at_least(self, n: int) -> Cohort:
+        enough = self.sizes >= n
+        return _Distributed(self.ids[enough], self.sizes[enough], self.local[enough[self.held(self.ids)]], self.ranks)
+
+    def gather(self, rows: Mapping[str, Tensor], ids: np.ndarray | None = None) -> Params:
+        holder = self.ranks.holder(self.ids if ids is None else ids)
+        counts = np.bincount(holder, minlength=self.ranks.number).tolist()
+        order = np.argsort(np.argsort(holder, kind="stable"))
+        return {name: p[order] for name, p in self.ranks.rows(rows, counts).items()}
+
+    def held(self, ids: np.ndarray) -> np.ndarray:
+        return np.flatnonzero(self.ranks.holder(ids) == self.ranks.rank)
+
+    def local_rows(self, rows: Mapping[str, Tensor]) -> Params:
+        held = self.held(self.ids)
+        return {name: p[held] for name, p in rows.items()}
+
+    def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        return self.ranks.total(values)
+
+    def join(self, sums: Mapping[str, Any], device: torch.device) -> Mapping[str, Any]:
+        return self.ranks.joined(sums, device)
+
+
+def of_round(job: Job, number: int) -> Cohort:
+    """Return the clients that take part in round ``number``."""
+    return _of(job, participation.drawn(job, number))
+
+
+def of_all(job: Job) -> Cohort:
+    """Return all clients."""
+    return _of(job, np.arange(len(job.sizes)) if job.ranks.several else job.train.ids)
+
+
+def of_local(job: Job, rows: np.ndarray) -> Cohort:
+    """Return some clients of this process, given by their rows in the job's data, and no others."""
+    local = participation.by_size(job.train, rows)
+    return Cohort(job.ids(local), job.train.sizes[local], local)
+
+
+def _of(job: Job, ids: np.ndarray) -> Cohort:
+    """Return clients by number, in ascending order."""
+    local = of_local(job, ids if job.train.numbers is None else np.flatnonzero(np.isin(job.train.ids, ids)))
+    if not job.ranks.several:
+        return local
+    order = np.argsort(-job.sizes[ids], kind="stable")
+    return _Distributed(ids[order], job.sizes[ids][order], local.local, job.ranks)

@@ -1,0 +1,209 @@
+"""A communication round (FedFac, Algorithms 1 and 2): pure functions of a job, a state and the round's clients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedstat._later import torch
+from fedstat.fl import masks, scores, sums
+from fedstat.fl.aggregate import Sent
+from fedstat.fl.algorithm import Mask, Memory, RoundContext, Sharing
+from fedstat.fl.cohort import Cohort
+from fedstat.fl.hooks import Hooks, aggregated
+from fedstat.fl.job import Job
+from fedstat.fl.local_training import Trained, train_locally
+from fedstat.fl.nets import Params
+from fedstat.fl.participation import expected
+from fedstat.fl.state import Download, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Upload(NamedTuple):
+    """What clients send to the server after local training.
+
+    Attributes
+    ----------
+    cohort : Cohort
+        The clients whose rows ``values`` has.
+    values : Params (client, ...)
+        What is averaged or mixed where entries are shared; other entries may hold anything.
+    sharing : Sharing
+        The sharing after the round: entries that are averaged.
+    entries : Mask
+        Entries that a client sends, of which bytes are counted; an algorithm may read more than it shares.
+    """
+
+    cohort: Cohort
+    values: Params
+    sharing: Sharing
+    entries: Mask
+
+
+class Outcome(NamedTuple):
+    """What a round leaves: all that observers get.
+
+    Attributes
+    ----------
+    before, state : State
+        Before and after the round.
+    cohort : Cohort
+    trained : Trained
+        Rows of the clients that this process holds.
+    context : RoundContext
+    upload : Upload
+    mixing : Tensor (client, client) or None
+        The mixing matrix, if the algorithm mixes.
+    """
+
+    before: State
+    state: State
+    cohort: Cohort
+    trained: Trained
+    context: RoundContext
+    upload: Upload
+    mixing: Tensor | None
+
+
+def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
+    """One communication round: download, local training, upload, aggregation.
+
+    Raises
+    ------
+    ValueError
+        If the new sharing lacks a parameter, or makes entries personal of which clients have no copies; if a hook
+        returns something that does not fit.
+    FloatingPointError
+        If a client's loss or parameters are no longer finite after local training.
+    """
+    hooks = job.hooks if len(cohort) else job.hooks.of_empty_round()
+    download = Download(job, state)
+    trained = train_locally(job, download, cohort.local, job.phases)
+    trained.require_finite(cohort.local_ids, state.round + 1)
+    context = round_context(job, download, cohort, trained.params)
+    sharing = hooks.reshare(context, state.personal_units)
+    upload = encode(hooks, context, sharing, seen_by_hooks(job, cohort))
+    means, aggregator = aggregate(job, hooks, state, cohort, upload)
+    global_params = update_global(state.global_params, means, state.sharing, sharing, job.server_lr)
+    mixing = hooks.mix(context)
+    models = trained.params if mixing is None else mix(download, cohort, trained.params, upload, mixing)
+    memory = local_memory(cohort, hooks.remember(context))
+    new = state.after(
+        job, cohort, models, trained.optimizer, memory,
+        global_params=global_params, sharing=sharing, aggregator=aggregator,
+    )  # fmt: skip
+    return Outcome(state, new, cohort, trained, context, upload, mixing)
+
+
+def seen_by_hooks(job: Job, cohort: Cohort) -> Cohort:
+    """Return the clients whose rows hooks get: of all processes, or of this one where sums over clients suffice."""
+    looks = job.hooks.looks_at_clients or job.aggregator.needs == "clients"
+    return cohort if looks else cohort.of_this_process()
+
+
+def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -> RoundContext:
+    """Return what hooks know of clients whose models after local training are ``after`` (local, ...)."""
+    state, seen = download.state, seen_by_hooks(job, cohort)
+
+    def weights() -> Tensor:
+        sizes, total = (torch.as_tensor(n, dtype=torch.float32) for n in (seen.sizes, cohort.sizes.sum()))
+        return (sizes / total).to(job.device)
+
+    def memory() -> Memory:
+        local = download.memory(cohort.local)
+        return local._replace(clients=seen.gather(local.clients))
+
+    def evaluate(models: Params, clients: np.ndarray, which: np.ndarray | None = None) -> Tensor:
+        clients = np.asarray(clients)
+        held = seen.held(clients)
+        row = {int(c): i for i, c in enumerate(cohort.local_ids)}
+        at = np.array([row[int(c)] for c in clients[held]], int)
+        others = {name: p[at] for name, p in after.items() if name not in models}
+        own = which if which is None else which[held]
+        return seen.gather({"": scores.losses_of(job, models, cohort.local[at], own, others)}, clients)[""]
+
+    def moments() -> Any:
+        some = sums.over_clients(job, lambda span: download.models(cohort.local[span]), after)
+        return cohort.join(some, job.device)
+
+    parts = {
+        "clients": lambda: seen.ids,
+        "weights": weights,
+        "before": lambda: seen.gather(download.models(cohort.local)),
+        "after": lambda: seen.gather(after),
+        "memory": memory,
+        "evaluate": lambda: evaluate,
+        "moments": moments,
+    }
+    return RoundContext(job.net, state.round, job.seed, state.sharing, state.global_params, job.server_lr, parts)
+
+
+def encode(hooks: Hooks, context: RoundContext, sharing: Sharing, cohort: Cohort) -> Upload:
+    """Return what the clients of ``context`` send under the new sharing."""
+    return Upload(cohort, hooks.send(context, sharing), sharing, hooks.uploads(sharing))
+
+
+def aggregate(job: Job, hooks: Hooks, state: State, cohort: Cohort, upload: Upload) -> tuple[Params, Any]:
+    """Return the aggregated parameters with shared entries, and the aggregator's state."""
+    shared = {name: masks.by_some(upload.sharing.shared[name], p.ndim) for name, p in state.global_params.items()}
+    values = {name: p for name, p in upload.values.items() if bool(shared[name].any())}
+    rows = upload.cohort
+    sent = Sent(
+        values,
+        {name: state.global_params[name] for name in values},
+        {name: shared[name] for name in values},
+        torch.from_numpy(rows.sizes).to(job.device, torch.float32),
+        hooks.weights(rows.ids, lambda: (cohort.sizes, cohort.ids, job.everyone or job.clients)),
+        rows.ids,
+        state.round,
+        job.seed,
+        expected(job),
+        *(() if rows is cohort else (cohort.sum,)),
+    )
+    return aggregated(job.aggregator, sent, state.aggregator, job.ranks)
+
+
+def update_global(params: Params, means: Params, before: Sharing, after: Sharing, lr: float) -> Params:
+    """Return the server's parameters after a round, from those before it and means over the selected clients.
+
+    W ← W + η_g (mean − W) where an entry stays shared, the mean where it becomes shared, W elsewhere. If masks differ
+    between clients, an entry is shared if any client shares it; the mean is over all selected clients.
+
+    Parameters
+    ----------
+    params : Params (...)
+    means : Params (...)
+        Of parameters with shared entries; other entries may hold anything.
+    before, after : Sharing
+    lr : float
+        η_g.
+    """
+    updated = dict(params)
+    for name, new in means.items():
+        was, now = (masks.by_some(sharing.shared[name], new.ndim) for sharing in (before, after))
+        updated[name] = torch.where(now, torch.where(was, torch.lerp(params[name], new, lr), new), params[name])
+    return updated
+
+
+def mix(download: Download, cohort: Cohort, after: Params, upload: Upload, mixing: Tensor) -> Params:
+    """Return models (local, ...): where entries are shared, each client's mixture of what all clients sent."""
+    models, lr = dict(after), download.job.server_lr
+    before = download.models(cohort.local) if lr != 1 else {}
+    weights = cohort.local_rows({"": mixing})[""]
+    for name, p in upload.values.items():
+        mask = upload.sharing.shared[name]
+        if not bool(mask.any()):
+            continue
+        new = torch.tensordot(weights, p, 1)
+        if before:
+            new = torch.lerp(before[name], new, lr)
+        models[name] = torch.where(masks.of_clients(mask, p.ndim - 1, cohort.local), new, after[name])
+    return models
+
+
+def local_memory(cohort: Cohort, memory: Memory | None) -> Memory | None:
+    """Return the memory after a round of the clients that this process holds; None if it stays as it is."""
+    return memory if memory is None else memory._replace(clients=cohort.local_rows(memory.clients))

@@ -1,0 +1,96 @@
+"""The state before the first round: what all clients begin with, pretraining, and a trial of the algorithm's hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedstat import _random
+from fedstat.fl import cohort, halves, kept, masks, room, sums
+from fedstat.fl.algorithm import Phase, Sharing, Start
+from fedstat.fl.communication_round import round_context
+from fedstat.fl.hooks import aggregator_state
+from fedstat.fl.job import Job
+from fedstat.fl.local_training import train_locally
+from fedstat.fl.nets import Params
+from fedstat.fl.ranks import joined
+from fedstat.fl.state import Download, State
+
+
+def start(job: Job) -> State:
+    """Return the state before the first round: the same parameters for all clients.
+
+    Raises
+    ------
+    ValueError
+        If a parameter has no bool mask that broadcasts against (client, *shape), or a hook returns something that does
+        not fit.
+    """
+    params = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
+    before = Start(job.net, job.sizes, job.seed, job.device, *_pretraining(job, params))
+    sharing = job.hooks.sharing(before)
+    personal_units = job.hooks.keeps(sharing)
+    own = {name: (params[name] if at is None else params[name][at]) for name, at in personal_units.items()}
+    optimizer: Params = {}
+    if job.optimizer_state == "keep":
+        optimizer = job.optimizer.init({name: p.unsqueeze(0) for name, p in params.items()})
+        optimizer = {name: p[0] for name, p in optimizer.items()}
+    memory = job.hooks.memory(before)
+    if job.ranks.several:
+        memory = memory._replace(clients={name: p[job.train.ids] for name, p in memory.clients.items()})
+    of_aggregator = aggregator_state(job.aggregator, params)
+    at = kept.where(job, own, optimizer, {name: p[0] for name, p in memory.clients.items()})
+    rows, of_optimizer = kept.equal(at, "params", own), kept.equal(at, "optimizer", optimizer)
+    memory = memory._replace(clients=kept.given(at, "memory", memory.clients))
+    state = State(0, rows, personal_units, params, sharing, of_optimizer, memory, of_aggregator)
+    _try_out(job, state)
+    return state
+
+
+def pretrain(job: Job, params: Params, epochs: int | None, clients: np.ndarray | None = None) -> Params:
+    """Train clients, by default all, from the server's parameters with nothing shared; Params (client, ...)."""
+    some = cohort.of_local(job, np.arange(job.clients) if clients is None else clients)
+    trained = train_locally(*_alone(job, params), some.local, (Phase(epochs),)).params
+    return {name: p[np.argsort(some.local)] for name, p in trained.items()}
+
+
+def _pretraining(job: Job, params: Params) -> tuple[Any, Any, Any]:
+    """Return the functions ``pretrain``, ``halves`` and ``moments`` of :class:`~fedstat.fl.algorithm.Start`."""
+
+    def models(epochs: int | None) -> Params:
+        room.require_for_all(job)
+        return job.ranks.clients(pretrain(job, params, epochs))
+
+    def of_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
+        room.require_for_all(job)
+        return halves.trained(*_alone(job, params), cohort.of_all(job).at_least(2), (Phase(epochs),))
+
+    def moments(epochs: int | None) -> Mapping[str, Any]:
+        def expanded(span: slice) -> Params:
+            return {name: p.expand(span.stop - span.start, *p.shape) for name, p in params.items()}
+
+        each = (
+            sums.over_clients(job, expanded, pretrain(job, params, epochs, clients)) for clients in room.blocks(job)
+        )
+        return cohort.of_all(job).join(joined(each), job.device)
+
+    return models, of_halves, moments
+
+
+def _alone(job: Job, params: Params) -> tuple[Job, Download]:
+    """Return the job in which every client trains alone, and what it downloads."""
+    alone = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
+    state = State(-1, {}, {}, params, Sharing(masks.nothing(job.net, job.device)), {})
+    return alone, Download(alone, state)
+
+
+def _try_out(job: Job, state: State) -> None:
+    """Call the hooks of a round with two clients of this process that have not trained, so that errors show at once."""
+    some = cohort.of_round(job, 0).local
+    two = cohort.of_local(job, (some if len(some) else np.arange(job.clients))[:2])
+    download = Download(job, state)
+    context = round_context(job, download, two, download.models(two.local))
+    job.hooks.try_out(context, state.sharing, (two.sizes, two.ids, job.everyone or job.clients))
