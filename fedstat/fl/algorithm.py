@@ -198,8 +198,8 @@ class Received(NamedTuple):
     net : Net
     own : Params (client, ...)
         Their own copies.
-    server : Params
-        The server's copy of every entry.
+    global_params : Params
+        Parameters of the server, every entry.
     shared : Mask
         With rows of these clients, if masks differ between clients.
     memory : Memory
@@ -208,7 +208,7 @@ class Received(NamedTuple):
 
     net: Net
     own: Params
-    server: Params
+    global_params: Params
     shared: Mask
     memory: Memory
 

@@ -69,7 +69,7 @@ def unchanged(given: Any, where: str) -> Iterator[None]:
         parts = [("context.after[{!r}]", given.after), ("context.global_params[{!r}]", given.global_params)]
         parts.append(("context.memory.server[{!r}]", given.memory.server))
     elif isinstance(given, Received):
-        parts = [("the server's {!r}", given.server), ("the server's {!r}", given.memory.server)]
+        parts = [("the server's {!r}", given.global_params), ("the server's {!r}", given.memory.server)]
     tensors = [(text.format(name), p, p._version) for text, of in parts for name, p in of.items()]
     clients = given.clients.copy() if isinstance(given, RoundContext) else None
     yield

@@ -119,7 +119,7 @@ class Hooks:
             if name in found:
                 p.copy_(found[name])
             elif not self.algorithm.mix:  # a mixture is in place already
-                torch.where(received.shared[name], received.server[name], p, out=p)
+                torch.where(received.shared[name], received.global_params[name], p, out=p)
 
     def reshare(self, context: RoundContext, own: Collection[str]) -> Sharing:
         """Return the sharing after local training, where clients have ``own`` copies; by default the one before."""

@@ -13,12 +13,6 @@ from fedstat.fl.job import Job, Participation, Sampling
 _ONE_BY_ONE = 5000  # a draw of each client's own takes 20 microseconds
 
 
-def active(job: Job, number: int) -> np.ndarray:
-    """Clients of the job that take part in round ``number``, ascending."""
-    found = drawn(job, number)
-    return found if job.train.numbers is None else np.flatnonzero(np.isin(job.train.ids, found))
-
-
 def drawn(job: Job, number: int) -> np.ndarray:
     """Numbers of all clients that take part in a round, ascending: a fixed number, those with the smallest draws.
 
@@ -35,12 +29,6 @@ def drawn(job: Job, number: int) -> np.ndarray:
         return np.sort(rng.choice(everyone, rng.binomial(everyone, share) if poisson else k, replace=False))
     draws = np.array([_random.generator(job.seed, "participation", number, c).random() for c in range(everyone)])
     return np.flatnonzero(draws < share) if poisson else np.sort(np.argsort(draws, kind="stable")[:k])
-
-
-def everyone_active(job: Job, number: int) -> np.ndarray:
-    """The same by descending number of training samples, of all processes of the run."""
-    every = drawn(job, number)
-    return every[np.argsort(-job.sizes[every], kind="stable")]
 
 
 def expected(job: Job) -> float:

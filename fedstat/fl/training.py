@@ -359,10 +359,10 @@ def _make(job: Job, plan: _Plan, path: Path) -> None:
             *metrics.observers(list(nets.layers(job.net))), *plan.probes,
             record.checkpoint_writer(out, plan.checkpoints),
         ]  # fmt: skip
-        lengths = {name: plan.config[name] for name in ("rounds", "evaluate_every")}
-        loop.run(
-            job, _begun(job, plan, out, path), observers, Ledger(out, job, plan.by_client), tick=plan.tick, **lengths
-        )
+        ledger = Ledger(out, job, plan.by_client)
+        rounds, every, tick = plan.config["rounds"], plan.config["evaluate_every"], plan.tick
+        # The first state has no name here, which would hold the rows of all clients.
+        loop.run(job, _begun(job, plan, out, path), observers, ledger, rounds=rounds, evaluate_every=every, tick=tick)
         out.finish()
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import trainer
 import xarray as xr
 from algorithm_jobs import make
 from scipy import stats
@@ -17,10 +18,11 @@ from fedstat.attack import experiment as attack
 from fedstat.attack import leakage, leakage_of, observe
 from fedstat.attack.__main__ import main
 from fedstat.attack.matching import Recovered, by_sign, recover
-from fedstat.fl import algorithms, engine, losses, masks, nets, optim
+from fedstat.fl import algorithms, losses, masks, nets, optim
 from fedstat.fl.aggregate import private, weighted_mean
 from fedstat.fl.algorithm import Phase, Sharing
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 from fedstat.fl.wrappers.composed import Part, composed
 from fedstat.results import LeakageResult
 from fedstat.stats.images import psnr, without_channels
@@ -40,13 +42,13 @@ def job(algorithm, *, net=None, side=4, channels=1, **options):
     loss = losses.for_outputs(nets.n_outputs(net))
     net = algorithm.wrap(net) if algorithm.wrap else net
     settings = {"batch_size": 3, "seed": 1, "optimizer": optim.sgd(LR), "threads": 1} | options
-    return engine.Job(rows, rows, net, algorithm, algorithm.loss(loss, net) if algorithm.loss else loss, **settings)
+    return Job(rows, rows, net, algorithm, algorithm.loss(loss, net) if algorithm.loss else loss, **settings)
 
 
 def after(j, rounds=2):
-    state = engine.start(j)
+    state = trainer.start(j)
     for _ in range(rounds):
-        state = engine.step(j, state)
+        state = trainer.step(j, state)
     return state
 
 
@@ -89,27 +91,27 @@ def sharing_all_but(*ends):
 FACTORS = toy(wrap=low_rank, phases=(Phase(trains=lambda n: n.endswith((".b", ".a"))), Phase()))._replace(
     sharing=sharing_all_but(".b", ".a")
 )
-HALVED = toy(send=lambda up: {"fc2.weight": (up.after["fc2.weight"] + up.before()["fc2.weight"]) / 2})
+HALVED = toy(send=lambda up: {"fc2.weight": (up.after["fc2.weight"] + up.before["fc2.weight"]) / 2})
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedfac-dynamic"])
 def test_what_is_sent_is_autograds_gradient_at_what_was_downloaded(name):
     j = job(make(name))
     state, (x, y) = after(j), images(j)
-    own = engine.personal(j, state, CLIENTS)
+    own = trainer.models(j, state, CLIENTS)
     seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, own, x, y)
     assert set(seen.gradient) == ({"fc1.weight", "fc1.bias"} if name == "fedper" else set(j.net.shapes))
     for n, p in seen.gradient.items():
         torch.testing.assert_close(p, exact[n], rtol=1e-4, atol=2e-6)
         torch.testing.assert_close(seen.model[n], own[n])
     for n in set(j.net.shapes) - set(seen.gradient):
-        torch.testing.assert_close(seen.model[n], state.server[n].expand_as(own[n]))
+        torch.testing.assert_close(seen.model[n], state.global_params[n].expand_as(own[n]))
 
 
 def test_fedrep_sends_the_bodys_gradient_under_the_head_that_was_trained_first():
     j = job(make("fedrep"))
     state, (x, y) = after(j), images(j)
-    own = engine.personal(j, state, CLIENTS)
+    own = trainer.models(j, state, CLIENTS)
     first = gradients(j, own, x, y)
     moved = own | {n: own[n] - LR * first[n] for n in ("fc2.weight", "fc2.bias")}
     seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, moved, x, y)
@@ -121,7 +123,7 @@ def test_fedrep_sends_the_bodys_gradient_under_the_head_that_was_trained_first()
 def test_feddecomp_sends_the_gradient_of_the_full_part_under_the_low_rank_part_that_was_trained_first():
     j = job(algorithms.feddecomp(), local_epochs=3)
     state, (x, y) = after(j), images(j)
-    own = engine.personal(j, state, CLIENTS)
+    own = trainer.models(j, state, CLIENTS)
     personal = [n for n in own if n.endswith((".left", ".right"))]
     first = gradients(j, own, x, y)
     seen, exact = (
@@ -138,13 +140,13 @@ def test_factors_are_private_and_what_is_sent_in_place_of_weights_is_what_the_at
     state, (x, y) = after(j), images(j)
     seen = observe(j, state, CLIENTS, x, y)
     assert not {n for n in seen.gradient if n.endswith((".b", ".a"))}
-    own = engine.personal(j, state, CLIENTS)
+    own = trainer.models(j, state, CLIENTS)
     assert float(own["fc1.b"].abs().max()) > 0
     assert float(seen.model["fc1.b"].abs().max()) == 0  # the common start, all that the attacker knows
 
     j = job(HALVED)
     state = after(j)
-    own = engine.personal(j, state, CLIENTS)
+    own = trainer.models(j, state, CLIENTS)
     seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, own, x, y)
     torch.testing.assert_close(seen.gradient["fc2.weight"], exact["fc2.weight"] / 2, rtol=1e-4, atol=2e-6)
     torch.testing.assert_close(seen.gradient["fc1.weight"], exact["fc1.weight"], rtol=1e-4, atol=2e-6)
@@ -171,7 +173,7 @@ def test_of_a_private_run_the_attacker_sees_the_clipped_update_with_the_noise_of
 def test_a_phases_own_learning_rate_is_divided_out():
     j = job(toy(phases=(Phase(lr=0.5, trains=lambda n: n.startswith("fc1")),)))
     state, (x, y) = after(j), images(j)
-    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, engine.personal(j, state, CLIENTS), x, y)
+    seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, trainer.models(j, state, CLIENTS), x, y)
     assert set(seen.gradient) == {"fc1.weight", "fc1.bias"}  # what is sent untrained tells nothing
     torch.testing.assert_close(seen.gradient["fc1.weight"], exact["fc1.weight"], rtol=1e-4, atol=2e-6)
 
@@ -179,7 +181,7 @@ def test_a_phases_own_learning_rate_is_divided_out():
 @pytest.mark.parametrize("labels", ["given", "inferred"])
 def test_images_come_near_the_closed_form_of_a_dense_first_layer(labels):
     j = job(make("fedavg"))
-    state, (x, y) = engine.start(j), images(j)
+    state, (x, y) = trainer.start(j), images(j)
     seen = observe(j, state, CLIENTS, x, y)
     unit = seen.gradient["fc1.bias"].abs().argmax(1)
     at = torch.arange(3)
@@ -195,7 +197,7 @@ def test_images_come_near_the_closed_form_of_a_dense_first_layer(labels):
 
 def test_soft_labels_are_used_where_the_output_layer_is_not_sent():
     j = job(make("fedper"))
-    state, (x, y) = engine.start(j), images(j)
+    state, (x, y) = trainer.start(j), images(j)
     seen = observe(j, state, CLIENTS, x, y)
     box = (torch.tensor(0.0), torch.tensor(1.0))
     truth = recover(j.net, j.loss, seen, x, box=box, iterations=1, y=y)
@@ -209,10 +211,10 @@ def test_fedpers_attack_does_not_depend_on_clients_heads():
     j = job(make("fedper"))
     state, (x, y) = after(j), images(j)
     seen = observe(j, state, CLIENTS, x, y)
-    common = engine.start(j).server["fc2.weight"]
+    common = trainer.start(j).global_params["fc2.weight"]
     assert "fc2.weight" not in seen.gradient
     assert torch.equal(seen.model["fc2.weight"], common.expand(3, -1, -1))
-    assert not torch.allclose(engine.personal(j, state, CLIENTS)["fc2.weight"], seen.model["fc2.weight"])
+    assert not torch.allclose(trainer.models(j, state, CLIENTS)["fc2.weight"], seen.model["fc2.weight"])
 
 
 def test_results_do_not_depend_on_how_victims_are_cut_into_chunks():

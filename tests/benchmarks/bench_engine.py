@@ -9,8 +9,9 @@ import torch
 import training_rounds
 from training_rounds import peak_memory
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 WORKLOADS = {
     "MLP 100-200-1, 100 samples, batch 10": ([100, 200, 1], 100, 10, 0.05),
@@ -25,7 +26,7 @@ def make(sizes, samples, batch_size, lr, *, threads, algorithm=None):
     x = torch.from_numpy(rng.normal(size=(CLIENTS * samples, sizes[0])).astype(np.float32))
     y = torch.from_numpy(rng.integers(0, max(2, sizes[-1]), CLIENTS * samples))
     rows = Rows(x, y, np.arange(CLIENTS + 1) * samples)
-    job = engine.Job(
+    job = Job(
         rows, rows, nets.mlp(sizes), algorithm or algorithms.fedavg(), losses.for_outputs(sizes[-1]),
         optimizer=optim.sgd(lr),
         local_epochs=EPOCHS, batch_size=batch_size, threads=threads,

@@ -9,8 +9,9 @@ import pytest
 import torch
 import training_rounds
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, ACTIVE, SAMPLES, BATCH, EPOCHS, LR, SPARSITY = 100, 10, 200, 32, 5, 1e-3, 5e-4
 METHODS = ("factorized-fl-alpha", "factorized-fl-beta")
@@ -25,7 +26,7 @@ def data():
 
 def make(name):
     algorithm, net, rows = algorithms.named(name), nets.named("cnn", (1, 28, 28), 10), data()
-    job = engine.Job(
+    job = Job(
         rows, rows, algorithm.wrap(net) if algorithm.wrap else net, algorithm, losses.cross_entropy,
         optimizer=optim.adam(LR), participation=ACTIVE / CLIENTS, batch_size=BATCH, local_epochs=EPOCHS, threads=1,
     )  # fmt: skip

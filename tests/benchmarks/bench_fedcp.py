@@ -10,8 +10,9 @@ import training_rounds
 from torch import nn
 from training_rounds import peak_memory
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, ACTIVE, SAMPLES, BATCH, EPOCHS, LR = 100, 10, 200, 32, 5, 1e-3
 SIZES = [784, 200, 10]
@@ -38,7 +39,7 @@ def made(kind, algorithm, clients=CLIENTS):
     rows = Rows(x, torch.from_numpy(rng.integers(0, 10, len(x))), np.arange(clients + 1) * SAMPLES)
     net = algorithm.wrap(net) if algorithm.wrap else net
     loss = algorithm.loss(losses.cross_entropy, net) if algorithm.loss else losses.cross_entropy
-    return engine.Job(
+    return Job(
         rows, rows, net, algorithm, loss,
         optimizer=optim.adam(LR), participation=ACTIVE / clients, batch_size=BATCH, local_epochs=EPOCHS,
     )  # fmt: skip

@@ -10,8 +10,9 @@ import training_rounds
 from low_rank_modules import Cnn, is_personal
 from training_rounds import peak_memory
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, ACTIVE, SAMPLES, BATCH, EPOCHS, LR = 100, 10, 200, 32, 5, 1e-3
 pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
@@ -26,7 +27,7 @@ def data():
 def make(algorithm):
     x, y = data()
     rows, net = Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES), nets.cnn((1, 28, 28), 10)
-    job = engine.Job(
+    job = Job(
         rows, rows, algorithm.wrap(net) if algorithm.wrap else net, algorithm, losses.cross_entropy,
         optimizer=optim.adam(LR), participation=ACTIVE / CLIENTS, batch_size=BATCH, local_epochs=EPOCHS,
     )  # fmt: skip

@@ -7,10 +7,12 @@ import plain_heads
 import plain_loop
 import pytest
 import torch
+import trainer
 import training_rounds
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, SAMPLES, SIZES, LR = 100, 100, [100, 200, 2], 0.05
 METHODS = {
@@ -28,7 +30,7 @@ def made(algorithm):
     net = nets.mlp(SIZES)
     net = algorithm.wrap(net) if algorithm.wrap else net
     loss = algorithm.loss(losses.cross_entropy, net) if algorithm.loss else losses.cross_entropy
-    return engine.Job(rows, rows, net, algorithm, loss, optimizer=optim.sgd(LR), local_epochs=5, batch_size=10)
+    return Job(rows, rows, net, algorithm, loss, optimizer=optim.sgd(LR), local_epochs=5, batch_size=10)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -37,7 +39,7 @@ def bench_against_a_plain_loop(compare, name):
     job = made(method())
 
     def rounds():
-        engine.step(job, engine.step(job, engine.start(job)))
+        trainer.step(job, trainer.step(job, trainer.start(job)))
 
     def loop():
         plain(job, lambda p: torch.optim.SGD(p, lr=LR), 2, lambda: plain_loop.module(SIZES))

@@ -6,9 +6,11 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 SIZES, CLIENTS, SAMPLES, BATCH, LR = [784, 200, 10], 100, 600, 16, 1e-3
 
@@ -23,12 +25,12 @@ def rows():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def bench_client_mlps(compare, rows, threads):
-    job = engine.Job(
+    job = Job(
         rows, rows, nets.mlp(SIZES), algorithms.local(), losses.cross_entropy,
         optimizer=optim.adam(LR),
         batch_size=BATCH, threads=2,
     )  # fmt: skip
-    start = engine.start(job)
+    start = trainer.start(job)
 
     def plain():
         before = torch.get_num_threads()
@@ -43,5 +45,5 @@ def bench_client_mlps(compare, rows, threads):
 
     compare(
         "100 MLPs 784-200-10, batch 16, one epoch, stacked, 2 threads",
-        lambda: engine.step(job, start), plain, f"plain loop, {threads} thread(s)", rounds=3,
+        lambda: trainer.step(job, start), plain, f"plain loop, {threads} thread(s)", rounds=3,
     )  # fmt: skip

@@ -6,13 +6,15 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 import training_rounds
 from torch import nn
 from training_rounds import peak_memory
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
 from fedstat.fl.evaluate import evaluate
+from fedstat.fl.job import Job
 
 CLIENTS, ACTIVE, SAMPLES, BATCH, LR = 100, 10, 600, 50, 1e-3
 OPTIMIZERS = {
@@ -40,7 +42,7 @@ def module():
 def make(optimizer, *, threads, chunk=None, algorithm=None):
     x, y = data()
     rows = Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES)
-    job = engine.Job(
+    job = Job(
         rows, rows, nets.cnn((1, 28, 28), 10), algorithm or algorithms.fedavg(), losses.cross_entropy,
         optimizer=OPTIMIZERS[optimizer][0], participation=ACTIVE / CLIENTS, batch_size=BATCH,
         threads=threads, client_chunk=chunk,
@@ -93,12 +95,12 @@ def many_clients(algorithm):
     rng, clients = np.random.default_rng(0), 1000
     x = torch.from_numpy(rng.standard_normal((clients * 20, 784), dtype=np.float32))
     rows = Rows(x, torch.from_numpy(rng.integers(0, 10, clients * 20)), np.arange(clients + 1) * 20)
-    job = engine.Job(
+    job = Job(
         rows, rows, nets.mlp([784, 1000, 200, 10]), algorithm, losses.cross_entropy,
         optimizer=optim.adam(LR),
         participation=0.1, batch_size=10, threads=2,
     )  # fmt: skip
-    evaluate(job, engine.step(job, engine.step(job, engine.start(job))))
+    evaluate(job, trainer.step(job, trainer.step(job, trainer.start(job))))
 
 
 @pytest.mark.parametrize(

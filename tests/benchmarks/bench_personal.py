@@ -9,12 +9,16 @@ from statistics import median
 import numpy as np
 import pytest
 import torch
+import trainer
 
-from fedstat.fl import algorithms, engine, evaluate, halves, nets, optim
+from fedstat.fl import algorithms, halves, nets, optim
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
-from fedstat.fl.local_training import local_training
+from fedstat.fl.cohort import of_round
+from fedstat.fl.job import Job
+from fedstat.fl.local_training import train_locally
 from fedstat.fl.losses import for_outputs
+from fedstat.fl.state import Download
 
 CLIENTS, TRAIN, TEST = 100, 128, 20
 
@@ -27,10 +31,10 @@ def rows(each: int, seed: int) -> Rows:
 
 
 @pytest.fixture(scope="module")
-def job() -> engine.Job:
+def job() -> Job:
     net = nets.named("cnn", (3, 32, 32), 10, width=0.25)
     settings = {"participation": 0.1, "local_epochs": 5, "batch_size": 32, "threads": 2, "track": True}
-    return engine.Job(
+    return Job(
         rows(TRAIN, 0), rows(TEST, 1), net, algorithms.fedavg(), for_outputs(10), optimizer=optim.adam(1e-3),
         validation=rows(10, 2), **settings,
     )  # fmt: skip
@@ -55,14 +59,15 @@ def test_probe_of_halves(benchmark, job):
     Where halves leave a small last batch that the whole does not, they take more steps: 80 samples in batches of 32 are
     3 steps an epoch, their halves 2 and 2.
     """
-    state = engine.step(job, engine.start(job))
-    clients = halves.divisible(job, state.round)
+    state = trainer.step(job, trainer.start(job))
+    cohort, download = of_round(job, state.round).at_least(2), Download(job, state)
     found = ratio(
-        lambda: halves.parts(job, state, clients, job.phases), lambda: local_training(job, state, clients, job.phases)
+        lambda: halves.parts(job, download, cohort, job.phases),
+        lambda: train_locally(job, download, cohort.local, job.phases),
     )
     benchmark.extra_info["ratio"] = found
     print(f"\nprobe by halves / a round of local training: {found:.2f}")
-    benchmark.pedantic(lambda: halves.parts(job, state, clients, job.phases), rounds=1)
+    benchmark.pedantic(lambda: halves.parts(job, download, cohort, job.phases), rounds=1)
 
 
 @pytest.mark.parametrize("by", ["pooled", "client", "layer"])
@@ -72,8 +77,8 @@ def test_shrunken_against_fine_tuned(benchmark, job, by, participation):
 
     def work(algorithm: Algorithm):
         one = replace(job, algorithm=algorithm, participation=participation)
-        state = engine.start(one)
-        return lambda: evaluate.timed_step(one, state)
+        state = trainer.start(one)
+        return lambda: trainer.measured(one, state)
 
     shrunken, plus = work(algorithms.shrunken(algorithms.fedavg(), by=by)), work(algorithms.fedavg_plus())
     found = ratio(shrunken, plus, 3)

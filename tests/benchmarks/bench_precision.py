@@ -11,8 +11,9 @@ import pytest
 import torch
 import training_rounds
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, SAMPLES = 20, 600
 RULES = {"sgd": optim.sgd(0.01), "adam": optim.adam(1e-3)}
@@ -25,7 +26,7 @@ def rounds(net, rule, batch, precision):
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.standard_normal((CLIENTS * SAMPLES, *shape), dtype=np.float32))
     data = Rows(x, torch.from_numpy(rng.integers(0, 10, len(x))), np.arange(CLIENTS + 1) * SAMPLES)
-    job = engine.Job(
+    job = Job(
         data, data, make(), algorithms.fedavg(), losses.cross_entropy, optimizer=RULES[rule],
         participation=0.5, batch_size=batch, threads=1, precision=precision,
     )  # fmt: skip

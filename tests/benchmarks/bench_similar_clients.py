@@ -8,8 +8,9 @@ import pytest
 import torch
 import training_rounds
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, SAMPLES, HELD_OUT, LR = 100, 100, 20, 0.05
 METHODS = {
@@ -28,7 +29,7 @@ def made(name, **settings):
         return Rows(x, torch.from_numpy(rng.integers(0, 2, len(x))), np.arange(CLIENTS + 1) * n)
 
     train, held_out = rows(SAMPLES), rows(HELD_OUT)
-    return engine.Job(
+    return Job(
         train, held_out, nets.mlp([100, 200, 2]), algorithms.named(name, **settings), losses.cross_entropy, held_out,
         optimizer=optim.sgd(LR), local_epochs=5, batch_size=10, threads=1,
     )  # fmt: skip

@@ -8,8 +8,9 @@ import pytest
 import torch
 import training_rounds
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, SAMPLES, SIZES, LR = 100, 100, [100, 200, 2], 0.01
 pytestmark = pytest.mark.usefixtures("one_thread_an_operation")
@@ -22,7 +23,7 @@ def made(algorithm):
     net = nets.mlp(SIZES)
     net = algorithm.wrap(net) if algorithm.wrap else net
     options = {"optimizer": optim.sgd(LR), "batch_size": 10, "local_epochs": 5}
-    return engine.Job(rows, rows, net, algorithm, losses.cross_entropy, **options)
+    return Job(rows, rows, net, algorithm, losses.cross_entropy, **options)
 
 
 @pytest.mark.parametrize("name", plain_sparse.PLAIN)

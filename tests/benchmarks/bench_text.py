@@ -9,8 +9,9 @@ import training_rounds
 from torch import nn
 from training_rounds import peak_memory
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, SAMPLES, BATCH, LENGTH, VOCABULARY, HIDDEN, FC = 10, 128, 32, 80, 80, 64, 64
 WORKLOAD = f"LSTM, {CLIENTS} clients of {SAMPLES} texts of {LENGTH}, batch {BATCH}, hidden {HIDDEN}"
@@ -26,7 +27,7 @@ def texts():
 def make(*, threads=2, algorithm=None, cell=None):
     rows = Rows(*texts(), np.arange(CLIENTS + 1) * SAMPLES)
     net = nets.lstm((LENGTH,), VOCABULARY, vocabulary=VOCABULARY, hidden=HIDDEN, fc=FC, cell=cell)
-    job = engine.Job(
+    job = Job(
         rows, rows, net, algorithm or algorithms.fedavg(), losses.cross_entropy,
         optimizer=optim.adam(1e-3),
         local_epochs=1, batch_size=BATCH, threads=threads,

@@ -11,8 +11,9 @@ import torch
 import training_rounds
 from training_rounds import peak_memory
 
-from fedstat.fl import algorithms, engine, losses, nets, optim
+from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, SAMPLES, SIZES, LR = 100, 100, [100, 200, 2], 0.05
 NAME = f"MLP 100-200-2, {CLIENTS} clients, {SAMPLES} samples, batch 10, 5 epochs, one thread"
@@ -33,7 +34,7 @@ def job(name):
     method, loss = algorithms.named(name), losses.cross_entropy
     net = method.wrap(net) if method.wrap else net
     loss = method.loss(loss, net) if method.loss else loss
-    return engine.Job(rows, rows, net, method, loss, optimizer=optim.sgd(LR), batch_size=10, local_epochs=5)
+    return Job(rows, rows, net, method, loss, optimizer=optim.sgd(LR), batch_size=10, local_epochs=5)
 
 
 def make(name):

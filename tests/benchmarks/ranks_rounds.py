@@ -11,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import trainer
 
-from fedstat.fl import algorithms, engine, job, losses, nets, optim, ranks
+from fedstat.fl import algorithms, job, losses, nets, optim, ranks
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 ROUNDS = 7
 
 
-def make(net: str, threads: int, algorithm: algorithms.Algorithm, clients: int, samples: int) -> engine.Job:
+def make(net: str, threads: int, algorithm: algorithms.Algorithm, clients: int, samples: int) -> Job:
     """All clients active."""
     rng, shape = np.random.default_rng(0), (1, 28, 28) if net == "cnn" else (784,)
     x = torch.from_numpy(rng.standard_normal((clients * samples, *shape), dtype=np.float32))
@@ -26,7 +28,7 @@ def make(net: str, threads: int, algorithm: algorithms.Algorithm, clients: int, 
     rows = Rows(x, y, np.arange(clients + 1) * samples)
     few = Rows(x[:clients].clone(), y[:clients], np.arange(clients + 1))
     made = nets.cnn(shape, 10) if net == "cnn" else nets.mlp([784, 200, 10])
-    return engine.Job(
+    return Job(
         rows, few, made, algorithm, losses.cross_entropy,
         optimizer=optim.adam(1e-3), threads=threads, batch_size=32, local_epochs=1 if net == "cnn" else 5,
     )  # fmt: skip
@@ -40,10 +42,10 @@ def main() -> None:
         whole = make(net, threads, algorithms.named(name, **settings), clients, samples)
         own = job.of_rank(whole, ranks.begin(whole.sizes, clients, whole.device, {}))
         del whole
-        state, seconds = engine.step(own, engine.start(own)), []
+        state, seconds = trainer.step(own, trainer.start(own)), []
         for _ in range(ROUNDS):
             begun = time.perf_counter()
-            state = engine.step(own, state)
+            state = trainer.step(own, state)
             seconds.append(time.perf_counter() - begun)
     lines = Path("/proc/self/status").read_text().splitlines()
     held = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 import plain_loop
 import torch
+import trainer
 from torch import nn
 
-from fedstat.fl import engine
+from fedstat.fl.job import Job
 
 
-def stacked(job: engine.Job) -> Callable[[], None]:
+def stacked(job: Job) -> Callable[[], None]:
     """Rounds of the stacked engine, one after the other."""
-    state = engine.start(job)
+    state = trainer.start(job)
 
     def one_round() -> None:
         nonlocal state
-        state = engine.step(job, state)
+        state = trainer.step(job, state)
 
     return one_round
 

@@ -17,12 +17,13 @@ import plain_sparse
 import plain_two_models
 import pytest
 import torch
+import trainer
 from algorithm_jobs import FLAGS, SAMPLES, SETTINGS, SIZES, assert_equal, dataset, job, make, models, net_of, rows, run
 from low_rank_modules import Mlp as LowRankMlp
 from low_rank_modules import is_personal
 
 from fedstat import _random
-from fedstat.fl import algorithms, engine, evaluate, nets, optim, train
+from fedstat.fl import algorithms, evaluate, nets, optim, train
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.batches import Rows
 from fedstat.fl.probes import new_clients
@@ -133,7 +134,7 @@ def test_stacked_equals_the_plain_loop(name, optimizer):
     stacked, one, options = OPTIMIZERS["coarse" if name in NORMALISED and optimizer == "adam" else optimizer]
     j = job(make(name), optimizer=stacked, client_chunk=4, **options)
     state = run(j, 4)
-    mine = engine.personal(j, state)
+    mine = trainer.models(j, state)
     theirs, accuracy = plain(name, j, one, 4)
     for c, model in enumerate(theirs):
         assert set(model) == {name for name in mine if name != "client.share"}, "which is measured, not used"
@@ -176,22 +177,22 @@ def test_titles_tell_the_methods_apart():
 
 def own_copies(j, state):
     """Clients' models; of methods that mix, before ``receive`` joins a client's mixture with the server's copy."""
-    return state.params if j.algorithm.mix else engine.personal(j, state)
+    return state.client_params if j.algorithm.mix else trainer.models(j, state)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_shared_entries_are_everybodys_or_ones_own_mixture_and_personal_entries_ones_own(name):
     j = job(make(name))
-    state, done = engine.round_of(j, run(j, 2))
+    state, done = trainer.run(j, run(j, 2))
     for parameter, p in own_copies(j, state).items():
         shared = state.sharing.shared[parameter].expand(p.shape[1:])
         if j.algorithm.receive:  # what clients make of shared entries is for the method to say
             everybodys = p[:, shared]
-        elif done.mixture is None:
+        elif done.mixing is None:
             everybodys = p[:1, shared].expand_as(p[:, shared])
         else:
             everybodys = torch.empty_like(p[:, shared])
-            everybodys[done.uploads.clients] = torch.tensordot(done.mixture, done.sent[parameter], 1)[:, shared]
+            everybodys[done.cohort.local] = torch.tensordot(done.mixing, done.upload.values[parameter], 1)[:, shared]
         assert torch.equal(p[:, shared], everybodys)
         own = p[:, ~shared]
         # A rectified policy gives ½ where it is silent; a sparse entry may be zero, one ReLU unit dead.
@@ -206,8 +207,8 @@ def test_shared_entries_are_everybodys_or_ones_own_mixture_and_personal_entries_
 def test_who_is_not_active_keeps_the_own_and_gets_the_shared_unless_mixed(name):
     j = job(make(name), participation=0.5)
     old = run(j, 2)
-    new = engine.step(j, old)
-    idle = np.setdiff1d(np.arange(j.clients), engine.active(j, 2))
+    new = trainer.step(j, old)
+    idle = np.setdiff1d(np.arange(j.clients), trainer.active(j, 2))
     assert 0 < len(idle) < j.clients
     before, after = own_copies(j, old), own_copies(j, new)
     for parameter, p in after.items():
@@ -215,7 +216,7 @@ def test_who_is_not_active_keeps_the_own_and_gets_the_shared_unless_mixed(name):
         stays = (~shared & ~was) | (j.algorithm.mix is not None)
         assert torch.equal(p[idle][:, stays], before[parameter][idle][:, stays])
         shared = shared & ~stays & (j.algorithm.receive is None)
-        assert torch.equal(p[idle][:, shared], new.server[parameter][shared].expand(len(idle), -1))
+        assert torch.equal(p[idle][:, shared], new.global_params[parameter][shared].expand(len(idle), -1))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -243,7 +244,7 @@ def test_a_client_with_one_sample_and_one_with_one_class(name):
     data.y[1:10] = 2
     j = job(make(name), data=data, sizes=[1, 9, 20])
     state = run(j)
-    assert all(bool(p.isfinite().all()) for p in engine.personal(j, state).values())
+    assert all(bool(p.isfinite().all()) for p in trainer.models(j, state).values())
     scores = evaluate.evaluate(j, state)
     assert np.isfinite(scores["loss"]).all()
     assert ((scores["accuracy"] >= 0) & (scores["accuracy"] <= 1)).all()
@@ -254,7 +255,7 @@ def test_what_no_algorithm_shares_stays_local(name):
     net = net_of(name)._replace(unshared=("fc1.bias", "fc2.bias"))
     j = job(make(name), net=net)
     state = run(j)
-    own = engine.personal(j, state)
+    own = trainer.models(j, state)
     for parameter in j.net.unshared:
         assert own[parameter].unique(dim=0).shape[0] == j.clients
         assert not state.sharing.shared[parameter].any()
@@ -318,21 +319,21 @@ LIMITS = {
 def test_limits_hold_to_the_bit(limit):
     a, b = (job(method(), participation=0.7) for method in LIMITS[limit])
     one, other = run(a), run(b)
-    assert_equal(unprefixed(engine.personal(a, one)), engine.personal(b, other))
+    assert_equal(unprefixed(trainer.models(a, one)), trainer.models(b, other))
     np.testing.assert_array_equal(evaluate.evaluate(a, one)["accuracy"], evaluate.evaluate(b, other)["accuracy"])
 
 
 def test_a_large_penalty_holds_clients_where_they_were():
-    start = engine.start(job(algorithms.fedprox()))
+    start = trainer.start(job(algorithms.fedprox()))
     moved = [models(job(algorithms.fedprox(mu=mu), optimizer=optim.sgd(0.02)), 1) for mu in (0, 1, 10)]
-    far = [sum(float((p[0] - start.server[n]).norm()) for n, p in params.items()) for params in moved]
+    far = [sum(float((p[0] - start.global_params[n]).norm()) for n, p in params.items()) for params in moved]
     assert far[0] > far[1] > far[2]
 
 
 def test_fine_tuning_is_forgotten_and_changes_the_scores():
     plus, bare = job(algorithms.fedavg_plus(epochs=5)), job(algorithms.fedavg())
     a, b = run(plus), run(bare)
-    assert_equal(engine.personal(plus, a), engine.personal(bare, b))
+    assert_equal(trainer.models(plus, a), trainer.models(bare, b))
     scores = evaluate.evaluate(plus, a)["loss"]
     assert (scores != evaluate.evaluate(bare, b)["loss"]).all()
     np.testing.assert_array_equal(scores, evaluate.evaluate(plus, a)["loss"])
@@ -343,6 +344,6 @@ def test_fine_tuning_is_forgotten_and_changes_the_scores():
 def test_a_gpu_gives_what_the_cpu_gives(name):
     here = job(make(name), participation=0.7)
     there = replace(here, **{name: Rows(r.x.cuda(), r.y.cuda(), r.start) for name, r in here.subsets.items()})
-    a, b = (engine.personal(j, run(j)) for j in (here, there))
+    a, b = (trainer.models(j, run(j)) for j in (here, there))
     for key, p in a.items():
         torch.testing.assert_close(b[key].cpu(), p, atol=1e-4, rtol=1e-4)

@@ -8,9 +8,10 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import CPU, SAMPLES, SIZES, assert_equal, job, make, models, rows, run
 
-from fedstat.fl import algorithms, batches, engine, evaluate, masks, nets, optim
+from fedstat.fl import algorithms, batches, evaluate, masks, nets, optim
 from fedstat.fl.algorithm import Memory, Samples, Start
 from fedstat.fl.algorithms import ALGORITHMS, named
 from fedstat.fl.algorithms.fedfac import _flags
@@ -115,8 +116,8 @@ def test_convolutions_with_normalisation_train_under_every_method(name, norm):
     images = Rows(data.x.view(-1, 1, 16, 16), *data[1:])
     j = replace(job(named(name, **settings), net=net, data=images, batch_size=None, participation=0.5), test=images)
     state = run(j, 2)
-    before = engine.personal(j, engine.start(j))
-    for parameter, p in engine.personal(j, state).items():
+    before = trainer.models(j, trainer.start(j))
+    for parameter, p in trainer.models(j, state).items():
         assert bool(p.isfinite().all())
         assert not torch.equal(p, before[parameter])
     assert np.isfinite(evaluate.evaluate(j, state)["loss"]).all()
@@ -233,23 +234,29 @@ BYTES = {
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_bytes_are_those_of_a_count_by_hand(name):
     j = job(make(name))
-    old = engine.start(j)
+    old = trainer.start(j)
     for _ in range(3):
-        new = engine.step(j, old)
+        new = trainer.step(j, old)
         up, down = BYTES[name]
         if name in ("fedfac-dynamic", "random-redrawn"):
             was, is_ = (masks.shared_units(j.net, s.sharing.shared, "fc1") for s in (old, new))
             down += 2 * (not torch.equal(was, is_))  # 10 units: 10 bits, 2 bytes
         whole = lambda: {n: torch.ones(1, *shape) for n, shape in j.net.shapes.items()}  # noqa: E731
-        assert in_bytes(j.hooks, new.sharing, old.sharing, ONE, (whole, whole)) == (up, down)
+        assert in_bytes(j.hooks, j.hooks.uploads(new.sharing), new.sharing, old.sharing, ONE, (whole, whole)) == (
+            up,
+            down,
+        )
         old = new
 
 
 def test_the_codes_variant_never_sends_a_bias_of_a_split_layer():
     j = job(algorithms.fedfac(variant="code", tau=0.5))
-    old = engine.start(j)
-    new = engine.step(j, old)
-    assert in_bytes(j.hooks, new.sharing, new.sharing, ONE) == (4 * (60 + 33), 4 * (5 * 6 + 33))
+    old = trainer.start(j)
+    new = trainer.step(j, old)
+    assert in_bytes(j.hooks, j.hooks.uploads(new.sharing), new.sharing, new.sharing, ONE) == (
+        4 * (60 + 33),
+        4 * (5 * 6 + 33),
+    )
 
 
 # --- the table

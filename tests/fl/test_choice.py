@@ -10,10 +10,11 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SIZES, job, make, rows, run
 from small_runs import NET, SETTINGS, dense
 
-from fedstat.fl import algorithms, choice, engine, evaluate, halves, nets, optim, train
+from fedstat.fl import algorithms, choice, evaluate, halves, nets, optim, train
 from fedstat.fl.algorithm import Algorithm, Choice, Phase, Sharing
 from fedstat.fl.masks import everything
 from fedstat.study import Settings
@@ -77,7 +78,7 @@ def test_early_stopping_and_rates_choose_the_least_loss_of_single_fine_tunings(o
     single = [algorithms.finetuned(algorithms.fedavg(), **{option: one}) for one in candidates]
     each = [evaluate.evaluate(replace(j, algorithm=one), state) for one in single]
     loss = np.stack([one["validation_loss"] for one in each]) * j.validation.sizes
-    best = loss[:, engine.active(j, 1)].sum(1).argmin() if by == "pooled" else loss.argmin(0)
+    best = loss[:, trainer.active(j, 1)].sum(1).argmin() if by == "pooled" else loss.argmin(0)
     np.testing.assert_array_equal(found["choice/finetuning"], best)
     accuracy = np.stack([one["accuracy"] for one in each])
     np.testing.assert_array_equal(found["accuracy"], accuracy[np.broadcast_to(best, 6), np.arange(6)])
@@ -96,7 +97,7 @@ def test_steps_by_layer_are_the_shares_of_what_halves_have_in_common():
     j = with_validation(by_layer)
     state = run(j, 2)
     step = evaluate.evaluate(j, state)["choice/step"]
-    server, found = state.server, []
+    server, found = state.global_params, []
     for layer in ("fc1", "fc2"):
         models = np.stack([_halves_by_hand(j, state, c, layer) for c in range(6)])  # (client, half, weight)
         sizes = j.train.sizes.astype(float)
@@ -115,15 +116,15 @@ def _halves_by_hand(j, state, client, layer):
     changes = []
     for half in parts:
         net = plain_loop.module(SIZES)
-        net.load_state_dict(state.server)
+        net.load_state_dict(state.global_params)
         x, y = plain_loop.samples(half, client)
         rng = plain_loop._random.generator(j.seed, "batches", state.round, 0, client)
         plain_loop.train_client(
             net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=j.local_epochs, batch_size=j.batch_size, rng=rng
         )
         new = dict(net.named_parameters())
-        names = [n for n in state.server if nets.layer_of(n) == layer]
-        changes.append(np.concatenate([(new[n].detach() - state.server[n]).numpy().ravel() for n in names]))
+        names = [n for n in state.global_params if nets.layer_of(n) == layer]
+        changes.append(np.concatenate([(new[n].detach() - state.global_params[n]).numpy().ravel() for n in names]))
     return np.stack(changes).astype(float)
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import CPU, SAMPLES, SIZES, assert_equal, dataset, job, models, run
 from torch import nn
 
 from fedstat import fl
-from fedstat.fl import algorithms, engine, masks, nets, optim
+from fedstat.fl import algorithms, masks, nets, optim
 from fedstat.fl.algorithm import Algorithm, Phase, Sharing
 from fedstat.fl.batches import Rows
 from fedstat.fl.wrappers.composed import Part, composed
@@ -160,11 +161,11 @@ def test_weights_of_factors_train_as_in_the_plain_loop(plain, optimizer):
 
 
 def test_a_sum_starts_as_the_plain_network_to_the_bit():
-    plain, start = nets.mlp(SIZES), engine.start(job(additive())).server
+    plain, start = nets.mlp(SIZES), trainer.start(job(additive())).global_params
     sums = everywhere(low_rank, plain)
     whole = nets.whole(sums, {name: p.unsqueeze(0) for name, p in start.items()})
     assert list(whole) == list(plain.shapes)
-    assert_equal({name: p[0] for name, p in whole.items()}, engine.start(job(algorithms.fedavg())).server)
+    assert_equal({name: p[0] for name, p in whole.items()}, trainer.start(job(algorithms.fedavg())).global_params)
 
 
 @pytest.mark.parametrize("optimizer", [optim.sgd(0.1), optim.adam(0.01)])
@@ -240,8 +241,8 @@ def test_a_mixture_of_composed_networks_trains_its_factors():
     params = {n: torch.stack([p, p]) for n, p in net.init(np.random.default_rng(0)).items()}
     assert list(nets.whole(net, params)) == list(nets.base_of(net).shapes)
     j = job(algorithms.fedem(components=2), net=everywhere(low_rank, nets.mlp(SIZES)))
-    by_autograd = run(replace(j, net=j.net._replace(accumulate=None))).server
-    for name, p in run(j).server.items():
+    by_autograd = run(replace(j, net=j.net._replace(accumulate=None))).global_params
+    for name, p in run(j).global_params.items():
         torch.testing.assert_close(p, by_autograd[name], atol=1e-5, rtol=1e-5)
 
 
@@ -332,7 +333,7 @@ def test_a_part_that_does_not_fit_is_named_before_the_first_round(weight, change
 def test_a_start_of_other_factors_is_named():
     part = FITTING._replace(init=lambda _, w: {"weight": w})
     with pytest.raises(ValueError, match=r"'fc1.weight': the start of its factors must have .* but got \{'weight'"):
-        engine.start(job(algorithms.fedavg(), net=composed(nets.mlp(SIZES), {"fc1.weight": part})))
+        trainer.start(job(algorithms.fedavg(), net=composed(nets.mlp(SIZES), {"fc1.weight": part})))
 
 
 @pytest.mark.parametrize(

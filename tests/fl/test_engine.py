@@ -9,13 +9,15 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from fl_runs import command
 from small_runs import NET, dense, three_splits
 
 from fedstat import _random
-from fedstat.fl import algorithms, engine, evaluate, losses, masks, nets, optim, train
+from fedstat.fl import algorithms, evaluate, losses, masks, nets, optim, train
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 from fedstat.stats import factor, split
 
 SIZES = [8, 12, 3]
@@ -38,7 +40,7 @@ def job(algorithm, *, sizes=UNEQUAL, layers=SIZES, **options):
         "batch_size": 5,
         "seed": 3,
     } | options
-    return engine.Job(
+    return Job(
         rows(sizes, layers[0], classes),
         rows([9] * len(sizes), layers[0], classes, seed=1),
         net,
@@ -49,14 +51,14 @@ def job(algorithm, *, sizes=UNEQUAL, layers=SIZES, **options):
 
 
 def run(j, rounds=3):
-    state = engine.start(j)
+    state = trainer.start(j)
     for _ in range(rounds):
-        state = engine.step(j, state)
+        state = trainer.step(j, state)
     return state
 
 
 def assert_same_models(j, state, models, accuracy, tol=1e-5):
-    mine = engine.personal(j, state)
+    mine = trainer.models(j, state)
     for c, model in enumerate(models):
         for name, p in model.items():
             torch.testing.assert_close(mine[name][c], p, atol=tol, rtol=tol)
@@ -111,7 +113,7 @@ def test_dynamic_fedfac_equals_the_plain_loop(on):
         w = trained["fc1.weight"]
         if on == "updates":
             state = run(j, number)
-            w = w - engine.personal(j, state)["fc1.weight"].numpy()[engine.active(j, number)]
+            w = w - trainer.models(j, state)["fc1.weight"].numpy()[trainer.active(j, number)]
         z = np.concatenate([client.T for client in w.astype(float)])
         flags = split.shared(factor.fit(np.corrcoef(z, rowvar=False), kappa=0.7).communality)
         before.append(flags)
@@ -139,7 +141,7 @@ def test_a_penalty_for_a_parameter_that_there_is_not_is_named(trains):
     phase = Phase(penalty=penalty, trains=lambda name: name.startswith(trains))
     j = job(Algorithm("mine", algorithms.fedavg().sharing, phases=(phase,)))
     with pytest.raises(ValueError, match=r"penalty.*returns 'fc1.wieght'.*Did you mean 'fc1.weight'"):
-        engine.step(j, engine.start(j))
+        trainer.step(j, trainer.start(j))
 
 
 def test_a_penalty_equals_the_plain_loop():
@@ -172,8 +174,8 @@ def test_phases_equal_the_plain_loop():
 def test_autograd_and_hand_written_gradients_agree():
     j = job(algorithms.fedavg(), optimizer=optim.adam(0.01))
     a, b = run(j), run(replace(j, net=j.net._replace(accumulate=None)))
-    for name in a.server:
-        torch.testing.assert_close(a.server[name], b.server[name], atol=1e-6, rtol=1e-5)
+    for name in a.global_params:
+        torch.testing.assert_close(a.global_params[name], b.global_params[name], atol=1e-6, rtol=1e-5)
 
 
 def test_uniform_mixing_is_fedavg():
@@ -181,29 +183,29 @@ def test_uniform_mixing_is_fedavg():
         return up.weights.expand(len(up.clients), -1)
 
     a, b = run(job(algorithms.fedavg())), run(job(algorithms.fedavg()._replace(mix=mix)))
-    for name, p in a.server.items():
-        torch.testing.assert_close(b.params[name], p.expand_as(b.params[name]), atol=1e-6, rtol=1e-5)
+    for name, p in a.global_params.items():
+        torch.testing.assert_close(b.client_params[name], p.expand_as(b.client_params[name]), atol=1e-6, rtol=1e-5)
 
 
 def test_identity_mixing_is_local_training():
     j = job(algorithms.fedavg()._replace(mix=lambda up: torch.eye(len(up.clients))))
     alone = job(algorithms.local())
-    a, b = engine.personal(j, run(j)), engine.personal(alone, run(alone))
+    a, b = trainer.models(j, run(j)), trainer.models(alone, run(alone))
     for name, p in a.items():
         torch.testing.assert_close(p, b[name], atol=0, rtol=0)
 
 
 def test_fedfac_without_threshold_is_fedavg_exactly():
     a, b = run(job(algorithms.fedfac(["fc1"], tau=-np.inf))), run(job(algorithms.fedavg()))
-    for name in a.server:
-        assert torch.equal(a.server[name], b.server[name])
+    for name in a.global_params:
+        assert torch.equal(a.global_params[name], b.global_params[name])
 
 
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_fedfac_above_every_threshold_keeps_the_layer_local_exactly(dynamic):
     j = job(algorithms.fedfac(["fc1"], tau=np.inf, dynamic=dynamic))
     given = job(algorithms.fedsplit({"fc1": np.zeros(12, bool)}))
-    a, b = engine.personal(j, run(j)), engine.personal(given, run(given))
+    a, b = trainer.models(j, run(j)), trainer.models(given, run(given))
     for name in a:
         assert torch.equal(a[name], b[name])
 
@@ -212,37 +214,37 @@ def test_every_client_alone_is_local_training():
     both = job(algorithms.local())
     state = run(both)
     one = replace(both, train=Rows(both.train.x[:23], both.train.y[:23], np.array([0, 23])), test=rows([9]))
-    for name, p in engine.personal(one, run(one)).items():
-        torch.testing.assert_close(p[0], state.params[name][0], atol=1e-6, rtol=1e-5)
+    for name, p in trainer.models(one, run(one)).items():
+        torch.testing.assert_close(p[0], state.client_params[name][0], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [algorithms.fedavg, lambda: algorithms.fedfac(["fc1"]), algorithms.local])
 def test_runs_repeat_bit_by_bit_and_chunks_agree_to_rounding(make):
     j = job(make(), participation=0.7, threads=2, client_chunk=2)
-    first, again = (engine.personal(j, run(j)) for _ in range(2))
+    first, again = (trainer.models(j, run(j)) for _ in range(2))
     for name, p in first.items():
         assert torch.equal(p, again[name])
     for chunk in (1, 3, 7, None):
-        other = engine.personal(j, run(replace(j, client_chunk=chunk, threads=1)))
+        other = trainer.models(j, run(replace(j, client_chunk=chunk, threads=1)))
         for name, p in first.items():
             torch.testing.assert_close(p, other[name], atol=1e-5, rtol=1e-5)
 
 
 def test_only_what_may_be_personal_is_kept_of_every_client():
     flags = np.arange(12) % 3 == 0
-    assert run(job(algorithms.fedavg())).params == {}
-    kept = run(job(algorithms.fedsplit({"fc1": flags}))).params
+    assert run(job(algorithms.fedavg())).client_params == {}
+    kept = run(job(algorithms.fedsplit({"fc1": flags}))).client_params
     assert {name: p.shape for name, p in kept.items()} == {"fc1.weight": (7, 8, 8), "fc1.bias": (7, 8)}
 
 
 def test_a_clients_batches_do_not_depend_on_who_else_takes_part():
     j = job(algorithms.local(), participation=0.5)
     full = replace(j, participation=1.0)
-    some, all_ = engine.step(j, engine.start(j)), engine.step(full, engine.start(full))
-    took_part = engine.active(j, 0)
+    some, all_ = trainer.step(j, trainer.start(j)), trainer.step(full, trainer.start(full))
+    took_part = trainer.active(j, 0)
     assert 0 < len(took_part) < j.clients
     torch.testing.assert_close(
-        some.params["fc1.weight"][took_part], all_.params["fc1.weight"][took_part], atol=1e-6, rtol=1e-5
+        some.client_params["fc1.weight"][took_part], all_.client_params["fc1.weight"][took_part], atol=1e-6, rtol=1e-5
     )
 
 
@@ -251,8 +253,8 @@ def test_kept_adam_state_differs_from_reset_and_equals_one_long_round():
     kept = run(job(algorithms.local(), optimizer_state="keep", local_epochs=1, **options), 3)
     reset = run(job(algorithms.local(), local_epochs=1, **options), 3)
     long = run(job(algorithms.local(), local_epochs=3, **options), 1)
-    torch.testing.assert_close(kept.params["fc1.weight"], long.params["fc1.weight"], atol=1e-6, rtol=1e-5)
-    assert not torch.allclose(kept.params["fc1.weight"], reset.params["fc1.weight"], atol=1e-4)
+    torch.testing.assert_close(kept.client_params["fc1.weight"], long.client_params["fc1.weight"], atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(kept.client_params["fc1.weight"], reset.client_params["fc1.weight"], atol=1e-4)
 
 
 def test_random_split_keeps_its_size_and_redraws_only_when_told():
@@ -289,10 +291,10 @@ def test_divergence_names_round_and_client():
 
 def test_rounds_count_from_one_in_messages_as_in_stores():
     j = job(algorithms.fedavg())
-    state = engine.start(j)._replace(round=4)
-    state.server["fc1.weight"].fill_(torch.nan)
+    state = trainer.start(j)._replace(round=4)
+    state.global_params["fc1.weight"].fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="diverged in round 5: fc1"):
-        engine.step(j, state)
+        trainer.step(j, state)
 
 
 def test_layers_that_do_not_exist_are_named():
@@ -317,7 +319,7 @@ def test_outputs_that_are_not_finite_are_a_divergence(name, data):
     if name != "fedavg":
         return
     j = job(method, optimizer=optim.sgd(1e22), local_epochs=1, batch_size=None)
-    after = engine.round_of(j, engine.start(j))[0].server
+    after = trainer.run(j, trainer.start(j))[0].global_params
     assert all(bool(torch.isfinite(p).all()) for p in after.values())
     h = torch.relu(j.test.x.flatten(1) @ after["fc1.weight"].T + after["fc1.bias"])
     assert not bool(torch.isfinite(h @ after["fc2.weight"].T + after["fc2.bias"]).all())

@@ -12,7 +12,7 @@ from fl_runs import command
 from small_runs import NET, SETTINGS, dense, same, three_splits
 
 from fedstat import sim, store
-from fedstat.fl import algorithms, engine, train
+from fedstat.fl import algorithms, loop, train
 from fedstat.sim.__main__ import main
 
 ADAM = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
@@ -52,8 +52,10 @@ def test_a_finished_run_made_longer_equals_one_that_was_never_stopped(case, tmp_
 
 
 def test_rounds_that_were_done_are_not_done_again(tmp_path, monkeypatch):
-    out, rounds, step = tmp_path / "run.zarr", [], engine.round_of
-    monkeypatch.setattr(engine, "round_of", lambda job, state: rounds.append(state.round) or step(job, state))
+    out, rounds, step = tmp_path / "run.zarr", [], loop.run_round
+    monkeypatch.setattr(
+        loop, "run_round", lambda job, state, *rest: rounds.append(state.round) or step(job, state, *rest)
+    )
     for number in (2, 4):
         go("fedavg", out, rounds=number, resume=True)
     assert rounds == [0, 1, 2, 3]
@@ -79,15 +81,15 @@ def test_the_store_says_that_it_was_made_longer(tmp_path, monkeypatch):
 
 def test_an_interrupted_run_is_made_longer_and_an_extension_interrupted_goes_on(tmp_path, monkeypatch):
     out, case = tmp_path / "run.zarr", "fedfac-dynamic, Adam"
-    step, last = engine.round_of, iter([1, 4, 5])
+    step, last = loop.run_round, iter([1, 4, 5])
 
     def stop(at):
-        def until(job, state):
+        def until(job, state, cohort):
             if state.round == at:
                 raise KeyboardInterrupt
-            return step(job, state)
+            return step(job, state, cohort)
 
-        monkeypatch.setattr(engine, "round_of", until)
+        monkeypatch.setattr(loop, "run_round", until)
 
     for rounds in (3, 5, 6):
         stop(next(last))
@@ -204,18 +206,18 @@ def test_a_study_gets_more_replicates_values_and_methods(tmp_path, monkeypatch):
 
 
 def test_a_study_that_is_not_finished_gets_more_replicates(tmp_path, monkeypatch):
-    out, step, rounds = tmp_path / "run.zarr", engine.round_of, []
+    out, step, rounds = tmp_path / "run.zarr", loop.run_round, []
 
-    def stop(job, state):
+    def stop(job, state, cohort):
         rounds.append(state.round)
         if len(rounds) == 4:
             raise KeyboardInterrupt
-        return step(job, state)
+        return step(job, state, cohort)
 
     for replicates in (2, 3):
         rounds.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "round_of", stop)
+            patch.setattr(loop, "run_round", stop)
             with pytest.raises(KeyboardInterrupt):
                 sim.study(**FEW | {"replicates": replicates}, out=out, resume=True)
     done = store.open_run(out, verify=True)["metrics"]

@@ -9,10 +9,11 @@ import numpy as np
 import plain_factorized
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, make, models, run
 
 from fedstat import fl
-from fedstat.fl import algorithms, communication, engine, evaluate, nets, optim
+from fedstat.fl import algorithms, communication, evaluate, nets, optim
 from fedstat.fl.algorithms import named
 from fedstat.fl.batches import Rows
 from fedstat.fl.hooks import Hooks
@@ -58,10 +59,10 @@ def test_images_train_and_match_as_in_the_plain_loop(case, optimizer):
     theirs, _, matrix = plain_factorized.run(
         j, module, one, rounds=rounds, beta=True, compared=compared, head=head, **{"sparsity": 0} | rule
     )
-    state, done = engine.round_of(j, run(j, rounds - 1))
-    order = done.uploads.clients
-    np.testing.assert_allclose(done.mixture, matrix[np.ix_(order, order)], atol=1e-5)
-    mine = engine.personal(j, state)
+    state, done = trainer.run(j, run(j, rounds - 1))
+    order = done.cohort.local
+    np.testing.assert_allclose(done.mixing, matrix[np.ix_(order, order)], atol=1e-5)
+    mine = trainer.models(j, state)
     for c, model in enumerate(theirs):
         assert set(model) == set(mine)
         for name, p in model.items():
@@ -125,10 +126,10 @@ def test_with_mu_alone_the_network_is_the_plain_one(net):
     method = only._replace(wrap=from_plain_weights)
     mine, plain = ((of_images if net is LENET else job)(a, net=net) for a in (method, algorithms.fedper()))
     state = run(mine)
-    whole = nets.whole(mine.net, engine.personal(mine, state))
+    whole = nets.whole(mine.net, trainer.models(mine, state))
     for name, p in models(plain).items():
         torch.testing.assert_close(whole[name], p, atol=1e-6, rtol=1e-5)
-    assert not any(state.server[f"{layer}.u"].any() for layer in nets.layers(mine.net)), "a factor of zero stays"
+    assert not any(state.global_params[f"{layer}.u"].any() for layer in nets.layers(mine.net)), "a factor of zero stays"
 
 
 def test_the_penalty_leaves_exact_zeros():
@@ -141,29 +142,29 @@ def test_the_penalty_leaves_exact_zeros():
 
 def last_round(method, rounds=2, **options):
     j = job(method, **options)
-    return engine.round_of(j, run(j, rounds - 1))[1]
+    return trainer.run(j, run(j, rounds - 1))[1]
 
 
 def test_dissimilar_clients_are_left_out_unless_so_many_are_wanted():
     limit = float(np.median(similarities(last_round(alpha()))))
     some, three = (last_round(alpha(tau=limit, **s)) for s in ({}, {"at_least": 3}))
-    vectors = [v.flatten().double().numpy() for v in some.uploads.after["fc1.v"]]
+    vectors = [v.flatten().double().numpy() for v in some.trained.params["fc1.v"]]
     for done, at_least in ((some, 1), (three, 3)):
         expected = plain_factorized.weights_of(vectors, epsilon=1.0, tau=limit, at_least=at_least)
-        np.testing.assert_allclose(done.mixture, expected, atol=1e-6)
-        assert ((done.mixture > 0).sum(1) >= at_least).all()
+        np.testing.assert_allclose(done.mixing, expected, atol=1e-6)
+        assert ((done.mixing > 0).sum(1) >= at_least).all()
     assert (some.mixture == 0).any()
     assert ((some.mixture > 0).sum(1) < 3).any(), "a weak test"
 
 
 def similarities(done):
-    return alpha().measures["similarity"].value(done.uploads)
+    return alpha().measures["similarity"].value(done.context)
 
 
 @pytest.mark.parametrize("matching", ["random", "worst"])
 def test_three_others_are_matched(matching):
     done = last_round(beta(matching=matching, epsilon=2.0))
-    similarity, weight = similarities(done).numpy(), done.mixture.double().numpy()
+    similarity, weight = similarities(done).numpy(), done.mixing.double().numpy()
     for i in range(len(weight)):
         taken = np.flatnonzero(weight[i])
         others = np.setdiff1d(taken, i)
@@ -175,7 +176,7 @@ def test_three_others_are_matched(matching):
         np.testing.assert_allclose(weight[i, taken], e / e.sum(), atol=1e-6)
     if matching == "random":
         again, later = (last_round(beta(matching=matching, epsilon=2.0), rounds).mixture > 0 for rounds in (2, 3))
-        assert torch.equal(again, done.mixture > 0)
+        assert torch.equal(again, done.mixing > 0)
         assert not torch.equal(again, later)
 
 
@@ -195,10 +196,10 @@ def test_similarities_and_the_mixing_matrix_are_in_the_store():
 
 def test_the_codes_server_replaces_one_model_after_the_other():
     j = job(beta(variant="code", tau=-1.0, epsilon=2.0))
-    done = engine.round_of(j, run(j, 1))[1]
-    up, n = done.uploads, len(done.uploads.clients)
+    done = trainer.run(j, run(j, 1))[1]
+    up, n = done.context, len(done.cohort.local)
     weights = plain_factorized.weights_of([v.flatten().double().numpy() for v in up.after["fc1.v"]], epsilon=2, tau=-1)
-    found = done.mixture.double().numpy()
+    found = done.mixing.double().numpy()
     # Whoever is replaced first has the plain weights; then each has those of what is there by then.
     now, left = np.eye(n), list(range(n))
     while left:
@@ -226,7 +227,7 @@ def test_the_codes_network_reshapes_kernels_as_they_lie_in_memory():
 def test_the_code_predicts_without_small_entries_and_trains_with_them():
     j = job(alpha(variant="code", sparsity=0.2))
     state = run(j)
-    before = engine.personal(j, state)
+    before = trainer.models(j, state)
     scores = evaluate.evaluate(j, state)
     pruned = {n: torch.where(p.abs() < 0.2, 0, p) if n.endswith(".mu") else p for n, p in before.items()}
     out = j.net.apply(pruned, j.test.x.view(j.clients, 12, 6))
@@ -250,7 +251,9 @@ def test_bytes_of_the_four_layer_cnn_are_those_of_a_count_by_hand():
         net = nets.named("cnn", (1, 28, 28), 10)
         net = method.wrap(net) if method.wrap else net
         shared = method.sharing(engine_start(net))
-        counts[method.name, method.mix is None] = communication.in_bytes(Hooks(method, net, 1), shared, shared, one)
+        hooks = Hooks(method, net, 1)
+        uploaded = hooks.uploads(shared)
+        counts[method.name, method.mix is None] = communication.in_bytes(hooks, uploaded, shared, shared, one)
     u = 25 + 25 + 1024
     assert counts["factorized-fl-alpha", False] == (4 * (u + 512), 4 * u)
     assert counts["factorized-fl-alpha", True] == (4 * u, 4 * u)
@@ -268,7 +271,7 @@ def engine_start(net):
 def test_bytes_of_beta_are_its_numbers_that_are_not_zero():
     j = of_images(beta(sparsity=0.02), LENET)
     old = run(j, 1)
-    new, done = engine.round_of(j, old)
+    new, done = trainer.run(j, old)
     dense, entries = 25 + 25 + 5 + (2 + 10 + 36) + (2 + 5 + 36), (50, 250, 180)  # u, v, biases; of μ
     bits = sum(-(-n // 8) for n in entries)
 
@@ -276,9 +279,9 @@ def test_bytes_of_beta_are_its_numbers_that_are_not_zero():
         kept = [params[f"{layer}.mu"] for layer in ("conv1", "conv2", "fc1")]
         return sum(int((p != 0).sum()) for p in kept) * 4 + j.clients * (4 * dense + bits), kept
 
-    sent, kept = by_hand(done.uploads.after)
-    received, _ = by_hand(engine.personal(j, new))
-    assert communication.of_round(j, done, new, old.sharing) == (sent, received)
+    sent, kept = by_hand(done.trained.params)
+    received, _ = by_hand(trainer.models(j, new))
+    assert communication.of_round(j, done) == (sent, received)
     assert any(bool((p == 0).any()) for p in kept)
 
 

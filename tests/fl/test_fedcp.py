@@ -10,11 +10,12 @@ import plain_fedcp
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, job, models, rows, run
 from small_runs import SETTINGS, dense, three_splits
 from torch import nn
 
-from fedstat.fl import algorithms, engine, evaluate, nets, optim, train
+from fedstat.fl import algorithms, evaluate, nets, optim, train
 from fedstat.fl.batches import Rows
 from fedstat.fl.kernels import mmd_gradient
 from fedstat.fl.wrappers.policy import Policy, mean_share
@@ -184,7 +185,7 @@ def test_a_round_of_an_image_network_is_that_of_a_plain_loop(optimizer, chunk):
 def test_the_personalisation_ratio_is_the_mean_share_before_training():
     j = job(algorithms.fedcp(), participation=0.7)
     state = run(j, 2)
-    after = engine.round_of(j, state)[1].uploads
+    after = trainer.run(j, state)[1].context
     found = j.algorithm.measures["personalisation"].value(after)
     _, _, plain = plain_fedcp.run(
         j, lambda: plain_loop.module(SIZES)[:2], lambda p: torch.optim.SGD(p, lr=0.1), rounds=3
@@ -219,7 +220,7 @@ def test_the_variants_differ_and_share_what_they_say():
 
 def test_a_random_context_stays_and_a_clients_own_follows_its_head():
     start, after = (run(job(algorithms.fedcp(context="random")), n) for n in (0, 2))
-    assert torch.equal(start.params["client.context"], after.params["client.context"])
+    assert torch.equal(start.client_params["client.context"], after.client_params["client.context"])
     for variant, when in (("paper", 1), ("code", 2)):
         j = job(algorithms.fedcp(variant=variant))
         head, two = models(j, when)["fc2.weight"].sum(1), models(j, 2)["client.context"]
@@ -230,7 +231,9 @@ def test_a_random_context_stays_and_a_clients_own_follows_its_head():
 def test_other_policy_networks_train(given):
     j = job(algorithms.fedcp(**given))
     start, end = (run(j, n) for n in (0, 2))
-    moved = [n for n, p in end.server.items() if n.startswith("policy") and not torch.equal(p, start.server[n])]
+    moved = [
+        n for n, p in end.global_params.items() if n.startswith("policy") and not torch.equal(p, start.global_params[n])
+    ]
     assert set(moved) == {n for n in j.net.shapes if n.startswith("policy")}
     assert np.isfinite(evaluate.evaluate(j, end)["loss"]).all()
 

@@ -9,11 +9,12 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, rows, run
 from low_rank_modules import RANKS, Cnn, Mlp, ResNet8, is_personal
 
 from fedstat import _random, fl
-from fedstat.fl import algorithms, engine, evaluate, nets, optim
+from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithms import named
 from fedstat.fl.batches import Rows
 from fedstat.fl.wrappers.low_rank import decomposed
@@ -60,7 +61,7 @@ def plain(j, module, one, rounds, *, alternating=True, reverse=False, shared=Non
 
 
 def assert_close(j, state, theirs, atol=2e-5):
-    mine = engine.personal(j, state)
+    mine = trainer.models(j, state)
     for c, model in enumerate(theirs):
         assert set(model) == set(mine)
         for name, p in model.items():
@@ -106,7 +107,7 @@ def test_every_method_takes_a_low_rank_part():
 
 
 def sigma(j, state):
-    return {n: p for n, p in engine.personal(j, state).items() if not is_personal(n)}
+    return {n: p for n, p in trainer.models(j, state).items() if not is_personal(n)}
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
@@ -117,12 +118,12 @@ def test_without_epochs_of_the_low_rank_part_it_is_fedavg_to_the_bit(name, optim
     mine = make(algorithms.feddecomp(lora_epochs=0, global_epochs=1), **options)
     theirs = make(algorithms.fedavg(), **options)
     a, b = run(mine, 3), run(theirs, 3)
-    assert_equal(sigma(mine, a), engine.personal(theirs, b))
-    whole = nets.whole(mine.net, engine.personal(mine, a))
+    assert_equal(sigma(mine, a), trainer.models(theirs, b))
+    whole = nets.whole(mine.net, trainer.models(mine, a))
     assert list(whole) == list(theirs.net.shapes)
-    assert_equal(whole, engine.personal(theirs, b))
-    start = engine.personal(mine, engine.start(mine))
-    for n, p in engine.personal(mine, a).items():
+    assert_equal(whole, trainer.models(theirs, b))
+    start = trainer.models(mine, trainer.start(mine))
+    for n, p in trainer.models(mine, a).items():
         assert not n.endswith(".right") or not p.any(), "τ stays 0"
         assert not is_personal(n) or torch.equal(p, start[n])
     for kind, values in evaluate.evaluate(mine, a).items():
@@ -133,9 +134,9 @@ def test_without_epochs_of_the_low_rank_part_it_is_fedavg_to_the_bit(name, optim
 def test_it_starts_as_fedavg_and_stays_within_its_rank(name):
     make = job if name == "mlp" else partial(of_images, name=name)
     j, plain_job = make(algorithms.feddecomp(**RANKS, **EPOCHS)), make(algorithms.fedavg())
-    first = engine.personal(j, engine.start(j))
-    assert_equal(nets.whole(j.net, first), engine.personal(plain_job, engine.start(plain_job)))
-    params = engine.personal(j, run(j, 2))
+    first = trainer.models(j, trainer.start(j))
+    assert_equal(nets.whole(j.net, first), trainer.models(plain_job, trainer.start(plain_job)))
+    params = trainer.models(j, run(j, 2))
     whole = nets.whole(j.net, params)
     for weight in [n for n in whole if n.endswith(".weight")]:
         layer = nets.layer_of(weight)
@@ -154,10 +155,10 @@ def test_it_starts_as_fedavg_and_stays_within_its_rank(name):
 
 def test_without_epochs_of_the_full_part_nothing_is_learnt_together():
     j = job(algorithms.feddecomp(lora_epochs=2, global_epochs=0))
-    first, last = engine.start(j), run(j, 2)
-    for name, p in last.server.items():
-        torch.testing.assert_close(p, first.server[name], atol=1e-7, rtol=1e-6)  # a mean of equals rounds
-    assert nets.whole(j.net, engine.personal(j, last))["fc1.weight"].unique(dim=0).shape[0] == j.clients
+    first, last = trainer.start(j), run(j, 2)
+    for name, p in last.global_params.items():
+        torch.testing.assert_close(p, first.global_params[name], atol=1e-7, rtol=1e-6)  # a mean of equals rounds
+    assert nets.whole(j.net, trainer.models(j, last))["fc1.weight"].unique(dim=0).shape[0] == j.clients
 
 
 # --- epochs
@@ -204,14 +205,14 @@ def test_too_few_epochs_are_named_before_the_first_round(settings, says):
 @pytest.mark.parametrize("mean", ["uniform", "all"])
 def test_weights_of_the_mean(mean):
     j = job(algorithms.feddecomp(**EPOCHS, mean=mean), participation=0.5)
-    first = engine.start(j)
-    new, done = engine.round_of(j, first)
-    after, n = done.uploads.after["fc1.weight"], len(done.uploads.clients)
+    first = trainer.start(j)
+    new, done = trainer.run(j, first)
+    after, n = done.trained.params["fc1.weight"], len(done.cohort.local)
     expected = after.mean(0)
     if mean == "all":
         assert 0 < n < j.clients
-        expected = (after.sum(0) + (j.clients - n) * first.server["fc1.weight"]) / j.clients
-    torch.testing.assert_close(new.server["fc1.weight"], expected, atol=1e-6, rtol=1e-5)
+        expected = (after.sum(0) + (j.clients - n) * first.global_params["fc1.weight"]) / j.clients
+    torch.testing.assert_close(new.global_params["fc1.weight"], expected, atol=1e-6, rtol=1e-5)
 
 
 def test_the_codes_variant():
@@ -302,13 +303,13 @@ def test_drift_and_uploads_are_of_the_full_parts():
     )  # fmt: skip
     train_rows = rows(SAMPLES, 0)
     j = job(made, data=train_rows, local_epochs=1, participation=0.7)
-    state, last = engine.round_of(j, engine.step(j, engine.start(j)))
-    after = last.uploads.after
-    away = sum((after[n] - state.server[n]).flatten(1).square().sum(1) for n in ("fc1.weight", "fc1.bias"))
-    mine = done["drift/distance"].isel(round=-1).sel(layer="fc1", client=last.uploads.clients)
+    state, last = trainer.run(j, trainer.step(j, trainer.start(j)))
+    after = last.trained.params
+    away = sum((after[n] - state.global_params[n]).flatten(1).square().sum(1) for n in ("fc1.weight", "fc1.bias"))
+    mine = done["drift/distance"].isel(round=-1).sel(layer="fc1", client=last.cohort.local)
     np.testing.assert_allclose(mine, away.sqrt(), rtol=1e-4)
     whole = nets.whole(j.net, after)["fc1.weight"]
-    np.testing.assert_allclose(done["uploads/fc1/w"].isel(checkpoint=-1, client=last.uploads.clients), whole, atol=1e-5)
+    np.testing.assert_allclose(done["uploads/fc1/w"].isel(checkpoint=-1, client=last.cohort.local), whole, atol=1e-5)
 
 
 def test_a_run_starts_from_weights_of_another():
@@ -319,12 +320,12 @@ def test_a_run_starts_from_weights_of_another():
     begun = nets.started(net, given)
     j = of_images(algorithms.feddecomp(**EPOCHS), "cnn")
     j = replace(j, net=algorithms.feddecomp(**EPOCHS).wrap(begun))
-    first, last = engine.start(j), run(j, 2)
-    assert_equal(given, first.server)
-    plain_start = engine.start(of_images(algorithms.fedavg(), "cnn")).server
-    assert torch.equal(first.server["fc2.weight"], plain_start["fc2.weight"])
-    moved = sum(float((last.server[n] - first.server[n]).square().sum()) for n in given) ** 0.5  # Δσ
-    params = engine.personal(j, last)
+    first, last = trainer.start(j), run(j, 2)
+    assert_equal(given, first.global_params)
+    plain_start = trainer.start(of_images(algorithms.fedavg(), "cnn")).global_params
+    assert torch.equal(first.global_params["fc2.weight"], plain_start["fc2.weight"])
+    moved = sum(float((last.global_params[n] - first.global_params[n]).square().sum()) for n in given) ** 0.5  # Δσ
+    params = trainer.models(j, last)
     tau = {n: p - params[n] for n, p in nets.whole(j.net, params).items()}
     assert 0 < moved < 10
     assert sum(p.flatten(1).square().sum(1) for p in tau.values()).min() > 0  # Δτ, which starts from 0

@@ -10,10 +10,11 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, dataset, job, run
 
 from fedstat import _random
-from fedstat.fl import algorithms, engine, evaluate, masks, nets, train
+from fedstat.fl import algorithms, evaluate, masks, nets, train
 from fedstat.fl.__main__ import main
 from fedstat.fl.algorithm import Start
 from fedstat.fl.algorithms import named
@@ -50,7 +51,7 @@ def sgd(parameters):
 
 
 def assert_equal_models(j, state, theirs, accuracy):
-    mine = engine.personal(j, state)
+    mine = trainer.models(j, state)
     for c, model in enumerate(theirs):
         for parameter, p in model.items():
             torch.testing.assert_close(mine[parameter][c], p, atol=2e-5, rtol=2e-5)
@@ -86,7 +87,7 @@ def test_dynamic_by_agreement_equals_the_plain_loop(on):
     def analyse(trained, number):
         w = trained["fc1.weight"]
         if on == "updates":
-            w = w - engine.personal(j, run(j, number))["fc1.weight"].numpy()[engine.active(j, number)]
+            w = w - trainer.models(j, run(j, number))["fc1.weight"].numpy()[trainer.active(j, number)]
         before.append(upper_half(by_hand(w)))
         return of_units(before[-1])
 
@@ -189,11 +190,11 @@ def test_a_grid_gives_its_kappa_to_the_methods_that_read_it(tmp_path):
 @pytest.mark.parametrize("estimator", ["pa", "icc"])
 def test_a_dynamic_split_follows_from_sums_over_clients(estimator, on):
     j = job(algorithms.fedfac(estimator=estimator, on=on))
-    state = engine.step(j, engine.start(j))
-    _, done = engine.round_of(j, state)
-    up = done.uploads
+    state = trainer.step(j, trainer.start(j))
+    _, done = trainer.run(j, state)
+    up = done.context
     one = [
-        j.algorithm.moments(j.net, lambda k=k: {n: p[k : k + 1] for n, p in up.before().items()},
+        j.algorithm.moments(j.net, lambda k=k: {n: p[k : k + 1] for n, p in up.before.items()},
                             {n: p[k : k + 1] for n, p in up.after.items()})["fc1"]
         for k in range(len(up.clients))
     ]  # fmt: skip

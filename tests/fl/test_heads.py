@@ -10,11 +10,12 @@ import plain_heads
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import NORMALISED, SAMPLES, SIZES, assert_equal, dataset, job, make, models, rows, run
 from small_runs import dense
 from torch import nn
 
-from fedstat.fl import algorithms, engine, evaluate, losses, nets, train
+from fedstat.fl import algorithms, evaluate, losses, nets, train
 from fedstat.fl.algorithm import Memory, Samples
 from fedstat.fl.algorithms.fedrod import _log_prior
 from fedstat.fl.batches import Rows
@@ -27,7 +28,7 @@ SGD = partial(torch.optim.SGD, lr=0.1)
 def same_as(j, plain):
     """The stacked run is the plain one."""
     (theirs, accuracy), state = plain, run(j, 4)
-    mine = engine.personal(j, state)
+    mine = trainer.models(j, state)
     for c, model in enumerate(theirs):
         for name, p in model.items():
             torch.testing.assert_close(mine[name][c], p, atol=2e-5, rtol=2e-5)
@@ -108,25 +109,25 @@ def test_statistics_of_batch_normalisation_stay_with_the_client_whatever_the_net
 @pytest.mark.parametrize("method", [algorithms.pfedsd(lam=0), algorithms.fedphp(lam=0, mu=0, transfer="kd")])
 def test_no_weight_on_the_teacher_trains_as_fedavg_and_predicts_with_what_was_trained(method):
     a, b = job(method), job(algorithms.fedavg())
-    state, done = engine.round_of(a, run(a, 2))
-    assert_equal(engine.personal(a, state), models(b, 3))
+    state, done = trainer.run(a, run(a, 2))
+    assert_equal(trainer.models(a, state), models(b, 3))
     kept = evaluate.evaluate(a, state)["accuracy"]
-    after = done.uploads.after
+    after = done.trained.params
     expected = [
         plain_heads.accuracy(a.net.apply({n: p[[i]] for n, p in after.items()}, x.unsqueeze(0))[0], y)
-        for i, c in enumerate(done.uploads.clients)
+        for i, c in enumerate(done.cohort.local)
         for x, y in [plain_loop.samples(a.test, c)]
     ]
-    np.testing.assert_allclose(kept[done.uploads.clients], expected, atol=1e-6)
+    np.testing.assert_allclose(kept[done.cohort.local], expected, atol=1e-6)
 
 
 def test_fedphp_without_past_keeps_the_model_that_was_trained_last_and_with_it_an_average():
     for mu, horizon, share in ((0, 1, 0), (0.9, 1, 0.9), (0.9, 4, 0.9 * 2 / 4)):
         j = job(algorithms.fedphp(mu=mu, horizon=horizon))
         before = run(j, 2)
-        after, done = engine.round_of(j, before)
-        at = done.uploads.clients
-        for name, p in done.uploads.after.items():
+        after, done = trainer.run(j, before)
+        at = done.cohort.local
+        for name, p in done.trained.params.items():
             mixed = share * before.memory.clients[name][at] + (1 - share) * p
             torch.testing.assert_close(after.memory.clients[name][at], mixed)
 
@@ -134,13 +135,13 @@ def test_fedphp_without_past_keeps_the_model_that_was_trained_last_and_with_it_a
 @pytest.mark.parametrize("name", ["fedphp", "pfedsd"])
 def test_who_has_never_been_active_predicts_with_the_download(name):
     j = job(make(name), participation=0.34)
-    state = engine.step(j, engine.start(j))
-    found, download = evaluate.evaluate(j, state)["loss"], engine.personal(j, state)
+    state = trainer.step(j, trainer.start(j))
+    found, download = evaluate.evaluate(j, state)["loss"], trainer.models(j, state)
     x, y = (one.view(j.clients, -1, *one.shape[1:]) for one in (j.test.x, j.test.y))
     of_download = j.loss.value(j.net.apply(download, x), y).mean(1).numpy()
-    idle = np.setdiff1d(np.arange(j.clients), engine.active(j, 0))
+    idle = np.setdiff1d(np.arange(j.clients), trainer.active(j, 0))
     np.testing.assert_allclose(found[idle], of_download[idle], rtol=1e-5)
-    assert (found != of_download)[engine.active(j, 0)].all()
+    assert (found != of_download)[trainer.active(j, 0)].all()
 
 
 def test_with_balanced_classes_the_generic_part_of_fedrod_is_fedavg():
@@ -211,9 +212,9 @@ def test_networks_of_all_kinds(name, kind):
     images = Rows(x, *data[1:])
     j = job(make(name), net=net, data=images, batch_size=None, participation=0.5)
     state = run(j, 2)
-    before = run(j, 0).server
-    assert all(not torch.equal(p, before[n]) for n, p in state.server.items() if not n.startswith("personal"))
-    assert all(bool(p.isfinite().all()) for p in engine.personal(j, state).values())
+    before = run(j, 0).global_params
+    assert all(not torch.equal(p, before[n]) for n, p in state.global_params.items() if not n.startswith("personal"))
+    assert all(bool(p.isfinite().all()) for p in trainer.models(j, state).values())
 
 
 @pytest.mark.parametrize("name", ["fedrod", "fedphp", "pfedsd"])

@@ -9,19 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import trainer
 from algorithm_jobs import job, run
 from toy_methods import HALF, toy
 
-from fedstat.fl import aggregate, algorithms, checks, engine, hooks, masks
+from fedstat.fl import aggregate, algorithms, checks, hooks, masks
 from fedstat.fl.algorithm import Algorithm, Memory, Phase, Received, Samples, Sharing, Start
 from fedstat.fl.hooks import Hooks
 
 PARAMS = {name: torch.ones(2, *shape) for name, shape in job(toy()).net.shapes.items()}
 
 
-def uploads_of(j):
-    state, clients = engine.start(replace(j, algorithm=toy())), np.array([1, 0])
-    return engine.uploads_of(j, state, clients, engine.personal(j, state, clients))
+def context_of(j):
+    state, clients = trainer.start(replace(j, algorithm=toy())), np.array([1, 0])
+    return trainer.context(j, state, clients)
 
 
 def start_of(j):
@@ -29,8 +30,8 @@ def start_of(j):
 
 
 def received_of(j):
-    up = uploads_of(j)
-    return Received(j.net, up.after, up.server, up.sharing.shared, Memory())
+    up = context_of(j)
+    return Received(j.net, up.after, up.global_params, up.sharing.shared, Memory())
 
 
 def shared(j):
@@ -40,19 +41,19 @@ def shared(j):
 # How the trainer calls the hook of that name.
 CALLS = {
     "sharing": lambda j: j.hooks.sharing(start_of(j)),
-    "reshare": lambda j: j.hooks.reshare(uploads_of(j), j.net.shapes),
+    "reshare": lambda j: j.hooks.reshare(context_of(j), j.net.shapes),
     "wrap": lambda j: j.hooks.wrap(),
-    "mix": lambda j: j.hooks.mix(uploads_of(j)),
+    "mix": lambda j: j.hooks.mix(context_of(j)),
     "loss": lambda j: j.hooks.loss(j.loss),
     "keeps": lambda j: replace(j, algorithm=j.algorithm._replace(reshare=lambda up: up.sharing)).hooks.keeps(shared(j)),
     "uploads": lambda j: j.hooks.uploads(shared(j)),
-    "send": lambda j: j.hooks.send(uploads_of(j), shared(j)),
+    "send": lambda j: j.hooks.send(context_of(j), shared(j)),
     "weights": lambda j: j.hooks.weights(np.array([2, 0]), lambda: (j.sizes[:3], np.arange(3), 6)),
     "memory": lambda j: j.hooks.memory(start_of(j)),
-    "remember": lambda j: j.hooks.remember(uploads_of(j)),
+    "remember": lambda j: j.hooks.remember(context_of(j)),
     "receive": lambda j: j.hooks.receive(lambda: received_of(j)),
     "moments": lambda j: j.hooks.moments(dict, {}),
-    "downloads": lambda j: j.hooks.downloads(uploads_of(j), np.array([0])),
+    "downloads": lambda j: j.hooks.downloads(context_of(j), np.array([0])),
 }
 WRONG = {"keeps": ["fc9"]}  # in place of what is no result of any hook
 PHASE_CALLS = {
@@ -87,11 +88,11 @@ def test_what_a_hook_must_not_return_is_named(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (given, _) in hooks.CHECKS.items() if given in ("uploads", "received")]
+    "name", [name for name, (given, _) in hooks.CHECKS.items() if given in ("context", "received")]
 )
 def test_a_hook_that_changes_what_it_was_given_is_named(name):
     def change(given):
-        given.server["fc2.bias"].add_(1)
+        given.global_params["fc2.bias"].add_(1)
 
     method = toy()._replace(**{name: change})
     with pytest.raises(
@@ -110,7 +111,7 @@ def test_what_a_hook_lacks_has_a_default():
     assert found.pop("downloads").tolist() == [1]
     assert (found.pop("memory"), found.pop("moments")) == (Memory(), {})
     assert found == dict.fromkeys(("mix", "weights", "remember", "receive"))
-    up = uploads_of(j)
+    up = context_of(j)
     assert j.hooks.reshare(up, ()) is up.sharing
     sent = j.hooks.send(up, up.sharing)
     assert all(sent[name] is up.after[name] for name in j.net.shapes)
@@ -182,7 +183,7 @@ def test_a_round_without_clients_asks_for_the_sharing_alone_and_only_if_noise_is
     method = toy(**asked, reshare=lambda _: shared(j))
     aggregator = aggregate.private(1.0, 1.0) if private else aggregate.weighted_mean()
     j = job(method, aggregator=aggregator, **HALF)
-    empty, up = j.hooks.of_empty_round(), uploads_of(j)
+    empty, up = j.hooks.of_empty_round(), context_of(j)
     assert (empty.reshare(up, j.net.shapes) is up.sharing) is not private
     assert [empty.weights(up.clients, never), empty.mix(up), empty.remember(up)] == [None] * 3
     assert list(empty.send(up, up.sharing)) == list(j.net.shapes)

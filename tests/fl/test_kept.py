@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import trainer
 import xarray as xr
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, make
 from small_runs import NET, SETTINGS, dense, same
 from toy_methods import REMEMBERS
 
 from fedstat import _check, data, store
-from fedstat.fl import algorithms, batches, engine, kept, nets, participation, room, samples, train
-from fedstat.fl.state import on_disk
+from fedstat.fl import algorithms, batches, kept, loop, nets, participation, room, samples, train
 
 SUPPORT = Path(__file__).parents[1] / "support"
 RUN = {
@@ -94,17 +94,17 @@ def test_an_earlier_state_stays_as_it_is(where, tmp_path):
     one = job(make("fedrep"), participation=0.5)
     if where == "disk":
         one = replace(one, kept=tmp_path / "kept", room=0)
-    start = engine.start(one)
-    assert bool(on_disk(start)) == (where == "disk")
-    first = engine.step(one, start)
-    before = engine.personal(one, first)
+    start = trainer.start(one)
+    assert bool(start.on_disk) == (where == "disk")
+    first = trainer.step(one, start)
+    before = trainer.models(one, first)
     later = [first]
     for _ in range(4):
-        later.append(engine.step(one, later[-1]))
-    again = engine.step(one, start)
-    assert_equal(before, engine.personal(one, first))
-    assert_equal(before, engine.personal(one, again))
-    assert_equal(engine.personal(one, start), engine.personal(*(lambda j: (j, engine.start(j)))(job(make("fedrep")))))
+        later.append(trainer.step(one, later[-1]))
+    again = trainer.step(one, start)
+    assert_equal(before, trainer.models(one, first))
+    assert_equal(before, trainer.models(one, again))
+    assert_equal(trainer.models(one, start), trainer.models(*(lambda j: (j, trainer.start(j)))(job(make("fedrep")))))
 
 
 def test_only_active_clients_are_read_and_written_and_slots_are_used_again(tmp_path, monkeypatch):
@@ -118,20 +118,20 @@ def test_only_active_clients_are_read_and_written_and_slots_are_used_again(tmp_p
             return own(slots, slot, parts)
 
         monkeypatch.setattr(kept.Slots, what, spy)
-    state = engine.start(one)
+    state = trainer.start(one)
     for name in touched:
         touched[name].clear()
     for number in range(30):
-        active = participation.active(one, number)
-        had, old = set(state.params.slot[active]) - {-1}, state.params.slot.copy()
-        state = engine.step(one, state)
+        active = trainer.active(one, number)
+        had, old = set(state.client_params.slot[active]) - {-1}, state.client_params.slot.copy()
+        state = trainer.step(one, state)
         assert set(touched["read"]) == had
-        assert sorted(touched["write"]) == sorted(state.params.slot[active])
+        assert sorted(touched["write"]) == sorted(state.client_params.slot[active])
         idle = np.setdiff1d(np.arange(one.clients), active)
-        np.testing.assert_array_equal(state.params.slot[idle], old[idle])
+        np.testing.assert_array_equal(state.client_params.slot[idle], old[idle])
         for name in touched:
             touched[name].clear()
-    assert state.params.slots.number <= one.clients + len(active)
+    assert state.client_params.slots.number <= one.clients + len(active)
 
 
 def go(out=None, **options):
@@ -250,9 +250,9 @@ def test_samples_that_are_not_finite_are_refused_before_training(tmp_path):
 
 def test_an_analysis_of_all_clients_is_made_in_blocks(monkeypatch):
     one = job(make("fedfac-static"))
-    expected = engine.start(one).sharing
+    expected = trainer.start(one).sharing
     monkeypatch.setattr(room, "blocks", lambda j: np.array_split(np.arange(j.clients), 3))
-    found = engine.start(one).sharing
+    found = trainer.start(one).sharing
     assert_equal(expected.shared, found.shared)
     fits = (s.fits["fc1"].communality for s in (expected, found))
     np.testing.assert_allclose(*map(np.asarray, fits), rtol=1e-9)
@@ -261,11 +261,11 @@ def test_an_analysis_of_all_clients_is_made_in_blocks(monkeypatch):
 def test_of_many_clients_the_active_ones_are_drawn_at_once(monkeypatch):
     one = job(make("local"), participation=0.5)
     monkeypatch.setattr(participation, "_ONE_BY_ONE", 5)
-    drawn = [participation.active(one, number) for number in range(400)]
+    drawn = [trainer.active(one, number) for number in range(400)]
     assert all(len(np.unique(d)) == 3 and (np.diff(d) > 0).all() for d in drawn)
     counts = np.bincount(np.concatenate(drawn), minlength=6)  # binomial, 400 draws of 1/2: sd 10
     assert (abs(counts - 200) < 45).all()
-    np.testing.assert_array_equal(drawn[7], participation.active(one, 7))
+    np.testing.assert_array_equal(drawn[7], trainer.active(one, 7))
 
 
 @pytest.mark.parametrize("size", ["2 gigs", "GiB", "-1MB", "0", 0, 2.5, "1e9", "nan"])
@@ -291,7 +291,7 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
             dense(clients=2500, n_train=2, n_test=1), NET, make("factorized-fl-alpha"), rounds=1, memory="150MB",
             participation=0.01,
         )  # fmt: skip
-    monkeypatch.setattr(engine, "round_of", started)
+    monkeypatch.setattr(loop, "run_round", started)
     monkeypatch.setattr(room, "left", lambda *_: 0)
     test = algorithms.fedfac(dynamic=False, estimator="icc", tau="test")
     with pytest.raises(ValueError, match="looks at models of all 5 clients before the first round"):

@@ -8,10 +8,11 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import dataset, run
 from masked_jobs import CLIENTS, SAMPLES, SIZES, SPECS, algorithm, arrays, job, mask
 
-from fedstat.fl import engine, evaluate, nets, optim, train
+from fedstat.fl import evaluate, nets, optim, train
 from fedstat.fl.algorithm import Phase, Sharing
 from fedstat.fl.batches import Rows
 
@@ -70,7 +71,7 @@ def both(spec, setting, rounds=3):
     said = {"shared": lambda *_: arrays(mask(spec))}
     said |= {name: value for part in with_ for name, value in words[part].items()}
     theirs, accuracy = plain_loop.run(j, SIZES, one, rounds=rounds, before=arrays(mask(spec)), **said)
-    return engine.personal(j, state), evaluate.evaluate(j, state)["accuracy"], theirs, accuracy
+    return trainer.models(j, state), evaluate.evaluate(j, state)["accuracy"], theirs, accuracy
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -122,6 +123,6 @@ def test_a_gpu_gives_what_the_cpu_gives(spec, parts):
     moved = {name: m.cuda() for name, m in mask(spec).items()}
     rows = {name: Rows(r.x.cuda(), r.y.cuda(), r.start) for name, r in here.subsets.items()}
     there = replace(here, algorithm=algorithm(moved, **parts), **rows)
-    a, b = (engine.personal(one, run(one)) for one in (here, there))
+    a, b = (trainer.models(one, run(one)) for one in (here, there))
     for key, p in a.items():
         torch.testing.assert_close(b[key].cpu(), p, atol=1e-4, rtol=1e-4)

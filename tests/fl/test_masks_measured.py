@@ -8,11 +8,12 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import assert_equal, rows, run
 from masked_jobs import CLIENTS, SHAPES, SIZES, SPECS, algorithm, job, mask, whole
 
 from fedstat import _random
-from fedstat.fl import engine, evaluate, masks, nets
+from fedstat.fl import communication_round, masks, nets
 from fedstat.fl.algorithm import Sharing
 from fedstat.fl.probes import ablation, new_clients
 
@@ -50,10 +51,10 @@ def bytes_by_hand(spec, new, old, clients):
 def test_bytes_are_those_of_a_count_client_by_client(spec):
     method = algorithm(mask(spec), reshare=lambda up: Sharing(mask(spec, 1 + up.round // 2)))  # moves every other round
     j = job(method, track=True, **HALF)
-    state = engine.start(j)
+    state = trainer.start(j)
     for number in range(4):
-        clients = engine.active(j, number)
-        old, (state, metrics, _) = state, evaluate.timed_step(j, state)
+        clients = trainer.active(j, number)
+        old, (state, metrics) = state, trainer.measured(j, state)
         by_hand = bytes_by_hand(spec, state.sharing.shared, old.sharing.shared, clients)
         assert (int(metrics["bytes_up"]), int(metrics["bytes_down"])) == by_hand
 
@@ -61,8 +62,8 @@ def test_bytes_are_those_of_a_count_client_by_client(spec):
 def test_what_a_method_says_it_uploads_is_counted_by_client():
     given = mask("client,unit,column")
     j = job(algorithm(given, uploads=lambda *_: given), track=True, **HALF)
-    metrics = evaluate.timed_step(j, engine.start(j))[1]
-    by_hand = 4 * sum(int(m[engine.active(j, 0)].sum()) for m in whole(given).values())
+    metrics = trainer.measured(j, trainer.start(j))[1]
+    by_hand = 4 * sum(int(m[trainer.active(j, 0)].sum()) for m in whole(given).values())
     assert int(metrics["bytes_up"]) == by_hand
 
 
@@ -80,14 +81,14 @@ def test_new_clients_hold_what_all_clients_share(spec, n_new):
     state = run(j, 2)
     train, test = rows([7, 12, 3, 9, 5, 8][:n_new], 2), rows([40] * n_new, 3)
     found = new_clients.accuracy(j, state, train, test)
-    models = [{name: p[k] for name, p in engine.personal(j, state).items()} for k in range(CLIENTS)]
+    models = [{name: p[k] for name, p in trainer.models(j, state).items()} for k in range(CLIENTS)]
     for c in range(n_new):
         (x, y), plain = plain_loop.samples(train, c), {}
         for rule, held in (
             ("finetuned", {}),
             ("local_train", {name: torch.from_numpy(m.numpy().min(0)) for name, m in whole(mask(spec)).items()}),
         ):
-            plain["global"], net = accuracy(state.server, test, c)
+            plain["global"], net = accuracy(state.global_params, test, c)
             options = {"epochs": 2, "batch_size": 5, "rng": _random.generator(j.seed, "new", 2, 0, c), "held": held}
             plain_loop.train_client(net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), **options)
             plain[rule], _ = accuracy(net.state_dict(), test, c)
@@ -102,7 +103,7 @@ def test_the_ablation_replaces_every_clients_own_part(spec):
     j = job(algorithm(mask(spec)), **HALF)
     state = run(j, 2)
     found = ablation.ablated_accuracy(j, state, draws=2)
-    mine, shared = engine.personal(j, state), whole(mask(spec))
+    mine, shared = trainer.models(j, state), whole(mask(spec))
     split = [name for name, m in shared.items() if 0 < int(m.sum()) < m.numel()]
     for c in range(CLIENTS):
         own = {name: p[c] for name, p in mine.items()}
@@ -122,7 +123,9 @@ def test_the_ablation_replaces_every_clients_own_part(spec):
 
 
 def test_only_personal_units_are_kept_where_a_mask_is_by_unit():
-    kept = {spec: run(job(algorithm(mask(spec))), 0).params["fc1.weight"].shape for spec in ("unit,1", "1,column")}
+    kept = {
+        spec: run(job(algorithm(mask(spec))), 0).client_params["fc1.weight"].shape for spec in ("unit,1", "1,column")
+    }
     assert kept == {"unit,1": (6, int((~mask("unit,1")["fc1.weight"]).sum()), 6), "1,column": (6, 6, 6)}
 
 
@@ -132,7 +135,7 @@ def test_mixtures_are_kept_of_every_parameter_whatever_else_is():
 
     parts = {"mix": mix, "reshare": lambda up: up.sharing}
     j, few = (job(algorithm(mask(""), **parts, **more)) for more in ({}, {"keeps": lambda _: ["fc1.weight"]}))
-    assert_equal(engine.personal(few, run(few)), engine.personal(j, run(j)))
+    assert_equal(trainer.models(few, run(few)), trainer.models(j, run(j)))
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])
@@ -173,11 +176,11 @@ def broken(change):
 @pytest.mark.parametrize("bad", BAD)
 def test_a_mask_that_does_not_fit_is_named_before_the_first_round(bad, monkeypatch):
     change, message = BAD[bad]
-    monkeypatch.setattr(engine, "local_training", None)
+    monkeypatch.setattr(communication_round, "train_locally", None)
     with pytest.raises(ValueError, match=message):
-        engine.start(job(algorithm(broken(change))))
+        trainer.start(job(algorithm(broken(change))))
     with pytest.raises(ValueError, match=message.replace("'masked'", "'masked, uploads'")):
-        engine.start(job(algorithm(broken({}), uploads=lambda *_: broken(change))))
+        trainer.start(job(algorithm(broken({}), uploads=lambda *_: broken(change))))
 
 
 @pytest.mark.parametrize("bad", BAD)

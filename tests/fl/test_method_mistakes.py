@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, run
 from toy_methods import HALF, REMEMBERS, by_loss, toy
 
-from fedstat.fl import aggregate, algorithms, engine, masks, nets, train
+from fedstat.fl import aggregate, algorithms, communication_round, masks, nets, train
 from fedstat.fl.algorithm import Measure, Memory, Phase, Sharing
 from fedstat.fl.local_training import train_chunk
 
@@ -23,10 +24,16 @@ def zeroed(of):
 
 
 WRONG = {
-    "send in place": (toy(send=zeroed(lambda up: up.server)), r"'toy': send\(uploads\) changes uploads.server\['fc1"),
-    "send sorts": (toy(send=lambda up: up.clients.sort() or {}), "send.*changes uploads.clients in place"),
+    "send in place": (
+        toy(send=zeroed(lambda up: up.global_params)),
+        r"'toy': send\(context\) changes context.global_params\['fc1",
+    ),
+    "send sorts": (toy(send=lambda up: up.clients.sort() or {}), "send.*changes context.clients in place"),
     "send dtype": (toy(send=lambda up: {"fc2.bias": up.after["fc2.bias"].double()}), "'fc2.bias'.*float64"),
-    "receive in place": (toy(receive=zeroed(lambda r: r.server)), r"receive\(received\) changes the server's 'fc1"),
+    "receive in place": (
+        toy(receive=zeroed(lambda r: r.global_params)),
+        r"receive\(received\) changes the server's 'fc1",
+    ),
     "weights none": (toy(weights=lambda *_: None), "weights.*must return numbers, but got None"),
     "memory none": (toy(memory=lambda _: None), r"memory\(start\) must return a Memory.*NoneType"),
     "memory of arrays": (toy(memory=lambda _: Memory({}, {"a": np.zeros(2)})), "the server's 'a' as a Tensor.*ndarray"),
@@ -38,15 +45,15 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_no_answer_or_changes_the_run_in_place_is_named_before_the_first_round(wrong, monkeypatch):
     method, message = WRONG[wrong]
-    monkeypatch.setattr(engine, "local_training", None)
+    monkeypatch.setattr(communication_round, "train_locally", None)
     with pytest.raises(ValueError, match=message):
-        engine.start(job(method, **HALF))
+        trainer.start(job(method, **HALF))
 
 
 IN_ROUND = {
-    "mix shape": (toy(mix=lambda _: torch.eye(6)), r"mix\(uploads\) must return 'matrix'.*\(3, 3\), but got \(6, 6\)"),
+    "mix shape": (toy(mix=lambda _: torch.eye(6)), r"mix\(context\) must return 'matrix'.*\(3, 3\), but got \(6, 6\)"),
     "mix nan": (toy(mix=lambda up: torch.eye(len(up.clients)) * np.nan), "must return finite weights"),
-    "mix in place": (toy(mix=zeroed(lambda up: up.after)), r"mix\(uploads\) changes uploads.after\['fc1"),
+    "mix in place": (toy(mix=zeroed(lambda up: up.after)), r"mix\(context\) changes context.after\['fc1"),
     "direction": (toy(phases=(Phase(direction=lambda g, p, _: {"fc1.bias": g(p)["fc1.bias"]}),)), "direction.*lacks"),
     "penalty": (toy(phases=(Phase(penalty=lambda p, _: {"fc1.bias": p["fc1.bias"][0]}),)), "penalty.*'fc1.bias'"),
     "anchor": (toy(phases=(Phase(anchor=lambda *_: None, penalty=lambda *_: {}),)), "anchor must return a dict"),
@@ -100,17 +107,17 @@ def test_an_aggregator_that_leaves_out_entries_or_whose_state_cannot_be_saved_is
         run(job(toy(), aggregator=nothing, **HALF), 1)
     numbers = nothing._replace(init=lambda _: np.zeros(3))
     with pytest.raises(ValueError, match=r"state of the aggregator 'nothing' must be tensors.*ndarray"):
-        engine.start(job(toy(), aggregator=numbers, **HALF))
+        trainer.start(job(toy(), aggregator=numbers, **HALF))
 
 
 def test_parameters_that_are_not_received_are_the_servers_where_shared():
     a, b = (run(job(toy(**more), **HALF), 3) for more in ({"receive": lambda _: {}}, {}))
-    assert_equal(a.server, b.server)
+    assert_equal(a.global_params, b.global_params)
 
 
 def test_entries_that_new_clients_hold_stay_whatever_comes_after_a_step():
     j = job(toy(phases=(Phase(after=lambda params, *_: [p.mul_(0.5) for p in params.values()]),)), **HALF)
-    params = {name: p.expand(2, *p.shape).clone() for name, p in engine.start(j).server.items()}
+    params = {name: p.expand(2, *p.shape).clone() for name, p in trainer.start(j).global_params.items()}
     start, everything = {name: p.clone() for name, p in params.items()}, masks.everything(j.net, j.device)
     train_chunk(j, params, np.array([0, 1]), j.phases, key=("new", 0), frozen=everything)
     assert_equal(params, start)
@@ -134,15 +141,15 @@ def test_new_clients_receive_under_what_all_clients_share():
 
 def test_private_heads_are_neither_sent_nor_received():
     def average(r):
-        return {name: (p + r.server[name]) / 2 for name, p in r.own.items()}
+        return {name: (p + r.global_params[name]) / 2 for name, p in r.own.items()}
 
     made = [algorithms.private_head(toy(receive=average, send=lambda up: {n: p / 2 for n, p in up.after.items()}))]
     made.append(algorithms.fedper())
     (mixed, plain) = (run(job(one, **HALF), 1) for one in made)
     for name in ("fc2.weight", "fc2.bias"):
-        assert torch.equal(mixed.params[name], plain.params[name])
-    head = engine.personal(job(made[0], **HALF), mixed)
-    assert torch.equal(head["fc2.weight"], mixed.params["fc2.weight"])
+        assert torch.equal(mixed.client_params[name], plain.client_params[name])
+    head = trainer.models(job(made[0], **HALF), mixed)
+    assert torch.equal(head["fc2.weight"], mixed.client_params["fc2.weight"])
 
 
 # --- what a seam cannot use is named before the first round
@@ -152,7 +159,7 @@ BAD = {
         toy(send=lambda up: {"fc2.bias": up.after["fc2.bias"][:, :2]}),
         r"'toy'.*send.*'fc2.bias'.*\(2, 3\).*\(2, 2\)",
     ),
-    "unknown": (toy(send=lambda up: {"fc9": up.after["fc2.bias"]}), r"send\(uploads\) returns 'fc9'.*\['fc1.weight'"),
+    "unknown": (toy(send=lambda up: {"fc9": up.after["fc2.bias"]}), r"send\(context\) returns 'fc9'.*\['fc1.weight'"),
     "personal": (
         algorithms.fedper()._replace(send=lambda up: {"fc2.bias": up.after["fc2.bias"]}),
         r"'fedper'.*'fc2.bias', of shape \(3,\), but no entry of it is shared",
@@ -175,10 +182,10 @@ BAD = {
     ),
     "changed": (
         REMEMBERS._replace(remember=lambda up: up.memory._replace(server={"rounds": torch.zeros(2)})),
-        r"remember\(uploads\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)",
+        r"remember\(context\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)",
     ),
     "received": (
-        toy(receive=lambda r: {"fc1.bias": r.server["fc1.bias"]}),
+        toy(receive=lambda r: {"fc1.bias": r.global_params["fc1.bias"]}),
         r"receive\(received\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)",
     ),
     "measured": (
@@ -197,9 +204,9 @@ def test_what_does_not_fit_is_named_before_the_first_round(bad, monkeypatch):
         with pytest.raises(ValueError, match="toy evaluates models on validation samples, but the data have none"):
             run(j, 1)
         return
-    monkeypatch.setattr(engine, "local_training", None)
+    monkeypatch.setattr(communication_round, "train_locally", None)
     with pytest.raises(ValueError, match=message):
-        engine.start(j)
+        trainer.start(j)
 
 
 @pytest.mark.parametrize(

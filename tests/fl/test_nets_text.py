@@ -7,11 +7,13 @@ import re
 import numpy as np
 import pytest
 import torch
+import trainer
 from torch import nn
 
 from fedstat import _random
-from fedstat.fl import algorithms, engine, losses, masks, nets, optim
+from fedstat.fl import algorithms, losses, masks, nets, optim
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 CLIENTS, SAMPLES, LENGTH, VOCABULARY, OUTPUTS = 3, 5, 7, 11, 4
 
@@ -210,14 +212,14 @@ def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():
     n = sum(sizes)
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (n, LENGTH)).astype(np.uint8))
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, n)), np.concatenate([[0], np.cumsum(sizes)]))
-    job = engine.Job(
+    job = Job(
         rows, rows, net, algorithms.fedavg(), losses.cross_entropy, optimizer=optim.adam(0.01), local_epochs=2,
         batch_size=4, seed=3, threads=2, client_chunk=2,
     )  # fmt: skip
-    state = engine.start(job)
-    server = {name: p.clone() for name, p in state.server.items()}
+    state = trainer.start(job)
+    server = {name: p.clone() for name, p in state.global_params.items()}
     for number in range(2):
-        state = engine.step(job, state)
+        state = trainer.step(job, state)
         trained = []
         for c, size in enumerate(sizes):
             module = LSTM()
@@ -237,7 +239,7 @@ def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():
             trained.append({name: f([p.detach() for p in w]) for name, w, f in names_of(module)})
         server = {k: sum(s / n * t[k] for s, t in zip(sizes, trained, strict=True)) for k in server}
     for name, p in server.items():
-        torch.testing.assert_close(state.server[name], p, atol=2e-5, rtol=1e-3, msg=name)
+        torch.testing.assert_close(state.global_params[name], p, atol=2e-5, rtol=1e-3, msg=name)
 
 
 def load(module, params):
@@ -275,7 +277,7 @@ def test_factor_analysis_splits_an_lstm_layer():
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.integers(0, VOCABULARY, (40, LENGTH)))
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, 40)), np.arange(5) * 10)
-    job = engine.Job(
+    job = Job(
         rows,
         rows,
         make("lstm"),
@@ -283,7 +285,7 @@ def test_factor_analysis_splits_an_lstm_layer():
         losses.cross_entropy,
         optimizer=optim.adam(0.01),
     )
-    state = engine.step(job, engine.start(job))
+    state = trainer.step(job, trainer.start(job))
     assert state.sharing.fits["lstm2"].communality.shape == (6,)
     assert state.sharing.shared["lstm2.bias"].shape == (6, 1)
 

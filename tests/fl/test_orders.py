@@ -8,15 +8,18 @@ import numpy as np
 import plain_halves
 import pytest
 import torch
+import trainer
 from algorithm_jobs import job, make, rows, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measured_runs import TIES, measured_run, readouts
 from small_runs import near
 
-from fedstat.fl import engine, evaluate, halves, optim
+from fedstat.fl import evaluate, halves, optim
 from fedstat.fl.algorithms import ALGORITHMS
+from fedstat.fl.cohort import of_all
 from fedstat.fl.local_training import train_chunk
+from fedstat.fl.state import Download
 
 SIZES = st.lists(st.integers(2, 14), min_size=5, max_size=6)
 few = settings(max_examples=3, deadline=None, derandomize=True)
@@ -33,10 +36,10 @@ def clients_of(sizes, name, batch_size, **options):
 def test_halves_equal_a_loop_over_clients(name, sizes, batch_size):
     j = clients_of(sizes, name, batch_size)
     state = run(j, 1)
-    every = np.arange(j.clients)
-    plain = plain_halves.components(j, state, every, j.phases)
+    every = of_all(j)
+    plain = plain_halves.components(j, state, np.arange(j.clients), j.phases)
     for chunk in (None, 1, 4):
-        found = halves.parts(replace(j, client_chunk=chunk), state, every, j.phases)
+        found = halves.parts(replace(j, client_chunk=chunk), Download(j, state), every, j.phases)
         assert j.algorithm.mix or j.algorithm.receive or set(found) == set(plain)
         for layer, part in found.items():
             for mine, theirs in zip((part.between, part.within), plain[layer], strict=True):
@@ -87,9 +90,9 @@ def test_a_chunk_trains_clients_in_any_order(name, order):
     state = run(j, 1)
 
     def trained(clients):
-        params = engine.personal(j, state, clients)
+        params = trainer.models(j, state, clients)
         moments = j.optimizer.init(params)
-        memory = engine.remembered(state, clients)
+        memory = Download(j, state).memory(clients)
         loss = train_chunk(j, params, clients, j.phases, key=("batches", 1), optimizer=moments, memory=memory)
         return params | {f"moment of {n}": p for n, p in moments.items()} | {"loss": loss}
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SIZES, assert_equal, dataset, job, make, models
 
 from fedstat.data import partition
-from fedstat.fl import algorithms, engine, labels, masks, nets, train
+from fedstat.fl import algorithms, labels, masks, nets, train
 from fedstat.fl.algorithm import Sharing
 from fedstat.fl.algorithms import ALGORITHMS, finetuned, named, private_head
 from fedstat.study import experiment
@@ -23,10 +24,10 @@ def test_no_method_shares_an_output_layer_and_each_says_what_to_take_instead(nam
     if name not in PRIVATE:
         entries = rf"method '{name}'.* shares entries of '(\w*fc2|global)\.(weight|x1)'"
         with pytest.raises(ValueError, match=entries.replace("+", r"\+")):
-            engine.start(job(make(name), own_labels=True))
+            trainer.start(job(make(name), own_labels=True))
     wrapped = private_head(make(name))
     assert algorithms.constructor(wrapped.name), "the name that the message gives is one of the command line"
-    engine.start(job(wrapped, own_labels=True))
+    trainer.start(job(wrapped, own_labels=True))
 
 
 def test_a_sharing_that_would_come_to_share_an_output_layer_is_refused_before_anything_is_averaged():
@@ -35,7 +36,7 @@ def test_a_sharing_that_would_come_to_share_an_output_layer_is_refused_before_an
 
     j = job(algorithms.fedper()._replace(name="later", reshare=later), own_labels=True)
     with pytest.raises(ValueError, match=r"'later': reshare\(uploads\) shares .* by name 'later-private-head'"):
-        engine.step(j, engine.start(j))
+        trainer.step(j, trainer.start(j))
 
 
 def test_one_entry_of_one_clients_output_layer_is_too_much():
@@ -46,8 +47,8 @@ def test_one_entry_of_one_clients_output_layer_is_too_much():
 
     mixed = algorithms.fedavg()._replace(sharing=one, mix=lambda up: torch.eye(len(up.clients)))
     with pytest.raises(ValueError, match=r"entries of 'fc2\.weight'"):
-        engine.start(job(mixed, own_labels=True))
-    engine.start(job(mixed))
+        trainer.start(job(mixed, own_labels=True))
+    trainer.start(job(mixed))
 
 
 @pytest.mark.parametrize("end", algorithms.READOUTS)

@@ -8,13 +8,14 @@ import numpy as np
 import plain_seams
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, assert_near, job, run
 from plain_seams import LR, descent
 from small_runs import NET, SETTINGS, dense, same
 from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
 
 from fedstat import _random
-from fedstat.fl import accountant, aggregate, algorithms, engine, nets, optim, train
+from fedstat.fl import accountant, aggregate, algorithms, loop, nets, optim, participation, train
 from fedstat.fl.job import Machine, Training
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy, mean_update
@@ -54,9 +55,9 @@ def prepared(method, aggregator, *, net=NET, data=None, **options):
 
 def course(j, rounds=3):
     """States after every round."""
-    state, found = engine.start(j), []
+    state, found = trainer.start(j), []
     for _ in range(rounds):
-        state = engine.step(j, state)
+        state = trainer.step(j, state)
         found.append(state)
     return found
 
@@ -75,7 +76,7 @@ def test_a_private_run_is_the_plain_loop_with_clipped_sums_and_noise(clip, sigma
     j = job(toy(), aggregator=aggregate.private(clip, sigma), **POISSON)
     server = private_server(clip, sigma, j.seed, expected=3.0)
     theirs = plain_seams.run(j, 3, local=lambda c, model, number: descent(SIZES, j, c, model, number), server=server)
-    assert_near(run(j).server, theirs)
+    assert_near(run(j).global_params, theirs)
 
 
 def test_without_noise_and_clipping_it_is_the_uniform_mean_over_a_fixed_number():
@@ -85,19 +86,21 @@ def test_without_noise_and_clipping_it_is_the_uniform_mean_over_a_fixed_number()
         return {name: p + sum(model[name] - p for model in sent) / 3 for name, p in old.items()}
 
     theirs = plain_seams.run(j, 4, local=lambda c, m, number: descent(SIZES, j, c, m, number), server=server)
-    assert_near(run(j, 4).server, theirs)
+    assert_near(run(j, 4).global_params, theirs)
     everyone = job(toy(), aggregator=aggregate.private(1e3, QUIET), **SGD)
-    assert_near(run(everyone).server, run(job(EVEN, **SGD)).server)
+    assert_near(run(everyone).global_params, run(job(EVEN, **SGD)).global_params)
 
 
 def test_only_shared_entries_count_in_the_norm_and_get_noise():
     j = job(algorithms.fedper(), aggregator=aggregate.private(0.05, 0.5), **SGD)
-    a, done = engine.round_of(j, start := engine.start(j))
-    assert torch.equal(a.server["fc2.weight"], start.server["fc2.weight"])
-    after = {name: p for name, p in done.uploads.after.items() if name.startswith("fc1")}
+    a, done = trainer.run(j, start := trainer.start(j))
+    assert torch.equal(a.global_params["fc2.weight"], start.global_params["fc2.weight"])
+    after = {name: p for name, p in done.trained.params.items() if name.startswith("fc1")}
     sent = [{name: p[i] for name, p in after.items()} for i in range(len(SAMPLES))]
-    before = {name: start.server[name] for name in after}
-    assert_near({name: a.server[name] for name in after}, private_server(0.05, 0.5, 4, 6.0)(before, sent, 0, 0, 0))
+    before = {name: start.global_params[name] for name in after}
+    assert_near(
+        {name: a.global_params[name] for name in after}, private_server(0.05, 0.5, 4, 6.0)(before, sent, 0, 0, 0)
+    )
 
 
 def test_the_noise_has_the_standard_deviation_that_was_asked_for():
@@ -117,10 +120,11 @@ def test_the_noise_has_the_standard_deviation_that_was_asked_for():
 def test_rounds_and_parameters_have_noise_of_their_own_and_a_seed_repeats_it():
     still = {"optimizer": optim.sgd(1e-30), "client_chunk": 2}
     a, b, other = (
-        run(job(toy(), aggregator=aggregate.private(1.0, 1.0), **still, seed=seed), 2).server for seed in (4, 4, 5)
+        run(job(toy(), aggregator=aggregate.private(1.0, 1.0), **still, seed=seed), 2).global_params
+        for seed in (4, 4, 5)
     )
-    one = run(job(toy(), aggregator=aggregate.private(1.0, 1.0), **still), 1).server
-    start = engine.start(job(toy(), **still)).server
+    one = run(job(toy(), aggregator=aggregate.private(1.0, 1.0), **still), 1).global_params
+    start = trainer.start(job(toy(), **still)).global_params
     assert_equal(a, b)
     assert not torch.equal(a["fc1.weight"], other["fc1.weight"])
     first, second = one["fc1.weight"] - start["fc1.weight"], a["fc1.weight"] - one["fc1.weight"]
@@ -145,7 +149,7 @@ def test_a_servers_optimiser_follows_and_sees_no_clients():
         return {name: p + speed[name] for name, p in old.items()}
 
     theirs = plain_seams.run(j, 3, local=lambda c, m, number: descent(SIZES, j, c, m, number), server=server)
-    assert_near(run(j).server, theirs)
+    assert_near(run(j).global_params, theirs)
     assert seen == [(0, None, 0)] * 3
 
 
@@ -163,10 +167,10 @@ def test_with_hardly_any_noise_the_split_is_that_of_the_run_without(options):
     for a, b, c in zip(ours, plain, other, strict=True):
         fit, exact = a.sharing.fits["fc1"], b.sharing.fits["fc1"]
         np.testing.assert_allclose(fit.communality, exact.communality, atol=1e-5)
-        for name in a.server:
+        for name in a.global_params:
             assert torch.equal(a.sharing.shared[name], b.sharing.shared[name])
             changed |= not torch.equal(a.sharing.shared[name], c.sharing.shared[name])
-        assert_near(a.server, b.server, atol=1e-4)
+        assert_near(a.global_params, b.global_params, atol=1e-4)
     assert changed, "much noise leads to another split"
 
 
@@ -175,12 +179,12 @@ def test_with_hardly_any_noise_the_split_is_that_of_the_run_without(options):
 
 def test_every_client_flips_its_own_coin():
     j = job(toy(), participation=0.3, sampling="poisson")
-    active = np.array([np.isin(np.arange(6), engine.active(j, number)) for number in range(600)])
+    active = np.array([np.isin(np.arange(6), trainer.active(j, number)) for number in range(600)])
     assert abs(active.mean(0) - 0.3).max() < 4 * np.sqrt(0.21 / 600)
     assert abs(np.corrcoef(active.T)[np.triu_indices(6, 1)]).max() < 4 / np.sqrt(600)
     counts = np.bincount(active.sum(1), minlength=7) / 600
     assert counts[0] == pytest.approx(0.7**6, abs=4 * np.sqrt(0.7**6 / 600))
-    assert engine.active(replace(j, participation=1.0), 0).tolist() == [*range(6)]
+    assert trainer.active(replace(j, participation=1.0), 0).tolist() == [*range(6)]
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfac-dynamic", "random-redrawn", "fedcp", "factorized-fl-alpha"])
@@ -188,24 +192,23 @@ def test_a_round_without_clients_leaves_everything_as_it_is(name):
     method = algorithms.named(name)
     j = job(method, participation=0.5, sampling="poisson")
     state = run(j, 1)
-    empty, done = engine.round_of(replace(j, participation=1e-9), state)
+    empty, done = trainer.run(replace(j, participation=1e-9), state)
     assert empty.round == 2
-    assert len(done.uploads.clients) == 0
-    for part in ("server", "params"):
+    assert len(done.cohort.local) == 0
+    for part in ("global_params", "client_params"):
         assert_equal(getattr(empty, part), getattr(state, part))
     assert empty.sharing is state.sharing
-    assert_equal(engine.personal(j, empty), engine.personal(j, state))
+    assert_equal(trainer.models(j, empty), trainer.models(j, state))
 
 
 def test_a_private_round_without_clients_is_noise_around_the_model(monkeypatch):
     method = sealed(algorithms.fedfac(["fc1"], kappa=0.7), aggregate.private(0.5, 2.0).privacy, 3.0)
     j = job(method, aggregator=aggregate.private(0.5, 2.0), **POISSON)
     state = run(j, 1)
-    for name in ("active", "drawn"):
-        monkeypatch.setattr(engine, name, lambda *_: np.arange(0))
-    empty, _ = engine.round_of(j, state)
+    monkeypatch.setattr(participation, "drawn", lambda *_: np.arange(0))
+    empty, _ = trainer.run(j, state)
     shared = empty.sharing.shared["fc2.weight"]
-    moved = (empty.server["fc2.weight"] - state.server["fc2.weight"])[shared.expand(3, 10)]
+    moved = (empty.global_params["fc2.weight"] - state.global_params["fc2.weight"])[shared.expand(3, 10)]
     assert moved.std() == pytest.approx(0.5 * 2 / 3, rel=4 / np.sqrt(2 * moved.numel()))
     assert not torch.equal(empty.sharing.shared["fc1.weight"], state.sharing.shared["fc1.weight"])
 
@@ -227,17 +230,17 @@ def test_a_private_run_that_is_interrupted_goes_on_with_the_same_numbers(tmp_pat
     monkeypatch.setattr(accountant, "epsilon", lambda _, rounds: 2.0 * rounds)
     private = aggregate.chain(aggregate.private(0.5, 1.0), momentum(0.5))
     whole = train(dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, **options)
-    step = engine.round_of
+    step = loop.run_round
 
-    def stop(job, state):
+    def stop(job, state, cohort):
         if state.round == 2:
             raise KeyboardInterrupt
-        return step(job, state)
+        return step(job, state, cohort)
 
-    monkeypatch.setattr(engine, "round_of", stop)
+    monkeypatch.setattr(loop, "run_round", stop)
     with pytest.raises(KeyboardInterrupt):
         train(dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, out=tmp_path / "run.zarr", **options)
-    monkeypatch.setattr(engine, "round_of", step)
+    monkeypatch.setattr(loop, "run_round", step)
     again = train(
         dense(), NET, algorithms.fedfac(["fc1"]), aggregator=private, out=tmp_path / "run.zarr", resume=True, **options
     )
@@ -269,13 +272,13 @@ def reads(what):
         (algorithms.fedfac(["fc1"], estimator="icc"), "of layer 'fc1' it asks for fedstat.stats.icc.Sums"),
         (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False), "of layer 'fc1' it asks for fedstat.stats.icc"),
         (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False, tau="test"), r"sharing\(start\) reads 'halves'"),
-        *((reads(what), rf"reshare\(uploads\) reads '{what}'") for what in ("after", "before", "weights", "clients")),
+        *((reads(what), rf"reshare\(context\) reads '{what}'") for what in ("after", "before", "weights", "clients")),
     ],
 )  # fmt: skip
 def test_methods_that_learn_more_of_clients_are_refused_before_the_first_round(method, message, monkeypatch):
-    monkeypatch.setattr(engine, "round_of", lambda *_: pytest.fail("a round was begun"))
+    monkeypatch.setattr(loop, "run_round", lambda *_: pytest.fail("a round was begun"))
     with pytest.raises(ValueError, match=message):
-        engine.start(prepared(method, aggregate.private(1.0, 1.0), net=nets.mlp([6, 10, 2])))
+        trainer.start(prepared(method, aggregate.private(1.0, 1.0), net=nets.mlp([6, 10, 2])))
 
 
 def test_running_statistics_are_not_averaged():
@@ -285,10 +288,10 @@ def test_running_statistics_are_not_averaged():
         net = nets.lenet((1, 16, 16), 2, norm="batch", width=0.2, statistics=statistics)
         j = prepared(algorithms.fedavg(), aggregate.private(1.0, 1.0), net=net, data=data)
         if statistics == "local":
-            engine.start(j)
+            trainer.start(j)
             continue
         with pytest.raises(ValueError, match="does not average running statistics, such as 'conv1"):
-            engine.start(j)
+            trainer.start(j)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SIZES, assert_equal, job, models, run
 
-from fedstat.fl import algorithms, communication, engine, masks, nets
+from fedstat.fl import algorithms, communication, masks, nets
 from fedstat.fl.algorithms import named, private_head
 from fedstat.stats import factor, split
 
@@ -16,7 +17,7 @@ from fedstat.stats import factor, split
 def test_fedavg_with_a_private_head_is_fedper_to_the_bit():
     mine, theirs = job(private_head(algorithms.fedavg())), job(algorithms.fedper())
     assert_equal(models(mine), models(theirs))
-    assert run(mine).params.keys() == run(theirs).params.keys() == {"fc2.weight", "fc2.bias"}
+    assert run(mine).client_params.keys() == run(theirs).client_params.keys() == {"fc2.weight", "fc2.bias"}
 
 
 def of_layers(flags):
@@ -66,21 +67,21 @@ def test_a_private_head_is_never_sent_and_of_a_mixture_no_components_is(componen
     assert not any(bool(mask[name].any()) for mask in (sent, state.sharing.shared) for name in heads)
     assert bool(sent[next(n for n in sent if n.endswith("fc1.weight"))].all())
     one = np.array([0])
-    up, _ = communication.in_bytes(j.hooks, state.sharing, state.sharing, one)
+    up, _ = communication.in_bytes(j.hooks, j.hooks.uploads(state.sharing), state.sharing, state.sharing, one)
     assert up == 4 * components * (10 * 6 + 10)
 
 
 def test_a_server_that_mixes_leaves_private_heads_alone():
     half = lambda up: torch.full((len(up.clients),) * 2, 1 / len(up.clients))  # noqa: E731
     j = job(private_head(algorithms.fedavg()._replace(mix=half)))
-    state = engine.start(j)
-    trained = engine.round_of(j, state)[1]
-    after = engine.personal(j, engine.step(j, state), trained.uploads.clients)
-    assert torch.equal(after["fc2.weight"], trained.uploads.after["fc2.weight"])
+    state = trainer.start(j)
+    trained = trainer.run(j, state)[1]
+    after = trainer.models(j, trainer.step(j, state), trained.cohort.local)
+    assert torch.equal(after["fc2.weight"], trained.trained.params["fc2.weight"])
     assert torch.equal(after["fc1.bias"], after["fc1.bias"][:1].expand_as(after["fc1.bias"]))
 
 
 def test_a_network_of_one_layer_has_no_head_to_keep():
     with pytest.raises(ValueError, match=r"only layer is 'fc1': a private head leaves none to share"):
-        engine.start(job(private_head(algorithms.fedavg()), net=nets.mlp([6, 3])))
+        trainer.start(job(private_head(algorithms.fedavg()), net=nets.mlp([6, 3])))
     assert masks.last_layers(nets.mlp(SIZES), "personal_layers", 1) == nets.head_layers(nets.mlp(SIZES))

@@ -7,23 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import trainer
 from fl_runs import SMALL, job, logits, rows_of
 
-from fedstat.fl import algorithms, engine, optim
-from fedstat.fl import evaluate as evaluation
+from fedstat.fl import algorithms, loop, optim
 from fedstat.fl.chunks import chunks, each_chunk
-from fedstat.fl.evaluate import evaluate, timed_step
+from fedstat.fl.evaluate import evaluate
 from fedstat.fl.probes import ablation, new_clients
+from fedstat.fl.probes import metrics as observed
 from fedstat.fl.scores import scores
 from fedstat.study import experiment
 
 
 def test_new_clients_get_what_each_rule_says():
     j, new = job(algorithms.fedper())
-    state = engine.step(j, engine.step(j, engine.start(j)))
+    state = trainer.step(j, trainer.step(j, trainer.start(j)))
     found = new_clients.accuracy(j, state, *new)
-    server = {name: p[None] for name, p in state.server.items()}
-    models = engine.personal(j, state)
+    server = {name: p[None] for name, p in state.global_params.items()}
+    models = trainer.models(j, state)
     for c in range(2):
         rows = slice(new[1].start[c], new[1].start[c + 1])
         x, y = new[1].x[rows], new[1].y[rows]
@@ -35,7 +36,7 @@ def test_new_clients_get_what_each_rule_says():
 
 def test_new_clients_train_only_what_is_personal(monkeypatch):
     j, new = job(algorithms.fedper())
-    state = engine.step(j, engine.start(j))
+    state = trainer.step(j, trainer.start(j))
     seen = []
     inner = new_clients.scores
 
@@ -47,9 +48,9 @@ def test_new_clients_train_only_what_is_personal(monkeypatch):
     new_clients.accuracy(j, state, *new)
     _, finetuned, local_train = seen
     for c in range(2):
-        assert torch.equal(local_train["fc1.weight"][c], state.server["fc1.weight"])
-        assert not torch.equal(local_train["fc2.weight"][c], state.server["fc2.weight"])
-        assert not torch.equal(finetuned["fc1.weight"][c], state.server["fc1.weight"])
+        assert torch.equal(local_train["fc1.weight"][c], state.global_params["fc1.weight"])
+        assert not torch.equal(local_train["fc2.weight"][c], state.global_params["fc2.weight"])
+        assert not torch.equal(finetuned["fc1.weight"][c], state.global_params["fc1.weight"])
 
 
 def test_new_clients_train_by_the_phases_of_the_method(monkeypatch):
@@ -62,7 +63,7 @@ def test_new_clients_train_by_the_phases_of_the_method(monkeypatch):
     monkeypatch.setattr(new_clients, "train_chunk", keep)
     for algorithm, finetuned in ((algorithms.fedprox_plus(mu=1.0), 1), (algorithms.fedrep(), 2)):
         j, new = job(algorithm)
-        new_clients.accuracy(j, engine.start(j), *new)
+        new_clients.accuracy(j, trainer.start(j), *new)
         without, tuned, local = seen[-3:]
         assert without == ()
         assert len(tuned) == finetuned
@@ -73,7 +74,7 @@ def test_new_clients_train_by_the_phases_of_the_method(monkeypatch):
 def test_accuracy_falls_where_units_are_masked_and_only_there():
     flags = np.arange(12) % 2 == 0
     j, _ = job(algorithms.fedsplit({"fc1": flags}))
-    state = engine.step(j, engine.start(j))
+    state = trainer.step(j, trainer.start(j))
     found = ablation.ablated_accuracy(j, state, draws=3)
     assert found.shape == (5, 3, 6)
     np.testing.assert_allclose(found[0], np.broadcast_to(evaluate(j, state)["accuracy"], (3, 6)), atol=1e-6)
@@ -81,7 +82,7 @@ def test_accuracy_falls_where_units_are_masked_and_only_there():
     assert not np.array_equal(found[1, 0], found[1, 1]), "every draw has values of its own"
     np.testing.assert_array_equal(found, ablation.ablated_accuracy(j, state, draws=3))
     whole, _ = job(algorithms.fedavg())
-    found = ablation.ablated_accuracy(whole, engine.step(whole, engine.start(whole)), draws=1)
+    found = ablation.ablated_accuracy(whole, trainer.step(whole, trainer.start(whole)), draws=1)
     np.testing.assert_array_equal(found, np.broadcast_to(found[0], found.shape))
 
 
@@ -89,7 +90,7 @@ def test_accuracy_falls_where_units_are_masked_and_only_there():
 def test_the_ablation_replaces_one_part_and_leaves_the_other(part, own, monkeypatch):
     flags = np.arange(12) % 2 == 0
     j, _ = job(algorithms.fedsplit({"fc1": flags}))
-    state = engine.step(j, engine.start(j))
+    state = trainer.step(j, trainer.start(j))
     seen = []
 
     def keep(job, params, data, clients):
@@ -110,8 +111,8 @@ def test_the_ablation_replaces_one_part_and_leaves_the_other(part, own, monkeypa
 
 def test_the_loss_that_is_tracked_is_the_mean_over_batches():
     j, _ = job(algorithms.local(), optimizer=optim.sgd(1e-30), local_epochs=1, track=True)
-    _, metrics, _ = timed_step(j, engine.start(j))
-    params = {name: p[None] for name, p in engine.start(j).server.items()}
+    _, metrics = trainer.measured(j, trainer.start(j))
+    params = {name: p[None] for name, p in trainer.start(j).global_params.items()}
     for c in range(j.clients):
         rows = slice(j.train.start[c], j.train.start[c + 1])
         n = rows.stop - rows.start
@@ -124,8 +125,8 @@ def test_a_short_batch_counts_as_one_batch_and_padding_not_at_all():
     options = {"optimizer": optim.sgd(1e-30), "local_epochs": 1, "batch_size": 1000, "track": True}
     j, _ = job(algorithms.local(), samples=None, **options)
     assert len(set(j.train.sizes)) > 1
-    _, metrics, _ = timed_step(j, engine.start(j))
-    params = {name: p[None] for name, p in engine.start(j).server.items()}
+    _, metrics = trainer.measured(j, trainer.start(j))
+    params = {name: p[None] for name, p in trainer.start(j).global_params.items()}
     for c in range(j.clients):
         rows = slice(j.train.start[c], j.train.start[c + 1])
         loss = torch.nn.functional.cross_entropy(logits(params, 0, j.train.x[rows]), j.train.y[rows])
@@ -134,12 +135,12 @@ def test_a_short_batch_counts_as_one_batch_and_padding_not_at_all():
 
 def test_accuracy_before_is_of_the_models_as_they_leave_local_training():
     j, _ = job(algorithms.fedavg(), track=True)
-    start = engine.start(j)
-    _, done = engine.round_of(j, start)
-    _, metrics, _ = timed_step(j, start)
-    for position, c in enumerate(done.uploads.clients):
+    start = trainer.start(j)
+    _, done = trainer.run(j, start)
+    _, metrics = trainer.measured(j, start)
+    for position, c in enumerate(done.cohort.local):
         rows = slice(j.test.start[c], j.test.start[c + 1])
-        right = logits(done.uploads.after, position, j.test.x[rows]).argmax(1) == j.test.y[rows]
+        right = logits(done.trained.params, position, j.test.x[rows]).argmax(1) == j.test.y[rows]
         assert metrics["accuracy_before"][c] == pytest.approx(float(right.float().mean()))
     assert not np.array_equal(metrics["accuracy_before"], metrics["accuracy"])
 
@@ -147,16 +148,16 @@ def test_accuracy_before_is_of_the_models_as_they_leave_local_training():
 def test_seconds_are_those_of_the_round_without_its_evaluation(monkeypatch):
     j, _ = job(algorithms.fedavg(), track=True)
     clock = iter(range(1000))
-    monkeypatch.setattr(evaluation.time, "perf_counter", lambda: next(clock))
-    inner = evaluation.evaluate
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: next(clock))
+    inner = observed.evaluate
 
     def slow(*args):
         for _ in range(100):
             next(clock)
         return inner(*args)
 
-    monkeypatch.setattr(evaluation, "evaluate", slow)
-    _, metrics, _ = timed_step(j, engine.start(j))
+    monkeypatch.setattr(observed, "evaluate", slow)
+    _, metrics = trainer.measured(j, trainer.start(j))
     assert metrics["seconds"] == 1
 
 

@@ -8,11 +8,12 @@ import pickle
 import numpy as np
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SIZES, assert_equal, dataset, job, make
 from small_runs import same
 from toy_methods import REMEMBERS
 
-from fedstat.fl import algorithms, engine, kept, nets, participation, sums, train
+from fedstat.fl import algorithms, kept, nets, sums, train
 from fedstat.fl.rows import Rows
 
 RUN = {
@@ -59,40 +60,42 @@ def test_a_run_that_shares_rows_goes_on_as_it_would_have(tmp_path):
 
 def test_states_share_the_rows_of_idle_clients_and_slots_are_used_again():
     one = job(make("fedper"), participation=0.5)
-    state = engine.start(one)
-    slots = state.params.slots
-    assert (state.params.slot == 0).all(), "all have one row"
+    state = trainer.start(one)
+    slots = state.client_params.slots
+    assert (state.client_params.slot == 0).all(), "all have one row"
     for number in range(30):
-        old = state.params.slot
-        state = engine.step(one, state)
-        assert state.params.slots is slots
-        active = participation.active(one, number)
+        old = state.client_params.slot
+        state = trainer.step(one, state)
+        assert state.client_params.slots is slots
+        active = trainer.active(one, number)
         idle = np.setdiff1d(np.arange(one.clients), active)
-        np.testing.assert_array_equal(state.params.slot[idle], old[idle])
-        assert not np.isin(state.params.slot[active], old).any()
-        assert len(set(state.params.slot[active])) == len(active)
-    assert state.params.slot.max() <= one.clients + len(active)
+        np.testing.assert_array_equal(state.client_params.slot[idle], old[idle])
+        assert not np.isin(state.client_params.slot[active], old).any()
+        assert len(set(state.client_params.slot[active])) == len(active)
+    assert state.client_params.slot.max() <= one.clients + len(active)
     assert slots.number == 2 * one.clients
 
 
 def test_however_many_states_are_held_each_stays_as_it_was():
     one = job(make("fedper"), participation=0.5)
-    states, seen = [engine.start(one)], []
+    states, seen = [trainer.start(one)], []
     for _ in range(12):
-        seen.append(dict(states[-1].params))
-        states.append(engine.step(one, states[-1]))
-    assert states[0].params.slots.number > 2 * one.clients
+        seen.append(dict(states[-1].client_params))
+        states.append(trainer.step(one, states[-1]))
+    assert states[0].client_params.slots.number > 2 * one.clients
     for state, expected in zip(states, seen, strict=False):
-        assert_equal(dict(state.params), expected)
+        assert_equal(dict(state.client_params), expected)
 
 
 def test_a_round_of_all_clients_changes_all_rows_at_once():
     one, few = (job(make("fedper"), sizes=EQUAL, participation=p) for p in (1.0, 0.5))
-    every = engine.step(one, engine.start(one))
-    assert type(every.params) is dict
-    some = engine.step(few, every)
-    assert isinstance(some.params, Rows)
-    assert_equal(dict(engine.step(one, some).params), dict(engine.step(one, engine.step(few, every)).params))
+    every = trainer.step(one, trainer.start(one))
+    assert type(every.client_params) is dict
+    some = trainer.step(few, every)
+    assert isinstance(some.client_params, Rows)
+    assert_equal(
+        dict(trainer.step(one, some).client_params), dict(trainer.step(one, trainer.step(few, every)).client_params)
+    )
 
 
 def test_rows_are_read_changed_and_copied():

@@ -6,12 +6,13 @@ import numpy as np
 import plain_seams
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, assert_near, dataset, job, rows, run
 from plain_seams import LR, descent, gradient
 from toy_methods import HALF, MEASURES, REMEMBERS, by_loss, momentum, soft, toy
 
 from fedstat import _random
-from fedstat.fl import aggregate, algorithms, batches, engine, nets, optim, train
+from fedstat.fl import aggregate, algorithms, batches, nets, optim, train
 from fedstat.fl.algorithm import Phase
 
 
@@ -23,7 +24,7 @@ def local(j, **options):
 
 
 def half_of_the_head(up):
-    before = up.before()
+    before = up.before
     return {name: (p + before[name]) / 2 for name, p in up.after.items() if name.startswith("fc2")}
 
 
@@ -34,7 +35,7 @@ def test_what_is_sent_in_place_of_what_was_trained():
         after = descent(SIZES, j, c, model, number)
         return {n: (p + model[n]) / 2 if n.startswith("fc2") else p for n, p in after.items()}
 
-    assert_near(run(j, 4).server, plain_seams.run(j, 4, local=trained))
+    assert_near(run(j, 4).global_params, plain_seams.run(j, 4, local=trained))
 
 
 def test_weights_of_the_mean_and_what_is_missing_to_one_stays_with_the_server():
@@ -45,10 +46,10 @@ def test_weights_of_the_mean_and_what_is_missing_to_one_stays_with_the_server():
         new = plain_seams.mean(sent, [1 / len(SAMPLES)] * len(sent))
         return {name: p + (1 - share) * old[name] for name, p in new.items()}
 
-    assert_near(run(j, 4).server, plain_seams.run(j, 4, local=local(j), server=server))
+    assert_near(run(j, 4).global_params, plain_seams.run(j, 4, local=local(j), server=server))
     even = job(toy(weights=lambda _, active, __: np.full(len(active), 1 / len(active))), server_lr=0.5, **HALF)
-    share = {name: p / 2 for name, p in run(even, 1).server.items()}  # η_g = share of active clients: the same
-    assert_near({n: p / 2 for n, p in run(j, 1).server.items()}, share)
+    share = {name: p / 2 for name, p in run(even, 1).global_params.items()}  # η_g = share of active clients: the same
+    assert_near({n: p / 2 for n, p in run(j, 1).global_params.items()}, share)
 
 
 def clip(radius):
@@ -77,7 +78,7 @@ def test_aggregators_are_chained():
             speed[name] = 0.5 * speed.get(name, 0) + p
         return {n: old[n] + speed[n] for n in old}
 
-    assert_near(run(j, 4).server, plain_seams.run(j, 4, local=local(j), server=server))
+    assert_near(run(j, 4).global_params, plain_seams.run(j, 4, local=local(j), server=server))
 
 
 def test_an_aggregator_gets_what_is_shared_and_nothing_else():
@@ -90,8 +91,8 @@ def test_an_aggregator_gets_what_is_shared_and_nothing_else():
     j = job(algorithms.fedper(), aggregator=aggregate.stateless("first", values), **HALF)
     state = run(j, 2)
     assert [set(one.values) for one in seen] == [{"fc1.weight", "fc1.bias"}] * 2
-    assert seen[1].clients.tolist() == engine.round_of(j, run(j, 1))[1].uploads.clients.tolist()
-    assert torch.equal(state.server["fc1.bias"], seen[1].values["fc1.bias"][0])
+    assert seen[1].clients.tolist() == trainer.run(j, run(j, 1))[1].cohort.local.tolist()
+    assert torch.equal(state.global_params["fc1.bias"], seen[1].values["fc1.bias"][0])
 
 
 def test_a_sum_over_parts_of_the_clients_is_the_mean():
@@ -103,7 +104,7 @@ def test_a_sum_over_parts_of_the_clients_is_the_mean():
         return {n: sum(torch.tensordot(sent.sizes[c], p[c], 1) for c in parts) / total for n, p in sent.values.items()}
 
     a, b = (job(toy(), **HALF, **more) for more in ({}, {"aggregator": aggregate.stateless("sums", values)}))
-    assert_near(run(b, 3).server, run(a, 3).server)
+    assert_near(run(b, 3).global_params, run(a, 3).global_params)
 
 
 # --- steps of their own
@@ -120,8 +121,8 @@ def test_a_proximal_step_after_every_step_and_several_steps_a_batch():
         return params
 
     mine = run(j, 3)
-    assert_near(mine.server, plain_seams.run(j, 3, local=local(j, step=step)))
-    trained = engine.round_of(j, mine)[1].uploads.after["fc1.weight"]
+    assert_near(mine.global_params, plain_seams.run(j, 3, local=local(j, step=step)))
+    trained = trainer.run(j, mine)[1].trained.params["fc1.weight"]
     assert 0 < float((trained == 0).float().mean()) < 1  # exact zeros
 
 
@@ -154,7 +155,7 @@ def test_a_gradient_taken_ahead(stacked):
 
         return descent(SIZES, j, c, model, number, step=step)
 
-    assert_near(run(j, 3).server, plain_seams.run(j, 3, local=trained))
+    assert_near(run(j, 3).global_params, plain_seams.run(j, 3, local=trained))
 
 
 def pull(params, anchor):
@@ -175,7 +176,7 @@ def test_a_penalty_is_towards_the_anchor_that_is_named(anchor):
 
         return descent(SIZES, j, c, between, number, step=step, epochs=1, position=1)
 
-    assert_near(run(j, 3).server, plain_seams.run(j, 3, local=trained))
+    assert_near(run(j, 3).global_params, plain_seams.run(j, 3, local=trained))
 
 
 def test_so_many_batches_instead_of_epochs():
@@ -193,11 +194,11 @@ def test_so_many_batches_instead_of_epochs():
         epochs = -(-7 // -(-SAMPLES[c] // min(5, SAMPLES[c])))
         return descent(SIZES, j, c, model, number, step=step, epochs=epochs)
 
-    assert_near(run(j, 3).server, plain_seams.run(j, 3, local=trained))
+    assert_near(run(j, 3).global_params, plain_seams.run(j, 3, local=trained))
 
 
 def test_a_phase_of_no_epochs_changes_no_batch_of_the_next():
-    assert_equal(run(job(toy(phases=(Phase(0), Phase())))).server, run(job(toy())).server)
+    assert_equal(run(job(toy(phases=(Phase(0), Phase())))).global_params, run(job(toy())).global_params)
 
 
 def test_a_parameter_that_the_loss_does_not_reach_stays():
@@ -208,7 +209,7 @@ def test_a_parameter_that_the_loss_does_not_reach_stays():
         accumulate=None,
     )
     found = run(job(toy(), net=spare))
-    assert_near(found.server, run(job(toy(), net=plain)).server | {"spare.weight": torch.ones(2, 3)})
+    assert_near(found.global_params, run(job(toy(), net=plain)).global_params | {"spare.weight": torch.ones(2, 3)})
 
 
 # --- memory and receiving
@@ -227,8 +228,8 @@ def test_memory_lasts_and_decides_what_a_client_begins_with():
         return after
 
     state, server = run(j, 4), plain_seams.run(j, 4, local=trained, download=download)
-    assert_near(state.server, server)
-    mine = engine.personal(j, state)
+    assert_near(state.global_params, server)
+    mine = trainer.models(j, state)
     for c in range(j.clients):
         assert_near({n: p[c] for n, p in mine.items()}, download(server, c, 4))
         assert_near({n: p[c] for n, p in state.memory.clients.items()}, memory[c])
@@ -274,7 +275,7 @@ def test_clients_are_mixed_by_the_losses_of_the_others_models_on_their_own_sampl
     j = job(toy(mix=by_loss), server_lr=0.5, validation=rows([4, 9, 2, 7, 3, 5], 5), **HALF)
     own = {c: j.net.init(_random.generator(j.seed, "start")) for c in range(j.clients)}
     for number in range(3):
-        clients = engine.active(j, number)
+        clients = trainer.active(j, number)
         after = {c: descent(SIZES, j, c, own[c], number) for c in clients}
         new = {}
         for i in clients:
@@ -284,7 +285,7 @@ def test_clients_are_mixed_by_the_losses_of_the_others_models_on_their_own_sampl
             mixed = plain_seams.mean([after[k] for k in clients], weights)
             new[i] = {n: (p + mixed[n]) / 2 for n, p in own[i].items()}
         own |= new
-    mine = engine.personal(j, run(j, 3))
+    mine = trainer.models(j, run(j, 3))
     for c, model in own.items():
         assert_near({n: p[c] for n, p in mine.items()}, model)
 

@@ -8,22 +8,25 @@ import numpy as np
 import plain_seams
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_near, dataset, job, run
 from plain_seams import LR, descent
 from toy_methods import HALF, MEASURES, soft, toy
 
 from fedstat import _random
-from fedstat.fl import algorithms, batches, communication, engine, nets, optim, train
+from fedstat.fl import algorithms, batches, communication, nets, optim, train
 from fedstat.fl.algorithm import Phase
-from fedstat.fl.local_training import local_training
+from fedstat.fl.cohort import of_all
+from fedstat.fl.local_training import train_locally
 from fedstat.fl.participation import fewest
+from fedstat.fl.state import Download
 
 # --- who takes part, and which numbers are drawn
 
 
 def test_a_share_of_clients_that_is_drawn_in_every_round():
     j = job(toy(), participation=(0.3, 0.9))
-    numbers = [len(engine.active(j, number)) for number in range(60)]
+    numbers = [len(trainer.active(j, number)) for number in range(60)]
     shares = [_random.generator(j.seed, "participation", number).uniform(0.3, 0.9) for number in range(60)]
     assert numbers == [round(share * j.clients) for share in shares]
     assert set(numbers) == {2, 3, 4, 5}
@@ -34,11 +37,10 @@ def test_a_part_of_the_clients_draws_the_numbers_of_the_whole():
     j, some = job(algorithms.local(), participation=0.7, local_epochs=2), np.array([1, 3, 4])
     part = replace(j, train=batches.part(j.train, some), test=batches.part(j.test, some), everyone=j.clients)
     for number in range(4):
-        whole = engine.active(j, number)
-        assert some[engine.active(part, number)].tolist() == np.intersect1d(whole, some).tolist()
+        whole = trainer.active(j, number)
+        assert some[trainer.active(part, number)].tolist() == np.intersect1d(whole, some).tolist()
     everyone, few = (
-        local_training(one, engine.start(one), np.argsort(-one.train.sizes, kind="stable"), one.phases).params
-        for one in (j, part)
+        train_locally(one, Download(one, trainer.start(one)), of_all(one).local, one.phases).params for one in (j, part)
     )
     order = np.argsort(-j.train.sizes, kind="stable")
     at = [int(np.flatnonzero(order == c)[0]) for c in some[np.argsort(-part.train.sizes, kind="stable")]]
@@ -79,7 +81,7 @@ def test_a_network_that_draws_gets_each_clients_own_noise_whatever_the_chunk(chu
 
         return descent(SIZES, j, c, model, number, step=step)
 
-    assert_near(run(j, 3).server, plain_seams.run(j, 3, local=trained))
+    assert_near(run(j, 3).global_params, plain_seams.run(j, 3, local=trained))
 
 
 # --- what is measured
@@ -126,10 +128,12 @@ def test_drift_and_weights_before_aggregation_are_those_of_the_round():
 def test_bytes_of_sparse_parameters_are_counted_from_their_values():
     method = toy(phases=(Phase(after=soft(2.0)),), sparse=lambda name: name == "fc1.weight")
     j = job(method, track=True, **HALF)
-    before = engine.start(j)
-    state, done = engine.round_of(j, before)
-    k, rest = len(done.uploads.clients), 10 + 33  # entries that are not sparse
-    up, down = communication.of_round(j, done, state, before.sharing)
-    sent, received = (int((p != 0).sum()) for p in (done.uploads.after["fc1.weight"], state.server["fc1.weight"]))
+    before = trainer.start(j)
+    state, done = trainer.run(j, before)
+    k, rest = len(done.cohort.local), 10 + 33  # entries that are not sparse
+    up, down = communication.of_round(j, done)
+    sent, received = (
+        int((p != 0).sum()) for p in (done.trained.params["fc1.weight"], state.global_params["fc1.weight"])
+    )
     assert 0 < sent < k * 60
     assert (up, down) == (4 * (sent + k * rest) + k * 8, k * (4 * (received + rest) + 8))

@@ -8,11 +8,12 @@ import numpy as np
 import plain_servers
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, models, rows, run
 from scipy.spatial import distance
 from sklearn.cluster import AgglomerativeClustering
 
-from fedstat.fl import algorithms, engine, masks, nets, optim, scores, similarity, train
+from fedstat.fl import algorithms, communication_round, masks, nets, optim, scores, similarity, train
 from fedstat.fl.algorithm import Algorithm, Phase, Sharing
 from fedstat.fl.algorithms import fedfomo, named, private_head
 from fedstat.fl.algorithms.clustered_fl import _Rule
@@ -70,12 +71,12 @@ def test_fedfomo_counts_every_model_that_is_downloaded_and_sends_one():
     np.testing.assert_array_equal(done["metrics/bytes_up"], [4 * 412] * 3)
     np.testing.assert_array_equal(done["metrics/bytes_down"], [4 * 2 * 412] * 3)
     j = job(fedfomo(**settings), participation=0.7)
-    state = engine.start(j)
+    state = trainer.start(j)
     plain_servers.fedfomo(j, sgd, 3, seen=seen, **settings)
     for number in range(3):
-        state, done = engine.round_of(j, state)
-        clients = done.whole.clients
-        for i, own in zip(clients, done.mixture.numpy(), strict=True):
+        state, done = trainer.run(j, state)
+        clients = done.context.clients
+        for i, own in zip(clients, done.mixing.numpy(), strict=True):
             (others,) = [models for at, client, models in seen if (at, client) == (number, i)]
             assert len(others) == 2
             assert set(clients[own > 0]) <= {i, *others}
@@ -131,8 +132,8 @@ def test_the_published_codes_clustered_fl_is_the_unweighted_mean_before_its_firs
     uniform = algorithms.fedavg()._replace(weights=lambda sizes, *_: np.full(len(sizes), 1 / len(sizes)))
     a, b = (job(made, batch_size=None, local_epochs=1) for made in (code, uniform))
     one, other = run(a, 20), run(b, 20)
-    assert_equal(engine.personal(a, one), engine.personal(b, other))
-    assert int(engine.step(a, one).memory.server["number of clusters"]) == 2
+    assert_equal(trainer.models(a, one), trainer.models(b, other))
+    assert int(trainer.step(a, one).memory.server["number of clusters"]) == 2
 
 
 # --- who is alike
@@ -185,14 +186,14 @@ def test_clients_that_disagree_are_told_apart(name):
     given = two_groups()
     validation = given.pop("validation")
     j = job(named(name, **settings), validation=validation, **given)
-    state, done = engine.round_of(j, run(j, 4))
+    state, done = trainer.run(j, run(j, 4))
     same = np.equal.outer(np.arange(6) < 3, np.arange(6) < 3)
     if name == "clustered-fl":
         own = state.memory.clients["cluster"].numpy()
         np.testing.assert_array_equal(np.equal.outer(own, own), same)
         return
-    order = np.argsort(done.whole.clients)
-    matrix = done.mixture if name == "fedfomo" else j.algorithm.measures["attention"].value(done.whole)
+    order = np.argsort(done.context.clients)
+    matrix = done.mixing if name == "fedfomo" else j.algorithm.measures["attention"].value(done.context)
     matrix = matrix.numpy()[np.ix_(order, order)]
     others = ~np.eye(6, dtype=bool)
     assert matrix[same & others].mean() > 3 * matrix[~same].mean()
@@ -204,7 +205,7 @@ def test_clients_that_disagree_are_told_apart(name):
 def test_chosen_models_and_own_parts_are_evaluated_as_one_by_one():
     j = job(fedfomo(), client_chunk=4)
     state, clients = run(j, 2), np.array([4, 0, 2])
-    up = engine.uploads_of(j, state, clients, engine.personal(j, state, clients))
+    up = trainer.context(j, state, clients)
     which = np.array([[0, 2], [1, 1], [2, 0]])
     chosen = up.evaluate(up.after, clients, which)
     torch.testing.assert_close(chosen, up.evaluate(up.after, clients).gather(1, torch.from_numpy(which)))
@@ -219,8 +220,8 @@ def test_chosen_models_and_own_parts_are_evaluated_as_one_by_one():
 
 def test_with_private_heads_others_models_are_weighed_with_the_own_head():
     j = job(private_head(fedfomo(downloads=5)))
-    state, done = engine.round_of(j, run(j, 2))
-    up, before = done.whole, done.whole.before()
+    state, done = trainer.run(j, run(j, 2))
+    up, before = done.context, done.context.before
     x = {c: (j.validation.x[j.validation.start[c] : j.validation.start[c + 1]],
              j.validation.y[j.validation.start[c] : j.validation.start[c + 1]]) for c in up.clients}  # fmt: skip
     for i, c in enumerate(up.clients):
@@ -232,8 +233,8 @@ def test_with_private_heads_others_models_are_weighed_with_the_own_head():
                 float((up.after[f"fc1.{k}"][n] - before[f"fc1.{k}"][i]).square().sum()) for k in ("weight", "bias")
             )
             gains.append(max(0.0, (was - plain_servers.loss_of(j, model, *x[c])) / far**0.5))
-        np.testing.assert_allclose(done.mixture[i], np.array(gains) / sum(gains), atol=1e-4)
-    own = engine.personal(j, state)
+        np.testing.assert_allclose(done.mixing[i], np.array(gains) / sum(gains), atol=1e-4)
+    own = trainer.models(j, state)
     assert own["fc2.weight"].unique(dim=0).shape[0] == 6
 
 
@@ -281,7 +282,7 @@ def test_settings_out_of_range_are_named(name, settings, message):
 
 
 def test_no_validation_samples_and_more_clusters_than_clients_are_named_before_the_first_round(monkeypatch):
-    monkeypatch.setattr(engine, "local_training", None)
+    monkeypatch.setattr(communication_round, "train_locally", None)
     with pytest.raises(ValueError, match=r"fedfomo evaluates models on validation samples.*validation=0\.1"):
         train(dataset(SAMPLES), nets.mlp(SIZES), fedfomo(), rounds=1)
     with pytest.raises(ValueError, match="max_clusters must be at most the number of clients, 6, but got 7"):

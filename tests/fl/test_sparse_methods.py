@@ -8,16 +8,17 @@ import numpy as np
 import plain_loop
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SIZES, assert_equal, job, models, run
 from plain_sparse import Hadamard, HadamardMlp
 from scipy.spatial import distance
 
-from fedstat.fl import algorithms, engine, evaluate, nets, optim
+from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.algorithms.fedcac import critical_entries, overlap, partners
 from fedstat.fl.algorithms.pfedpara import is_personal
 from fedstat.fl.batches import Rows
-from fedstat.fl.state import remembered
+from fedstat.fl.state import Download
 from fedstat.fl.wrappers import gated
 from fedstat.fl.wrappers.hadamard import hadamard, inner_rank
 
@@ -58,12 +59,12 @@ def test_collaboration_narrows_to_the_most_similar_pair_and_ends_after_round_bet
 def test_after_round_beta_critical_entries_are_the_clients_own_and_the_others_the_servers():
     j = job(algorithms.fedcac(beta=1), participation=0.7)
     before = run(j, 3)
-    state, done = engine.round_of(j, before)
-    clients = done.uploads.clients
-    now, trained = engine.personal(j, state, clients), done.uploads.after
-    for name, mask in remembered(state, clients).clients.items():
+    state, done = trainer.run(j, before)
+    clients = done.cohort.local
+    now, trained = trainer.models(j, state, clients), done.trained.params
+    for name, mask in Download(j, state).memory(clients).clients.items():
         assert 0 < int(mask.sum()) < mask.numel()
-        assert torch.equal(now[name], torch.where(mask, trained[name], state.server[name]))
+        assert torch.equal(now[name], torch.where(mask, trained[name], state.global_params[name]))
 
 
 def test_one_client_of_fedcac_trains_alone():
@@ -211,7 +212,7 @@ def test_the_written_gradient_is_autograds():
 def test_the_gating_layer_has_a_learning_rate_of_its_own():
     def moved(rate):
         j = job(algorithms.pfedgate(gate_rate=rate), batch_size=None, local_epochs=1)
-        before = engine.start(j).server
+        before = trainer.start(j).global_params
         after = models(j, 1)
         return {name: after[name] - before[name] for name in ("gate.shift", "fc2.bias")}
 
@@ -238,7 +239,7 @@ def test_images_and_texts_are_gated(net, tokens):
     j = replace(job(algorithms.pfedgate(), net=made, data=data, sizes=[9, 7, 7]), test=data)
     state = run(j, 1)
     assert np.isfinite(evaluate.evaluate(j, state)["loss"]).all()
-    shut = engine.personal(j, state)["gate.open"] == 0
+    shut = trainer.models(j, state)["gate.open"] == 0
     assert 0.2 < shut.float().mean() < 0.8
 
 

@@ -7,12 +7,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SAMPLES, SIZES, dataset, job
 from small_runs import same
 
 import fedstat
 from fedstat import store
-from fedstat.fl import algorithms, client_weights, engine, nets, optim, record, train
+from fedstat.fl import algorithms, client_weights, loop, nets, optim, record, train
 from fedstat.fl.algorithm import Algorithm, Phase, Sharing
 from fedstat.fl.wrappers.composed import Part, composed
 
@@ -79,18 +80,18 @@ def run(no_waiting_for_the_disk):  # noqa: ARG001
 
 def test_factors_are_those_of_the_engine(run):
     j = job(additive(), **OPTIONS)
-    state = engine.start(j)
+    state = trainer.start(j)
     for number in (1, 2, 3):
-        state, done = engine.round_of(j, state)
+        state, done = trainer.run(j, state)
         if number == 1:
             continue
         here = run["parameters/fc1"].sel(checkpoint=number)
-        for name, p in done.uploads.after.items():
+        for name, p in done.trained.params.items():
             if name.startswith("fc1"):
                 kept = here[{"weight": "w"}.get(name[4:], name[4:])].sel(stage="trained")
-                np.testing.assert_allclose(kept[done.uploads.clients], p, rtol=1e-6, atol=1e-7)
-                assert np.isnan(np.delete(kept.to_numpy(), done.uploads.clients, axis=0)).all()
-        mine = engine.personal(j, state)["fc1.b"]
+                np.testing.assert_allclose(kept[done.cohort.local], p, rtol=1e-6, atol=1e-7)
+                assert np.isnan(np.delete(kept.to_numpy(), done.cohort.local, axis=0)).all()
+        mine = trainer.models(j, state)["fc1.b"]
         np.testing.assert_allclose(here["b"].sel(stage="aggregated"), mine, rtol=1e-6, atol=1e-7)
 
 
@@ -139,14 +140,14 @@ def test_the_factor_analysis_takes_weights_and_factors_as_they_come(run):
 
 
 def test_a_killed_run_goes_on_and_a_longer_one_is_whole(run, tmp_path, monkeypatch):
-    step, out = engine.round_of, tmp_path / "run.zarr"
+    step, out = loop.run_round, tmp_path / "run.zarr"
 
-    def stop(job, state):
+    def stop(job, state, cohort):
         if state.round == 2:
             raise KeyboardInterrupt
-        return step(job, state)
+        return step(job, state, cohort)
 
-    monkeypatch.setattr(engine, "round_of", stop)
+    monkeypatch.setattr(loop, "run_round", stop)
     with pytest.raises(KeyboardInterrupt):
         go(checkpoints=[2], out=out)
     monkeypatch.undo()

@@ -12,7 +12,7 @@ import xarray as xr
 from small_runs import NET, SETTINGS, dense, same, three_splits
 
 from fedstat import store
-from fedstat.fl import algorithms, engine, nets, optim, record, train
+from fedstat.fl import algorithms, loop, nets, optim, record, train
 from fedstat.fl.batches import rows_of
 from fedstat.store import write
 
@@ -41,14 +41,14 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(name, optimizer_st
     options = SETTINGS | {"optimizer": "adam", "lr": 0.01, "optimizer_state": optimizer_state, "rounds": 5}
     whole = train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], **options)
 
-    step = engine.round_of
+    step = loop.run_round
 
-    def stop(job, state):
+    def stop(job, state, cohort):
         if state.round == 3:
             raise KeyboardInterrupt
-        return step(job, state)
+        return step(job, state, cohort)
 
-    monkeypatch.setattr(engine, "round_of", stop)
+    monkeypatch.setattr(loop, "run_round", stop)
     with pytest.raises(KeyboardInterrupt):
         train(dense(), NET, ALGORITHMS[name](), checkpoints=[2], out=tmp_path / "run.zarr", **options)
     monkeypatch.undo()
@@ -60,7 +60,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_by_bit(name, optimizer_st
 
 def test_rounds_before_an_interrupt_are_on_disk(tmp_path, monkeypatch):
     whole = train(dense(), NET, algorithms.fedavg(), rounds=4, **SETTINGS)
-    monkeypatch.setattr(engine, "round_of", _failing_after(engine.round_of, 2))
+    monkeypatch.setattr(loop, "run_round", _failing_after(loop.run_round, 2))
     with pytest.raises(FloatingPointError, match="diverged"):
         train(dense(), NET, algorithms.fedavg(), rounds=4, out=tmp_path / "run.zarr", **SETTINGS)
     accuracy = xr.open_datatree(tmp_path / "run.zarr", engine="zarr", consolidated=False)["metrics/accuracy"]
@@ -69,23 +69,23 @@ def test_rounds_before_an_interrupt_are_on_disk(tmp_path, monkeypatch):
 
 
 def test_a_round_runs_beside_no_state_but_its_own(monkeypatch):
-    before, step = [], engine.round_of
+    before, step = [], loop.run_round
 
-    def watched(job, state):
+    def watched(job, state, cohort):
         assert all(state() is None for state in before)
-        before.append(weakref.ref(state.server["fc1.weight"]))
-        return step(job, state)
+        before.append(weakref.ref(state.global_params["fc1.weight"]))
+        return step(job, state, cohort)
 
-    monkeypatch.setattr(engine, "round_of", watched)
+    monkeypatch.setattr(loop, "run_round", watched)
     train(dense(), NET, algorithms.fedper(), rounds=3, **SETTINGS)
     assert len(before) == 3
 
 
 def _failing_after(step, rounds):
-    def stop(job, state):
+    def stop(job, state, cohort):
         if state.round == rounds:
             raise FloatingPointError("diverged")
-        return step(job, state)
+        return step(job, state, cohort)
 
     return stop
 
@@ -93,14 +93,14 @@ def _failing_after(step, rounds):
 @pytest.mark.parametrize("checkpoint", [2, 4])
 def test_a_disk_that_is_full_while_weights_are_written_loses_none(checkpoint, tmp_path, monkeypatch):
     options = {"rounds": 4, "checkpoints": [2], **SETTINGS}
-    write = record.write_checkpoint
+    write = record._write_models
 
-    def full(writer, job, state, *rest):
-        if state.round == checkpoint:
+    def full(writer, job, outcome, *rest):
+        if outcome.state.round == checkpoint:
             raise OSError(errno.ENOSPC, "No space left on device")
-        write(writer, job, state, *rest)
+        write(writer, job, outcome, *rest)
 
-    monkeypatch.setattr(record, "write_checkpoint", full)
+    monkeypatch.setattr(record, "_write_models", full)
     with pytest.raises(OSError, match="No space left"):
         train(dense(), NET, algorithms.fedavg(), out=tmp_path / "run.zarr", **options)
     monkeypatch.undo()
@@ -137,13 +137,13 @@ def test_a_run_that_other_code_goes_on_with_names_both(tmp_path, monkeypatch):
 
 def test_float32_is_float32_for_convolutions_too_and_the_callers_choice_is_put_back(monkeypatch):
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
-    seen, step = [], engine.round_of
+    seen, step = [], loop.run_round
 
-    def look(job, state):
+    def look(job, state, cohort):
         seen.append([one.allow_tf32 for one in backends])
-        return step(job, state)
+        return step(job, state, cohort)
 
-    monkeypatch.setattr(engine, "round_of", look)
+    monkeypatch.setattr(loop, "run_round", look)
     before = [one.allow_tf32 for one in backends]
     try:
         backends[0].allow_tf32 = backends[1].allow_tf32 = True
@@ -157,7 +157,7 @@ def test_float32_is_float32_for_convolutions_too_and_the_callers_choice_is_put_b
 def test_a_finished_run_is_returned_as_it_is(tmp_path, monkeypatch):
     out = tmp_path / "run.zarr"
     first = train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, **SETTINGS).load()
-    monkeypatch.setattr(engine, "round_of", None)
+    monkeypatch.setattr(loop, "run_round", None)
     same(first, train(dense(), NET, algorithms.fedavg(), rounds=2, out=out, resume=True, **SETTINGS))
 
 
@@ -265,7 +265,7 @@ def test_cuda_agrees_with_cpu_to_rounding(name):
 
 
 def interrupted(out, monkeypatch, **options):
-    monkeypatch.setattr(engine, "round_of", _failing_after(engine.round_of, 3))
+    monkeypatch.setattr(loop, "run_round", _failing_after(loop.run_round, 3))
     with pytest.raises(FloatingPointError):
         train(dense(), NET, algorithms.fedavg(), rounds=6, out=out, **options)
     monkeypatch.undo()

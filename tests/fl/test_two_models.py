@@ -9,11 +9,12 @@ import plain_loop
 import plain_two_models
 import pytest
 import torch
+import trainer
 from algorithm_jobs import SIZES, assert_equal, job, models, rows, run
 from scipy.optimize import minimize
 from scipy.special import log_softmax
 
-from fedstat.fl import aggregate, algorithms, engine, evaluate, losses, nets, optim
+from fedstat.fl import aggregate, algorithms, evaluate, losses, nets, optim
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.algorithms import ditto, fedavg, local, per_fedavg, pfedme
@@ -47,15 +48,15 @@ def test_without_a_pull_dittos_own_models_are_trained_alone():
     alone = local()._replace(phases=(Phase(trains=lambda _: False), Phase()))
     a, b = (job(method, participation=0.7) for method in (ditto(lam=0), alone))
     one, other = run(a), run(b)
-    assert_equal(of("own_", engine.personal(a, one)), engine.personal(b, other))
+    assert_equal(of("own_", trainer.models(a, one)), trainer.models(b, other))
     np.testing.assert_array_equal(scores(a, one), scores(b, other))
 
 
 def test_a_strong_pull_holds_dittos_own_models_at_the_global_one():
     def far(lam):
         j = job(ditto(lam=lam), optimizer=optim.sgd(0.01))
-        up = engine.round_of(j, run(j, 2))[1].uploads
-        own, towards = of("own_", up.after), of("global_", up.server)
+        up = trainer.run(j, run(j, 2))[1].context
+        own, towards = of("own_", up.after), of("global_", up.global_params)
         return max(float((p - towards[name]).abs().max()) for name, p in own.items())
 
     distances = [far(lam) for lam in (1, 10, 90)]
@@ -89,7 +90,7 @@ def test_pfedmes_own_model_is_the_minimum_that_scipy_finds():
         pfedme(lam=lam, eta=1e-9, inner_steps=400), net=nets.mlp([6, 3]), sizes=EVEN, batch_size=None, local_epochs=1
     )
     state = run(j, 1)
-    start = engine.start(j).server
+    start = trainer.start(j).global_params
     w = np.column_stack([start["global_fc1.weight"], start["global_fc1.bias"]]).astype(float)
     for c in range(2):
         x, y = (part[16 * c : 16 * (c + 1)].numpy() for part in (j.train.x, j.train.y))
@@ -103,7 +104,7 @@ def test_pfedmes_own_model_is_the_minimum_that_scipy_finds():
             return value, (error.T @ x + lam * (theta - w)).ravel()
 
         found = minimize(objective, w.ravel(), jac=True, options={"gtol": 1e-9}).x.reshape(3, 7)
-        mine = of_client(engine.personal(j, state), c)
+        mine = of_client(trainer.models(j, state), c)
         np.testing.assert_allclose(np.column_stack([mine["own_fc1.weight"], mine["own_fc1.bias"]]), found, atol=1e-5)
 
 
@@ -118,7 +119,7 @@ def test_the_paper_weighs_pfedmes_clients_equally_and_its_code_by_samples():
             j, lambda p: torch.optim.SGD(p, lr=0.1), 2, lam=2, eta=0.2, inner_steps=2, variant=variant
         )
         state = run(j, 2)
-        for name, p in of_client(engine.personal(j, state), 0).items():
+        for name, p in of_client(trainer.models(j, state), 0).items():
             torch.testing.assert_close(p, theirs[0][name], atol=2e-5, rtol=2e-5)
         np.testing.assert_allclose(scores(j, state), accuracy, atol=1e-6)
 
@@ -127,7 +128,7 @@ def test_the_paper_weighs_pfedmes_clients_equally_and_its_code_by_samples():
 def test_per_fedavg_that_looks_nowhere_ahead_is_fedavg(hessian_free):
     a, b = (job(m, sizes=EVEN, participation=0.7) for m in (per_fedavg(alpha=0, hessian_free=hessian_free), fedavg()))
     one, other = run(a), run(b)
-    assert_equal(engine.personal(a, one), engine.personal(b, other))
+    assert_equal(trainer.models(a, one), trainer.models(b, other))
     np.testing.assert_array_equal(scores(a, one), scores(b, other))
 
 
@@ -162,7 +163,7 @@ def test_the_copy_to_predict_with_takes_plain_steps_whatever_the_optimizer():
     state = run(j, 2)
     seen = evaluate.evaluate(j, state)["loss"]
     for c in range(j.clients):
-        net = plain_two_models.module(state.server)
+        net = plain_two_models.module(state.global_params)
         step = plain_two_models.gradient(net, *plain_loop.samples(j.train, c))
         x, y = plain_loop.samples(j.test, c)
         here, there = (
@@ -205,9 +206,9 @@ def test_clients_of_one_sample_alone_are_trained_all_the_same(net):
     data = rows([1, 1], 0)
     data = data._replace(x=torch.randn(2, *((1, *shape) if len(shape) > 1 else shape)))
     j = job(per_fedavg(alpha=0.1, hessian_free=True), net=net, data=data, sizes=[1, 1])
-    state = engine.start(j)
-    trained = engine.round_of(j, state)[1].uploads.after
-    assert all((p != state.server[name]).any() for name, p in trained.items())
+    state = trainer.start(j)
+    trained = trainer.run(j, state)[1].trained.params
+    assert all((p != state.global_params[name]).any() for name, p in trained.items())
 
 
 # --- the network of two copies
@@ -243,9 +244,9 @@ def test_only_the_global_copy_is_sent_and_only_the_own_one_kept(name):
     j = job(algorithms.named(name))
     state = run(j, 2)
     assert {n for n, p in state.sharing.shared.items() if bool(p.all())} == {n for n in j.net.shapes if not is_own(n)}
-    assert set(state.params) == {n for n in j.net.shapes if is_own(n)}
+    assert set(state.client_params) == {n for n in j.net.shapes if is_own(n)}
     both = [
-        evaluate.timed_step(k, run(k, 1), full=False)[1] for k in (replace(j, track=True), job(fedavg(), track=True))
+        trainer.measured(k, run(k, 1), evaluated=False)[1] for k in (replace(j, track=True), job(fedavg(), track=True))
     ]
     for way in ("bytes_up", "bytes_down"):
         assert both[0][way] == both[1][way] > 0
@@ -263,7 +264,7 @@ def test_a_new_client_trains_its_own_model_near_the_global_one_which_stays():
     state = run(j, 2)
     data, held = rows([8, 5], 7), rows([40, 40], 8)
     found = new_clients.accuracy(j, state, data, held)
-    server = of("global_", state.server)
+    server = of("global_", state.global_params)
     for c in range(2):
         net = plain_two_models.module(server)
         x, y = (part[data.start[c] : data.start[c + 1]] for part in (data.x, data.y))

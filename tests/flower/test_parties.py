@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import trainer
 
 pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 
 from flower_parties import CLIENTS, FLAGS, own_data, parties, plan, run, together
 
 from fedstat import open_run
-from fedstat.fl import algorithms, engine, nets, optim
+from fedstat.fl import algorithms, nets, optim
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.state import State
 from fedstat.flower.records import arrays_in, moments_of, raw_sums, tensors_in
@@ -25,9 +26,9 @@ def assert_equal_to_one_engine(chosen, rounds=2, atol=1e-6):
     strategy, grid = run(chosen, rounds)
     job, states = together(chosen, rounds)
     for ours, theirs, scores in zip(strategy.rounds, states, strategy.scores, strict=True):
-        for name, p in theirs.server.items():
+        for name, p in theirs.global_params.items():
             if bool(theirs.sharing.shared[name].any()):
-                torch.testing.assert_close(ours.server[name], p, rtol=0, atol=atol)
+                torch.testing.assert_close(ours.global_params[name], p, rtol=0, atol=atol)
             assert torch.equal(ours.sharing.shared[name], theirs.sharing.shared[name]), name
         expected = evaluate(job, theirs)
         np.testing.assert_allclose(scores["accuracy"], expected["accuracy"], rtol=0, atol=1e-6)
@@ -39,12 +40,12 @@ def assert_equal_to_one_engine(chosen, rounds=2, atol=1e-6):
 @pytest.mark.parametrize("name", METHODS)
 def test_parties_compute_what_one_engine_does(name, secure):
     strategy, grid, job, states = assert_equal_to_one_engine(plan(name, secure=secure))
-    models = engine.personal(job, states[-1])
+    models = trainer.models(job, states[-1])
     for c, context in enumerate(grid.contexts.values()):
         last = strategy.rounds[-1]
         mine = State(2, {n: p[None] for n, p in tensors_in(context.state, "own").items()}, dict.fromkeys(models),
-                     last.server, last.sharing, {})  # fmt: skip
-        for n, p in engine.personal(job, mine, np.array([0])).items():
+                     last.global_params, last.sharing, {})  # fmt: skip
+        for n, p in trainer.models(job, mine, np.array([0])).items():
             torch.testing.assert_close(p[0], models[n][c], rtol=0, atol=1e-6)
     for layer, fit in states[-1].sharing.fits.items():
         # Masked sums are exact to 1.5e-8 of their range.
@@ -97,7 +98,7 @@ def test_no_personal_entry_leaves_its_party(name):
     sent = [arrays_in(s.answer.content, "sums") for s in answers(grid) if "up" in s.asked.content.array_records]
     assert len(sent) == CLIENTS
     for one in sent:
-        counts = {n: int(m.expand(strategy.rounds[0].server[n].shape).sum()) for n, m in shared.items()}
+        counts = {n: int(m.expand(strategy.rounds[0].global_params[n].shape).sum()) for n, m in shared.items()}
         assert {n: a.size for n, a in one.items()} == {n: k for n, k in counts.items() if k}
 
 
@@ -169,4 +170,4 @@ def test_a_start_may_be_given():
     given = strategy.initial_arrays()
     strategy.start(grid, given, num_rounds=1)
     again, _ = run(chosen, rounds=1)
-    assert all(torch.equal(p, again.rounds[0].server[n]) for n, p in strategy.rounds[0].server.items())
+    assert all(torch.equal(p, again.rounds[0].global_params[n]) for n, p in strategy.rounds[0].global_params.items())

@@ -113,8 +113,8 @@ def test_a_party_that_fails_or_is_silent():
 
 
 def test_a_method_of_ones_own_that_looks_at_single_clients():
-    def reshare(uploads):
-        return Sharing({name: uploads.after[name].std(0) < 1 for name in uploads.net.shapes})
+    def reshare(context):
+        return Sharing({name: context.after[name].std(0) < 1 for name in context.net.shapes})
 
     own = Algorithm("mine", lambda start: Sharing(everything(start.net, start.device)), reshare)
     with pytest.raises(ValueError, match="'mine' asks for single clients' models, but a server of separate parties"):
@@ -151,4 +151,4 @@ def test_output_layers_of_parties_that_number_classes_differently():
         else:
             strategy.start(grid, num_rounds=1)
             assert np.isfinite(strategy.scores[0]["loss"]).all()
-            assert torch.isfinite(strategy.rounds[0].server["fc1.weight"]).all()
+            assert torch.isfinite(strategy.rounds[0].global_params["fc1.weight"]).all()

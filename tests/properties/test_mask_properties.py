@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 import plain_loop
 import torch
+import trainer
 from algorithm_jobs import job, rows, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedstat.fl import engine, nets
+from fedstat.fl import nets
 from fedstat.fl.algorithm import Algorithm, Sharing
 from fedstat.fl.batches import Rows
 
@@ -73,7 +74,7 @@ def method(split):
 def test_any_mask_equals_the_plain_loop(drawn):
     j, split, module = drawn
     arrays = [{name: m.numpy() for name, m in given.items()} for given in split]
-    mine = engine.personal(j, run(j, 2))
+    mine = trainer.models(j, run(j, 2))
     theirs, _ = plain_loop.run(
         j, module, lambda p: torch.optim.SGD(p, lr=0.1), rounds=2, before=arrays[0],
         shared=lambda _, number: arrays[min(number + 1, len(arrays) - 1)],
@@ -89,6 +90,6 @@ def test_a_mask_is_what_it_broadcasts_to_to_the_bit(drawn):
     j, split, _ = drawn
     whole = [{name: m.expand(CLIENTS, *j.net.shapes[name]) for name, m in given.items()} for given in split]
     written_out = replace(j, algorithm=method(whole))
-    a, b = (engine.personal(one, run(one, 2)) for one in (j, written_out))
+    a, b = (trainer.models(one, run(one, 2)) for one in (j, written_out))
     for name, p in a.items():
         assert torch.equal(p, b[name])

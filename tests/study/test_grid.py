@@ -12,7 +12,7 @@ import pytest
 from fl_runs import command
 
 from fedstat import store
-from fedstat.fl import engine
+from fedstat.fl import loop
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.study import collect, grid, summary
 from fedstat.study.tuning import tune
@@ -137,15 +137,15 @@ def test_a_repetition_that_was_cut_off_goes_on_beside_the_run_whose_place_it_tak
     ((_, path, _),) = grid.run_all([run], tmp_path / "runs")
     first = store.open_run(path).attrs["run"]
     monkeypatch.setattr(store, "code", lambda *_: "other")
-    round_of = engine.round_of
+    round_of = loop.run_round
 
-    def stop(job, state):
+    def stop(job, state, cohort):
         if state.round == 2:
             raise KeyboardInterrupt
-        return round_of(job, state)
+        return round_of(job, state, cohort)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "round_of", stop)
+        patch.setattr(loop, "run_round", stop)
         with pytest.raises(KeyboardInterrupt):
             list(grid.run_all([run], tmp_path / "runs", repeat=True))
     assert store.open_run(path).attrs["run"] == first
@@ -182,14 +182,14 @@ def test_what_is_wrong_in_a_grid_is_said_with_its_place(old, new, says, grid_fil
 
 
 def test_a_run_that_diverges_does_not_keep_a_grid_from_the_others(grid_file, tmp_path, monkeypatch, capsys):
-    round_of = engine.round_of
+    round_of = loop.run_round
 
-    def diverge(job, state):
+    def diverge(job, state, cohort):
         if job.algorithm.name == "fedavg" and job.seed == 0:
             raise FloatingPointError("training diverged in round 1.")
-        return round_of(job, state)
+        return round_of(job, state, cohort)
 
-    monkeypatch.setattr(engine, "round_of", diverge)
+    monkeypatch.setattr(loop, "run_round", diverge)
     assert command("--config", grid_file, "--scale", "one", "--out", tmp_path / "runs") == 1
     said = capsys.readouterr().err
     assert "a, fedavg, seed 0 (digits-dirichlet-0.1-fedavg-seed0" in said
@@ -209,15 +209,15 @@ def test_a_layer_that_a_net_lacks_is_named_with_its_run(grid_file, tmp_path):
 
 def test_an_interrupted_run_of_a_grid_goes_on(grid_file, tmp_path, monkeypatch):
     run = grid.cells(grid_file, scale="two")[1]
-    round_of = engine.round_of
+    round_of = loop.run_round
 
-    def stop(job, state):
+    def stop(job, state, cohort):
         if state.round == 2:
             raise KeyboardInterrupt
-        return round_of(job, state)
+        return round_of(job, state, cohort)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "round_of", stop)
+        patch.setattr(loop, "run_round", stop)
         with pytest.raises(KeyboardInterrupt):
             list(grid.run_all([run], tmp_path / "cut"))
     ((_, cut, _),) = grid.run_all([run], tmp_path / "cut")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import trainer
 import xarray as xr
 from torch import nn
 
-from fedstat.fl import engine, losses, nets, optim
+from fedstat.fl import losses, nets, optim
 from fedstat.fl.algorithms import named
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 from fedstat.fl.nets import from_module
 
 SIZES = [6, 10, 3]
@@ -89,7 +91,7 @@ def job(algorithm, *, net=None, data=None, sizes=SAMPLES, **options):
     settings = {"local_epochs": 2, "batch_size": 5, "seed": 4, "optimizer": optim.sgd(0.1)} | options
     if algorithm.name.startswith(VALIDATED):
         settings.setdefault("validation", rows([8] * len(sizes), 2) if data is None else data)
-    return engine.Job(
+    return Job(
         rows(sizes, 0) if data is None else data,
         rows([12] * len(sizes), 1),
         net,
@@ -100,14 +102,14 @@ def job(algorithm, *, net=None, data=None, sizes=SAMPLES, **options):
 
 
 def run(j, rounds=3):
-    state = engine.start(j)
+    state = trainer.start(j)
     for _ in range(rounds):
-        state = engine.step(j, state)
+        state = trainer.step(j, state)
     return state
 
 
 def models(j, rounds=3):
-    return engine.personal(j, run(j, rounds))
+    return trainer.models(j, run(j, rounds))
 
 
 def assert_equal(a, b):

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 
 from fedstat.fl import __main__ as cli
-from fedstat.fl import batches, engine, losses, nets, optim
+from fedstat.fl import batches, losses, nets, optim
+from fedstat.fl.job import Job
 from fedstat.study import experiment
 from fedstat.study.experiment import Settings
 
@@ -18,7 +19,7 @@ def job(algorithm, samples=40, **options):
     fed, new = experiment.federated(replace(SMALL, new_share=0.25, partition="iid", samples=samples))
     settings = {"participation": 1.0, "local_epochs": 2, "batch_size": 10, "optimizer": optim.adam(0.01)} | options
     rows = {name: rows_of(fed, name) for name in ("train", "test")}
-    made = engine.Job(
+    made = Job(
         **rows, net=nets.mlp([64, 12, 10]), algorithm=algorithm, loss=losses.cross_entropy, threads=1, **settings
     )
     return made, tuple(rows_of(new, name) for name in ("train", "test"))

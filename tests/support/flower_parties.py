@@ -7,11 +7,12 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import trainer
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedstat.fl import algorithms, engine, optim
+from fedstat.fl import algorithms, optim
 from fedstat.fl.job import Machine, Training
 from fedstat.fl.prepare import prepare
 from fedstat.flower import Plan, Strategy, client_app
@@ -123,7 +124,7 @@ def run(chosen, rounds=2):
 def together(chosen, rounds=2):
     """The job of all clients in one engine, and its states after each round."""
     job = prepare(data(), chosen.net, chosen.algorithm, chosen.training, Machine(threads=1))
-    states = [engine.start(job)]
+    states = [trainer.start(job)]
     for _ in range(rounds):
-        states.append(engine.step(job, states[-1]))
+        states.append(trainer.step(job, states[-1]))
     return job, states[1:]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from small_runs import NET, SETTINGS, dense
 
-from fedstat.fl import algorithms, room, train, training
+from fedstat.fl import algorithms, ledger, room, train
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     room.left = lambda *_: 0
-    training._SAVE_SECONDS, training._SAVE_SHARE = 0.0, 1e9
+    ledger._SAVE_SECONDS, ledger._SAVE_FRACTION = 0.0, 1e9
     train(dense(), NET, algorithms.fedrep(), rounds=6, out=out, memory="1GiB", progress=progress, **SETTINGS)
 
 

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import plain_loop
 import torch
+import trainer
 from scipy.spatial import distance
 from torch import nn
 
 from fedstat import _random
-from fedstat.fl import engine
 
 
 class Factors(nn.Module):
@@ -119,7 +119,7 @@ def run(job, module, make_optimizer, *, rounds, beta, compared="fc1", head="fc2"
     start = job.net.init(_random.generator(job.seed, "start"))
     own = [{name: p.clone() for name, p in start.items()} for _ in range(job.clients)]
     for number in range(rounds):
-        active = [int(c) for c in engine.active(job, number)]
+        active = [int(c) for c in trainer.active(job, number)]
         for c in active:
             net, (x, y) = module(), plain_loop.samples(job.train, c)
             net.load_state_dict(own[c])

@@ -7,10 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import plain_loop
 import torch
+import trainer
 from torch import nn
 
 from fedstat import _random
-from fedstat.fl import engine, nets
+from fedstat.fl import nets
+from fedstat.fl.job import Job
 
 
 class Model(nn.Module):
@@ -62,7 +64,7 @@ def loss(out: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def train_client(
-    model: Model, x: torch.Tensor, y: torch.Tensor, make_optimizer: Callable, *, lam: float, job: engine.Job, rng
+    model: Model, x: torch.Tensor, y: torch.Tensor, make_optimizer: Callable, *, lam: float, job: Job, rng
 ) -> float:
     """Local training; returns the mean of s before it."""
     model.see_context()
@@ -85,7 +87,7 @@ def train_client(
 
 
 def run(
-    job: engine.Job,
+    job: Job,
     make_body: Callable[[], nn.Module],
     make_optimizer: Callable,
     *,
@@ -110,7 +112,7 @@ def run(
         model.see_context()
     share = np.full(job.clients, np.nan)
     for number in range(rounds):
-        active, sent = engine.active(job, number), []
+        active, sent = trainer.active(job, number), []
         for c in active:
             model, (x, y) = clients[c], plain_loop.samples(job.train, c)
             set_all(model, server, shared)

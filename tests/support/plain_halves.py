@@ -7,12 +7,13 @@ from itertools import product
 
 import numpy as np
 import torch
+import trainer
 
 from fedstat import _random
-from fedstat.fl import engine, nets
+from fedstat.fl import nets
 from fedstat.fl.batches import Rows
 from fedstat.fl.local_training import train_chunk
-from fedstat.fl.state import remembered
+from fedstat.fl.state import Download
 
 
 def samples(data, client):
@@ -32,9 +33,9 @@ def train(job, state, client, own, phases, key):
     x, y = own
     start = np.where(np.arange(job.clients + 1) <= client, 0, len(y))
     alone, who = replace(job, train=Rows(x, y, start)), np.array([client])
-    before = engine.personal(job, state, who)
+    before = trainer.models(job, state, who)
     after = {name: p.clone() for name, p in before.items()}
-    train_chunk(alone, after, who, phases, key=(key, state.round), memory=remembered(state, who))
+    train_chunk(alone, after, who, phases, key=(key, state.round), memory=Download(alone, state).memory(who))
     return before, after
 
 
@@ -85,7 +86,7 @@ def choose(job, state):
         for own, held in folds:
             model = _between(*train(job, state, client, own, finetuning, "finetune"), step)
             loss[client, i] += len(held[1]) * score(job, model, held)[1]
-    voters = engine.active(job, max(state.round - 1, 0))
+    voters = trainer.active(job, max(state.round - 1, 0))
     best = loss.argmin(1) if choice.by == "client" else np.full(job.clients, loss[voters].sum(0).argmin())
     models = [
         _between(*train(job, state, client, samples(job.train, client), ways[i][0], "finetune"), ways[i][1])

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import plain_loop
 import torch
+import trainer
 from plain_fedcp import loss, mmd
 from torch import nn
 from torch.nn.functional import batch_norm, kl_div, layer_norm
 
 from fedstat import _random
-from fedstat.fl import engine
+from fedstat.fl.job import Job
 
 Models = tuple[list[dict[str, torch.Tensor]], np.ndarray]
 
@@ -22,7 +23,7 @@ def mlp() -> nn.Sequential:
     return plain_loop.module([6, 10, 3])
 
 
-def batches(job: engine.Job, x: torch.Tensor, number: int, client: int) -> Iterator[torch.Tensor]:
+def batches(job: Job, x: torch.Tensor, number: int, client: int) -> Iterator[torch.Tensor]:
     """Rows of a client's batches in a round."""
     rng = _random.generator(job.seed, "batches", number, 0, int(client))
     n, size = len(x), min(job.batch_size or len(x), len(x))
@@ -31,13 +32,13 @@ def batches(job: engine.Job, x: torch.Tensor, number: int, client: int) -> Itera
             yield torch.from_numpy(order[low : low + size])
 
 
-def averaged(job: engine.Job, active: np.ndarray, modules: list[nn.Module]) -> dict[str, torch.Tensor]:
+def averaged(job: Job, active: np.ndarray, modules: list[nn.Module]) -> dict[str, torch.Tensor]:
     n = torch.tensor([float(job.train.sizes[c]) for c in active])
     states = [module.state_dict() for module in modules]
     return {name: sum(w * one[name] for w, one in zip(n / n.sum(), states, strict=True)) for name in states[0]}
 
 
-def started(job: engine.Job, make: Callable[[], nn.Module]) -> nn.Module:
+def started(job: Job, make: Callable[[], nn.Module]) -> nn.Module:
     net, drawn = make(), job.net.init(_random.generator(job.seed, "start"))
     net.load_state_dict({name: drawn[name] for name in net.state_dict()})
     return net
@@ -48,12 +49,12 @@ def accuracy(out: torch.Tensor, y: torch.Tensor) -> float:
     return (guess == y).float().mean().item()
 
 
-def fedrod(job: engine.Job, make_optimizer: Callable, rounds: int, make: Callable = mlp) -> Models:
+def fedrod(job: Job, make_optimizer: Callable, rounds: int, make: Callable = mlp) -> Models:
     """Chen and Chao (2022): balanced softmax for body and generic head, cross-entropy of the sum for the own head."""
     server = started(job, make)
     heads = [copy.deepcopy(server.fc2) for _ in range(job.clients)]
     for number in range(rounds):
-        active, trained = engine.active(job, number), []
+        active, trained = trainer.active(job, number), []
         for c in active:
             net, head, (x, y) = copy.deepcopy(server), heads[c], plain_loop.samples(job.train, c)
             counts = torch.bincount(y, minlength=max(2, head.out_features))
@@ -82,13 +83,13 @@ def fedrod(job: engine.Job, make_optimizer: Callable, rounds: int, make: Callabl
 
 
 def personal(
-    job: engine.Job, make_optimizer: Callable, rounds: int, of_batch: Callable, past: Callable, make: Callable = mlp
+    job: Job, make_optimizer: Callable, rounds: int, of_batch: Callable, past: Callable, make: Callable = mlp
 ) -> Models:
     """FedAvg whose clients keep a model: ``of_batch`` is the loss, ``past`` the old model's share in the new one."""
     server = started(job, make)
     own, times = [copy.deepcopy(server) for _ in range(job.clients)], np.zeros(job.clients, int)
     for number in range(rounds):
-        active, trained = engine.active(job, number), []
+        active, trained = trainer.active(job, number), []
         for c in active:
             net, (x, y) = copy.deepcopy(server), plain_loop.samples(job.train, c)
             optimizer = make_optimizer(net.parameters())
@@ -110,9 +111,7 @@ def personal(
     return [server.state_dict()] * job.clients, np.array(scores)
 
 
-def fedphp(
-    job: engine.Job, make_optimizer: Callable, rounds: int, make: Callable = mlp, *, transfer: str = "mmd"
-) -> Models:
+def fedphp(job: Job, make_optimizer: Callable, rounds: int, make: Callable = mlp, *, transfer: str = "mmd") -> Models:
     """Li et al. (2021): (1 − λ) cross-entropy + λ MMD² (or KD) to the moving average, with λ = 0.3, μ = 0.9, Z = 3."""
 
     def of_batch(net: nn.Module, teacher: nn.Module, x: torch.Tensor, y: torch.Tensor, _: int) -> torch.Tensor:
@@ -126,7 +125,7 @@ def fedphp(
     return personal(job, make_optimizer, rounds, of_batch, lambda z: 0.9 * min(z / 3, 1), make)
 
 
-def pfedsd(job: engine.Job, make_optimizer: Callable, rounds: int, make: Callable = mlp) -> Models:
+def pfedsd(job: Job, make_optimizer: Callable, rounds: int, make: Callable = mlp) -> Models:
     """Jin et al. (2022): cross-entropy + λ T² KL from the last personal model, if there is one; λ = 0.7, T = 2."""
 
     def log_p(out: torch.Tensor) -> torch.Tensor:
@@ -164,7 +163,7 @@ def normalised(*, batch: bool = False) -> nn.Module:
     return net
 
 
-def fedbn(job: engine.Job, make_optimizer: Callable, rounds: int, *, batch: bool = False) -> Models:
+def fedbn(job: Job, make_optimizer: Callable, rounds: int, *, batch: bool = False) -> Models:
     """Li et al. (2021): what belongs to the normalisation is never averaged."""
     kinds = ("scale", "shift", "running_mean", "running_var")
     server = started(job, lambda: normalised(batch=batch))
@@ -175,7 +174,7 @@ def fedbn(job: engine.Job, make_optimizer: Callable, rounds: int, *, batch: bool
 
     mean = server.state_dict()
     for number in range(rounds):
-        active = engine.active(job, number)
+        active = trainer.active(job, number)
         for c in active:
             download(c, mean)
             (x, y), optimizer = plain_loop.samples(job.train, c), make_optimizer(clients[c].parameters())

@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+import trainer
 from torch import nn
 
 from fedstat import _random
-from fedstat.fl import engine
 from fedstat.fl.batches import Rows
+from fedstat.fl.job import Job
 
 
 def module(sizes: list[int]) -> nn.Sequential:
@@ -63,7 +64,7 @@ def train_client(
 
 
 def run(
-    job: engine.Job,
+    job: Job,
     sizes: list[int] | Callable[[], nn.Module],
     make_optimizer: Callable,
     *,
@@ -109,7 +110,7 @@ def run(
         return net
 
     for number in range(rounds):
-        active = engine.active(job, number)
+        active = trainer.active(job, number)
         for c in active:
             net = train(c, ("batches", number), phases, memory[c])
             own[c] = {name: p.detach().clone() for name, p in net.state_dict().items()}
@@ -139,7 +140,7 @@ def run(
 
 
 def run_fedem(
-    job: engine.Job, sizes: list[int], make_optimizer: Callable, *, rounds: int, components: int
+    job: Job, sizes: list[int], make_optimizer: Callable, *, rounds: int, components: int
 ) -> tuple[list[dict[str, torch.Tensor]], np.ndarray]:
     """FedEM, Marfoq et al. (2021), Algorithm 1: as :func:`run`, each client with K modules and mixture weights π."""
     drawn = job.net.init(_random.generator(job.seed, "start"))
@@ -157,7 +158,7 @@ def run_fedem(
         return torch.softmax(net(x).double(), 1).detach().numpy()
 
     for number in range(rounds):
-        trained, active = [], engine.active(job, number)
+        trained, active = [], trainer.active(job, number)
         for c in active:
             nets, (x, y) = downloaded(), samples(job.train, c)
             joint = np.stack(
@@ -199,7 +200,7 @@ def samples(data: Rows, client: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def run_shrunken(
-    job: engine.Job, sizes: list[int], make_optimizer: Callable, *, rounds: int, grid: list[float], by: str = "pooled"
+    job: Job, sizes: list[int], make_optimizer: Callable, *, rounds: int, grid: list[float], by: str = "pooled"
 ) -> tuple[list[dict[str, torch.Tensor]], np.ndarray, np.ndarray]:
     """FedAvg's models, the accuracies of W + B (W' − W), and B of each client.
 
@@ -229,7 +230,7 @@ def run_shrunken(
         out = [(between(c, finetuned(c, *own), step, held[0]), held[1]) for own, held in folds]
         return sum(nn.functional.cross_entropy(guess, y, reduction="sum").item() for guess, y in out)
 
-    voters = [c for c in engine.active(job, rounds - 1) if job.validation is not None or job.train.sizes[c] > 1]
+    voters = [c for c in trainer.active(job, rounds - 1) if job.validation is not None or job.train.sizes[c] > 1]
     if by == "pooled":
         pooled = [sum(loss(c, step) for c in voters) for step in grid]
         steps = np.full(job.clients, grid[int(np.argmin(pooled))])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import plain_loop
 import torch
+import trainer
 from torch.func import functional_call
 
 from fedstat import _random
-from fedstat.fl import engine
 
 LR = 0.1
 
@@ -51,7 +51,7 @@ def run(job, rounds, *, local, server=None, download=None):
     """
     model = job.net.init(_random.generator(job.seed, "start"))
     for number in range(rounds):
-        clients = [int(c) for c in engine.active(job, number)]
+        clients = [int(c) for c in trainer.active(job, number)]
         sizes = torch.tensor([float(job.train.sizes[c]) for c in clients])
         begin = {c: model if download is None else download(model, c, number) for c in clients}
         sent = [local(c, begin[c], number) for c in clients]

@@ -8,11 +8,12 @@ import math
 import numpy as np
 import plain_loop
 import torch
+import trainer
 from algorithm_jobs import SETTINGS
 from torch import nn
 
 from fedstat import _random
-from fedstat.fl import engine
+from fedstat.fl import participation
 
 
 def module(job):
@@ -67,7 +68,7 @@ def fedamp(job, make_optimizer, rounds, *, lam=1.0, alpha=1.0, sigma=1.0, attent
     """Huang et al. (2021), Algorithm 1, equations (5) to (8)."""
     own, cloud = begun(job), begun(job)
     for number in range(rounds):
-        active = [int(c) for c in engine.active(job, number)]
+        active = [int(c) for c in trainer.active(job, number)]
         for c in active:
             own[c] = trained(job, make_optimizer, own[c], number, c, near(cloud[c], lam / alpha))
         vectors = {c: vector(own[c]) for c in active}
@@ -96,7 +97,7 @@ def fedfomo(job, make_optimizer, rounds, *, downloads=4, epsilon=0.3, decay=0.05
     """
     own, affinity = begun(job), np.zeros((job.clients, job.clients))
     for number in range(rounds):
-        active = [int(c) for c in engine.by_size(job.train, engine.active(job, number))]
+        active = [int(c) for c in participation.by_size(job.train, trainer.active(job, number))]
         after = {c: trained(job, make_optimizer, own[c], number, c) for c in active}
         new = {}
         for i in active:
@@ -137,14 +138,14 @@ def clustered(job, make_optimizer, rounds, *, eps1=0.4, eps2=1.6, gamma=0.0, max
     """Sattler et al. (2019), Algorithms 1 to 3, the best bipartition by trying all."""
     clusters, models = [list(range(job.clients))], [begun(job)[0]]
     for number in range(rounds):
-        active = {int(c) for c in engine.active(job, number)}
+        active = {int(c) for c in trainer.active(job, number)}
         after, before = {}, list(models)
         for k, members in enumerate(clusters):
             after |= {c: trained(job, make_optimizer, models[k], number, c) for c in members if c in active}
         parents = list(range(len(clusters)))
         for k, members in enumerate(list(clusters)):
             here = [c for c in members if c in active]
-            rank = [int(c) for c in engine.by_size(job.train, np.array(here, int))].index
+            rank = [int(c) for c in participation.by_size(job.train, np.array(here, int))].index
             if not here:
                 continue
             update = {c: vector(after[c]) - vector(before[k]) for c in here}

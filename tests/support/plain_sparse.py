@@ -7,10 +7,10 @@ from functools import partial
 import numpy as np
 import plain_loop
 import torch
+import trainer
 from torch import nn
 
 from fedstat import _random
-from fedstat.fl import engine
 
 SIZES = [6, 10, 3]
 
@@ -30,7 +30,7 @@ def fedcac(j, optimizer, rounds, *, tau=0.5, beta=3, sizes=SIZES):
     own = [_copy(server) for _ in range(j.clients)]  # its customised model
     mask = [{n: torch.zeros(p.shape, dtype=torch.bool) for n, p in server.items()} for _ in range(j.clients)]
     for number in range(rounds):
-        active, trained = engine.active(j, number), {}
+        active, trained = trainer.active(j, number), {}
         for c in active:
             net, (x, y) = plain_loop.module(sizes), plain_loop.samples(j.train, c)
             net.load_state_dict(model[c])
@@ -160,7 +160,7 @@ def pfedgate(j, optimizer, rounds, *, s=0.5, blocks=5):
             p.data.copy_(start[name])
     seen = [torch.ones(len(parts)) for _ in gates]
     for number in range(rounds):
-        active, trained = engine.active(j, number), []
+        active, trained = trainer.active(j, number), []
         for c in active:
             x, y = plain_loop.samples(j.train, c)
             theta = {name: p.clone().requires_grad_() for name, p in server.items()}

@@ -8,12 +8,12 @@ from functools import partial
 import numpy as np
 import plain_loop
 import torch
+import trainer
 from algorithm_jobs import SETTINGS
 from plain_seams import batches, mean
 from torch import nn
 
 from fedstat import _random
-from fedstat.fl import engine
 
 
 def module(params):
@@ -76,7 +76,7 @@ def per_fedavg(j, make_optimizer, rounds, *, alpha, finetune_steps, difference=N
     server = begin(j)
     for number in range(rounds):
         sent = []
-        for c in engine.active(j, number):
+        for c in trainer.active(j, number):
             net, (x, y) = module(server), plain_loop.samples(j.train, c)
             optimizer = make_optimizer(net.parameters())
             for rows in batches(j, c, ("batches", number, 0), j.local_epochs):
@@ -113,7 +113,7 @@ def pfedme(j, make_optimizer, rounds, *, variant="paper", score=True, **settings
     server = begin(j, "global_")
     own = [server] * j.clients
     for number in range(rounds):
-        sent, active = [], engine.active(j, number)
+        sent, active = [], trainer.active(j, number)
         for c in active:
             net, (x, y) = module(server), plain_loop.samples(j.train, c)
             drawn = batches(j, c, ("batches", number, 0), j.local_epochs)
@@ -130,7 +130,7 @@ def ditto(j, make_optimizer, rounds, *, lam, own_epochs, score=True):
     server = begin(j, "global_")
     own = [server] * j.clients
     for number in range(rounds):
-        sent, active = [], engine.active(j, number)
+        sent, active = [], trainer.active(j, number)
         for c in active:
             far = lambda now, _, w=server: lam / 2 * sum((p - w[n]).square().sum() for n, p in now.items())  # noqa: E731
             trained = []

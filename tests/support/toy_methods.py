@@ -44,7 +44,7 @@ def moving_average(up):
 
 def towards_memory(received):
     share = 1 / (1 + received.memory.server["rounds"])
-    return {n: share * received.server[n] + (1 - share) * p for n, p in received.memory.clients.items()}
+    return {n: share * received.global_params[n] + (1 - share) * p for n, p in received.memory.clients.items()}
 
 
 REMEMBERS = toy(

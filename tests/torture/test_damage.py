@@ -16,7 +16,7 @@ import xarray as xr
 
 from fedstat import store
 from fedstat.__main__ import main
-from fedstat.fl import engine
+from fedstat.fl import loop
 
 # Of every store: one file of each role.
 ROLES = {
@@ -98,14 +98,14 @@ def sound(tmp_path_factory):
 
 
 def stop_after(rounds: int, patch: pytest.MonkeyPatch) -> None:
-    round_of = engine.round_of
+    round_of = loop.run_round
 
-    def until(job, state):
+    def until(job, state, cohort):
         if state.round == rounds:
             raise KeyboardInterrupt
-        return round_of(job, state)
+        return round_of(job, state, cohort)
 
-    patch.setattr(engine, "round_of", until)
+    patch.setattr(loop, "run_round", until)
 
 
 @pytest.mark.parametrize(

@@ -145,5 +145,5 @@ def _judged(net: Net) -> list[str]:
 
 def _receive(received: Received) -> Params:
     """The partners' mean where entries are critical, the server's elsewhere."""
-    own, server, shared = received.own, received.server, received.shared
+    own, server, shared = received.own, received.global_params, received.shared
     return {n: torch.where(m | ~shared[n], own[n], server[n]) for n, m in received.memory.clients.items()}
