@@ -90,11 +90,8 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     global_params = update_global(state.global_params, means, state.sharing, sharing, job.server_lr)
     mixing = hooks.mix(context)
     models = trained.params if mixing is None else mix(download, cohort, trained.params, upload, mixing)
-    memory = local_memory(cohort, hooks.remember(context))
-    new = state.after(
-        job, cohort, models, trained.optimizer, memory,
-        global_params=global_params, sharing=sharing, aggregator=aggregator,
-    )  # fmt: skip
+    server = {"global_params": global_params, "sharing": sharing, "aggregator": aggregator}
+    new = state.after(job, cohort, models, trained.optimizer, hooks.remember(context), **server)
     return Outcome(state, new, cohort, trained, context, upload, mixing)
 
 
@@ -202,8 +199,3 @@ def mix(download: Download, cohort: Cohort, after: Params, upload: Upload, mixin
             new = torch.lerp(before[name], new, lr)
         models[name] = torch.where(masks.of_clients(mask, p.ndim - 1, cohort.local), new, after[name])
     return models
-
-
-def local_memory(cohort: Cohort, memory: Memory | None) -> Memory | None:
-    """Return the memory after a round of the clients that this process holds; None if it stays as it is."""
-    return memory if memory is None else memory._replace(clients=cohort.local_rows(memory.clients))

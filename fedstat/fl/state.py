@@ -51,42 +51,28 @@ class State(NamedTuple):
     aggregator: Any = ()
 
     def after(
-        self,
-        job: Job,
-        cohort: Cohort,
-        models: Params,
-        optimizer: Params,
-        memory: Memory | None,
-        *,
-        global_params: Params,
-        sharing: Sharing,
-        aggregator: Any,
+        self, job: Job, cohort: Cohort, models: Params, optimizer: Params, memory: Memory | None, **server: Any
     ) -> State:
-        """Return the state after a round, from the models, optimizer states and memory of its clients.
+        """Return the state after a round, from what its clients hold and what the server has made.
 
         Parameters
         ----------
         models, optimizer : Params (local, ...)
         memory : Memory or None
-            Of the clients of this process and of the server; None leaves it as it is.
-        global_params, sharing, aggregator
-            As attributes.
+            Of the clients of all processes that the hooks saw, and of the server; None leaves it as it is.
+        **server
+            ``global_params``, ``sharing`` and ``aggregator``.
         """
         own = {name: models[name] if at is None else models[name][:, at] for name, at in self.personal_units.items()}
-        if memory is None:
-            memory = self.memory
-        else:
-            of_clients = kept.changed(job, self.memory.clients, cohort.local, dict(memory.clients))
-            memory = Memory(of_clients, dict(memory.server))
-        return State(
-            self.round + 1,
-            kept.changed(job, self.client_params, cohort.local, own),
-            self.personal_units,
-            global_params,
-            sharing,
-            kept.changed(job, self.optimizer, cohort.local, optimizer),
-            memory,
-            aggregator,
+        if memory is not None:
+            rows = kept.changed(job, self.memory.clients, cohort.local, cohort.local_rows(memory.clients))
+            memory = Memory(rows, dict(memory.server))
+        return self._replace(
+            round=self.round + 1,
+            client_params=kept.changed(job, self.client_params, cohort.local, own),
+            optimizer=kept.changed(job, self.optimizer, cohort.local, optimizer),
+            memory=memory or self.memory,
+            **server,
         )
 
     @property

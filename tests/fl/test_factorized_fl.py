@@ -153,8 +153,8 @@ def test_dissimilar_clients_are_left_out_unless_so_many_are_wanted():
         expected = plain_factorized.weights_of(vectors, epsilon=1.0, tau=limit, at_least=at_least)
         np.testing.assert_allclose(done.mixing, expected, atol=1e-6)
         assert ((done.mixing > 0).sum(1) >= at_least).all()
-    assert (some.mixture == 0).any()
-    assert ((some.mixture > 0).sum(1) < 3).any(), "a weak test"
+    assert (some.mixing == 0).any()
+    assert ((some.mixing > 0).sum(1) < 3).any(), "a weak test"
 
 
 def similarities(done):
@@ -175,7 +175,7 @@ def test_three_others_are_matched(matching):
         e = np.exp(2 * similarity[i, taken])
         np.testing.assert_allclose(weight[i, taken], e / e.sum(), atol=1e-6)
     if matching == "random":
-        again, later = (last_round(beta(matching=matching, epsilon=2.0), rounds).mixture > 0 for rounds in (2, 3))
+        again, later = (last_round(beta(matching=matching, epsilon=2.0), rounds).mixing > 0 for rounds in (2, 3))
         assert torch.equal(again, done.mixing > 0)
         assert not torch.equal(again, later)
 

@@ -35,7 +35,7 @@ def test_a_sharing_that_would_come_to_share_an_output_layer_is_refused_before_an
         return Sharing(masks.everything(up.net, torch.device("cpu")))
 
     j = job(algorithms.fedper()._replace(name="later", reshare=later), own_labels=True)
-    with pytest.raises(ValueError, match=r"'later': reshare\(uploads\) shares .* by name 'later-private-head'"):
+    with pytest.raises(ValueError, match=r"'later': reshare\(context\) shares .* by name 'later-private-head'"):
         trainer.step(j, trainer.start(j))
 
 

@@ -292,5 +292,5 @@ def test_no_validation_samples_and_more_clusters_than_clients_are_named_before_t
 @pytest.mark.parametrize("wrong", [np.ones(6), [1, 2], np.full(6, -1)])
 def test_numbers_of_downloads_that_are_none_are_named(wrong):
     made = fedfomo()._replace(downloads=lambda _: wrong)
-    with pytest.raises(ValueError, match=r"'fedfomo': downloads\(uploads\) must return an integer >= 0 for each of 6"):
+    with pytest.raises(ValueError, match=r"'fedfomo': downloads\(context\) must return an integer >= 0 for each of 6"):
         train(dataset(SAMPLES, method="fedfomo"), nets.mlp(SIZES), made, rounds=1)
