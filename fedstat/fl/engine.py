@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import halves, kept, masks, room, sums
+from fedstat.fl import client_rows, halves, masks, room, sums
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import Memory, Phase, Sharing, Start, Uploads
 from fedstat.fl.hooks import Hooks, aggregated, aggregator_state
@@ -20,7 +20,7 @@ from fedstat.fl.nets import Params
 from fedstat.fl.participation import active, by_size, drawn, everyone_active, expected
 from fedstat.fl.ranks import joined
 from fedstat.fl.scores import diverged, losses_of
-from fedstat.fl.state import State, personal, remembered
+from fedstat.fl.state import State, StateMemory, personal, remembered
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,10 +105,10 @@ def start(job: Job) -> State:
     if job.ranks.several:
         memory = memory._replace(clients={name: p[job.train.ids] for name, p in memory.clients.items()})
     of_aggregator = aggregator_state(job.aggregator, server)
-    at = kept.where(job, params, first, {name: p[0] for name, p in memory.clients.items()})
-    rows, optimizer = kept.equal(at, "params", params), kept.equal(at, "optimizer", first)
-    memory = memory._replace(clients=kept.given(at, "memory", memory.clients))
-    state = State(0, rows, own, server, sharing, optimizer, memory, of_aggregator)
+    equal = {"params": _expanded(params, job.clients), "optimizer": _expanded(first, job.clients)}
+    rows = client_rows.create(job, {**equal, "memory": memory.clients})
+    stored = StateMemory(rows["memory"], memory.server)
+    state = State(0, rows["params"], own, server, sharing, rows["optimizer"], stored, of_aggregator)
     some = active(job, 0)
     clients = by_size(job.train, some if len(some) else np.arange(job.clients))[:2]
     uploads = uploads_of(job, state, clients, personal(job, state, clients))
@@ -130,7 +130,8 @@ def pretrained(job: Job, server: Params, epochs: int | None, clients: np.ndarray
 def _alone(job: Job, server: Params) -> tuple[Job, State]:
     """The job and the state in which every client trains alone, before the first round."""
     fresh = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
-    return fresh, State(-1, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
+    none = client_rows.StackedRows()
+    return fresh, State(-1, none, {}, server, Sharing(masks.nothing(job.net, job.device)), none)
 
 
 def step(job: Job, state: State) -> State:
@@ -162,8 +163,8 @@ def round_of(job: Job, state: State) -> tuple[State, Round]:
     server, of_aggregator = _aggregate(job, hooks, state, whole, sharing, sent, each=whole is uploads)
     memory = _remembered(job, state, whole, mine, hooks.remember(whole))
     own = {name: models[name] if units is None else models[name][:, units] for name, units in state.own.items()}
-    params = kept.changed(job, state.params, clients, own)
-    optimizer = kept.changed(job, state.optimizer, clients, trained.optimizer)
+    params = state.params.updated(clients, own)
+    optimizer = state.optimizer.updated(clients, trained.optimizer)
     new = State(state.round + 1, params, state.own, server, sharing, optimizer, memory, of_aggregator)
     return new, Round(uploads, trained.loss, {name: p[mine] for name, p in sent.items()}, mixture, whole)
 
@@ -308,13 +309,13 @@ def _mixed(job: Job, uploads: Uploads, sharing: Sharing, sent: Params, mixture: 
     return models
 
 
-def _remembered(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray, found: Memory | None) -> Memory:
+def _remembered(job: Job, state: State, uploads: Uploads, mine: slice | np.ndarray, new: Memory | None) -> StateMemory:
     """The memory after the round, given that of the active clients and the server; None: as before."""
-    if found is None:
+    if new is None:
         return state.memory
     first = job.ranks.bounds[job.ranks.rank] if job.ranks.several else 0
-    rows = {name: p[mine] for name, p in found.clients.items()}
-    return Memory(kept.changed(job, state.memory.clients, uploads.clients[mine] - first, rows), dict(found.server))
+    rows = {name: p[mine] for name, p in new.clients.items()}
+    return StateMemory(state.memory.clients.updated(uploads.clients[mine] - first, rows), dict(new.server))
 
 
 def require_finite(trained: Trained, clients: np.ndarray, number: int) -> None:

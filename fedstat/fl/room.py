@@ -16,7 +16,7 @@ from fedstat._later import torch, xr
 from fedstat.fl import nets, samples
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net
-from fedstat.fl.state import State, on_disk
+from fedstat.fl.state import State
 
 _MODELS = 4  # copies of the active clients' models in a round: trained, sent, aggregated or mixed, and kept
 _OF_CLIENT = 400  # bytes that a run holds of every client, active or not: scores of rounds not yet written, numbers
@@ -80,7 +80,7 @@ def require_disk(job: Job, state: State, checkpoints: Sequence[int], layers: Seq
     own: dict[str, int] = {name: 4 * math.prod(_shape(state, name)) for name in state.own}
     took = [min(job.clients, at * _most_active(job)) for at in checkpoints]
     stored = sum(took) * sum(size for name, size in own.items() if nets.layer_of(name) in layers)
-    rows = sum(took[-1] * part.slots.row.itemsize for part in on_disk(state))
+    rows = took[-1] * sum(part.disk_bytes for part in state.rows)
     free = shutil.disk_usage(path).free
     if stored + rows > free:
         raise ValueError(

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedstat._later import torch
-from fedstat.fl import kept, masks
+from fedstat.fl import masks
 from fedstat.fl.algorithm import Memory, Received, Sharing
+from fedstat.fl.client_rows import ClientRows, StackedRows
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class StateMemory(NamedTuple):
+    """An algorithm's memory between rounds; hooks get that of some clients, a :class:`~fedstat.fl.algorithm.Memory`.
+
+    Attributes
+    ----------
+    clients : ClientRows
+    server : Params
+    """
+
+    clients: ClientRows = StackedRows()
+    server: Mapping[str, Tensor] = {}
 
 
 class State(NamedTuple):
@@ -23,30 +38,34 @@ class State(NamedTuple):
     ----------
     round : int
         Rounds done.
-    params : Params (client, own unit, ...)
-        Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded. A
-        mapping for reading, whose values may be copies: rows of idle clients are those of the state before.
+    params : ClientRows (client, own unit, ...)
+        Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded.
     own : mapping from name to int64 Tensor (own unit,) or None
         Units of each parameter that ``params`` holds; None: all. Parameters that are never personal are absent.
     server : Params (...)
         The server's copy of every entry, shared or not.
     sharing : Sharing
-    optimizer : Params (client, ...)
+    optimizer : ClientRows
         Clients' optimiser state; empty unless it lasts between rounds.
-    memory : Memory
+    memory : StateMemory
         What the algorithm remembers besides models.
     aggregator : any
         The aggregator's state.
     """
 
     round: int
-    params: kept.Clients
+    params: ClientRows
     own: dict[str, Tensor | None]
     server: Params
     sharing: Sharing
-    optimizer: kept.Clients
-    memory: Memory = Memory()
+    optimizer: ClientRows
+    memory: StateMemory = StateMemory()
     aggregator: Any = ()
+
+    @property
+    def rows(self) -> tuple[ClientRows, ClientRows, ClientRows]:
+        """All client rows of the state."""
+        return self.params, self.optimizer, self.memory.clients
 
 
 def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Params | None = None) -> Params:
@@ -64,12 +83,12 @@ def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Pa
     clients = np.arange(job.clients) if clients is None else clients
     if into is None:
         into = {name: p.new_empty(len(clients), *p.shape) for name, p in state.server.items()}
-    mine_of = kept.taken(state.params, clients)
+    mine_of = state.params.borrow(clients)
     for name, p in into.items():
         if name not in state.own:
             p.copy_(state.server[name].expand_as(p))
             continue
-        mine, units = mine_of(name), state.own[name]
+        mine, units = mine_of[name], state.own[name]
         if units is not None:
             p.copy_(state.server[name].expand_as(p))
             p[:, units] = mine
@@ -87,12 +106,6 @@ def personal(job: Job, state: State, clients: np.ndarray | None = None, into: Pa
     return into
 
 
-def on_disk(state: State) -> list[kept.Kept]:
-    """Rows of clients that are not in memory."""
-    parts = (state.params, state.optimizer, state.memory.clients)
-    return [part for part in parts if isinstance(part, kept.Kept)]
-
-
 def remembered(state: State, clients: np.ndarray) -> Memory:
     """Memory of some clients and of the server."""
-    return Memory(kept.copies(state.memory.clients, clients), state.memory.server)
+    return Memory(state.memory.clients.read(clients), state.memory.server)

@@ -15,7 +15,7 @@ from threadpoolctl import threadpool_limits
 from fedstat import _check, store
 from fedstat._later import xr
 from fedstat._progress import shown
-from fedstat.fl import accountant, batches, engine, kept, labels, masks, nets, ranks, record, room, stored
+from fedstat.fl import accountant, batches, disk_rows, engine, labels, masks, nets, ranks, record, room, stored
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.evaluate import timed_step
@@ -33,7 +33,7 @@ from fedstat.fl.probes.on_halves import probe as halves_probe
 from fedstat.fl.probes.readouts import jobs as readout_jobs
 from fedstat.fl.probes.readouts import probe as readouts_probe
 from fedstat.fl.relay import Relay
-from fedstat.fl.state import State, on_disk
+from fedstat.fl.state import State
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
@@ -313,7 +313,7 @@ def _make(
     """Make the run at ``path``, or continue it."""
     own = (job.algorithm, job.aggregator)
     if job.room is not None:
-        job = replace(job, kept=path / store.JOURNAL / kept.FOLDER)
+        job = replace(job, rows_folder=path / store.JOURNAL / disk_rows.FOLDER)
 
     def opened() -> Writer:
         store.settle(path)
@@ -351,7 +351,7 @@ def _run(job: Job, state: State, course: _Course, writer: Relay) -> None:
         if with_state:
             record.save_state(writer, job, state)
         writer.commit()
-        for rows in on_disk(state) if with_state else ():
+        for rows in state.rows if with_state else ():
             rows.commit()
 
     try:

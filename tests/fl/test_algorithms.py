@@ -176,7 +176,7 @@ def test_titles_tell_the_methods_apart():
 
 def own_copies(j, state):
     """Clients' models; of methods that mix, before ``receive`` joins a client's mixture with the server's copy."""
-    return state.params if j.algorithm.mix else engine.personal(j, state)
+    return state.params.saved() if j.algorithm.mix else engine.personal(j, state)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

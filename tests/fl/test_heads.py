@@ -127,8 +127,8 @@ def test_fedphp_without_past_keeps_the_model_that_was_trained_last_and_with_it_a
         after, done = engine.round_of(j, before)
         at = done.uploads.clients
         for name, p in done.uploads.after.items():
-            mixed = share * before.memory.clients[name][at] + (1 - share) * p
-            torch.testing.assert_close(after.memory.clients[name][at], mixed)
+            mixed = share * before.memory.clients.saved()[name][at] + (1 - share) * p
+            torch.testing.assert_close(after.memory.clients.saved()[name][at], mixed)
 
 
 @pytest.mark.parametrize("name", ["fedphp", "pfedsd"])
