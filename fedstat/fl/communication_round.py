@@ -91,7 +91,7 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     mixing = hooks.mix(context)
     models = trained.params if mixing is None else mix(download, cohort, trained.params, upload, mixing)
     server = {"global_params": global_params, "sharing": sharing, "aggregator": aggregator}
-    new = state.after(job, cohort, models, trained.optimizer, hooks.remember(context), **server)
+    new = state.after(cohort, models, trained.optimizer, hooks.remember(context), **server)
     return Outcome(state, new, cohort, trained, context, upload, mixing)
 
 

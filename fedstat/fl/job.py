@@ -76,8 +76,8 @@ class Job(Training, Computing):
         Whether clients number their classes differently, so that no entry of an output layer may be shared.
     track : bool
         Whether batch losses and the accuracy before aggregation are measured too.
-    kept : path, optional
-        Folder for rows of clients that do not fit in memory; without it they are in memory.
+    rows_folder : Path, optional
+        Folder for client rows that do not fit into the memory budget; without it they are in memory.
     room : int, optional
         Bytes that the run may take for what it holds of all clients at a time.
     limits : dict
@@ -94,7 +94,7 @@ class Job(Training, Computing):
     ranks: Ranks = ALONE
     own_labels: bool = False
     track: bool = False
-    kept: Path | None = None
+    rows_folder: Path | None = None
     room: int | None = None
     limits: dict[str, int] = field(default_factory=dict, compare=False)
 

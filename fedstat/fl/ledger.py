@@ -113,5 +113,5 @@ class Ledger:
         if state is not None:
             record.save_state(self._writer, self._job, state)
         self._writer.commit()
-        for rows in state.on_disk if state is not None else ():
+        for rows in state.rows if state is not None else ():
             rows.commit()

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import batches, kept, samples
+from fedstat.fl import batches, samples
 from fedstat.fl.algorithm import Mask, Memory, Phase, Samples
 from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
@@ -68,7 +68,7 @@ def train_locally(job: Job, download: Download, clients: np.ndarray, phases: tup
     """
     state = download.state
     after = {name: p.new_empty(len(clients), *p.shape) for name, p in state.global_params.items()}
-    optimizer = kept.copies(state.optimizer, clients)
+    optimizer = state.optimizer.read(clients)
     loss = torch.zeros(len(clients), device=job.device)
     finite = np.ones(len(clients), bool)
 

@@ -11,14 +11,14 @@ import numpy as np
 
 from fedstat import _guard, store
 from fedstat._later import torch, xr
-from fedstat.fl import choice, factors, kept, nets
-from fedstat.fl.algorithm import Memory, Sharing
+from fedstat.fl import choice, client_rows, disk_rows, factors, nets
+from fedstat.fl.algorithm import Sharing
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.probes.base import Observer, Values
 from fedstat.fl.relay import Relay
-from fedstat.fl.state import Download, State
+from fedstat.fl.state import Download, State, StateMemory
 from fedstat.stats.factor import Fit
 from fedstat.store import Group, Variable
 
@@ -324,8 +324,8 @@ def save_state(writer: Relay, job: Job, state: State) -> None:
     )
     parts = {_STORED.get(name, name): part for name, part in state._asdict().items()}
     parts |= {"sharing": (state.sharing.shared, fits, alike, decided)}
-    parts |= {name: kept.saved(parts[name]) for name in ("params", "optimizer")}
-    parts["memory"] = (kept.saved(state.memory.clients), dict(state.memory.server))
+    parts |= {name: parts[name].saved() for name in ("params", "optimizer")}
+    parts["memory"] = (state.memory.clients.saved(), dict(state.memory.server))
     if job.ranks.several:
         parts["of"] = job.ranks.number
     if job.ranks.rank:
@@ -352,7 +352,7 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
     """Read what :func:`save_state` wrote, of this process's clients; None if there is nothing."""
     if not files:
         return None
-    parts = _loaded(files[0], map_location=job.device, mmap=job.kept is not None)
+    parts = _loaded(files[0], map_location=job.device, mmap=job.rows_folder is not None)
     number = parts.pop("of", 1)
     if number > 1 or job.ranks.several:
         others = [_loaded(f, map_location="cpu", mmap=True) for f in files[1:number]]
@@ -364,8 +364,8 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
     numpy = job.device.type == "cpu"
     back = {layer: Fit(*(part.numpy() if numpy else part for part in own)) for layer, own in fits.items()}
     units = ({layer: values.cpu().numpy() for layer, values in of.items()} for of in of_units)
-    rows = {name: parts.pop(name) for name in ("params", "optimizer")} | {"memory": parts["memory"][0]}
-    own = kept.restored(job, rows, files[0].parent / kept.FOLDER)
-    parts["memory"] = Memory(own.pop("memory"), parts["memory"][1])
-    parts |= own | {"sharing": Sharing(shared, back, *units)}
+    saved = {name: parts.pop(name) for name in ("params", "optimizer")} | {"memory": parts["memory"][0]}
+    rows = client_rows.restore(job, saved, files[0].parent / disk_rows.FOLDER)
+    parts["memory"] = StateMemory(rows.pop("memory"), parts["memory"][1])
+    parts |= rows | {"sharing": Sharing(shared, back, *units)}
     return State(**{name: parts[_STORED.get(name, name)] for name in State._fields})

@@ -80,7 +80,7 @@ def require_disk(job: Job, state: State, checkpoints: Sequence[int], layers: Seq
     own: dict[str, int] = {name: 4 * math.prod(_shape(state, name)) for name in state.personal_units}
     took = [min(job.clients, at * _most_active(job)) for at in checkpoints]
     stored = sum(took) * sum(size for name, size in own.items() if nets.layer_of(name) in layers)
-    rows = sum(took[-1] * part.slots.row.itemsize for part in state.on_disk)
+    rows = took[-1] * sum(part.disk_bytes for part in state.rows)
     free = shutil.disk_usage(path).free
     if stored + rows > free:
         raise ValueError(

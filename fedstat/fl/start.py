@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedstat import _random
-from fedstat.fl import cohort, halves, kept, masks, room, sums
+from fedstat.fl import client_rows, cohort, halves, masks, room, sums
 from fedstat.fl.algorithm import Phase, Sharing, Start
 from fedstat.fl.communication_round import round_context
 from fedstat.fl.hooks import aggregator_state
@@ -17,7 +17,7 @@ from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Params
 from fedstat.fl.ranks import joined
-from fedstat.fl.state import Download, State
+from fedstat.fl.state import Download, State, StateMemory
 
 
 def start(job: Job) -> State:
@@ -42,10 +42,10 @@ def start(job: Job) -> State:
     if job.ranks.several:
         memory = memory._replace(clients={name: p[job.train.ids] for name, p in memory.clients.items()})
     of_aggregator = aggregator_state(job.aggregator, params)
-    at = kept.where(job, own, optimizer, {name: p[0] for name, p in memory.clients.items()})
-    rows, of_optimizer = kept.equal(at, "params", own), kept.equal(at, "optimizer", optimizer)
-    memory = memory._replace(clients=kept.given(at, "memory", memory.clients))
-    state = State(0, rows, personal_units, params, sharing, of_optimizer, memory, of_aggregator)
+    equal = {"params": _expanded(own, job.clients), "optimizer": _expanded(optimizer, job.clients)}
+    rows = client_rows.create(job, {**equal, "memory": memory.clients})
+    stored = StateMemory(rows["memory"], memory.server)
+    state = State(0, rows["params"], personal_units, params, sharing, rows["optimizer"], stored, of_aggregator)
     _try_out(job, state)
     return state
 
@@ -69,21 +69,24 @@ def _pretraining(job: Job, params: Params) -> tuple[Any, Any, Any]:
         return halves.trained(*_alone(job, params), cohort.of_all(job).at_least(2), (Phase(epochs),))
 
     def moments(epochs: int | None) -> Mapping[str, Any]:
-        def expanded(span: slice) -> Params:
-            return {name: p.expand(span.stop - span.start, *p.shape) for name, p in params.items()}
+        def before(span: slice) -> Params:
+            return _expanded(params, span.stop - span.start)
 
-        each = (
-            sums.over_clients(job, expanded, pretrain(job, params, epochs, clients)) for clients in room.blocks(job)
-        )
+        each = (sums.over_clients(job, before, pretrain(job, params, epochs, clients)) for clients in room.blocks(job))
         return cohort.of_all(job).join(joined(each), job.device)
 
     return models, of_halves, moments
 
 
+def _expanded(params: Params, n_clients: int) -> Params:
+    return {name: p.expand(n_clients, *p.shape) for name, p in params.items()}
+
+
 def _alone(job: Job, params: Params) -> tuple[Job, Download]:
     """Return the job in which every client trains alone, and what it downloads."""
     alone = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
-    state = State(-1, {}, {}, params, Sharing(masks.nothing(job.net, job.device)), {})
+    none = client_rows.StackedRows()
+    state = State(-1, none, {}, params, Sharing(masks.nothing(job.net, job.device)), none)
     return alone, Download(alone, state)
 
 

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fedstat._later import torch
-from fedstat.fl import kept, masks
+from fedstat.fl import masks
 from fedstat.fl.algorithm import Memory, Received, Sharing
+from fedstat.fl.client_rows import ClientRows, StackedRows
 from fedstat.fl.cohort import Cohort
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class StateMemory(NamedTuple):
+    """An algorithm's memory between rounds; hooks get that of some clients, a :class:`~fedstat.fl.algorithm.Memory`.
+
+    Attributes
+    ----------
+    clients : ClientRows
+    server : Params
+    """
+
+    clients: ClientRows = StackedRows()
+    server: Mapping[str, Tensor] = {}
 
 
 class State(NamedTuple):
@@ -25,34 +40,31 @@ class State(NamedTuple):
     ----------
     round : int
         Rounds done.
-    client_params : client rows of Params (client, own unit, ...)
-        Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded. A
-        mapping for reading, whose values may be copies: rows of idle clients are those of the state before.
+    client_params : ClientRows (client, own unit, ...)
+        Clients' own copies of what may be personal; entries that are shared now are out of date until downloaded.
     personal_units : mapping from name to int64 Tensor (own unit,) or None
         Units of each parameter that ``client_params`` holds; None: all. Parameters that are never personal are absent.
     global_params : Params (...)
         The server's parameters: every entry, shared or not.
     sharing : Sharing
-    optimizer : client rows of Params (client, ...)
+    optimizer : ClientRows
         Clients' optimizer state; empty unless it lasts between rounds.
-    memory : Memory
+    memory : StateMemory
         What the algorithm remembers besides models.
     aggregator : any
         The aggregator's state.
     """
 
     round: int
-    client_params: kept.Clients
+    client_params: ClientRows
     personal_units: dict[str, Tensor | None]
     global_params: Params
     sharing: Sharing
-    optimizer: kept.Clients
-    memory: Memory = Memory()
+    optimizer: ClientRows
+    memory: StateMemory = StateMemory()
     aggregator: Any = ()
 
-    def after(
-        self, job: Job, cohort: Cohort, models: Params, optimizer: Params, memory: Memory | None, **server: Any
-    ) -> State:
+    def after(self, cohort: Cohort, models: Params, optimizer: Params, memory: Memory | None, **server: Any) -> State:
         """Return the state after a round, from what its clients hold and what the server has made.
 
         Parameters
@@ -64,22 +76,22 @@ class State(NamedTuple):
             ``global_params``, ``sharing`` and ``aggregator``.
         """
         own = {name: models[name] if at is None else models[name][:, at] for name, at in self.personal_units.items()}
+        stored = self.memory
         if memory is not None:
-            rows = kept.changed(job, self.memory.clients, cohort.local, cohort.local_rows(memory.clients))
-            memory = Memory(rows, dict(memory.server))
+            rows = stored.clients.updated(cohort.local, cohort.local_rows(memory.clients))
+            stored = StateMemory(rows, dict(memory.server))
         return self._replace(
             round=self.round + 1,
-            client_params=kept.changed(job, self.client_params, cohort.local, own),
-            optimizer=kept.changed(job, self.optimizer, cohort.local, optimizer),
-            memory=memory or self.memory,
+            client_params=self.client_params.updated(cohort.local, own),
+            optimizer=self.optimizer.updated(cohort.local, optimizer),
+            memory=stored,
             **server,
         )
 
     @property
-    def on_disk(self) -> list[kept.Kept]:
-        """Client rows that are not in memory."""
-        parts = (self.client_params, self.optimizer, self.memory.clients)
-        return [part for part in parts if isinstance(part, kept.Kept)]
+    def rows(self) -> tuple[ClientRows, ClientRows, ClientRows]:
+        """All client rows of the state."""
+        return self.client_params, self.optimizer, self.memory.clients
 
 
 @dataclass(frozen=True)
@@ -112,19 +124,19 @@ class Download:
         clients = np.arange(job.clients) if clients is None else clients
         if into is None:
             into = {name: p.new_empty(len(clients), *p.shape) for name, p in state.global_params.items()}
-        rows = kept.taken(state.client_params, clients)
+        rows = state.client_params.borrow(clients)
         for name, p in into.items():
             server = state.global_params[name]
             if name not in state.personal_units:
                 p.copy_(server.expand_as(p))
             elif (units := state.personal_units[name]) is not None:
                 p.copy_(server.expand_as(p))
-                p[:, units] = rows(name)
+                p[:, units] = rows[name]
             elif job.hooks.downloads_differ:  # already mixed, or for receive to decide
-                p.copy_(rows(name))
+                p.copy_(rows[name])
             else:
                 shared = masks.of_clients(state.sharing.shared[name], server.ndim, clients)
-                torch.where(shared, server, rows(name), out=p)
+                torch.where(shared, server, rows[name], out=p)
 
         def received() -> Received:
             shared = {
@@ -138,4 +150,4 @@ class Download:
 
     def memory(self, clients: np.ndarray) -> Memory:
         """Return the memory of clients, given by rows, and of the server."""
-        return Memory(kept.copies(self.state.memory.clients, clients), self.state.memory.server)
+        return Memory(self.state.memory.clients.read(clients), self.state.memory.server)

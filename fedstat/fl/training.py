@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 from fedstat import _check, store
 from fedstat._later import xr
 from fedstat._progress import shown
-from fedstat.fl import accountant, batches, kept, labels, loop, masks, nets, ranks, record, room, stored
+from fedstat.fl import accountant, batches, disk_rows, labels, loop, masks, nets, ranks, record, room, stored
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Job, Machine, Participation, Precision, Sampling, Training, of_rank, tf32
@@ -339,7 +339,7 @@ def _make(job: Job, plan: _Plan, path: Path) -> None:
     """Make the run at ``path``, or continue it."""
     own = (job.algorithm, job.aggregator)
     if job.room is not None:
-        job = replace(job, kept=path / store.JOURNAL / kept.FOLDER)
+        job = replace(job, rows_folder=path / store.JOURNAL / disk_rows.FOLDER)
 
     def opened() -> Writer:
         store.settle(path)

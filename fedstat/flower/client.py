@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, Record
 from flwr.clientapp import ClientApp
 
 from fedstat.fl.algorithm import Mask, Sharing
+from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_locally
@@ -133,7 +134,7 @@ def _state(content: RecordDict, context: Context) -> State:
     server = {name: server.get(name, torch.zeros_like(p)) for name, p in own.items()}
     number = int(content.config_records["ask"]["round"])
     copies = {name: p[None] for name, p in own.items()}
-    return State(number, copies, dict.fromkeys(own), server, Sharing(mask), optimizer)
+    return State(number, StackedRows(copies), dict.fromkeys(own), server, Sharing(mask), StackedRows(optimizer))
 
 
 def _keep(job: Job, context: Context, own: Params, optimizer: Params) -> None:

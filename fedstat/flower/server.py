@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from fedstat import _random, store
 from fedstat.fl import checks, masks, nets, record
 from fedstat.fl.algorithm import Memory, RoundContext, Sharing, Start
+from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.cohort import of_round
 from fedstat.fl.communication_round import update_global
 from fedstat.fl.hooks import Hooks
@@ -131,7 +132,7 @@ class Strategy(FlowerStrategy):
         self._job = self.plan.of_server(sizes, own_labels=any(one["own_labels"] for one in about.values()))
         job, method = self._job, self.plan.algorithm.name
         checks.every_entry(server, {n: torch.empty(shape) for n, shape in job.net.shapes.items()}, "initial_arrays")
-        self._state = State(0, {}, {}, server, Sharing(masks.nothing(job.net, job.device)), {})
+        self._state = State(0, StackedRows(), {}, server, Sharing(masks.nothing(job.net, job.device)), StackedRows())
         one = {name: p[None] for name, p in server.items()}
         zeros = {name: torch.zeros_like(p) for name, p in one.items()}
         self._last = records.raw_sums(moments_alone(job.hooks.moments(lambda: zeros, one), method))
@@ -198,7 +199,7 @@ class Strategy(FlowerStrategy):
             means = {name: p + self._rest * state.global_params[name] for name, p in means.items()}
         means = {name: p.to(state.global_params[name].dtype) for name, p in means.items()}
         server = update_global(state.global_params, means, state.sharing, self._sharing, self._job.server_lr)
-        self._state = State(state.round + 1, {}, {}, server, self._sharing, {})
+        self._state = State(state.round + 1, StackedRows(), {}, server, self._sharing, StackedRows())
         self.rounds.append(self._state)
         return records.record(server), None
 

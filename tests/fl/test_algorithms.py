@@ -177,7 +177,7 @@ def test_titles_tell_the_methods_apart():
 
 def own_copies(j, state):
     """Clients' models; of methods that mix, before ``receive`` joins a client's mixture with the server's copy."""
-    return state.client_params if j.algorithm.mix else trainer.models(j, state)
+    return state.client_params.saved() if j.algorithm.mix else trainer.models(j, state)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -184,7 +184,9 @@ def test_uniform_mixing_is_fedavg():
 
     a, b = run(job(algorithms.fedavg())), run(job(algorithms.fedavg()._replace(mix=mix)))
     for name, p in a.global_params.items():
-        torch.testing.assert_close(b.client_params[name], p.expand_as(b.client_params[name]), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            b.client_params.saved()[name], p.expand_as(b.client_params.saved()[name]), atol=1e-6, rtol=1e-5
+        )
 
 
 def test_identity_mixing_is_local_training():
@@ -215,7 +217,7 @@ def test_every_client_alone_is_local_training():
     state = run(both)
     one = replace(both, train=Rows(both.train.x[:23], both.train.y[:23], np.array([0, 23])), test=rows([9]))
     for name, p in trainer.models(one, run(one)).items():
-        torch.testing.assert_close(p[0], state.client_params[name][0], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(p[0], state.client_params.saved()[name][0], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [algorithms.fedavg, lambda: algorithms.fedfac(["fc1"]), algorithms.local])
@@ -232,20 +234,18 @@ def test_runs_repeat_bit_by_bit_and_chunks_agree_to_rounding(make):
 
 def test_only_what_may_be_personal_is_kept_of_every_client():
     flags = np.arange(12) % 3 == 0
-    assert run(job(algorithms.fedavg())).client_params == {}
-    kept = run(job(algorithms.fedsplit({"fc1": flags}))).client_params
+    assert run(job(algorithms.fedavg())).client_params.saved() == {}
+    kept = run(job(algorithms.fedsplit({"fc1": flags}))).client_params.saved()
     assert {name: p.shape for name, p in kept.items()} == {"fc1.weight": (7, 8, 8), "fc1.bias": (7, 8)}
 
 
 def test_a_clients_batches_do_not_depend_on_who_else_takes_part():
     j = job(algorithms.local(), participation=0.5)
     full = replace(j, participation=1.0)
-    some, all_ = trainer.step(j, trainer.start(j)), trainer.step(full, trainer.start(full))
+    some, all_ = (trainer.step(one, trainer.start(one)).client_params.saved() for one in (j, full))
     took_part = trainer.active(j, 0)
     assert 0 < len(took_part) < j.clients
-    torch.testing.assert_close(
-        some.client_params["fc1.weight"][took_part], all_.client_params["fc1.weight"][took_part], atol=1e-6, rtol=1e-5
-    )
+    torch.testing.assert_close(some["fc1.weight"][took_part], all_["fc1.weight"][took_part], atol=1e-6, rtol=1e-5)
 
 
 def test_kept_adam_state_differs_from_reset_and_equals_one_long_round():
@@ -253,8 +253,9 @@ def test_kept_adam_state_differs_from_reset_and_equals_one_long_round():
     kept = run(job(algorithms.local(), optimizer_state="keep", local_epochs=1, **options), 3)
     reset = run(job(algorithms.local(), local_epochs=1, **options), 3)
     long = run(job(algorithms.local(), local_epochs=3, **options), 1)
-    torch.testing.assert_close(kept.client_params["fc1.weight"], long.client_params["fc1.weight"], atol=1e-6, rtol=1e-5)
-    assert not torch.allclose(kept.client_params["fc1.weight"], reset.client_params["fc1.weight"], atol=1e-4)
+    kept, reset, long = (state.client_params.saved()["fc1.weight"] for state in (kept, reset, long))
+    torch.testing.assert_close(kept, long, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(kept, reset, atol=1e-4)
 
 
 def test_random_split_keeps_its_size_and_redraws_only_when_told():

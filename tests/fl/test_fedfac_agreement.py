@@ -198,7 +198,7 @@ def test_a_dynamic_split_follows_from_sums_over_clients(estimator, on):
                             {n: p[k : k + 1] for n, p in up.after.items()})["fc1"]
         for k in range(len(up.clients))
     ]  # fmt: skip
-    joined = j.algorithm.reshare(up._replace(moments=lambda: {"fc1": reduce(add, one)}, after={}))
+    joined = j.algorithm.reshare(up.with_parts({"moments": lambda: {"fc1": reduce(add, one)}, "after": dict}))
     whole = j.algorithm.reshare(up)
     for name, mask in whole.shared.items():
         assert torch.equal(joined.shared[name], mask)

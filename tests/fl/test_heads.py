@@ -128,8 +128,8 @@ def test_fedphp_without_past_keeps_the_model_that_was_trained_last_and_with_it_a
         after, done = trainer.run(j, before)
         at = done.cohort.local
         for name, p in done.trained.params.items():
-            mixed = share * before.memory.clients[name][at] + (1 - share) * p
-            torch.testing.assert_close(after.memory.clients[name][at], mixed)
+            mixed = share * before.memory.clients.saved()[name][at] + (1 - share) * p
+            torch.testing.assert_close(after.memory.clients.saved()[name][at], mixed)
 
 
 @pytest.mark.parametrize("name", ["fedphp", "pfedsd"])

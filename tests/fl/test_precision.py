@@ -20,10 +20,10 @@ DECIDES = ("fedfac", "factorized-fl", "fedcac", "pfedgate", "clustered-fl")
 def test_every_method_trains_as_in_float32_but_for_rounding(name):
     a, b = (jobs.run(jobs.job(jobs.make(name), precision=precision), 1) for precision in ("float32", "bfloat16"))
     for state in (a, b):
-        kept = [*state.global_params.values(), *state.client_params.values()]
+        kept = [*state.global_params.values(), *state.client_params.saved().values()]
         assert all(p.dtype == torch.float32 and bool(p.isfinite().all()) for p in kept)
-    own = {**b.global_params, **{f"own {n}": p for n, p in b.client_params.items()}}
-    exact = {**a.global_params, **{f"own {n}": p for n, p in a.client_params.items()}}
+    own = {**b.global_params, **{f"own {n}": p for n, p in b.client_params.saved().items()}}
+    exact = {**a.global_params, **{f"own {n}": p for n, p in a.client_params.saved().items()}}
     assert any(not torch.equal(p, own[n]) for n, p in exact.items())
     if not name.startswith(DECIDES):
         for parameter, p in exact.items():

@@ -189,7 +189,7 @@ def test_clients_that_disagree_are_told_apart(name):
     state, done = trainer.run(j, run(j, 4))
     same = np.equal.outer(np.arange(6) < 3, np.arange(6) < 3)
     if name == "clustered-fl":
-        own = state.memory.clients["cluster"].numpy()
+        own = state.memory.clients.saved()["cluster"].numpy()
         np.testing.assert_array_equal(np.equal.outer(own, own), same)
         return
     order = np.argsort(done.context.clients)

@@ -13,6 +13,7 @@ from flower_parties import CLIENTS, FLAGS, own_data, parties, plan, run, togethe
 
 from fedstat import open_run
 from fedstat.fl import algorithms, nets, optim
+from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.state import State
 from fedstat.flower.records import arrays_in, moments_of, raw_sums, tensors_in
@@ -43,8 +44,8 @@ def test_parties_compute_what_one_engine_does(name, secure):
     models = trainer.models(job, states[-1])
     for c, context in enumerate(grid.contexts.values()):
         last = strategy.rounds[-1]
-        mine = State(2, {n: p[None] for n, p in tensors_in(context.state, "own").items()}, dict.fromkeys(models),
-                     last.global_params, last.sharing, {})  # fmt: skip
+        own = StackedRows({n: p[None] for n, p in tensors_in(context.state, "own").items()})
+        mine = State(2, own, dict.fromkeys(models), last.global_params, last.sharing, StackedRows())
         for n, p in trainer.models(job, mine, np.array([0])).items():
             torch.testing.assert_close(p[0], models[n][c], rtol=0, atol=1e-6)
     for layer, fit in states[-1].sharing.fits.items():

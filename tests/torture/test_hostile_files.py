@@ -49,7 +49,7 @@ ELSEWHERE = {
     "fl.room:_held": "of the system",
     "fl.__main__:_work": "the null device",
     "fl.own:_loaded": "code, which the guard has read",
-    "fl.kept:Slots.__init__": "a file that was found regular, or is made",
+    "fl.disk_rows:SlotFile.__init__": "a file that was found regular, or is made",
     "fl.record:_loaded": "a file that the journal has compared with its checksum",
     "store.growth:extend": "a file that the journal has compared with its checksum",
     "store.journal:Journal._log": "the log, which the guard has read",

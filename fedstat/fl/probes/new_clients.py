@@ -10,15 +10,16 @@ import numpy as np
 
 from fedstat._later import torch, xr
 from fedstat.fl import cohort, masks
-from fedstat.fl.algorithm import Mask, Memory, Phase, Start
+from fedstat.fl.algorithm import Mask, Phase, Start
 from fedstat.fl.batches import Rows, whole
 from fedstat.fl.chunks import each_chunk
+from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
 from fedstat.fl.probes.base import Observer
 from fedstat.fl.scores import diverged, scores
-from fedstat.fl.state import Download, State
+from fedstat.fl.state import Download, State, StateMemory
 from fedstat.store import Group, Variable
 
 RULES = ("global", "finetuned", "local_train", "ensemble")
@@ -110,9 +111,10 @@ def _state(new: Job, state: State) -> State:
 
     trained = none, lambda epochs: (none(epochs), None), none
     start = Start(new.net, new.train.sizes, new.seed, new.device, *trained)
-    memory = Memory(new.hooks.memory(start).clients, state.memory.server)
+    memory = StateMemory(StackedRows(new.hooks.memory(start).clients), state.memory.server)
     held = {name: masks.by_all(mask, state.global_params[name].ndim) for name, mask in state.sharing.shared.items()}
-    return State(state.round, {}, {}, state.global_params, state.sharing._replace(shared=held), {}, memory)
+    sharing = state.sharing._replace(shared=held)
+    return State(state.round, StackedRows(), {}, state.global_params, sharing, StackedRows(), memory)
 
 
 def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:

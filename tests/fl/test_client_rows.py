@@ -1,4 +1,4 @@
-"""Rows of idle clients that states share: the same runs to the bit, and nothing copied or held that need not be."""
+"""Client rows: versions share the rows of idle clients, runs stay equal to the bit, and nothing is copied in vain."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from algorithm_jobs import SIZES, assert_equal, dataset, job, make
 from small_runs import same
 from toy_methods import REMEMBERS
 
-from fedstat.fl import algorithms, kept, nets, sums, train
-from fedstat.fl.rows import Rows
+from fedstat.fl import algorithms, nets, sums, train
+from fedstat.fl.client_rows import SlotRows, StackedRows
+from fedstat.fl.disk_rows import DiskRows
 
 RUN = {
     "rounds": 5, "participation": 0.5, "local_epochs": 2, "batch_size": 5, "lr": 0.05, "seed": 4, "threads": 2,
@@ -35,9 +36,9 @@ def copied(monkeypatch):
 
     def run(*given, **options):
         with monkeypatch.context() as here:
-            here.setattr(kept, "changed", lambda _, of, clients, rows: {
-                name: p.index_copy(0, torch.from_numpy(clients), rows[name]) for name, p in of.items()
-            })  # fmt: skip
+            here.setattr(StackedRows, "updated", lambda old, clients, rows: StackedRows({
+                name: p.index_copy(0, torch.from_numpy(clients), rows[name]) for name, p in old.params.items()
+            }))  # fmt: skip
             return train(*given, **options)
 
     return run
@@ -60,10 +61,10 @@ def test_a_run_that_shares_rows_goes_on_as_it_would_have(tmp_path):
 
 def test_states_share_the_rows_of_idle_clients_and_slots_are_used_again():
     one = job(make("fedper"), participation=0.5)
-    state = trainer.start(one)
-    slots = state.client_params.slots
-    assert (state.client_params.slot == 0).all(), "all have one row"
-    for number in range(30):
+    state = trainer.step(one, trainer.start(one))
+    slots, first = state.client_params.slots, trainer.active(one, 0)
+    assert (np.delete(state.client_params.slot, first) == 0).all(), "clients that have not trained have one row"
+    for number in range(1, 30):
         old = state.client_params.slot
         state = trainer.step(one, state)
         assert state.client_params.slots is slots
@@ -80,48 +81,75 @@ def test_however_many_states_are_held_each_stays_as_it_was():
     one = job(make("fedper"), participation=0.5)
     states, seen = [trainer.start(one)], []
     for _ in range(12):
-        seen.append(dict(states[-1].client_params))
+        seen.append(states[-1].client_params.saved())
         states.append(trainer.step(one, states[-1]))
-    assert states[0].client_params.slots.number > 2 * one.clients
+    assert states[1].client_params.slots.number > 2 * one.clients
     for state, expected in zip(states, seen, strict=False):
-        assert_equal(dict(state.client_params), expected)
+        assert_equal(state.client_params.saved(), expected)
 
 
 def test_a_round_of_all_clients_changes_all_rows_at_once():
     one, few = (job(make("fedper"), sizes=EQUAL, participation=p) for p in (1.0, 0.5))
     every = trainer.step(one, trainer.start(one))
-    assert type(every.client_params) is dict
+    assert isinstance(every.client_params, StackedRows)
     some = trainer.step(few, every)
-    assert isinstance(some.client_params, Rows)
-    assert_equal(
-        dict(trainer.step(one, some).client_params), dict(trainer.step(one, trainer.step(few, every)).client_params)
-    )
+    assert isinstance(some.client_params, SlotRows)
+    assert_equal(trainer.step(one, some).params.saved(), trainer.step(one, trainer.step(few, every)).params.saved())
 
 
-def test_rows_are_read_changed_and_copied():
+def slots(params, _):
+    return SlotRows.of(params, len(params["w"]))
+
+
+def on_disk(params, folder):
+    return DiskRows.create(folder / "rows.npy", params, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("make_rows", [lambda params, _: StackedRows(params), slots, on_disk])
+@pytest.mark.parametrize("equal", [False, True])
+def test_versions_of_rows_are_read_updated_and_stay_as_they_are(make_rows, equal, tmp_path):
     dense = {"w": torch.arange(12.0).view(3, 2, 2), "n": torch.arange(3)}
-    rows, some = Rows.of(dense), np.array([2, 0])
-    assert_equal(dict(rows), dense)
-    assert_equal(rows.rows(some), {name: p[[2, 0]] for name, p in dense.items()})
-    new = rows.changed(some, {"w": -torch.ones(2, 2, 2), "n": torch.tensor([7, 8])})
-    assert new["n"].tolist() == [8, 1, 7]
-    assert new.take("n", np.array([1])).tolist() == [1]
-    assert_equal(dict(rows), dense)
-    for p in (rows["w"], rows.rows(np.array([0, 1]))["w"]):
+    if equal:
+        dense = {name: p[1].expand_as(p) for name, p in dense.items()}
+    expected, every, some = {n: p.clone() for n, p in dense.items()}, np.arange(3), np.array([2, 0])
+    rows = make_rows(dense, tmp_path)
+    for clients in (every, some, some[:0], every[1:]):
+        for read in (rows.borrow, rows.read):
+            assert_equal(dict(read(clients)), {name: p[clients] for name, p in expected.items()})
+            assert all(p.is_contiguous() for p in rows.read(clients).values())
+    new = rows.updated(some, {"w": -torch.ones(2, 2, 2), "n": torch.tensor([7, 8])})
+    assert new.read(every)["n"].tolist() == [8, 1, 7]
+    assert new.borrow(every[1:])["n"].tolist() == [1, 7]
+    for p in rows.read(np.array([0, 1])).values():
         p.zero_()
-    assert_equal(dict(rows), dense)
-    nobody = np.array([], int)
-    assert rows.take("w", nobody).shape == rows.rows(nobody)["w"].shape == (0, 2, 2)
-    assert_equal(dict(rows.changed(nobody, rows.rows(nobody))), dense)
-    assert (list(rows), len(rows)) == (["w", "n"], 2)
+    assert_equal(rows.read(every), expected)
+    nobody = some[:0]
+    assert_equal(rows.updated(nobody, rows.read(nobody)).read(every), expected)
+    whole = rows.updated(every, new.read(every))
+    assert_equal(whole.read(every), new.read(every))
+    assert_equal(rows.read(every), expected)
+
+
+def test_rows_in_memory_are_gathered_by_name_and_borrowed_as_views_where_they_are_consecutive():
+    params = {"w": torch.arange(6.0), "n": torch.zeros(6)}
+    in_slots = SlotRows.of(params, 6)
+    for rows, stored in ((StackedRows(params), params), (in_slots, in_slots.slots.params)):
+        assert rows.borrow(np.array([2, 3]))["w"].data_ptr() == stored["w"][2:].data_ptr()
+        assert rows.borrow(np.array([3, 2]))["w"].tolist() == [3, 2]
+        assert (list(rows.borrow(np.array([5]))), len(rows.borrow(np.array([5])))) == (["w", "n"], 2)
+
+
+def test_an_update_of_all_rows_takes_the_tensors_without_a_copy():
+    rows, new = SlotRows.of({"w": torch.zeros(3, 2)}, 3), {"w": torch.ones(3, 2)}
+    for old in (rows, StackedRows(rows.saved())):
+        assert old.updated(np.arange(3), new).saved()["w"] is new["w"]
 
 
 @pytest.mark.parametrize("copy", [copy.deepcopy, lambda of: pickle.loads(pickle.dumps(of))])  # noqa: S301
 def test_rows_are_copied_and_pickled_without_their_other_versions(copy):
-    rows = Rows.equal({"w": torch.ones(1000)}, 50)
-    found = copy(rows.changed(np.array([4]), {"w": torch.zeros(1, 1000)}))
-    assert found["w"].sum(1).tolist() == [1000] * 4 + [0] + [1000] * 45
-    assert len(found.slots.versions) == 1
+    rows = StackedRows({"w": torch.ones(1000).expand(50, -1)})
+    found = copy(rows.updated(np.array([4]), {"w": torch.zeros(1, 1000)}))
+    assert found.saved()["w"].sum(1).tolist() == [1000] * 4 + [0] + [1000] * 45
     assert len(pickle.dumps(found)) < 1.1 * 4 * 1000 * 50
 
 

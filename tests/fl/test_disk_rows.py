@@ -20,7 +20,8 @@ from small_runs import NET, SETTINGS, dense, same
 from toy_methods import REMEMBERS
 
 from fedstat import _check, data, store
-from fedstat.fl import algorithms, batches, kept, loop, nets, participation, room, samples, train
+from fedstat.fl import algorithms, batches, client_rows, loop, nets, participation, room, samples, train
+from fedstat.fl.disk_rows import DiskRows, SlotFile
 
 SUPPORT = Path(__file__).parents[1] / "support"
 RUN = {
@@ -80,22 +81,27 @@ def test_what_a_method_remembers_of_clients_is_on_disk_too(tmp_path):
     assert sorted(p.name for p in (out / "journal/kept").iterdir()) == ["memory.npy", "optimizer.npy", "params.npy"]
 
 
-def test_memory_that_differs_between_clients_at_the_start_is_kept(tmp_path):
-    one = replace(job(make("local")), kept=tmp_path / "kept", room=0)
+def test_rows_that_differ_before_the_first_round_are_written(tmp_path):
+    one = replace(job(make("local")), rows_folder=tmp_path / "rows", room=0)
     rows = {"a": torch.arange(6.0), "b": torch.zeros(6, 2, dtype=torch.bool), "c": torch.randn(6, 3)}
     rows["c"][3:] = rows["c"][0]
-    found = kept.given(one, "memory", rows)
-    assert_equal(found.rows(np.array([4, 0, 5])), {name: p[[4, 0, 5]] for name, p in rows.items()})
-    assert found.slot[0] == -1
+    equal = {name: p[:1].expand(6, *p.shape[1:]) for name, p in rows.items()}
+    found = client_rows.create(one, {"memory": rows, "params": equal, "optimizer": {}})
+    some = np.array([4, 0, 5])
+    for name, expected in (("memory", rows), ("params", equal)):
+        assert_equal(found[name].read(some), {n: p[some] for n, p in expected.items()})
+    assert [*found["memory"].slot] == [-1, 0, 1, 2, 3, 4]
+    assert [*found["params"].slot] == [-1] * 6
+    assert found["optimizer"].saved() == {}
 
 
 @pytest.mark.parametrize("where", ["disk", "memory"])
 def test_an_earlier_state_stays_as_it_is(where, tmp_path):
     one = job(make("fedrep"), participation=0.5)
     if where == "disk":
-        one = replace(one, kept=tmp_path / "kept", room=0)
+        one = replace(one, rows_folder=tmp_path / "rows", room=0)
     start = trainer.start(one)
-    assert bool(start.on_disk) == (where == "disk")
+    assert isinstance(start.client_params, DiskRows) == (where == "disk")
     first = trainer.step(one, start)
     before = trainer.models(one, first)
     later = [first]
@@ -108,16 +114,16 @@ def test_an_earlier_state_stays_as_it_is(where, tmp_path):
 
 
 def test_only_active_clients_are_read_and_written_and_slots_are_used_again(tmp_path, monkeypatch):
-    one = replace(job(make("fedper"), participation=0.5), kept=tmp_path / "kept", room=0)
+    one = replace(job(make("fedper"), participation=0.5), rows_folder=tmp_path / "rows", room=0)
     touched = {"read": [], "write": []}
     for what in touched:
-        own = getattr(kept.Slots, what)
+        own = getattr(SlotFile, what)
 
         def spy(slots, slot, parts, own=own, what=what):
             touched[what].append(slot)
             return own(slots, slot, parts)
 
-        monkeypatch.setattr(kept.Slots, what, spy)
+        monkeypatch.setattr(SlotFile, what, spy)
     state = trainer.start(one)
     for name in touched:
         touched[name].clear()
@@ -131,7 +137,7 @@ def test_only_active_clients_are_read_and_written_and_slots_are_used_again(tmp_p
         np.testing.assert_array_equal(state.client_params.slot[idle], old[idle])
         for name in touched:
             touched[name].clear()
-    assert state.client_params.slots.number <= one.clients + len(active)
+    assert state.client_params.file.number <= one.clients + len(active)
 
 
 def go(out=None, **options):
@@ -191,10 +197,10 @@ def test_damaged_rows_are_found(tmp_path):
     content[-1] ^= 1
     shutil.copytree(out, tmp_path / "cut.zarr")
     file.write_bytes(content)
-    with pytest.raises(store.DamageError, match=r"params\.npy does not hold what was written of client \d"):
+    with pytest.raises(store.DamageError, match=r"params\.npy is damaged: wrong checksum for client \d"):
         go(out, resume=True, memory="1GiB")
     (tmp_path / "cut.zarr/journal/kept/params.npy").unlink()
-    with pytest.raises(store.DamageError, match=r"params\.npy is missing or cut off"):
+    with pytest.raises(store.DamageError, match=r"params\.npy is damaged: it is missing or truncated"):
         go(tmp_path / "cut.zarr", resume=True, memory="1GiB")
 
 
