@@ -123,7 +123,7 @@ def test_the_ablation_replaces_every_clients_own_part(spec):
 
 
 def test_only_personal_units_are_kept_where_a_mask_is_by_unit():
-    rows = {spec: run(job(algorithm(mask(spec))), 0).params.saved() for spec in ("unit,1", "1,column")}
+    rows = {spec: run(job(algorithm(mask(spec))), 0).client_params.saved() for spec in ("unit,1", "1,column")}
     kept = {spec: params["fc1.weight"].shape for spec, params in rows.items()}
     assert kept == {"unit,1": (6, int((~mask("unit,1")["fc1.weight"]).sum()), 6), "1,column": (6, 6, 6)}
 
