@@ -22,7 +22,7 @@ from fedstat.stats import student
 from fedstat.stats.split import adjusted_rand, same_state
 from fedstat.study import collect, experiment, origin
 from fedstat.study.collect import Grid
-from fedstat.study.experiment import OF_PRIVACY
+from fedstat.study.experiment import OF_AGGREGATOR
 from fedstat.study.rules import span
 from fedstat.study.show import ordered, title_of
 from fedstat.study.table import Table, make, require_writable
@@ -47,7 +47,7 @@ def work(args: argparse.Namespace) -> None:
     builds = {"": study} | ({"-attack": partial(attacks, args=args)} if args.attack else {})
     for suffix in builds if args.out is not None else ():
         require_writable(Path(f"{args.out}{suffix}"))
-    grid = collect.collect(args.runs, differ=OF_PRIVACY)
+    grid = collect.collect(args.runs, differ=OF_AGGREGATOR)
     print(make({suffix: partial(build, grid) for suffix, build in builds.items()}, args.out))
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from fedstat import _cli, store
 from fedstat._later import xr
 from fedstat.fl import batches
-from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job, Machine, Training
 from fedstat.fl.loop import observed_round
@@ -78,7 +77,7 @@ def job_of(run: Stored, data_dir: str | Path | None, machine: Machine) -> tuple[
         local_epochs=s.local_epochs,
         batch_size=s.batch_size or None,
         server_lr=s.server_lr,
-        aggregator=s.make_aggregator() or weighted_mean(),
+        aggregator=s.make_aggregator(),
         seed=s.seed,
     )
     job = prepare(fed, network(s, fed), s.make_algorithm(), training, machine)

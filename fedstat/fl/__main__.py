@@ -31,7 +31,7 @@ GROUPS = {
     "method": ("algorithm", "options", "net", "width", "norm", "net_options"),
     "training": (
         "rounds", "participation", "sampling", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
-        "precision", "seed",
+        "aggregator", "precision", "seed",
     ),
     "privacy": ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multiplier_moments"),
     "what is measured": ("evaluate_every", "ablation", "probe", "readouts", "keep_weights"),

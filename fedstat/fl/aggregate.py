@@ -13,12 +13,14 @@ large updates:
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedstat import _random
+from fedstat import _check, _random
 from fedstat._later import torch
 from fedstat.fl.algorithm import Mask
 from fedstat.fl.nets import Params
@@ -86,6 +88,8 @@ class Aggregator(NamedTuple):
     needs : {"clients", "sum"}
         What it needs where several processes share a run: "clients", the values of all active clients, which every
         process then holds; "sum", each process its own clients' values, and sums over processes (``Sent.total``).
+    weighted : bool
+        False if all clients count alike; runs then refuse algorithms whose ``weights`` differ, and those with ``mix``.
     """
 
     init: Callable[[Params], Any]
@@ -93,6 +97,7 @@ class Aggregator(NamedTuple):
     name: str
     privacy: Privacy | None = None
     needs: Needs = "clients"
+    weighted: bool = True
 
 
 def stateless(name: str, values: Callable[[Sent], Params], *, needs: Needs = "clients") -> Aggregator:
@@ -100,8 +105,8 @@ def stateless(name: str, values: Callable[[Sent], Params], *, needs: Needs = "cl
 
     Examples
     --------
-    >>> median = stateless("median", lambda sent: {name: p.median(0).values for name, p in sent.values.items()})
-    >>> median.needs
+    >>> largest = stateless("largest", lambda sent: {name: p.max(0).values for name, p in sent.values.items()})
+    >>> largest.needs
     'clients'
     """
     return Aggregator(lambda _: (), lambda sent, state: (sent._replace(values=values(sent)), state), name, needs=needs)
@@ -130,6 +135,98 @@ def weighted_mean() -> Aggregator:
         return {name: p.add_(sent.server[name], alpha=stays) for name, p in found.items()} if stays > 1e-6 else found
 
     return stateless("weighted mean", mean, needs="sum")
+
+
+def median() -> Aggregator:
+    """Take the median of every entry over clients; of an even number, the mean of the two middle values.
+
+    All selected clients count alike, whatever their numbers of samples. Fewer than half of the clients cannot move an
+    entry beyond the range of the other clients' values. This limits their effect on the global model alone: FedFac's
+    split, and the means of other clients that FedAMP and Clustered-FL use, remain sums over clients. A client whose
+    parameters are not finite ends a run under every aggregator.
+
+    Values (active, ...) give (...). A round without clients leaves the global model as it is. If masks differ between
+    clients, the median is over all selected clients, as the mean is.
+
+    Raises
+    ------
+    ValueError
+        Before training: if the algorithm has ``weights`` that differ between clients, or ``mix``.
+
+    References
+    ----------
+    Yin, Chen, Ramchandran, Bartlett (2018). Byzantine-robust distributed learning: towards optimal statistical rates.
+    ICML, arXiv:1803.01498, Definition 1, there of gradients. The median of parameters is the global model plus the
+    median of updates.
+
+    Examples
+    --------
+    >>> median().name
+    'median'
+    """
+    return _middle_mean("median", lambda n: (n - 1) // 2)
+
+
+def trimmed_mean(proportion: float) -> Aggregator:
+    """Average every entry over n clients, without its ⌊βn⌋ smallest and its ⌊βn⌋ largest values.
+
+    Up to ⌊βn⌋ clients cannot move an entry beyond the range of the other clients' values. The other properties are
+    those of :func:`median`.
+
+    Parameters
+    ----------
+    proportion : float in [0, 0.5)
+        β. With 0 the result is the unweighted mean.
+
+    Raises
+    ------
+    ValueError
+        If ``proportion`` is out of range; before training as :func:`median`.
+
+    Warns
+    -----
+    UserWarning
+        If a round has fewer than 1/β clients, so that no values are dropped.
+
+    References
+    ----------
+    Yin et al. (2018), see :func:`median`, Definition 2, where βn is an integer.
+
+    Examples
+    --------
+    >>> trimmed_mean(0.1).name
+    'trimmed-mean:0.1'
+    """
+    _check.real("the proportion of a trimmed mean", proportion, low=0, high=0.5, open_high=True)
+    name = f"trimmed-mean:{float(proportion)}"
+
+    def dropped(n: int) -> int:
+        k = int(proportion * n + _ROUNDING)
+        if proportion and not k:
+            warnings.warn(
+                f"A round has fewer than {math.ceil(1 / proportion - _ROUNDING)} clients, so that {name} drops no "
+                "values and is the unweighted mean. Raise participation or the proportion.",
+                stacklevel=2,
+            )
+        return k
+
+    return _middle_mean(name, dropped)
+
+
+_ROUNDING = 1e-9  # 0.29 * 100 is less than 29 in floating point
+
+
+def _middle_mean(name: str, dropped: Callable[[int], int]) -> Aggregator:
+    """Average every entry over n clients, without its ``dropped(n)`` smallest and largest values."""
+
+    def mean(p: Tensor, server: Tensor) -> Tensor:
+        if not len(p):  # as Poisson sampling may have it
+            return server
+        k = dropped(len(p))
+        return p.sort(0).values[k : len(p) - k].mean(0)
+
+    aggregator = stateless(name, lambda sent: {n: mean(p, sent.server[n]) for n, p in sent.values.items()})
+    return aggregator._replace(weighted=False)
 
 
 def private(
@@ -237,4 +334,41 @@ def chain(*aggregators: Aggregator) -> Aggregator:
 
     name = ", ".join(one.name for one in aggregators)
     needs: Needs = "clients" if any(one.needs == "clients" for one in aggregators) else "sum"
-    return Aggregator(init, apply, name, aggregators[0].privacy if aggregators else None, needs)
+    weighted = all(one.weighted for one in aggregators)
+    return Aggregator(init, apply, name, aggregators[0].privacy if aggregators else None, needs, weighted)
+
+
+AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
+    "mean": weighted_mean,
+    "median": median,
+    "trimmed-mean:PROPORTION": trimmed_mean,
+}
+"""Aggregators of command lines and grids. A function whose name here has a colon takes a number, and names its
+aggregator by the text that users write."""
+
+
+def aggregator_named(given: str | Aggregator) -> Aggregator:
+    """Return the aggregator that a name of ``AGGREGATORS`` stands for; return an Aggregator unchanged.
+
+    Raises
+    ------
+    ValueError
+        If there is no such name, or its number is missing, superfluous or out of range.
+
+    Examples
+    --------
+    >>> aggregator_named("trimmed-mean:0.1").name
+    'trimmed-mean:0.1'
+    """
+    if isinstance(given, Aggregator):
+        return given
+    name, colon, number = str(given).partition(":")
+    makers = {form.partition(":")[:2]: make for form, make in AGGREGATORS.items()}
+    try:
+        make, numbers = makers[name, colon], [float(number)] if colon else []
+    except (KeyError, ValueError):
+        raise ValueError(
+            f"aggregator must be one of {', '.join(AGGREGATORS)} (for example trimmed-mean:0.1), but got "
+            f"{given!r:.200}.{_check.did_you_mean(given, AGGREGATORS)}"
+        ) from None
+    return make(*numbers)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedstat import _check
 from fedstat._later import torch, xr
 from fedstat.fl import accountant, batches, checks, choice, labels, losses, nets, participation, room
+from fedstat.fl.aggregate import Aggregator, uniform
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.hooks import Hooks
@@ -76,6 +77,7 @@ def assembled(
     train, test, validation = subsets
     loss, clients = losses.for_outputs(nets.n_outputs(net)), len(train.start) - 1
     checked = _training(training, clients)
+    require_weights(algorithm, training.aggregator)
     net = nets.require(Hooks(algorithm, net, clients).wrap())
     job = Job(
         train,
@@ -94,6 +96,16 @@ def assembled(
     if machine.memory is not None:
         job = replace(job, room=room.left(job, machine.memory))
     return job if job.aggregator.privacy is None else _private(job, job.aggregator.privacy)
+
+
+def require_weights(algorithm: Algorithm, aggregator: Aggregator) -> None:
+    """Raise ValueError if an algorithm weights clients, but the aggregator counts all alike."""
+    hook = "weights" if algorithm.weights not in (None, uniform) else "mix" if algorithm.mix else None
+    if hook and not aggregator.weighted:
+        raise ValueError(
+            f"aggregator {aggregator.name!r} counts all clients alike, but algorithm {algorithm.name!r} weights them "
+            f"({hook}). Use aggregator 'mean', or another algorithm, such as fedavg, fedper or fedfac-dynamic."
+        )
 
 
 def _private(job: Job, privacy: Privacy) -> Job:

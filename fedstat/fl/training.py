@@ -15,7 +15,7 @@ from fedstat import _check, store
 from fedstat._later import xr
 from fedstat._progress import shown
 from fedstat.fl import accountant, batches, disk_rows, labels, loop, masks, nets, ranks, record, room, stored
-from fedstat.fl.aggregate import Aggregator, weighted_mean
+from fedstat.fl.aggregate import Aggregator, aggregator_named
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Job, Machine, Participation, Precision, Sampling, Training, of_rank, tf32
 from fedstat.fl.ledger import Ledger
@@ -55,7 +55,7 @@ def train(
     optimizer: str | Optimizer = "sgd",
     lr: float = 0.1,
     server_lr: float = 1.0,
-    aggregator: Aggregator | None = None,
+    aggregator: str | Aggregator = "mean",
     optimizer_state: Literal["reset", "keep"] = "reset",
     seed: int = 0,
     device: str = "cpu",
@@ -104,9 +104,10 @@ def train(
         η_l, local learning rate, if the optimiser is given by name.
     server_lr : float, default 1
         η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
-    aggregator : Aggregator, optional
-        What the server makes of the entries that clients send: their weighted mean by default, see
-        :mod:`fedstat.fl.aggregate`, of which :func:`~fedstat.fl.aggregate.private` is differentially private.
+    aggregator : str or Aggregator, default "mean"
+        How the server combines the entries that clients send: a name of ``fedstat.fl.aggregate.AGGREGATORS``, such as
+        "median" or "trimmed-mean:0.1", or an aggregator, such as the differentially private
+        :func:`~fedstat.fl.aggregate.private`. "mean" weights clients by their numbers of training samples.
     optimizer_state : {"reset", "keep"}, default "reset"
         Whether a client's momentum or Adam moments start anew in every round.
     seed : int, default 0
@@ -210,7 +211,7 @@ def train(
         local_epochs=local_epochs,
         batch_size=batch_size,
         server_lr=server_lr,
-        aggregator=_require_aggregator(aggregator),
+        aggregator=aggregator_named(aggregator),
         optimizer_state=optimizer_state,
         seed=seed,
     )
@@ -274,15 +275,6 @@ class _Plan(NamedTuple):
         return frozenset(
             f"{name}/{one}" for name, group in parts.items() for one, v in group.variables.items() if "client" in v.dims
         )
-
-
-def _require_aggregator(aggregator: Aggregator | None) -> Aggregator:
-    """Return the aggregator, by default the weighted mean; ValueError if it is none."""
-    if not isinstance(aggregator or weighted_mean(), Aggregator):
-        raise ValueError(
-            f"aggregator must be one of fedstat.fl.aggregate, such as weighted_mean(), but got {aggregator!r}"
-        )
-    return aggregator or weighted_mean()
 
 
 def _asked(probe: str | Sequence[str] | None) -> list[str]:

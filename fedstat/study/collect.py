@@ -11,7 +11,7 @@ from fedstat import _check, store
 from fedstat._later import pd
 from fedstat.store import DamageError, open_run, reading, require_sound
 from fedstat.study import summary
-from fedstat.study.experiment import OF_PRIVACY
+from fedstat.study.experiment import OF_AGGREGATOR
 
 SCALE = (
     "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",
@@ -20,7 +20,7 @@ SCALE = (
 )  # fmt: skip
 """Settings that runs of one label must have in common to be compared."""
 
-OF_METHOD = ("lr", "server_lr", *OF_PRIVACY)
+OF_METHOD = ("lr", "server_lr", *OF_AGGREGATOR)
 """Settings that the runs of a method have in common, for one label: methods may be tuned apart."""
 
 

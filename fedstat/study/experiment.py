@@ -13,8 +13,8 @@ from fedstat._later import xr
 from fedstat._settings import require_types
 from fedstat.data import arrays
 from fedstat.data._files import folder
-from fedstat.fl import algorithms, masks, nets, own, participation
-from fedstat.fl.aggregate import Aggregator, private
+from fedstat.fl import algorithms, masks, nets, own, participation, prepare
+from fedstat.fl.aggregate import Aggregator, aggregator_named, private
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Participation, Precision, Sampling
 from fedstat.fl.training import PROBES, train
@@ -25,7 +25,10 @@ from fedstat.study.networks import like, make, network
 OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multiplier_moments")
 """Settings of :func:`fedstat.fl.aggregate.private`."""
 
-LATER = ("labels", "domains", "sampling", "keep_weights", *OF_PRIVACY)
+OF_AGGREGATOR = (*OF_PRIVACY, "aggregator")
+"""Settings of :meth:`Settings.make_aggregator`."""
+
+LATER = ("labels", "domains", "sampling", "keep_weights", *OF_AGGREGATOR)
 """Settings that older runs do not have: at their defaults they are not noted, so that these keep names and settings."""
 
 
@@ -78,6 +81,8 @@ class Settings:
         seed is also that of the partition.
     sampling : {"fixed", "poisson"}
         See :func:`fedstat.fl.train`.
+    aggregator : str
+        A name of ``fedstat.fl.aggregate.AGGREGATORS``, such as "median" or "trimmed-mean:0.1".
     clip, noise_multiplier, delta, clip_moments, noise_multiplier_moments : float, optional
         Make the run differentially private, see :func:`fedstat.fl.aggregate.private`: the first two do, the others have
         its defaults. Without ``clip`` the others have no effect.
@@ -119,6 +124,7 @@ class Settings:
     labels: Literal["common", "permuted"] = "common"
     domains: tuple[str, ...] = ()
     sampling: Sampling = "fixed"
+    aggregator: str = "mean"
     clip: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
@@ -153,7 +159,10 @@ class Settings:
         _check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
         _check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
         _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
-        self.make_aggregator()
+        aggregator = self.make_aggregator()
+        if ":" in self.aggregator:  # one form of its number: "trimmed-mean:.10" to "trimmed-mean:0.1"
+            object.__setattr__(self, "aggregator", aggregator.name)
+        prepare.require_weights(self.make_algorithm(), aggregator)
         for read in self.make_readouts().values():
             read(self.make_algorithm())
         known, net = self.make_algorithm().settings, make(self, *like(federation.source_of(self.data)[0]))
@@ -214,14 +223,19 @@ class Settings:
         """The algorithm with its given settings."""
         return algorithms.named(self.algorithm, **self.given)
 
-    def make_aggregator(self) -> Aggregator | None:
-        """The private aggregator with its given settings; None without them."""
+    def make_aggregator(self) -> Aggregator:
+        """Return the private aggregator if ``clip`` is given, else the named one."""
         given = {name: value for name in OF_PRIVACY if (value := getattr(self, name)) is not None}
         if not given:
-            return None
+            return aggregator_named(self.aggregator)
         if self.clip is None:
             name = next(iter(given))
             raise _check.NoEffectError(name, f"without clip, which makes a run private, but got {given[name]!r}")
+        if self.aggregator != Settings.aggregator:
+            raise ValueError(
+                f"clip={self.clip:g} makes a run private by noise on a sum over clients, but aggregator "
+                f"{self.aggregator!r} takes no sum. Remove clip, or use aggregator 'mean'."
+            )
         if self.noise_multiplier is None:
             raise ValueError(f"clip={self.clip:g} makes a run private: give noise_multiplier too, such as 1.0")
         return private(**given)

@@ -11,6 +11,7 @@ from fedstat import _check
 from fedstat import data as datasets
 from fedstat.data import arrays
 from fedstat.fl import algorithms, nets
+from fedstat.fl.aggregate import AGGREGATORS
 from fedstat.study import federation
 from fedstat.study.experiment import Settings
 
@@ -46,6 +47,8 @@ MEANINGS: dict[str, str] = {
     "rounds": "communication rounds T",
     "participation": "share of the clients active in a round, or a range from which it is drawn in every round",
     "sampling": "fixed: that share is active in every round; poisson: each client with that probability",
+    "aggregator": f"how the server combines each parameter over clients: {', '.join(AGGREGATORS)} (0.1 drops a "
+    "tenth of the values at each end)",
     "clip": "make the run differentially private: largest norm of a client's update (needs --noise-multiplier)",
     "noise_multiplier": "standard deviation of the noise on the sum of updates, over --clip",
     "delta": "δ of --clip: probability with which ε may fail (default 1e-5)",

@@ -11,10 +11,13 @@ import numpy as np
 
 from fedstat._later import pd, xr
 from fedstat.fl import halves
+from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.profiles import profile
 from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.results.verdicts import personal_from
 from fedstat.study import rules, summary
+
+MEAN = weighted_mean().name
 
 
 def line(run: xr.DataTree) -> str:
@@ -32,7 +35,7 @@ def report(run: xr.DataTree) -> str:
     who = (
         f"{row['label']}: {row['method']}, {row['rounds']} rounds, {row['clients']} clients "
         f"({n.min()} to {n.max()} training samples), {_share(config['participation'])} active in a round"
-        f"{_privacy(config, metrics)}"
+        f"{_aggregator(config, metrics)}"
     )
     first = ", except its training before round 1" if row["method"] == "fedfac-static" else ""
     cost = (
@@ -57,10 +60,11 @@ def report(run: xr.DataTree) -> str:
     return "\n\n".join(parts)
 
 
-def _privacy(config: Mapping[str, Any], metrics: xr.Dataset) -> str:
-    """ε after the last finished round of a private run."""
+def _aggregator(config: Mapping[str, Any], metrics: xr.Dataset) -> str:
+    """Name the aggregator, unless it is the weighted mean; for a private run return ε after the last round."""
     if "privacy" not in config:
-        return ""
+        name = config.get("aggregator", MEAN)
+        return "" if name == MEAN else f"\naggregator: {name}"
     done = metrics["epsilon"].to_numpy()[int(np.isfinite(metrics["epsilon"]).sum()) - 1]
     return f"\ndifferentially private for clients: ε = {done:.4g} at δ = {config['privacy']['delta']:g}"
 

@@ -25,7 +25,7 @@ from fedstat.study.table import aligned
 
 OF_TRAINING = (
     "net", "width", "norm", "net_options", "rounds", "participation", "sampling", "local_epochs", "batch_size",
-    "optimizer", *OF_METHOD, "aggregator", "optimizer_state", "precision",
+    "optimizer", *OF_METHOD, "optimizer_state", "precision",
 )  # fmt: skip
 """Settings besides a method's own by which its runs on the same data are told apart."""
 

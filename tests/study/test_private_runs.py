@@ -78,7 +78,7 @@ def test_a_grid_crosses_private_and_plain_methods_and_tells_their_runs_apart(tmp
     assert all(made for _, _, made in grid.run_all(cells, tmp_path / "runs"))
     with pytest.raises(ValueError, match=r"runs of fedavg, .* differ in clip .*; noise_multiplier"):
         collect(tmp_path / "runs")
-    found = collect(tmp_path / "runs", differ=experiment.OF_PRIVACY)
+    found = collect(tmp_path / "runs", differ=experiment.OF_AGGREGATOR)
     assert len(planned.planned(found, file).grid.table) == 3
 
 

@@ -10,6 +10,7 @@ import scipy
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks
+from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Received, RoundContext, Sharing, Start, Variant
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import cosines, shared_part
@@ -87,7 +88,7 @@ def clustered_fl(
         rule.sharing,
         settings=settings,
         keeps=lambda net: list(net.unshared),
-        weights=(lambda sizes, *_: np.full(len(sizes), 1 / len(sizes))) if code else None,
+        weights=uniform if code else None,
         memory=rule.memory,
         remember=lambda up: rule.remember(up, up.once(rule.split)),
         receive=_receive,

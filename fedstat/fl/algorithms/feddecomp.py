@@ -10,6 +10,7 @@ import numpy as np
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks
+from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import About, Algorithm, Phase, Sharing, Start, Variant
 from fedstat.fl.wrappers.low_rank import FACTORS, ConvRank, LinearRank, decomposed, require_ranks
 
@@ -21,7 +22,7 @@ ABOUT = About(
 )
 MEANS: dict[str, Callable[[np.ndarray, np.ndarray, int], np.ndarray] | None] = {
     "samples": None,
-    "uniform": lambda _, active, __: np.full(len(active), 1 / len(active)),
+    "uniform": uniform,
     "all": lambda _, active, clients: np.full(len(active), 1 / clients),
 }
 
