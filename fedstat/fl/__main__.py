@@ -38,7 +38,7 @@ GROUPS = {
 }  # fmt: skip
 CHOICES = {
     "norm": ("group", "batch"), "optimizer": ("sgd", "adam"), "precision": ("float32", "tf32", "bfloat16"),
-    "probe": PROBES, "labels": ("common", "permuted"), "sampling": ("fixed", "poisson"),
+    "probe": tuple(PROBES), "labels": ("common", "permuted"), "sampling": ("fixed", "poisson"),
 }  # fmt: skip
 
 

@@ -38,7 +38,13 @@ from fedstat.fl.state import State
 from fedstat.store import Group, Writer
 
 COMMAND = "fedstat.fl"
-PROBES = ("halves", "drift", "uploads", "parameters")
+PROBES: dict[str, Callable[[Job, int], Observer] | None] = {
+    "halves": halves_probe,
+    "drift": drift_probe,
+    "uploads": None,
+    "parameters": None,
+}
+"""Probes by name: from a job and its number of rounds to an observer; None stores more at the checkpoints instead."""
 _OF_ALL = ("measures", "mixing", "probe")  # groups whose values every process has for all clients
 
 
@@ -306,8 +312,7 @@ def _probes(
     """Return the observers that have groups of their own, and that of the privacy spent."""
     probes = [measures_probe(job, rounds)]
     probes += [accountant.probe()] if job.aggregator.privacy else []
-    probes += [halves_probe(job, rounds)] if "halves" in asked else []
-    probes += [drift_probe(job, rounds)] if "drift" in asked else []
+    probes += [make(job, rounds) for name in asked if (make := PROBES[name])]
     probes += [new_clients_probe(job, *new)] if new else []
     probes += [ablation_probe(job, ablation)] if ablation else []
     probes += [readouts_probe(job, readouts)] if readouts else []
