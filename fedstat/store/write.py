@@ -89,14 +89,14 @@ def group(coords: Mapping[str, Any], chunk: Mapping[str, int] = {}, /, **variabl
 def _variable(
     dims: str | Sequence[str], values: Any, attrs: str | Mapping[str, Any] = {}, chunk: Mapping[str, int] = {}
 ) -> Variable | xr.Variable:
-    """Layout of an array, whose dtype is a string, or the variable of a known array."""
+    """Return the layout of an array, whose ``values`` are a dtype, or the variable of a known array."""
     names = tuple(dims.split() if isinstance(dims, str) else dims)
     texts = {"long_name": attrs} if isinstance(attrs, str) else attrs
     return Variable(names, values, chunk, texts) if isinstance(values, str) else xr.Variable(names, values, texts)
 
 
 def _coordinate(name: str, values: Any) -> xr.Variable:
-    """Variable of a coordinate; strings become objects, since zarr warns of strings of fixed width."""
+    """Return the variable of a coordinate; strings become objects, since zarr warns of strings of fixed width."""
     dims, content, *attrs = values if isinstance(values, tuple) else (name, values)
     array = np.arange(content) if isinstance(content, int | np.integer) else np.asarray(content)
     return xr.Variable(dims, array.astype(object) if array.dtype.kind == "U" else array, *attrs)
