@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedstat._later import xr
+from fedstat import store
 from fedstat.fl import nets
 from fedstat.fl.nets import Net, Params
-from fedstat.store import Group, Variable
+from fedstat.store import Group
 
 GROUP = "parameters"
 STAGES = ("trained", "aggregated")
 """As local training left them, NaN for clients that were not active; and as a client predicts with them."""
-
-_LABELS = {"checkpoint": "round after which parameters were kept", "stage": "before or after aggregation"}
 
 
 def layout(net: Net, layers: Sequence[str], rounds: Sequence[int], clients: int, at_once: int) -> dict[str, Group]:
@@ -40,19 +38,18 @@ def layout(net: Net, layers: Sequence[str], rounds: Sequence[int], clients: int,
     groups: dict[str, Group] = {}
     for layer in layers if net.whole is not None else ():
         coords: dict[str, Any] = {
-            "checkpoint": ("checkpoint", np.array(rounds), {"long_name": _LABELS["checkpoint"]}),
-            "stage": ("stage", np.array(STAGES, object), {"long_name": _LABELS["stage"]}),
-            "client": ("client", np.arange(clients)),
+            "checkpoint": ("checkpoint", rounds, {"long_name": "round after which parameters were kept"}),
+            "stage": ("stage", [*STAGES], {"long_name": "before or after aggregation"}),
+            "client": clients,
         }
         lead, chunk = tuple(coords), {"checkpoint": 1, "stage": 1, "client": at_once}
-        variables: dict[str, Variable] = {}
+        variables: dict[str, tuple[Any, ...]] = {}
         for name in _of(net, layer):
             sizes = _dims(net, name)
-            coords |= {dim: np.arange(n) for dim, n in sizes.items()}
-            shape = {"shape": list(net.shapes[name])}
+            coords |= sizes
             _require(name, variables)
-            variables[variable(name)] = Variable((*lead, *sizes), "float32", chunk, shape)
-        groups[f"{GROUP}/{layer}"] = Group(xr.Dataset(coords=coords), variables)
+            variables[variable(name)] = ((*lead, *sizes), "float32", {"shape": list(net.shapes[name])})
+        groups[f"{GROUP}/{layer}"] = store.group(coords, chunk, **variables)
     return groups
 
 
@@ -86,7 +83,7 @@ def _dims(net: Net, name: str) -> dict[str, int]:
     return dims
 
 
-def _require(name: str, others: dict[str, Variable]) -> None:
+def _require(name: str, others: Collection[str]) -> None:
     """ValueError if a factor's variable would have the name of another, or of a dim."""
     if variable(name) in {*others, "checkpoint", "stage", "client", "unit"}:
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedstat import store
 from fedstat._later import xr
 from fedstat.data import partition
 from fedstat.fl.batches import Rows
@@ -43,20 +44,20 @@ def group(data: xr.Dataset, train: Rows, outputs: int) -> Group:
     clients = len(train.sizes)
     count = np.zeros((clients, max(outputs, 2)), dtype=np.int64)
     np.add.at(count, (np.repeat(np.arange(clients), train.sizes), train.y.cpu().numpy()), 1)
-    known = xr.Dataset(coords={"client": np.arange(clients), "class": np.arange(count.shape[1])})
+    classes, known = np.arange(count.shape[1]), {}
     per_sample = {name for name in data.coords if data[name].dims == ("sample",)}
     if {"client", "y_true"} <= per_sample:
         table = partition.label_table(data)
         label = table.to_numpy()
         count = np.where(label < 0, 0, np.take_along_axis(count, np.maximum(label, 0), 1))
-        known = known.assign_coords({"class": table["class"].to_numpy()})
-        known["label"] = ("client", "class"), label, table.attrs | {"missing": "-1: no sample"}
-    known["n_train"] = ("client", "class"), count, {"long_name": "training samples of a class"}
+        classes = table["class"].to_numpy()
+        known["label"] = ("client class", label, table.attrs | {"missing": "-1: no sample"})
+    known["n_train"] = ("client class", count, {"long_name": "training samples of a class"})
     if {"client", "domain"} <= per_sample:
         client, values = data["client"].to_numpy(), data["domain"].to_numpy()
         _, first, which = np.unique(client, return_index=True, return_inverse=True)
         if (values == values[first][which]).all():
             names = data["domain"].attrs.get("names")
             own = values[first] if names is None else np.array(names, object)[values[first]]
-            known["domain"] = "client", own, {"long_name": "domain of a client's classes"}
-    return Group(known, {})
+            known["domain"] = ("client", own, {"long_name": "domain of a client's classes"})
+    return store.group({"client": clients, "class": classes}, **known)

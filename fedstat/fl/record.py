@@ -20,7 +20,7 @@ from fedstat.fl.probes.base import Observer, Values
 from fedstat.fl.relay import Relay
 from fedstat.fl.state import Download, State, StateMemory
 from fedstat.stats.factor import Fit
-from fedstat.store import Group, Variable
+from fedstat.store import Group
 
 LAYOUT = 2
 """Version of the store of a run."""
@@ -48,7 +48,7 @@ def layout(
     Parameters
     ----------
     lead : mapping from dim to coordinate
-        Dims that tell runs apart, {} for one run.
+        Dims that tell runs apart, {} for one run; coordinates as in :func:`fedstat.store.group`.
     n_rounds, n_clients : int
     units : mapping from layer to int
         Layers whose split is recorded, with their numbers of units.
@@ -62,37 +62,31 @@ def layout(
     ``split/<layer>/shared`` is True where all incoming weights of a unit are shared by all clients, which says nothing
     about single entries or clients of a finer mask.
     """
-    coords = {**lead, "round": ("round", np.arange(1, n_rounds + 1))}
-    clients, chunk = ("client", np.arange(n_clients)), dict.fromkeys(lead, 1)
+    coords = {**lead, "round": range(1, n_rounds + 1)}
+    by_round, chunk = tuple(coords), dict.fromkeys(lead, 1)
+    by_client, by_unit = (*by_round, "client"), (*by_round, "unit")
     few = {"round": max(1, _CHUNK // n_clients)} if n_rounds * n_clients > _CHUNK else {}
-
-    def variable(dims: tuple[str, ...], dtype: str, name: str, **attrs: str) -> Variable:
-        own = chunk | few if "client" in dims else chunk
-        return Variable((*lead, "round", *dims), dtype, own, {"long_name": name, **attrs})
-
+    of_clients = {"accuracy": "test accuracy", "loss": "mean test loss", **also}
+    decided = {"decided": (by_unit, "bool", "unit is shown to be shared or personal")} if tested else {}
     groups = {
-        "metrics": Group(
-            xr.Dataset(coords=coords | {"client": clients}),
-            {
-                "accuracy": variable(("client",), "float32", "test accuracy"),
-                "loss": variable(("client",), "float32", "mean test loss"),
-                "seconds": variable((), "float64", "wall time of the round", units="s"),
-            }
-            | {name: variable(("client",), "float32", text) for name, text in also.items()},
+        "metrics": store.group(
+            coords | {"client": n_clients},
+            chunk,
+            seconds=(by_round, "float64", {"long_name": "wall time of the round", "units": "s"}),
+            **{name: (by_client, "float32", text, few) for name, text in of_clients.items()},
         )
     }
     for layer, n in units.items():
-        groups[f"split/{layer}"] = Group(
-            xr.Dataset(coords=coords | {"unit": ("unit", np.arange(n))}),
-            {
-                "shared": variable(("unit",), "bool", "unit is shared"),
-                "communality": variable(("unit",), "float64", "communality ν, NaN without factor analysis"),
-                "icc": variable(("unit",), "float64", "agreement of clients ICC2, NaN where it decided nothing"),
-                "n_factors": variable((), "int64", "number of factors, 0 without factor analysis"),
-                "n_iter": variable((), "int64", "eigendecompositions"),
-                "converged": variable((), "bool", "communalities stood still"),
-            }
-            | ({"decided": variable(("unit",), "bool", "unit is shown to be shared or personal")} if tested else {}),
+        groups[f"split/{layer}"] = store.group(
+            coords | {"unit": n},
+            chunk,
+            shared=(by_unit, "bool", "unit is shared"),
+            communality=(by_unit, "float64", "communality ν, NaN without factor analysis"),
+            icc=(by_unit, "float64", "agreement of clients ICC2, NaN where it decided nothing"),
+            n_factors=(by_round, "int64", "number of factors, 0 without factor analysis"),
+            n_iter=(by_round, "int64", "eigendecompositions"),
+            converged=(by_round, "bool", "communalities stood still"),
+            **decided,
         )
     return groups
 
@@ -116,17 +110,14 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
         also |= {"validation_accuracy": "validation accuracy", "validation_loss": "mean validation loss"}
     tested = job.algorithm.settings.get("tau") == "test"
     groups = layout({}, rounds, job.clients, nets.layers(job.net), also, tested=tested)
-    metrics = groups["metrics"]
-    ways = {"up": "sent to the server, by all clients", "down": "sent to clients, to all of them"}
-    sent = {
-        f"bytes_{way}": Variable(("round",), "float64", attrs={"long_name": text, "units": "byte"})
-        for way, text in ways.items()
-    }
+    groups["metrics"] |= store.group(
+        {f"n_{name}": ("client", rows.sizes) for name, rows in job.subsets.items()},
+        bytes_up=("round", "float64", {"long_name": "sent to the server, by all clients", "units": "byte"}),
+        bytes_down=("round", "float64", {"long_name": "sent to clients, to all of them", "units": "byte"}),
+    )
     if job.aggregator.privacy:
-        sent["epsilon"] = Variable(("round",), "float64", attrs={"long_name": "ε of everything released so far"})
-    of_clients = {f"n_{name}": ("client", rows.sizes) for name, rows in job.subsets.items()}
-    groups["metrics"] = Group(metrics.coords.assign_coords(of_clients), {**metrics.variables, **sent})
-    groups |= _choice_layout(job, metrics.coords["round"])
+        groups["metrics"] |= store.group({}, epsilon=("round", "float64", "ε of everything released so far"))
+    groups |= _choice_layout(job, rounds)
     for group in ("weights", *(["uploads"] if checkpoints.uploads else [])):
         groups |= _weights_layout(job, group, checkpoints)
     if checkpoints.parameters:
@@ -135,21 +126,14 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
     return groups
 
 
-def _choice_layout(job: Job, rounds: xr.DataArray) -> dict[str, Group]:
+def _choice_layout(job: Job, rounds: int) -> dict[str, Group]:
     """Group ``choice``, if the run has one."""
     if not (dims := choice.dims(job)):
         return {}
-    every = {
-        "round": rounds,
-        "client": ("client", np.arange(job.clients)),
-        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
-    }
+    coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
     texts = {"step": "B of W + B (W' − W)", "finetuning": "which of the fine-tunings"}
-    variables = {
-        name: Variable(("round", *of), "float32", attrs={"long_name": texts[name]}) for name, of in dims.items()
-    }
-    own = {dim: every[dim] for dim in {"round", *(dim for of in dims.values() for dim in of)}}
-    return {"choice": Group(xr.Dataset(coords=own), variables)}
+    arrays = {name: (("round", *of), "float32", texts[name]) for name, of in dims.items()}
+    return {"choice": store.group(coords, **arrays)}
 
 
 def checkpoint_writer(writer: Relay, checkpoints: Checkpoints) -> Observer:
@@ -227,21 +211,15 @@ def _weights_layout(job: Job, group: str, checkpoints: Checkpoints) -> dict[str,
         # An LSTM's bias has four numbers per unit, and so a dim of its own.
         last = {name: "weight" if n == max(wide.values()) else f"{name}_weight" for name, n in wide.items()}
         coords: dict[str, Any] = {
-            "checkpoint": (
-                "checkpoint",
-                np.array(checkpoints.rounds),
-                {"long_name": "round after which weights were kept"},
-            ),
-            "client": ("client", np.arange(job.clients)),
-            "unit": ("unit", np.arange(nets.layers(job.net)[layer])),
+            "checkpoint": ("checkpoint", checkpoints.rounds, {"long_name": "round after which weights were kept"}),
+            "client": job.clients,
+            "unit": nets.layers(job.net)[layer],
         }
         dims = {name: (*coords, *([last[name]] if len(shape) > 1 else [])) for name, shape in shapes.items()}
         sizes = {last[name]: wide[name] for name, shape in shapes.items() if len(shape) > 1}
         chunk = {"checkpoint": 1, "client": _clients_at_once(job)}
-        groups[f"{group}/{layer}"] = Group(
-            xr.Dataset(coords=coords | {dim: np.arange(n) for dim, n in sizes.items()}),
-            {name: Variable(dims[name], "float32", chunk, {"shape": list(shape)}) for name, shape in shapes.items()},
-        )
+        arrays = {name: (dims[name], "float32", {"shape": list(shape)}) for name, shape in shapes.items()}
+        groups[f"{group}/{layer}"] = store.group(coords | sizes, chunk, **arrays)
     return groups
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _check, data
+from fedstat import _check, data, store
 from fedstat._later import torch, xr
 from fedstat._random import generator
 from fedstat.fl import algorithms, batches, losses, nets, optim
@@ -21,7 +21,7 @@ from fedstat.fl.nets import Net, Params
 from fedstat.fl.start import start
 from fedstat.fl.state import Download
 from fedstat.motivation import relation
-from fedstat.store import Group, Target, Variable
+from fedstat.store import Group, Target
 from fedstat.study import cells
 from fedstat.study.cells import Cell, Make
 
@@ -300,60 +300,49 @@ def _write_case(
 
 
 def _layout(settings: Settings, net: Net) -> dict[str, Group]:
-    # Object strings: fixed-width ones make zarr warn.
     axes = {
-        "case": np.array(settings.cases, object),
-        "outputs": np.array(OUTPUTS, object),
-        "on": np.array(relation.ON, object),
-        "estimator": np.array(relation.ESTIMATORS, object),
-        "client": np.arange(settings.clients),
-        "unit": np.arange(settings.hidden),
-        "replicate": np.arange(settings.replicates),
+        "case": [*settings.cases],
+        "outputs": [*OUTPUTS],
+        "on": [*relation.ON],
+        "estimator": [*relation.ESTIMATORS],
+        "client": settings.clients,
+        "unit": settings.hidden,
+        "replicate": settings.replicates,
     }
-    by_unit = ("case", "outputs", "unit")
-
-    def group(**variables: Variable) -> Group:
-        # A case stands in chunks of its own.
-        cut = {name: v._replace(chunk={"case": 1, **v.chunk}) for name, v in variables.items()}
-        dims = dict.fromkeys(d for v in variables.values() for d in v.dims)
-        return Group(xr.Dataset(coords={d: (d, axes[d]) for d in dims}), cut)
-
+    by_unit, chunk = "case outputs unit", {"case": 1}
+    group = partial(store.group, axes, chunk)
     groups = {
         "outputs": group(
-            mean_output=Variable(("case", "outputs", "client", "unit"), "float64", {"case": 1, "outputs": 1}),
-            accuracy=Variable(("case", "outputs", "client"), "float64"),
-            label=Variable(("case", "client"), "int64", attrs={"long_name": "commonest class of the client"}),
-            done=Variable(("case",), "bool"),
+            mean_output=("case outputs client unit", "float64", {}, {"outputs": 1}),
+            accuracy=("case outputs client", "float64"),
+            label=("case client", "int64", "commonest class of the client"),
+            done=("case", "bool"),
         ),
         "dispersion": group(
-            entropy=Variable(by_unit, "float64", attrs={"long_name": "entropy over clients", "units": "nats"}),
-            std_error=Variable(by_unit, "float64", attrs={"units": "nats"}),
-            n=Variable(by_unit, "int64", attrs={"long_name": "clients the entropy rests on"}),
-            atom_share=Variable(by_unit, "float64", attrs={"long_name": "share of clients with tied outputs"}),
-            zero_share=Variable(by_unit, "float64", attrs={"long_name": "share of clients with output 0"}),
-            spread=Variable(by_unit, "float64", attrs={"long_name": "standard deviation over clients"}),
+            entropy=(by_unit, "float64", {"long_name": "entropy over clients", "units": "nats"}),
+            std_error=(by_unit, "float64", {"units": "nats"}),
+            n=(by_unit, "int64", "clients the entropy rests on"),
+            atom_share=(by_unit, "float64", "share of clients with tied outputs"),
+            zero_share=(by_unit, "float64", "share of clients with output 0"),
+            spread=(by_unit, "float64", "standard deviation over clients"),
         ),
         "split": group(
-            communality=Variable(("case", "on", "estimator", "unit"), "float64"),
-            n_factors=Variable(("case", "on", "estimator"), "int64"),
-            converged=Variable(("case", "on", "estimator"), "bool"),
+            communality=("case on estimator unit", "float64"),
+            n_factors=("case on estimator", "int64"),
+            converged=("case on estimator", "bool"),
         ),
         "relation": group(
-            spearman=Variable(("case", "outputs", "on", "estimator"), "float64"),
-            spearman_half=Variable(("case", "outputs", "on", "estimator", "replicate"), "float64"),
+            spearman=("case outputs on estimator", "float64"),
+            spearman_half=("case outputs on estimator replicate", "float64"),
         ),
     }
     for layer, units in nets.layers(net).items():
-        wide = net.shapes[f"{layer}.weight"][1]
-        coords = {d: (d, axes[d]) for d in ("case", "client")} | {"unit": np.arange(units), "weight": np.arange(wide)}
-        dims = ("case", "client", "unit", "weight")
-        groups[f"weights/{layer}"] = Group(
-            xr.Dataset(coords=coords),
-            {
-                "w": Variable(dims, "float32", {"case": 1, "client": 10}),
-                "b": Variable(dims[:3], "float32", {"case": 1}),
-                "start_w": Variable(dims[2:], "float32"),
-                "start_b": Variable(dims[2:3], "float32"),
-            },
+        groups[f"weights/{layer}"] = store.group(
+            axes | {"unit": units, "weight": net.shapes[f"{layer}.weight"][1]},
+            chunk,
+            w=("case client unit weight", "float32", {}, {"client": 10}),
+            b=("case client unit", "float32"),
+            start_w=("unit weight", "float32"),
+            start_b=("unit", "float32"),
         )
     return groups

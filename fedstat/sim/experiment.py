@@ -27,7 +27,7 @@ from fedstat.fl.start import start
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
 from fedstat.sim.recovery import correlation
 from fedstat.stats import factor, split
-from fedstat.store import Group, Target, Variable
+from fedstat.store import Group, Target
 from fedstat.study import cells
 from fedstat.study.cells import Cell, Make
 
@@ -294,28 +294,23 @@ def _run(job: Job, rounds: int, where: tuple[int, ...], writer: Target, tick: Ca
 
 
 def _layout(settings: Settings) -> dict[str, Group]:
-    p, alpha = ("p", np.array(settings.p), {"long_name": "p"}), ("alpha", np.array(settings.alpha), {"long_name": "α"})
-    replicate = ("replicate", np.arange(settings.replicates))
-    # Object strings: fixed-width ones make zarr warn.
-    lead = {"p": p, "alpha": alpha, "method": ("method", np.array(settings.methods, object)), "replicate": replicate}
+    lead = {
+        "p": ("p", np.array(settings.p), {"long_name": "p"}),
+        "alpha": ("alpha", np.array(settings.alpha), {"long_name": "α"}),
+        "method": [*settings.methods],
+        "replicate": settings.replicates,
+    }
+    chunk, of_truth = dict.fromkeys(lead, 1), ("p", "alpha", "replicate")
     groups = record.layout(lead, settings.rounds, settings.clients, {LAYER: settings.m})
-    metrics = groups["metrics"]
-    rounds_done = Variable(tuple(lead), "int64", dict.fromkeys(lead, 1))
-    groups["metrics"] = metrics._replace(variables={**metrics.variables, "rounds_done": rounds_done})
+    groups["metrics"] |= store.group({}, chunk, rounds_done=(tuple(lead), "int64"))
     shared = np.stack([settings.model(value, settings.alpha[0], 0).unit_shared for value in settings.p])
-    coords = xr.Dataset(
-        {"unit_shared": (("p", "unit"), shared)},
-        {"p": p, "alpha": alpha, "replicate": replicate, "unit": np.arange(settings.m)},
-    )
-    dims = ("p", "alpha", "replicate")
-    one = dict.fromkeys(dims, 1)
-    groups["truth"] = Group(
-        coords,
-        {
-            "majority_share": Variable(dims, "float64", one, {"long_name": "mean share of a client's commoner label"}),
-            "communality": Variable((*dims, "unit"), "float64", one, {"long_name": "communality of the true weights"}),
-            "n_factors": Variable(dims, "int64", one),
-            "converged": Variable(dims, "bool", one),
-        },
+    groups["truth"] = store.group(
+        lead | {"unit": settings.m},
+        chunk,
+        unit_shared=("p unit", shared),
+        majority_share=(of_truth, "float64", "mean share of a client's commoner label"),
+        communality=((*of_truth, "unit"), "float64", "communality of the true weights"),
+        n_factors=(of_truth, "int64"),
+        converged=(of_truth, "bool"),
     )
     return groups

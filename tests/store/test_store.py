@@ -257,6 +257,54 @@ def test_stores_are_the_one_at_a_path_or_those_inside_and_no_drafts(tmp_path):
 LAYERS = [*(f"fc{i}" for i in (9, 10, 1, 11, 2)), "conv.0", "attention", "b", "a", "zz"]  # neither sorted nor by number
 
 
+def test_a_group_is_what_its_short_form_says():
+    metrics = store.group(
+        {"round": range(1, 5), "client": 3},
+        accuracy=("round client", "float32", "test accuracy", {"round": 2}),
+        shared=("round", "bool"),
+    )
+    split = store.group({"unit": ["a", "b"]}, nu=(("unit",), "float64"))
+    for made, expected in ((metrics, LAYOUT["metrics"]), (split, LAYOUT["split/fc1"])):
+        xr.testing.assert_identical(made.coords, expected.coords)
+        assert made.variables == expected.variables
+    assert split.coords["unit"].dtype == object
+
+
+def test_a_group_has_its_chunk_sizes_and_its_known_arrays():
+    sizes, attrs = np.array([4, 6, 8]), {"long_name": "layer of the network"}
+    made = store.group(
+        {"case": ["x"], "client": 3, "layer": ("layer", [1, 2], attrs), "n_test": ("client", sizes)},
+        {"case": 1, "client": 2},
+        w=("case client layer", "float32", {"units": "m"}, {"client": 3}),
+        n_train=("client", sizes, "training samples"),
+    )
+    assert made.variables == {
+        "w": Variable(("case", "client", "layer"), "float32", {"case": 1, "client": 3}, {"units": "m"})
+    }
+    assert list(made.coords.data_vars) == ["n_train"]
+    assert made.coords["n_train"].attrs == {"long_name": "training samples"}
+    assert made.coords["layer"].attrs == attrs
+    assert made.coords["n_test"].dims == ("client",)
+
+
+def test_a_group_leaves_out_dims_that_it_does_not_use():
+    made = store.group({"round": 2, "client": 3, "n_train": ("client", [1, 2, 3])}, seconds=("round", "float64"))
+    assert list(made.coords.coords) == ["round", "n_train"]
+
+
+def test_arrays_may_have_the_names_of_arguments():
+    made = store.group({"round": 2}, **{"coords": ("round", "bool"), "chunk": ("round", "bool"), "a b": ("", "bool")})
+    assert list(made.variables) == ["coords", "chunk", "a b"]
+    assert made.variables["a b"].dims == ()
+
+
+def test_groups_are_joined():
+    first = store.group({"round": 2, "client": 3}, loss=("round client", "float32"))
+    made = first | store.group({"n_train": ("client", [1, 2, 3])}, epsilon=("round", "float64"))
+    xr.testing.assert_identical(made.coords, first.coords.assign_coords(n_train=("client", [1, 2, 3])))
+    assert list(made.variables) == ["loss", "epsilon"]
+
+
 def laid_out(path):
     layer = Group(xr.Dataset(coords={"unit": np.arange(2)}), {"w": Variable(("unit",), "float32")})
     groups = {"zeta": layer, **{f"weights/{name}": layer for name in LAYERS}, "alpha": layer}

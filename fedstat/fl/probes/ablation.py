@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat import _random
-from fedstat._later import torch, xr
+from fedstat import _random, store
+from fedstat._later import torch
 from fedstat.fl import cohort, masks
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
@@ -13,17 +13,15 @@ from fedstat.fl.nets import Params
 from fedstat.fl.probes.base import Observer
 from fedstat.fl.scores import scores
 from fedstat.fl.state import Download, State
-from fedstat.store import Group, Variable
 
 PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 
 
 def probe(job: Job, draws: int) -> Observer:
     """Group ``ablation``: accuracy (part, draw, client), see :func:`ablated_accuracy`."""
-    coords = {"part": np.array(PARTS, object), "draw": np.arange(draws), "client": np.arange(job.clients)}
-    variable = Variable(("part", "draw", "client"), "float32", attrs={"long_name": "test accuracy"})
+    coords = {"part": [*PARTS], "draw": draws, "client": job.clients}
     return Observer(
-        {"ablation": Group(xr.Dataset(coords=coords), {"accuracy": variable})},
+        {"ablation": store.group(coords, accuracy=("part draw client", "float32", "test accuracy"))},
         on_end=lambda job, state: {"ablation/accuracy": ablated_accuracy(job, state, draws=draws)},
     )
 

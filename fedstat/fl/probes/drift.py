@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat._later import torch, xr
+from fedstat import store
+from fedstat._later import torch
 from fedstat.fl import masks, nets
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.probes.base import Observer, Values
-from fedstat.store import Group, Variable
 
 
 def probe(job: Job, rounds: int) -> Observer:
@@ -18,14 +18,10 @@ def probe(job: Job, rounds: int) -> Observer:
     σ_i are a client's parameters as they leave local training, σ̄ the server's after aggregation (FedDecomp Fig. 5).
     NaN for inactive clients, 0 in a layer without shared entries.
     """
-    coords = {
-        "round": ("round", np.arange(1, rounds + 1)),
-        "client": ("client", np.arange(job.clients)),
-        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
-    }
+    coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
     text = "Euclidean distance of the shared entries from the server's, before aggregation"
-    variable = Variable(("round", "client", "layer"), "float32", attrs={"long_name": text})
-    return Observer({"drift": Group(xr.Dataset(coords=coords), {"distance": variable})}, on_round_end=_measure)
+    group = store.group(coords, distance=("round client layer", "float32", text))
+    return Observer({"drift": group}, on_round_end=_measure)
 
 
 def _measure(job: Job, outcome: Outcome) -> Values:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from fedstat._later import torch, xr
+from fedstat import store
+from fedstat._later import torch
 from fedstat.fl import nets
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.probes.base import Observer, Values
-from fedstat.store import Group, Variable
 
 _OF_CLIENTS = ("client", "other")
 
@@ -21,25 +21,20 @@ def probe(job: Job, rounds: int) -> Observer:
 
     NaN where either client is inactive.
     """
-    own, groups = job.algorithm.measures, {}
+    measures, groups = job.algorithm.measures, {}
     _require(job)
-    if own:
-        sizes = {dim: n for measure in own.values() for dim, n in _sizes(job, measure.sizes).items()}
-        used = {dim: np.arange(sizes[dim]) for measure in own.values() for dim in measure.dims}
-        if "layer" in used:
-            used["layer"] = np.array(list(nets.layers(job.net)), object)
-        texts = {name: {"long_name": m.long_name, "units": m.units} for name, m in own.items()}
-        variables = {
-            name: Variable(("round", *m.dims), "float64", attrs={k: v for k, v in texts[name].items() if v})
-            for name, m in own.items()
-        }
-        groups["measures"] = Group(xr.Dataset(coords={"round": np.arange(1, rounds + 1), **used}), variables)
+    if measures:
+        sizes = {dim: n for measure in measures.values() for dim, n in _sizes(job, measure.sizes).items()}
+        coords = sizes | {"round": range(1, rounds + 1), "layer": [*nets.layers(job.net)]}
+        arrays = {}
+        for name, measure in measures.items():
+            attrs = {"long_name": measure.long_name, "units": measure.units}
+            arrays[name] = (("round", *measure.dims), "float64", {key: text for key, text in attrs.items() if text})
+        groups["measures"] = store.group(coords, **arrays)
     if job.algorithm.mix:
-        every = np.arange(job.clients)
-        coords = xr.Dataset(coords={"round": np.arange(1, rounds + 1), "client": every, "other": every})
+        coords = {"round": range(1, rounds + 1), "client": job.clients, "other": job.clients}
         text = "weight of the other client's entries in a client's own mixture"
-        weight = Variable(("round", "client", "other"), "float32", attrs={"long_name": text})
-        groups["mixing"] = Group(coords, {"weight": weight})
+        groups["mixing"] = store.group(coords, weight=("round client other", "float32", text))
     return Observer(groups, on_round_end=_measure if groups else None)
 
 

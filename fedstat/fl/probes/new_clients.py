@@ -8,7 +8,8 @@ from operator import add
 
 import numpy as np
 
-from fedstat._later import torch, xr
+from fedstat import store
+from fedstat._later import torch
 from fedstat.fl import cohort, masks
 from fedstat.fl.algorithm import Mask, Phase, Start
 from fedstat.fl.batches import Rows, whole
@@ -20,7 +21,6 @@ from fedstat.fl.nets import Params
 from fedstat.fl.probes.base import Observer
 from fedstat.fl.scores import diverged, scores
 from fedstat.fl.state import Download, State, StateMemory
-from fedstat.store import Group, Variable
 
 RULES = ("global", "finetuned", "local_train", "ensemble")
 
@@ -32,20 +32,18 @@ def rules(job: Job) -> tuple[str, ...]:
 
 def probe(job: Job, train: Rows, test: Rows) -> Observer:
     """Group ``new``: accuracy (rule, client), see :func:`accuracy`."""
-    coords = xr.Dataset(
-        {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)},
-        {"rule": np.array(rules(job), object), "client": np.arange(len(test.sizes))},
-    )
     attrs = {"long_name": "test accuracy"}
     if left_out := [rule for rule in RULES if rule not in rules(job)]:
         attrs["comment"] = f"{' and '.join(left_out)} left out: clients number their classes differently"
-    variable = Variable(("rule", "client"), "float32", attrs=attrs)
+    coords = {"rule": [*rules(job)], "client": len(test.sizes)}
+    sizes = {"n_train": ("client", train.sizes), "n_test": ("client", test.sizes)}
+    group = store.group(coords, **sizes, accuracy=("rule client", "float32", attrs))
 
     def last(job: Job, state: State) -> dict[str, np.ndarray]:
         found = accuracy(job, state, train, test)
         return {"new/accuracy": np.stack([found[rule] for rule in rules(job)])}
 
-    return Observer({"new": Group(coords, {"accuracy": variable})}, on_end=last)
+    return Observer({"new": group}, on_end=last)
 
 
 def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.ndarray]:

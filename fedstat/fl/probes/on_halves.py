@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedstat._later import xr
+from fedstat import store
 from fedstat.fl import halves, nets
 from fedstat.fl.cohort import Cohort
 from fedstat.fl.job import Job
 from fedstat.fl.probes.base import Observer, Values
 from fedstat.fl.state import Download, State
-from fedstat.store import Group, Variable
 
 _TEXTS = {
     "between": "sum of squares of the means of two models, trained on halves, about their fit over clients",
@@ -29,17 +28,12 @@ def probe(job: Job, rounds: int) -> Observer:
         If a round may have too few active clients with two samples or more.
     """
     halves.require(job, "probe='halves'", halves.fewest(job))
-    coords = {
-        "round": ("round", np.arange(1, rounds + 1)),
-        "client": ("client", np.arange(job.clients)),
-        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
-        "n_train": ("client", job.train.sizes),
-        "n_weights": ("layer", halves.n_weights(job.net)),
-    }
-    dims = ("round", "client", "layer")
-    variables = {name: Variable(dims, "float64", attrs={"long_name": text}) for name, text in _TEXTS.items()}
-    groups = {"probe": Group(xr.Dataset(coords=coords), variables)}
-    return Observer(groups, on_round_start=_measure, only_evaluated=True)
+    coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
+    sizes = {"n_train": ("client", job.train.sizes), "n_weights": ("layer", halves.n_weights(job.net))}
+    group = store.group(
+        coords | sizes, **{name: ("round client layer", "float64", text) for name, text in _TEXTS.items()}
+    )
+    return Observer({"probe": group}, on_round_start=_measure, only_evaluated=True)
 
 
 def _measure(job: Job, state: State, cohort: Cohort) -> Values:

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedstat._later import xr
+from fedstat import store
 from fedstat.fl import choice, nets
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
 from fedstat.fl.probes.base import Observer, Values
 from fedstat.fl.state import State
-from fedstat.store import Group, Variable
 
 
 def jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
@@ -27,19 +26,15 @@ def jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> 
 
 def probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
     """Group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
-    coords = {
-        "readout": ("readout", np.array([*readouts], object)),
-        "client": ("client", np.arange(job.clients)),
-        "layer": ("layer", np.array(list(nets.layers(job.net)), object)),
-    }
-    variables = {
-        "accuracy": Variable(("readout", "client"), "float32", attrs={"long_name": "test accuracy"}),
-        "loss": Variable(("readout", "client"), "float32", attrs={"long_name": "mean test loss"}),
-        "step": Variable(("readout", "client", "layer"), "float32", attrs={"long_name": "B of W + B (W' − W)"}),
-    }
+    group = store.group(
+        {"readout": [*readouts], "client": job.clients, "layer": [*nets.layers(job.net)]},
+        accuracy=("readout client", "float32", "test accuracy"),
+        loss=("readout client", "float32", "mean test loss"),
+        step=("readout client layer", "float32", "B of W + B (W' − W)"),
+    )
 
     def last(job: Job, state: State) -> Values:
-        found: dict[str, list[np.ndarray]] = {name: [] for name in variables}
+        found: dict[str, list[np.ndarray]] = {name: [] for name in group.variables}
         for other in readouts.values():
             one = replace(job, algorithm=other.algorithm)
             scores = evaluate(one, state)
@@ -52,4 +47,4 @@ def probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
             f"readouts/{name}": job.ranks.of_all(np.stack(values, 1)).swapaxes(0, 1) for name, values in found.items()
         }
 
-    return Observer({"readouts": Group(xr.Dataset(coords=coords), variables)}, on_end=last)
+    return Observer({"readouts": group}, on_end=last)
