@@ -11,7 +11,7 @@ import numpy as np
 from fedstat._later import functional, torch
 from fedstat.fl import nets
 from fedstat.fl.kernels import mmd_gradient
-from fedstat.fl.losses import Loss
+from fedstat.fl.losses import Loss, of_part
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.policy import Policy, mean_share
 
@@ -193,12 +193,7 @@ def separated_loss(inner: Loss, net: Net, lam: float, *, of_loss: float = 1.0) -
             at.logits.mul_(of_loss)
         return total
 
-    return Loss(
-        lambda out, y: inner.value(cut(net, out).logits, y),
-        gradient,
-        lambda out: inner.predict(cut(net, out).logits),
-        lambda out: inner.probability(cut(net, out).logits),
-    )
+    return of_part(inner, lambda out: cut(net, out).logits, gradient)
 
 
 def client_vector(net: Net, params: Params) -> Tensor:
