@@ -9,7 +9,6 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Sharing, Start
 from fedstat.fl.losses import Loss, of_part
 from fedstat.fl.nets import Gradient, Net, Params
 from fedstat.fl.wrappers.copies import copies, part
@@ -57,10 +56,8 @@ def pair_loss(inner: Loss, net: Net) -> Loss:
     return of_part(inner, lambda out: out[..., -n:], gradient)
 
 
-def share_global(start: Start) -> Sharing:
-    """Sharing of the global copy alone."""
-    own = [layer for layer in nets.layers(start.net) if layer.startswith(OWN)]
-    return Sharing(masks.private_layers(start.net, own, start.device))
+share_global = masks.keep_layers(lambda net: [layer for layer in nets.layers(net) if is_own(layer)])
+"""Sharing of the global copy alone."""
 
 
 def is_own(name: str) -> bool:
