@@ -37,8 +37,7 @@ def two_heads(net: Net) -> Net:
         If the network has no features, or is composed of factors.
     """
     nets.n_features(net)
-    if net.base is not None:
-        raise ValueError("the method needs a network whose weights are its parameters, but this one composes them")
+    nets.require_uncomposed(net)
     heads = {PERSONAL + name.removeprefix(nets.head_layers(net)[-1]): name for name in nets.head_parameters(net)}
 
     def init(rng: np.random.Generator) -> Params:
