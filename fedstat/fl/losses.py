@@ -56,7 +56,7 @@ cross_entropy = Loss(
 """Cross-entropy of softmax outputs; y is a class index."""
 
 
-def of_part(inner: Loss, part: Callable[[Tensor], Tensor], gradient: Callable[..., Tensor]) -> Loss:
+def loss_of_part(inner: Loss, part: Callable[[Tensor], Tensor], gradient: Callable[..., Tensor]) -> Loss:
     """Make the loss of a part of the outputs; ``gradient`` is the derivative with respect to all outputs."""
     return Loss(
         lambda out, y: inner.value(part(out), y),

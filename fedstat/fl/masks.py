@@ -38,7 +38,7 @@ def private_layers(net: Net, layers: Sequence[str], device: torch.device) -> Mas
 
 
 def without(mask: Mask, is_personal: Callable[[str], bool]) -> Mask:
-    """Mask that also leaves some parameters to the clients, those for whose names ``is_personal`` returns True."""
+    """Return a mask that also leaves to the clients the parameters for whose names ``is_personal`` returns True."""
     return {name: shared.new_zeros(()) if is_personal(name) else shared for name, shared in mask.items()}
 
 

@@ -133,9 +133,8 @@ def _require(settings: dict[str, Any], of_policy: dict[str, Any]) -> None:
     if settings["policy"] and not settings["global_head"]:
         raise ValueError("a policy separates features for two heads, but got global_head=False. Add policy=False.")
     usual = dict(zip(of_policy, ("both", *Policy()), strict=True)) | {"variant": "paper"}
-    for name, value in usual.items():
-        if not settings["policy"] and settings[name] != value:
-            raise _check.NoEffectError(name, f"with policy=False, but got {settings[name]!r}")
+    for name, value in () if settings["policy"] else usual.items():
+        _check.require_default(name, settings[name], value, "with policy=False")
 
 
 def _features(net: Net, params: Params, samples: Samples) -> Tensor:

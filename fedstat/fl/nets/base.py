@@ -213,7 +213,7 @@ def forward(net: Net, params: Params, x: Tensor) -> Tensor:
         return torch.cat([net.apply(params, x[:, block]) for block in sample_blocks(x.shape[1])], 1)
 
 
-def arguments(net: Net, live: Tensor | None, noise: Mapping[str, Tensor] | None) -> dict[str, Any]:
+def apply_arguments(net: Net, live: Tensor | None, noise: Mapping[str, Tensor] | None) -> dict[str, Any]:
     """Return those of ``live`` and ``noise`` that ``apply`` of this network takes."""
     given: dict[str, Any] = {"live": live} if net.buffers else {}
     return given | {"noise": noise} if net.noise else given
@@ -229,7 +229,7 @@ def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = N
         0 for padding.
     noise : mapping from name to Tensor (client, sample, *shape), optional
     """
-    return arguments(net, weight > 0 if net.buffers else None, noise)
+    return apply_arguments(net, weight > 0 if net.buffers else None, noise)
 
 
 def accumulate_by_autograd(

@@ -110,10 +110,10 @@ def assemble(
     def output(params: Params, h: Tensor, _: Tensor | None = None) -> Tensor:
         return dense.linear_autograd(params, last, h)
 
-    def both(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+    def whole(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
         return output(params, body(params, x, live))
 
-    def computed(part: Callable[..., Tensor], params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+    def run_part(part: Callable[..., Tensor], params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
         """Run a part of the network for all clients at once, or for one client after the other."""
         if way(x) != "loop":
             return part(params, x, live)
@@ -121,12 +121,12 @@ def assemble(
 
     return Net(
         shapes,
-        partial(dense.starting, shapes),
-        partial(computed, both),  # each client through all layers, so that only its activations are in the cache
+        partial(dense.draw_parameters, shapes),
+        partial(run_part, whole),  # each client through all layers, so that only its activations are in the cache
         buffers=buffers,
         unshared=buffers if statistics == "local" else (),
-        features=partial(computed, body),
-        head=partial(computed, output),
+        features=partial(run_part, body),
+        head=partial(run_part, output),
         thin=dense.weights(name for name, layer in layers.items() if not layer.kernel),
     )
 

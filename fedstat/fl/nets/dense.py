@@ -30,7 +30,7 @@ def start(rng: np.random.Generator, layer: str, n_in: int, n_out: int) -> Params
     return uniform(rng, shapes(layer, n_in, n_out), 1 / math.sqrt(n_in))
 
 
-def starting(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Params:
+def draw_parameters(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Params:
     """Draw starting values as in ``torch.nn`` of dense layers, convolutions and normalisation, in this order."""
     start: Params = {}
     for name, shape in shapes.items():

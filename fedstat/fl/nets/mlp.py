@@ -60,5 +60,5 @@ def mlp(sizes: Sequence[int]) -> Net:
                 delta = torch.ops.aten.threshold_backward(below, h, 0)
 
     shapes = dict(chain.from_iterable(dense.shapes(*layer).items() for layer in layers))
-    net = dense.with_head(shapes, partial(dense.starting, shapes), features, *names)
+    net = dense.with_head(shapes, partial(dense.draw_parameters, shapes), features, *names)
     return net._replace(accumulate=accumulate, inputs=sizes[0])

@@ -14,9 +14,9 @@ def part(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-def join(copies: Iterable[Mapping[str, Any]], prefixes: Sequence[str]) -> dict[str, Any]:
+def join(parts: Iterable[Mapping[str, Any]], prefixes: Sequence[str]) -> dict[str, Any]:
     """Return the values of all copies, by their names with the prefix of the copy."""
-    pairs = zip(prefixes, copies, strict=True)
+    pairs = zip(prefixes, parts, strict=True)
     return {prefix + name: value for prefix, values in pairs for name, value in values.items()}
 
 

@@ -215,7 +215,7 @@ class _Gated(NamedTuple):
     ) -> Tensor:
         """Outputs, in evaluation by the gates that were set."""
         gates = params[OPEN] if live is None else self.gates(params, x, live)
-        return self.net.apply(self.weights(params, gates), x, **nets.arguments(self.net, live, noise))
+        return self.net.apply(self.weights(params, gates), x, **nets.apply_arguments(self.net, live, noise))
 
     def accumulate(
         self,
@@ -236,7 +236,7 @@ class _Gated(NamedTuple):
         g = gates.detach()
         wanted = self.blocks if own else [name for name in into if name in self.blocks]
         at = {name: torch.zeros_like(params[name]) for name in wanted}
-        given = nets.arguments(self.net, live, noise)
+        given = nets.apply_arguments(self.net, live, noise)
         self.net.accumulate(self.weights(params, g), x, gradient, at, 1.0, alpha, **given)  # type: ignore[misc]
         grads: Params = {}
         if own:

@@ -25,7 +25,7 @@ def mixture(net: Net, components: int) -> Net:
     """
     prefixes = [f"component{k}_" for k in range(1, components + 1)]
 
-    def beside(params: Params, outputs: list[Tensor]) -> Tensor:
+    def combine(params: Params, outputs: list[Tensor]) -> Tensor:
         z = torch.stack(outputs, 2)
         return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
 
@@ -34,7 +34,7 @@ def mixture(net: Net, components: int) -> Net:
         return given | {"noise": part(given["noise"], prefix)} if given.get("noise") else given
 
     def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
-        return beside(params, [net.apply(part(params, prefix), x, **own(given, prefix)) for prefix in prefixes])
+        return combine(params, [net.apply(part(params, prefix), x, **own(given, prefix)) for prefix in prefixes])
 
     def accumulate(
         params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
@@ -42,7 +42,7 @@ def mixture(net: Net, components: int) -> Net:
         def derivative(seen: list[Tensor]) -> Tensor:
             """Run the other components inside this one's forward pass: the loss needs all outputs at once."""
             if len(seen) == components:
-                return gradient(beside(params, seen))
+                return gradient(combine(params, seen))
             found: list[Tensor] = []
 
             def at_outputs(z: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.losses import Loss, of_part
+from fedstat.fl.losses import Loss, loss_of_part
 from fedstat.fl.nets import Gradient, Net, Params
 from fedstat.fl.wrappers.copies import copies, part
 
@@ -53,7 +53,7 @@ def pair_loss(inner: Loss, net: Net) -> Loss:
     def gradient(out: Tensor, y: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
         return torch.cat([inner.gradient(z.clone(), y, weight, *extra) for z in out.split(n, -1)], -1)
 
-    return of_part(inner, lambda out: out[..., -n:], gradient)
+    return loss_of_part(inner, lambda out: out[..., -n:], gradient)
 
 
 share_global = masks.keep_layers(lambda net: [layer for layer in nets.layers(net) if is_own(layer)])

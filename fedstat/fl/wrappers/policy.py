@@ -66,7 +66,7 @@ class Policy(NamedTuple):
 
     def start(self, rng: np.random.Generator, features: int) -> Params:
         """Starting values as in torch.nn."""
-        return dense.starting(self.shapes(features), rng)
+        return dense.draw_parameters(self.shapes(features), rng)
 
     def difference(self, params: Params, c: Tensor, live: Tensor | None = None) -> Tensor:
         """a_1 − a_2 (client, sample, K) of inputs c (client, sample, K); ``live`` as in :class:`fedstat.fl.nets.Net`.

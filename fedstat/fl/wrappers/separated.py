@@ -11,7 +11,7 @@ import numpy as np
 from fedstat._later import functional, torch
 from fedstat.fl import nets
 from fedstat.fl.kernels import mmd_gradient
-from fedstat.fl.losses import Loss, of_part
+from fedstat.fl.losses import Loss, loss_of_part
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.policy import Policy, mean_share
 
@@ -142,7 +142,7 @@ class _Separated(NamedTuple):
         """Logits, features and shares in a row."""
         base = {name: params[name] for name in self.net.shapes}
         at_global = {name: params[new] for name, new in self.heads().items()}
-        h = self.net.features(base, x, **nets.arguments(self.net, live, noise))  # type: ignore[misc]
+        h = self.net.features(base, x, **nets.apply_arguments(self.net, live, noise))  # type: ignore[misc]
         if self.parts.policy is None:
             out = self._head(base, h)
             return torch.cat([out + self._head(at_global, h) if self.parts.global_head else out, h], -1)
@@ -187,7 +187,7 @@ def separated_loss(inner: Loss, net: Net, lam: float, *, of_loss: float = 1.0) -
             at.logits.mul_(of_loss)
         return total
 
-    return of_part(inner, lambda out: cut(net, out).logits, gradient)
+    return loss_of_part(inner, lambda out: cut(net, out).logits, gradient)
 
 
 def client_vector(net: Net, params: Params) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import nets
-from fedstat.fl.losses import Loss, of_part
+from fedstat.fl.losses import Loss, loss_of_part
 from fedstat.fl.nets import Net, Params
 
 if TYPE_CHECKING:
@@ -79,4 +79,4 @@ def two_heads_loss(inner: Loss) -> Loss:
         generic = of_sum if prior is None else inner.gradient(out.chunk(2, -1)[0] + prior, y, weight)
         return torch.cat([generic, of_sum], -1)
 
-    return of_part(inner, total, gradient)
+    return loss_of_part(inner, total, gradient)
