@@ -28,6 +28,12 @@ class NoEffectError(ValueError):
         self.name = name
 
 
+def require_default(name: str, value: object, default: object, why: str, *, hint: str = "") -> None:
+    """Raise NoEffectError if an argument that has no effect was changed from its default."""
+    if value != default:
+        raise NoEffectError(name, f"{why}, but got {value!r}{hint}")
+
+
 def integer(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:
     """Return ``value`` as an int in [low, high], or raise ValueError naming the argument."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)

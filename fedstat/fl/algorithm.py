@@ -145,6 +145,8 @@ class RoundContext:
 
     Parameters
     ----------
+    net, number, seed, sharing, global_params, server_lr
+        Attributes; ``number`` is that of the round.
     parts : mapping from str to callable () -> value
         For ``clients`` and every attribute below it.
     """

@@ -56,6 +56,16 @@ cross_entropy = Loss(
 """Cross-entropy of softmax outputs; y is a class index."""
 
 
+def loss_of_part(inner: Loss, part: Callable[[Tensor], Tensor], gradient: Callable[..., Tensor]) -> Loss:
+    """Make the loss of a part of the outputs; ``gradient`` is the derivative with respect to all outputs."""
+    return Loss(
+        lambda out, y: inner.value(part(out), y),
+        gradient,
+        lambda out: inner.predict(part(out)),
+        lambda out: inner.probability(part(out)),
+    )
+
+
 def softened(out: Tensor, temperature: float) -> Tensor:
     """Class probabilities (client, sample, class) at a temperature; of a single output, of classes 0 and 1.
 

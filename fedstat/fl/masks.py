@@ -6,7 +6,7 @@ Algorithms decide which entries these are: FedFac shares the units that the othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from fedstat import _check, _labels
 from fedstat._later import torch
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Mask
+from fedstat.fl.algorithm import Mask, Sharing, Start
 from fedstat.fl.nets import Net
 
 Layers = str | int | Sequence[str | int]
@@ -35,6 +35,21 @@ def private_layers(net: Net, layers: Sequence[str], device: torch.device) -> Mas
     """Mask that shares everything but the given layers."""
     named = [require_layer(net, layer) for layer in layers]
     return units(net, {layer: np.zeros(nets.layers(net)[layer], dtype=bool) for layer in named}, device)
+
+
+def without(mask: Mask, is_personal: Callable[[str], bool]) -> Mask:
+    """Return a mask that also leaves to the clients the parameters for whose names ``is_personal`` returns True."""
+    return {name: shared.new_zeros(()) if is_personal(name) else shared for name, shared in mask.items()}
+
+
+def keep_layers(layers: Callable[[Net], Sequence[str]]) -> Callable[[Start], Sharing]:
+    """Make the ``sharing`` of a method whose clients keep the layers that ``layers`` names, and share all others."""
+    return lambda start: Sharing(private_layers(start.net, layers(start.net), start.device))
+
+
+def keep_parameters(is_personal: Callable[[str], bool]) -> Callable[[Start], Sharing]:
+    """Make the ``sharing`` of a method whose clients keep the parameters of some names, and share all others."""
+    return lambda start: Sharing(without(everything(start.net, start.device), is_personal))
 
 
 def by_depth(net: Net) -> list[list[str]]:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from fedstat._later import torch
-from fedstat.fl import batches, samples
+from fedstat.fl import batches, nets, samples
 from fedstat.fl.batches import Rows
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
 
-_BLOCK = 256  # samples of a client that are evaluated at a time
 _SCORES = ("accuracy", "loss")
 
 
@@ -63,8 +62,8 @@ def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[n
     sizes = torch.from_numpy(data.sizes[clients])
     right, total = torch.zeros(len(clients)), torch.zeros(len(clients))
     first, most = torch.from_numpy(data.start[clients]), int(sizes.max()) if len(clients) else 0
-    for low in range(0, most, _BLOCK):
-        at = torch.arange(low, min(low + _BLOCK, most))
+    for block in nets.sample_blocks(most):
+        at = torch.arange(block.start, block.stop)
         real = (at < sizes[:, None]).to(job.device)
         rows = (first[:, None] + torch.minimum(at, sizes[:, None] - 1)).to(job.device)
         with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):

@@ -155,16 +155,11 @@ def factorized_fl(
 
 
 def _require_effect(given: dict[str, Any], matching: str, mu: bool) -> None:
-    unused = {
-        f"with matching={matching!r}": {"similarity": [], "none": ["epsilon", "tau", "at_least"]}.get(
-            matching, ["tau", "at_least"]
-        ),
-        "without mu": [] if mu else ["sparsity"],
-    }
-    for why, names in unused.items():
-        for name in names:
-            if given[name] != _DEFAULTS[name]:
-                raise _check.NoEffectError(name, f"{why}, but got {name}={given[name]!r}")
+    of_matching = {"similarity": (), "none": ("epsilon", "tau", "at_least")}.get(matching, ("tau", "at_least"))
+    unused = dict.fromkeys(of_matching, f"with matching={matching!r}") | ({} if mu else {"sparsity": "without mu"})
+    for name, why in unused.items():
+        if given[name] != _DEFAULTS[name]:
+            raise _check.NoEffectError(name, f"{why}, but got {name}={given[name]!r}")
 
 
 # --- factorised weights

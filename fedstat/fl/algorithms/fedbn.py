@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 
-from fedstat._later import torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, Sharing, Start
 
@@ -44,5 +43,4 @@ def _sharing(start: Start) -> Sharing:
             "network that normalises, such as one with norm='group' or norm='batch'.",
             stacklevel=2,
         )
-    mask = masks.everything(start.net, start.device)
-    return Sharing(mask | {name: torch.tensor(False, device=start.device) for name in own})
+    return masks.keep_parameters(own.__contains__)(start)

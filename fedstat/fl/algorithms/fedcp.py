@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import (
-    About,
-    Algorithm,
-    Measure,
-    Memory,
-    Phase,
-    RoundContext,
-    Samples,
-    Sharing,
-    Start,
-    Variant,
-)
+from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Phase, RoundContext, Samples, Variant
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.policy import Activation, Norm, Policy
 from fedstat.fl.wrappers.separated import (
@@ -45,7 +34,6 @@ ABOUT = About(
     ("local_train",),
 )
 
-_BLOCK = 256  # samples that are run forward at a time
 _LAM = 5.0
 PERSONALISATION = Measure(lambda up: up.after[SHARE].mean(1), long_name="personalisation identification ratio")
 
@@ -120,14 +108,13 @@ def fedcp(
         params[CONTEXT].copy_(client_vector(net, params))
         return samples.y
 
-    def sharing(start: Start) -> Sharing:
-        own = [layer for layer in nets.layers(start.net) if layer in (CLIENT, nets.head_layers(start.net)[-1])]
-        return Sharing(masks.private_layers(start.net, own, start.device))
+    def own_layers(net: Net) -> list[str]:
+        return [layer for layer in nets.layers(net) if layer in (CLIENT, nets.head_layers(net)[-1])]
 
     phases = (Phase(trains=lambda name: nets.layer_of(name) != GLOBAL, weigh=weigh if policy or aligned else None),)
     return Algorithm(
         "fedcp",
-        sharing,
+        masks.keep_layers(own_layers),
         phases=(*phases, Phase(0, weigh=renew)) if renewed and variant == "code" else phases,
         settings=settings,
         wrap=lambda net: separated(net, parts),
@@ -146,17 +133,15 @@ def _require(settings: dict[str, Any], of_policy: dict[str, Any]) -> None:
     if settings["policy"] and not settings["global_head"]:
         raise ValueError("a policy separates features for two heads, but got global_head=False. Add policy=False.")
     usual = dict(zip(of_policy, ("both", *Policy()), strict=True)) | {"variant": "paper"}
-    for name, value in usual.items():
-        if not settings["policy"] and settings[name] != value:
-            raise _check.NoEffectError(name, f"with policy=False, but got {settings[name]!r}")
+    for name, value in () if settings["policy"] else usual.items():
+        _check.require_default(name, settings[name], value, "with policy=False")
 
 
 def _features(net: Net, params: Params, samples: Samples) -> Tensor:
     """Features (client, sample, feature) of all training samples; ``client.share`` becomes the mean of s."""
     with torch.no_grad():
         found, total = [], torch.zeros(())
-        for low in range(0, samples.live.shape[1], _BLOCK):
-            at = slice(low, low + _BLOCK)
+        for at in nets.sample_blocks(samples.live.shape[1]):
             out = cut(net, net.apply(params, samples.x[:, at]))
             found.append(out.features.clone())
             total = total + (out.share * samples.live[:, at, None]).sum(1)

@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedstat import _check
-from fedstat._later import torch
 from fedstat.fl import masks
 from fedstat.fl.aggregate import uniform
-from fedstat.fl.algorithm import About, Algorithm, Phase, Sharing, Start, Variant
+from fedstat.fl.algorithm import About, Algorithm, Phase, Variant
 from fedstat.fl.wrappers.low_rank import FACTORS, ConvRank, LinearRank, decomposed, require_ranks
 
 ABOUT = About(
@@ -92,10 +91,6 @@ def feddecomp(
     def private(name: str) -> bool:
         return (name.rpartition(".")[2] in FACTORS) != reverse
 
-    def sharing(start: Start) -> Sharing:
-        mask = masks.everything(start.net, start.device)
-        return Sharing({name: torch.tensor(False, device=m.device) if private(name) else m for name, m in mask.items()})
-
     phases = (
         Phase(lambda total: epochs(total)[0]),
         Phase(lambda total: epochs(total)[1], trains=private),
@@ -103,7 +98,7 @@ def feddecomp(
     )
     return Algorithm(
         "feddecomp",
-        sharing,
+        masks.keep_parameters(private),
         phases=phases,
         settings=settings,
         wrap=lambda net: decomposed(net, *ranks, variant),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedstat import _check
 from fedstat._later import torch
-from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples, Sharing
+from fedstat.fl import masks, nets
+from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.mixture import WEIGHTS, log_joint, mixture, mixture_loss, of_class
 
@@ -21,8 +21,6 @@ ABOUT = About(
     "the weights of their mixture",
     ("local_train",),
 )
-
-_BLOCK = 256  # samples that are run forward at a time
 
 
 def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Algorithm:
@@ -38,7 +36,7 @@ def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Alg
     _check.integer("components", components)
     return Algorithm(
         "fedem",
-        lambda start: Sharing(masks.private_layers(start.net, ["mixture"], start.device)),
+        masks.keep_layers(lambda _: ["mixture"]),
         phases=(Phase(trains=lambda name: name != WEIGHTS, weigh=_e_step),),
         settings={"components": components},
         wrap=lambda net: mixture(net, components),
@@ -51,7 +49,7 @@ def _e_step(net: Net, params: Params, samples: Samples, _: Memory) -> Tensor:
     """Responsibilities (client, sample, component) of all training samples; π becomes their mean."""
     with torch.no_grad():
         x, y = samples.x, samples.y
-        blocks = [slice(low, low + _BLOCK) for low in range(0, y.shape[1], _BLOCK)]
+        blocks = nets.sample_blocks(y.shape[1])
         parts = [of_class(log_joint(net.apply(params, x[:, at])), y[:, at]).softmax(-1) for at in blocks]
         r = torch.cat(parts, 1)
         real = samples.live.to(r.dtype).unsqueeze(-1)

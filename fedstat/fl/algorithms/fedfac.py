@@ -114,7 +114,10 @@ def fedfac(
     _check.real("kappa", kappa, low=0, open_low=True, high=1)
     by_agreement = judge == "icc"
     if by_agreement:
-        _require_none_of_factors(kappa, warm_start or not dynamic)
+        why = "with estimator='icc', which makes no factor analysis"
+        hint = ". Leave it out, or split by 'pa', 'minres', 'pc' or 'leverage'."
+        _check.require_default("kappa", kappa, _KAPPA, why, hint=hint)
+        _check.require_default("warm_start", warm_start or not dynamic, True, why, hint=hint)
     _require_limit(limit, judge, dynamic)
     if fdr is not None and limit != "test":
         raise _check.NoEffectError("fdr", f"but with tau='test', but got fdr={fdr!r} and tau={tau!r}")
@@ -227,17 +230,6 @@ def _require_limit(limit: Limit, judge: str, dynamic: bool) -> None:
             "tau='test' compares two models of every client, which are trained before the first round: it needs "
             f"estimator='icc' and dynamic=False, but got estimator={judge!r} and dynamic={dynamic}"
         )
-
-
-def _require_none_of_factors(kappa: float, warm_start: bool) -> None:
-    """ValueError for an argument of factor analysis that was changed from its default."""
-    for name, value, default in (("kappa", kappa, _KAPPA), ("warm_start", warm_start, True)):
-        if value != default:
-            raise _check.NoEffectError(
-                name,
-                f"with estimator='icc', which makes no factor analysis, but got {value!r}. "
-                "Leave it out, or split by 'pa', 'minres', 'pc' or 'leverage'.",
-            )
 
 
 def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float, *, weights_only: bool) -> Sharing:

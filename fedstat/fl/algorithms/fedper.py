@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm
 
 ABOUT = About("FedPer", "Arivazhagan et al. (2019), arXiv:1912.00818", "all but the last layers", "the last layers")
 
@@ -19,9 +19,5 @@ def fedper(*, personal_layers: PersonalLayers = 1) -> Algorithm:
     arXiv:1912.00818, Algorithms 1 and 2. Up and down: the base layers. The last ``personal_layers`` layers never leave
     their client; one, as in FedFac §5.1, equals FedFac with Λ = the output layer and τ = inf.
     """
-
-    def sharing(start: Start) -> Sharing:
-        private = masks.last_layers(start.net, "personal_layers", personal_layers)
-        return Sharing(masks.private_layers(start.net, private, start.device))
-
+    sharing = masks.keep_layers(lambda net: masks.last_layers(net, "personal_layers", personal_layers))
     return Algorithm("fedper", sharing, settings={"personal_layers": personal_layers}, about=ABOUT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedstat import _check
-from fedstat.fl import masks
+from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, RoundContext, Samples, Sharing
 from fedstat.fl.losses import distilled, softened
 from fedstat.fl.nets import Net, Params
@@ -75,7 +75,7 @@ def fedphp(
 
     def teacher(net: Net, _: Params, samples: Samples, memory: Memory) -> Tensor:
         """Features (client, sample, feature), or class probabilities, of the inherited models."""
-        found = inherited.outputs(net, inherited.model(memory), samples)
+        found = nets.forward(net, inherited.model(memory), samples.x)
         return cut(net, found).features if features else softened(found, _TEACHER_TEMPERATURE)
 
     def remember(up: RoundContext) -> Memory:

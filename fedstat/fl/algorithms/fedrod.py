@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples, Sharing
+from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.two_heads import PERSONAL, two_heads, two_heads_loss
 
@@ -43,7 +43,7 @@ def fedrod() -> Algorithm:
     """
     return Algorithm(
         "fedrod",
-        lambda start: Sharing(masks.private_layers(start.net, [PERSONAL], start.device)),
+        masks.keep_layers(lambda _: [PERSONAL]),
         phases=(Phase(weigh=_log_prior),),
         wrap=two_heads,
         loss=lambda inner, _: two_heads_loss(inner),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm
+from fedstat.fl.nets import Net
 
 ABOUT = About(
     "LG-FedAvg", "Liang et al. (2020), arXiv:2001.01523", "the last layers", "the first layers", ("ensemble",)
@@ -22,9 +23,8 @@ def lg_fedavg(*, global_layers: Annotated[int, "last layers that are shared"] = 
     Sharing all L layers is FedAvg.
     """
 
-    def sharing(start: Start) -> Sharing:
-        shared = masks.last_layers(start.net, "global_layers", global_layers, all_too=True)
-        private = [layer for layer in nets.layers(start.net) if layer not in shared]
-        return Sharing(masks.private_layers(start.net, private, start.device))
+    def private(net: Net) -> list[str]:
+        shared = masks.last_layers(net, "global_layers", global_layers, all_too=True)
+        return [layer for layer in nets.layers(net) if layer not in shared]
 
-    return Algorithm("lg-fedavg", sharing, settings={"global_layers": global_layers}, about=ABOUT)
+    return Algorithm("lg-fedavg", masks.keep_layers(private), settings={"global_layers": global_layers}, about=ABOUT)

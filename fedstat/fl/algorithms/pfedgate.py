@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, BatchGradient, Memory, Phase, Samples, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm, BatchGradient, Memory, Phase, Samples
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.gated import GATE, OPEN, gated, renewed
 
@@ -77,12 +77,9 @@ def pfedgate(
             params[OPEN].copy_(renewed(net, params, samples.x, samples.live, sparsity, blocks))
         return samples.y
 
-    def sharing(start: Start) -> Sharing:
-        return Sharing(masks.private_layers(start.net, [GATE], start.device))
-
     return Algorithm(
         "pfedgate",
-        sharing,
+        masks.keep_layers(lambda _: [GATE]),
         phases=(Phase(direction=None if gate_rate == 1 else faster), Phase(0, weigh=renew)),
         settings={"sparsity": sparsity, "blocks": blocks, "gate_rate": gate_rate},
         wrap=lambda net: gated(net, sparsity, blocks),

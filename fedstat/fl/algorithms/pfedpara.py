@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedstat import _check
-from fedstat._later import torch
 from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.wrappers.hadamard import SECOND, hadamard
 
 ABOUT = About(
@@ -43,14 +42,9 @@ def pfedpara(
     """
     _check.real("gamma", gamma, low=0, high=1)
 
-    def sharing(start: Start) -> Sharing:
-        every = masks.everything(start.net, start.device)
-        none = torch.tensor(False, device=start.device)
-        return Sharing({name: none if is_personal(name) else mask for name, mask in every.items()})
-
     return Algorithm(
         "pfedpara",
-        sharing,
+        masks.keep_parameters(is_personal),
         settings={"gamma": gamma},
         wrap=lambda net: hadamard(net, gamma),
         about=ABOUT,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedstat import _check
 from fedstat._later import torch
-from fedstat.fl import masks
+from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples, Sharing
 from fedstat.fl.losses import distilled, softened
 from fedstat.fl.nets import Net, Params
@@ -63,7 +63,7 @@ def pfedsd(
     def teacher(net: Net, _: Params, samples: Samples, memory: Memory) -> Tensor:
         """Class probabilities (client, sample, class) of the last models; 0 for clients that have none."""
         has = (memory.clients[inherited.TIMES] > 0).view(-1, 1, 1)
-        return softened(inherited.outputs(net, inherited.model(memory), samples), temperature) * has
+        return softened(nets.forward(net, inherited.model(memory), samples.x), temperature) * has
 
     return Algorithm(
         "pfedsd",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,7 @@ Params = dict[str, "Tensor"]
 Gradient = Callable[["Tensor"], "Tensor"]
 """From the gradient of the outputs (client, sample, output), or of features, to that of what they were made of."""
 
+_BLOCK = 256  # samples
 _NORMALISATION = ("scale", "shift", "running_mean", "running_var")
 
 
@@ -193,6 +194,31 @@ def n_features(net: Net) -> int:
     return math.prod(base_of(net).shapes[f"{head_layers(net)[-1]}.weight"][1:])
 
 
+def require_uncomposed(net: Net, method: str = "the method") -> Net:
+    """Return the network, or raise ValueError, naming the method, if its weights are composed of other parameters."""
+    if net.base is not None:
+        raise ValueError(f"{method} needs a network whose weights are its parameters, but this one composes them")
+    return net
+
+
+def sample_blocks(n: int) -> Iterator[slice]:
+    """Yield slices of n samples, of 256 or fewer: as many as a network runs forward at a time in evaluation."""
+    for low in range(0, n, _BLOCK):
+        yield slice(low, min(low + _BLOCK, n))
+
+
+def forward(net: Net, params: Params, x: Tensor) -> Tensor:
+    """Return the outputs (client, sample, output) of x (client, sample, ...) in evaluation, by blocks of samples."""
+    with torch.no_grad():
+        return torch.cat([net.apply(params, x[:, block]) for block in sample_blocks(x.shape[1])], 1)
+
+
+def apply_arguments(net: Net, live: Tensor | None, noise: Mapping[str, Tensor] | None) -> dict[str, Any]:
+    """Return those of ``live`` and ``noise`` that ``apply`` of this network takes."""
+    given: dict[str, Any] = {"live": live} if net.buffers else {}
+    return given | {"noise": noise} if net.noise else given
+
+
 def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = None) -> dict[str, Any]:
     """Keyword arguments that ``apply`` of this network takes in training.
 
@@ -203,8 +229,7 @@ def in_training(net: Net, weight: Tensor, noise: Mapping[str, Tensor] | None = N
         0 for padding.
     noise : mapping from name to Tensor (client, sample, *shape), optional
     """
-    given: dict[str, Any] = {"live": weight > 0} if net.buffers else {}
-    return given | {"noise": noise} if net.noise else given
+    return apply_arguments(net, weight > 0 if net.buffers else None, noise)
 
 
 def accumulate_by_autograd(

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import numpy as np
-
 from fedstat import _check
 from fedstat._later import functional, torch
 from fedstat.fl.nets import dense
@@ -85,8 +83,8 @@ def assemble(
 
     last = list(layers)[-1]
 
-    def features_of(params: Params, x: Tensor, live: Tensor | None, unfold: bool) -> Tensor:
-        k = len(x)
+    def body(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        k, unfold = len(x), way(x) == "unfold"
         real = None if live is None or bool(live.all()) else live
 
         def run(name: str, h: Tensor) -> Tensor:
@@ -109,47 +107,28 @@ def assemble(
             return "unfold" if convolution == "unfold" else "grouped"
         return choose(widest, x.device) if convolution == "auto" else convolution
 
-    def forward(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
-        chosen = way(x)
-        if chosen != "loop":
-            return features_of(params, x, live, chosen == "unfold")
-        return torch.cat([features_of(own, x[c : c + 1], _one(live, c), False) for c, own in enumerate(_each(params))])
+    def output(params: Params, h: Tensor, _: Tensor | None = None) -> Tensor:
+        return dense.linear_autograd(params, last, h)
 
-    def head(params: Params, h: Tensor) -> Tensor:
-        if way(h) != "loop":
-            return dense.linear_autograd(params, last, h)
-        return torch.cat([dense.linear_autograd(own, last, h[c : c + 1]) for c, own in enumerate(_each(params))])
+    def whole(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        return output(params, body(params, x, live))
 
-    def apply(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+    def run_part(part: Callable[..., Tensor], params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """Run a part of the network for all clients at once, or for one client after the other."""
         if way(x) != "loop":
-            return head(params, forward(params, x, live))
-        # Client by client through all layers, so that only one client's activations are in the cache.
-        parts = enumerate(_each(params))
-        return torch.cat([head(own, forward(own, x[c : c + 1], _one(live, c))) for c, own in parts])
+            return part(params, x, live)
+        return torch.cat([part(own, x[c : c + 1], _one(live, c)) for c, own in enumerate(_each(params))])
 
     return Net(
         shapes,
-        partial(_start, shapes),
-        apply,
+        partial(dense.draw_parameters, shapes),
+        partial(run_part, whole),  # each client through all layers, so that only its activations are in the cache
         buffers=buffers,
         unshared=buffers if statistics == "local" else (),
-        features=forward,
-        head=head,
+        features=partial(run_part, body),
+        head=partial(run_part, output),
         thin=dense.weights(name for name, layer in layers.items() if not layer.kernel),
     )
-
-
-def _start(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Params:
-    """Starting values as those of torch.nn."""
-    start: Params = {}
-    for name, shape in shapes.items():
-        layer, kind = name.split(".")
-        if kind in ("weight", "bias"):
-            bound = 1 / math.sqrt(math.prod(shapes[f"{layer}.weight"][1:]))
-            start[name] = torch.from_numpy(rng.uniform(-bound, bound, shape)).float()
-        else:
-            start[name] = torch.full(shape, 1.0 if kind in ("scale", "running_var") else 0.0)
-    return start
 
 
 def choose(channels: int, device: torch.device) -> Way:

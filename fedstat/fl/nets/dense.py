@@ -30,6 +30,18 @@ def start(rng: np.random.Generator, layer: str, n_in: int, n_out: int) -> Params
     return uniform(rng, shapes(layer, n_in, n_out), 1 / math.sqrt(n_in))
 
 
+def draw_parameters(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Params:
+    """Draw starting values as in ``torch.nn`` of dense layers, convolutions and normalisation, in this order."""
+    start: Params = {}
+    for name, shape in shapes.items():
+        layer, kind = name.split(".")
+        if kind in ("weight", "bias"):
+            start |= uniform(rng, {name: shape}, 1 / math.sqrt(math.prod(shapes[f"{layer}.weight"][1:])))
+        else:
+            start[name] = torch.full(shape, 1.0 if kind in ("scale", "running_var") else 0.0)
+    return start
+
+
 def uniform(rng: np.random.Generator, shapes: Mapping[str, Sequence[int]], bound: float) -> Params:
     """Starting values from U(−bound, bound)."""
     return {name: torch.from_numpy(rng.uniform(-bound, bound, shape)).float() for name, shape in shapes.items()}
@@ -102,6 +114,12 @@ def linear_autograd(params: Params, layer: str, h: Tensor) -> Tensor:
     if factors:
         out = torch.baddbmm(out, factors[0], torch.bmm(factors[1], h.mT))
     return out.mT
+
+
+def layer_norm(params: Params, layer: str, h: Tensor) -> Tensor:
+    """Normalise h (client, row, unit) over its units, with each client's scale and shift."""
+    plain = functional.layer_norm(h, h.shape[-1:])
+    return torch.addcmul(params[f"{layer}.shift"].unsqueeze(1), plain, params[f"{layer}.scale"].unsqueeze(1))
 
 
 def with_head(

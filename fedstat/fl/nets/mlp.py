@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from fedstat import _check
 from fedstat._later import torch
@@ -41,27 +40,18 @@ def mlp(sizes: Sequence[int]) -> Net:
     layers = [(f"fc{i}", *ends) for i, ends in enumerate(pairwise(sizes), 1)]
     names = [name for name, _, _ in layers]
 
-    def init(rng: np.random.Generator) -> Params:
-        return dict(chain.from_iterable(dense.start(rng, *layer).items() for layer in layers))
-
     def inputs_of_layers(params: Params, x: Tensor) -> list[Tensor]:
         seen = [x.flatten(2).to(next(iter(params.values())).dtype)]
         for name in names[:-1]:
             seen.append(torch.relu_(dense.linear(params, name, seen[-1])))
         return seen
 
-    def head(params: Params, h: Tensor) -> Tensor:
-        return dense.linear(params, names[-1], h)
-
     def features(params: Params, x: Tensor) -> Tensor:
         return inputs_of_layers(params, x)[-1]
 
-    def apply(params: Params, x: Tensor) -> Tensor:
-        return head(params, features(params, x))
-
     def accumulate(params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float) -> None:
         inputs = inputs_of_layers(params, x)
-        delta = gradient(head(params, inputs[-1]))
+        delta = gradient(dense.linear(params, names[-1], inputs[-1]))
         for name, h in zip(reversed(names), reversed(inputs), strict=True):
             # The layer below needs this weight before its update.
             below = None if h is inputs[0] else dense.below(params, name, delta)
@@ -70,5 +60,5 @@ def mlp(sizes: Sequence[int]) -> Net:
                 delta = torch.ops.aten.threshold_backward(below, h, 0)
 
     shapes = dict(chain.from_iterable(dense.shapes(*layer).items() for layer in layers))
-    thin = dense.weights(names)
-    return Net(shapes, init, apply, accumulate, features=features, head=head, thin=thin, inputs=sizes[0])
+    net = dense.with_head(shapes, partial(dense.draw_parameters, shapes), features, *names)
+    return net._replace(accumulate=accumulate, inputs=sizes[0])

@@ -112,23 +112,17 @@ def transformer(
         h = (h + params["position.weight"].mT.unsqueeze(1)).flatten(1, 2)
         before = "embedding"
         for b in numbers:
-            mixed = _attention(params, f"attention{b}", _normalise(params, before, h), seen, heads)
+            mixed = _attention(params, f"attention{b}", dense.layer_norm(params, before, h), seen, heads)
             h = h + dense.linear(params, f"project{b}", mixed)
-            up = dense.linear(params, f"up{b}", _normalise(params, f"project{b}", h))
+            up = dense.linear(params, f"up{b}", dense.layer_norm(params, f"project{b}", h))
             h = h + dense.linear(params, f"down{b}", torch.relu(up))
             before = f"down{b}"
-        h = _normalise(params, before, h).view(clients, samples, length, dim)
+        h = dense.layer_norm(params, before, h).view(clients, samples, length, dim)
         share = real.to(h.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
         return (share.unsqueeze(2) @ h).squeeze(2)
 
     inner = [f"{kind}{b}" for b in numbers for kind in ("project", "up", "down")]
     return dense.with_head(shapes, init, features, *inner, "out")
-
-
-def _normalise(params: Params, layer: str, h: Tensor) -> Tensor:
-    """LayerNorm of h (client, row, unit) with each client's scale and shift."""
-    plain = functional.layer_norm(h, h.shape[-1:])
-    return torch.addcmul(params[f"{layer}.shift"].unsqueeze(1), plain, params[f"{layer}.scale"].unsqueeze(1))
 
 
 def _attention(params: Params, layer: str, h: Tensor, seen: Tensor, heads: int) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat import store
 from fedstat._later import torch
-from fedstat.fl import cohort, masks
+from fedstat.fl import cohort, masks, nets
 from fedstat.fl.algorithm import Mask, Phase, Start
 from fedstat.fl.batches import Rows, whole
 from fedstat.fl.chunks import each_chunk
@@ -125,8 +125,9 @@ def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
         params = Download(job, state).models(np.arange(job.clients)[span])
         k = span.stop - span.start
         with torch.no_grad():
-            blocks = [job.net.apply(params, block.expand(k, *block.shape)) for block in x.split(256)]
-        parts[span.start] = torch.cat([job.loss.probability(block).sum(0) for block in blocks])
+            blocks = (x[block].expand(k, *x[block].shape) for block in nets.sample_blocks(len(x)))
+            sums = [job.loss.probability(job.net.apply(params, block)).sum(0) for block in blocks]
+        parts[span.start] = torch.cat(sums)
 
     each_chunk(job, job.clients, work)
     right = torch.zeros_like(live, dtype=torch.float32)

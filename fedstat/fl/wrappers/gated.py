@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 GATE = "gate"
 OPEN = f"{GATE}.open"
 _TOKENS = "embedding.weight"
-_BLOCK = 256  # samples that are run forward at a time
 
 
 class Blocks(NamedTuple):
@@ -136,8 +135,7 @@ def gated(net: Net, sparsity: float, blocks: int) -> Net:
     ValueError
         If the number of inputs is not known, the network is composed of factors, or the sparsity cannot be reached.
     """
-    if net.base is not None:
-        raise ValueError("pfedgate needs a network whose weights are its parameters, but this one composes them")
+    nets.require_uncomposed(net, "pfedgate")
     inputs = net.shapes[_TOKENS][0] if net.inputs is None and _TOKENS in net.shapes else net.inputs
     if inputs is None:
         raise ValueError(
@@ -163,8 +161,8 @@ def gated(net: Net, sparsity: float, blocks: int) -> Net:
 def renewed(net: Net, params: Params, x: Tensor, live: Tensor, sparsity: float, blocks: int) -> Tensor:
     """The gates (client, block) of all samples together, for a gated network's ``gate.open``."""
     base = {n: s for n, s in net.shapes.items() if nets.layer_of(n) != GATE and n not in net.buffers}
-    parts = range(0, x.shape[1], _BLOCK)
-    total = sum((_scores(params, x[:, low : low + _BLOCK]) * live[:, low : low + _BLOCK, None]).sum(1) for low in parts)
+    blocks_of_x = nets.sample_blocks(x.shape[1])
+    total = sum((_scores(params, x[:, at]) * live[:, at, None]).sum(1) for at in blocks_of_x)
     m = total / live.sum(1, keepdim=True)
     return m * kept(m, cut(base, blocks), sparsity)
 
@@ -176,8 +174,7 @@ def _scores(params: Params, x: Tensor) -> Tensor:
         x = torch.stack([t[own].flatten(1, -2).mean(1) for t, own in zip(table, x.long(), strict=True)])
     x = x.flatten(2).to(params[f"{GATE}.weight"].dtype)
     z = dense.linear_autograd(params, GATE, functional.layer_norm(x, x.shape[-1:]))
-    z = functional.layer_norm(z, z.shape[-1:])
-    return torch.addcmul(params[f"{GATE}.shift"].unsqueeze(1), z, params[f"{GATE}.scale"].unsqueeze(1)).sigmoid()
+    return dense.layer_norm(params, GATE, z).sigmoid()
 
 
 class _Gated(NamedTuple):
@@ -213,13 +210,12 @@ class _Gated(NamedTuple):
         found = {name: params[name] for name in self.net.shapes}
         return found | {name: b.times(params[name], gates[:, b.of]) for name, b in self.blocks.items()}
 
-    def given(self, live: Tensor | None, more: dict[str, Any]) -> dict[str, Any]:
-        return ({"live": live} if self.net.buffers else {}) | more
-
-    def apply(self, params: Params, x: Tensor, live: Tensor | None = None, **more: Any) -> Tensor:
+    def apply(
+        self, params: Params, x: Tensor, live: Tensor | None = None, noise: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
         """Outputs, in evaluation by the gates that were set."""
         gates = params[OPEN] if live is None else self.gates(params, x, live)
-        return self.net.apply(self.weights(params, gates), x, **self.given(live, more))
+        return self.net.apply(self.weights(params, gates), x, **nets.apply_arguments(self.net, live, noise))
 
     def accumulate(
         self,
@@ -230,7 +226,7 @@ class _Gated(NamedTuple):
         beta: float,
         alpha: float,
         live: Tensor,
-        **more: Any,
+        noise: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Into ← beta·into + alpha·∂loss, through the network's own derivative at θ ⊙ g."""
         own = [name for name in into if nets.layer_of(name) == GATE]
@@ -240,7 +236,8 @@ class _Gated(NamedTuple):
         g = gates.detach()
         wanted = self.blocks if own else [name for name in into if name in self.blocks]
         at = {name: torch.zeros_like(params[name]) for name in wanted}
-        self.net.accumulate(self.weights(params, g), x, gradient, at, 1.0, alpha, **self.given(live, more))  # type: ignore[misc]
+        given = nets.apply_arguments(self.net, live, noise)
+        self.net.accumulate(self.weights(params, g), x, gradient, at, 1.0, alpha, **given)  # type: ignore[misc]
         grads: Params = {}
         if own:
             at_gates = torch.cat([self.blocks[name].sums(at[name] * params[name]) for name in self.blocks], 1)

@@ -1,4 +1,4 @@
-"""A model of each client's own that lasts between rounds, with which it predicts, and the outputs of a model."""
+"""A model of each client's own that lasts between rounds, with which it predicts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 TIMES = "times"
 """Rounds in which a client has trained, beside its model in the memory."""
 
-_BLOCK = 256  # samples that are run forward at a time
-
 
 def beginning(start: Start) -> Memory:
     """The memory before the first round: every client's model is the common start."""
@@ -28,9 +26,7 @@ def beginning(start: Start) -> Memory:
 def averaged(up: RoundContext, past: Tensor) -> Memory:
     """The memory after a round: of each client ``past`` (client,) of its old model, the rest of the one it trained."""
     of = up.memory.clients
-    now: Params = {}
-    for name, p in up.after.items():
-        now[name] = torch.lerp(p, of[name], past.view(-1, *(1,) * (p.ndim - 1)))
+    now = {name: torch.lerp(p, of[name], past.view(-1, *(1,) * (p.ndim - 1))) for name, p in up.after.items()}
     return Memory({TIMES: of[TIMES] + 1, **now})
 
 
@@ -48,9 +44,3 @@ def _own(_: Net, params: Params, samples: Samples, memory: Memory) -> Tensor:
 
 TO_PREDICT = (Phase(0, weigh=_own),)
 """For ``Algorithm.finetune``: a client predicts with the model in its memory or, if it never trained, its download."""
-
-
-def outputs(net: Net, params: Params, samples: Samples) -> Tensor:
-    """Outputs (client, sample, output) for all training samples, in evaluation."""
-    with torch.no_grad():
-        return torch.cat([net.apply(params, x) for x in samples.x.split(_BLOCK, 1)], 1)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedstat._later import functional, torch
-from fedstat.fl import nets
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Gradient, Net, Params
+from fedstat.fl.wrappers.copies import copies, join, part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,13 +25,7 @@ def mixture(net: Net, components: int) -> Net:
     """
     prefixes = [f"component{k}_" for k in range(1, components + 1)]
 
-    def part(params: Params, prefix: str) -> Params:
-        return {name.removeprefix(prefix): p for name, p in params.items() if name.startswith(prefix)}
-
-    def all_of(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(prefix + name for prefix in prefixes for name in names)
-
-    def join(params: Params, outputs: list[Tensor]) -> Tensor:
+    def combine(params: Params, outputs: list[Tensor]) -> Tensor:
         z = torch.stack(outputs, 2)
         return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
 
@@ -40,7 +34,7 @@ def mixture(net: Net, components: int) -> Net:
         return given | {"noise": part(given["noise"], prefix)} if given.get("noise") else given
 
     def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
-        return join(params, [net.apply(part(params, prefix), x, **own(given, prefix)) for prefix in prefixes])
+        return combine(params, [net.apply(part(params, prefix), x, **own(given, prefix)) for prefix in prefixes])
 
     def accumulate(
         params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
@@ -48,7 +42,7 @@ def mixture(net: Net, components: int) -> Net:
         def derivative(seen: list[Tensor]) -> Tensor:
             """Run the other components inside this one's forward pass: the loss needs all outputs at once."""
             if len(seen) == components:
-                return gradient(join(params, seen))
+                return gradient(combine(params, seen))
             found: list[Tensor] = []
 
             def at_outputs(z: Tensor) -> Tensor:
@@ -62,10 +56,6 @@ def mixture(net: Net, components: int) -> Net:
 
         derivative([])
 
-    def whole(params: Params) -> Params:
-        parts = {prefix: nets.whole(net, part(params, prefix)) for prefix in prefixes}
-        return {WEIGHTS: params[WEIGHTS]} | {prefix + n: p for prefix, own in parts.items() for n, p in own.items()}
-
     def init(rng: np.random.Generator) -> Params:
         starts = [net.init(rng) for _ in range(components)]
         if components > 1 and all(torch.equal(p, starts[1][name]) for name, p in starts[0].items()):
@@ -73,26 +63,18 @@ def mixture(net: Net, components: int) -> Net:
                 "the components of a mixture would start and stay equal, as the network always starts from the same "
                 "parameters. Make it with from_module(..., start='random')."
             )
-        named = {prefix + n: p for prefix, own in zip(prefixes, starts, strict=True) for n, p in own.items()}
-        return {WEIGHTS: torch.full((components,), 1 / components)} | named
+        return {WEIGHTS: torch.full((components,), 1 / components)} | join(starts, prefixes)
 
-    return net._replace(
-        shapes={WEIGHTS: (components,)} | {prefix + n: shape for prefix in prefixes for n, shape in net.shapes.items()},
+    return copies(
+        net,
+        prefixes,
+        {WEIGHTS: (components,)},
         init=init,
         apply=apply,
         accumulate=accumulate if net.accumulate else None,
-        buffers=all_of(net.buffers),
-        unshared=all_of(net.unshared),
         activations=components * net.activations if net.activations else None,
-        features=None,
-        head=None,
-        heads=tuple(prefix + layer for prefix in prefixes for layer in nets.head_layers(net)),
-        noise={prefix + name: shape for prefix in prefixes for name, shape in net.noise.items()},
-        undivided=all_of(net.undivided),
-        thin=all_of(net.thin),
-        constants=None,
+        noise=join([net.noise] * components, prefixes),
         base=None if net.base is None else mixture(net.base, components),
-        whole=whole if net.whole else None,
     )
 
 

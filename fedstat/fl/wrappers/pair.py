@@ -9,9 +9,9 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Sharing, Start
-from fedstat.fl.losses import Loss
+from fedstat.fl.losses import Loss, loss_of_part
 from fedstat.fl.nets import Gradient, Net, Params
+from fedstat.fl.wrappers.copies import copies, part
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,12 +27,6 @@ def pair(net: Net) -> Net:
     of the copies that train alone: those that do not are not even run.
     """
 
-    def part(params: Params, prefix: str) -> Params:
-        return {name: params[prefix + name] for name in net.shapes if prefix + name in params}
-
-    def all_of(names: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(prefix + name for prefix in PREFIXES for name in names)
-
     def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
         return torch.cat([net.apply(part(params, prefix), x, **given) for prefix in PREFIXES], -1)
 
@@ -44,30 +38,12 @@ def pair(net: Net) -> Net:
             if moving := part(into, prefix):
                 one(part(params, prefix), x, gradient, moving, beta, alpha, **given)
 
-    def whole(params: Params) -> Params:
-        return {prefix + n: p for prefix in PREFIXES for n, p in nets.whole(net, part(params, prefix)).items()}
-
     def init(rng: np.random.Generator) -> Params:
         start = net.init(rng)
         return {prefix + name: p.clone() for prefix in PREFIXES for name, p in start.items()}
 
-    return net._replace(
-        shapes={prefix + name: shape for prefix in PREFIXES for name, shape in net.shapes.items()},
-        init=init,
-        apply=apply,
-        accumulate=accumulate,
-        buffers=all_of(net.buffers),
-        unshared=all_of(net.unshared),
-        features=None,
-        head=None,
-        heads=tuple(prefix + layer for prefix in PREFIXES for layer in nets.head_layers(net)),
-        undivided=all_of(net.undivided),
-        thin=all_of(net.thin),
-        constants=None,
-        base=None if net.base is None else pair(net.base),
-        whole=whole if net.whole else None,
-        pieces={},
-    )
+    base = None if net.base is None else pair(net.base)
+    return copies(net, PREFIXES, init=init, apply=apply, accumulate=accumulate, base=base)
 
 
 def pair_loss(inner: Loss, net: Net) -> Loss:
@@ -77,18 +53,11 @@ def pair_loss(inner: Loss, net: Net) -> Loss:
     def gradient(out: Tensor, y: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
         return torch.cat([inner.gradient(z.clone(), y, weight, *extra) for z in out.split(n, -1)], -1)
 
-    return inner._replace(
-        value=lambda out, y: inner.value(out[..., -n:], y),
-        gradient=gradient,
-        predict=lambda out: inner.predict(out[..., -n:]),
-        probability=lambda out: inner.probability(out[..., -n:]),
-    )
+    return loss_of_part(inner, lambda out: out[..., -n:], gradient)
 
 
-def share_global(start: Start) -> Sharing:
-    """Sharing of the global copy alone."""
-    own = [layer for layer in nets.layers(start.net) if layer.startswith(OWN)]
-    return Sharing(masks.private_layers(start.net, own, start.device))
+share_global = masks.keep_layers(lambda net: [layer for layer in nets.layers(net) if is_own(layer)])
+"""Sharing of the global copy alone."""
 
 
 def is_own(name: str) -> bool:

@@ -66,15 +66,7 @@ class Policy(NamedTuple):
 
     def start(self, rng: np.random.Generator, features: int) -> Params:
         """Starting values as in torch.nn."""
-        constant = {"scale": 1.0, "shift": 0.0, "running_mean": 0.0, "running_var": 1.0}
-        found: Params = {}
-        for name, shape in self.shapes(features).items():
-            layer, kind = name.split(".")
-            if kind == "weight":
-                found |= dense.start(rng, layer, shape[1], shape[0])
-            elif kind in constant:
-                found[name] = torch.full(shape, constant[kind])
-        return found
+        return dense.draw_parameters(self.shapes(features), rng)
 
     def difference(self, params: Params, c: Tensor, live: Tensor | None = None) -> Tensor:
         """a_1 − a_2 (client, sample, K) of inputs c (client, sample, K); ``live`` as in :class:`fedstat.fl.nets.Net`.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fedstat._later import torch
-from fedstat.fl import nets
+from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Algorithm, Mask, Received, RoundContext, Sharing, Start
 from fedstat.fl.nets import Net, Params
 
@@ -32,8 +31,7 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     """
 
     def private(net: Net, shared: Mask) -> Mask:
-        own = _parameters(net)
-        return {name: torch.tensor(False, device=mask.device) if name in own else mask for name, mask in shared.items()}
+        return masks.without(shared, _parameters(net).__contains__)
 
     def sharing(start: Start) -> Sharing:
         inner = algorithm.sharing(start)

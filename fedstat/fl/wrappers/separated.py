@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from fedstat._later import functional, torch
 from fedstat.fl import nets
 from fedstat.fl.kernels import mmd_gradient
-from fedstat.fl.losses import Loss
+from fedstat.fl.losses import Loss, loss_of_part
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.policy import Policy, mean_share
 
@@ -83,8 +83,7 @@ def separated(net: Net, parts: Parts) -> Net:
         If the network has no features, or is composed of factors.
     """
     features = nets.n_features(net)
-    if net.base is not None:
-        raise ValueError("the method needs a network whose weights are its parameters, but this one composes them")
+    nets.require_uncomposed(net)
     made = _Separated(net, parts, features, nets.head_layers(net)[-1])
     policy, sampled = parts.policy, parts.policy is not None and parts.sampled
     return Net(
@@ -141,10 +140,9 @@ class _Separated(NamedTuple):
         self, params: Params, x: Tensor, *, live: Tensor | None = None, noise: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """Logits, features and shares in a row."""
-        net = self.net
-        base, at_global = ({to: params[name] for name, to in heads} for heads in self._names())
-        given: dict[str, Any] = {"live": live} if net.buffers else {}
-        h = net.features(base, x, **given, **({"noise": noise} if net.noise else {}))  # type: ignore[misc]
+        base = {name: params[name] for name in self.net.shapes}
+        at_global = {name: params[new] for name, new in self.heads().items()}
+        h = self.net.features(base, x, **nets.apply_arguments(self.net, live, noise))  # type: ignore[misc]
         if self.parts.policy is None:
             out = self._head(base, h)
             return torch.cat([out + self._head(at_global, h) if self.parts.global_head else out, h], -1)
@@ -156,10 +154,6 @@ class _Separated(NamedTuple):
         to_global = r * h
         out = self._head(at_global, to_global) + self._head(base, h - to_global)
         return torch.cat([out, h, (1 - r).detach()], -1)
-
-    def _names(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-        """Names here and in the network, of its parameters and of the global head in place of its own."""
-        return [(name, name) for name in self.net.shapes], [(new, name) for name, new in self.heads().items()]
 
     def _head(self, params: Params, h: Tensor) -> Tensor:
         return self.net.head(params, h)  # type: ignore[misc]
@@ -193,12 +187,7 @@ def separated_loss(inner: Loss, net: Net, lam: float, *, of_loss: float = 1.0) -
             at.logits.mul_(of_loss)
         return total
 
-    return Loss(
-        lambda out, y: inner.value(cut(net, out).logits, y),
-        gradient,
-        lambda out: inner.predict(cut(net, out).logits),
-        lambda out: inner.probability(cut(net, out).logits),
-    )
+    return loss_of_part(inner, lambda out: cut(net, out).logits, gradient)
 
 
 def client_vector(net: Net, params: Params) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import nets
-from fedstat.fl.losses import Loss
+from fedstat.fl.losses import Loss, loss_of_part
 from fedstat.fl.nets import Net, Params
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def two_heads(net: Net) -> Net:
         If the network has no features, or is composed of factors.
     """
     nets.n_features(net)
-    if net.base is not None:
-        raise ValueError("the method needs a network whose weights are its parameters, but this one composes them")
+    nets.require_uncomposed(net)
     heads = {PERSONAL + name.removeprefix(nets.head_layers(net)[-1]): name for name in nets.head_parameters(net)}
 
     def init(rng: np.random.Generator) -> Params:
@@ -80,9 +79,4 @@ def two_heads_loss(inner: Loss) -> Loss:
         generic = of_sum if prior is None else inner.gradient(out.chunk(2, -1)[0] + prior, y, weight)
         return torch.cat([generic, of_sum], -1)
 
-    return Loss(
-        lambda out, y: inner.value(total(out), y),
-        gradient,
-        lambda out: inner.predict(total(out)),
-        lambda out: inner.probability(total(out)),
-    )
+    return loss_of_part(inner, total, gradient)
