@@ -158,6 +158,11 @@ def interval(rho: Array, halves: Array) -> tuple[Array, Array]:
     -------
     low, high : array (...,)
 
+    Notes
+    -----
+    In simulations with 24 neurons, intervals of a correlation that is not 0 cover .88 to .93 with 30 clients and .94 to
+    .97 with 100; those of a correlation of 0 cover .92 to .97 (``simulations/inference``).
+
     Examples
     --------
     >>> low, high = interval(np.array(0.5), np.array([0.4, 0.5, 0.6]))

@@ -157,7 +157,11 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
     parts = [head, "\n".join(lines)]
     parts.append("\n".join(map(_peaks_line, table.to_dict("records"))))
     at = f"κ = {config['kappa']:g}; pa: at most {relation.STEPS} steps"
-    lines = [f"Rank correlation of entropy and communality ({at}) over neurons,\n95 % over clients"]
+    lines = [
+        f"Rank correlation of entropy and communality ({at}) over neurons,",
+        "95 % intervals over clients (where the two are related they cover .88 to .93",
+        "with 30 clients and .94 to .97 with 100 in simulations)",
+    ]
     lines += [f"{'case':<12} {'of the':<9}" + "".join(f"{e:>26}" for e in related["estimator"].unique())]
     for (case, on), block in related.groupby(["case", "on"], sort=False):
         lines.append(f"{case:<12} {on:<9}" + "".join(f"{_interval(r):>26}" for r in block.to_dict("records")))

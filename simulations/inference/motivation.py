@@ -147,7 +147,10 @@ def _of_positions() -> dict[str, Case]:
 def _of_correlations() -> dict[str, Case]:
     return {
         f"{'related' if related else 'independent'}, κ {kappa}, {clients} clients": Case(
-            partial(correlations, clients, 24, kappa, related), replicates=100, parts=relation.ESTIMATORS
+            partial(correlations, clients, 24, kappa, related),
+            replicates=100,
+            note="the print of the study says how often they cover" if related and clients == 30 else "",
+            parts=relation.ESTIMATORS,
         )
         for related in (False, True)
         for kappa in (0.5, 0.75)
