@@ -11,7 +11,7 @@ from fedstat import _check
 from fedstat import data as datasets
 from fedstat.data import arrays
 from fedstat.fl import algorithms, nets
-from fedstat.fl.aggregate import AGGREGATORS
+from fedstat.fl.aggregators import AGGREGATORS
 from fedstat.study import federation
 from fedstat.study.experiment import Settings
 
