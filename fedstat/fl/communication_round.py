@@ -28,13 +28,14 @@ class Upload(NamedTuple):
     Attributes
     ----------
     cohort : Cohort
-        The clients whose rows ``values`` has.
+        ``values`` has one row for each of these clients.
     values : Params (client, ...)
-        What is averaged or mixed where entries are shared; other entries may hold anything.
+        The server averages or mixes these values where entries are shared, and ignores the others.
     sharing : Sharing
-        The sharing after the round: entries that are averaged.
+        The sharing after the round. The server averages the entries that it marks.
     entries : Mask
-        Entries that a client sends, of which bytes are counted; an algorithm may read more than it shares.
+        Clients send these entries, and the observer of bytes counts them. An algorithm may read entries that the server
+        does not average.
     """
 
     cohort: Cohort
@@ -44,7 +45,7 @@ class Upload(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a round leaves: all that observers get.
+    """What a round returns: all that observers see of it.
 
     Attributes
     ----------
@@ -52,7 +53,7 @@ class Outcome(NamedTuple):
         Before and after the round.
     cohort : Cohort
     trained : Trained
-        Rows of the clients that this process holds.
+        Has rows only for the clients that this process trains.
     context : RoundContext
     upload : Upload
     mixing : Tensor (client, client) or None
@@ -74,8 +75,8 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     Raises
     ------
     ValueError
-        If the new sharing lacks a parameter, or makes entries personal of which clients have no copies; if a hook
-        returns something that does not fit.
+        If the new sharing omits a parameter, or makes an entry personal of which clients keep no copy; if what a hook
+        returns has a wrong type, name or shape.
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
     """
@@ -96,13 +97,17 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
 
 
 def seen_by_hooks(job: Job, cohort: Cohort) -> Cohort:
-    """Return the clients whose rows hooks get: of all processes, or of this one where sums over clients suffice."""
+    """Return the clients whose rows hooks get.
+
+    These are the clients of all processes if a hook or the aggregator looks at single clients, as all algorithms that
+    mix do; else the clients of this process.
+    """
     looks = job.hooks.looks_at_clients or job.aggregator.needs == "clients"
     return cohort if looks else cohort.of_this_process()
 
 
 def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -> RoundContext:
-    """Return what hooks know of clients whose models after local training are ``after`` (local, ...)."""
+    """Return the context that hooks read; ``after`` (local, ...) holds this process's models after local training."""
     state, seen = download.state, seen_by_hooks(job, cohort)
 
     def weights() -> Tensor:
@@ -114,13 +119,15 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
         return local._replace(clients=seen.gather(local.clients))
 
     def evaluate(models: Params, clients: np.ndarray, which: np.ndarray | None = None) -> Tensor:
+        """Let each process evaluate on its own clients, and gather the losses; see RoundContext."""
         clients = np.asarray(clients)
-        held = seen.held(clients)
+        held = seen.held(clients)  # positions of the clients that this process holds
         row = {int(c): i for i, c in enumerate(cohort.local_ids)}
-        at = np.array([row[int(c)] for c in clients[held]], int)
-        others = {name: p[at] for name, p in after.items() if name not in models}
-        own = which if which is None else which[held]
-        return seen.gather({"": scores.losses_of(job, models, cohort.local[at], own, others)}, clients)[""]
+        rows = np.array([row[int(c)] for c in clients[held]], int)
+        lacking = {name: p[rows] for name, p in after.items() if name not in models}
+        chosen = which if which is None else which[held]
+        losses = scores.losses_of(job, models, cohort.local[rows], chosen, lacking)
+        return seen.gather({"loss": losses}, clients)["loss"]
 
     def moments() -> Any:
         some = sums.over_clients(job, lambda span: download.models(cohort.local[span]), after)
@@ -144,36 +151,38 @@ def encode(hooks: Hooks, context: RoundContext, sharing: Sharing, cohort: Cohort
 
 
 def aggregate(job: Job, hooks: Hooks, state: State, cohort: Cohort, upload: Upload) -> tuple[Params, Any]:
-    """Return the aggregated parameters with shared entries, and the aggregator's state."""
+    """Aggregate every parameter that has a shared entry; return these means and the aggregator's new state."""
     shared = {name: masks.by_some(upload.sharing.shared[name], p.ndim) for name, p in state.global_params.items()}
     values = {name: p for name, p in upload.values.items() if bool(shared[name].any())}
     rows = upload.cohort
     sent = Sent(
         values,
-        {name: state.global_params[name] for name in values},
-        {name: shared[name] for name in values},
-        torch.from_numpy(rows.sizes).to(job.device, torch.float32),
-        hooks.weights(rows.ids, lambda: (cohort.sizes, cohort.ids, job.everyone or job.clients)),
-        rows.ids,
-        state.round,
-        job.seed,
-        expected(job),
-        *(() if rows is cohort else (cohort.sum,)),
+        server={name: state.global_params[name] for name in values},
+        shared={name: shared[name] for name in values},
+        sizes=torch.from_numpy(rows.sizes).to(job.device, torch.float32),
+        weights=hooks.weights(rows.ids, lambda: (cohort.sizes, cohort.ids, job.everyone or job.clients)),
+        clients=rows.ids,
+        round=state.round,
+        seed=job.seed,
+        expected=expected(job),
     )
+    if rows is not cohort:  # of this process: the aggregator adds up over processes
+        sent = sent._replace(total=cohort.sum)
     return aggregated(job.aggregator, sent, state.aggregator, job.ranks)
 
 
 def update_global(params: Params, means: Params, before: Sharing, after: Sharing, lr: float) -> Params:
-    """Return the server's parameters after a round, from those before it and means over the selected clients.
+    """Return the server's parameters after a round: the old ones, W, moved to the clients' means.
 
-    W ← W + η_g (mean − W) where an entry stays shared, the mean where it becomes shared, W elsewhere. If masks differ
-    between clients, an entry is shared if any client shares it; the mean is over all selected clients.
+    An entry that stays shared becomes W + η_g (mean − W). An entry that becomes shared becomes the mean. Any other
+    entry keeps W. If masks differ between clients, one client that shares an entry suffices; the mean is over all
+    selected clients, also those that keep the entry.
 
     Parameters
     ----------
     params : Params (...)
     means : Params (...)
-        Of parameters with shared entries; other entries may hold anything.
+        Of parameters with shared entries. Entries that are not shared are ignored.
     before, after : Sharing
     lr : float
         η_g.
@@ -186,10 +195,14 @@ def update_global(params: Params, means: Params, before: Sharing, after: Sharing
 
 
 def mix(download: Download, cohort: Cohort, after: Params, upload: Upload, mixing: Tensor) -> Params:
-    """Return models (local, ...): where entries are shared, each client's mixture of what all clients sent."""
+    """Return models (local, ...) of a mixing server.
+
+    Where entries are shared, each client takes a step of length η_g from its download to its own weighted mean of what
+    all clients sent. Elsewhere it keeps what it trained.
+    """
     models, lr = dict(after), download.job.server_lr
     before = download.models(cohort.local) if lr != 1 else {}
-    weights = cohort.local_rows({"": mixing})[""]
+    weights = cohort.local_rows({"weights": mixing})["weights"]
     for name, p in upload.values.items():
         mask = upload.sharing.shared[name]
         if not bool(mask.any()):
