@@ -129,9 +129,10 @@ class RoundContext:
     server_lr : float
         η_g of the run.
     clients : int array (client,)
-        Numbers of the selected clients, by descending number of training samples.
+        Numbers of the selected clients, by descending number of training samples. Of several processes each has only
+        its own clients if neither a hook nor the aggregator looks at single clients.
     weights : Tensor (client,)
-        n_k / Σ n_k.
+        n_k / Σ n_k; the sum is over the clients of all processes.
     before, after : Params (client, ...)
         Parameters as downloaded and as trained.
     memory : Memory
@@ -158,6 +159,9 @@ class RoundContext:
     memory: Memory
     evaluate: Callable[..., Tensor]
     moments: Mapping[str, Any]
+    _parts: Mapping[str, Callable[[], Any]]
+    _results: dict[Any, Any]
+    _versions: dict[str, int]
 
     def __init__(
         self,
@@ -169,16 +173,25 @@ class RoundContext:
         server_lr: float,
         parts: Mapping[str, Callable[[], Any]],
     ) -> None:
-        self.net, self.round, self.seed, self.sharing = net, number, seed, sharing
-        self.global_params, self.server_lr, self._parts = global_params, server_lr, parts
-        self._results: dict[Any, Any] = {}
+        vars(self).update(
+            net=net, round=number, seed=seed, sharing=sharing, global_params=global_params, server_lr=server_lr,
+            _parts=parts, _results={}, _versions={},
+        )  # fmt: skip
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._parts:
             raise AttributeError(f"a RoundContext has no attribute {name!r}")
-        value = self._parts[name]()
-        setattr(self, name, value)
+        value = vars(self)[name] = self._parts[name]()
+        if name == "before":
+            self._versions.update({of: p._version for of, p in value.items()})
         return value
+
+    def __setattr__(self, name: str, _: object) -> None:
+        raise AttributeError(f"a RoundContext is for reading: {name!r} cannot be set")
+
+    def free(self, name: str) -> None:
+        """Give up a part, which is made again if it is read again."""
+        vars(self).pop(name, None)
 
     def with_parts(self, parts: Mapping[str, Callable[[], Any]]) -> RoundContext:
         """Return the context with other parts in place of some."""

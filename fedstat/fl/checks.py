@@ -73,6 +73,9 @@ def unchanged(given: Any, where: str) -> Iterator[None]:
     tensors = [(text.format(name), p, p._version) for text, of in parts for name, p in of.items()]
     clients = given.clients.copy() if isinstance(given, RoundContext) else None
     yield
+    if isinstance(given, RoundContext):  # made by this hook, perhaps
+        before = vars(given).get("before", {})
+        tensors += [(f"context.before[{name!r}]", p, given._versions[name]) for name, p in before.items()]
     changed = [f"{name}, of shape {tuple(p.shape)}," for name, p, was in tensors if p._version != was]
     if clients is not None and (given.clients != clients).any():
         changed.append("context.clients")

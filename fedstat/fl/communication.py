@@ -23,6 +23,9 @@ Values = Callable[[], Params]
 def of_round(job: Job, outcome: Outcome) -> tuple[int, int]:
     """Return the bytes that this process's clients of a round sent and received, in total; see :func:`in_bytes`."""
     cohort, upload, state = outcome.cohort, outcome.upload, outcome.state
+    if not len(cohort):
+        return 0, 0
+    downloads = job.hooks.downloads(outcome.context, cohort.local_ids)  # in every process: the hook may gather rows
     if not len(cohort.local):
         return 0, 0
 
@@ -30,7 +33,6 @@ def of_round(job: Job, outcome: Outcome) -> tuple[int, int]:
         return cohort.local_rows(upload.values) if upload.cohort is cohort else upload.values
 
     values = sent, lambda: Download(job, state).models(cohort.local)
-    downloads = job.hooks.downloads(outcome.context, cohort.local_ids)
     masks_of = upload.entries, state.sharing, outcome.before.sharing
     return in_bytes(job.hooks, *masks_of, cohort.local, values, downloads)
 

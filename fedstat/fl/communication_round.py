@@ -45,7 +45,7 @@ class Upload(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a round returns: all that observers see of it.
+    """What a round returns: all that observers see of it after its end.
 
     Attributes
     ----------
@@ -93,7 +93,8 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     models = trained.params if mixing is None else mix(download, cohort, trained.params, upload, mixing)
     server = {"global_params": global_params, "sharing": sharing, "aggregator": aggregator}
     new = state.after(cohort, models, trained.optimizer, hooks.remember(context), **server)
-    return Outcome(state, new, cohort, trained, context, upload, mixing)
+    context.free("before")  # observers stand beside the models of all clients: nothing is held that they do not need
+    return Outcome(state, new, cohort, trained._replace(optimizer={}), context, upload, mixing)
 
 
 def seen_by_hooks(job: Job, cohort: Cohort) -> Cohort:

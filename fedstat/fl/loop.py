@@ -66,6 +66,10 @@ def observed_round(
 
     The seconds are the wall time of the round itself.
     """
+    if job.everyone is not None and not job.ranks.several:
+        raise ValueError(
+            f"a round needs the data of all {job.everyone} clients, but this job has {job.clients}. Take the whole job."
+        )
     cohort, values = of_round(job, state.round), Values()
     watching = [one for one in observers if evaluated or not one.only_evaluated]
     for observer in watching:

@@ -21,6 +21,7 @@ _REFUSED = {
     "mix": "its server makes each client a mixture of single clients' models",
     "send": "it sends something other than what was trained",
     "remember": "its memory is made from single clients' models",
+    "downloads": "it counts the models that single clients download",
     "measures": "it measures single clients' models",
     "weights": "it weights the mean of clients, which is uniform here",
 }

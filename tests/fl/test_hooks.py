@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 import trainer
-from algorithm_jobs import job, run
+from algorithm_jobs import assert_equal, job, run
 from toy_methods import HALF, toy
 
-from fedstat.fl import aggregate, algorithms, checks, hooks, masks
+from fedstat.fl import aggregate, algorithms, batches, checks, hooks, loop, masks, optim
 from fedstat.fl.algorithm import Algorithm, Memory, Phase, Received, Samples, Sharing, Start
 from fedstat.fl.hooks import Hooks
 
@@ -99,6 +99,39 @@ def test_a_hook_that_changes_what_it_was_given_is_named(name):
         ValueError, match=rf"^method 'toy': {name}\(.*\) changes .*'fc2.bias'.*, of shape \(3,\), in place"
     ):
         CALLS[name](job(method, **HALF))
+
+
+def test_models_before_training_are_the_runs_own_too():
+    j = job(toy(reshare=lambda up: up.before["fc2.bias"].zero_() is None or up.sharing), **HALF)
+    with pytest.raises(ValueError, match=r"reshare\(context\) changes context.before\['fc2.bias'\], .* in place"):
+        j.hooks.reshare(context_of(j), j.net.shapes)
+
+
+def test_a_round_context_is_for_reading_and_makes_again_what_it_gave_up():
+    up = context_of(job(toy(), **HALF))
+    with pytest.raises(AttributeError, match="for reading: 'after' cannot be set"):
+        up.after = {}
+    with pytest.raises(AttributeError, match="no attribute 'server'"):
+        _ = up.server
+    first = up.before
+    assert up.before is first
+    up.free("before")
+    assert up.before is not first
+    assert_equal(up.before, first)
+
+
+def test_a_round_holds_no_models_that_observers_do_not_read():
+    made = toy(reshare=lambda up: up.sharing if up.before else None)
+    outcome = trainer.run(job(made, optimizer=optim.adam(0.1), optimizer_state="keep"), trainer.start(job(made)))[1]
+    assert "before" not in vars(outcome.context)
+    assert outcome.trained.optimizer == {}
+
+
+def test_a_round_of_some_clients_is_refused():
+    j = job(toy(), **HALF)
+    part = replace(j, train=batches.part(j.train, np.array([1, 3])), everyone=j.clients)
+    with pytest.raises(ValueError, match="a round needs the data of all 6 clients, but this job has 2"):
+        loop.observed_round(part, trainer.start(part), ())
 
 
 def test_what_a_hook_lacks_has_a_default():

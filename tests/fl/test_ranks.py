@@ -82,6 +82,8 @@ def test_an_aggregator_sees_all_clients_of_all_processes_unless_it_needs_sums_al
         near(two, one, atol=1e-5)
         if name in ("median", "trimmed"):
             same(two, one)
+    given = settings("fedper", 3) | {"algorithm": ranks_worker.COUNTS, "participation": 0.34}
+    near(open_run(tmp_path / "counts.zarr"), train(dataset(SAMPLES), net_of("fedper"), **given))
     assert "the aggregator 'liar' says that it needs only sums" in printed[0]
 
 

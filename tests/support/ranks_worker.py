@@ -6,10 +6,12 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from algorithm_jobs import SAMPLES, dataset, make, net_of
 from measured_runs import TIES, measured_run
+from toy_methods import REMEMBERS, toy
 
 from fedstat.fl import aggregate, train
 
@@ -36,6 +38,8 @@ AGGREGATORS = {
         aggregate.stateless("halved", lambda sent: {name: p / 2 for name, p in sent.values.items()}, needs="sum"),
     ),
 }
+# Its hook that counts models is the only one to read what processes gather.
+COUNTS = toy(memory=REMEMBERS.memory, downloads=lambda up: np.full(len(up.clients), len(up.before)))
 LIAR = aggregate.stateless("liar", largest, needs="sum")
 
 
@@ -46,6 +50,8 @@ def aggregated(folder: str) -> None:
     for name, aggregator in AGGREGATORS.items():
         given = settings("fedper", 3) | {"aggregator": aggregator}
         train(dataset(SAMPLES), net_of("fedper"), out=Path(folder) / f"{name}.zarr", **given)
+    given = settings("fedper", 3) | {"algorithm": COUNTS, "participation": 0.34}
+    train(dataset(SAMPLES), net_of("fedper"), out=Path(folder) / "counts.zarr", **given)
     try:
         given = settings("fedper", 3) | {"aggregator": LIAR}
         train(dataset(SAMPLES), net_of("fedper"), out=Path(folder) / "liar.zarr", **given)
