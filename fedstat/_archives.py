@@ -83,7 +83,7 @@ class Arrays:
             return self._head(name, stream)[0]
 
     def read(self, name: str) -> NDArray[Any]:
-        """Read an array; raise LimitError if it and those read before it exceed the limit."""
+        """Read an array; raise LimitError if all arrays read so far exceed the limit."""
         with _reading(self._path), self._file.open(self._members[name]) as stream:
             head, by_column = self._head(name, stream)
             self._total += head.nbytes

@@ -113,7 +113,7 @@ class Start(NamedTuple):
 
 
 class RoundContext:
-    """What hooks know after a round's local training; parts that concern clients are made when they are first read.
+    """The state of a round after local training, as hooks see it. A part that concerns clients is made when it is read.
 
     Attributes
     ----------
@@ -190,11 +190,11 @@ class RoundContext:
         raise AttributeError(f"a RoundContext is for reading: {name!r} cannot be set")
 
     def free(self, name: str) -> None:
-        """Give up a part, which is made again if it is read again."""
+        """Free the memory of a part; reading it makes it again."""
         vars(self).pop(name, None)
 
     def with_parts(self, parts: Mapping[str, Callable[[], Any]]) -> RoundContext:
-        """Return the context with other parts in place of some."""
+        """Return the context with some of its parts replaced."""
         fixed = self.net, self.round, self.seed, self.sharing, self.global_params, self.server_lr
         return RoundContext(*fixed, {**self._parts, **parts})
 

@@ -272,7 +272,7 @@ def _phase(phase: Phase, net: Net, local_epochs: int, where: str) -> None:
 def _gradients(
     penalty: Callable[[Params, Params], Any], where: str, moves: Sequence[str], now: Params, anchor: Params
 ) -> Params:
-    """Return the gradients of a penalty; of one that returns a loss, those of its sum over clients."""
+    """Return the gradients of a penalty; if it returns a loss, the gradients of the loss summed over clients."""
     found = penalty(now, anchor)
     if not is_loss(found, now, where):
         return found

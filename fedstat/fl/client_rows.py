@@ -37,7 +37,7 @@ class ClientRows(Protocol):
         """Copy rows (client, ...) of some clients, which the caller may change."""
 
     def updated(self, clients: np.ndarray, rows: Params) -> ClientRows:
-        """Return a version with new rows (client, ...) of some clients, perhaps these very tensors."""
+        """Return a version with new rows (client, ...) of some clients; it may keep these tensors, so leave them be."""
 
     def saved(self) -> object:
         """Return what the file of a state holds of the rows; flush rows that are on disk."""

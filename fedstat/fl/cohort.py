@@ -59,7 +59,7 @@ class Cohort:
     # --- what processes do together; the identity for one
 
     def gather(self, rows: Mapping[str, Tensor], ids: np.ndarray | None = None) -> Params:  # noqa: ARG002
-        """Return the rows of all clients, or of others by number, from the rows of those that this process holds."""
+        """Return rows of the clients of all processes (or of ``ids``), from the rows of this process's clients."""
         return dict(rows)
 
     def held(self, ids: np.ndarray) -> np.ndarray:
@@ -67,7 +67,7 @@ class Cohort:
         return np.arange(len(ids))
 
     def local_rows(self, rows: Mapping[str, Tensor]) -> Params:
-        """Return the rows of the clients that this process holds, from those of all clients."""
+        """Return rows of this process's clients, from rows of the clients of all processes."""
         return dict(rows)
 
     def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Upload(NamedTuple):
-    """What clients send to the server after local training.
+    """The message of clients to the server after local training.
 
     Attributes
     ----------
@@ -45,7 +45,7 @@ class Upload(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a round returns: all that observers see of it after its end.
+    """The result of a round. Observers see nothing else of it after its end.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     models = trained.params if mixing is None else mix(download, cohort, trained.params, upload, mixing)
     server = {"global_params": global_params, "sharing": sharing, "aggregator": aggregator}
     new = state.after(cohort, models, trained.optimizer, hooks.remember(context), **server)
-    context.free("before")  # observers stand beside the models of all clients: nothing is held that they do not need
+    context.free("before")  # evaluation, which follows, needs the memory
     return Outcome(state, new, cohort, trained._replace(optimizer={}), context, upload, mixing)
 
 
@@ -131,8 +131,8 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
         return seen.gather({"loss": losses}, clients)["loss"]
 
     def moments() -> Any:
-        some = sums.over_clients(job, lambda span: download.models(cohort.local[span]), after)
-        return cohort.join(some, job.device)
+        local = sums.over_clients(job, lambda span: download.models(cohort.local[span]), after)
+        return cohort.join(local, job.device)
 
     parts = {
         "clients": lambda: seen.ids,
@@ -147,7 +147,7 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
 
 
 def encode(hooks: Hooks, context: RoundContext, sharing: Sharing, cohort: Cohort) -> Upload:
-    """Return what the clients of ``context`` send under the new sharing."""
+    """Return the message of the clients of ``context`` under the new sharing."""
     return Upload(cohort, hooks.send(context, sharing), sharing, hooks.uploads(sharing))
 
 

@@ -224,7 +224,8 @@ def train(
     )
     machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory)
     job = prepare(data, net, algorithm, training, machine, track=True, new=new)
-    asked, at = _asked(probe), _checkpoints(job, {*checkpoints, rounds}, keep_weights, _asked(probe))
+    asked = _asked(probe)
+    at = _checkpoints(job, {*checkpoints, rounds}, keep_weights, asked)
     others, added = readout_jobs(job, readouts or {}), unseen(job, new)
     probes = _probes(job, rounds, asked, added, ablation, others)
     config = {
@@ -249,23 +250,25 @@ def train(
         "aggregator": training.aggregator.name,
     }
     title = f"{algorithm.name}, {rounds} rounds"
-    attrs = store.provenance(title, config, command=COMMAND, device=str(job.device), own=(algorithm, aggregator))
+    attrs = store.provenance(
+        title, config, command=COMMAND, device=str(job.device), own=(algorithm, training.aggregator)
+    )
     attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # as given; config holds the final values
     attrs |= {stored.PIECES: store.to_json(net.pieces)} if net.pieces else {}
     groups = record.run_layout(job, rounds, at) | {"clients": labels.group(data, job.train, nets.n_outputs(job.net))}
     for one in probes:
         groups |= one.groups
     processes = _processes(job, attrs, out, memory)
-    own = of_rank(job, processes)
+    local = of_rank(job, processes)
     del job  # of all clients
     with shown(rounds, "round", show=progress is True and not processes.rank) as bar:
         tick = progress if callable(progress) else bar.update
         plan = _Plan(config, attrs, groups, at, probes, tick, resume)
-        return store.run_at(out, lambda path: _make(own, plan, path), resume=resume)
+        return store.run_at(out, lambda path: _make(local, plan, path), resume=resume)
 
 
 class _Plan(NamedTuple):
-    """What a run stores and measures."""
+    """Settings, layout and observers of a run."""
 
     config: Mapping[str, Any]
     attrs: Mapping[str, Any]

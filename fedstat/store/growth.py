@@ -16,9 +16,10 @@ import numpy as np
 from fedstat._later import xr
 from fedstat.store import journal, place
 from fedstat.store.journal import Journal
+from fedstat.store.layout import Group
 from fedstat.store.origin import now
 from fedstat.store.read import damage, describe, open_run
-from fedstat.store.write import Group, Writer, changed, lay_out, require_journal, states
+from fedstat.store.write import Writer, changed, lay_out, require_journal, states
 
 Taken = Callable[[str, "xr.DataArray"], "xr.DataArray | None"]
 """Chooses, by name, what the new store takes over of an array of the old one; None for nothing."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from itertools import islice, permutations
+from itertools import cycle, islice, permutations
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def work(kind: str) -> None:
             from fedstat.fl.loop import observed_round
             from fedstat.fl.start import start
         except ImportError:  # before these modules
-            from fedstat.fl.engine import start, step  # type: ignore[import-not-found]
+            from fedstat.fl.engine import start, step
         else:
             step = lambda job, state: observed_round(job, state, ())[0]  # noqa: E731
         state = step(job, step(job, start(job)))
@@ -71,23 +71,23 @@ def work(kind: str) -> None:
 
 def ratios(kind: str, base: Path) -> tuple[float, float]:
     """Median ratios of seconds: base / working tree, base / base."""
-    command, times = [sys.executable, __file__, "--work", kind], ([], [], [])  # type: ignore[var-annotated]
+    command, times = [sys.executable, __file__, "--work", kind], ([], [], [])
     workers = [
         subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(path), "OMP_NUM_THREADS": "1"}, cwd=path,
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for path in (base, base, ROOT)
     ]  # fmt: skip
     for worker in workers:
-        assert worker.stdout.readline().strip() == "ready"  # type: ignore[union-attr]
-    for order in islice((one for _ in range(ROUNDS) for one in permutations(range(3))), ROUNDS):
+        assert worker.stdout.readline().strip() == "ready"
+    for order in islice(cycle(permutations(range(3))), ROUNDS):
         for i in order:
-            workers[i].stdin.write(f"{KINDS[kind][5]}\n")  # type: ignore[union-attr]
-            workers[i].stdin.flush()  # type: ignore[union-attr]
-            times[i].append(float(workers[i].stdout.readline()))  # type: ignore[union-attr]
+            workers[i].stdin.write(f"{KINDS[kind][5]}\n")
+            workers[i].stdin.flush()
+            times[i].append(float(workers[i].stdout.readline()))
     for worker in workers:
         worker.kill()
     first, again, here = times
-    return tuple(statistics.median(a / b for a, b in zip(first, of, strict=True)) for of in (here, again))  # type: ignore[return-value]
+    return tuple(statistics.median(a / b for a, b in zip(first, of, strict=True)) for of in (here, again))
 
 
 def main() -> None:

@@ -348,3 +348,8 @@ def test_a_run_keeps_the_networks_order_of_layers(tmp_path):
         assert list(run["weights"].children) == ["fc2", "fc10", "fc12"]
         assert list(run["split"].children) == list(nets.layers(net))
         assert list(fedstat.icc(run, layer="*")) == ["fc2", "fc10", "fc12"]
+
+
+def test_a_known_array_takes_no_chunk():
+    with pytest.raises(ValueError, match=r"written whole, but got the chunk \{'client': 2\}. Leave the chunk out"):
+        store.group({"client": 4}, n=("client", np.arange(4), "samples", {"client": 2}))

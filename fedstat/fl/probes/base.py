@@ -1,4 +1,4 @@
-"""What an observer of a run is."""
+"""Observers of a run: measurements beside training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Values = dict[str, Any]
 
 
 class Observer(NamedTuple):
-    """Something measured beside training, which it does not change; with groups of its own it is called a probe.
+    """A measurement beside training, which it does not change. An observer with groups of its own is a probe.
 
     Attributes
     ----------

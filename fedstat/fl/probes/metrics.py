@@ -1,4 +1,4 @@
-"""What every run measures: scores, losses, bytes and splits. Their groups are those of the run's layout."""
+"""Observers of every run: scores, losses, bytes and splits. The run's layout has their groups."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def split(layers: Sequence[str]) -> Observer:
 
 
 def of_sharing(net: Net, sharing: Sharing, layers: Sequence[str]) -> Values:
-    """Return the split of some layers, and what it was decided from."""
+    """Return the split of some layers, and the statistics behind it."""
     values: Values = {}
     for layer in layers:
         group = f"split/{layer}"
@@ -49,14 +49,14 @@ def of_sharing(net: Net, sharing: Sharing, layers: Sequence[str]) -> Values:
 
 
 def _scores(job: Job, outcome: Outcome) -> Values:
-    found = evaluate(job, outcome.state)
-    return {name if "/" in name else f"metrics/{name}": values for name, values in found.items()}
+    metrics = evaluate(job, outcome.state)
+    return {name if "/" in name else f"metrics/{name}": values for name, values in metrics.items()}
 
 
 def _bytes(job: Job, outcome: Outcome) -> Values:
     """Return bytes over all selected clients, see :func:`fedstat.fl.communication.of_round`."""
-    sent = torch.tensor(communication.of_round(job, outcome))
-    up, down = outcome.cohort.sum({"": sent})[""].numpy()
+    local = torch.tensor(communication.of_round(job, outcome))
+    up, down = outcome.cohort.sum({"bytes": local})["bytes"].numpy()
     return {"metrics/bytes_up": up, "metrics/bytes_down": down}
 
 
@@ -70,6 +70,6 @@ def _train_loss(job: Job, outcome: Outcome) -> Values:
 def _accuracy_before(job: Job, outcome: Outcome) -> Values:
     """Return test accuracy (client,) of models as they leave local training; NaN for clients that were not selected."""
     clients, params = outcome.cohort.local, outcome.trained.params
-    found = measured(job, clients, lambda span: {name: p[span] for name, p in params.items()})
-    require_finite(job, found, clients, outcome.state.round)
-    return {"metrics/accuracy_before": found["accuracy"]}
+    metrics = measured(job, clients, lambda span: {name: p[span] for name, p in params.items()})
+    require_finite(job, metrics, clients, outcome.state.round)
+    return {"metrics/accuracy_before": metrics["accuracy"]}
