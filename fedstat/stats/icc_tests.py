@@ -110,8 +110,8 @@ def sign_flips(rows: Rows, *, seed: int = 0) -> AgreementTest:
 
     Units called at a false discovery rate of .05 leave the profile, and all units are tested again. Where fewer than 3
     units would remain in it, p is the larger one of the first value and that without a profile. The profile's p value
-    is the larger one of those before and after: in an output layer, whose rows sum to 0, the units that remain agree
-    because the called ones left. ``simulations/inference`` has level and power.
+    is the larger of its p values before and after these units leave: in an output layer, whose rows sum to 0, the units
+    that remain agree because the called units left. ``simulations/inference`` has level and power.
     """
     k, d = rows.varies.shape
     pair = np.triu_indices(k, 1)

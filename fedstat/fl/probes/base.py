@@ -29,7 +29,7 @@ class Observer(NamedTuple):
     on_end : callable (Job, State) -> Values, optional
         After the last round: whole arrays.
     only_evaluated : bool
-        Whether the first two are called in evaluated rounds alone.
+        True if the first two are called in evaluated rounds only.
     """
 
     groups: Mapping[str, Group] = {}
