@@ -17,7 +17,7 @@ from torch import nn
 import fedstat
 from fedstat.data import partition
 from fedstat.fl import algorithms, nets, optim
-from fedstat.fl.job import Job, Training
+from fedstat.fl.job import Job, TrainConfig
 from fedstat.fl.loop import observed_round
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy
@@ -54,7 +54,7 @@ def _index() -> str:
     rows = []
     for name in algorithms.ALGORITHMS:
         about = algorithms.about(name)
-        rows.append([f":doc:`{about.title} <{page_of(name)}>`", f"``{name}``", about.shared, about.own])
+        rows.append([f":doc:`{about.title} <{page_of(name)}>`", f"``{name}``", about.shared, about.personal])
     ends = [[f":doc:`{ENDINGS[end]} <any-{WRAPPED[end]}>`", f"``NAME{end}``", "", ""] for end in algorithms.WRAPPERS]
     for row, wrap in zip(ends, algorithms.WRAPPERS.values(), strict=True):
         row[2] = "as in the method: " + _first(wrap)
@@ -70,7 +70,7 @@ def _index() -> str:
 def _method(name: str) -> str:
     about, inner = algorithms.about(name), _constructor(name)
     facts = [["name", f"``{name}``"], ["source", _linked(about.citation) or "–"], ["shared", about.shared]]
-    facts += [["a client's own", about.own], ["new clients", _new_clients(about.new_clients)]]
+    facts += [["a client's own", about.personal], ["new clients", _new_clients(about.new_clients)]]
     ending = _end(name)
     more = f"\n{_first(algorithms.WRAPPERS[ending])} See :doc:`any-{WRAPPED[ending]}`.\n" if ending else ""
     code = f".. code-block:: python\n\n   from fedstat.fl import algorithms\n\n   algorithms.named({_call(name)})\n"
@@ -164,7 +164,7 @@ def _net(normalises: bool) -> nets.Net:
 
 def _job(made: Any, data: Any, normalises: bool) -> Job:
     """A small run, which is not stored."""
-    training = Training(optimizer=optim.sgd(0.05), local_epochs=2, batch_size=32)
+    training = TrainConfig(optimizer=optim.sgd(0.05), local_epochs=2, batch_size=32)
     return prepare(data, _net(normalises), made, training, track=True)
 
 
@@ -218,7 +218,7 @@ def _trained(made: Any, data: Any, normalises: bool) -> None:
 def _planned(made: Any, net: nets.Net) -> None:
     from fedstat.flower import Plan
 
-    Plan(net=net, algorithm=made, training=Training(optimizer=optim.sgd(0.05)), clients=4)
+    Plan(net=net, algorithm=made, training=TrainConfig(optimizer=optim.sgd(0.05)), clients=4)
 
 
 def _refusal(act: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Phase, Sharing, Start
+from fedstat.fl.algorithm import Algorithm, InitContext, Phase, SharedMask
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
 
@@ -25,12 +25,12 @@ def ditto(*, lam: Annotated[float, "λ, strength of the pull towards the global 
         far = [(v - anchor[n.replace("own_", "global_")]).flatten(1) for n, v in params.items() if n.startswith("own_")]
         return lam / 2 * torch.cat(far, 1).square().sum(1)
 
-    def sharing(start: Start) -> Sharing:
-        own = [layer for layer in nets.layers(start.net) if layer.startswith("own_")]
-        return Sharing(masks.private_layers(start.net, own, start.device))
+    def init_mask(context: InitContext) -> SharedMask:
+        own = [layer for layer in nets.layers(context.net) if layer.startswith("own_")]
+        return SharedMask(masks.private_layers(context.net, own, context.device))
 
     phases = (Phase(penalty=penalty, anchor="download"),)
-    return Algorithm("ditto", sharing, phases=phases, settings={"lam": lam}, wrap=pair, loss=both)
+    return Algorithm("ditto", init_mask, phases=phases, settings={"lam": lam}, wrap=pair, loss=both)
 
 
 def pair(net: Net) -> Net:

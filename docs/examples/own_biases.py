@@ -12,7 +12,7 @@ import torch
 import fedstat
 from fedstat import fl
 from fedstat.fl import algorithms, masks, nets
-from fedstat.fl.algorithm import Algorithm, Sharing, Start
+from fedstat.fl.algorithm import Algorithm, InitContext, SharedMask
 
 NORMALISATION = (".scale", ".shift", ".running_mean", ".running_var")
 
@@ -21,13 +21,13 @@ def own_biases(*, biases: Annotated[bool, "keep the biases, too, not normalisati
     """FedAvg whose clients keep their biases and normalisation."""
     own = (*NORMALISATION, ".bias") if biases else NORMALISATION
 
-    def sharing(start: Start) -> Sharing:
-        mask = masks.everything(start.net, start.device)  # for every parameter: True where an entry is shared
-        return Sharing(
+    def init_mask(context: InitContext) -> SharedMask:
+        mask = masks.share_all(context.net, context.device)  # for every parameter: True where an entry is shared
+        return SharedMask(
             {name: torch.zeros_like(shared) if name.endswith(own) else shared for name, shared in mask.items()}
         )
 
-    return Algorithm("own-biases", sharing, settings={"biases": biases})
+    return Algorithm("own-biases", init_mask, settings={"biases": biases})
 
 
 def compared() -> fedstat.ComparisonResult:

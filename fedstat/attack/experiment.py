@@ -16,7 +16,7 @@ from fedstat.attack.matching import Recovered, by_sign, recover
 from fedstat.attack.observed import Observed, matched, observe
 from fedstat.fl import nets
 from fedstat.fl.chunks import each_chunk
-from fedstat.fl.job import Job, Machine
+from fedstat.fl.job import ComputeConfig, Job
 from fedstat.fl.loop import observed_round
 from fedstat.fl.start import start
 from fedstat.fl.state import State
@@ -114,7 +114,7 @@ def leakage(
     found = [stored.read(path) for path in given]
     _require_alike(found)
     at = rounds_of(rounds, [(one.name, one.settings.rounds) for one in found])
-    machine = Machine(device=device, client_chunk=client_chunk, threads=threads)
+    machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     parts = []
     for one in found:
         job, fed = stored.job_of(one, data_dir, replace(machine, precision=one.settings.precision))
@@ -278,12 +278,7 @@ def _inferred(job: Job, seen: Sequence[Observed]) -> Tensor | None:
 
 
 def _attacked(
-    job: Job,
-    seen: Sequence[Observed],
-    start: Tensor,
-    box: tuple[Tensor, Tensor],
-    iterations: int,
-    y: Tensor | None,
+    job: Job, seen: Sequence[Observed], start: Tensor, box: tuple[Tensor, Tensor], iterations: int, y: Tensor | None
 ) -> Recovered:
     """The nearest of the restarts for every client and image, (client, image, ...)."""
     n, images, restarts = start.shape[:3]

@@ -62,7 +62,7 @@ def matched(job: Job, state: State) -> Mask:
     ValueError
         If there is none at all.
     """
-    sent, moved = job.hooks.uploads(state.sharing), _rates(job)
+    sent, moved = job.hooks.upload_mask(state.mask), _rates(job)
     found = {name: sent[name] for name in job.net.shapes if name in moved and bool(sent[name].any())}
     if not found:
         raise ValueError(
@@ -112,8 +112,8 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
     before = download.models(order)
     after = {name: p.clone() for name, p in before.items()}
     phases = tuple(_one_step(phase, job.local_epochs) for phase in job.phases)
-    train_chunk(alone, after, np.arange(len(order)), phases, key=("attack",), memory=download.memory(order))
-    upload = encode(job.hooks, round_context(job, download, cohort, after), state.sharing, cohort)
+    train_chunk(alone, after, np.arange(len(order)), phases, key=("attack",), state=download.algorithm_state(order))
+    upload = encode(job.hooks, round_context(job, download, cohort, after), state.mask, cohort)
     sent = dict(upload.values)
     if job.aggregator.privacy:
         sent |= _released(job, state, order, before, upload)

@@ -14,7 +14,7 @@ from fedstat import _cli, store
 from fedstat._later import xr
 from fedstat.fl import batches
 from fedstat.fl.evaluate import evaluate
-from fedstat.fl.job import Job, Machine, Training
+from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.loop import observed_round
 from fedstat.fl.prepare import optimizer_named, prepare
 from fedstat.fl.start import start
@@ -60,7 +60,7 @@ def read(path: str | Path) -> Stored:
         return Stored(noted["algorithm"], tree, Settings(**noted))
 
 
-def job_of(run: Stored, data_dir: str | Path | None, machine: Machine) -> tuple[Job, xr.Dataset]:
+def job_of(run: Stored, data_dir: str | Path | None, machine: ComputeConfig) -> tuple[Job, xr.Dataset]:
     """The run's job and clients' data, made again.
 
     Raises
@@ -70,7 +70,7 @@ def job_of(run: Stored, data_dir: str | Path | None, machine: Machine) -> tuple[
     """
     s = run.settings
     fed, new = experiment.federated(s, data_dir)
-    training = Training(
+    training = TrainConfig(
         optimizer=optimizer_named(s.optimizer, s.lr),
         participation=s.participation,
         sampling=s.sampling,

@@ -34,11 +34,11 @@ def epsilon(job: Job, rounds: int) -> float:
     privacy = job.aggregator.privacy
     assert privacy is not None  # noqa: S101
     asks, of_round = job.algorithm.moments is not None, privacy.noise_multiplier
-    if asks and job.algorithm.reshare:
+    if asks and job.algorithm.update_mask:
         of_round = (of_round**-2 + privacy.noise_multiplier_moments**-2) ** -0.5
     assert isinstance(job.participation, float | int)  # noqa: S101
     total = rounds * _renyi(float(job.participation), of_round)
-    if asks and not job.algorithm.reshare:
+    if asks and not job.algorithm.update_mask:
         total = total + _renyi(1.0, privacy.noise_multiplier_moments)
     return at_delta(total, privacy.delta)
 

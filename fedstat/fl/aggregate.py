@@ -89,7 +89,8 @@ class Aggregator(NamedTuple):
         What it needs where several processes share a run: "clients", the values of all active clients, which every
         process then holds; "sum", each process its own clients' values, and sums over processes (``Sent.total``).
     weighted : bool
-        False if all clients count alike; runs then refuse algorithms whose ``weights`` differ, and those with ``mix``.
+        False if all clients count alike; runs then refuse algorithms whose ``weights`` differ, and those with
+        ``mixing_weights``.
     """
 
     init: Callable[[Params], Any]
@@ -151,7 +152,7 @@ def median() -> Aggregator:
     Raises
     ------
     ValueError
-        Before training: if the algorithm has ``weights`` that differ between clients, or ``mix``.
+        Before training: if the algorithm has ``weights`` that differ between clients, or ``mixing_weights``.
 
     References
     ----------

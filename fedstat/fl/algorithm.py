@@ -1,21 +1,22 @@
-"""What an algorithm is: a record of pure functions that one engine runs.
+"""Algorithm: a record of pure functions (hooks) that the trainer calls.
 
-A method says which entries are shared, how that may change after local training, which parameters a client trains
-in which phase, and what is added to its loss; the engine does the rest. Kinds of methods, and the fields they use:
+An algorithm says which entries are shared, how that may change after local training, which parameters a client trains
+in which phase, and what is added to its loss. The trainer does the rest. Kinds of algorithms, and the hooks they use:
 
-- masks (FedPer, LG-FedAvg, FedBN, FedSplit): ``sharing``;
-- masks that change (dynamic FedFac, FedCAC, random-redrawn): ``reshare``;
+- masks (FedPer, LG-FedAvg, FedBN, FedSplit): ``init_mask``;
+- masks that change (dynamic FedFac, FedCAC, random-redrawn): ``update_mask``;
 - penalties (FedProx, Ditto, pFedMe's inner problem): ``Phase.penalty``, a loss or its gradients, and its ``anchor``;
 - phases (FedRep's head then body, FedDecomp's τ then σ): several ``Phase``;
-- steps of their own (proximal L1, pFedMe's global model, a gradient taken ahead as Per-FedAvg's): ``Phase.after``,
-  ``Phase.direction``;
-- fine-tuned models (FedAvg+, FedProx+): ``finetune``; which fine-tuning, or how far, chosen from data: ``choice``;
-- two models, K components or reparametrised layers (Ditto, FedEM, FedDecomp, Factorized-FL, pFedPara): ``wrap``
+- special steps (proximal L1, pFedMe's global model, Per-FedAvg's gradient taken ahead): ``Phase.post_step``,
+  ``Phase.gradient``;
+- fine-tuned models (FedAvg+, FedProx+): ``finetune``; a fine-tuning selected on data: ``choice``;
+- two models, K components or reparametrized layers (Ditto, FedEM, FedDecomp, Factorized-FL, pFedPara): ``wrap``
   makes a network with more parameters, which masks and phases tell apart by name;
-- similarity-weighted servers (FedAMP, FedFomo, Clustered-FL, Factorized-FL): ``mix``;
-- sending what was not trained (FedCP's head): ``send``; a mean not by sample numbers (FedDecomp): ``weights``;
-- what lasts between rounds besides models (teachers, clusters): ``memory`` and ``remember``; combining a client's own
-  copy, the server's and its memory before training: ``receive``.
+- similarity-weighted servers (FedAMP, FedFomo, Clustered-FL, Factorized-FL): ``mixing_weights``;
+- uploads that differ from the trained model (FedCP's head): ``encode``; a mean with other weights than numbers of
+  samples (FedDecomp): ``weights``;
+- a state that lasts between rounds (teachers, clusters): ``init_state`` and ``update_state``; a model that combines
+  the client's parameters, the server's and this state before training: ``on_download``.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ Mask = dict[str, "Tensor"]
 """For every parameter a bool Tensor that broadcasts against (client, *shape): True where an entry is shared.
 
 For example (unit, 1) by unit, (1, column) by column, (unit, column) by entry, () for the whole parameter. If masks
-differ between clients, the first axis has one row per client, by number, active or not. An entry's copy on the server
-moves to the mean over *all* active clients if *any* client shares the entry; a client downloads what it shares itself.
+differ between clients, the first axis has one row per client, by number, active or not. The global model's entry
+moves to the mean over *all* selected clients if *any* client shares it; a client downloads the entries that it shares.
 """
 
 Variant = Annotated[
@@ -49,8 +50,8 @@ Variant = Annotated[
 HeldOut = Literal["validation", "halves"]
 
 
-class Sharing(NamedTuple):
-    """Which entries are shared, and the factor analyses or the agreement between clients behind it.
+class SharedMask(NamedTuple):
+    """Mask of shared entries, and the factor analyses or the agreement between clients behind it.
 
     Attributes
     ----------
@@ -69,23 +70,23 @@ class Sharing(NamedTuple):
     decided: Mapping[str, np.ndarray] = {}
 
 
-class Memory(NamedTuple):
-    """Arrays that last between rounds besides the models: saved, resumed and chunked like parameters.
+class AlgorithmState(NamedTuple):
+    """Arrays of an algorithm that last between rounds besides the models: saved and resumed like parameters.
 
     Attributes
     ----------
     clients : Params (client, ...)
-        Each client's own; a function that gets some clients gets their rows.
+        One row for each client; a hook that gets some clients gets their rows.
     server : Params
-        The server's own, of any shape.
+        Arrays of the server, of any shape.
     """
 
     clients: Mapping[str, Tensor] = {}
     server: Mapping[str, Tensor] = {}
 
 
-class Start(NamedTuple):
-    """What is known before the first round.
+class InitContext(NamedTuple):
+    """The state before the first round, as hooks see it.
 
     Attributes
     ----------
@@ -121,9 +122,9 @@ class RoundContext:
     round : int
         From 0.
     seed : int
-    sharing : Sharing
-        The sharing under which the clients downloaded. If its masks have rows of clients, these are all clients, by
-        number; the same holds for the sharing that ``reshare`` returns.
+    mask : SharedMask
+        The mask under which the clients downloaded. If it has rows of clients, these are all clients, by number; so are
+        the rows of the mask that ``update_mask`` returns.
     global_params : Params
         Parameters of the server before the round, every entry.
     server_lr : float
@@ -135,7 +136,7 @@ class RoundContext:
         n_k / Σ n_k; the sum is over the clients of all processes.
     before, after : Params (client, ...)
         Parameters as downloaded and as trained.
-    memory : Memory
+    state : AlgorithmState
         Of these clients and the server.
     evaluate : callable (Params (model, ...), int array (client,), which=None) -> Tensor (client, model)
         Mean loss of every model on the validation samples of these clients, given by number. With
@@ -146,7 +147,7 @@ class RoundContext:
 
     Parameters
     ----------
-    net, number, seed, sharing, global_params, server_lr
+    net, number, seed, mask, global_params, server_lr
         Attributes; ``number`` is that of the round.
     parts : mapping from str to callable () -> value
         For ``clients`` and every attribute below it.
@@ -156,7 +157,7 @@ class RoundContext:
     weights: Tensor
     before: Params
     after: Params
-    memory: Memory
+    state: AlgorithmState
     evaluate: Callable[..., Tensor]
     moments: Mapping[str, Any]
     _parts: Mapping[str, Callable[[], Any]]
@@ -168,13 +169,13 @@ class RoundContext:
         net: Net,
         number: int,
         seed: int,
-        sharing: Sharing,
+        mask: SharedMask,
         global_params: Params,
         server_lr: float,
         parts: Mapping[str, Callable[[], Any]],
     ) -> None:
         vars(self).update(
-            net=net, round=number, seed=seed, sharing=sharing, global_params=global_params, server_lr=server_lr,
+            net=net, round=number, seed=seed, mask=mask, global_params=global_params, server_lr=server_lr,
             _parts=parts, _results={}, _versions={},
         )  # fmt: skip
 
@@ -195,7 +196,7 @@ class RoundContext:
 
     def with_parts(self, parts: Mapping[str, Callable[[], Any]]) -> RoundContext:
         """Return the context with some of its parts replaced."""
-        fixed = self.net, self.round, self.seed, self.sharing, self.global_params, self.server_lr
+        fixed = self.net, self.round, self.seed, self.mask, self.global_params, self.server_lr
         return RoundContext(*fixed, {**self._parts, **parts})
 
     def once(self, function: Callable[[RoundContext], Any]) -> Any:
@@ -205,27 +206,27 @@ class RoundContext:
         return self._results[function]
 
 
-class Received(NamedTuple):
-    """What some clients have before they train or predict.
+class DownloadContext(NamedTuple):
+    """Parameters of some clients and of the server before these clients train or predict.
 
     Attributes
     ----------
     net : Net
-    own : Params (client, ...)
-        Their own copies.
+    client_params : Params (client, ...)
+        Parameters that these clients keep.
     global_params : Params
         Parameters of the server, every entry.
     shared : Mask
         With rows of these clients, if masks differ between clients.
-    memory : Memory
+    state : AlgorithmState
         Of these clients and the server.
     """
 
     net: Net
-    own: Params
+    client_params: Params
     global_params: Params
     shared: Mask
-    memory: Memory
+    state: AlgorithmState
 
 
 class Samples(NamedTuple):
@@ -259,24 +260,24 @@ class Phase(NamedTuple):
     ----------
     epochs : int, None or callable (int) -> int
         None: the run's ``local_epochs``; a function gets these.
-    trains : callable (name) -> bool
-        Which parameters move.
+    is_trainable : callable (name) -> bool
+        True for parameters that move.
     penalty : callable (params, anchor) -> Tensor or Params, optional
         What is added to each client's loss: a Tensor (client,), or its sum over clients, to be differentiated; or its
         gradients (client, ...), which is faster. A client's penalty must not depend on other clients.
-    weigh : callable (net, params, Samples, Memory) -> Tensor (client, sample, ...) or None, optional
+    sample_weights : callable (net, params, Samples, AlgorithmState) -> Tensor (client, sample, ...) or None, optional
         Called once before the phase with all training samples of the clients. It may change ``params`` in place; the
         gradient of the algorithm's ``loss`` gets its result, if any, sample by sample, as fourth argument.
     layers : callable (Net) -> sequence of str, optional
-        Layers to which ``trains`` is limited, if they depend on the network: FedRep's head.
+        Layers to which ``is_trainable`` is limited, if they depend on the network: FedRep's head.
     lr : float
         Multiplies the run's local learning rate.
-    anchor : {"phase", "download"} or callable (Params, Memory) -> Params
-        The anchor of ``penalty`` and ``after``: parameters at the start of the phase, at the start of local training,
-        or a function of the latter and of the clients' memory.
-    direction : callable (gradient, params, lr) -> Params, optional
-        What the optimiser takes for the gradient, for every name that moves; see :data:`BatchGradient`.
-    after : callable (params, anchor, lr, step) -> None, optional
+    anchor : {"phase", "download"} or callable (Params, AlgorithmState) -> Params
+        The anchor of ``penalty`` and ``post_step``: parameters at the start of the phase, at the start of local
+        training, or a function of the latter and of the algorithm's state.
+    gradient : callable (gradient, params, lr) -> Params, optional
+        The gradient that the optimizer gets, for every name that moves; see :data:`BatchGradient`.
+    post_step : callable (params, anchor, lr, step) -> None, optional
         Changes ``params`` in place after every step (numbered from 0): a proximal operator, a moving average.
     steps : int, optional
         Number of batches, instead of epochs.
@@ -287,14 +288,14 @@ class Phase(NamedTuple):
     """
 
     epochs: int | Callable[[int], int] | None = None
-    trains: Callable[[str], bool] = lambda _: True
+    is_trainable: Callable[[str], bool] = lambda _: True
     penalty: Callable[[Params, Params], Tensor | Params] | None = None
-    weigh: Callable[[Net, Params, Samples, Memory], Tensor | None] | None = None
+    sample_weights: Callable[[Net, Params, Samples, AlgorithmState], Tensor | None] | None = None
     layers: Callable[[Net], Sequence[str]] | None = None
     lr: float = 1.0
-    anchor: Literal["phase", "download"] | Callable[[Params, Memory], Params] = "phase"
-    direction: Callable[[BatchGradient, Params, float], Params] | None = None
-    after: Callable[[Params, Params, float, int], None] | None = None
+    anchor: Literal["phase", "download"] | Callable[[Params, AlgorithmState], Params] = "phase"
+    gradient: Callable[[BatchGradient, Params, float], Params] | None = None
+    post_step: Callable[[Params, Params, float, int], None] | None = None
     steps: int | None = None
     repeats: int = 1
     optimizer: Optimizer | None = None
@@ -308,7 +309,7 @@ class Phase(NamedTuple):
         """Parameters that move in this phase."""
         among = layers(net) if self.layers is None else self.layers(net)
         names = (name for name in net.shapes if name not in net.buffers and layer_of(name) in among)
-        return [name for name in names if self.trains(name)]
+        return [name for name in names if self.is_trainable(name)]
 
 
 class Measure(NamedTuple):
@@ -317,7 +318,7 @@ class Measure(NamedTuple):
     Attributes
     ----------
     value : callable (RoundContext) -> array (dims...)
-        Along ``"client"`` are the active clients, in the order of ``RoundContext.clients``.
+        Along ``"client"`` are the selected clients, in the order of ``RoundContext.clients``.
     dims : tuple of str
         Of ``value``: "client", "other" (also clients: columns of a matrix), "layer", or any dim in ``sizes``.
     sizes : mapping from dim to int
@@ -345,8 +346,8 @@ class Choice(NamedTuple):
         In place of the algorithm's single ``finetune``.
     by : {"pooled", "client", "layer"}
         "pooled": one candidate for all clients, with the least total loss over the held-out samples of the round's
-        active clients; "client": each client's own best; "layer": no candidates, B of each layer is the share of the
-        active clients' differences that is their own (:func:`fedstat.stats.components.components`).
+        selected clients; "client": each client's own best; "layer": no candidates, B of each layer is the share of the
+        selected clients' differences that is their own (:func:`fedstat.stats.components.components`).
     held_out : {"validation", "halves"} or None
         Samples to choose on: the validation samples; or each half of a client's training samples, for a model
         fine-tuned on the other half (two-fold cross-fitting). None: validation samples if there are any, else halves.
@@ -367,8 +368,8 @@ class About(NamedTuple):
         In tables and figures, as "FedFac dynamic"; empty: the algorithm's name.
     citation : str
         Short, with arXiv where there is one.
-    shared, own : str
-        What is shared, and what is each client's own.
+    shared, personal : str
+        What is shared, and what each client keeps.
     new_clients : tuple of str
         How clients that did not train predict: some of :data:`fedstat.fl.probes.new_clients.RULES`; tables show each.
     """
@@ -376,7 +377,7 @@ class About(NamedTuple):
     title: str = ""
     citation: str = ""
     shared: str = ""
-    own: str = ""
+    personal: str = ""
     new_clients: tuple[str, ...] = ("local_train", "ensemble")
 
 
@@ -386,73 +387,73 @@ class Algorithm(NamedTuple):
     Attributes
     ----------
     name : str
-    sharing : callable (Start) -> Sharing
-        The sharing before the first round.
-    reshare : callable (RoundContext) -> Sharing, optional
-        The sharing after a round's local training, which aggregation uses.
+    init_mask : callable (InitContext) -> SharedMask, optional
+        The mask before the first round; by default all entries are shared.
+    update_mask : callable (RoundContext) -> SharedMask, optional
+        The mask after a round's local training, which aggregation uses; by default the one before.
     phases : tuple of Phase
         Phases of 0 epochs are skipped, unless they weigh samples.
     settings : mapping
         Its arguments, for the record of a run.
     wrap : callable (Net) -> Net, optional
         The network that is actually trained.
-    mix : callable (RoundContext) -> Tensor (active, active), optional
+    mixing_weights : callable (RoundContext) -> Tensor (client, client), optional
         The mixing matrix: row i holds the weights with which client i averages the shared entries of the active
         clients, in place of their common mean.
     finetune : tuple of Phase
         Local training that turns the download into the model a client predicts with, which is then discarded.
     loss : callable (Loss, Net) -> Loss, optional
         The loss of the wrapped network, made from the loss of plain outputs and this network.
-    keeps : callable (Net) -> sequence of str, optional
-        Parameters that may ever have personal entries under ``reshare`` or ``receive``, so that clients' own copies
-        are kept; by default all. With ``mix`` all are kept; with none of the three, the entries personal at the start.
-    uploads : callable (Net, Sharing) -> Mask, optional
-        Entries that a client sends after local training, under the round's new sharing; by default those that any
+    personal_params : callable (Net) -> sequence of str, optional
+        Parameters that may ever have personal entries under ``update_mask`` or ``on_download``: clients keep them; by
+        default all. With ``mixing_weights`` clients keep all; with none of the three, the entries personal at first.
+    upload_mask : callable (Net, SharedMask) -> Mask, optional
+        Entries that a client sends after local training, under the round's new mask; by default those that any
         client shares.
     choice : Choice, optional
         How far clients follow their fine-tuning, or which of several they take.
-    send : callable (RoundContext) -> Params (active, ...), optional
+    encode : callable (RoundContext) -> Params (client, ...), optional
         What is averaged or mixed in place of ``RoundContext.after``, for any parameters with shared entries.
-    weights : callable (sizes, active, clients) -> array (active,), optional
-        Weights of the mean, at least 0; if their sum is below 1, the server's copy gets the rest. ``sizes`` (active,)
+    weights : callable (sizes, active, clients) -> array (client,), optional
+        Weights of the mean, at least 0; if their sum is below 1, the server's copy gets the rest. ``sizes`` (client,)
         are numbers of training samples, ``active`` the clients' numbers, of ``clients`` in all. n_k / Σ n_k by default.
-    memory : callable (Start) -> Memory, optional
+    init_state : callable (InitContext) -> AlgorithmState, optional
         What lasts between rounds besides models, before the first round.
-    remember : callable (RoundContext) -> Memory, optional
-        The memory after a round, of the active clients (in their order) and the server.
-    receive : callable (Received) -> Params (client, ...), optional
+    update_state : callable (RoundContext) -> AlgorithmState, optional
+        The state after a round, of the selected clients (in their order) and the server.
+    on_download : callable (DownloadContext) -> Params (client, ...), optional
         Model from which clients train, and with which they predict unless they fine-tune; by default the server's copy
         of shared entries and the client's own of the others, also of parameters that it does not return.
     measures : mapping from str to Measure
     sparse : callable (name) -> bool, optional
         Parameters sent as their non-zero entries, and one bit per entry to say where they are.
     moments : callable (Net, before, after) -> mapping from str to sums, optional
-        What ``sharing`` and ``reshare`` learn of clients' models, if that is no more than sums over clients, such as
-        :class:`fedstat.stats.moments.Moments`, which ``+`` joins: of clients with parameters ``after``, Params
+        What ``init_mask`` and ``update_mask`` learn of clients' models, if that is no more than sums over clients,
+        such as :class:`fedstat.stats.moments.Moments`, which ``+`` joins: of clients with parameters ``after``, Params
         (client, ...), and ``before()`` as downloaded. Called for some of the clients at a time, perhaps on several
         threads. Nothing else of single clients then reaches the server.
     about : About
-    downloads : callable (RoundContext) -> int array (active,), optional
+    downloads : callable (RoundContext) -> int array (client,), optional
         How many models each client downloads, to mix them itself; by default one, as the server has made it.
     """
 
     name: str
-    sharing: Callable[[Start], Sharing]
-    reshare: Callable[[RoundContext], Sharing] | None = None
+    init_mask: Callable[[InitContext], SharedMask] | None = None
+    update_mask: Callable[[RoundContext], SharedMask] | None = None
     phases: tuple[Phase, ...] = (Phase(),)
     settings: Mapping[str, Any] = {}
     wrap: Callable[[Net], Net] | None = None
-    mix: Callable[[RoundContext], Tensor] | None = None
+    mixing_weights: Callable[[RoundContext], Tensor] | None = None
     finetune: tuple[Phase, ...] = ()
     loss: Callable[[Loss, Net], Loss] | None = None
-    keeps: Callable[[Net], Sequence[str]] | None = None
-    uploads: Callable[[Net, Sharing], Mask] | None = None
+    personal_params: Callable[[Net], Sequence[str]] | None = None
+    upload_mask: Callable[[Net, SharedMask], Mask] | None = None
     choice: Choice | None = None
-    send: Callable[[RoundContext], Params] | None = None
+    encode: Callable[[RoundContext], Params] | None = None
     weights: Callable[[np.ndarray, np.ndarray, int], Any] | None = None
-    memory: Callable[[Start], Memory] | None = None
-    remember: Callable[[RoundContext], Memory] | None = None
-    receive: Callable[[Received], Params] | None = None
+    init_state: Callable[[InitContext], AlgorithmState] | None = None
+    update_state: Callable[[RoundContext], AlgorithmState] | None = None
+    on_download: Callable[[DownloadContext], Params] | None = None
     measures: Mapping[str, Measure] = {}
     sparse: Callable[[str], bool] | None = None
     moments: Callable[[Net, Callable[[], Params], Params], Mapping[str, Any]] | None = None

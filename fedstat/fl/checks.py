@@ -14,15 +14,15 @@ from fedstat._later import torch
 from fedstat.fl import nets
 from fedstat.fl.algorithm import (
     Algorithm,
+    AlgorithmState,
     BatchGradient,
+    DownloadContext,
+    InitContext,
     Measure,
-    Memory,
     Phase,
-    Received,
     RoundContext,
     Samples,
-    Sharing,
-    Start,
+    SharedMask,
 )
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.optim import Optimizer
@@ -67,9 +67,9 @@ def unchanged(given: Any, where: str) -> Iterator[None]:
     parts: list[tuple[str, Mapping[str, Tensor]]] = []
     if isinstance(given, RoundContext):
         parts = [("context.after[{!r}]", given.after), ("context.global_params[{!r}]", given.global_params)]
-        parts.append(("context.memory.server[{!r}]", given.memory.server))
-    elif isinstance(given, Received):
-        parts = [("the server's {!r}", given.global_params), ("the server's {!r}", given.memory.server)]
+        parts.append(("context.state.server[{!r}]", given.state.server))
+    elif isinstance(given, DownloadContext):
+        parts = [("the server's {!r}", given.global_params), ("the server's {!r}", given.state.server)]
     tensors = [(text.format(name), p, p._version) for text, of in parts for name, p in of.items()]
     clients = given.clients.copy() if isinstance(given, RoundContext) else None
     yield
@@ -115,11 +115,12 @@ def savable(state: Any, name: str) -> None:
 def instance(kind: type, found: Any, where: str, *_: Any, hint: str = "") -> Any:
     """Require an instance of a class."""
     if not isinstance(found, kind):
-        raise ValueError(f"{where} must return a {kind.__name__}{hint}, but got {type(found).__name__}")
+        article = "an" if kind.__name__.startswith("A") else "a"
+        raise ValueError(f"{where} must return {article} {kind.__name__}{hint}, but got {type(found).__name__}")
     return found
 
 
-def kept(found: Any, where: str, net: Net) -> Sequence[str]:
+def parameter_names(found: Any, where: str, net: Net) -> Sequence[str]:
     """Require names of parameters."""
     if unknown := [name for name in found if name not in net.shapes]:
         raise ValueError(
@@ -128,7 +129,7 @@ def kept(found: Any, where: str, net: Net) -> Sequence[str]:
     return found
 
 
-def mixture(found: Any, where: str, context: RoundContext) -> Tensor:
+def mixing_matrix(found: Any, where: str, context: RoundContext) -> Tensor:
     """Require a finite matrix (active, active)."""
     n = len(context.clients)
     every_entry({"matrix": found}, {"matrix": torch.empty(n, n, device=context.weights.device)}, where)
@@ -137,11 +138,11 @@ def mixture(found: Any, where: str, context: RoundContext) -> Tensor:
     return found
 
 
-def sent(found: Any, where: str, context: RoundContext, *, sharing: Sharing) -> Params:
+def encoded(found: Any, where: str, context: RoundContext, *, mask: SharedMask) -> Params:
     """Require values of all active clients, and only of parameters with shared entries."""
     entries(found, context.after, where)
     for name in found:
-        if not bool(sharing.shared[name].any()):
+        if not bool(mask.shared[name].any()):
             raise ValueError(
                 f"{where} returns {name!r}, of shape {tuple(context.global_params[name].shape)}, but no entry of it is "
                 "shared: nobody would receive it. Share it, or leave it out."
@@ -170,36 +171,36 @@ def weights(
     return given
 
 
-def memory(found: Any, where: str, start: Start) -> Memory:
-    """Require a memory of tensors; the first axis of the clients' part is the clients."""
-    instance(Memory, found, where, hint="(clients, server)")
+def initial_state(found: Any, where: str, context: InitContext) -> AlgorithmState:
+    """Require a state of tensors; the first axis of the clients' part is the clients."""
+    instance(AlgorithmState, found, where, hint="(clients, server)")
     for name, value in found.server.items():
         if not isinstance(value, torch.Tensor):
             raise ValueError(f"{where} must give the server's {name!r} as a Tensor, but got {type(value).__name__}")
     for name, value in found.clients.items():
-        if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(start.sizes):
+        if not isinstance(value, torch.Tensor) or value.ndim == 0 or len(value) != len(context.sizes):
             seen = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise ValueError(
-                f"{where} must give clients' {name!r} as a Tensor whose first axis is the {len(start.sizes)} clients, "
-                f"but got {seen}"
+                f"{where} must give clients' {name!r} as a Tensor whose first axis is the {len(context.sizes)} "
+                f"clients, but got {seen}"
             )
     return found
 
 
-def remembered(found: Any, where: str, context: RoundContext) -> Memory:
-    """Require a memory with the names and shapes of the one before."""
-    instance(Memory, found, where, hint="(clients, server)")
+def updated_state(found: Any, where: str, context: RoundContext) -> AlgorithmState:
+    """Require a state with the names and shapes of the one before."""
+    instance(AlgorithmState, found, where, hint="(clients, server)")
     for part in ("clients", "server"):
-        new, old = getattr(found, part), getattr(context.memory, part)
+        new, old = getattr(found, part), getattr(context.state, part)
         entries(new, old, f"{where}, {part}")
         if missing := [name for name in old if name not in new]:
-            raise ValueError(f"{where}, {part}, lacks {missing}: return all that is to be remembered, changed or not")
+            raise ValueError(f"{where}, {part}, lacks {missing}: return all of the state, changed or not")
     return found
 
 
-def received(found: Any, where: str, given: Received) -> Params:
-    """Require models of the clients that receive."""
-    entries(found, given.own, where)
+def downloaded(found: Any, where: str, context: DownloadContext) -> Params:
+    """Require parameters of the clients that download."""
+    entries(found, context.client_params, where)
     return found
 
 
@@ -299,10 +300,16 @@ def is_loss(found: Any, params: Params, where: str) -> bool:
     return False
 
 
-def _weighed(
-    weigh: Callable[..., Any], where: str, _: Sequence[str], net: Net, params: Params, given: Samples, memory: Memory
+def _weighted(
+    hook: Callable[..., Any],
+    where: str,
+    _: Sequence[str],
+    net: Net,
+    params: Params,
+    given: Samples,
+    state: AlgorithmState,
 ) -> Tensor | None:
-    found = weigh(net, params, given, memory)
+    found = hook(net, params, given, state)
     if found is not None and (not isinstance(found, torch.Tensor) or found.shape[:2] != given.live.shape):
         seen = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         shape = f"{(*given.live.shape, ...)}".replace("Ellipsis", "...")
@@ -310,8 +317,10 @@ def _weighed(
     return found
 
 
-def _anchored(anchor: Callable[..., Any], where: str, _: Sequence[str], download: Params, memory: Memory) -> Params:
-    found: Params = anchor(download, memory)
+def _anchored(
+    hook: Callable[..., Any], where: str, _: Sequence[str], download: Params, state: AlgorithmState
+) -> Params:
+    found: Params = hook(download, state)
     clients = len(next(iter(download.values())))
     if not isinstance(found, Mapping) or any(len(p) != clients for p in found.values()):
         seen = {n: tuple(p.shape) for n, p in found.items()} if isinstance(found, Mapping) else type(found).__name__
@@ -321,20 +330,20 @@ def _anchored(anchor: Callable[..., Any], where: str, _: Sequence[str], download
     return found
 
 
-def _directed(
-    direction: Callable[..., Any], where: str, moves: Sequence[str], gradient: BatchGradient, params: Params, lr: float
+def _gradient(
+    hook: Callable[..., Any], where: str, moves: Sequence[str], gradient: BatchGradient, params: Params, lr: float
 ) -> Params:
-    found = direction(gradient, params, lr)
+    found = hook(gradient, params, lr)
     every_entry(found, {name: params[name] for name in moves}, where)
     return found
 
 
 PHASE_CHECKS: dict[str, Callable[..., Any]] = {
     "penalty": _gradients,
-    "weigh": _weighed,
+    "sample_weights": _weighted,
     "anchor": _anchored,
-    "direction": _directed,
+    "gradient": _gradient,
 }
 """For each such field of a phase: the function that calls it and checks the result."""
-PHASE_UNCHECKED = ("epochs", "trains", "layers", "lr", "after", "steps", "repeats", "optimizer")
+PHASE_UNCHECKED = ("epochs", "is_trainable", "layers", "lr", "post_step", "steps", "repeats", "optimizer")
 """Fields of a phase that are no functions, or whose results are checked elsewhere or are none."""

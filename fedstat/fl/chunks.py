@@ -31,10 +31,10 @@ def each_chunk(job: Job, n: int, work: Callable[[slice], None]) -> None:
     if job.device.type != "cpu":
         _within_memory(job, n, work)
         return
-    side_by_side(job, list(chunks(job, n)), work)
+    map_parallel(job, list(chunks(job, n)), work)
 
 
-def side_by_side(job: Job, spans: Sequence[slice], work: Callable[[slice], Result]) -> list[Result]:
+def map_parallel(job: Job, spans: Sequence[slice], work: Callable[[slice], Result]) -> list[Result]:
     """What the work gives for every span, in their order; one span per thread."""
     if job.threads == 1 or len(spans) <= 1:
         return [work(span) for span in spans]

@@ -12,7 +12,7 @@ from fedstat._later import torch
 from fedstat.fl import participation
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
-from fedstat.fl.ranks import Ranks
+from fedstat.fl.ranks import ProcessGroup
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +83,7 @@ class Cohort:
 class _Distributed(Cohort):
     """Clients of whom each process holds some."""
 
-    ranks: Ranks
+    group: ProcessGroup
 
     @property
     def local_ids(self) -> np.ndarray:
@@ -95,29 +95,29 @@ class _Distributed(Cohort):
 
     def at_least(self, n: int) -> Cohort:
         enough = self.sizes >= n
-        return _Distributed(self.ids[enough], self.sizes[enough], self.local[enough[self.held(self.ids)]], self.ranks)
+        return _Distributed(self.ids[enough], self.sizes[enough], self.local[enough[self.held(self.ids)]], self.group)
 
     def gather(self, rows: Mapping[str, Tensor], ids: np.ndarray | None = None) -> Params:
-        holder = self.ranks.holder(self.ids if ids is None else ids)
-        counts = np.bincount(holder, minlength=self.ranks.number).tolist()
-        gathered = self.ranks.rows(rows, counts)  # one process after the other
+        holder = self.group.holder(self.ids if ids is None else ids)
+        counts = np.bincount(holder, minlength=self.group.number).tolist()
+        gathered = self.group.rows(rows, counts)  # one process after the other
         if (np.diff(holder) >= 0).all():
             return gathered
         order = np.argsort(np.argsort(holder, kind="stable"))
         return {name: p[order] for name, p in gathered.items()}
 
     def held(self, ids: np.ndarray) -> np.ndarray:
-        return np.flatnonzero(self.ranks.holder(ids) == self.ranks.rank)
+        return np.flatnonzero(self.group.holder(ids) == self.group.rank)
 
     def local_rows(self, rows: Mapping[str, Tensor]) -> Params:
         held = self.held(self.ids)
         return {name: p[held] for name, p in rows.items()}
 
     def sum(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        return self.ranks.total(values)
+        return self.group.total(values)
 
     def join(self, sums: Mapping[str, Any], device: torch.device) -> Mapping[str, Any]:
-        return self.ranks.joined(sums, device)
+        return self.group.joined(sums, device)
 
 
 def of_round(job: Job, number: int) -> Cohort:
@@ -127,7 +127,7 @@ def of_round(job: Job, number: int) -> Cohort:
 
 def of_all(job: Job) -> Cohort:
     """Return all clients."""
-    return _of(job, np.arange(len(job.sizes)) if job.ranks.several else job.train.ids)
+    return _of(job, np.arange(len(job.sizes)) if job.process_group.several else job.train.ids)
 
 
 def of_local(job: Job, rows: np.ndarray) -> Cohort:
@@ -139,7 +139,7 @@ def of_local(job: Job, rows: np.ndarray) -> Cohort:
 def _of(job: Job, ids: np.ndarray) -> Cohort:
     """Return the clients of these ascending numbers."""
     local = of_local(job, ids if job.train.numbers is None else np.flatnonzero(np.isin(job.train.ids, ids)))
-    if not job.ranks.several:
+    if not job.process_group.several:
         return local
     order = np.argsort(-job.sizes[ids], kind="stable")
-    return _Distributed(ids[order], job.sizes[ids][order], local.local, job.ranks)
+    return _Distributed(ids[order], job.sizes[ids][order], local.local, job.process_group)

@@ -1,4 +1,4 @@
-"""Bytes that a round sends: float32 entries, and one bit per unit or entry where the sharing changed."""
+"""Bytes that a round sends: float32 entries, and one bit per unit or entry where the mask changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Mask, Sharing
+from fedstat.fl.algorithm import Mask, SharedMask
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import Job
@@ -33,15 +33,15 @@ def of_round(job: Job, outcome: Outcome) -> tuple[int, int]:
         return cohort.local_rows(upload.values) if upload.cohort is cohort else upload.values
 
     values = sent, lambda: Download(job, state).models(cohort.local)
-    masks_of = upload.entries, state.sharing, outcome.before.sharing
+    masks_of = upload.entries, state.mask, outcome.before.mask
     return in_bytes(job.hooks, *masks_of, cohort.local, values, downloads)
 
 
 def in_bytes(
     hooks: Hooks,
     uploaded: Mask,
-    sharing: Sharing,
-    previous: Sharing,
+    mask: SharedMask,
+    previous: SharedMask,
     clients: np.ndarray,
     values: tuple[Values, Values] | None = None,
     downloads: np.ndarray | None = None,
@@ -52,10 +52,10 @@ def in_bytes(
     ----------
     hooks : Hooks
     uploaded : Mask
-        Entries that a client sends: those that the new sharing shares (for any client, if masks differ between them),
+        Entries that a client sends: those that the new mask shares (for any client, if masks differ between them),
         or what ``algorithm.uploads`` names (dynamic FedFac: all of the layers Λ, as its analysis reads every unit
         before deciding which to share).
-    sharing, previous : Sharing
+    mask, previous : SharedMask
         After and before the round.
     clients : int array (active,)
     values : pair of callable () -> Params (active, ...), optional
@@ -68,7 +68,7 @@ def in_bytes(
     up : int
         The entries that the server needs from each client.
     down : int
-        The round's result: the entries that the new sharing shares for the client and, in whole bytes, the new sharing
+        The round's result: the entries that the new mask shares for the client and, in whole bytes, the new mask
         of each layer where it changed for the client: one bit per unit, or per entry where masks are finer than units.
 
     Notes
@@ -84,16 +84,16 @@ def in_bytes(
     >>> net, one = nets.mlp([3, 4, 2]), np.array([0])  # 16 + 10 entries
     >>> hooks = Hooks(algorithms.fedsplit({}), net, clients=1)
     >>> some, all_ = ({"fc1": torch.tensor([True, second, False, False])} for second in (False, True))
-    >>> a, b = (Sharing(masks.units(net, flags, torch.device("cpu"))) for flags in (some, all_))
+    >>> a, b = (SharedMask(masks.units(net, flags, torch.device("cpu"))) for flags in (some, all_))
     >>> in_bytes(hooks, b.shared, b, b, one), in_bytes(hooks, b.shared, b, a, one)
     ((72, 72), (72, 73))
     """
     net, changed = hooks.net, 0
-    if sharing.shared is not previous.shared:
-        changed = sum(_changed(net, sharing.shared, previous.shared, layer, clients) for layer in nets.layers(net))
+    if mask.shared is not previous.shared:
+        changed = sum(_changed(net, mask.shared, previous.shared, layer, clients) for layer in nets.layers(net))
     receivers = clients if downloads is None else np.repeat(clients, downloads)
     sent = _of_entries(hooks, uploaded, clients, 0, values)
-    return sent, _of_entries(hooks, sharing.shared, receivers, 1, values) + changed
+    return sent, _of_entries(hooks, mask.shared, receivers, 1, values) + changed
 
 
 def _of_entries(hooks: Hooks, mask: Mask, clients: np.ndarray, way: int, values: tuple[Values, Values] | None) -> int:
@@ -122,7 +122,7 @@ def entries(net: Net, mask: Mask, clients: np.ndarray, *, leave_out: Sequence[st
 
 
 def _changed(net: Net, new: Mask, old: Mask, layer: str, clients: np.ndarray) -> int:
-    """Bytes that tell a layer's new sharing to those of some clients for whom it changed."""
+    """Bytes that tell a layer's new mask to the clients for whom it changed."""
     names = [name for name in net.shapes if nets.layer_of(name) == layer]
     changed, bits, by_unit = torch.zeros(len(clients), dtype=torch.bool, device=masks.device_of(new)), 0, True
     for name in names:

@@ -9,7 +9,7 @@ import numpy as np
 from fedstat._later import torch
 from fedstat.fl import masks, scores, sums
 from fedstat.fl.aggregate import Sent
-from fedstat.fl.algorithm import Mask, Memory, RoundContext, Sharing
+from fedstat.fl.algorithm import AlgorithmState, Mask, RoundContext, SharedMask
 from fedstat.fl.cohort import Cohort
 from fedstat.fl.hooks import Hooks, aggregated
 from fedstat.fl.job import Job
@@ -31,8 +31,8 @@ class Upload(NamedTuple):
         ``values`` has one row for each of these clients.
     values : Params (client, ...)
         The server averages or mixes these values where entries are shared, and ignores the others.
-    sharing : Sharing
-        The sharing after the round. The server averages the entries that it marks.
+    mask : SharedMask
+        The mask after the round. The server averages the entries that it marks.
     entries : Mask
         Clients send these entries, and the observer of bytes counts them. An algorithm may read entries that the server
         does not average.
@@ -40,7 +40,7 @@ class Upload(NamedTuple):
 
     cohort: Cohort
     values: Params
-    sharing: Sharing
+    mask: SharedMask
     entries: Mask
 
 
@@ -75,7 +75,7 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     Raises
     ------
     ValueError
-        If the new sharing omits a parameter, or makes an entry personal of which clients keep no copy; if what a hook
+        If the new mask omits a parameter, or makes an entry personal that clients do not keep; if what a hook
         returns has a wrong type, name or shape.
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
@@ -85,14 +85,14 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     trained = train_locally(job, download, cohort.local, job.phases)
     trained.require_finite(cohort.local_ids, state.round + 1)
     context = round_context(job, download, cohort, trained.params)
-    sharing = hooks.reshare(context, state.personal_units)
-    upload = encode(hooks, context, sharing, seen_by_hooks(job, cohort))
+    mask = hooks.update_mask(context, state.personal_units)
+    upload = encode(hooks, context, mask, seen_by_hooks(job, cohort))
     means, aggregator = aggregate(job, hooks, state, cohort, upload)
-    global_params = update_global(state.global_params, means, state.sharing, sharing, job.server_lr)
-    mixing = hooks.mix(context)
+    global_params = update_global(state.global_params, means, state.mask, mask, job.server_lr)
+    mixing = hooks.mixing_weights(context)
     models = trained.params if mixing is None else mix(download, cohort, trained.params, upload, mixing)
-    server = {"global_params": global_params, "sharing": sharing, "aggregator": aggregator}
-    new = state.after(cohort, models, trained.optimizer, hooks.remember(context), **server)
+    server = {"global_params": global_params, "mask": mask, "aggregator": aggregator}
+    new = state.after(cohort, models, trained.optimizer, hooks.update_state(context), **server)
     context.free("before")  # evaluation, which follows, needs the memory
     return Outcome(state, new, cohort, trained._replace(optimizer={}), context, upload, mixing)
 
@@ -115,8 +115,8 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
         sizes, total = (torch.as_tensor(n, dtype=torch.float32) for n in (seen.sizes, cohort.sizes.sum()))
         return (sizes / total).to(job.device)
 
-    def memory() -> Memory:
-        local = download.memory(cohort.local)
+    def algorithm_state() -> AlgorithmState:
+        local = download.algorithm_state(cohort.local)
         return local._replace(clients=seen.gather(local.clients))
 
     def evaluate(models: Params, clients: np.ndarray, which: np.ndarray | None = None) -> Tensor:
@@ -139,21 +139,21 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
         "weights": weights,
         "before": lambda: seen.gather(download.models(cohort.local)),
         "after": lambda: seen.gather(after),
-        "memory": memory,
+        "state": algorithm_state,
         "evaluate": lambda: evaluate,
         "moments": moments,
     }
-    return RoundContext(job.net, state.round, job.seed, state.sharing, state.global_params, job.server_lr, parts)
+    return RoundContext(job.net, state.round, job.seed, state.mask, state.global_params, job.server_lr, parts)
 
 
-def encode(hooks: Hooks, context: RoundContext, sharing: Sharing, cohort: Cohort) -> Upload:
-    """Return the message of the clients of ``context`` under the new sharing."""
-    return Upload(cohort, hooks.send(context, sharing), sharing, hooks.uploads(sharing))
+def encode(hooks: Hooks, context: RoundContext, mask: SharedMask, cohort: Cohort) -> Upload:
+    """Return the message of the clients of ``context`` under the new mask."""
+    return Upload(cohort, hooks.encode(context, mask), mask, hooks.upload_mask(mask))
 
 
 def aggregate(job: Job, hooks: Hooks, state: State, cohort: Cohort, upload: Upload) -> tuple[Params, Any]:
     """Aggregate every parameter that has a shared entry; return these means and the aggregator's new state."""
-    shared = {name: masks.by_some(upload.sharing.shared[name], p.ndim) for name, p in state.global_params.items()}
+    shared = {name: masks.by_some(upload.mask.shared[name], p.ndim) for name, p in state.global_params.items()}
     values = {name: p for name, p in upload.values.items() if bool(shared[name].any())}
     rows = upload.cohort
     sent = Sent(
@@ -169,10 +169,10 @@ def aggregate(job: Job, hooks: Hooks, state: State, cohort: Cohort, upload: Uplo
     )
     if rows is not cohort:  # of this process: the aggregator adds up over processes
         sent = sent._replace(total=cohort.sum)
-    return aggregated(job.aggregator, sent, state.aggregator, job.ranks)
+    return aggregated(job.aggregator, sent, state.aggregator, job.process_group)
 
 
-def update_global(params: Params, means: Params, before: Sharing, after: Sharing, lr: float) -> Params:
+def update_global(params: Params, means: Params, before: SharedMask, after: SharedMask, lr: float) -> Params:
     """Return the server's parameters after a round: the old ones, W, moved to the clients' means.
 
     An entry that stays shared becomes W + η_g (mean − W). An entry that becomes shared becomes the mean. Any other
@@ -184,13 +184,13 @@ def update_global(params: Params, means: Params, before: Sharing, after: Sharing
     params : Params (...)
     means : Params (...)
         Of parameters with shared entries. Entries that are not shared are ignored.
-    before, after : Sharing
+    before, after : SharedMask
     lr : float
         η_g.
     """
     updated = dict(params)
     for name, new in means.items():
-        was, now = (masks.by_some(sharing.shared[name], new.ndim) for sharing in (before, after))
+        was, now = (masks.by_some(mask.shared[name], new.ndim) for mask in (before, after))
         updated[name] = torch.where(now, torch.where(was, torch.lerp(params[name], new, lr), new), params[name])
     return updated
 
@@ -205,7 +205,7 @@ def mix(download: Download, cohort: Cohort, after: Params, upload: Upload, mixin
     before = download.models(cohort.local) if lr != 1 else {}
     weights = cohort.local_rows({"weights": mixing})["weights"]
     for name, p in upload.values.items():
-        mask = upload.sharing.shared[name]
+        mask = upload.mask.shared[name]
         if not bool(mask.any()):
             continue
         new = torch.tensordot(weights, p, 1)

@@ -104,7 +104,7 @@ def parts(job: Job, download: Download, cohort: Cohort, phases: tuple[Phase, ...
     models, x = trained(job, download, cohort, phases)
     found: dict[str, Parts] = {}
     for name, w in models.items():
-        alike = masks.by_all(download.state.sharing.shared[name], w.ndim - 2)
+        alike = masks.by_all(download.state.mask.shared[name], w.ndim - 2)
         if not bool(alike.any()):
             continue
         w *= alike

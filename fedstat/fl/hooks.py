@@ -12,10 +12,19 @@ import numpy as np
 from fedstat._later import torch
 from fedstat.fl import checks, masks, nets
 from fedstat.fl.aggregate import Aggregator, Sent
-from fedstat.fl.algorithm import Algorithm, Mask, Memory, Phase, Received, RoundContext, Sharing, Start
+from fedstat.fl.algorithm import (
+    Algorithm,
+    AlgorithmState,
+    DownloadContext,
+    InitContext,
+    Mask,
+    Phase,
+    RoundContext,
+    SharedMask,
+)
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.ranks import Ranks
+from fedstat.fl.ranks import ProcessGroup
 from fedstat.fl.wrappers.private_head import private_name
 
 if TYPE_CHECKING:
@@ -57,21 +66,30 @@ class Hooks:
 
     def of_empty_round(self) -> Hooks:
         """Return the hooks of a round without clients, in which only a private aggregator releases noise."""
-        reshare = self.algorithm.reshare if self.private else None
-        idle = self.algorithm._replace(send=None, weights=None, mix=None, remember=None, reshare=reshare)
+        update_mask = self.algorithm.update_mask if self.private else None
+        idle = self.algorithm._replace(
+            encode=None, weights=None, mixing_weights=None, update_state=None, update_mask=update_mask
+        )
         return replace(self, algorithm=idle)
 
     @property
     def looks_at_clients(self) -> bool:
         """True if a hook sees single clients after local training, not only sums over clients."""
         of = self.algorithm
-        looks = of.mix or of.send or of.remember or of.measures or of.downloads or (of.reshare and not of.moments)
+        looks = (
+            of.mixing_weights
+            or of.encode
+            or of.update_state
+            or of.measures
+            or of.downloads
+            or (of.update_mask and not of.moments)
+        )
         return bool(looks)
 
     @property
     def downloads_differ(self) -> bool:
-        """True if downloads differ between clients in shared entries: the server mixes, or clients receive."""
-        return bool(self.algorithm.mix or self.algorithm.receive)
+        """True if downloads differ between clients in shared entries: the server mixes, or clients change them."""
+        return bool(self.algorithm.mixing_weights or self.algorithm.on_download)
 
     # --- before the first round
 
@@ -83,56 +101,58 @@ class Hooks:
         """Return the loss that is trained, made from that of plain outputs."""
         return self._found("loss", loss, self.net, default=loss)
 
-    def sharing(self, start: Start) -> Sharing:
-        """Return the sharing before the first round."""
-        with checks.known(self.net, f"method {self.algorithm.name!r}: sharing(start)"):
-            return self._found("sharing", start, hooks=self)
+    def init_mask(self, context: InitContext) -> SharedMask:
+        """Return the mask before the first round; by default all entries are shared."""
+        arguments, check = CHECKS["init_mask"]
+        with checks.known(self.net, f"method {self.algorithm.name!r}: init_mask({arguments})"):
+            function = partial(masks.initial, self.algorithm)
+            return self._called(function, f"init_mask({arguments})", check, context, hooks=self)
 
-    def memory(self, start: Start) -> Memory:
-        """Return what lasts between rounds besides models; nothing by default."""
-        return self._found("memory", start, default=Memory())
+    def init_state(self, context: InitContext) -> AlgorithmState:
+        """Return the algorithm's state before the first round; empty by default."""
+        return self._found("init_state", context, default=AlgorithmState())
 
-    def keeps(self, sharing: Sharing) -> dict[str, Tensor | None]:
-        """Return the parameters of which clients have their own copies, and their units; None for all units."""
+    def personal_params(self, mask: SharedMask) -> dict[str, Tensor | None]:
+        """Return the parameters that clients keep, and the units of each; None for all units."""
         of = self.algorithm
-        if of.mix or (of.receive and not of.keeps):  # also of shared entries
+        if of.mixing_weights or (of.on_download and not of.personal_params):  # also of shared entries
             return dict.fromkeys(self.net.shapes)
-        if of.reshare or of.receive:
-            kept = dict.fromkeys(self._found("keeps", self.net, default=self.net.shapes))
-            _require_kept(sharing, kept, self.algorithm.name)
-            return kept
-        personal = {name: mask for name, mask in sharing.shared.items() if not bool(mask.all())}
-        return {name: _own_units(mask, self.net.shapes[name]) for name, mask in personal.items()}
+        if of.update_mask or of.on_download:
+            names = dict.fromkeys(self._found("personal_params", self.net, default=self.net.shapes))
+            _require_kept(mask, names, self.algorithm.name)
+            return names
+        personal = {name: shared for name, shared in mask.shared.items() if not bool(shared.all())}
+        return {name: _personal_units(shared, self.net.shapes[name]) for name, shared in personal.items()}
 
     # --- in a round
 
-    def receive(self, given: Callable[[], Received]) -> None:
-        """Change clients' own copies in place to the models that they download, if the algorithm has a hook for it.
+    def on_download(self, make_context: Callable[[], DownloadContext]) -> None:
+        """Change clients' parameters in place to the models that they download, if the algorithm has a hook for it.
 
-        Where ``receive`` returns nothing, shared entries are the server's, unless the server mixes.
+        Where ``on_download`` returns nothing, shared entries are the server's, unless the server mixes.
         """
-        if self.algorithm.receive is None:
+        if self.algorithm.on_download is None:
             return
-        received = given()
-        found = self._found("receive", received)
-        for name, p in received.own.items():
-            if name in found:
-                p.copy_(found[name])
-            elif not self.algorithm.mix:  # a mixture is in place already
-                torch.where(received.shared[name], received.global_params[name], p, out=p)
+        context = make_context()
+        models = self._found("on_download", context)
+        for name, p in context.client_params.items():
+            if name in models:
+                p.copy_(models[name])
+            elif not self.algorithm.mixing_weights:  # a mixture is in place already
+                torch.where(context.shared[name], context.global_params[name], p, out=p)
 
-    def reshare(self, context: RoundContext, own: Collection[str]) -> Sharing:
-        """Return the sharing after local training, where clients have ``own`` copies; by default the one before."""
-        return self._found("reshare", context, default=context.sharing, hooks=self, own=own)
+    def update_mask(self, context: RoundContext, own: Collection[str]) -> SharedMask:
+        """Return the mask after local training, where clients keep ``own`` parameters; by default the one before."""
+        return self._found("update_mask", context, default=context.mask, hooks=self, own=own)
 
-    def send(self, context: RoundContext, sharing: Sharing) -> Params:
-        """Return what is averaged or mixed under the new sharing; by default what was trained."""
-        return {**context.after, **self._found("send", context, default={}, sharing=sharing)}
+    def encode(self, context: RoundContext, mask: SharedMask) -> Params:
+        """Return what is averaged or mixed under the new mask; by default what was trained."""
+        return {**context.after, **self._found("encode", context, default={}, mask=mask)}
 
-    def uploads(self, sharing: Sharing) -> Mask:
+    def upload_mask(self, mask: SharedMask) -> Mask:
         """Return the entries that a client sends; by default those that any client shares."""
-        some = {name: masks.by_some(sharing.shared[name], len(shape)) for name, shape in self.net.shapes.items()}
-        return self._found("uploads", self.net, sharing, default=some, hooks=self)
+        some = {name: masks.by_some(mask.shared[name], len(shape)) for name, shape in self.net.shapes.items()}
+        return self._found("upload_mask", self.net, mask, default=some, hooks=self)
 
     def sparse(self) -> list[str]:
         """Return the parameters that are sent as their non-zero entries; none by default."""
@@ -148,13 +168,13 @@ class Hooks:
         sizes, active, n = given()
         return self._found("weights", sizes, active, n, device=self.device)[np.isin(active, clients)]
 
-    def mix(self, context: RoundContext) -> Tensor | None:
+    def mixing_weights(self, context: RoundContext) -> Tensor | None:
         """Return the mixing matrix (active, active); None, the default, for a common mean."""
-        return self._found("mix", context)
+        return self._found("mixing_weights", context)
 
-    def remember(self, context: RoundContext) -> Memory | None:
-        """Return the memory after a round; None, the default, for the one before it."""
-        return self._found("remember", context)
+    def update_state(self, context: RoundContext) -> AlgorithmState | None:
+        """Return the algorithm's state after a round; None, the default, for the one before it."""
+        return self._found("update_state", context)
 
     def moments(self, before: Callable[[], Params], after: Params) -> Mapping[str, Any]:
         """Return the sums over clients that the algorithm learns; none by default."""
@@ -178,7 +198,7 @@ class Hooks:
     def phases(self) -> tuple[Phase, ...]:
         """Phases that do something; one of 0 epochs must not rename the others' random streams."""
         every = checks.phases_checked(self.algorithm.phases, self.net, self.algorithm.name)
-        return tuple(phase for phase in every if phase.length(self.local_epochs) != 0 or phase.weigh)
+        return tuple(phase for phase in every if phase.length(self.local_epochs) != 0 or phase.sample_weights)
 
     @cached_property
     def finetune(self) -> tuple[Phase, ...]:
@@ -193,14 +213,14 @@ class Hooks:
 
     # --- checks before the first round
 
-    def try_out(self, context: RoundContext, sharing: Sharing, mean: tuple[np.ndarray, np.ndarray, int]) -> None:
+    def try_out(self, context: RoundContext, mask: SharedMask, mean: tuple[np.ndarray, np.ndarray, int]) -> None:
         """Call the hooks of a round once before the first, so that errors show at once.
 
         Parameters
         ----------
         context : RoundContext
             Of some clients that have not trained.
-        sharing : Sharing
+        mask : SharedMask
         mean : (int array, int array, int)
             Arguments of the hook ``weights`` for these clients.
         """
@@ -211,13 +231,13 @@ class Hooks:
                 with checks.known(self.net, where):
                     found = phase.penalty(params, anchor)
                 checks.is_loss(found, params, where)
-        self.send(context, sharing)
+        self.encode(context, mask)
         self.weights(context.clients, lambda: mean)
-        self.remember(context)
+        self.update_state(context)
         self.measures(context)
         if self.private:  # it may ask for what is not released
-            self.reshare(context, self.keeps(sharing))
-        self.uploads(sharing)
+            self.update_mask(context, self.personal_params(mask))
+        self.upload_mask(mask)
 
     # --- calls
 
@@ -239,13 +259,13 @@ class Hooks:
 # --- what hooks may return: (found, where, *given, and what else it depends on) -> found, or ValueError
 
 
-def _sharing(
-    found: Any, where: str, _: Start | RoundContext, *, hooks: Hooks, own: Collection[str] | None = None
-) -> Sharing:
+def _shared_mask(
+    found: Any, where: str, _: InitContext | RoundContext, *, hooks: Hooks, own: Collection[str] | None = None
+) -> SharedMask:
     """Require a mask that fits for every parameter, and personal entries only where clients have copies."""
     net, method = hooks.net, hooks.algorithm.name
-    checks.instance(Sharing, found, where, hint=", such as Sharing(mask)")
-    masks.require(net, found.shared, hooks.clients, method)
+    checks.instance(SharedMask, found, where, hint=", such as SharedMask(mask)")
+    masks.require(net, found.shared, hooks.clients, f"method {method!r}")
     if hooks.several and any(m.ndim > len(net.shapes[name]) and len(m) > 1 for name, m in found.shared.items()):
         raise ValueError(
             f"method {method!r} has masks that differ between clients, which several processes do not share out. Run "
@@ -263,40 +283,40 @@ def _sharing(
     return found
 
 
-def _require_kept(sharing: Sharing, own: Collection[str], method: str) -> None:
-    for name, mask in sharing.shared.items():
-        if name not in own and not bool(mask.all()):
+def _require_kept(mask: SharedMask, own: Collection[str], method: str) -> None:
+    for name, shared in mask.shared.items():
+        if name not in own and not bool(shared.all()):
             raise ValueError(
-                f"method {method!r} makes entries of {name!r} personal, but its keeps(net) names only {list(own)}. "
-                "Name every parameter that may become personal, or leave keeps out."
+                f"method {method!r} makes entries of {name!r} personal, but its personal_params(net) names only "
+                f"{list(own)}. Name every parameter that may become personal, or leave personal_params out."
             )
 
 
-def _own_units(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+def _personal_units(mask: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """Units of a parameter that a mask makes personal; None if it is not by unit."""
     by_unit = mask.shape == (shape[0], *(1,) * (len(shape) - 1))
     return torch.nonzero(~mask.flatten()).squeeze(1) if by_unit else None
 
 
-def _mask(found: Any, _: str, net: Net, __: Sharing, *, hooks: Hooks) -> Mask:
-    masks.require(net, found, hooks.clients, f"{hooks.algorithm.name}, uploads")
+def _mask(found: Any, where: str, net: Net, __: SharedMask, *, hooks: Hooks) -> Mask:
+    masks.require(net, found, hooks.clients, where)
     return found
 
 
 Check = Callable[..., Any]
 CHECKS: dict[str, tuple[str, Check]] = {
-    "sharing": ("start", _sharing),
-    "reshare": ("context", _sharing),
+    "init_mask": ("context", _shared_mask),
+    "update_mask": ("context", _shared_mask),
     "wrap": ("net", partial(checks.instance, Net)),
-    "mix": ("context", checks.mixture),
+    "mixing_weights": ("context", checks.mixing_matrix),
     "loss": ("loss, net", partial(checks.instance, Loss)),
-    "keeps": ("net", checks.kept),
-    "uploads": ("net, sharing", _mask),
-    "send": ("context", checks.sent),
+    "personal_params": ("net", checks.parameter_names),
+    "upload_mask": ("net, mask", _mask),
+    "encode": ("context", checks.encoded),
     "weights": ("sizes, active, clients", checks.weights),
-    "memory": ("start", checks.memory),
-    "remember": ("context", checks.remembered),
-    "receive": ("received", checks.received),
+    "init_state": ("context", checks.initial_state),
+    "update_state": ("context", checks.updated_state),
+    "on_download": ("context", checks.downloaded),
     "moments": ("net, before, after", partial(checks.instance, Mapping)),
     "downloads": ("context", checks.downloads),
 }
@@ -315,7 +335,7 @@ def aggregator_state(aggregator: Aggregator, server: Params) -> Any:
     return state
 
 
-def aggregated(aggregator: Aggregator, sent: Sent, state: Any, ranks: Ranks) -> tuple[Params, Any]:
+def aggregated(aggregator: Aggregator, sent: Sent, state: Any, group: ProcessGroup) -> tuple[Params, Any]:
     """Return an aggregator's values and its state after a round.
 
     Raises
@@ -325,16 +345,16 @@ def aggregated(aggregator: Aggregator, sent: Sent, state: Any, ranks: Ranks) -> 
     """
     found, state = aggregator.apply(sent, state)
     checks.every_entry(getattr(found, "values", found), sent.server, f"the aggregator {aggregator.name!r}")
-    _require_agreement(aggregator, found.values, sent.shared, ranks)
+    _require_agreement(aggregator, found.values, sent.shared, group)
     return found.values, state
 
 
-def _require_agreement(aggregator: Aggregator, values: Params, shared: Mask, ranks: Ranks) -> None:
+def _require_agreement(aggregator: Aggregator, values: Params, shared: Mask, group: ProcessGroup) -> None:
     """Raise ValueError unless all processes of a run have aggregated the same shared entries, up to rounding."""
-    if not ranks.several or not values:
+    if not group.several or not values:
         return
     parts = [(p * shared[name]).double() for name, p in values.items()]
-    every = np.array(ranks.each([(float(p.sum()), float(p.norm())) for p in parts]))  # (rank, parameter, 2)
+    every = np.array(group.each([(float(p.sum()), float(p.norm())) for p in parts]))  # (rank, parameter, 2)
     apart = np.abs(every - every[0]).max(axis=2) > 1e-4 * every[0, :, 1]
     if apart.any():
         rank, at = np.argwhere(apart)[0]

@@ -23,7 +23,7 @@ from fedstat.fl.hooks import Hooks
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
-from fedstat.fl.ranks import ALONE, Ranks
+from fedstat.fl.ranks import ALONE, ProcessGroup
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Participation = float | tuple[float, float]
@@ -32,7 +32,7 @@ _MEAN = weighted_mean()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainConfig:
     """Settings that determine the numbers of a run; see :func:`fedstat.fl.train`."""
 
     optimizer: Optimizer
@@ -56,7 +56,7 @@ class Computing:
 
 
 @dataclass(frozen=True)
-class Job(Training, Computing):
+class Job(TrainConfig, Computing):
     """A run: its data, network and algorithm, and its settings.
 
     Attributes
@@ -70,7 +70,7 @@ class Job(Training, Computing):
     validation : Rows, optional
     everyone : int, optional
         Number of all clients, if the data are those of some (:func:`fedstat.fl.batches.part`).
-    ranks : Ranks
+    process_group : ProcessGroup
         The processes of the run; the data are those of this process's clients.
     own_labels : bool
         Whether clients number their classes differently, so that no entry of an output layer may be shared.
@@ -91,7 +91,7 @@ class Job(Training, Computing):
     loss: Loss
     validation: Rows | None = None
     everyone: int | None = None
-    ranks: Ranks = ALONE
+    process_group: ProcessGroup = ALONE
     own_labels: bool = False
     track: bool = False
     rows_folder: Path | None = None
@@ -111,7 +111,7 @@ class Job(Training, Computing):
     @property
     def sizes(self) -> np.ndarray:
         """Training samples of all clients, of all processes."""
-        return self.train.sizes if self.ranks.sizes is None else self.ranks.sizes
+        return self.train.sizes if self.process_group.sizes is None else self.process_group.sizes
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -121,10 +121,10 @@ class Job(Training, Computing):
     @cached_property
     def hooks(self) -> Hooks:
         """The algorithm's functions, with defaults and checks of what they return."""
-        ranks, private = self.ranks, self.aggregator.privacy is not None
+        private = self.aggregator.privacy is not None
         return Hooks(
-            self.algorithm, self.net, len(self.sizes), self.device, self.local_epochs, ranks.several, self.own_labels,
-            private,
+            self.algorithm, self.net, len(self.sizes), self.device, self.local_epochs, self.process_group.several,
+            self.own_labels, private,
         )  # fmt: skip
 
     @property
@@ -138,14 +138,19 @@ class Job(Training, Computing):
         return self.train.ids[clients]
 
 
-def of_rank(job: Job, ranks: Ranks) -> Job:
+def of_rank(job: Job, group: ProcessGroup) -> Job:
     """The part of a job that this process computes: its clients, with the numbers they have in the whole."""
-    if not ranks.several:
+    if not group.several:
         return job
-    mine = np.arange(*ranks.bounds[ranks.rank : ranks.rank + 2])
-    own = {name: part(rows, mine) for name, rows in job.subsets.items()}
+    mine = np.arange(*group.bounds[group.rank : group.rank + 2])
+    local = {name: part(rows, mine) for name, rows in job.subsets.items()}
     return replace(
-        job, train=own["train"], test=own["test"], validation=own.get("validation"), everyone=job.clients, ranks=ranks
+        job,
+        train=local["train"],
+        test=local["test"],
+        validation=local.get("validation"),
+        everyone=job.clients,
+        process_group=group,
     )
 
 
@@ -163,7 +168,7 @@ def device_named(name: str) -> torch.device:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class ComputeConfig:
     """Where a run is computed, as users specify it: see :func:`fedstat.fl.train`.
 
     Raises

@@ -77,16 +77,16 @@ class Ledger:
 
     def add(self, number: int, values: Mapping[str, Any]) -> None:
         """Add the values of a round."""
-        ranks, values = self._job.ranks, dict(values)
-        for name in sorted(self._by_client & values.keys()) if ranks.several else ():  # in one order everywhere
-            values[name] = ranks.of_all(values[name])
+        group, values = self._job.process_group, dict(values)
+        for name in sorted(self._by_client & values.keys()) if group.several else ():  # in one order everywhere
+            values[name] = group.of_all(values[name])
         if self._writer.first:
             self._buffer.add(number, values)
 
     def commit_if_due(self, state: State) -> None:
         """Commit about once a second; save the state now and then."""
         now = time.monotonic()
-        saves = self._job.ranks.agreed(now - self._saved > self._patience)
+        saves = self._job.process_group.agreed(now - self._saved > self._patience)
         if now - self._committed > _COMMIT_SECONDS or saves:
             self._commit(state if saves else None)
             self._committed = time.monotonic()
@@ -96,7 +96,7 @@ class Ledger:
 
     def interrupt(self, state: State) -> None:
         """Commit what is there, with the state; one of several processes does not, as the others may wait elsewhere."""
-        if state.round and not self._job.ranks.several:
+        if state.round and not self._job.process_group.several:
             self._commit(state)
 
     def finish(self, state: State, values: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from fedstat import _random
 from fedstat._later import torch
 from fedstat.fl import batches, samples
-from fedstat.fl.algorithm import Mask, Memory, Phase, Samples
+from fedstat.fl.algorithm import AlgorithmState, Mask, Phase, Samples
 from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
@@ -75,10 +75,10 @@ def train_locally(job: Job, download: Download, clients: np.ndarray, phases: tup
     def work(span: slice) -> None:
         params = download.models(clients[span], {name: p[span] for name, p in after.items()})
         moments = {name: p[span] for name, p in optimizer.items()}
-        memory = download.memory(clients[span])
         loss[span] = train_chunk(
-            job, params, clients[span], phases, key=("batches", state.round), optimizer=moments, memory=memory
-        )
+            job, params, clients[span], phases, key=("batches", state.round), optimizer=moments,
+            state=download.algorithm_state(clients[span]),
+        )  # fmt: skip
         ends = torch.stack([end for p in params.values() for end in torch.aminmax(p)])  # in the core's cache
         finite[span] = bool(torch.isfinite(ends).all())
 
@@ -90,7 +90,7 @@ def finetune(job: Job, download: Download, params: Params, clients: np.ndarray, 
     """Fine-tune one chunk of clients in place, to the models they predict with."""
     if phases:
         key = ("finetune", download.state.round)
-        train_chunk(job, params, clients, phases, key=key, memory=download.memory(clients))
+        train_chunk(job, params, clients, phases, key=key, state=download.algorithm_state(clients))
 
 
 class _Chunk(NamedTuple):
@@ -101,7 +101,7 @@ class _Chunk(NamedTuple):
     params, optimizer, download : Params (client, ...)
         Present parameters, optimiser state, and parameters before training (empty if no phase needs them).
     clients : int array (client,)
-    memory : Memory
+    state : AlgorithmState
     held : mapping from name to (bool Tensor, Tensor (client, ...))
         Masks of entries that do not move, and their values.
     loss : Tensor (client,)
@@ -112,7 +112,7 @@ class _Chunk(NamedTuple):
     optimizer: Params
     download: Params
     clients: np.ndarray
-    memory: Memory
+    state: AlgorithmState
     held: dict[str, tuple[Tensor, Tensor]]
     loss: Tensor
 
@@ -126,7 +126,7 @@ def train_chunk(
     key: tuple[int | str, ...],
     optimizer: Params | None = None,
     frozen: Mask | None = None,
-    memory: Memory = Memory(),  # noqa: B008
+    state: AlgorithmState = AlgorithmState(),  # noqa: B008
 ) -> Tensor:
     """Train one chunk of clients in place; return the mean loss of their batches (client,), if tracked.
 
@@ -143,7 +143,7 @@ def train_chunk(
         Optimiser state to continue from; changed in place.
     frozen : Mask, optional
         Entries that do not move; without rows of clients.
-    memory : Memory
+    state : AlgorithmState
         Of these clients.
     """
     train, clients = batches.loaded(job.train, clients)
@@ -151,7 +151,7 @@ def train_chunk(
     largest_first = np.argsort(-train.sizes[clients], kind="stable")
     if (np.diff(largest_first) != 1).any():
         return _train_reordered(
-            job, params, clients, phases, largest_first, key=key, optimizer=optimizer, frozen=frozen, memory=memory
+            job, params, clients, phases, largest_first, key=key, optimizer=optimizer, frozen=frozen, state=state
         )
     asked = any(phase.anchor != "phase" for phase in phases)
     chunk = _Chunk(
@@ -159,13 +159,13 @@ def train_chunk(
         optimizer or job.optimizer.init(params),
         _copy(params) if asked else {},
         clients,
-        memory,
+        state,
         {name: (mask, params[name].clone()) for name, mask in (frozen or {}).items() if bool(mask.any())},
         torch.zeros(len(clients), device=job.device),
     )
     seen = np.zeros(len(clients))
     for position, phase in enumerate(phases):
-        seen += _stretch(job, phase, chunk, (*key, position))
+        seen += _run_phase(job, phase, chunk, (*key, position))
     return chunk.loss / torch.from_numpy(np.maximum(seen, 1)).to(chunk.loss)
 
 
@@ -177,25 +177,25 @@ def _train_reordered(
     order: np.ndarray,
     *,
     optimizer: Params | None,
-    memory: Memory,
+    state: AlgorithmState,
     **options: Any,
 ) -> Tensor:
     """:func:`train_chunk` on a copy of the chunk in another order of its clients."""
     rows = torch.from_numpy(order).to(job.device)
     copies = {name: p[rows] for name, p in params.items()}
     moments = None if optimizer is None else {name: p[rows] for name, p in optimizer.items()}
-    memory = memory._replace(clients={name: p[rows] for name, p in memory.clients.items()})
-    loss = train_chunk(job, copies, clients[order], phases, optimizer=moments, memory=memory, **options)
+    state = state._replace(clients={name: p[rows] for name, p in state.clients.items()})
+    loss = train_chunk(job, copies, clients[order], phases, optimizer=moments, state=state, **options)
     for into, trained in ((params, copies), (optimizer or {}, moments or {})):
         for name, p in into.items():
             p[rows] = trained[name]
     return loss[torch.argsort(rows)]
 
 
-def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) -> np.ndarray:
+def _run_phase(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) -> np.ndarray:
     """Run one phase; return the number of batches (client,)."""
     params, clients = chunk.params, chunk.clients
-    own = None if phase.weigh is None else _weigh(job, phase, chunk)
+    own = None if phase.sample_weights is None else _weigh(job, phase, chunk)
     epochs = phase.length(job.local_epochs)
     trained = phase.moves(job.net)
     if not trained or (epochs == 0 and phase.steps is None):
@@ -204,14 +204,14 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
     rule, state = _scaled(phase.optimizer or job.optimizer, phase.lr), chunk.optimizer
     if phase.optimizer:
         state = rule.init({name: params[name] for name in trained})
-    lr = None if phase.penalty or phase.direction else rule.plain_lr
+    lr = None if phase.penalty or phase.gradient else rule.plain_lr
     grads = {name: torch.zeros_like(params[name]) for name in trained} if lr is None else {}
     schedule = batches.schedule(
         job.train, clients, epochs=epochs, batch_size=job.batch_size, seed=job.seed, key=key, steps=phase.steps
     )
     noise = _noise(job, schedule, clients, key)
-    # ``after`` may also change what does not train.
-    constants = job.net.constants(params, trained) if job.net.constants and not phase.after else {}
+    # ``post_step`` may also change what does not train.
+    constants = job.net.constants(params, trained) if job.net.constants and not phase.post_step else {}
     y, live = job.train.y[schedule.rows], 0
     for s, k in enumerate(schedule.live):
         if k != live:  # the first k clients still have batches; new views of them when k decreases
@@ -231,8 +231,8 @@ def _stretch(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) 
                 _direction(job, phase, now, before, batch, into, rule, total)
                 rule.step(now, into, moments)
             _hold(chunk, now, k)
-            if phase.after:
-                phase.after(now, before, _rate(rule), s * phase.repeats + repeat)
+            if phase.post_step:
+                phase.post_step(now, before, _rate(rule), s * phase.repeats + repeat)
                 _hold(chunk, now, k)
     return (schedule.live > np.arange(len(clients))[:, None]).sum(1)
 
@@ -244,7 +244,7 @@ def _hold(chunk: _Chunk, now: Params, k: int) -> None:
 
 
 class _Batch(NamedTuple):
-    """One batch of some clients (client, sample, ...): inputs, targets, weights, results of ``weigh``, and draws.
+    """One batch (client, sample, ...): inputs, targets, weights, results of ``sample_weights``, random draws.
 
     ``constants`` are those of the network, which hold for all batches of a phase.
     """
@@ -280,7 +280,7 @@ def _direction(
     total: Tensor | None,
 ) -> None:
     """Into ← gradient for the optimiser: of the loss, or the phase's own direction, plus that of the penalty."""
-    if phase.direction is None:
+    if phase.gradient is None:
         _accumulate(job, now, batch, into, 0.0, 1.0, total)
     else:
 
@@ -292,7 +292,7 @@ def _direction(
 
         if total is not None:
             total += _loss(job, now, batch)
-        for name, p in phase.direction(gradient, now, _rate(rule)).items():
+        for name, p in phase.gradient(gradient, now, _rate(rule)).items():
             into[name].copy_(p)
     if phase.penalty:
         gradients: Any = phase.penalty(now, anchor)  # no loss: see Hooks.phases
@@ -302,13 +302,13 @@ def _direction(
 
 
 def _anchor(phase: Phase, chunk: _Chunk) -> Params:
-    if not (phase.penalty or phase.after):
+    if not (phase.penalty or phase.post_step):
         return {}
     if phase.anchor == "phase":
         return _copy(chunk.params)
     if phase.anchor == "download":
         return chunk.download
-    return phase.anchor(chunk.download, chunk.memory)
+    return phase.anchor(chunk.download, chunk.state)
 
 
 def _rate(rule: Optimizer) -> float:
@@ -362,9 +362,9 @@ def _loss(job: Job, params: Params, batch: _Batch) -> Tensor:
 
 def _weigh(job: Job, phase: Phase, chunk: _Chunk) -> Tensor | None:
     """Result of ``Phase.weigh`` on whole training sets, padded."""
-    assert phase.weigh is not None  # noqa: S101
+    assert phase.sample_weights is not None  # noqa: S101
     rows, live = batches.whole(job.train, chunk.clients)
-    return phase.weigh(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.memory)
+    return phase.sample_weights(job.net, chunk.params, Samples(job.train.x[rows], job.train.y[rows], live), chunk.state)
 
 
 def _of_rows(own: Tensor, rows: Tensor, first: np.ndarray) -> Tensor:

@@ -66,7 +66,7 @@ def observed_round(
 
     The seconds are the wall time of the round itself.
     """
-    if job.everyone is not None and not job.ranks.several:
+    if job.everyone is not None and not job.process_group.several:
         raise ValueError(
             f"a round needs the data of all {job.everyone} clients, but this job has {job.clients}. Take the whole job."
         )

@@ -14,21 +14,28 @@ import numpy as np
 from fedstat import _check, _labels
 from fedstat._later import torch
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Mask, Sharing, Start
+from fedstat.fl.algorithm import Algorithm, InitContext, Mask, SharedMask
 from fedstat.fl.nets import Net
 
 Layers = str | int | Sequence[str | int]
 """Names of layers, or the paper's Λ: their numbers from 1."""
 
 
-def everything(net: Net, device: torch.device) -> Mask:
+def share_all(net: Net, device: torch.device) -> Mask:
     """Mask that shares every entry but those that no algorithm shares (``net.unshared``)."""
     return {name: torch.tensor(name not in net.unshared, device=device) for name in net.shapes}
 
 
-def nothing(net: Net, device: torch.device) -> Mask:
+def share_none(net: Net, device: torch.device) -> Mask:
     """Mask that shares no entry."""
     return {name: torch.tensor(False, device=device) for name in net.shapes}
+
+
+def initial(algorithm: Algorithm, context: InitContext) -> SharedMask:
+    """Return an algorithm's mask before the first round, by default that of :func:`share_all`."""
+    if algorithm.init_mask is None:
+        return SharedMask(share_all(context.net, context.device))
+    return algorithm.init_mask(context)
 
 
 def private_layers(net: Net, layers: Sequence[str], device: torch.device) -> Mask:
@@ -42,14 +49,14 @@ def without(mask: Mask, is_personal: Callable[[str], bool]) -> Mask:
     return {name: shared.new_zeros(()) if is_personal(name) else shared for name, shared in mask.items()}
 
 
-def keep_layers(layers: Callable[[Net], Sequence[str]]) -> Callable[[Start], Sharing]:
-    """Make the ``sharing`` of a method whose clients keep the layers that ``layers`` names, and share all others."""
-    return lambda start: Sharing(private_layers(start.net, layers(start.net), start.device))
+def keep_layers(layers: Callable[[Net], Sequence[str]]) -> Callable[[InitContext], SharedMask]:
+    """Make the ``init_mask`` of a method whose clients keep the layers that ``layers`` names, and share all others."""
+    return lambda context: SharedMask(private_layers(context.net, layers(context.net), context.device))
 
 
-def keep_parameters(is_personal: Callable[[str], bool]) -> Callable[[Start], Sharing]:
-    """Make the ``sharing`` of a method whose clients keep the parameters of some names, and share all others."""
-    return lambda start: Sharing(without(everything(start.net, start.device), is_personal))
+def keep_parameters(is_personal: Callable[[str], bool]) -> Callable[[InitContext], SharedMask]:
+    """Make the ``init_mask`` of a method whose clients keep the parameters of some names, and share all others."""
+    return lambda context: SharedMask(without(share_all(context.net, context.device), is_personal))
 
 
 def by_depth(net: Net) -> list[list[str]]:
@@ -108,7 +115,7 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
             )
         if len(flags) != sizes[layer]:
             raise ValueError(f"layer {layer!r} has {sizes[layer]} units, but the split has {len(flags)}")
-    mask = everything(net, device)
+    mask = share_all(net, device)
     for name, shape in net.shapes.items():
         if (layer := nets.layer_of(name)) in shared:
             given = shared[layer]
@@ -235,13 +242,13 @@ def by_all(mask: torch.Tensor, rank: int) -> torch.Tensor:
     return mask.all(0) if mask.ndim > rank else mask
 
 
-def require(net: Net, mask: Mask, clients: int, method: str) -> None:
-    """Raise ValueError, naming method and parameter, unless every parameter has a mask that fits."""
+def require(net: Net, mask: Mask, clients: int, where: str) -> None:
+    """Raise ValueError, naming ``where`` and the parameter, unless every parameter has a mask that fits."""
     if not isinstance(mask, Mapping):
-        raise ValueError(f"method {method!r} must have a dict of masks by parameter, but got {type(mask).__name__}")
+        raise ValueError(f"{where} must have a dict of masks by parameter, but got {type(mask).__name__}")
     if unknown := [name for name in mask if name not in net.shapes]:
         raise ValueError(
-            f"method {method!r} has masks of {unknown}, but the network has {list(net.shapes)}."
+            f"{where} has masks of {unknown}, but the network has {list(net.shapes)}."
             f"{_check.did_you_mean(unknown[0], net.shapes)}"
         )
     missing = [name for name in net.shapes if name not in mask]
@@ -249,18 +256,18 @@ def require(net: Net, mask: Mask, clients: int, method: str) -> None:
         if name in missing:
             others = f" (nor of {', '.join(map(repr, missing[1:]))})" if len(missing) > 1 else ""
             raise ValueError(
-                f"method {method!r} has no mask of {name!r}, of shape {shape}{others}. A mask is needed for every "
+                f"{where} has no mask of {name!r}, of shape {shape}{others}. A mask is needed for every "
                 "parameter: torch.tensor(True) shares one, torch.tensor(False) leaves it to the clients. Begin with "
-                "masks.everything(start.net, start.device), and change some."
+                "masks.share_all(context.net, context.device), and change some."
             )
         given, whole = mask[name], (clients, *shape)
         if not isinstance(given, torch.Tensor) or given.dtype != torch.bool:
             kind = f"{given.dtype} values" if isinstance(given, torch.Tensor) else type(given).__name__
-            raise ValueError(f"method {method!r}: the mask of {name!r} must be a bool Tensor, but got {kind}")
+            raise ValueError(f"{where}: the mask of {name!r} must be a bool Tensor, but got {kind}")
         seen = tuple(given.shape)
         fits = zip(seen[::-1], whole[::-1], strict=False)
         if len(seen) > len(whole) or any(n not in (1, size) for n, size in fits):
             raise ValueError(
-                f"method {method!r}: the mask of {name!r} must broadcast against (client, *shape) = {whole}, but has "
+                f"{where}: the mask of {name!r} must broadcast against (client, *shape) = {whole}, but has "
                 f"shape {seen}. One bool per unit has shape {(shape[0], *(1,) * (len(shape) - 1))}."
             )

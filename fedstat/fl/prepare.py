@@ -11,7 +11,7 @@ from fedstat.fl.aggregate import Aggregator, uniform
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.hooks import Hooks
-from fedstat.fl.job import Job, Machine, Training, device_named
+from fedstat.fl.job import ComputeConfig, Job, TrainConfig, device_named
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import OPTIMIZERS, Optimizer
 from fedstat.fl.privacy import Privacy
@@ -27,8 +27,8 @@ def prepare(
     data: xr.Dataset,
     net: Net,
     algorithm: Algorithm,
-    training: Training,
-    machine: Machine = Machine(),  # noqa: B008
+    training: TrainConfig,
+    machine: ComputeConfig = ComputeConfig(),  # noqa: B008
     *,
     track: bool = False,
     new: xr.Dataset | None = None,
@@ -67,8 +67,8 @@ def assembled(
     subsets: tuple[Rows, Rows, Rows | None],
     net: Net,
     algorithm: Algorithm,
-    training: Training,
-    machine: Machine = Machine(),  # noqa: B008
+    training: TrainConfig,
+    machine: ComputeConfig = ComputeConfig(),  # noqa: B008
     *,
     own_labels: bool = False,
     track: bool = False,
@@ -94,13 +94,15 @@ def assembled(
     checks.phases(algorithm, net, job.local_epochs)
     choice.require(job)
     if machine.memory is not None:
-        job = replace(job, room=room.left(job, machine.memory))
+        job = replace(job, room=room.remaining_bytes(job, machine.memory))
     return job if job.aggregator.privacy is None else _private(job, job.aggregator.privacy)
 
 
 def require_weights(algorithm: Algorithm, aggregator: Aggregator) -> None:
     """Raise ValueError if an algorithm weights clients, but the aggregator counts all alike."""
-    hook = "weights" if algorithm.weights not in (None, uniform) else "mix" if algorithm.mix else None
+    hook = "mixing_weights" if algorithm.mixing_weights else None
+    if algorithm.weights not in (None, uniform):
+        hook = "weights"
     if hook and not aggregator.weighted:
         raise ValueError(
             f"aggregator {aggregator.name!r} counts all clients alike, but algorithm {algorithm.name!r} weights them "
@@ -114,7 +116,7 @@ def _private(job: Job, privacy: Privacy) -> Job:
     return replace(job, algorithm=sealed(job.algorithm, privacy, participation.expected(job)))
 
 
-def _training(given: Training, clients: int) -> Training:
+def _training(given: TrainConfig, clients: int) -> TrainConfig:
     """The settings, checked in the order in which they are documented."""
     share = participation.checked(given.participation)
     _check.choice("sampling", given.sampling, ("fixed", "poisson"))

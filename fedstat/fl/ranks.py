@@ -22,7 +22,7 @@ Params = Mapping[str, "Tensor"]
 T = TypeVar("T")
 
 
-class Ranks(NamedTuple):
+class ProcessGroup(NamedTuple):
     """The processes of a run; a single one holds all clients and sends nothing.
 
     Attributes
@@ -141,7 +141,7 @@ class Ranks(NamedTuple):
         return found
 
 
-ALONE = Ranks()
+ALONE = ProcessGroup()
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def divide(sizes: np.ndarray, n: int) -> tuple[int, ...]:
     return (*(int(bound) for bound in wanted[:-1]), len(sizes))
 
 
-def begin(sizes: np.ndarray, active: int, device: torch.device, settings: Mapping[str, Any]) -> Ranks:
+def begin(sizes: np.ndarray, active: int, device: torch.device, settings: Mapping[str, Any]) -> ProcessGroup:
     """The processes of this run, if torch.distributed has been initialised with several.
 
     Parameters
@@ -242,7 +242,7 @@ def begin(sizes: np.ndarray, active: int, device: torch.device, settings: Mappin
                 f"processes 0 and {rank} differ in {', '.join(differ)}: {name} is {found[0].get(name)!r} and "
                 f"{theirs.get(name)!r}. Give all the same command and the same data."
             )
-    return Ranks(dist.get_rank(), divide(sizes, n), sizes)
+    return ProcessGroup(dist.get_rank(), divide(sizes, n), sizes)
 
 
 def joined(sums: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

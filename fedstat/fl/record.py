@@ -12,13 +12,13 @@ import numpy as np
 from fedstat import _guard, store
 from fedstat._later import torch, xr
 from fedstat.fl import choice, client_rows, disk_rows, factors, nets
-from fedstat.fl.algorithm import Sharing
+from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.probes.base import Observer, Values
 from fedstat.fl.relay import Relay
-from fedstat.fl.state import Download, State, StateMemory
+from fedstat.fl.state import AlgorithmRows, Download, State
 from fedstat.stats.factor import Fit
 from fedstat.store import Group
 
@@ -28,7 +28,10 @@ LAYOUT = 2
 _CHUNK = 4_000_000  # numbers of all clients over rounds that go to one file
 
 # Names of a state's parts in files, which name the attributes of State as earlier versions did.
-_STORED = {"client_params": "params", "personal_units": "own", "global_params": "server"}
+_STORED = {
+    "client_params": "params", "personal_units": "own", "global_params": "server", "mask": "sharing",
+    "algorithm_state": "memory",
+}  # fmt: skip
 _EVALUATED = {
     f"metrics/{name}" for name in ("accuracy", "loss", "validation_accuracy", "validation_loss", "accuracy_before")
 }
@@ -285,8 +288,8 @@ def _rows(parts: Sequence[Params], job: Job) -> Params:
     for name in parts[0]:
         ends = np.cumsum([0, *(len(part[name]) for part in parts)])
         numbers = [job.train.ids[(job.train.ids >= low) & (job.train.ids < high)] - low for low, high in pairwise(ends)]
-        own = [part[name][rows] for part, rows in zip(parts, numbers, strict=True)]
-        found[name] = torch.cat([rows.to(job.device) for rows in own])
+        local_rows = [part[name][rows] for part, rows in zip(parts, numbers, strict=True)]
+        found[name] = torch.cat([rows.to(job.device) for rows in local_rows])
     return found
 
 
@@ -295,18 +298,17 @@ def save_state(writer: Relay, job: Job, state: State) -> None:
 
     Each of several processes saves the rows of its clients.
     """
-    fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.sharing.fits.items()}
+    fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.mask.fits.items()}
     alike, decided = (
-        {layer: torch.from_numpy(values) for layer, values in of.items()}
-        for of in (state.sharing.icc, state.sharing.decided)
+        {layer: torch.from_numpy(values) for layer, values in of.items()} for of in (state.mask.icc, state.mask.decided)
     )
     parts = {_STORED.get(name, name): part for name, part in state._asdict().items()}
-    parts |= {"sharing": (state.sharing.shared, fits, alike, decided)}
+    parts |= {"sharing": (state.mask.shared, fits, alike, decided)}
     parts |= {name: parts[name].saved() for name in ("params", "optimizer")}
-    parts["memory"] = (state.memory.clients.saved(), dict(state.memory.server))
-    if job.ranks.several:
-        parts["of"] = job.ranks.number
-    if job.ranks.rank:
+    parts["memory"] = (state.algorithm_state.clients.saved(), dict(state.algorithm_state.server))
+    if job.process_group.several:
+        parts["of"] = job.process_group.number
+    if job.process_group.rank:
         parts = {name: parts[name] for name in ("params", "optimizer", "memory")}
     with writer.write_state() as file:
         torch.save(parts, file)
@@ -332,7 +334,7 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
         return None
     parts = _loaded(files[0], map_location=job.device, mmap=job.rows_folder is not None)
     number = parts.pop("of", 1)
-    if number > 1 or job.ranks.several:
+    if number > 1 or job.process_group.several:
         others = [_loaded(f, map_location="cpu", mmap=True) for f in files[1:number]]
         for name in ("params", "optimizer"):
             parts[name] = _rows([one[name] for one in (parts, *others)], job)
@@ -344,6 +346,6 @@ def load_state(files: Sequence[Path], job: Job) -> State | None:
     units = ({layer: values.cpu().numpy() for layer, values in of.items()} for of in of_units)
     saved = {name: parts.pop(name) for name in ("params", "optimizer")} | {"memory": parts["memory"][0]}
     rows = client_rows.restore(job, saved, files[0].parent / disk_rows.FOLDER)
-    parts["memory"] = StateMemory(rows.pop("memory"), parts["memory"][1])
-    parts |= rows | {"sharing": Sharing(shared, back, *units)}
+    parts["memory"] = AlgorithmRows(rows.pop("memory"), parts["memory"][1])
+    parts |= rows | {"sharing": SharedMask(shared, back, *units)}
     return State(**{name: parts[_STORED.get(name, name)] for name in State._fields})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fedstat._later import dist
-from fedstat.fl.ranks import Ranks
+from fedstat.fl.ranks import ProcessGroup
 from fedstat.store import Writer, journal
 
 
@@ -17,13 +17,13 @@ class Relay:
 
     Parameters
     ----------
-    ranks : Ranks
+    group : ProcessGroup
     writer : Writer or None
         In process 0.
     """
 
-    def __init__(self, ranks: Ranks, writer: Writer | None) -> None:
-        self._ranks, self._writer = ranks, writer
+    def __init__(self, group: ProcessGroup, writer: Writer | None) -> None:
+        self._group, self._writer = group, writer
 
     def write(self, name: str, where: tuple[int | slice, ...], values: Any) -> None:
         """As :meth:`Writer.write`, within :meth:`turns`."""
@@ -36,27 +36,27 @@ class Relay:
     def turns(self) -> Iterator[None]:
         """Processes write one after the other, a region at a time."""
         yield
-        if not self._ranks.several:
+        if not self._group.several:
             return
         if self._writer is None:
             dist.send_object_list([None], dst=0)
             return
-        for rank in range(1, self._ranks.number):
+        for rank in range(1, self._group.number):
             while (given := _received(rank)) is not None:
                 self._writer.write(*given)
 
     @contextmanager
     def write_state(self) -> Iterator[IO[bytes]]:
         """File for the state of this process's clients; those of all belong to the next commit."""
-        others = range(1, self._ranks.number)
+        others = range(1, self._group.number)
         drafts = self.told(lambda writer: [writer.journal.draft() for _ in others])
         if self._writer is None:
-            with self._writer_of(drafts[self._ranks.rank - 1]) as file:
+            with self._writer_of(drafts[self._group.rank - 1]) as file:
                 yield file
             return
         with self._writer.write_state() as file:
             yield file
-        entries = self._ranks.each(None)
+        entries = self._group.each(None)
         for rank in others:
             self._writer.adopt_state(rank, drafts[rank - 1], *entries[rank])
 
@@ -64,11 +64,11 @@ class Relay:
     def _writer_of(self, draft: Path) -> Iterator[IO[bytes]]:
         with journal.checked(draft) as file:
             yield file  # type: ignore[misc]
-        self._ranks.each((file.size, file.crc))
+        self._group.each((file.size, file.crc))
 
     def told(self, ask: Callable[[Writer], Any]) -> Any:
         """What process 0 finds out from the store."""
-        return self._ranks.each(ask(self._writer) if self._writer is not None else None)[0]
+        return self._group.each(ask(self._writer) if self._writer is not None else None)[0]
 
     def states(self) -> Sequence[Path]:
         """Files of the state that was committed last; none if the store is damaged."""

@@ -30,7 +30,7 @@ def samples_stay(data: xr.Dataset, memory: str | int | None) -> bool:
     return 4 * 4 * data["x"].size > _check.in_bytes("memory", memory) - _held(torch.device("cpu"))
 
 
-def left(job: Job, memory: str | int) -> int:
+def remaining_bytes(job: Job, memory: str | int) -> int:
     """Bytes of the budget that a round leaves.
 
     Raises
@@ -40,7 +40,7 @@ def left(job: Job, memory: str | int) -> int:
     """
     budget, there = _check.in_bytes("memory", memory), _held(job.device)
     k, model = _most_active(job), _model(job.net)
-    matrices = 16 * job.clients**2 if job.algorithm.mix else 0
+    matrices = 16 * job.clients**2 if job.algorithm.mixing_weights else 0
     x = job.train.x
     read = k * int(job.train.sizes.max()) * 4 * math.prod(x.shape[1:]) if isinstance(x, samples.Stored) else 0
     at_once = min(job.client_chunk or 0, job.clients)

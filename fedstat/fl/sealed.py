@@ -9,18 +9,19 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
+from fedstat.fl import masks
 from fedstat.fl.aggregate import uniform
-from fedstat.fl.algorithm import Algorithm, RoundContext, Sharing, Start
+from fedstat.fl.algorithm import Algorithm, InitContext, RoundContext, SharedMask
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.privacy import Privacy, noised_moments
 from fedstat.stats.moments import Moments
 
 _OF_START = ("sizes", "pretrain", "halves")
-_OF_CONTEXT = ("clients", "weights", "before", "after", "memory", "evaluate")
+_OF_CONTEXT = ("clients", "weights", "before", "after", "state", "evaluate")
 _REFUSED = {
-    "mix": "its server makes each client a mixture of single clients' models",
-    "send": "it sends something other than what was trained",
-    "remember": "its memory is made from single clients' models",
+    "mixing_weights": "its server makes each client a mixture of single clients' models",
+    "encode": "it sends something other than what was trained",
+    "update_state": "its state is made from single clients' models",
     "downloads": "it counts the models that single clients download",
     "measures": "it measures single clients' models",
     "weights": "it weights the mean of clients, which is uniform here",
@@ -30,7 +31,7 @@ _REFUSED = {
 def sealed(algorithm: Algorithm, privacy: Privacy, expected: float) -> Algorithm:
     """The method, deciding from noised sums over clients.
 
-    Its functions ``sharing``, ``reshare`` and ``memory`` get sums over clients by
+    Its functions ``init_mask``, ``update_mask`` and ``init_state`` get sums over clients by
     :func:`fedstat.fl.privacy.noised_moments`; what else is known of single clients raises if they ask for it.
 
     Parameters
@@ -56,23 +57,23 @@ def sealed(algorithm: Algorithm, privacy: Privacy, expected: float) -> Algorithm
         )
     release = _Release(algorithm, privacy, expected)
 
-    def sharing(start: Start) -> Sharing:
-        return _without_statistics(start.net, algorithm.sharing(release.start(start, "sharing(start)")))
+    def init_mask(context: InitContext) -> SharedMask:
+        return _without_statistics(context.net, masks.initial(algorithm, release.start(context, "init_mask(context)")))
 
-    def reshare(context: RoundContext) -> Sharing:
-        return _without_statistics(context.net, algorithm.reshare(release.context(context)))  # type: ignore[misc]
+    def update_mask(context: RoundContext) -> SharedMask:
+        return _without_statistics(context.net, algorithm.update_mask(release.context(context)))  # type: ignore[misc]
 
     return algorithm._replace(
-        sharing=sharing,
-        reshare=reshare if algorithm.reshare else None,
-        memory=(lambda start: algorithm.memory(release.start(start, "memory(start)")))  # type: ignore[misc]
-        if algorithm.memory
+        init_mask=init_mask,
+        update_mask=update_mask if algorithm.update_mask else None,
+        init_state=(lambda context: algorithm.init_state(release.start(context, "init_state(context)")))  # type: ignore[misc]
+        if algorithm.init_state
         else None,
     )
 
 
-def _without_statistics(net: Net, found: Sharing) -> Sharing:
-    """The sharing; ValueError if it shares running statistics, of which noise could make a variance negative."""
+def _without_statistics(net: Net, found: SharedMask) -> SharedMask:
+    """Return the mask; ValueError if it shares running statistics, of which noise could make a variance negative."""
     if shared := [name for name in net.buffers if bool(found.shared[name].any())]:
         raise ValueError(
             f"private(...) does not average running statistics, such as {shared[0]!r}: noise can make a variance "
@@ -91,24 +92,24 @@ class _Release(NamedTuple):
     privacy: Privacy
     expected: float
 
-    def start(self, start: Start, function: str) -> Start:
+    def start(self, context: InitContext, function: str) -> InitContext:
         """What is known before the first round, with noised moments of all clients."""
 
         def moments(epochs: int | None) -> Mapping[str, Any]:
-            if self.algorithm.reshare:
+            if self.algorithm.update_mask:
                 raise ValueError(
                     f"method {self.algorithm.name!r} cannot be made private: it asks for sums over clients before the "
                     "first round and in every round, and the accountant counts one of these."
                 )
-            server = {name: p[0] for name, p in start.pretrain(0).items()}
-            own = self._server(start.net, server)
-            models = start.pretrain(epochs)
+            server = {name: p[0] for name, p in context.pretrain(0).items()}
+            own = self._server(context.net, server)
+            models = context.pretrain(epochs)
             clients = len(next(iter(models.values())))
             before = {name: p.expand(clients, *p.shape) for name, p in server.items()}
-            each = self._each(start.net, before, models, clients)
-            return self._noised(each, own, clients, start.seed, "start")
+            each = self._each(context.net, before, models, clients)
+            return self._noised(each, own, clients, context.seed, "start")
 
-        return _hidden(start._replace(moments=moments), _OF_START, f"method {self.algorithm.name!r}: {function}")
+        return _hidden(context._replace(moments=moments), _OF_START, f"method {self.algorithm.name!r}: {function}")
 
     def context(self, context: RoundContext) -> RoundContext:
         """Return what is known after a round's local training, with noised moments of the selected clients."""
@@ -119,7 +120,7 @@ class _Release(NamedTuple):
             each = self._each(context.net, before, context.after, len(context.clients))
             return self._noised(each, own, self.expected, context.seed, context.round)
 
-        where = f"method {self.algorithm.name!r}: reshare(context)"
+        where = f"method {self.algorithm.name!r}: update_mask(context)"
         return context.with_parts({"moments": moments} | {name: _refusal(name, where) for name in _OF_CONTEXT})
 
     def _server(self, net: Net, server: Params) -> dict[str, Moments]:
@@ -170,8 +171,8 @@ def _refusal(name: str, where: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def _hidden(start: Start, names: Sequence[str], where: str) -> Start:
+def _hidden(context: InitContext, names: Sequence[str], where: str) -> InitContext:
     """Return a record without some of its fields, which raise when they are read."""
     hidden = {name: property(_refusal(name, where)) for name in names}
-    values = (None if name in names else value for name, value in zip(Start._fields, start, strict=True))
-    return cast(Start, type("Start", (Start,), hidden)(*values))
+    values = (None if name in names else value for name, value in zip(InitContext._fields, context, strict=True))
+    return cast(InitContext, type("InitContext", (InitContext,), hidden)(*values))

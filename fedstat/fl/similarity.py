@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def shared_part(up: RoundContext, params: Params, *, statistics: bool = False) -> Params:
+def shared_part(context: RoundContext, params: Params, *, statistics: bool = False) -> Params:
     """Parameters with shared entries, with running statistics only if asked for."""
-    shared = {name: p for name, p in params.items() if bool(up.sharing.shared[name].any())}
-    return {name: p for name, p in shared.items() if statistics or name not in up.net.buffers}
+    shared = {name: p for name, p in params.items() if bool(context.mask.shared[name].any())}
+    return {name: p for name, p in shared.items() if statistics or name not in context.net.buffers}
 
 
 def products(params: Params) -> Tensor:

@@ -10,14 +10,14 @@ import numpy as np
 
 from fedstat import _random
 from fedstat.fl import client_rows, cohort, halves, masks, room, sums
-from fedstat.fl.algorithm import Phase, Sharing, Start
+from fedstat.fl.algorithm import InitContext, Phase, SharedMask
 from fedstat.fl.communication_round import round_context
 from fedstat.fl.hooks import aggregator_state
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Params
 from fedstat.fl.ranks import joined
-from fedstat.fl.state import Download, State, StateMemory
+from fedstat.fl.state import AlgorithmRows, Download, State
 
 
 def start(job: Job) -> State:
@@ -30,22 +30,23 @@ def start(job: Job) -> State:
         not fit.
     """
     params = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
-    before = Start(job.net, job.sizes, job.seed, job.device, *_pretraining(job, params))
-    sharing = job.hooks.sharing(before)
-    personal_units = job.hooks.keeps(sharing)
+    before = InitContext(job.net, job.sizes, job.seed, job.device, *_pretraining(job, params))
+    mask = job.hooks.init_mask(before)
+    personal_units = job.hooks.personal_params(mask)
     own = {name: (params[name] if at is None else params[name][at]) for name, at in personal_units.items()}
     optimizer: Params = {}
     if job.optimizer_state == "keep":
         optimizer = job.optimizer.init({name: p.unsqueeze(0) for name, p in params.items()})
         optimizer = {name: p[0] for name, p in optimizer.items()}
-    memory = job.hooks.memory(before)
-    if job.ranks.several:
-        memory = memory._replace(clients={name: p[job.train.ids] for name, p in memory.clients.items()})
+    algorithm_state = job.hooks.init_state(before)
+    if job.process_group.several:
+        local = {name: p[job.train.ids] for name, p in algorithm_state.clients.items()}
+        algorithm_state = algorithm_state._replace(clients=local)
     of_aggregator = aggregator_state(job.aggregator, params)
     equal = {"params": _expanded(own, job.clients), "optimizer": _expanded(optimizer, job.clients)}
-    rows = client_rows.create(job, {**equal, "memory": memory.clients})
-    stored = StateMemory(rows["memory"], memory.server)
-    state = State(0, rows["params"], personal_units, params, sharing, rows["optimizer"], stored, of_aggregator)
+    rows = client_rows.create(job, {**equal, "memory": algorithm_state.clients})
+    stored = AlgorithmRows(rows["memory"], algorithm_state.server)
+    state = State(0, rows["params"], personal_units, params, mask, rows["optimizer"], stored, of_aggregator)
     _try_out(job, state)
     return state
 
@@ -58,11 +59,11 @@ def pretrain(job: Job, params: Params, epochs: int | None, clients: np.ndarray |
 
 
 def _pretraining(job: Job, params: Params) -> tuple[Any, Any, Any]:
-    """Return the functions ``pretrain``, ``halves`` and ``moments`` of :class:`~fedstat.fl.algorithm.Start`."""
+    """Return the functions ``pretrain``, ``halves`` and ``moments`` of :class:`~fedstat.fl.algorithm.InitContext`."""
 
     def models(epochs: int | None) -> Params:
         room.require_for_all(job)
-        return job.ranks.clients(pretrain(job, params, epochs))
+        return job.process_group.clients(pretrain(job, params, epochs))
 
     def of_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
         room.require_for_all(job)
@@ -84,9 +85,9 @@ def _expanded(params: Params, n_clients: int) -> Params:
 
 def _alone(job: Job, params: Params) -> tuple[Job, Download]:
     """Return the job in which every client trains alone, and what it downloads."""
-    alone = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(receive=None))
+    alone = replace(job, optimizer_state="reset", algorithm=job.algorithm._replace(on_download=None))
     none = client_rows.StackedRows()
-    state = State(-1, none, {}, params, Sharing(masks.nothing(job.net, job.device)), none)
+    state = State(-1, none, {}, params, SharedMask(masks.share_none(job.net, job.device)), none)
     return alone, Download(alone, state)
 
 
@@ -96,4 +97,4 @@ def _try_out(job: Job, state: State) -> None:
     two = cohort.of_local(job, (some if len(some) else np.arange(job.clients))[:2])
     download = Download(job, state)
     context = round_context(job, download, two, download.models(two.local))
-    job.hooks.try_out(context, state.sharing, (two.sizes, two.ids, job.everyone or job.clients))
+    job.hooks.try_out(context, state.mask, (two.sizes, two.ids, job.everyone or job.clients))

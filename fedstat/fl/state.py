@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Memory, Received, Sharing
+from fedstat.fl.algorithm import AlgorithmState, DownloadContext, SharedMask
 from fedstat.fl.client_rows import ClientRows, StackedRows
 from fedstat.fl.cohort import Cohort
 from fedstat.fl.job import Job
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class StateMemory(NamedTuple):
-    """An algorithm's memory between rounds; hooks get that of some clients, a :class:`~fedstat.fl.algorithm.Memory`.
+class AlgorithmRows(NamedTuple):
+    """An algorithm's state between rounds, with rows of all clients.
+
+    Hooks get the rows of some clients, in an :class:`~fedstat.fl.algorithm.AlgorithmState`.
 
     Attributes
     ----------
@@ -46,10 +48,10 @@ class State(NamedTuple):
         Units of each parameter that ``client_params`` holds; None: all. Parameters that are never personal are absent.
     global_params : Params (...)
         The server's parameters: every entry, shared or not.
-    sharing : Sharing
+    mask : SharedMask
     optimizer : ClientRows
         Clients' optimizer state; empty unless it lasts between rounds.
-    memory : StateMemory
+    algorithm_state : AlgorithmRows
         What the algorithm remembers besides models.
     aggregator : any
         The aggregator's state.
@@ -59,39 +61,41 @@ class State(NamedTuple):
     client_params: ClientRows
     personal_units: dict[str, Tensor | None]
     global_params: Params
-    sharing: Sharing
+    mask: SharedMask
     optimizer: ClientRows
-    memory: StateMemory = StateMemory()
+    algorithm_state: AlgorithmRows = AlgorithmRows()
     aggregator: Any = ()
 
-    def after(self, cohort: Cohort, models: Params, optimizer: Params, memory: Memory | None, **server: Any) -> State:
+    def after(
+        self, cohort: Cohort, models: Params, optimizer: Params, algorithm_state: AlgorithmState | None, **server: Any
+    ) -> State:
         """Return the state after a round, from what its clients hold and what the server has made.
 
         Parameters
         ----------
         models, optimizer : Params (local, ...)
-        memory : Memory or None
+        algorithm_state : AlgorithmState or None
             Of the clients of all processes that the hooks saw, and of the server; None leaves it as it is.
         **server
-            ``global_params``, ``sharing`` and ``aggregator``.
+            ``global_params``, ``mask`` and ``aggregator``.
         """
         own = {name: models[name] if at is None else models[name][:, at] for name, at in self.personal_units.items()}
-        stored = self.memory
-        if memory is not None:
-            rows = stored.clients.updated(cohort.local, cohort.local_rows(memory.clients))
-            stored = StateMemory(rows, dict(memory.server))
+        stored = self.algorithm_state
+        if algorithm_state is not None:
+            rows = stored.clients.updated(cohort.local, cohort.local_rows(algorithm_state.clients))
+            stored = AlgorithmRows(rows, dict(algorithm_state.server))
         return self._replace(
             round=self.round + 1,
             client_params=self.client_params.updated(cohort.local, own),
             optimizer=self.optimizer.updated(cohort.local, optimizer),
-            memory=stored,
+            algorithm_state=stored,
             **server,
         )
 
     @property
     def rows(self) -> tuple[ClientRows, ClientRows, ClientRows]:
         """All client rows of the state."""
-        return self.client_params, self.optimizer, self.memory.clients
+        return self.client_params, self.optimizer, self.algorithm_state.clients
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Download:
     def models(self, clients: np.ndarray | None = None, into: Params | None = None) -> Params:
         """Return clients' models as they predict with them now: parameters (client, ...).
 
-        Shared entries are the server's, personal ones the client's own; what the algorithm's ``receive`` returns
+        Shared entries are the server's, personal ones the client's own; what the algorithm's ``on_download`` returns
         replaces both.
 
         Parameters
@@ -135,19 +139,19 @@ class Download:
             elif job.hooks.downloads_differ:  # already mixed, or for receive to decide
                 p.copy_(rows[name])
             else:
-                shared = masks.of_clients(state.sharing.shared[name], server.ndim, clients)
+                shared = masks.of_clients(state.mask.shared[name], server.ndim, clients)
                 torch.where(shared, server, rows[name], out=p)
 
-        def received() -> Received:
+        def received() -> DownloadContext:
             shared = {
                 name: masks.of_clients(mask, state.global_params[name].ndim, clients)
-                for name, mask in state.sharing.shared.items()
+                for name, mask in state.mask.shared.items()
             }
-            return Received(job.net, into, state.global_params, shared, self.memory(clients))
+            return DownloadContext(job.net, into, state.global_params, shared, self.algorithm_state(clients))
 
-        job.hooks.receive(received)
+        job.hooks.on_download(received)
         return into
 
-    def memory(self, clients: np.ndarray) -> Memory:
-        """Return the memory of clients, given by rows, and of the server."""
-        return Memory(self.state.memory.clients.read(clients), self.state.memory.server)
+    def algorithm_state(self, clients: np.ndarray) -> AlgorithmState:
+        """Return the algorithm's state of clients, given by rows, and of the server."""
+        return AlgorithmState(self.state.algorithm_state.clients.read(clients), self.state.algorithm_state.server)

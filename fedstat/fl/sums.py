@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat.fl.chunks import side_by_side
+from fedstat.fl.chunks import map_parallel
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
 from fedstat.fl.ranks import joined
@@ -37,4 +37,4 @@ def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> 
     parts = 1 << (entries // _PART).bit_length() - 1 if entries > _PART and job.device.type == "cpu" else 1
     cut = np.array_split(np.arange(n), parts)
     spans = [slice(int(part[0]), int(part[-1]) + 1) for part in cut if len(part)]
-    return joined(side_by_side(job, spans, some))
+    return joined(map_parallel(job, spans, some))

@@ -18,7 +18,7 @@ from fedstat.fl import accountant, batches, disk_rows, labels, loop, masks, nets
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.aggregators import aggregator_named
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Job, Machine, Participation, Precision, Sampling, Training, of_rank, tf32
+from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Sampling, TrainConfig, of_rank, tf32
 from fedstat.fl.ledger import Ledger
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
@@ -211,7 +211,7 @@ def train(
     _check.integer("ablation", ablation, low=0)
     for checkpoint in checkpoints:
         _check.integer("checkpoints", checkpoint, high=rounds)
-    training = Training(
+    training = TrainConfig(
         optimizer=optimizer_named(optimizer, lr),
         participation=participation,
         sampling=sampling,
@@ -222,7 +222,9 @@ def train(
         optimizer_state=optimizer_state,
         seed=seed,
     )
-    machine = Machine(device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory)
+    machine = ComputeConfig(
+        device=device, client_chunk=client_chunk, threads=threads, precision=precision, memory=memory
+    )
     job = prepare(data, net, algorithm, training, machine, track=True, new=new)
     asked = _asked(probe)
     at = _checkpoints(job, {*checkpoints, rounds}, keep_weights, asked)
@@ -306,12 +308,7 @@ def _checkpoints(
 
 
 def _probes(
-    job: Job,
-    rounds: int,
-    asked: Sequence[str],
-    new: Sequence[batches.Rows],
-    ablation: int,
-    readouts: Mapping[str, Job],
+    job: Job, rounds: int, asked: Sequence[str], new: Sequence[batches.Rows], ablation: int, readouts: Mapping[str, Job]
 ) -> list[Observer]:
     """Return the observers that have groups of their own, and that of the privacy spent."""
     probes = [measures_probe(job, rounds)]
@@ -323,7 +320,7 @@ def _probes(
     return probes
 
 
-def _processes(job: Job, attrs: Mapping[str, Any], out: object, memory: object) -> ranks.Ranks:
+def _processes(job: Job, attrs: Mapping[str, Any], out: object, memory: object) -> ranks.ProcessGroup:
     """Return the processes of the run; ValueError if several cannot share it."""
     settings = json.loads(attrs["config"])
     share = ranks.begin(job.sizes, fewest(job.participation, job.clients), job.device, settings)
@@ -349,11 +346,11 @@ def _make(job: Job, plan: _Plan, path: Path) -> None:
             return store.resume(path, plan.config, command=COMMAND, own=own)
         return store.create(path, plan.groups, plan.attrs)
 
-    writer = job.ranks.first(opened)
+    writer = job.process_group.first(opened)
     # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
     calm = (tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
-    with writer or nullcontext(), calm[0], calm[1], job.ranks.watched():
-        out = Relay(job.ranks, writer)
+    with writer or nullcontext(), calm[0], calm[1], job.process_group.watched():
+        out = Relay(job.process_group, writer)
         if out.finished():
             return
         observers = [

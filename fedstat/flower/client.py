@@ -11,7 +11,7 @@ import xarray as xr
 from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedstat.fl.algorithm import Mask, Sharing
+from fedstat.fl.algorithm import Mask, SharedMask
 from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
@@ -134,7 +134,7 @@ def _state(content: RecordDict, context: Context) -> State:
     server = {name: server.get(name, torch.zeros_like(p)) for name, p in own.items()}
     number = int(content.config_records["ask"]["round"])
     copies = {name: p[None] for name, p in own.items()}
-    return State(number, StackedRows(copies), dict.fromkeys(own), server, Sharing(mask), StackedRows(optimizer))
+    return State(number, StackedRows(copies), dict.fromkeys(own), server, SharedMask(mask), StackedRows(optimizer))
 
 
 def _keep(job: Job, context: Context, own: Params, optimizer: Params) -> None:

@@ -16,17 +16,17 @@ from fedstat.fl import participation
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job, Machine, Training
+from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.nets import Net
 from fedstat.fl.prepare import assembled, prepare
 
 _CROWD = 3
 _SINGLE = {
-    "mix": "mixes single clients' entries",
-    "send": "sends what it makes of all active clients' models",
-    "memory": "keeps a memory",
-    "remember": "keeps a memory",
-    "receive": "combines copies before training",
+    "mixing_weights": "mixes single clients' entries",
+    "encode": "sends what it makes of all active clients' models",
+    "init_state": "keeps a state",
+    "update_state": "keeps a state",
+    "on_download": "combines copies before training",
     "choice": "chooses by the held-out samples of all clients",
 }
 
@@ -58,7 +58,7 @@ class Plan:
 
     net: Net
     algorithm: Algorithm
-    training: Training
+    training: TrainConfig
     clients: int
     secure: bool = False
     headroom: float = 4.0
@@ -129,7 +129,7 @@ class Plan:
         """
         _check.integer("a party's number", number, low=0, high=self.clients - 1)
         whole = replace(self.training, participation=1.0)
-        job = prepare(data, self.net, self.algorithm, whole, Machine(threads=1))
+        job = prepare(data, self.net, self.algorithm, whole, ComputeConfig(threads=1))
         if job.clients != 1:
             raise ValueError(f"a party holds the data of one client, but got {job.clients}. Give each its own.")
         train = job.train._replace(numbers=np.array([number]))

@@ -1,4 +1,4 @@
-"""The server: it adds what parties send, and decides the sharing from sums."""
+"""The server: it adds what parties send, and decides the mask from sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from fedstat import _random, store
 from fedstat.fl import checks, masks, nets, record
-from fedstat.fl.algorithm import Memory, RoundContext, Sharing, Start
+from fedstat.fl.algorithm import AlgorithmState, InitContext, RoundContext, SharedMask
 from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.cohort import of_round
 from fedstat.fl.communication_round import update_global
@@ -39,8 +39,8 @@ COMMAND = "fedstat.flower"
 class Strategy(FlowerStrategy):
     """A run between separate parties, equal to :func:`fedstat.fl.train` of all of them to float32 rounding.
 
-    A round: the parties that take part download what is shared and train; where the method decides the sharing anew,
-    they answer with moments, and the server sends the new sharing; they answer with the entries that it shares. Of a
+    A round: the parties that take part download what is shared and train; where the method decides the mask anew,
+    they answer with moments, and the server sends the new mask; they answer with the entries that it shares. Of a
     personal entry the server never has more than the start that is common to all.
 
     Moments take (units² + 3 units)/2 + 1 float64 numbers a layer. They are sent even where a layer's weights would be
@@ -113,10 +113,7 @@ class Strategy(FlowerStrategy):
 
     def _begin(self, grid: Grid, server: Params) -> None:
         nodes = self._connected(grid)
-        content = {
-            "start": records.record(server),
-            "plan": ConfigRecord({"settings": json.dumps(self.plan.settings)}),
-        }
+        content = {"start": records.record(server), "plan": ConfigRecord({"settings": json.dumps(self.plan.settings)})}
         asked = [Message(RecordDict(dict(content)), n, MessageType.QUERY) for n in nodes]
         about = {
             m.metadata.src_node_id: m.content["about"] for m in grid.send_and_receive(asked, timeout=self._timeout)
@@ -132,7 +129,9 @@ class Strategy(FlowerStrategy):
         self._job = self.plan.of_server(sizes, own_labels=any(one["own_labels"] for one in about.values()))
         job, method = self._job, self.plan.algorithm.name
         checks.every_entry(server, {n: torch.empty(shape) for n, shape in job.net.shapes.items()}, "initial_arrays")
-        self._state = State(0, StackedRows(), {}, server, Sharing(masks.nothing(job.net, job.device)), StackedRows())
+        self._state = State(
+            0, StackedRows(), {}, server, SharedMask(masks.share_none(job.net, job.device)), StackedRows()
+        )
         one = {name: p[None] for name, p in server.items()}
         zeros = {name: torch.zeros_like(p) for name, p in one.items()}
         self._last = records.raw_sums(moments_alone(job.hooks.moments(lambda: zeros, one), method))
@@ -142,8 +141,8 @@ class Strategy(FlowerStrategy):
             return self._moments(grid, np.arange(job.clients), asked)
 
         unseen = refusal(method)
-        start = Start(job.net, sizes, job.seed, job.device, unseen, unseen, moments)
-        self._state = self._state._replace(sharing=job.hooks.sharing(start))
+        start = InitContext(job.net, sizes, job.seed, job.device, unseen, unseen, moments)
+        self._state = self._state._replace(mask=job.hooks.init_mask(start))
 
     def _connected(self, grid: Grid) -> list[int]:
         """Nodes of all parties."""
@@ -162,7 +161,7 @@ class Strategy(FlowerStrategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Decide the new sharing, and ask for the entries that it shares."""
+        """Decide the new mask, and ask for the entries that it shares."""
         job, state = self._job, self._state
         clients = of_round(job, state.round).local
         weights = self._weights(clients)
@@ -175,12 +174,12 @@ class Strategy(FlowerStrategy):
                 found.append(self._moments(grid, clients, [_ask(state.round, moments=True) | one for one in down]))
             return found[0]
 
-        self._sharing = job.hooks.reshare(self._context(clients, weights, moments), job.net.shapes)
+        self._mask = job.hooks.update_mask(self._context(clients, weights, moments), job.net.shapes)
         if found:  # the parties have trained
             down = [{} for _ in clients]
             if not self.plan.secure:
-                require_unsolvable(job, self._sharing, found[0])
-        self._up = {name: masks.by_some(m, len(job.net.shapes[name])) for name, m in self._sharing.shared.items()}
+                require_unsolvable(job, self._mask, found[0])
+        self._up = {name: masks.by_some(m, len(job.net.shapes[name])) for name, m in self._mask.shared.items()}
         named = [name for name, mask in self._up.items() if bool(mask.any())]
         self._rest = max(0.0, 1 - float(weights.sum()))
         ranges = secure.entry_ranges(state.global_params, named, float(weights.max()), self.plan.headroom)
@@ -198,17 +197,13 @@ class Strategy(FlowerStrategy):
         if self._rest > 1e-6:
             means = {name: p + self._rest * state.global_params[name] for name, p in means.items()}
         means = {name: p.to(state.global_params[name].dtype) for name, p in means.items()}
-        server = update_global(state.global_params, means, state.sharing, self._sharing, self._job.server_lr)
-        self._state = State(state.round + 1, StackedRows(), {}, server, self._sharing, StackedRows())
+        server = update_global(state.global_params, means, state.mask, self._mask, self._job.server_lr)
+        self._state = State(state.round + 1, StackedRows(), {}, server, self._mask, StackedRows())
         self.rounds.append(self._state)
         return records.record(server), None
 
     def configure_evaluate(
-        self,
-        server_round: int,
-        arrays: ArrayRecord,
-        config: ConfigRecord,
-        grid: Grid,
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask every party for the scores of its model."""
         contents = [_ask(self._state.round) | self._download(c) for c in range(self.plan.clients)]
@@ -237,11 +232,11 @@ class Strategy(FlowerStrategy):
             "weights": weights.float,
             "before": unseen,
             "after": lambda: Unseen(unseen),
-            "memory": Memory,
+            "state": AlgorithmState,
             "evaluate": lambda: unseen,
             "moments": moments,
         }
-        fixed = job.net, state.round, job.seed, state.sharing, state.global_params, job.server_lr
+        fixed = job.net, state.round, job.seed, state.mask, state.global_params, job.server_lr
         return RoundContext(*fixed, parts)
 
     def _moments(self, grid: Grid, clients: np.ndarray, contents: list[dict[str, Any]]) -> dict[str, Moments]:
@@ -257,7 +252,7 @@ class Strategy(FlowerStrategy):
         state, who = self._state, np.array([client])
         mask = {}
         for name, p in state.global_params.items():
-            own = masks.of_clients(state.sharing.shared[name], p.ndim, who)
+            own = masks.of_clients(state.mask.shared[name], p.ndim, who)
             mask[name] = own[0] if own.ndim > p.ndim else own
         return {"down": records.record(records.packed(state.global_params, mask)), "mask": records.record(mask)}
 
@@ -297,7 +292,7 @@ class Strategy(FlowerStrategy):
             buffer = Buffer(writer)
             for state, scores in zip(self.rounds, self.scores, strict=True):
                 values = {f"metrics/{name}": value for name, value in scores.items()}
-                buffer.add(state.round, values | metrics.of_sharing(job.net, state.sharing, list(layers)))
+                buffer.add(state.round, values | metrics.of_sharing(job.net, state.mask, list(layers)))
             buffer.flush()
             writer.finish()
 

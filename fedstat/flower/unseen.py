@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Sharing
+from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.job import Job
 from fedstat.stats.moments import Moments
 
@@ -25,14 +25,14 @@ def moments_alone(found: Mapping[str, Any], method: str) -> dict[str, Moments]:
     return dict(found)
 
 
-def require_unsolvable(job: Job, sharing: Sharing, moments: Mapping[str, Moments]) -> None:
+def require_unsolvable(job: Job, mask: SharedMask, moments: Mapping[str, Moments]) -> None:
     """ValueError if open moments and shared entries of one party determine its personal weights.
 
     Products of a personal unit's n weights with n known vectors, the shared units' weights and ones, are a linear
     system that has one solution.
     """
     for layer in moments:
-        flags = masks.shared_units(job.net, sharing.shared, layer)
+        flags = masks.shared_units(job.net, mask.shared, layer)
         known, n = int(flags.sum()) + 1, sum(_inputs(job, name) for name in masks.incoming(job.net, layer))
         if known >= n and not bool(flags.all()):
             raise ValueError(

@@ -15,7 +15,7 @@ from fedstat._later import torch, xr
 from fedstat._random import generator
 from fedstat.fl import algorithms, batches, losses, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job, Machine
+from fedstat.fl.job import ComputeConfig, Job
 from fedstat.fl.loop import observed_round
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.start import start
@@ -161,7 +161,7 @@ def study(
     Frozen({'case': 2, 'outputs': 2, 'unit': 8})
     """
     chosen = Settings(**settings)
-    machine = Machine(device=device, client_chunk=client_chunk, threads=threads)
+    machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     images = cache(partial(_images, chosen, data_dir))  # not read for a study that is complete
     made = cells.Study(
         title="Motivating study",
@@ -199,7 +199,7 @@ def _training(images: xr.Dataset) -> xr.Dataset:
     return images.isel(sample=np.flatnonzero(images["split"].to_numpy() == "train"))
 
 
-def _begin(settings: Settings, images: xr.Dataset, writer: Target, machine: Machine) -> Make:
+def _begin(settings: Settings, images: xr.Dataset, writer: Target, machine: ComputeConfig) -> Make:
     """How one case is made."""
     common = Samples(*(part.to(machine.device) for part in _common(settings, images)))
     train, net = _training(images), _net(settings, images)
@@ -224,7 +224,7 @@ def _net(settings: Settings, images: xr.Dataset) -> Net:
     return nets.mlp([inputs, settings.hidden, int(images["y"].max()) + 1])
 
 
-def _job(settings: Settings, net: Net, rows: Rows, machine: Machine) -> Job:
+def _job(settings: Settings, net: Net, rows: Rows, machine: ComputeConfig) -> Job:
     return Job(
         rows, rows, net, algorithms.local(), losses.for_outputs(nets.n_outputs(net)),
         optimizer=optim.adam(settings.lr), local_epochs=settings.local_epochs, batch_size=settings.batch_size,

@@ -130,7 +130,9 @@ def _methods(methods: Sequence[str]) -> str:
     for method in methods:
         row, keys = about(method), of_method(method)
         source = f" ({'; '.join(map(cited, keys))})" if keys else ""
-        shares = f" shares {row.shared}; a client's own is {row.own}" if row.shared and row.own else " was trained"
+        shares = (
+            f" shares {row.shared}; a client's own is {row.personal}" if row.shared and row.personal else " was trained"
+        )
         told.append(f"{shown(row.title)}{source}{shares}")
     return ". ".join(told) + "."
 

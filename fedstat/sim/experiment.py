@@ -18,7 +18,7 @@ from fedstat import _check, store
 from fedstat._later import xr
 from fedstat.fl import algorithms, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
-from fedstat.fl.job import Job, Machine, Training
+from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.ledger import Buffer
 from fedstat.fl.loop import observed_round
 from fedstat.fl.prepare import prepare
@@ -181,7 +181,7 @@ def study(
     if resume and out is not None and store.command_of(Path(out)) == COMMAND:
         settings = {"replicate_seeds": store.config_of(out).get("replicate_seeds", "consecutive")} | settings
     chosen = Settings(**settings)
-    machine = Machine(device=device, client_chunk=client_chunk, threads=threads)
+    machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     made = cells.Study(
         title="Simulation study on model (8)",
         command=COMMAND,
@@ -206,7 +206,7 @@ def _cells(settings: Settings) -> Iterator[Cell]:
         yield Cell(name, {"p": i, "alpha": j, "method": k, "replicate": r})
 
 
-def _begin(settings: Settings, writer: Target, machine: Machine) -> Make:
+def _begin(settings: Settings, writer: Target, machine: ComputeConfig) -> Make:
     """How one run is made, the data being drawn once for all methods of a replicate that follow one another."""
     noted: set[tuple[int, int, int]] = set()
 
@@ -220,7 +220,7 @@ def _begin(settings: Settings, writer: Target, machine: Machine) -> Make:
             data,
             nets.mlp([settings.d, settings.m, 1]),
             _algorithm(settings, settings.methods[method], data["unit_shared"].to_numpy(), oracle),
-            Training(
+            TrainConfig(
                 optimizer=optim.sgd(settings.lr),
                 participation=settings.participation,
                 local_epochs=settings.local_epochs,

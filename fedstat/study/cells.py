@@ -16,7 +16,7 @@ from fedstat import store
 from fedstat._executor import as_done
 from fedstat._later import xr
 from fedstat._progress import shown
-from fedstat.fl.job import Machine
+from fedstat.fl.job import ComputeConfig
 from fedstat.store import Group, Target, Writer
 
 
@@ -77,7 +77,7 @@ class Study:
     config: Mapping[str, Any]
     layout: Callable[[], Mapping[str, Group]]
     cells: Sequence[Cell]
-    begin: Callable[[Target, Machine], Make]
+    begin: Callable[[Target, ComputeConfig], Make]
     done: str
     steps: int = 1
     unit: str = "cell"
@@ -86,7 +86,7 @@ class Study:
 
 def make(
     study: Study,
-    machine: Machine,
+    machine: ComputeConfig,
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -162,7 +162,7 @@ def _adds(there: Any, here: Any) -> bool:
     return bool(set(there) <= set(here) if isinstance(there, list) else there < here)
 
 
-def _go_on(study: Study, machine: Machine, writer: Writer, progress: bool, executor: Executor | None) -> None:
+def _go_on(study: Study, machine: ComputeConfig, writer: Writer, progress: bool, executor: Executor | None) -> None:
     done = writer.read(study.done)
     missing = [
         cell
@@ -170,10 +170,7 @@ def _go_on(study: Study, machine: Machine, writer: Writer, progress: bool, execu
         if done[cell.where] != study.steps or any(one.hits(**cell.at) for one in writer.damaged)
     ]
     # With matrices of a few hundred units, BLAS threads only wait for each other.
-    with (
-        threadpool_limits(1, user_api="blas"),
-        shown(len(study.cells) * study.steps, study.unit, show=progress) as bar,
-    ):
+    with threadpool_limits(1, user_api="blas"), shown(len(study.cells) * study.steps, study.unit, show=progress) as bar:
         bar.update((len(study.cells) - len(missing)) * study.steps)
         if executor is None:
             make_one = study.begin(writer, machine)
@@ -207,7 +204,7 @@ class _Kept:
         pass
 
 
-def _elsewhere(begin: Callable[[Target, Machine], Make], machine: Machine, cell: Cell) -> list[_Region]:
+def _elsewhere(begin: Callable[[Target, ComputeConfig], Make], machine: ComputeConfig, cell: Cell) -> list[_Region]:
     """What is to be written of a cell, made by this process for the one that has the store."""
     kept = _Kept()
     begin(kept, machine)(cell, lambda: None)

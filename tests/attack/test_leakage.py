@@ -20,7 +20,7 @@ from fedstat.attack.__main__ import main
 from fedstat.attack.matching import Recovered, by_sign, recover
 from fedstat.fl import algorithms, losses, masks, nets, optim
 from fedstat.fl.aggregate import private, weighted_mean
-from fedstat.fl.algorithm import Phase, Sharing
+from fedstat.fl.algorithm import Phase, SharedMask
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job
 from fedstat.fl.wrappers.composed import Part, composed
@@ -81,17 +81,17 @@ def low_rank(net):
 
 
 def sharing_all_but(*ends):
-    def sharing(start):
-        every = masks.everything(start.net, start.device)
-        return Sharing({name: mask & (not name.endswith(ends)) for name, mask in every.items()})
+    def init_mask(start):
+        every = masks.share_all(start.net, start.device)
+        return SharedMask({name: mask & (not name.endswith(ends)) for name, mask in every.items()})
 
-    return sharing
+    return init_mask
 
 
-FACTORS = toy(wrap=low_rank, phases=(Phase(trains=lambda n: n.endswith((".b", ".a"))), Phase()))._replace(
-    sharing=sharing_all_but(".b", ".a")
+FACTORS = toy(wrap=low_rank, phases=(Phase(is_trainable=lambda n: n.endswith((".b", ".a"))), Phase()))._replace(
+    init_mask=sharing_all_but(".b", ".a")
 )
-HALVED = toy(send=lambda up: {"fc2.weight": (up.after["fc2.weight"] + up.before["fc2.weight"]) / 2})
+HALVED = toy(encode=lambda up: {"fc2.weight": (up.after["fc2.weight"] + up.before["fc2.weight"]) / 2})
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedper", "fedfac-dynamic"])
@@ -171,7 +171,7 @@ def test_of_a_private_run_the_attacker_sees_the_clipped_update_with_the_noise_of
 
 
 def test_a_phases_own_learning_rate_is_divided_out():
-    j = job(toy(phases=(Phase(lr=0.5, trains=lambda n: n.startswith("fc1")),)))
+    j = job(toy(phases=(Phase(lr=0.5, is_trainable=lambda n: n.startswith("fc1")),)))
     state, (x, y) = after(j), images(j)
     seen, exact = observe(j, state, CLIENTS, x, y), gradients(j, trainer.models(j, state, CLIENTS), x, y)
     assert set(seen.gradient) == {"fc1.weight", "fc1.bias"}  # what is sent untrained tells nothing

@@ -54,7 +54,7 @@ def plain():
             for epochs, trains in phases:
                 plain_loop.train_client(
                     module, x[c], y[c], lambda p: torch.optim.Adam(p, lr=LR),
-                    epochs=epochs, batch_size=BATCH, rng=rng, trains=trains,
+                    epochs=epochs, batch_size=BATCH, rng=rng, is_trainable=trains,
                 )  # fmt: skip
             after = {name: p.clone() for name, p in module.state_dict().items()}
             own[c] = {name: p for name, p in after.items() if is_personal(name)}

@@ -16,7 +16,7 @@ from small_runs import NET, SETTINGS, dense, same
 from toy_methods import HALF, toy
 
 from fedstat.fl import aggregate, aggregators, algorithms, train
-from fedstat.fl.algorithm import Sharing
+from fedstat.fl.algorithm import SharedMask
 
 MEDIAN, TRIMMED = aggregate.median(), aggregate.trimmed_mean(0.2)
 POISSON = {"sampling": "poisson", "participation": 0.3, "seed": 1}
@@ -83,7 +83,7 @@ def test_masks_of_single_clients_and_the_median_over_all_active_ones():
     mask = {name: torch.zeros(len(SAMPLES), *(1,) * len(s), dtype=bool) for name, s in net_of("").shapes.items()}
     for of in mask.values():
         of[1::2] = True
-    j = job(toy()._replace(sharing=lambda _: Sharing(mask)), aggregator=MEDIAN, participation=1.0)
+    j = job(toy()._replace(init_mask=lambda _: SharedMask(mask)), aggregator=MEDIAN, participation=1.0)
     state, done = trainer.run(j, trainer.start(j))
     assert_equal(
         state.global_params, {n: torch.from_numpy(np.median(p.numpy(), 0)) for n, p in done.upload.values.items()}
@@ -107,13 +107,13 @@ def test_one_client_moves_the_mean_anywhere_and_the_others_not_beyond_their_valu
     """One of six clients sends its model times −1e6."""
     bad = 0
 
-    def send(up):
+    def encode(up):
         factor = torch.where(torch.from_numpy(up.clients == bad), -1e6, 1.0)
         return {name: p * factor.view(-1, *(1,) * (p.ndim - 1)) for name, p in up.after.items()}
 
     far = {}
     for aggregator in (MEDIAN, TRIMMED, aggregate.weighted_mean()):
-        j = job(toy(send=send), aggregator=aggregator)
+        j = job(toy(encode=encode), aggregator=aggregator)
         state, done = trainer.run(j, trainer.start(j))
         others = {name: p[torch.from_numpy(done.cohort.local != bad)] for name, p in done.upload.values.items()}
         inside = [((s >= others[n].amin(0)) & (s <= others[n].amax(0))).all() for n, s in state.global_params.items()]
@@ -194,8 +194,8 @@ def test_what_is_no_aggregator_is_refused_and_the_names_are_listed(wrong, messag
     ("method", "hook"),
     [
         (algorithms.named("feddecomp", mean="all"), "weights"),
-        (algorithms.named("fedcac"), "mix"),
-        (algorithms.named("factorized-fl-alpha"), "mix"),
+        (algorithms.named("fedcac"), "mixing_weights"),
+        (algorithms.named("factorized-fl-alpha"), "mixing_weights"),
     ],
     ids=lambda x: getattr(x, "name", x),
 )

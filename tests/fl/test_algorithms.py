@@ -83,7 +83,10 @@ def plain(name, j, optimizer, rounds):
     if name in PLAIN:
         return PLAIN[name](j, optimizer, rounds)
     if name == "feddecomp":
-        phases = ({"epochs": 1, "trains": is_personal}, {"epochs": 1, "trains": lambda n: not is_personal(n)})
+        phases = (
+            {"epochs": 1, "is_trainable": is_personal},
+            {"epochs": 1, "is_trainable": lambda n: not is_personal(n)},
+        )
         split = {n: np.asarray(not is_personal(n)) for n in j.net.shapes}
         options = {"shared": lambda *_: split, "before": split, "phases": phases}
         return plain_loop.run(j, LowRankMlp, optimizer, rounds=rounds, **options)
@@ -99,7 +102,7 @@ def plain(name, j, optimizer, rounds):
         "lg-fedavg": lambda: {"shared": everywhere(fc1=False)},
         "fedrep": lambda: {
             "shared": everywhere(fc2=False),
-            "phases": ({"epochs": 3, "trains": head}, {"epochs": 1, "trains": body}),
+            "phases": ({"epochs": 3, "is_trainable": head}, {"epochs": 1, "is_trainable": body}),
         },
         "fedsplit": lambda: {"shared": lambda *_: of_units(FLAGS)},
         "fedfac-static": lambda: {"shared": pretrained(j, optimizer)},
@@ -151,7 +154,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 def test_the_readme_lists_the_methods_as_they_say_themselves():
     found = README.partition("| algorithm |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = {name: algorithms.about(name) for name in ALGORITHMS}
-    assert found == [f"| `{name}` | {row.shared} | {row.own} | {row.citation} |" for name, row in rows.items()]
+    assert found == [f"| `{name}` | {row.shared} | {row.personal} | {row.citation} |" for name, row in rows.items()]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -177,7 +180,7 @@ def test_titles_tell_the_methods_apart():
 
 def own_copies(j, state):
     """Clients' models; of methods that mix, before ``receive`` joins a client's mixture with the server's copy."""
-    return state.client_params.saved() if j.algorithm.mix else trainer.models(j, state)
+    return state.client_params.saved() if j.algorithm.mixing_weights else trainer.models(j, state)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -185,8 +188,8 @@ def test_shared_entries_are_everybodys_or_ones_own_mixture_and_personal_entries_
     j = job(make(name))
     state, done = trainer.run(j, run(j, 2))
     for parameter, p in own_copies(j, state).items():
-        shared = state.sharing.shared[parameter].expand(p.shape[1:])
-        if j.algorithm.receive:  # what clients make of shared entries is for the method to say
+        shared = state.mask.shared[parameter].expand(p.shape[1:])
+        if j.algorithm.on_download:  # what clients make of shared entries is for the method to say
             everybodys = p[:, shared]
         elif done.mixing is None:
             everybodys = p[:1, shared].expand_as(p[:, shared])
@@ -212,10 +215,10 @@ def test_who_is_not_active_keeps_the_own_and_gets_the_shared_unless_mixed(name):
     assert 0 < len(idle) < j.clients
     before, after = own_copies(j, old), own_copies(j, new)
     for parameter, p in after.items():
-        shared, was = (s.sharing.shared[parameter].expand(p.shape[1:]) for s in (new, old))
-        stays = (~shared & ~was) | (j.algorithm.mix is not None)
+        shared, was = (s.mask.shared[parameter].expand(p.shape[1:]) for s in (new, old))
+        stays = (~shared & ~was) | (j.algorithm.mixing_weights is not None)
         assert torch.equal(p[idle][:, stays], before[parameter][idle][:, stays])
-        shared = shared & ~stays & (j.algorithm.receive is None)
+        shared = shared & ~stays & (j.algorithm.on_download is None)
         assert torch.equal(p[idle][:, shared], new.global_params[parameter][shared].expand(len(idle), -1))
 
 
@@ -258,9 +261,9 @@ def test_what_no_algorithm_shares_stays_local(name):
     own = trainer.models(j, state)
     for parameter in j.net.unshared:
         assert own[parameter].unique(dim=0).shape[0] == j.clients
-        assert not state.sharing.shared[parameter].any()
-    plain = run(job(make(name)), 0).sharing.shared  # all else is as it was
-    for parameter, mask in run(j, 0).sharing.shared.items():
+        assert not state.mask.shared[parameter].any()
+    plain = run(job(make(name)), 0).mask.shared  # all else is as it was
+    for parameter, mask in run(j, 0).mask.shared.items():
         assert parameter in j.net.unshared or torch.equal(mask, plain[parameter])
 
 

@@ -12,7 +12,7 @@ import trainer
 from algorithm_jobs import CPU, SAMPLES, SIZES, assert_equal, job, make, models, rows, run
 
 from fedstat.fl import algorithms, batches, evaluate, masks, nets, optim
-from fedstat.fl.algorithm import Memory, Samples, Start
+from fedstat.fl.algorithm import AlgorithmState, InitContext, Samples
 from fedstat.fl.algorithms import ALGORITHMS, named
 from fedstat.fl.algorithms.fedfac import _flags
 from fedstat.fl.batches import Rows
@@ -48,7 +48,9 @@ def test_fedem_takes_the_em_step_and_never_lowers_the_likelihood():
     clients = np.array([2, 0, 4, 1, 3])
     at, live = batches.whole(j.train, clients)
     chunk = {n: p[clients].clone() for n, p in params.items()}
-    r = j.algorithm.phases[0].weigh(j.net, chunk, Samples(j.train.x[at], j.train.y[at], live), Memory())
+    r = j.algorithm.phases[0].sample_weights(
+        j.net, chunk, Samples(j.train.x[at], j.train.y[at], live), AlgorithmState()
+    )
     for i, c in enumerate(clients):
         x, y = (t.numpy() for t in plain_loop.samples(j.train, c))
         pi, p = by_hand(params, c, x.astype(float))
@@ -97,7 +99,7 @@ def test_fedem_tells_clients_of_opposite_labels_apart():
 @pytest.mark.parametrize("layers", ["fc1", 1, (1,), ["fc1", 1], None])
 def test_layers_by_name_by_number_and_by_default_are_the_same(layers):
     a, b = (job(named("random", layers=given)) for given in (layers, ["fc1"]))
-    assert_equal(run(a, 0).sharing.shared, run(b, 0).sharing.shared)
+    assert_equal(run(a, 0).mask.shared, run(b, 0).mask.shared)
 
 
 def test_shortcuts_are_not_counted_and_stand_beside_their_convolution():
@@ -133,26 +135,26 @@ def test_layers_outside_the_net_are_refused_with_those_it_has(name, layer):
 def test_a_layer_without_weights_cannot_be_analysed():
     net = nets.mlp(SIZES)
     shapes = {"norm1.scale": (10,)} | net.shapes
-    start = Start(
+    start = InitContext(
         net._replace(shapes=shapes), np.array(SAMPLES), 0, CPU, lambda _: {}, lambda _: ({}, None), lambda _: {}
     )
     with pytest.raises(ValueError, match=r"layer 'norm1' has no weights to analyse, only \['norm1.scale'\]"):
-        algorithms.fedfac("norm1", dynamic=False).sharing(start)
+        algorithms.fedfac("norm1", dynamic=False).init_mask(start)
 
 
 def test_a_network_of_one_layer_has_none_to_share_beside_a_private_one():
     with pytest.raises(ValueError, match=r"only layer is 'fc1': personal_layers leaves none to share\. Use local"):
         run(job(algorithms.fedper(), net=nets.mlp([6, 3])), 0)
-    assert run(job(algorithms.lg_fedavg(), net=nets.mlp([6, 3])), 0).sharing.shared["fc1.weight"]
+    assert run(job(algorithms.lg_fedavg(), net=nets.mlp([6, 3])), 0).mask.shared["fc1.weight"]
 
 
 def test_the_codes_variant_splits_at_the_mean_leverage_and_shares_weights_only():
     j = job(algorithms.fedfac(variant="code", kappa=0.7), local_epochs=4)
     state = run(j)
-    shared = state.sharing.shared
+    shared = state.mask.shared
     assert not shared["fc1.bias"].any()
     assert shared["fc2.bias"].all()
-    nu = state.sharing.fits["fc1"].communality
+    nu = state.mask.fits["fc1"].communality
     assert (masks.shared_units(j.net, shared, "fc1").numpy() == (nu >= nu.mean())).all()
     assert 0 < shared["fc1.weight"].sum() < 10
 
@@ -163,7 +165,7 @@ def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
     net, static = nets.mlp(SIZES), algorithms.fedfac(variant="code", dynamic=False)
     sums = static.moments(net, dict, trained)
     fields = (np.array(SAMPLES), 0, CPU, lambda _: trained, lambda _: ({}, None), lambda _: sums)
-    given = static.sharing(Start(net, *fields))
+    given = static.mask(InitContext(net, *fields))
     values, vectors = np.linalg.eigh(np.corrcoef(np.concatenate([c.double().numpy().T for c in w]), rowvar=False))
     share = np.cumsum(values[::-1]) / values.sum()
     nu = (vectors[:, ::-1][:, : int((share < 0.85).sum())] ** 2).sum(1)
@@ -172,7 +174,7 @@ def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
 
 def test_tau_mean_goes_with_every_estimator_and_dead_units_stay_out_of_it():
     j = job(algorithms.fedfac(tau="mean", dynamic=False))
-    fit = run(j, 0).sharing.fits["fc1"]
+    fit = run(j, 0).mask.fits["fc1"]
     dead = fit.communality.copy()
     dead[0] = np.nan
     assert (_flags(dead, "mean") == split.shared(dead, tau=Absolute(float(np.nanmean(dead))))).all()
@@ -180,13 +182,13 @@ def test_tau_mean_goes_with_every_estimator_and_dead_units_stay_out_of_it():
     assert (_flags(torch.from_numpy(dead), "mean").numpy() == _flags(dead, "mean")).all()
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if make(name).reshare])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if make(name).update_mask])
 def test_only_what_a_method_keeps_ever_turns_personal(name):
     algorithm = make(name)
-    kept = algorithm.keeps(nets.mlp(SIZES))
+    kept = algorithm.personal_params(nets.mlp(SIZES))
     assert kept == ["fc1.weight", "fc1.bias"]
     for t in range(4):
-        shared = run(job(algorithm), t).sharing.shared
+        shared = run(job(algorithm), t).mask.shared
         assert all(n in kept for n, mask in shared.items() if not mask.all())
 
 
@@ -239,10 +241,10 @@ def test_bytes_are_those_of_a_count_by_hand(name):
         new = trainer.step(j, old)
         up, down = BYTES[name]
         if name in ("fedfac-dynamic", "random-redrawn"):
-            was, is_ = (masks.shared_units(j.net, s.sharing.shared, "fc1") for s in (old, new))
+            was, is_ = (masks.shared_units(j.net, s.mask.shared, "fc1") for s in (old, new))
             down += 2 * (not torch.equal(was, is_))  # 10 units: 10 bits, 2 bytes
         whole = lambda: {n: torch.ones(1, *shape) for n, shape in j.net.shapes.items()}  # noqa: E731
-        assert in_bytes(j.hooks, j.hooks.uploads(new.sharing), new.sharing, old.sharing, ONE, (whole, whole)) == (
+        assert in_bytes(j.hooks, j.hooks.upload_mask(new.mask), new.mask, old.mask, ONE, (whole, whole)) == (
             up,
             down,
         )
@@ -253,7 +255,7 @@ def test_the_codes_variant_never_sends_a_bias_of_a_split_layer():
     j = job(algorithms.fedfac(variant="code", tau=0.5))
     old = trainer.start(j)
     new = trainer.step(j, old)
-    assert in_bytes(j.hooks, j.hooks.uploads(new.sharing), new.sharing, new.sharing, ONE) == (
+    assert in_bytes(j.hooks, j.hooks.upload_mask(new.mask), new.mask, new.mask, ONE) == (
         4 * (60 + 33),
         4 * (5 * 6 + 33),
     )

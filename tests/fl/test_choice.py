@@ -15,8 +15,8 @@ from algorithm_jobs import SIZES, job, make, rows, run
 from small_runs import NET, SETTINGS, dense
 
 from fedstat.fl import algorithms, choice, evaluate, halves, nets, optim, train
-from fedstat.fl.algorithm import Algorithm, Choice, Phase, Sharing
-from fedstat.fl.masks import everything
+from fedstat.fl.algorithm import Algorithm, Choice, Phase, SharedMask
+from fedstat.fl.masks import share_all
 from fedstat.fl.probes import metrics
 from fedstat.study import Settings
 
@@ -268,9 +268,9 @@ def test_names_make_wrapped_methods():
 
 
 def test_a_method_may_choose_among_its_own_fine_tunings():
-    head = Phase(1, trains=lambda name: name.startswith("fc2"))
+    head = Phase(1, is_trainable=lambda name: name.startswith("fc2"))
     own = Algorithm(
-        "mine", lambda start: Sharing(everything(start.net, start.device)), choice=Choice(finetunings=((), (head,)))
+        "mine", lambda start: SharedMask(share_all(start.net, start.device)), choice=Choice(finetunings=((), (head,)))
     )
     j = with_validation(own)
     assert choice.dims(j) == {"finetuning": ()}

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedstat import fl
 from fedstat.fl import algorithms, masks, nets, optim
-from fedstat.fl.algorithm import Algorithm, Phase, Sharing
+from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.fl.batches import Rows
 from fedstat.fl.wrappers.composed import Part, composed
 from fedstat.fl.wrappers.mixture import mixture
@@ -79,8 +79,8 @@ def additive():
     """Private BA for two epochs, then σ for one; σ and all else are averaged."""
     return Algorithm(
         "additive",
-        lambda start: Sharing({name: torch.tensor(not is_personal(name)) for name in start.net.shapes}),
-        phases=(Phase(2, trains=is_personal), Phase(1, trains=lambda name: not is_personal(name))),
+        lambda start: SharedMask({name: torch.tensor(not is_personal(name)) for name in start.net.shapes}),
+        phases=(Phase(2, is_trainable=is_personal), Phase(1, is_trainable=lambda name: not is_personal(name))),
         wrap=partial(everywhere, low_rank),
     )
 
@@ -150,7 +150,7 @@ def test_weights_of_factors_train_as_in_the_plain_loop(plain, optimizer):
         one,
         rounds=3,
         shared=lambda trained, _: {name: np.asarray(not is_personal(name)) for name in trained},
-        phases=tuple({"epochs": p.epochs, "trains": p.trains} for p in j.phases),
+        phases=tuple({"epochs": p.epochs, "is_trainable": p.is_trainable} for p in j.phases),
     )
     mine = models(j)
     for c, model in enumerate(theirs):
@@ -172,8 +172,8 @@ def test_a_sum_starts_as_the_plain_network_to_the_bit():
 def test_with_frozen_zero_factors_a_sum_is_the_plain_network(optimizer):
     sums = Algorithm(
         "sums",
-        lambda start: Sharing(masks.everything(start.net, CPU)),
-        phases=(Phase(trains=lambda name: not name.endswith((".u", ".v"))),),
+        lambda start: SharedMask(masks.share_all(start.net, CPU)),
+        phases=(Phase(is_trainable=lambda name: not name.endswith((".u", ".v"))),),
         wrap=partial(everywhere, outer),
     )
     j, plain = job(sums, optimizer=optimizer), models(job(algorithms.fedavg(), optimizer=optimizer))
@@ -269,7 +269,7 @@ def test_units_split_factors_that_have_units_and_no_others():
     assert rows.undivided == ()
     assert masks.units(rows, {"fc1": flags}, CPU)["fc1.a"].shape == (10, 1)
     factors = everywhere(outer, nets.mlp(SIZES))
-    assert masks.shared_units(factors, masks.everything(factors, CPU), "fc1").shape == (10,)
+    assert masks.shared_units(factors, masks.share_all(factors, CPU), "fc1").shape == (10,)
 
 
 def test_a_store_keeps_the_weights_that_the_factors_make():

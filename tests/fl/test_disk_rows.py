@@ -256,9 +256,9 @@ def test_samples_that_are_not_finite_are_refused_before_training(tmp_path):
 
 def test_an_analysis_of_all_clients_is_made_in_blocks(monkeypatch):
     one = job(make("fedfac-static"))
-    expected = trainer.start(one).sharing
+    expected = trainer.start(one).mask
     monkeypatch.setattr(room, "blocks", lambda j: np.array_split(np.arange(j.clients), 3))
-    found = trainer.start(one).sharing
+    found = trainer.start(one).mask
     assert_equal(expected.shared, found.shared)
     fits = (s.fits["fc1"].communality for s in (expected, found))
     np.testing.assert_allclose(*map(np.asarray, fits), rtol=1e-9)

@@ -122,7 +122,7 @@ def test_dynamic_fedfac_equals_the_plain_loop(on):
     plain = plain_loop.run(j, SIZES, lambda p: torch.optim.SGD(p, lr=0.1), rounds=4, shared=analyse)
     state = run(j, 4)
     assert_same_models(j, state, *plain)
-    assert (masks.shared_units(j.net, state.sharing.shared, "fc1").numpy() == before[-1]).all()
+    assert (masks.shared_units(j.net, state.mask.shared, "fc1").numpy() == before[-1]).all()
     assert any((a != b).any() for a, b in pairwise(before)), "the split never moved: a weak test"
 
 
@@ -130,16 +130,16 @@ def fedprox(mu):
     def penalty(params, anchor):
         return {name: mu * (p - anchor[name]) for name, p in params.items()}
 
-    return Algorithm("prox", algorithms.fedavg().sharing, phases=(Phase(penalty=penalty),))
+    return Algorithm("prox", algorithms.fedavg().init_mask, phases=(Phase(penalty=penalty),))
 
 
-@pytest.mark.parametrize("trains", ["fc1", "fc"])
+@pytest.mark.parametrize("is_trainable", ["fc1", "fc"])
 def test_a_penalty_for_a_parameter_that_there_is_not_is_named(trains):
     def penalty(params, anchor):
         return {"fc1.wieght": params["fc1.weight"] - anchor["fc1.weight"]}
 
-    phase = Phase(penalty=penalty, trains=lambda name: name.startswith(trains))
-    j = job(Algorithm("mine", algorithms.fedavg().sharing, phases=(phase,)))
+    phase = Phase(penalty=penalty, is_trainable=lambda name: name.startswith(trains))
+    j = job(Algorithm("mine", algorithms.fedavg().init_mask, phases=(phase,)))
     with pytest.raises(ValueError, match=r"penalty.*returns 'fc1.wieght'.*Did you mean 'fc1.weight'"):
         trainer.step(j, trainer.start(j))
 
@@ -155,8 +155,8 @@ def test_a_penalty_equals_the_plain_loop():
 
 def test_phases_equal_the_plain_loop():
     phases = (
-        Phase(epochs=3, trains=lambda n: n.startswith("fc2")),
-        Phase(epochs=1, trains=lambda n: n.startswith("fc1")),
+        Phase(epochs=3, is_trainable=lambda n: n.startswith("fc2")),
+        Phase(epochs=1, is_trainable=lambda n: n.startswith("fc1")),
     )
     flags = np.zeros(3, bool)
     j = job(algorithms.fedsplit({"fc2": flags})._replace(phases=phases))
@@ -166,7 +166,7 @@ def test_phases_equal_the_plain_loop():
         lambda p: torch.optim.SGD(p, lr=0.1),
         rounds=3,
         shared=lambda trained, _: {n: np.asarray(n.startswith("fc1")) for n in trained},
-        phases=tuple({"epochs": p.epochs, "trains": p.trains} for p in phases),
+        phases=tuple({"epochs": p.epochs, "is_trainable": p.is_trainable} for p in phases),
     )
     assert_same_models(j, run(j), *plain)
 
@@ -179,10 +179,10 @@ def test_autograd_and_hand_written_gradients_agree():
 
 
 def test_uniform_mixing_is_fedavg():
-    def mix(up):
+    def mixing_weights(up):
         return up.weights.expand(len(up.clients), -1)
 
-    a, b = run(job(algorithms.fedavg())), run(job(algorithms.fedavg()._replace(mix=mix)))
+    a, b = run(job(algorithms.fedavg())), run(job(algorithms.fedavg()._replace(mixing_weights=mixing_weights)))
     for name, p in a.global_params.items():
         torch.testing.assert_close(
             b.client_params.saved()[name], p.expand_as(b.client_params.saved()[name]), atol=1e-6, rtol=1e-5
@@ -190,7 +190,7 @@ def test_uniform_mixing_is_fedavg():
 
 
 def test_identity_mixing_is_local_training():
-    j = job(algorithms.fedavg()._replace(mix=lambda up: torch.eye(len(up.clients))))
+    j = job(algorithms.fedavg()._replace(mixing_weights=lambda up: torch.eye(len(up.clients))))
     alone = job(algorithms.local())
     a, b = trainer.models(j, run(j)), trainer.models(alone, run(alone))
     for name, p in a.items():
@@ -261,8 +261,8 @@ def test_kept_adam_state_differs_from_reset_and_equals_one_long_round():
 def test_random_split_keeps_its_size_and_redraws_only_when_told():
     fixed = job(algorithms.random_split(["fc1"], share=0.25))
     moving = job(algorithms.random_split(["fc1"], share=0.25, redrawn=True))
-    a = [masks.shared_units(fixed.net, run(fixed, t).sharing.shared, "fc1") for t in range(4)]
-    b = [masks.shared_units(moving.net, run(moving, t).sharing.shared, "fc1") for t in range(4)]
+    a = [masks.shared_units(fixed.net, run(fixed, t).mask.shared, "fc1") for t in range(4)]
+    b = [masks.shared_units(moving.net, run(moving, t).mask.shared, "fc1") for t in range(4)]
     assert all(int(s.sum()) == 3 for s in a + b)
     assert all(torch.equal(s, a[0]) for s in a)
     assert any(not torch.equal(s, b[0]) for s in b)
@@ -270,7 +270,7 @@ def test_random_split_keeps_its_size_and_redraws_only_when_told():
 
 def test_static_fedfac_decides_once_on_locally_trained_weights():
     j = job(algorithms.fedfac(["fc1"], dynamic=False, kappa=0.7))
-    before, after = (masks.shared_units(j.net, run(j, t).sharing.shared, "fc1") for t in (0, 2))
+    before, after = (masks.shared_units(j.net, run(j, t).mask.shared, "fc1") for t in (0, 2))
     assert torch.equal(before, after)
     net = plain_loop.module(SIZES)
     trained = []

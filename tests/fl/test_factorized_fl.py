@@ -235,7 +235,7 @@ def test_the_code_predicts_without_small_entries_and_trains_with_them():
     np.testing.assert_allclose(scores["loss"], losses, atol=1e-5)
     small = (before["fc1.mu"].abs() < 0.2) & (before["fc1.mu"] != 0)
     assert small.any(), "they are still there"
-    norms = run(of_images(alpha(variant="code"), RESNET), 0).sharing.shared
+    norms = run(of_images(alpha(variant="code"), RESNET), 0).mask.shared
     assert {n for n, mask in norms.items() if mask.all()} == {
         n for n in norms if not n.startswith("fc1") and not n.endswith((".v", ".mu"))
     }
@@ -250,10 +250,12 @@ def test_bytes_of_the_four_layer_cnn_are_those_of_a_count_by_hand():
     for method in (alpha(), alpha(matching="none"), algorithms.fedavg()):
         net = nets.named("cnn", (1, 28, 28), 10)
         net = method.wrap(net) if method.wrap else net
-        shared = method.sharing(engine_start(net))
+        shared = method.init_mask(engine_start(net))
         hooks = Hooks(method, net, 1)
-        uploaded = hooks.uploads(shared)
-        counts[method.name, method.mix is None] = communication.in_bytes(hooks, uploaded, shared, shared, one)
+        uploaded = hooks.upload_mask(shared)
+        counts[method.name, method.mixing_weights is None] = communication.in_bytes(
+            hooks, uploaded, shared, shared, one
+        )
     u = 25 + 25 + 1024
     assert counts["factorized-fl-alpha", False] == (4 * (u + 512), 4 * u)
     assert counts["factorized-fl-alpha", True] == (4 * u, 4 * u)
@@ -263,7 +265,7 @@ def test_bytes_of_the_four_layer_cnn_are_those_of_a_count_by_hand():
 
 
 def engine_start(net):
-    return fl.algorithm.Start(
+    return fl.algorithm.InitContext(
         net, np.array([1]), 0, torch.device("cpu"), lambda _: {}, lambda _: ({}, None), lambda _: {}
     )
 
@@ -300,7 +302,7 @@ def test_every_network_is_factorised_but_for_what_is_no_dense_layer_or_convoluti
     params = {n: torch.stack([p, p]) for n, p in net.init(np.random.default_rng(0)).items()}
     x = torch.zeros(2, 4, *sample, dtype=torch.long if nets.takes_text(name) else torch.float32)
     assert torch.equal(net.apply(params, x), base.apply(nets.whole(net, params), x))
-    shared = alpha().sharing(engine_start(net)).shared
+    shared = alpha().init_mask(engine_start(net)).shared
     below = [n for n in net.shapes if nets.layer_of(n) not in nets.head_layers(net)]
     assert [n for n, mask in shared.items() if mask.all()] == [n for n in below if n.endswith(".u")]
 

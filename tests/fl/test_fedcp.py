@@ -213,7 +213,7 @@ def test_the_variants_differ_and_share_what_they_say():
     names = list(weights)
     assert not any(torch.equal(weights[a], weights[b]) for i, a in enumerate(names) for b in names[:i])
     for name, j in found.items():
-        shared = {nets.layer_of(n) for n, mask in run(j, 0).sharing.shared.items() if mask.all()}
+        shared = {nets.layer_of(n) for n, mask in run(j, 0).mask.shared.items() if mask.all()}
         absent = {"policy1": "CPN", "global": "GH"}
         assert shared == {"fc1"} | {layer for layer, module in absent.items() if module not in name}
 

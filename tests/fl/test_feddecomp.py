@@ -49,7 +49,7 @@ def of_images(algorithm, name, **options):
 
 def plain(j, module, one, rounds, *, alternating=True, reverse=False, shared=None):
     private = (lambda n: not is_personal(n)) if reverse else is_personal
-    two = ({"epochs": 2, "trains": private}, {"epochs": 1, "trains": lambda n: not private(n)})
+    two = ({"epochs": 2, "is_trainable": private}, {"epochs": 1, "is_trainable": lambda n: not private(n)})
     shared = shared or (lambda n: not private(n))
     theirs, accuracy = plain_loop.run(
         j, module, one, rounds=rounds,

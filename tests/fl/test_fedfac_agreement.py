@@ -16,7 +16,7 @@ from algorithm_jobs import SAMPLES, SIZES, dataset, job, run
 from fedstat import _random
 from fedstat.fl import algorithms, evaluate, masks, nets, train
 from fedstat.fl.__main__ import main
-from fedstat.fl.algorithm import Start
+from fedstat.fl.algorithm import InitContext
 from fedstat.fl.algorithms import named
 from fedstat.labelled import icc
 from fedstat.study import grid
@@ -75,8 +75,8 @@ def test_static_by_agreement_equals_the_plain_loop():
     theirs = plain_loop.run(j, SIZES, sgd, rounds=4, shared=lambda *_: of_units(upper_half(found())))
     state = run(j, 4)
     assert_equal_models(j, state, *theirs)
-    np.testing.assert_allclose(state.sharing.icc["fc1"], found(), atol=1e-4)
-    assert not state.sharing.fits
+    np.testing.assert_allclose(state.mask.icc["fc1"], found(), atol=1e-4)
+    assert not state.mask.fits
 
 
 @pytest.mark.parametrize("on", ["weights", "updates"])
@@ -94,7 +94,7 @@ def test_dynamic_by_agreement_equals_the_plain_loop(on):
     theirs = plain_loop.run(j, SIZES, sgd, rounds=4, shared=analyse)
     state = run(j, 4)
     assert_equal_models(j, state, *theirs)
-    assert (masks.shared_units(j.net, state.sharing.shared, "fc1").numpy() == before[-1]).all()
+    assert (masks.shared_units(j.net, state.mask.shared, "fc1").numpy() == before[-1]).all()
     moved = any((a != b).any() for a, b in pairwise(before))
     assert moved == (on == "updates")  # averaging keeps shared units alike; of their changes that cannot be said
 
@@ -107,8 +107,8 @@ def test_a_layer_of_several_weights_is_analysed_as_one():
     w = {name: torch.from_numpy(rng.normal(size=(6, *shape))).float() for name, shape in (net.shapes | extra).items()}
     wide, cpu = net._replace(shapes=net.shapes | extra), torch.device("cpu")
     sums = j.algorithm.moments(wide, dict, w)
-    given = j.algorithm.sharing(
-        Start(wide, np.array(SAMPLES), 0, cpu, lambda _: w, lambda _: ({}, None), lambda _: sums)
+    given = j.algorithm.init_mask(
+        InitContext(wide, np.array(SAMPLES), 0, cpu, lambda _: w, lambda _: ({}, None), lambda _: sums)
     )
     both = np.concatenate([w["fc1.weight"], w["fc1.weight_more"]], axis=2)
     np.testing.assert_allclose(given.icc["fc1"], icc(both).agreement, rtol=1e-12)
@@ -157,7 +157,7 @@ def test_one_active_client_is_too_few():
 
 def test_tau_mean_and_the_codes_variant_go_with_agreement():
     j = job(algorithms.fedfac(estimator="icc", variant="code", dynamic=False))
-    split = run(j, 1).sharing
+    split = run(j, 1).mask
     alike = split.icc["fc1"]
     np.testing.assert_array_equal(masks.shared_units(j.net, split.shared, "fc1"), alike >= alike.mean())
     assert not split.shared["fc1.bias"].any()
@@ -198,8 +198,8 @@ def test_a_dynamic_split_follows_from_sums_over_clients(estimator, on):
                             {n: p[k : k + 1] for n, p in up.after.items()})["fc1"]
         for k in range(len(up.clients))
     ]  # fmt: skip
-    joined = j.algorithm.reshare(up.with_parts({"moments": lambda: {"fc1": reduce(add, one)}, "after": dict}))
-    whole = j.algorithm.reshare(up)
+    joined = j.algorithm.update_mask(up.with_parts({"moments": lambda: {"fc1": reduce(add, one)}, "after": dict}))
+    whole = j.algorithm.update_mask(up)
     for name, mask in whole.shared.items():
         assert torch.equal(joined.shared[name], mask)
     statistic = [(s.icc["fc1"] if estimator == "icc" else s.fits["fc1"].communality) for s in (joined, whole)]

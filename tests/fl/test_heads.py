@@ -16,7 +16,7 @@ from small_runs import dense
 from torch import nn
 
 from fedstat.fl import algorithms, evaluate, losses, nets, train
-from fedstat.fl.algorithm import Memory, Samples
+from fedstat.fl.algorithm import AlgorithmState, Samples
 from fedstat.fl.algorithms.fedrod import _log_prior
 from fedstat.fl.batches import Rows
 from fedstat.fl.probes import new_clients
@@ -63,9 +63,9 @@ def test_the_distance_from_a_teacher_is_that_of_torchs_kl(outputs):
 def test_the_prior_counts_a_clients_real_samples():
     y, live = torch.tensor([[0, 2, 2, 1], [1, 1, 0, 0]]), torch.tensor([[True] * 4, [True, True, False, False]])
     samples = Samples(torch.zeros(2, 4, 6), y, live)
-    found = _log_prior(two_heads(nets.mlp(SIZES)), {}, samples, Memory())
+    found = _log_prior(two_heads(nets.mlp(SIZES)), {}, samples, AlgorithmState())
     np.testing.assert_allclose(found.exp()[:, 3], [[1, 1, 2], [0, 2, 0]])
-    one = _log_prior(two_heads(nets.mlp([6, 10, 1])), {}, samples._replace(y=y.clamp(max=1)), Memory())
+    one = _log_prior(two_heads(nets.mlp([6, 10, 1])), {}, samples._replace(y=y.clamp(max=1)), AlgorithmState())
     np.testing.assert_allclose(one[:, 0, 0].exp(), [3, np.inf])
 
 
@@ -128,8 +128,8 @@ def test_fedphp_without_past_keeps_the_model_that_was_trained_last_and_with_it_a
         after, done = trainer.run(j, before)
         at = done.cohort.local
         for name, p in done.trained.params.items():
-            mixed = share * before.memory.clients.saved()[name][at] + (1 - share) * p
-            torch.testing.assert_close(after.memory.clients.saved()[name][at], mixed)
+            mixed = share * before.algorithm_state.clients.saved()[name][at] + (1 - share) * p
+            torch.testing.assert_close(after.algorithm_state.clients.saved()[name][at], mixed)
 
 
 @pytest.mark.parametrize("name", ["fedphp", "pfedsd"])
@@ -155,7 +155,9 @@ def test_with_balanced_classes_the_generic_part_of_fedrod_is_fedavg():
 
 def test_no_gradient_of_the_personal_head_reaches_what_is_shared():
     j = job(algorithms.fedrod())
-    held = j.algorithm._replace(phases=(j.algorithm.phases[0]._replace(trains=lambda n: not n.startswith("personal")),))
+    held = j.algorithm._replace(
+        phases=(j.algorithm.phases[0]._replace(is_trainable=lambda n: not n.startswith("personal")),)
+    )
     one, other = models(j), models(job(held))
     for name, p in one.items():
         assert torch.equal(p, other[name]) != name.startswith("personal")

@@ -14,7 +14,7 @@ from algorithm_jobs import assert_equal, job, run
 from toy_methods import HALF, toy
 
 from fedstat.fl import aggregate, algorithms, batches, checks, hooks, loop, masks, optim
-from fedstat.fl.algorithm import Algorithm, Memory, Phase, Received, Samples, Sharing, Start
+from fedstat.fl.algorithm import Algorithm, AlgorithmState, DownloadContext, InitContext, Phase, Samples, SharedMask
 from fedstat.fl.hooks import Hooks
 
 PARAMS = {name: torch.ones(2, *shape) for name, shape in job(toy()).net.shapes.items()}
@@ -26,46 +26,48 @@ def context_of(j):
 
 
 def start_of(j):
-    return Start(j.net, j.sizes, j.seed, j.device, None, None, None)
+    return InitContext(j.net, j.sizes, j.seed, j.device, None, None, None)
 
 
 def received_of(j):
     up = context_of(j)
-    return Received(j.net, up.after, up.global_params, up.sharing.shared, Memory())
+    return DownloadContext(j.net, up.after, up.global_params, up.mask.shared, AlgorithmState())
 
 
 def shared(j):
-    return Sharing(masks.everything(j.net, j.device))
+    return SharedMask(masks.share_all(j.net, j.device))
 
 
 # How the trainer calls the hook of that name.
 CALLS = {
-    "sharing": lambda j: j.hooks.sharing(start_of(j)),
-    "reshare": lambda j: j.hooks.reshare(context_of(j), j.net.shapes),
+    "init_mask": lambda j: j.hooks.init_mask(start_of(j)),
+    "update_mask": lambda j: j.hooks.update_mask(context_of(j), j.net.shapes),
     "wrap": lambda j: j.hooks.wrap(),
-    "mix": lambda j: j.hooks.mix(context_of(j)),
+    "mixing_weights": lambda j: j.hooks.mixing_weights(context_of(j)),
     "loss": lambda j: j.hooks.loss(j.loss),
-    "keeps": lambda j: replace(j, algorithm=j.algorithm._replace(reshare=lambda up: up.sharing)).hooks.keeps(shared(j)),
-    "uploads": lambda j: j.hooks.uploads(shared(j)),
-    "send": lambda j: j.hooks.send(context_of(j), shared(j)),
+    "personal_params": lambda j: replace(
+        j, algorithm=j.algorithm._replace(update_mask=lambda up: up.mask)
+    ).hooks.personal_params(shared(j)),
+    "upload_mask": lambda j: j.hooks.upload_mask(shared(j)),
+    "encode": lambda j: j.hooks.encode(context_of(j), shared(j)),
     "weights": lambda j: j.hooks.weights(np.array([2, 0]), lambda: (j.sizes[:3], np.arange(3), 6)),
-    "memory": lambda j: j.hooks.memory(start_of(j)),
-    "remember": lambda j: j.hooks.remember(context_of(j)),
-    "receive": lambda j: j.hooks.receive(lambda: received_of(j)),
+    "init_state": lambda j: j.hooks.init_state(start_of(j)),
+    "update_state": lambda j: j.hooks.update_state(context_of(j)),
+    "on_download": lambda j: j.hooks.on_download(lambda: received_of(j)),
     "moments": lambda j: j.hooks.moments(dict, {}),
     "downloads": lambda j: j.hooks.downloads(context_of(j), np.array([0])),
 }
-WRONG = {"keeps": ["fc9"]}  # in place of what is no result of any hook
+WRONG = {"personal_params": ["fc9"]}  # in place of what is no result of any hook
 PHASE_CALLS = {
     "penalty": (PARAMS, PARAMS),
-    "weigh": (
+    "sample_weights": (
         None,
         PARAMS,
         Samples(torch.zeros(2, 5), torch.zeros(2, 5), torch.ones(2, 5, dtype=torch.bool)),
-        Memory(),
+        AlgorithmState(),
     ),
-    "anchor": (PARAMS, Memory()),
-    "direction": (None, PARAMS, 0.1),
+    "anchor": (PARAMS, AlgorithmState()),
+    "gradient": (None, PARAMS, 0.1),
 }
 
 
@@ -82,13 +84,13 @@ def test_what_a_hook_must_not_return_is_named(name):
     j = job(toy(), **HALF)
     wrong = WRONG.get(name, object())
     method = j.algorithm._replace(**{name: lambda *_: wrong})
-    said = rf"^method 'toy(, uploads)?'(: {name}\({hooks.CHECKS[name][0]}\))? "
+    said = rf"^method 'toy'(: {name}\({hooks.CHECKS[name][0]}\))? "
     with pytest.raises(ValueError, match=said):
         CALLS[name](replace(j, algorithm=method))
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (given, _) in hooks.CHECKS.items() if given in ("context", "received")]
+    "name", [name for name, (given, _) in hooks.CHECKS.items() if given == "context" and not name.startswith("init")]
 )
 def test_a_hook_that_changes_what_it_was_given_is_named(name):
     def change(given):
@@ -102,9 +104,9 @@ def test_a_hook_that_changes_what_it_was_given_is_named(name):
 
 
 def test_models_before_training_are_the_runs_own_too():
-    j = job(toy(reshare=lambda up: up.before["fc2.bias"].zero_() is None or up.sharing), **HALF)
-    with pytest.raises(ValueError, match=r"reshare\(context\) changes context.before\['fc2.bias'\], .* in place"):
-        j.hooks.reshare(context_of(j), j.net.shapes)
+    j = job(toy(update_mask=lambda up: up.before["fc2.bias"].zero_() is None or up.mask), **HALF)
+    with pytest.raises(ValueError, match=r"update_mask\(context\) changes context.before\['fc2.bias'\], .* in place"):
+        j.hooks.update_mask(context_of(j), j.net.shapes)
 
 
 def test_a_round_context_is_for_reading_and_makes_again_what_it_gave_up():
@@ -121,7 +123,7 @@ def test_a_round_context_is_for_reading_and_makes_again_what_it_gave_up():
 
 
 def test_a_round_holds_no_models_that_observers_do_not_read():
-    made = toy(reshare=lambda up: up.sharing if up.before else None)
+    made = toy(update_mask=lambda up: up.mask if up.before else None)
     j = job(made, optimizer=optim.adam(0.1), optimizer_state="keep")
     state, outcome = trainer.run(j, trainer.start(j))
     assert state.optimizer.saved()
@@ -138,20 +140,24 @@ def test_a_round_of_some_clients_is_refused():
 
 def test_what_a_hook_lacks_has_a_default():
     j = job(toy(), **HALF)
-    found = {name: CALLS[name](j) for name in hooks.CHECKS if name not in ("sharing", "keeps", "reshare", "send")}
+    found = {
+        name: CALLS[name](j)
+        for name in hooks.CHECKS
+        if name not in ("init_mask", "personal_params", "update_mask", "encode")
+    }
     every = dict.fromkeys(j.net.shapes, True)
-    assert {name: bool(mask.all()) for name, mask in found.pop("uploads").items()} == every
+    assert {name: bool(mask.all()) for name, mask in found.pop("upload_mask").items()} == every
     assert found.pop("wrap") is j.net
     assert found.pop("loss") is j.loss
     assert found.pop("downloads").tolist() == [1]
-    assert (found.pop("memory"), found.pop("moments")) == (Memory(), {})
-    assert found == dict.fromkeys(("mix", "weights", "remember", "receive"))
+    assert (found.pop("init_state"), found.pop("moments")) == (AlgorithmState(), {})
+    assert found == dict.fromkeys(("mixing_weights", "weights", "update_state", "on_download"))
     up = context_of(j)
-    assert j.hooks.reshare(up, ()) is up.sharing
-    sent = j.hooks.send(up, up.sharing)
+    assert j.hooks.update_mask(up, ()) is up.mask
+    sent = j.hooks.encode(up, up.mask)
     assert all(sent[name] is up.after[name] for name in j.net.shapes)
-    assert list(CALLS["keeps"](j)) == list(j.net.shapes)  # as reshare may make any entry personal
-    assert j.hooks.keeps(shared(j)) == {}
+    assert list(CALLS["personal_params"](j)) == list(j.net.shapes)  # as update_mask may make any entry personal
+    assert j.hooks.personal_params(shared(j)) == {}
 
 
 def test_weights_are_picked_by_the_numbers_of_clients():
@@ -171,7 +177,7 @@ def test_the_loss_of_a_penalty_becomes_the_gradients_of_what_trains():
     def half_squares(params, anchor):
         return sum(((p - anchor[name]) ** 2).flatten(1).sum(1) for name, p in params.items()) / 2
 
-    phase = Phase(penalty=half_squares, trains=lambda name: name.startswith("fc2"))
+    phase = Phase(penalty=half_squares, is_trainable=lambda name: name.startswith("fc2"))
     j = job(toy(phases=(phase,), finetune=(phase, Phase())))
     params, anchor = ({name: torch.randn(2, *shape) for name, shape in j.net.shapes.items()} for _ in range(2))
     for wrapped in (j.hooks.phases[0], j.hooks.finetune[0], j.hooks.finetunings[0][0]):
@@ -183,10 +189,10 @@ def test_the_loss_of_a_penalty_becomes_the_gradients_of_what_trains():
 
 
 def test_phases_that_do_nothing_are_dropped_and_the_others_stay_in_order():
-    phases = (Phase(epochs=0), Phase(lr=2), Phase(epochs=0, weigh=lambda *_: None), Phase(lr=3))
+    phases = (Phase(epochs=0), Phase(lr=2), Phase(epochs=0, sample_weights=lambda *_: None), Phase(lr=3))
     found = job(toy(phases=phases)).phases
     assert [phase.lr for phase in found] == [2, 1, 3]
-    assert found[1].weigh is not None
+    assert found[1].sample_weights is not None
 
 
 def test_hooks_hold_neither_job_nor_data():
@@ -214,23 +220,23 @@ def test_a_round_without_clients_asks_for_the_sharing_alone_and_only_if_noise_is
     def never(*_):
         raise AssertionError
 
-    asked = dict.fromkeys(("send", "weights", "mix", "remember"), never)
-    method = toy(**asked, reshare=lambda _: shared(j))
+    asked = dict.fromkeys(("encode", "weights", "mixing_weights", "update_state"), never)
+    method = toy(**asked, update_mask=lambda _: shared(j))
     aggregator = aggregate.private(1.0, 1.0) if private else aggregate.weighted_mean()
     j = job(method, aggregator=aggregator, **HALF)
     empty, up = j.hooks.of_empty_round(), context_of(j)
-    assert (empty.reshare(up, j.net.shapes) is up.sharing) is not private
-    assert [empty.weights(up.clients, never), empty.mix(up), empty.remember(up)] == [None] * 3
-    assert list(empty.send(up, up.sharing)) == list(j.net.shapes)
+    assert (empty.update_mask(up, j.net.shapes) is up.mask) is not private
+    assert [empty.weights(up.clients, never), empty.mixing_weights(up), empty.update_state(up)] == [None] * 3
+    assert list(empty.encode(up, up.mask)) == list(j.net.shapes)
 
 
 LOOKS = {
     "nothing": ({}, (False, False)),
-    "sums alone": ({"reshare": lambda up: up.sharing, "moments": lambda *_: {}}, (False, False)),
-    "models to split by": ({"reshare": lambda up: up.sharing}, (True, False)),
-    "mix": ({"mix": lambda up: torch.eye(len(up.clients))}, (True, True)),
-    "receive": ({"receive": lambda _: {}}, (False, True)),
-    **{name: ({name: lambda _: None}, (True, False)) for name in ("send", "remember", "downloads")},
+    "sums alone": ({"update_mask": lambda up: up.mask, "moments": lambda *_: {}}, (False, False)),
+    "models to split by": ({"update_mask": lambda up: up.mask}, (True, False)),
+    "mixing_weights": ({"mixing_weights": lambda up: torch.eye(len(up.clients))}, (True, True)),
+    "on_download": ({"on_download": lambda _: {}}, (False, True)),
+    **{name: ({name: lambda _: None}, (True, False)) for name in ("encode", "update_state", "downloads")},
     "measures": ({"measures": {"x": None}}, (True, False)),
 }
 

@@ -13,7 +13,7 @@ from algorithm_jobs import dataset, run
 from masked_jobs import CLIENTS, SAMPLES, SIZES, SPECS, algorithm, arrays, job, mask
 
 from fedstat.fl import evaluate, nets, optim, train
-from fedstat.fl.algorithm import Phase, Sharing
+from fedstat.fl.algorithm import Phase, SharedMask
 from fedstat.fl.batches import Rows
 
 SGD = (optim.sgd(0.1), lambda p: torch.optim.SGD(p, lr=0.1))
@@ -30,11 +30,11 @@ SETTINGS = {
     "half a server step": (HALF | {"server_lr": 0.5}, ()),
     "adam": ({"optimizer": ADAM, "batch_size": None}, ()),
     "kept adam": (HALF | {"optimizer": ADAM, "optimizer_state": "keep"}, ()),
-    "mix": ({}, ("mix",)),
-    "mix, chunks of half": (HALF, ("mix",)),
-    "moving": ({}, ("reshare",)),
-    "moving, half a server step": (HALF | {"server_lr": 0.5}, ("reshare",)),
-    "moving, mix": (HALF, ("reshare", "mix")),
+    "mixing_weights": ({}, ("mixing_weights",)),
+    "mixing, chunks of half": (HALF, ("mixing_weights",)),
+    "moving": ({}, ("update_mask",)),
+    "moving, half a server step": (HALF | {"server_lr": 0.5}, ("update_mask",)),
+    "moving, mixing": (HALF, ("update_mask", "mixing_weights")),
     "fine-tuned": (HALF, ("finetune",)),
     "two phases": (HALF, ("phases",)),
 }
@@ -54,16 +54,16 @@ def both(spec, setting, rounds=3):
     options, with_ = SETTINGS[setting]
     stacked, one = options.get("optimizer", SGD)
     parts = {
-        "mix": {"mix": mixture},
-        "reshare": {"reshare": lambda up: Sharing(mask(spec, 1 + up.round))},
+        "mixing_weights": {"mixing_weights": mixture},
+        "update_mask": {"update_mask": lambda up: SharedMask(mask(spec, 1 + up.round))},
         "finetune": {"finetune": (Phase(1),)},
-        "phases": {"phases": (Phase(trains=head), Phase(1))},
+        "phases": {"phases": (Phase(is_trainable=head), Phase(1))},
     }
     words = {
-        "mix": {"mix": MIX},
-        "reshare": {"shared": lambda _, number: arrays(mask(spec, 1 + number))},
+        "mixing_weights": {"mix": MIX},
+        "update_mask": {"shared": lambda _, number: arrays(mask(spec, 1 + number))},
         "finetune": {"finetune": ({"epochs": 1},)},
-        "phases": {"phases": ({"trains": head}, {"epochs": 1})},
+        "phases": {"phases": ({"is_trainable": head}, {"epochs": 1})},
     }
     chosen = {name: value for part in with_ for name, value in parts[part].items()}
     j = job(algorithm(mask(spec), **chosen), **options | {"optimizer": stacked})
@@ -86,7 +86,7 @@ def test_masks_of_every_shape_equal_the_plain_loop(spec, setting):
 
 def test_a_run_under_masks_of_single_clients_is_recorded_and_goes_on_where_it_was_killed(tmp_path):
     spec = "client,unit,column"
-    made = algorithm(mask(spec, share=0.98), reshare=lambda up: Sharing(mask(spec, 1 + up.round, share=0.98)))
+    made = algorithm(mask(spec, share=0.98), update_mask=lambda up: SharedMask(mask(spec, 1 + up.round, share=0.98)))
     options = {
         "rounds": 4,
         "participation": 0.5,
@@ -116,7 +116,7 @@ def test_a_run_under_masks_of_single_clients_is_recorded_and_goes_on_where_it_wa
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("parts", [{}, {"mix": lambda up: mixture(up).to(up.weights.device)}])
+@pytest.mark.parametrize("parts", [{}, {"mixing_weights": lambda up: mixture(up).to(up.weights.device)}])
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_gpu_gives_what_the_cpu_gives(spec, parts):
     here = job(algorithm(mask(spec), **parts), participation=0.5)

@@ -14,7 +14,7 @@ from masked_jobs import CLIENTS, SHAPES, SIZES, SPECS, algorithm, job, mask, who
 
 from fedstat import _random
 from fedstat.fl import communication_round, masks, nets
-from fedstat.fl.algorithm import Sharing
+from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.probes import ablation, new_clients
 
 LAYERS = {"fc1": 6, "fc2": 3}
@@ -49,19 +49,21 @@ def bytes_by_hand(spec, new, old, clients):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_bytes_are_those_of_a_count_client_by_client(spec):
-    method = algorithm(mask(spec), reshare=lambda up: Sharing(mask(spec, 1 + up.round // 2)))  # moves every other round
+    method = algorithm(
+        mask(spec), update_mask=lambda up: SharedMask(mask(spec, 1 + up.round // 2))
+    )  # moves every other round
     j = job(method, track=True, **HALF)
     state = trainer.start(j)
     for number in range(4):
         clients = trainer.active(j, number)
         old, (state, metrics) = state, trainer.measured(j, state)
-        by_hand = bytes_by_hand(spec, state.sharing.shared, old.sharing.shared, clients)
+        by_hand = bytes_by_hand(spec, state.mask.shared, old.mask.shared, clients)
         assert (int(metrics["bytes_up"]), int(metrics["bytes_down"])) == by_hand
 
 
 def test_what_a_method_says_it_uploads_is_counted_by_client():
     given = mask("client,unit,column")
-    j = job(algorithm(given, uploads=lambda *_: given), track=True, **HALF)
+    j = job(algorithm(given, upload_mask=lambda *_: given), track=True, **HALF)
     metrics = trainer.measured(j, trainer.start(j))[1]
     by_hand = 4 * sum(int(m[trainer.active(j, 0)].sum()) for m in whole(given).values())
     assert int(metrics["bytes_up"]) == by_hand
@@ -129,11 +131,11 @@ def test_only_personal_units_are_kept_where_a_mask_is_by_unit():
 
 
 def test_mixtures_are_kept_of_every_parameter_whatever_else_is():
-    def mix(up):
+    def mixing_weights(up):
         return torch.eye(len(up.clients))
 
-    parts = {"mix": mix, "reshare": lambda up: up.sharing}
-    j, few = (job(algorithm(mask(""), **parts, **more)) for more in ({}, {"keeps": lambda _: ["fc1.weight"]}))
+    parts = {"mixing_weights": mixing_weights, "update_mask": lambda up: up.mask}
+    j, few = (job(algorithm(mask(""), **parts, **more)) for more in ({}, {"personal_params": lambda _: ["fc1.weight"]}))
     assert_equal(trainer.models(few, run(few)), trainer.models(j, run(j)))
 
 
@@ -142,9 +144,11 @@ def test_a_parameter_that_turns_personal_has_to_be_among_those_kept(first):
     def split(number):
         turned = {"fc1.weight": torch.ones(CLIENTS, 6, 1, dtype=torch.bool)}
         turned["fc1.weight"][4, 2] = number < first
-        return Sharing(dict.fromkeys(SHAPES, torch.tensor(True)) | turned)
+        return SharedMask(dict.fromkeys(SHAPES, torch.tensor(True)) | turned)
 
-    method = algorithm(split(0).shared, reshare=lambda up: split(up.round + 1), keeps=lambda _: ["fc2.bias"])
+    method = algorithm(
+        split(0).shared, update_mask=lambda up: split(up.round + 1), personal_params=lambda _: ["fc2.bias"]
+    )
     with pytest.raises(ValueError, match=r"'masked' makes entries of 'fc1.weight' personal.*only \['fc2.bias'\]"):
         run(job(method), first)
 
@@ -178,14 +182,14 @@ def test_a_mask_that_does_not_fit_is_named_before_the_first_round(bad, monkeypat
     monkeypatch.setattr(communication_round, "train_locally", None)
     with pytest.raises(ValueError, match=message):
         trainer.start(job(algorithm(broken(change))))
-    with pytest.raises(ValueError, match=message.replace("'masked'", "'masked, uploads'")):
-        trainer.start(job(algorithm(broken({}), uploads=lambda *_: broken(change))))
+    with pytest.raises(ValueError, match=message.replace("'masked'", r"'masked': upload_mask\(net, mask\)")):
+        trainer.start(job(algorithm(broken({}), upload_mask=lambda *_: broken(change))))
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_a_mask_that_stops_fitting_is_named_in_its_round(bad):
     change, message = BAD[bad]
-    method = algorithm(broken({}), reshare=lambda up: Sharing(broken(change if up.round else {})))
+    method = algorithm(broken({}), update_mask=lambda up: SharedMask(broken(change if up.round else {})))
     assert run(job(method), 1).round == 1
     with pytest.raises(ValueError, match=message):
         run(job(method), 2)

@@ -10,7 +10,7 @@ from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, run
 from toy_methods import HALF, REMEMBERS, by_loss, toy
 
 from fedstat.fl import aggregate, algorithms, communication_round, masks, nets, train
-from fedstat.fl.algorithm import Measure, Memory, Phase, Sharing
+from fedstat.fl.algorithm import AlgorithmState, Measure, Phase, SharedMask
 from fedstat.fl.local_training import train_chunk
 
 
@@ -24,21 +24,30 @@ def zeroed(of):
 
 
 WRONG = {
-    "send in place": (
-        toy(send=zeroed(lambda up: up.global_params)),
-        r"'toy': send\(context\) changes context.global_params\['fc1",
+    "encode in place": (
+        toy(encode=zeroed(lambda up: up.global_params)),
+        r"'toy': encode\(context\) changes context.global_params\['fc1",
     ),
-    "send sorts": (toy(send=lambda up: up.clients.sort() or {}), "send.*changes context.clients in place"),
-    "send dtype": (toy(send=lambda up: {"fc2.bias": up.after["fc2.bias"].double()}), "'fc2.bias'.*float64"),
+    "encode sorts": (toy(encode=lambda up: up.clients.sort() or {}), "encode.*changes context.clients in place"),
+    "encode dtype": (toy(encode=lambda up: {"fc2.bias": up.after["fc2.bias"].double()}), "'fc2.bias'.*float64"),
     "receive in place": (
-        toy(receive=zeroed(lambda r: r.global_params)),
-        r"receive\(received\) changes the server's 'fc1",
+        toy(on_download=zeroed(lambda r: r.global_params)),
+        r"on_download\(context\) changes the server's 'fc1",
     ),
     "weights none": (toy(weights=lambda *_: None), "weights.*must return numbers, but got None"),
-    "memory none": (toy(memory=lambda _: None), r"memory\(start\) must return a Memory.*NoneType"),
-    "memory of arrays": (toy(memory=lambda _: Memory({}, {"a": np.zeros(2)})), "the server's 'a' as a Tensor.*ndarray"),
-    "no sharing": (toy()._replace(sharing=lambda s: masks.everything(s.net, s.device)), "must return a Sharing.*dict"),
-    "keeps": (toy(reshare=lambda up: up.sharing, keeps=lambda _: ["fc9"]), r"keeps\(net\) names \['fc9'\]"),
+    "state none": (toy(init_state=lambda _: None), r"init_state\(context\) must return an AlgorithmState.*NoneType"),
+    "state of arrays": (
+        toy(init_state=lambda _: AlgorithmState({}, {"a": np.zeros(2)})),
+        "the server's 'a' as a Tensor.*ndarray",
+    ),
+    "no sharing": (
+        toy()._replace(init_mask=lambda s: masks.share_all(s.net, s.device)),
+        "must return a SharedMask.*dict",
+    ),
+    "personal_params": (
+        toy(update_mask=lambda up: up.mask, personal_params=lambda _: ["fc9"]),
+        r"personal_params\(net\) names \['fc9'\]",
+    ),
 }
 
 
@@ -51,13 +60,22 @@ def test_what_is_no_answer_or_changes_the_run_in_place_is_named_before_the_first
 
 
 IN_ROUND = {
-    "mix shape": (toy(mix=lambda _: torch.eye(6)), r"mix\(context\) must return 'matrix'.*\(3, 3\), but got \(6, 6\)"),
-    "mix nan": (toy(mix=lambda up: torch.eye(len(up.clients)) * np.nan), "must return finite weights"),
-    "mix in place": (toy(mix=zeroed(lambda up: up.after)), r"mix\(context\) changes context.after\['fc1"),
-    "direction": (toy(phases=(Phase(direction=lambda g, p, _: {"fc1.bias": g(p)["fc1.bias"]}),)), "direction.*lacks"),
+    "mix shape": (
+        toy(mixing_weights=lambda _: torch.eye(6)),
+        r"mixing_weights\(context\) must return 'matrix'.*\(3, 3\), but got \(6, 6\)",
+    ),
+    "mixing nan": (toy(mixing_weights=lambda up: torch.eye(len(up.clients)) * np.nan), "must return finite weights"),
+    "mix in place": (
+        toy(mixing_weights=zeroed(lambda up: up.after)),
+        r"mixing_weights\(context\) changes context.after\['fc1",
+    ),
+    "gradient": (toy(phases=(Phase(gradient=lambda g, p, _: {"fc1.bias": g(p)["fc1.bias"]}),)), "gradient.*lacks"),
     "penalty": (toy(phases=(Phase(penalty=lambda p, _: {"fc1.bias": p["fc1.bias"][0]}),)), "penalty.*'fc1.bias'"),
     "anchor": (toy(phases=(Phase(anchor=lambda *_: None, penalty=lambda *_: {}),)), "anchor must return a dict"),
-    "weigh": (toy(phases=(Phase(weigh=lambda *_: torch.ones(2, 1)),)), "weigh must return a Tensor"),
+    "sample_weights": (
+        toy(phases=(Phase(sample_weights=lambda *_: torch.ones(2, 1)),)),
+        "_weights must return a Tensor",
+    ),
 }
 
 
@@ -111,39 +129,41 @@ def test_an_aggregator_that_leaves_out_entries_or_whose_state_cannot_be_saved_is
 
 
 def test_parameters_that_are_not_received_are_the_servers_where_shared():
-    a, b = (run(job(toy(**more), **HALF), 3) for more in ({"receive": lambda _: {}}, {}))
+    a, b = (run(job(toy(**more), **HALF), 3) for more in ({"on_download": lambda _: {}}, {}))
     assert_equal(a.global_params, b.global_params)
 
 
 def test_entries_that_new_clients_hold_stay_whatever_comes_after_a_step():
-    j = job(toy(phases=(Phase(after=lambda params, *_: [p.mul_(0.5) for p in params.values()]),)), **HALF)
+    j = job(toy(phases=(Phase(post_step=lambda params, *_: [p.mul_(0.5) for p in params.values()]),)), **HALF)
     params = {name: p.expand(2, *p.shape).clone() for name, p in trainer.start(j).global_params.items()}
-    start, everything = {name: p.clone() for name, p in params.items()}, masks.everything(j.net, j.device)
+    start, everything = {name: p.clone() for name, p in params.items()}, masks.share_all(j.net, j.device)
     train_chunk(j, params, np.array([0, 1]), j.phases, key=("new", 0), frozen=everything)
     assert_equal(params, start)
 
 
 def test_new_clients_receive_under_what_all_clients_share():
-    def sharing(start):
+    def init_mask(start):
         own = torch.arange(len(start.sizes)) > 0
-        return Sharing({n: own.view(-1, *(1,) * len(s)) for n, s in start.net.shapes.items()})
+        return SharedMask({n: own.view(-1, *(1,) * len(s)) for n, s in start.net.shapes.items()})
 
     seen = []
 
-    def receive(r):
+    def on_download(r):
         seen.append({name: tuple(mask.shape) for name, mask in r.shared.items()})
         return {}
 
-    method = toy(receive=receive)._replace(sharing=sharing)
+    method = toy(on_download=on_download)._replace(init_mask=init_mask)
     train(dataset(SAMPLES), nets.mlp(SIZES), method, rounds=1, new=dataset(SAMPLES * 2))  # more than have masks
     assert {"fc1.weight": (1, 1), "fc1.bias": (1,), "fc2.weight": (1, 1), "fc2.bias": (1,)} in seen  # no row is theirs
 
 
 def test_private_heads_are_neither_sent_nor_received():
     def average(r):
-        return {name: (p + r.global_params[name]) / 2 for name, p in r.own.items()}
+        return {name: (p + r.global_params[name]) / 2 for name, p in r.client_params.items()}
 
-    made = [algorithms.private_head(toy(receive=average, send=lambda up: {n: p / 2 for n, p in up.after.items()}))]
+    made = [
+        algorithms.private_head(toy(on_download=average, encode=lambda up: {n: p / 2 for n, p in up.after.items()}))
+    ]
     made.append(algorithms.fedper())
     (mixed, plain) = (run(job(one, **HALF), 1) for one in made)
     for name in ("fc2.weight", "fc2.bias"):
@@ -156,15 +176,18 @@ def test_private_heads_are_neither_sent_nor_received():
 
 BAD = {
     "nobody's": (
-        toy(send=lambda up: {"fc2.bias": up.after["fc2.bias"][:, :2]}),
-        r"'toy'.*send.*'fc2.bias'.*\(2, 3\).*\(2, 2\)",
+        toy(encode=lambda up: {"fc2.bias": up.after["fc2.bias"][:, :2]}),
+        r"'toy'.*encode.*'fc2.bias'.*\(2, 3\).*\(2, 2\)",
     ),
-    "unknown": (toy(send=lambda up: {"fc9": up.after["fc2.bias"]}), r"send\(context\) returns 'fc9'.*\['fc1.weight'"),
+    "unknown": (
+        toy(encode=lambda up: {"fc9": up.after["fc2.bias"]}),
+        r"encode\(context\) returns 'fc9'.*\['fc1.weight'",
+    ),
     "personal": (
-        algorithms.fedper()._replace(send=lambda up: {"fc2.bias": up.after["fc2.bias"]}),
+        algorithms.fedper()._replace(encode=lambda up: {"fc2.bias": up.after["fc2.bias"]}),
         r"'fedper'.*'fc2.bias', of shape \(3,\), but no entry of it is shared",
     ),
-    "no dict": (toy(send=lambda up: up.after["fc2.bias"]), "must return a dict of tensors by name, but got Tensor"),
+    "no dict": (toy(encode=lambda up: up.after["fc2.bias"]), "must return a dict of tensors by name, but got Tensor"),
     "negative": (
         toy(weights=lambda _, a, __: 0.5 - np.arange(len(a))),
         r"weights\(sizes, active, clients\).*smallest is -0.5",
@@ -173,26 +196,26 @@ BAD = {
     "nan": (toy(weights=lambda n, *_: n * np.nan), "must be at least 0.*nan"),
     "too many": (toy(weights=lambda *_: np.ones(7) / 7), r"shape \(2,\), one for each active client, but got \(7,\)"),
     "memory": (
-        toy(memory=lambda _: Memory({"mean": torch.zeros(10, 6)})),
-        r"'toy': memory\(start\).*'mean' as a Tensor whose first axis is the 6 clients, but got \(10, 6\)",
+        toy(init_state=lambda _: AlgorithmState({"mean": torch.zeros(10, 6)})),
+        r"'toy': init_state\(context\).*'mean' as a Tensor whose first axis is the 6 clients, but got \(10, 6\)",
     ),
     "forgotten": (
-        REMEMBERS._replace(remember=lambda up: Memory({}, up.memory.server)),
+        REMEMBERS._replace(update_state=lambda up: AlgorithmState({}, up.state.server)),
         r"clients, lacks \['fc1.weight'",
     ),
     "changed": (
-        REMEMBERS._replace(remember=lambda up: up.memory._replace(server={"rounds": torch.zeros(2)})),
-        r"remember\(context\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)",
+        REMEMBERS._replace(update_state=lambda up: up.state._replace(server={"rounds": torch.zeros(2)})),
+        r"update_state\(context\), server must return 'rounds' as a Tensor of shape \(\), but got \(2,\)",
     ),
     "received": (
-        toy(receive=lambda r: {"fc1.bias": r.global_params["fc1.bias"]}),
-        r"receive\(received\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)",
+        toy(on_download=lambda r: {"fc1.bias": r.global_params["fc1.bias"]}),
+        r"on_download\(context\) must return 'fc1.bias' as a Tensor of shape \(2, 10\), but got \(10,\)",
     ),
     "measured": (
         toy(measures={"x": Measure(lambda _: np.ones(9))}),
         r"measure 'x' must have shape \(2,\), but got \(9,\)",
     ),
-    "without validation": (toy(mix=by_loss), None),
+    "without validation": (toy(mixing_weights=by_loss), None),
 }
 
 

@@ -286,8 +286,8 @@ def test_factor_analysis_splits_an_lstm_layer():
         optimizer=optim.adam(0.01),
     )
     state = trainer.step(job, trainer.start(job))
-    assert state.sharing.fits["lstm2"].communality.shape == (6,)
-    assert state.sharing.shared["lstm2.bias"].shape == (6, 1)
+    assert state.mask.fits["lstm2"].communality.shape == (6,)
+    assert state.mask.shared["lstm2.bias"].shape == (6, 1)
 
 
 def test_padding_moves_nothing():

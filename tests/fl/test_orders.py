@@ -40,7 +40,7 @@ def test_halves_equal_a_loop_over_clients(name, sizes, batch_size):
     plain = plain_halves.components(j, state, np.arange(j.clients), j.phases)
     for chunk in (None, 1, 4):
         found = halves.parts(replace(j, client_chunk=chunk), Download(j, state), every, j.phases)
-        assert j.algorithm.mix or j.algorithm.receive or set(found) == set(plain)
+        assert j.algorithm.mixing_weights or j.algorithm.on_download or set(found) == set(plain)
         for layer, part in found.items():
             for mine, theirs in zip((part.between, part.within), plain[layer], strict=True):
                 np.testing.assert_allclose(mine[:, 0], theirs, rtol=2e-3, atol=1e-7, err_msg=f"{layer}, {chunk}")
@@ -92,8 +92,8 @@ def test_a_chunk_trains_clients_in_any_order(name, order):
     def trained(clients):
         params = trainer.models(j, state, clients)
         moments = j.optimizer.init(params)
-        memory = Download(j, state).memory(clients)
-        loss = train_chunk(j, params, clients, j.phases, key=("batches", 1), optimizer=moments, memory=memory)
+        memory = Download(j, state).algorithm_state(clients)
+        loss = train_chunk(j, params, clients, j.phases, key=("batches", 1), optimizer=moments, state=memory)
         return params | {f"moment of {n}": p for n, p in moments.items()} | {"loss": loss}
 
     clients = np.array(order)

@@ -16,7 +16,7 @@ from toy_methods import toy
 
 from fedstat import _random, fl, store
 from fedstat.fl import algorithms, masks
-from fedstat.fl.algorithm import Algorithm, Phase, Sharing
+from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.study import Settings, grid
 from fedstat.study.keys import keys
 
@@ -27,14 +27,14 @@ METHOD = """
 from typing import Annotated
 import torch
 from fedstat.fl import masks
-from fedstat.fl.algorithm import Algorithm, Phase, Sharing
+from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 
 def pulled(*, lam: Annotated[float, "strength of the pull"] = {default}) -> Algorithm:
     def penalty(params, anchor):
         return {{name: (p - anchor[name]) * lam for name, p in params.items()}}
 
-    sharing = lambda start: Sharing(masks.everything(start.net, start.device))
-    return Algorithm("pulled", sharing, phases=(Phase(penalty=penalty),), settings={{"lam": lam}})
+    init_mask = lambda context: SharedMask(masks.share_all(context.net, context.device))
+    return Algorithm("pulled", init_mask, phases=(Phase(penalty=penalty),), settings={{"lam": lam}})
 
 def wrong():
     return 3
@@ -57,7 +57,7 @@ def pull(kind):
 
     found = {"gradients": gradients, "by client": by_client, "sum": lambda p, anchor: by_client(p, anchor).sum()}[kind]
     return Algorithm(
-        "pull", lambda s: Sharing(masks.everything(s.net, s.device)), phases=(Phase(penalty=found),)
+        "pull", lambda s: SharedMask(masks.share_all(s.net, s.device)), phases=(Phase(penalty=found),)
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def test_the_example_compares_itself_with_fedavg():
 
 
 def shares(mask):
-    return toy()._replace(sharing=lambda start: Sharing(mask(start)))
+    return toy()._replace(init_mask=lambda start: SharedMask(mask(start)))
 
 
 @pytest.mark.parametrize(("method", "says"), [
@@ -153,8 +153,9 @@ def shares(mask):
     (shares(lambda s: masks.private_layers(s.net, ["fc3"], s.device)), "'fc3'.*Did you mean 'fc"),
     (shares(lambda _: {"fc1.wieght": torch.tensor(True)}), "masks of .'fc1.wieght'.*Did you mean 'fc1.weight'"),
     (shares(lambda _: {"fc1.weight": torch.tensor(True)}),
-     r"no mask of 'fc1.bias', of shape \(10,\) \(nor of 'fc2.weight', 'fc2.bias'\).*Begin with masks.everything"),
-    (toy(receive=lambda r: {"fc2.biass": r.own["fc2.bias"]}), "returns 'fc2.biass'.*Did you mean 'fc2.bias'"),
+     r"no mask of 'fc1.bias', of shape \(10,\) \(nor of 'fc2.weight', 'fc2.bias'\).*Begin with masks.share_all"),
+    (toy(on_download=lambda r: {"fc2.biass": r.client_params["fc2.bias"]}),
+     "returns 'fc2.biass'.*Did you mean 'fc2.bias'"),
 ])  # fmt: skip
 def test_misspelt_names_and_partial_masks_are_named_before_the_first_round(method, says, tmp_path):
     with pytest.raises(ValueError, match=says):

@@ -10,7 +10,7 @@ from algorithm_jobs import SIZES, assert_equal, dataset, job, make, models
 
 from fedstat.data import partition
 from fedstat.fl import algorithms, labels, masks, nets, train
-from fedstat.fl.algorithm import Sharing
+from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.algorithms import ALGORITHMS, finetuned, named, private_head
 from fedstat.study import experiment
 from fedstat.study.experiment import Settings
@@ -32,10 +32,10 @@ def test_no_method_shares_an_output_layer_and_each_says_what_to_take_instead(nam
 
 def test_a_sharing_that_would_come_to_share_an_output_layer_is_refused_before_anything_is_averaged():
     def later(up):
-        return Sharing(masks.everything(up.net, torch.device("cpu")))
+        return SharedMask(masks.share_all(up.net, torch.device("cpu")))
 
-    j = job(algorithms.fedper()._replace(name="later", reshare=later), own_labels=True)
-    with pytest.raises(ValueError, match=r"'later': reshare\(context\) shares .* by name 'later-private-head'"):
+    j = job(algorithms.fedper()._replace(name="later", update_mask=later), own_labels=True)
+    with pytest.raises(ValueError, match=r"'later': update_mask\(context\) shares .* by name 'later-private-head'"):
         trainer.step(j, trainer.start(j))
 
 
@@ -43,9 +43,9 @@ def test_one_entry_of_one_clients_output_layer_is_too_much():
     def one(start):
         everyone = torch.zeros(6, *NET.shapes["fc2.weight"], dtype=torch.bool)
         everyone[4, 2, 7] = True
-        return Sharing(masks.private_layers(start.net, ["fc2"], start.device) | {"fc2.weight": everyone})
+        return SharedMask(masks.private_layers(start.net, ["fc2"], start.device) | {"fc2.weight": everyone})
 
-    mixed = algorithms.fedavg()._replace(sharing=one, mix=lambda up: torch.eye(len(up.clients)))
+    mixed = algorithms.fedavg()._replace(init_mask=one, mixing_weights=lambda up: torch.eye(len(up.clients)))
     with pytest.raises(ValueError, match=r"entries of 'fc2\.weight'"):
         trainer.start(job(mixed, own_labels=True))
     trainer.start(job(mixed))

@@ -16,7 +16,7 @@ from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
 
 from fedstat import _random
 from fedstat.fl import accountant, aggregate, algorithms, loop, nets, optim, participation, train
-from fedstat.fl.job import Machine, Training
+from fedstat.fl.job import ComputeConfig, TrainConfig
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy, mean_update
 from fedstat.fl.sealed import sealed
@@ -49,8 +49,8 @@ def private_server(clip, sigma, seed, expected):
 
 def prepared(method, aggregator, *, net=NET, data=None, **options):
     """A job made with all checks, of clients of equal sizes."""
-    training = Training(optimizer=optim.sgd(LR), batch_size=4, aggregator=aggregator, **options)
-    return prepare(dense(8) if data is None else data, net, method, training, Machine(threads=1))
+    training = TrainConfig(optimizer=optim.sgd(LR), batch_size=4, aggregator=aggregator, **options)
+    return prepare(dense(8) if data is None else data, net, method, training, ComputeConfig(threads=1))
 
 
 def course(j, rounds=3):
@@ -165,11 +165,11 @@ def test_with_hardly_any_noise_the_split_is_that_of_the_run_without(options):
     ours, plain, other = (course(prepared(method, one)) for one in (quiet, aggregate.weighted_mean(), noisy))
     changed = False
     for a, b, c in zip(ours, plain, other, strict=True):
-        fit, exact = a.sharing.fits["fc1"], b.sharing.fits["fc1"]
+        fit, exact = a.mask.fits["fc1"], b.mask.fits["fc1"]
         np.testing.assert_allclose(fit.communality, exact.communality, atol=1e-5)
         for name in a.global_params:
-            assert torch.equal(a.sharing.shared[name], b.sharing.shared[name])
-            changed |= not torch.equal(a.sharing.shared[name], c.sharing.shared[name])
+            assert torch.equal(a.mask.shared[name], b.mask.shared[name])
+            changed |= not torch.equal(a.mask.shared[name], c.mask.shared[name])
         assert_near(a.global_params, b.global_params, atol=1e-4)
     assert changed, "much noise leads to another split"
 
@@ -197,7 +197,7 @@ def test_a_round_without_clients_leaves_everything_as_it_is(name):
     assert len(done.cohort.local) == 0
     assert_equal(empty.global_params, state.global_params)
     assert_equal(empty.client_params.saved(), state.client_params.saved())
-    assert empty.sharing is state.sharing
+    assert empty.mask is state.mask
     assert_equal(trainer.models(j, empty), trainer.models(j, state))
 
 
@@ -207,10 +207,10 @@ def test_a_private_round_without_clients_is_noise_around_the_model(monkeypatch):
     state = run(j, 1)
     monkeypatch.setattr(participation, "drawn", lambda *_: np.arange(0))
     empty, _ = trainer.run(j, state)
-    shared = empty.sharing.shared["fc2.weight"]
+    shared = empty.mask.shared["fc2.weight"]
     moved = (empty.global_params["fc2.weight"] - state.global_params["fc2.weight"])[shared.expand(3, 10)]
     assert moved.std() == pytest.approx(0.5 * 2 / 3, rel=4 / np.sqrt(2 * moved.numel()))
-    assert not torch.equal(empty.sharing.shared["fc1.weight"], state.sharing.shared["fc1.weight"])
+    assert not torch.equal(empty.mask.shared["fc1.weight"], state.mask.shared["fc1.weight"])
 
 
 def test_rounds_without_clients_are_recorded(tmp_path):
@@ -252,27 +252,27 @@ def test_a_private_run_that_is_interrupted_goes_on_with_the_same_numbers(tmp_pat
 
 
 def reads(what):
-    def reshare(up):
+    def update_mask(up):
         getattr(up, what)
-        return up.sharing
+        return up.mask
 
-    return toy(reshare=reshare)
+    return toy(update_mask=update_mask)
 
 
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (algorithms.named("factorized-fl-alpha"), r"mixture of single clients' models \(mix\)"),
-        (algorithms.named("fedcp"), r"something other than what was trained \(send\)"),
+        (algorithms.named("factorized-fl-alpha"), r"mixture of single clients' models \(mixing_weights\)"),
+        (algorithms.named("fedcp"), r"something other than what was trained \(encode\)"),
         (EVEN, r"weights the mean of clients, which is uniform here \(weights\)"),
-        (REMEMBERS, r"\(remember\)"),
+        (REMEMBERS, r"\(update_state\)"),
         (toy(measures=MEASURES), r"\(measures\)"),
-        (toy(mix=by_loss), r"\(mix\)"),
+        (toy(mixing_weights=by_loss), r"\(mixing_weights\)"),
         (algorithms.shrunken(algorithms.fedavg()), "chooses by='pooled'"),
         (algorithms.fedfac(["fc1"], estimator="icc"), "of layer 'fc1' it asks for fedstat.stats.icc.Sums"),
         (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False), "of layer 'fc1' it asks for fedstat.stats.icc"),
-        (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False, tau="test"), r"sharing\(start\) reads 'halves'"),
-        *((reads(what), rf"reshare\(context\) reads '{what}'") for what in ("after", "before", "weights", "clients")),
+        (algorithms.fedfac(["fc1"], estimator="icc", dynamic=False, tau="test"), r"init_mask\(.* reads 'halves'"),
+        *((reads(part), rf"update_mask\(.* reads '{part}'") for part in ("after", "before", "weights", "clients")),
     ],
 )  # fmt: skip
 def test_methods_that_learn_more_of_clients_are_refused_before_the_first_round(method, message, monkeypatch):

@@ -65,17 +65,17 @@ def test_a_private_head_is_never_sent_and_of_a_mixture_no_components_is(componen
     state = run(j)
     heads = [name for name in j.net.shapes if nets.layer_of(name) in nets.head_layers(j.net)]
     assert len(heads) == 2 * components
-    sent = j.algorithm.uploads(j.net, state.sharing) if j.algorithm.uploads else state.sharing.shared
-    assert not any(bool(mask[name].any()) for mask in (sent, state.sharing.shared) for name in heads)
+    sent = j.algorithm.upload_mask(j.net, state.mask) if j.algorithm.upload_mask else state.mask.shared
+    assert not any(bool(mask[name].any()) for mask in (sent, state.mask.shared) for name in heads)
     assert bool(sent[next(n for n in sent if n.endswith("fc1.weight"))].all())
     one = np.array([0])
-    up, _ = communication.in_bytes(j.hooks, j.hooks.uploads(state.sharing), state.sharing, state.sharing, one)
+    up, _ = communication.in_bytes(j.hooks, j.hooks.upload_mask(state.mask), state.mask, state.mask, one)
     assert up == 4 * components * (10 * 6 + 10)
 
 
 def test_a_server_that_mixes_leaves_private_heads_alone():
     half = lambda up: torch.full((len(up.clients),) * 2, 1 / len(up.clients))  # noqa: E731
-    j = job(private_head(algorithms.fedavg()._replace(mix=half)))
+    j = job(private_head(algorithms.fedavg()._replace(mixing_weights=half)))
     state = trainer.start(j)
     trained = trainer.run(j, state)[1]
     after = trainer.models(j, trainer.step(j, state), trained.cohort.local)

@@ -29,7 +29,7 @@ def half_of_the_head(up):
 
 
 def test_what_is_sent_in_place_of_what_was_trained():
-    j = job(toy(send=half_of_the_head), **HALF)
+    j = job(toy(encode=half_of_the_head), **HALF)
 
     def trained(c, model, number):
         after = descent(SIZES, j, c, model, number)
@@ -111,7 +111,7 @@ def test_a_sum_over_parts_of_the_clients_is_the_mean():
 
 
 def test_a_proximal_step_after_every_step_and_several_steps_a_batch():
-    j = job(toy(phases=(Phase(after=soft(0.05), repeats=2),)), **HALF)
+    j = job(toy(phases=(Phase(post_step=soft(0.05), repeats=2),)), **HALF)
 
     def step(params, x, y):
         for _ in range(2):
@@ -135,7 +135,7 @@ def ahead(grad, params, _):
 @pytest.mark.parametrize("stacked", ["sgd", "adam"])
 def test_a_gradient_taken_ahead(stacked):
     rule = {"sgd": optim.sgd(LR), "adam": optim.adam(0.01)}[stacked]
-    j = job(toy(phases=(Phase(direction=ahead),)), **HALF | {"optimizer": rule})
+    j = job(toy(phases=(Phase(gradient=ahead),)), **HALF | {"optimizer": rule})
 
     def trained(c, model, number):
         names = list(model)
@@ -232,7 +232,7 @@ def test_memory_lasts_and_decides_what_a_client_begins_with():
     mine = trainer.models(j, state)
     for c in range(j.clients):
         assert_near({n: p[c] for n, p in mine.items()}, download(server, c, 4))
-        assert_near({n: p[c] for n, p in state.memory.clients.saved().items()}, memory[c])
+        assert_near({n: p[c] for n, p in state.algorithm_state.clients.saved().items()}, memory[c])
 
 
 def same(a, b):
@@ -272,7 +272,7 @@ def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):
 
 
 def test_clients_are_mixed_by_the_losses_of_the_others_models_on_their_own_samples():
-    j = job(toy(mix=by_loss), server_lr=0.5, validation=rows([4, 9, 2, 7, 3, 5], 5), **HALF)
+    j = job(toy(mixing_weights=by_loss), server_lr=0.5, validation=rows([4, 9, 2, 7, 3, 5], 5), **HALF)
     own = {c: j.net.init(_random.generator(j.seed, "start")) for c in range(j.clients)}
     for number in range(3):
         clients = trainer.active(j, number)

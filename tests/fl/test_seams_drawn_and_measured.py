@@ -90,12 +90,17 @@ def test_a_network_that_draws_gets_each_clients_own_noise_whatever_the_chunk(chu
 def test_what_a_method_measures_and_its_mixing_matrix_are_in_the_store():
     kept = []
 
-    def mix(up):
+    def mixing_weights(up):
         kept.append((up.clients, torch.softmax(torch.arange(len(up.clients)) - up.weights[:, None], 1)))
         return kept[-1][1]
 
     done = train(
-        dataset(SAMPLES), nets.mlp(SIZES), toy(mix=mix, measures=MEASURES), rounds=3, participation=0.5, probe="drift"
+        dataset(SAMPLES),
+        nets.mlp(SIZES),
+        toy(mixing_weights=mixing_weights, measures=MEASURES),
+        rounds=3,
+        participation=0.5,
+        probe="drift",
     )
     for number, (clients, matrix) in enumerate(kept):
         weight = done["mixing/weight"].isel(round=number).to_numpy()
@@ -126,7 +131,7 @@ def test_drift_and_weights_before_aggregation_are_those_of_the_round():
 
 
 def test_bytes_of_sparse_parameters_are_counted_from_their_values():
-    method = toy(phases=(Phase(after=soft(2.0)),), sparse=lambda name: name == "fc1.weight")
+    method = toy(phases=(Phase(post_step=soft(2.0)),), sparse=lambda name: name == "fc1.weight")
     j = job(method, track=True, **HALF)
     before = trainer.start(j)
     state, done = trainer.run(j, before)

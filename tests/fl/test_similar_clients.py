@@ -14,7 +14,7 @@ from scipy.spatial import distance
 from sklearn.cluster import AgglomerativeClustering
 
 from fedstat.fl import algorithms, communication_round, masks, nets, optim, scores, similarity, train
-from fedstat.fl.algorithm import Algorithm, Phase, Sharing
+from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.fl.algorithms import fedfomo, named, private_head
 from fedstat.fl.algorithms.clustered_fl import _Rule
 
@@ -121,7 +121,9 @@ def test_fedamp_that_attends_only_to_itself_is_local_training_held_back():
         return {name: (p - anchor[name]).mul_(0.5) for name, p in params.items()}
 
     local = Algorithm(
-        "local", lambda s: Sharing(masks.nothing(s.net, s.device)), phases=(Phase(penalty=penalty, anchor="download"),)
+        "local",
+        lambda s: SharedMask(masks.share_none(s.net, s.device)),
+        phases=(Phase(penalty=penalty, anchor="download"),),
     )
     alone = algorithms.fedamp(attention="cosine", self_weight=1.0, lam=1.0, alpha=2.0)
     assert_equal(*(models(job(made, participation=0.7)) for made in (alone, local)))
@@ -133,7 +135,7 @@ def test_the_published_codes_clustered_fl_is_the_unweighted_mean_before_its_firs
     a, b = (job(made, batch_size=None, local_epochs=1) for made in (code, uniform))
     one, other = run(a, 20), run(b, 20)
     assert_equal(trainer.models(a, one), trainer.models(b, other))
-    assert int(trainer.step(a, one).memory.server["number of clusters"]) == 2
+    assert int(trainer.step(a, one).algorithm_state.server["number of clusters"]) == 2
 
 
 # --- who is alike
@@ -189,7 +191,7 @@ def test_clients_that_disagree_are_told_apart(name):
     state, done = trainer.run(j, run(j, 4))
     same = np.equal.outer(np.arange(6) < 3, np.arange(6) < 3)
     if name == "clustered-fl":
-        own = state.memory.clients.saved()["cluster"].numpy()
+        own = state.algorithm_state.clients.saved()["cluster"].numpy()
         np.testing.assert_array_equal(np.equal.outer(own, own), same)
         return
     order = np.argsort(done.context.clients)

@@ -62,7 +62,7 @@ def test_after_round_beta_critical_entries_are_the_clients_own_and_the_others_th
     state, done = trainer.run(j, before)
     clients = done.cohort.local
     now, trained = trainer.models(j, state, clients), done.trained.params
-    for name, mask in Download(j, state).memory(clients).clients.items():
+    for name, mask in Download(j, state).algorithm_state(clients).clients.items():
         assert 0 < int(mask.sum()) < mask.numel()
         assert torch.equal(now[name], torch.where(mask, trained[name], state.global_params[name]))
 
@@ -130,7 +130,7 @@ def test_pfedpara_sends_the_papers_share_of_fedavgs_numbers():
 
 def test_without_its_personal_part_pfedpara_is_fedavg_on_a_low_rank_network():
     method = algorithms.pfedpara()
-    j = job(method._replace(phases=(Phase(trains=lambda name: not is_personal(name)),)), participation=0.7)
+    j = job(method._replace(phases=(Phase(is_trainable=lambda name: not is_personal(name)),)), participation=0.7)
     zeros = {name: np.zeros(shape) for name, shape in j.net.shapes.items() if is_personal(name)}
     j = replace(j, net=nets.started(j.net, zeros))
 

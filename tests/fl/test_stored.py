@@ -14,7 +14,7 @@ from small_runs import same
 import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, client_weights, loop, nets, optim, record, train
-from fedstat.fl.algorithm import Algorithm, Phase, Sharing
+from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.fl.wrappers.composed import Part, composed
 
 OPTIONS = {"batch_size": 5, "local_epochs": 2, "seed": 4, "participation": 0.5, "optimizer": optim.sgd(0.1)}
@@ -53,8 +53,8 @@ def additive(part=low_rank, private=(".a", ".b")):
     own = lambda name: name.endswith(private)  # noqa: E731
     return Algorithm(
         "additive",
-        lambda start: Sharing({name: torch.tensor(not own(name)) for name in start.net.shapes}),
-        phases=(Phase(trains=own), Phase(trains=lambda name: not own(name))),
+        lambda start: SharedMask({name: torch.tensor(not own(name)) for name in start.net.shapes}),
+        phases=(Phase(is_trainable=own), Phase(is_trainable=lambda name: not own(name))),
         wrap=partial(wrapped, part),
     )
 

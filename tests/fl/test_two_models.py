@@ -45,7 +45,7 @@ def test_dittos_global_model_is_fedavgs_whatever_lambda(lam):
 
 def test_without_a_pull_dittos_own_models_are_trained_alone():
     """As Local's, on the batches of a second stretch of training, which Ditto's own models draw."""
-    alone = local()._replace(phases=(Phase(trains=lambda _: False), Phase()))
+    alone = local()._replace(phases=(Phase(is_trainable=lambda _: False), Phase()))
     a, b = (job(method, participation=0.7) for method in (ditto(lam=0), alone))
     one, other = run(a), run(b)
     assert_equal(of("own_", trainer.models(a, one)), trainer.models(b, other))
@@ -133,7 +133,7 @@ def test_per_fedavg_that_looks_nowhere_ahead_is_fedavg(hessian_free):
 
 
 def test_per_fedavg_that_looks_hardly_ahead_is_fedavg_on_halves_of_its_batches():
-    halves = fedavg()._replace(phases=(Phase(direction=lambda gradient, p, _: gradient(p, 1, 2)),), weights=uniform)
+    halves = fedavg()._replace(phases=(Phase(gradient=lambda gradient, p, _: gradient(p, 1, 2)),), weights=uniform)
     mine, theirs = (models(job(m)) for m in (per_fedavg(alpha=1e-8), halves))
     for name, p in theirs.items():
         torch.testing.assert_close(mine[name], p, atol=1e-6, rtol=0)
@@ -150,11 +150,11 @@ def test_the_hessian_free_direction_is_the_gradient_of_the_meta_loss():
         return torch.nn.functional.cross_entropy(h @ p["fc2.weight"].T + p["fc2.bias"], y)
 
     gradient = torch.func.grad(f)
-    direction = j.phases[0].direction(lambda p, *_: {n: g.clone() for n, g in gradient(p).items()}, params, 0.1)
+    direction = j.phases[0].gradient(lambda p, *_: {n: g.clone() for n, g in gradient(p).items()}, params, 0.1)
     exact = torch.func.grad(lambda p: f({n: p[n] - alpha * g for n, g in gradient(p).items()}))(params)
     for name, g in exact.items():
         torch.testing.assert_close(direction[name], g, atol=1e-5, rtol=1e-4)
-    first = algorithms.per_fedavg(alpha=alpha).phases[0].direction(lambda p, *_: gradient(p), params, 0.1)
+    first = algorithms.per_fedavg(alpha=alpha).phases[0].gradient(lambda p, *_: gradient(p), params, 0.1)
     assert max(float((first[n] - g).abs().max()) for n, g in exact.items()) > 1e-3
 
 
@@ -243,7 +243,7 @@ def test_outputs_of_both_copies_stand_side_by_side_and_the_own_one_predicts():
 def test_only_the_global_copy_is_sent_and_only_the_own_one_kept(name):
     j = job(algorithms.named(name))
     state = run(j, 2)
-    assert {n for n, p in state.sharing.shared.items() if bool(p.all())} == {n for n in j.net.shapes if not is_own(n)}
+    assert {n for n, p in state.mask.shared.items() if bool(p.all())} == {n for n in j.net.shapes if not is_own(n)}
     assert set(state.client_params.saved()) == {n for n in j.net.shapes if is_own(n)}
     both = [
         trainer.measured(k, run(k, 1), evaluated=False)[1] for k in (replace(j, track=True), job(fedavg(), track=True))

@@ -28,9 +28,9 @@ def assert_equal_to_one_engine(chosen, rounds=2, atol=1e-6):
     job, states = together(chosen, rounds)
     for ours, theirs, scores in zip(strategy.rounds, states, strategy.scores, strict=True):
         for name, p in theirs.global_params.items():
-            if bool(theirs.sharing.shared[name].any()):
+            if bool(theirs.mask.shared[name].any()):
                 torch.testing.assert_close(ours.global_params[name], p, rtol=0, atol=atol)
-            assert torch.equal(ours.sharing.shared[name], theirs.sharing.shared[name]), name
+            assert torch.equal(ours.mask.shared[name], theirs.mask.shared[name]), name
         expected = evaluate(job, theirs)
         np.testing.assert_allclose(scores["accuracy"], expected["accuracy"], rtol=0, atol=1e-6)
         np.testing.assert_allclose(scores["loss"], expected["loss"], rtol=0, atol=1e-4)
@@ -45,12 +45,12 @@ def test_parties_compute_what_one_engine_does(name, secure):
     for c, context in enumerate(grid.contexts.values()):
         last = strategy.rounds[-1]
         own = StackedRows({n: p[None] for n, p in tensors_in(context.state, "own").items()})
-        mine = State(2, own, dict.fromkeys(models), last.global_params, last.sharing, StackedRows())
+        mine = State(2, own, dict.fromkeys(models), last.global_params, last.mask, StackedRows())
         for n, p in trainer.models(job, mine, np.array([0])).items():
             torch.testing.assert_close(p[0], models[n][c], rtol=0, atol=1e-6)
-    for layer, fit in states[-1].sharing.fits.items():
+    for layer, fit in states[-1].mask.fits.items():
         # Masked sums are exact to 1.5e-8 of their range.
-        found = strategy.rounds[-1].sharing.fits[layer].communality
+        found = strategy.rounds[-1].mask.fits[layer].communality
         np.testing.assert_allclose(found, fit.communality, rtol=0, atol=1e-5)
 
 
@@ -86,7 +86,7 @@ def answers(grid, kind="train"):
 def test_no_personal_entry_leaves_its_party(name):
     """Entries that the server gets are those of the new sharing, and no answer holds one of the others."""
     strategy, grid = run(plan(name), rounds=1)
-    shared = strategy.rounds[0].sharing.shared
+    shared = strategy.rounds[0].mask.shared
     sizes = {c: len(own_data(context).where(own_data(context)["split"] == "train", drop=True).sample)
              for c, context in enumerate(grid.contexts.values())}  # fmt: skip
     for said in grid.said:
@@ -111,7 +111,7 @@ def test_dynamic_fedfac_sends_moments_first_and_then_what_the_new_split_shares()
     )
     assert len(second) == CLIENTS
     assert all("down" not in s.asked.content.array_records for s in second)  # trained once
-    flags = strategy.rounds[0].sharing.shared["fc1.weight"][:, 0]
+    flags = strategy.rounds[0].mask.shared["fc1.weight"][:, 0]
     assert arrays_in(second[0].answer.content, "sums")["fc1.weight"].size == 64 * int(flags.sum())
 
 

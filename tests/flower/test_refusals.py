@@ -11,8 +11,8 @@ pytest.importorskip("flwr", reason="the extra 'flower' is not installed")
 from flower_parties import InProcess, data, own_data, parties, plan, run
 
 from fedstat.fl import aggregate, algorithms, optim
-from fedstat.fl.algorithm import Algorithm, Sharing
-from fedstat.fl.masks import everything
+from fedstat.fl.algorithm import Algorithm, SharedMask
+from fedstat.fl.masks import share_all
 from fedstat.flower import Strategy, client_app
 
 
@@ -113,10 +113,10 @@ def test_a_party_that_fails_or_is_silent():
 
 
 def test_a_method_of_ones_own_that_looks_at_single_clients():
-    def reshare(context):
-        return Sharing({name: context.after[name].std(0) < 1 for name in context.net.shapes})
+    def update_mask(context):
+        return SharedMask({name: context.after[name].std(0) < 1 for name in context.net.shapes})
 
-    own = Algorithm("mine", lambda start: Sharing(everything(start.net, start.device)), reshare)
+    own = Algorithm("mine", lambda start: SharedMask(share_all(start.net, start.device)), update_mask)
     with pytest.raises(ValueError, match="'mine' asks for single clients' models, but a server of separate parties"):
         run(plan(own), rounds=1)
 

@@ -88,8 +88,8 @@ def test_the_server_cannot_read_one_partys_moments():
         for values in content.config_records[RECORD_KEY_CONFIGS].values():
             assert not isinstance(values, float)
     # Yet their sums are those of the open run.
-    for layer, fit in openly.rounds[0].sharing.fits.items():
-        np.testing.assert_allclose(strategy.rounds[0].sharing.fits[layer].communality, fit.communality, atol=1e-5)
+    for layer, fit in openly.rounds[0].mask.fits.items():
+        np.testing.assert_allclose(strategy.rounds[0].mask.fits[layer].communality, fit.communality, atol=1e-5)
 
 
 def test_masks_are_new_in_every_sum():

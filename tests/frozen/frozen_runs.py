@@ -295,10 +295,11 @@ def leaves(value: Any, name: str) -> dict[str, np.ndarray]:
 
 def make_all(folder: Path, names: list[str], *, base: bool) -> None:
     """Make runs, and store the arrays of each in one file."""
-    memory_left, first = room.left, not dist.is_initialized() or not dist.get_rank()
+    budget = "remaining_bytes" if hasattr(room, "remaining_bytes") else "left"  # the base may have the old name
+    remaining, first = getattr(room, budget), not dist.is_initialized() or not dist.get_rank()
     for name in names:
         run, out = RUNS[name], folder / f"{name}.zarr"
-        room.left = (lambda *_: 0) if run.on_disk else memory_left
+        setattr(room, budget, (lambda *_: 0) if run.on_disk else remaining)
         try:
             result = make(run, out, base=base)
             if first:

@@ -146,10 +146,10 @@ def test_static_fedfac_by_test_is_the_split_of_models_trained_on_halves():
         trained.append(np.stack(models))
     want = split(np.stack(trained, 1), method="icc", tau="test", covariate=np.array(LARGER, float))
     state = run(j, 2)
-    mine = masks.shared_units(j.net, state.sharing.shared, "fc1").numpy()
+    mine = masks.shared_units(j.net, state.mask.shared, "fc1").numpy()
     np.testing.assert_array_equal(mine, want.shared)
-    np.testing.assert_allclose(state.sharing.icc["fc1"], want.icc, rtol=1e-4)
-    np.testing.assert_array_equal(state.sharing.decided["fc1"], want.outcome != "undecided")
+    np.testing.assert_allclose(state.mask.icc["fc1"], want.icc, rtol=1e-4)
+    np.testing.assert_array_equal(state.mask.decided["fc1"], want.outcome != "undecided")
     assert mine.sum() > 0
 
 
@@ -171,7 +171,7 @@ def test_a_run_keeps_what_the_test_decided_and_goes_on_with_it(tmp_path):
 
 def test_a_client_of_one_sample_takes_no_part_in_the_test():
     j = job(algorithms.fedfac(estimator="icc", tau="test", dynamic=False, fdr=0.2), sizes=[*LARGER, 1])
-    assert run(j, 1).sharing.shared["fc1.weight"].shape == (10, 1)
+    assert run(j, 1).mask.shared["fc1.weight"].shape == (10, 1)
 
 
 def test_fedfac_says_what_a_test_needs():

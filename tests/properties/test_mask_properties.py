@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Algorithm, Sharing
+from fedstat.fl.algorithm import Algorithm, SharedMask
 from fedstat.fl.batches import Rows
 
 SAMPLES = [5, 9, 2, 9, 1]
@@ -65,8 +65,8 @@ def runs(draw, *kinds):
 
 
 def method(split):
-    moves = {"reshare": lambda up: Sharing(split[up.round + 1])} if len(split) > 1 else {}
-    return Algorithm("masked", lambda start: Sharing(split[0]), **moves)  # noqa: ARG005
+    moves = {"update_mask": lambda up: SharedMask(split[up.round + 1])} if len(split) > 1 else {}
+    return Algorithm("masked", lambda start: SharedMask(split[0]), **moves)  # noqa: ARG005
 
 
 @settings(max_examples=20, deadline=None)

@@ -93,7 +93,7 @@ from fedstat.fl.algorithms import fedavg
 def mine():
     def penalty(params, anchor):
         return {name: FACTOR * (p - anchor[name]) for name, p in params.items()}
-    return Algorithm("mine", fedavg().sharing, phases=(Phase(penalty=penalty),))
+    return Algorithm("mine", fedavg().init_mask, phases=(Phase(penalty=penalty),))
 """
 
 

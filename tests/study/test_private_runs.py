@@ -10,7 +10,7 @@ from fl_runs import SMALL, command
 
 from fedstat.attack import runs as attacked
 from fedstat.fl import accountant, aggregate
-from fedstat.fl.job import Machine
+from fedstat.fl.job import ComputeConfig
 from fedstat.study import experiment, grid, planned, report
 from fedstat.study.collect import collect
 from fedstat.study.experiment import Settings
@@ -42,7 +42,7 @@ def test_a_private_run_by_command_says_so_and_can_be_made_again(tmp_path, capsys
     run = attacked.read(path)
     np.testing.assert_array_equal(run.tree["metrics/epsilon"], [1.5, 3.0])
     assert json.loads(run.tree.attrs["config"])["privacy"]["delta"] == 0.001
-    job, _ = attacked.job_of(run, None, Machine())
+    job, _ = attacked.job_of(run, None, ComputeConfig())
     assert job.aggregator.privacy == aggregate.private(0.5, 1.5, delta=0.001).privacy
     assert [number for number, _ in attacked.states(run, job, [2])] == [2], "warns unless the losses are the same"
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedstat.fl import algorithms, optim
-from fedstat.fl.job import Machine, Training
+from fedstat.fl.job import ComputeConfig, TrainConfig
 from fedstat.fl.prepare import prepare
 from fedstat.flower import Plan, Strategy, client_app
 from fedstat.study.experiment import Settings, federated, network
@@ -29,7 +29,7 @@ SETTINGS = Settings.of(
 )
 FLAGS = np.arange(12) % 3 == 0
 OPTIONS = {"fedsplit": {"shared": {1: FLAGS}}, "fedprox": {"mu": 0.7}}
-TRAINING = Training(optimizer=optim.sgd(0.1), local_epochs=1, batch_size=16, seed=3, server_lr=0.8)
+TRAINING = TrainConfig(optimizer=optim.sgd(0.1), local_epochs=1, batch_size=16, seed=3, server_lr=0.8)
 
 
 class Said(NamedTuple):
@@ -103,7 +103,7 @@ def plan(algorithm, **options):
     """A plan of the four parties; a setting of training by its name."""
     algorithm = make(algorithm) if isinstance(algorithm, str) else algorithm
     of_plan = {name: options.pop(name) for name in ("secure", "headroom", "clients") if name in options}
-    training = Training(**{**vars(TRAINING), **options})
+    training = TrainConfig(**{**vars(TRAINING), **options})
     return Plan(
         net=network(SETTINGS, data()), algorithm=algorithm, training=training, **{"clients": CLIENTS, **of_plan}
     )
@@ -123,7 +123,7 @@ def run(chosen, rounds=2):
 
 def together(chosen, rounds=2):
     """The job of all clients in one engine, and its states after each round."""
-    job = prepare(data(), chosen.net, chosen.algorithm, chosen.training, Machine(threads=1))
+    job = prepare(data(), chosen.net, chosen.algorithm, chosen.training, ComputeConfig(threads=1))
     states = [trainer.start(job)]
     for _ in range(rounds):
         states.append(trainer.step(job, states[-1]))

@@ -7,7 +7,7 @@ import torch
 from algorithm_jobs import job as make_job
 
 from fedstat.fl import nets
-from fedstat.fl.algorithm import Algorithm, Sharing
+from fedstat.fl.algorithm import Algorithm, SharedMask
 
 SIZES = [6, 6, 3]
 SAMPLES = [9, 4, 14, 1, 11, 4]
@@ -44,7 +44,7 @@ def arrays(given):
 
 
 def algorithm(given, **parts):
-    return Algorithm("masked", lambda start: Sharing(given), **parts)  # noqa: ARG005
+    return Algorithm("masked", lambda start: SharedMask(given), **parts)  # noqa: ARG005
 
 
 def job(method, **options):

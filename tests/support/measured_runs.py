@@ -33,7 +33,7 @@ def readouts(name: str) -> dict[str, Any]:
     method = make(name)
     if method.finetune or method.choice:
         return {}
-    mixes = method.mix or method.receive  # clients download nothing in common, by layer
+    mixes = method.mixing_weights or method.on_download  # clients download nothing in common, by layer
     return {one: wrap for one, wrap in READOUTS.items() if not (mixes and one.endswith("layer"))}
 
 

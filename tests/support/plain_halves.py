@@ -35,7 +35,7 @@ def train(job, state, client, own, phases, key):
     alone, who = replace(job, train=Rows(x, y, start)), np.array([client])
     before = trainer.models(job, state, who)
     after = {name: p.clone() for name, p in before.items()}
-    train_chunk(alone, after, who, phases, key=(key, state.round), memory=Download(alone, state).memory(who))
+    train_chunk(alone, after, who, phases, key=(key, state.round), state=Download(alone, state).algorithm_state(who))
     return before, after
 
 
@@ -62,7 +62,7 @@ def components(job, state, clients, phases):
 def _shared(job, state, model, layer):
     names = [n for n in job.net.shapes if nets.layer_of(n) == layer and n not in job.net.buffers]
     return np.concatenate(
-        [np.empty(0), *(model[n][0][state.sharing.shared[n].expand(job.net.shapes[n])].double().numpy() for n in names)]
+        [np.empty(0), *(model[n][0][state.mask.shared[n].expand(job.net.shapes[n])].double().numpy() for n in names)]
     )
 
 

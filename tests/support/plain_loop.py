@@ -26,7 +26,19 @@ def module(sizes: list[int]) -> nn.Sequential:
 
 
 def train_client(
-    net, x, y, make_optimizer, *, epochs, batch_size, rng, penalty=None, trains=None, memory=None, held=None, after=None
+    net,
+    x,
+    y,
+    make_optimizer,
+    *,
+    epochs,
+    batch_size,
+    rng,
+    penalty=None,
+    is_trainable=None,
+    memory=None,
+    held=None,
+    after=None,
 ) -> None:
     """Plain local training: shuffled batches, mean loss, one optimiser over the parameters that train.
 
@@ -35,7 +47,7 @@ def train_client(
     """
     named = dict(net.named_parameters())
     for name, p in named.items():
-        p.requires_grad_(trains is None or trains(name))
+        p.requires_grad_(is_trainable is None or is_trainable(name))
     optimizer = make_optimizer([p for p in named.values() if p.requires_grad])
     if memory:
         optimizer.load_state_dict(memory["optimizer"])

@@ -9,13 +9,13 @@ import torch.distributed as dist
 from algorithm_jobs import SAMPLES, SIZES, dataset, make
 
 from fedstat.fl import nets, ranks, train
-from fedstat.fl.algorithm import Algorithm, Sharing
+from fedstat.fl.algorithm import Algorithm, SharedMask
 
 
 def uneven(start):
     shared = {name: torch.ones((), dtype=torch.bool) for name in start.net.shapes}
     shared["fc1.weight"] = (torch.arange(len(start.sizes)) % 2 == 0).view(-1, 1, 1)
-    return Sharing(shared)
+    return SharedMask(shared)
 
 
 def main(folder: Path) -> None:

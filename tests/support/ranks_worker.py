@@ -39,7 +39,7 @@ AGGREGATORS = {
     ),
 }
 # Its hook that counts models is the only one to read what processes gather.
-COUNTS = toy(memory=REMEMBERS.memory, downloads=lambda up: np.full(len(up.clients), len(up.before)))
+COUNTS = toy(init_state=REMEMBERS.init_state, downloads=lambda up: np.full(len(up.clients), len(up.before)))
 LIAR = aggregate.stateless("liar", largest, needs="sum")
 
 

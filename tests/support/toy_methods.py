@@ -6,14 +6,14 @@ import torch
 from plain_seams import LR
 
 from fedstat.fl import aggregate, masks, optim
-from fedstat.fl.algorithm import Algorithm, Measure, Memory, Sharing
+from fedstat.fl.algorithm import Algorithm, AlgorithmState, Measure, SharedMask
 
 HALF = {"participation": 0.5, "client_chunk": 2, "optimizer": optim.sgd(LR)}
 
 
 def toy(**parts):
     """FedAvg with what a seam adds."""
-    return Algorithm("toy", lambda start: Sharing(masks.everything(start.net, start.device)), **parts)
+    return Algorithm("toy", lambda start: SharedMask(masks.share_all(start.net, start.device)), **parts)
 
 
 def momentum(beta):
@@ -38,21 +38,21 @@ def soft(threshold):
 
 
 def moving_average(up):
-    clients = {n: 0.5 * up.memory.clients[n] + 0.5 * p for n, p in up.after.items()}
-    return Memory(clients, {"rounds": up.memory.server["rounds"] + 1})
+    clients = {n: 0.5 * up.state.clients[n] + 0.5 * p for n, p in up.after.items()}
+    return AlgorithmState(clients, {"rounds": up.state.server["rounds"] + 1})
 
 
-def towards_memory(received):
-    share = 1 / (1 + received.memory.server["rounds"])
-    return {n: share * received.global_params[n] + (1 - share) * p for n, p in received.memory.clients.items()}
+def towards_memory(context):
+    share = 1 / (1 + context.state.server["rounds"])
+    return {n: share * context.global_params[n] + (1 - share) * p for n, p in context.state.clients.items()}
 
 
 REMEMBERS = toy(
-    memory=lambda start: Memory(
+    init_state=lambda start: AlgorithmState(
         {n: torch.ones(len(start.sizes), *s) / 10 for n, s in start.net.shapes.items()}, {"rounds": torch.tensor(0.0)}
     ),
-    remember=moving_average,
-    receive=towards_memory,
+    update_state=moving_average,
+    on_download=towards_memory,
 )
 
 

@@ -9,9 +9,17 @@ import scipy
 
 from fedstat import _check
 from fedstat._later import torch
-from fedstat.fl import masks
 from fedstat.fl.aggregate import uniform
-from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Received, RoundContext, Sharing, Start, Variant
+from fedstat.fl.algorithm import (
+    About,
+    Algorithm,
+    AlgorithmState,
+    DownloadContext,
+    InitContext,
+    Measure,
+    RoundContext,
+    Variant,
+)
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import cosines, shared_part
 
@@ -83,19 +91,22 @@ def clustered_fl(
     rule = _Rule(eps1, eps2, gamma, max_clusters, code)
     settings = {**rule._asdict(), "variant": variant}
     del settings["code"]
+
+    def split(context: RoundContext) -> _Split:
+        return context.once(rule.split)
+
     return Algorithm(
         "clustered-fl",
-        rule.sharing,
         settings=settings,
-        keeps=lambda net: list(net.unshared),
+        personal_params=lambda net: list(net.unshared),
         weights=uniform if code else None,
-        memory=rule.memory,
-        remember=lambda up: rule.remember(up, up.once(rule.split)),
-        receive=_receive,
+        init_state=rule.init_state,
+        update_state=lambda context: rule.update_state(context, split(context)),
+        on_download=_receive,
         measures={
-            "cluster": Measure(lambda up: up.once(rule.split).cluster, long_name="cluster after the round"),
-            "mean_update": Measure(lambda up: up.once(rule.split).mean, long_name="norm of the cluster's mean update"),
-            "update": Measure(lambda up: up.once(rule.split).norm, long_name="norm of the client's update"),
+            "cluster": Measure(lambda context: split(context).cluster, long_name="cluster after the round"),
+            "mean_update": Measure(lambda context: split(context).mean, long_name="norm of the cluster's mean update"),
+            "update": Measure(lambda context: split(context).norm, long_name="norm of the client's update"),
         },
         about=ABOUT,
     )
@@ -128,53 +139,49 @@ class _Rule(NamedTuple):
     max_clusters: int | None
     code: bool
 
-    def sharing(self, start: Start) -> Sharing:
-        most = len(start.sizes)
-        if self.max_clusters is not None and self.max_clusters > most:
+    def init_state(self, context: InitContext) -> AlgorithmState:
+        n, device = len(context.sizes), context.device
+        if self.max_clusters is not None and self.max_clusters > n:
             raise ValueError(
-                f"max_clusters must be at most the number of clients, {most}, but got {self.max_clusters}. Leave it "
+                f"max_clusters must be at most the number of clients, {n}, but got {self.max_clusters}. Leave it "
                 "out for no limit."
             )
-        return Sharing(masks.everything(start.net, start.device))
-
-    def memory(self, start: Start) -> Memory:
-        n, device = len(start.sizes), start.device
         slots = self.max_clusters or n
         # Not filled before there are two clusters.
-        models = {name: torch.zeros(1, *s, device=device).expand(slots, *s) for name, s in start.net.shapes.items()}
+        models = {name: torch.zeros(1, *s, device=device).expand(slots, *s) for name, s in context.net.shapes.items()}
         number = {_NUMBER: torch.ones((), dtype=torch.int64, device=device)}
-        return Memory({_CLUSTER: torch.zeros(n, dtype=torch.int64, device=device)}, models | number)
+        return AlgorithmState({_CLUSTER: torch.zeros(n, dtype=torch.int64, device=device)}, models | number)
 
-    def weights(self, up: RoundContext, some: Tensor) -> Tensor:
+    def weights(self, context: RoundContext, some: Tensor) -> Tensor:
         """Weights of some rows of clients, which sum to 1."""
-        own = torch.ones_like(up.weights[some]) if self.code else up.weights[some]
+        own = torch.ones_like(context.weights[some]) if self.code else context.weights[some]
         return own / own.sum()
 
-    def split(self, up: RoundContext) -> _Split:
+    def split(self, context: RoundContext) -> _Split:
         """Split the clusters that are due, each at most once in a round."""
-        before = up.before
-        updates = {name: p - before[name] for name, p in shared_part(up, up.after).items()}
+        before = context.before
+        updates = {name: p - before[name] for name, p in shared_part(context, context.after).items()}
         norm = torch.stack([p.flatten(1).square().sum(1) for p in updates.values()]).sum(0).sqrt()
-        cluster, mean = up.memory.clients[_CLUSTER].clone(), torch.zeros_like(norm)
-        parent = list(range(int(up.memory.server[_NUMBER])))
+        cluster, mean = context.state.clients[_CLUSTER].clone(), torch.zeros_like(norm)
+        parent = list(range(int(context.state.server[_NUMBER])))
         for k in parent.copy():
-            some = torch.nonzero(up.memory.clients[_CLUSTER] == k).squeeze(1)
+            some = torch.nonzero(context.state.clients[_CLUSTER] == k).squeeze(1)
             if not len(some):
                 continue
-            own, w = {name: p[some] for name, p in updates.items()}, self.weights(up, some)
+            own, w = {name: p[some] for name, p in updates.items()}, self.weights(context, some)
             mean[some] = torch.stack([torch.mv(p.flatten(1).T, w).square().sum() for p in own.values()]).sum().sqrt()
             still, moving = bool(mean[some[0]] < self.eps1), bool(norm[some].max() > self.eps2)
-            second = self.parts(own) if still and moving and self.may_split(up, len(some), len(parent)) else None
+            second = self.parts(own) if still and moving and self.may_split(context, len(some), len(parent)) else None
             if second is not None:
-                less = float(up.weights[some[second]].sum()) <= float(up.weights[some[~second]].sum())
+                less = float(context.weights[some[second]].sum()) <= float(context.weights[some[~second]].sum())
                 cluster[some[second if less else ~second]] = len(parent)
                 parent.append(k)
         return _Split(cluster, parent, mean, norm)
 
-    def may_split(self, up: RoundContext, clients: int, clusters: int) -> bool:
+    def may_split(self, context: RoundContext, clients: int, clusters: int) -> bool:
         """Whether a cluster of so many clients may be split where there are so many clusters."""
-        most = len(up.memory.server[next(iter(up.net.shapes))])
-        return clusters < most and (clients > 2 and up.round >= _EARLY if self.code else clients > 1)
+        most = len(context.state.server[next(iter(context.net.shapes))])
+        return clusters < most and (clients > 2 and context.round >= _EARLY if self.code else clients > 1)
 
     def parts(self, updates: Params) -> Tensor | None:
         """The second of the parts into which a cluster's clients (client,) fall; None if they are not far apart."""
@@ -187,26 +194,29 @@ class _Rule(NamedTuple):
             return None
         return torch.from_numpy(second)
 
-    def remember(self, up: RoundContext, found: _Split) -> Memory:
+    def update_state(self, context: RoundContext, found: _Split) -> AlgorithmState:
         """Every cluster's model, the mean of its active clients', once there are two."""
         if len(found.parent) == 1:
-            return Memory({_CLUSTER: found.cluster}, up.memory.server)
-        first = int(up.memory.server[_NUMBER]) == 1
-        server = {name: p.clone() for name, p in up.memory.server.items()}
+            return AlgorithmState({_CLUSTER: found.cluster}, context.state.server)
+        first = int(context.state.server[_NUMBER]) == 1
+        server = {name: p.clone() for name, p in context.state.server.items()}
         server[_NUMBER].fill_(len(found.parent))
         for k, parent in enumerate(found.parent):
             some = torch.nonzero(found.cluster == k).squeeze(1)
-            w = self.weights(up, some)
-            for name, p in shared_part(up, up.after, statistics=True).items():
-                was = up.global_params[name] if first else up.memory.server[name][parent]
+            w = self.weights(context, some)
+            for name, p in shared_part(context, context.after, statistics=True).items():
+                was = context.global_params[name] if first else context.state.server[name][parent]
                 mean = torch.mv(p[some].flatten(1).T, w).view_as(was) if len(some) else was
-                server[name][k] = torch.lerp(was, mean, up.server_lr)
-        return Memory({_CLUSTER: found.cluster}, server)
+                server[name][k] = torch.lerp(was, mean, context.server_lr)
+        return AlgorithmState({_CLUSTER: found.cluster}, server)
 
 
-def _receive(received: Received) -> Params:
+def _receive(context: DownloadContext) -> Params:
     """The model of the client's cluster; the server's copy as long as there is one cluster."""
-    if int(received.memory.server[_NUMBER]) == 1:
+    if int(context.state.server[_NUMBER]) == 1:
         return {}
-    models, cluster = received.memory.server, received.memory.clients[_CLUSTER]
-    return {name: torch.where(received.shared[name], models[name][cluster], own) for name, own in received.own.items()}
+    models, cluster = context.state.server, context.state.clients[_CLUSTER]
+    return {
+        name: torch.where(context.shared[name], models[name][cluster], own)
+        for name, own in context.client_params.items()
+    }

@@ -54,11 +54,13 @@ def ditto(
     def penalty(params: Params, anchor: Params) -> Params:
         return {name: (p - anchor[counterpart(name)]).mul_(lam) for name, p in params.items() if is_own(name)}
 
-    own = Phase(own_epochs, trains=is_own, penalty=penalty if lam else None, anchor="download" if lam else "phase")
+    own = Phase(
+        own_epochs, is_trainable=is_own, penalty=penalty if lam else None, anchor="download" if lam else "phase"
+    )
     return Algorithm(
         "ditto",
         share_global,
-        phases=(Phase(trains=lambda name: not is_own(name)), own),
+        phases=(Phase(is_trainable=lambda name: not is_own(name)), own),
         settings={"lam": lam, "own_epochs": own_epochs},
         wrap=pair,
         loss=pair_loss,

@@ -14,14 +14,14 @@ from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import (
     About,
     Algorithm,
+    AlgorithmState,
+    InitContext,
     Mask,
     Measure,
-    Memory,
     Phase,
     RoundContext,
     Samples,
-    Sharing,
-    Start,
+    SharedMask,
     Variant,
 )
 from fedstat.fl.nets import Net, Params, dense
@@ -39,7 +39,7 @@ ALPHA = About(
 BETA = ALPHA._replace(
     title="Factorized-FL β",
     shared="u, v and sparse μ of weights u vᵀ + μ, each client's mean over clients of similar v",
-    own="the output layer",
+    personal="the output layer",
 )
 
 Matching = Literal["similarity", "random", "worst", "none"]
@@ -128,26 +128,30 @@ def factorized_fl(
         kind = name.rpartition(".")[2]
         return beta or (kind not in ("v", "mu") if code else kind == "u")
 
-    def sharing(start: Start) -> Sharing:
-        below = masks.private_layers(start.net, nets.head_layers(start.net), start.device)
-        return Sharing({name: mask if shared(name) else torch.zeros_like(mask) for name, mask in below.items()})
+    def init_mask(context: InitContext) -> SharedMask:
+        below = masks.private_layers(context.net, nets.head_layers(context.net), context.device)
+        return SharedMask({name: mask if shared(name) else torch.zeros_like(mask) for name, mask in below.items()})
 
-    def uploads(net: Net, sharing: Sharing) -> Mask:
+    def upload_mask(net: Net, mask: SharedMask) -> Mask:
         compared = f"{_compared(net)}.v"
-        return {name: torch.ones_like(mask) if name == compared else mask for name, mask in sharing.shared.items()}
+        return {
+            name: torch.ones_like(entries) if name == compared else entries for name, entries in mask.shared.items()
+        }
 
     return Algorithm(
         f"factorized-fl-{'beta' if beta else 'alpha'}",
-        sharing,
-        phases=(Phase(after=_shrink(sparsity) if keeps_mu and not code else None),),
-        finetune=(Phase(0, weigh=_prune(sparsity)),) if keeps_mu and code else (),
+        init_mask,
+        phases=(Phase(post_step=_shrink(sparsity) if keeps_mu and not code else None),),
+        finetune=(Phase(0, sample_weights=_prune(sparsity)),) if keeps_mu and code else (),
         settings=given | {"rank": rank, "mu": mu, "matching": matching, "kernels": kernels, "variant": variant},
         wrap=lambda net: _factorised(net, rank, mu, kernels, code),
-        mix=None if matching == "none" else rule.mix,
-        uploads=None if matching == "none" else uploads,
+        mixing_weights=None if matching == "none" else rule.mixing_weights,
+        upload_mask=None if matching == "none" else upload_mask,
         measures={
             "similarity": Measure(_similarity, ("client", "other"), long_name="cosine similarity of v"),
-            "similarity_u": Measure(lambda up: _similarity(up, "u"), ("client", "other"), {}, "the same of u"),
+            "similarity_u": Measure(
+                lambda context: _similarity(context, "u"), ("client", "other"), {}, "the same of u"
+            ),
         },
         sparse=(lambda name: name.endswith(".mu")) if beta and mu else None,
         about=BETA if beta else ALPHA,
@@ -235,10 +239,10 @@ def _shrink(sparsity: float) -> Callable[[Params, Params, float, int], None]:
     return after
 
 
-def _prune(sparsity: float) -> Callable[[Net, Params, Samples, Memory], Tensor]:
+def _prune(sparsity: float) -> Callable[[Net, Params, Samples, AlgorithmState], Tensor]:
     """Set the small entries of μ to zero."""
 
-    def weigh(_: Net, params: Params, samples: Samples, __: Memory) -> Tensor:
+    def weigh(_: Net, params: Params, samples: Samples, __: AlgorithmState) -> Tensor:
         for name, p in params.items():
             if name.endswith(".mu"):
                 p.masked_fill_(p.abs() < sparsity, 0)
@@ -259,17 +263,19 @@ class _Rule(NamedTuple):
     at_least: int
     in_place: bool
 
-    def mix(self, up: RoundContext) -> Tensor:
+    def mixing_weights(self, context: RoundContext) -> Tensor:
         """Row i holds client i's weights (active, active); equations (4) and (5)."""
-        similarity = _similarity(up)
-        matched = self.matched(up, similarity).fill_diagonal_(True)
+        similarity = _similarity(context)
+        matched = self.matched(context, similarity).fill_diagonal_(True)
         weights = torch.where(matched, self.epsilon * similarity, -math.inf).softmax(1)
         if self.in_place:
-            order = _random.generator(up.seed, "order of the server", up.round).permutation(np.sort(up.clients))
-            weights = _one_after_the_other(weights, [up.clients.tolist().index(c) for c in order])
+            order = _random.generator(context.seed, "order of the server", context.round).permutation(
+                np.sort(context.clients)
+            )
+            weights = _one_after_the_other(weights, [context.clients.tolist().index(c) for c in order])
         return weights.float()
 
-    def matched(self, up: RoundContext, similarity: Tensor) -> Tensor:
+    def matched(self, context: RoundContext, similarity: Tensor) -> Tensor:
         """Whom a client averages with besides itself: bool (active, active)."""
         if self.matching == "similarity":
             nth = similarity.argsort(1, descending=True).argsort(1)
@@ -277,10 +283,10 @@ class _Rule(NamedTuple):
         if self.matching == "worst":
             return similarity.argsort(1).argsort(1) < _OTHERS
         drawn = torch.zeros_like(similarity, dtype=torch.bool)
-        for i, c in enumerate(up.clients):
-            others = np.sort(np.delete(up.clients, i))
-            three = _random.generator(up.seed, "matching", up.round, int(c)).permutation(others)[:_OTHERS]
-            drawn[i] = torch.from_numpy(np.isin(up.clients, three))
+        for i, c in enumerate(context.clients):
+            others = np.sort(np.delete(context.clients, i))
+            three = _random.generator(context.seed, "matching", context.round, int(c)).permutation(others)[:_OTHERS]
+            drawn[i] = torch.from_numpy(np.isin(context.clients, three))
         return drawn
 
 
@@ -297,9 +303,9 @@ def _one_after_the_other(weights: Tensor, order: list[int]) -> Tensor:
     return found
 
 
-def _similarity(up: RoundContext, kind: str = "v") -> Tensor:
+def _similarity(context: RoundContext, kind: str = "v") -> Tensor:
     """Cosine similarity (active, active) of the active clients' v (or u) before the classifier."""
-    own = functional.normalize(up.after[f"{_compared(up.net)}.{kind}"].flatten(1).double())
+    own = functional.normalize(context.after[f"{_compared(context.net)}.{kind}"].flatten(1).double())
     return (own @ own.T).clamp(-1, 1).fill_diagonal_(1)
 
 

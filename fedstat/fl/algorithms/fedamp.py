@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedstat import _check
 from fedstat._later import torch
-from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Phase, RoundContext, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, InitContext, Measure, Phase, RoundContext
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import cosines, shared_part, squared_distances
 
@@ -83,13 +82,12 @@ def fedamp(
 
     return Algorithm(
         "fedamp",
-        lambda start: Sharing(masks.everything(start.net, start.device)),
         phases=(Phase(penalty=penalty if lam else None, anchor=_cloud_or_download),),
         settings={"lam": lam, "alpha": alpha, "sigma": sigma, "attention": attention, "self_weight": self_weight},
-        memory=_no_clouds,
-        remember=lambda up: _clouds(up, up.once(weigh)),
-        receive=lambda received: received.own,
-        measures={"attention": Measure(lambda up: up.once(weigh), ("client", "other"), {}, "attention ξ")},
+        init_state=_no_clouds,
+        update_state=lambda context: _clouds(context, context.once(weigh)),
+        on_download=lambda context: context.client_params,
+        measures={"attention": Measure(lambda context: context.once(weigh), ("client", "other"), {}, "attention ξ")},
         about=ABOUT,
     )
 
@@ -102,8 +100,8 @@ class _Attention:
     sigma: float
     self_weight: float | None
 
-    def __call__(self, up: RoundContext) -> Tensor:
-        models = shared_part(up, up.after)
+    def __call__(self, context: RoundContext) -> Tensor:
+        models = shared_part(context, context.after)
         if self.self_weight is None:
             others = (squared_distances(models) / -self.sigma).exp() * (self.alpha / self.sigma)
             others.fill_diagonal_(0)
@@ -114,20 +112,20 @@ class _Attention:
         return (others + torch.diag(1 - others.sum(1))).float()
 
 
-def _no_clouds(start: Start) -> Memory:
-    n, device = len(start.sizes), start.device
-    clouds = {name: torch.zeros(1, *s, device=device).expand(n, *s) for name, s in start.net.shapes.items()}
-    return Memory(clouds | {_KNOWN: torch.zeros(n, dtype=torch.bool, device=device)})
+def _no_clouds(context: InitContext) -> AlgorithmState:
+    n, device = len(context.sizes), context.device
+    clouds = {name: torch.zeros(1, *s, device=device).expand(n, *s) for name, s in context.net.shapes.items()}
+    return AlgorithmState(clouds | {_KNOWN: torch.zeros(n, dtype=torch.bool, device=device)})
 
 
-def _clouds(up: RoundContext, attention: Tensor) -> Memory:
+def _clouds(context: RoundContext, attention: Tensor) -> AlgorithmState:
     """Cloud models of the active clients."""
-    shared = {name: bool(mask.any()) for name, mask in up.sharing.shared.items()}
-    clouds = {name: torch.tensordot(attention, p, 1) if shared[name] else p for name, p in up.after.items()}
-    return Memory(clouds | {_KNOWN: torch.ones_like(up.memory.clients[_KNOWN])})
+    shared = {name: bool(mask.any()) for name, mask in context.mask.shared.items()}
+    clouds = {name: torch.tensordot(attention, p, 1) if shared[name] else p for name, p in context.after.items()}
+    return AlgorithmState(clouds | {_KNOWN: torch.ones_like(context.state.clients[_KNOWN])})
 
 
-def _cloud_or_download(download: Params, memory: Memory) -> Params:
+def _cloud_or_download(download: Params, state: AlgorithmState) -> Params:
     """The cloud model of a client that has one, else what it begins with."""
-    known = memory.clients[_KNOWN]
-    return {n: torch.where(known.view(-1, *(1,) * (p.ndim - 1)), memory.clients[n], p) for n, p in download.items()}
+    known = state.clients[_KNOWN]
+    return {n: torch.where(known.view(-1, *(1,) * (p.ndim - 1)), state.clients[n], p) for n, p in download.items()}

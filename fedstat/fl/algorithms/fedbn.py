@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm, InitContext, SharedMask
 
 ABOUT = About(
     "FedBN",
@@ -35,12 +35,12 @@ def fedbn() -> Algorithm:
     return Algorithm("fedbn", _sharing, about=ABOUT)
 
 
-def _sharing(start: Start) -> Sharing:
-    own = nets.normalisation(start.net)
+def _sharing(context: InitContext) -> SharedMask:
+    own = nets.normalisation(context.net)
     if not own:
         warnings.warn(
             "fedbn keeps normalisation with the client, but the network has none, so that this is FedAvg. Take a "
             "network that normalises, such as one with norm='group' or norm='batch'.",
             stacklevel=2,
         )
-    return masks.keep_parameters(own.__contains__)(start)
+    return masks.keep_parameters(own.__contains__)(context)

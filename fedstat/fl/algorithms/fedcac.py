@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedstat import _check
 from fedstat._later import torch
-from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Memory, Received, RoundContext, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, DownloadContext, InitContext, RoundContext
 from fedstat.fl.nets import Net, Params
 
 if TYPE_CHECKING:
@@ -65,22 +64,21 @@ def fedcac(
     _check.real("tau", tau, low=0, high=1)
     _check.integer("beta", beta)
 
-    def critical(up: RoundContext) -> Params:
-        return critical_entries(up.net, up.before, up.after, tau)
+    def critical(context: RoundContext) -> Params:
+        return critical_entries(context.net, context.before, context.after, tau)
 
-    def memory(start: Start) -> Memory:
-        net, clients = start.net, len(start.sizes)
-        none = {n: torch.zeros(clients, *net.shapes[n], dtype=torch.bool, device=start.device) for n in _judged(net)}
-        return Memory(none)
+    def init_state(context: InitContext) -> AlgorithmState:
+        net, clients = context.net, len(context.sizes)
+        none = {n: torch.zeros(clients, *net.shapes[n], dtype=torch.bool, device=context.device) for n in _judged(net)}
+        return AlgorithmState(none)
 
     return Algorithm(
         "fedcac",
-        lambda start: Sharing(masks.everything(start.net, start.device)),
         settings={"tau": tau, "beta": beta},
-        mix=lambda up: partners(overlap(critical(up)), (up.round + 1) / beta),
-        memory=memory,
-        remember=lambda up: Memory(critical(up)),
-        receive=_receive,
+        mixing_weights=lambda context: partners(overlap(critical(context)), (context.round + 1) / beta),
+        init_state=init_state,
+        update_state=lambda context: AlgorithmState(critical(context)),
+        on_download=_receive,
         about=ABOUT,
     )
 
@@ -143,7 +141,7 @@ def _judged(net: Net) -> list[str]:
     return [name for name in net.shapes if name not in net.buffers]
 
 
-def _receive(received: Received) -> Params:
+def _receive(context: DownloadContext) -> Params:
     """The partners' mean where entries are critical, the server's elsewhere."""
-    own, server, shared = received.own, received.global_params, received.shared
-    return {n: torch.where(m | ~shared[n], own[n], server[n]) for n, m in received.memory.clients.items()}
+    own, server, shared = context.client_params, context.global_params, context.shared
+    return {n: torch.where(m | ~shared[n], own[n], server[n]) for n, m in context.state.clients.items()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Measure, Memory, Phase, RoundContext, Samples, Variant
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Measure, Phase, RoundContext, Samples, Variant
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.policy import Activation, Norm, Policy
 from fedstat.fl.wrappers.separated import (
@@ -35,7 +35,9 @@ ABOUT = About(
 )
 
 _LAM = 5.0
-PERSONALISATION = Measure(lambda up: up.after[SHARE].mean(1), long_name="personalisation identification ratio")
+PERSONALISATION = Measure(
+    lambda context: context.after[SHARE].mean(1), long_name="personalisation identification ratio"
+)
 
 
 def fedcp(
@@ -99,27 +101,28 @@ def fedcp(
     parts = Parts(global_head, design.require() if policy else None, context, variant == "code")
     aligned, renewed = align and lam > 0, policy and context in ("both", "client")
 
-    def weigh(net: Net, params: Params, samples: Samples, _: Memory) -> Tensor:
+    def weigh(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
         if renewed:
             params[CONTEXT].copy_(client_vector(net, params))
         return _features(net, params, samples)
 
-    def renew(net: Net, params: Params, samples: Samples, _: Memory) -> Tensor:
+    def renew(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
         params[CONTEXT].copy_(client_vector(net, params))
         return samples.y
 
     def own_layers(net: Net) -> list[str]:
         return [layer for layer in nets.layers(net) if layer in (CLIENT, nets.head_layers(net)[-1])]
 
-    phases = (Phase(trains=lambda name: nets.layer_of(name) != GLOBAL, weigh=weigh if policy or aligned else None),)
+    weights = weigh if policy or aligned else None
+    phases = (Phase(is_trainable=lambda name: nets.layer_of(name) != GLOBAL, sample_weights=weights),)
     return Algorithm(
         "fedcp",
         masks.keep_layers(own_layers),
-        phases=(*phases, Phase(0, weigh=renew)) if renewed and variant == "code" else phases,
+        phases=(*phases, Phase(0, sample_weights=renew)) if renewed and variant == "code" else phases,
         settings=settings,
         wrap=lambda net: separated(net, parts),
         loss=lambda inner, net: separated_loss(inner, net, lam if align else 0),
-        send=_mean_head if global_head else None,
+        encode=_mean_head if global_head else None,
         measures={"personalisation": PERSONALISATION} if policy else {},
         about=ABOUT,
     )
@@ -150,8 +153,8 @@ def _features(net: Net, params: Params, samples: Samples) -> Tensor:
         return torch.cat(found, 1)
 
 
-def _mean_head(up: RoundContext) -> Params:
+def _mean_head(context: RoundContext) -> Params:
     """The mean of the global and the own head, in the global head's place (eq. 6)."""
-    own = nets.head_layers(up.net)[-1]
-    names = {name: own + name.removeprefix(GLOBAL) for name in up.after if nets.layer_of(name) == GLOBAL}
-    return {name: (up.after[name] + up.after[mine]) / 2 for name, mine in names.items()}
+    own = nets.head_layers(context.net)[-1]
+    names = {name: own + name.removeprefix(GLOBAL) for name in context.after if nets.layer_of(name) == GLOBAL}
+    return {name: (context.after[name] + context.after[mine]) / 2 for name, mine in names.items()}

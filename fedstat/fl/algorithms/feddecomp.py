@@ -93,8 +93,8 @@ def feddecomp(
 
     phases = (
         Phase(lambda total: epochs(total)[0]),
-        Phase(lambda total: epochs(total)[1], trains=private),
-        Phase(lambda total: epochs(total)[2], trains=lambda name: not private(name)),
+        Phase(lambda total: epochs(total)[1], is_trainable=private),
+        Phase(lambda total: epochs(total)[2], is_trainable=lambda name: not private(name)),
     )
     return Algorithm(
         "feddecomp",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.mixture import WEIGHTS, log_joint, mixture, mixture_loss, of_class
 
@@ -37,7 +37,7 @@ def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Alg
     return Algorithm(
         "fedem",
         masks.keep_layers(lambda _: ["mixture"]),
-        phases=(Phase(trains=lambda name: name != WEIGHTS, weigh=_e_step),),
+        phases=(Phase(is_trainable=lambda name: name != WEIGHTS, sample_weights=_e_step),),
         settings={"components": components},
         wrap=lambda net: mixture(net, components),
         loss=lambda inner, _: mixture_loss(inner),
@@ -45,7 +45,7 @@ def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Alg
     )
 
 
-def _e_step(net: Net, params: Params, samples: Samples, _: Memory) -> Tensor:
+def _e_step(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
     """Responsibilities (client, sample, component) of all training samples; π becomes their mean."""
     with torch.no_grad():
         x, y = samples.x, samples.y

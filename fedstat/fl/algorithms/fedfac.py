@@ -12,7 +12,7 @@ import numpy as np
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Mask, Sharing, Start, Variant
+from fedstat.fl.algorithm import About, Algorithm, InitContext, Mask, SharedMask, Variant
 from fedstat.fl.algorithms.fedsplit import Split
 from fedstat.fl.nets import Net, Params
 from fedstat.stats import components, factor, icc
@@ -133,19 +133,21 @@ def fedfac(
         settings |= {"pretrain_epochs": pretrain_epochs}
         return Algorithm(
             "fedfac-static",
-            lambda start: rule.before_training(start, pretrain_epochs),
+            lambda context: rule.before_training(context, pretrain_epochs),
             moments=rule.moments,
             settings=settings,
             about=STATIC,
         )
     return Algorithm(
         "fedfac-dynamic",
-        lambda start: Sharing(rule.whole(start.net, start.device)),
-        lambda up: rule.decide(up.net, up.moments, masks.device_of(up.sharing.shared), up.sharing.fits),
+        lambda context: SharedMask(rule.whole(context.net, context.device)),
+        lambda context: rule.decide(
+            context.net, context.moments, masks.device_of(context.mask.shared), context.mask.fits
+        ),
         moments=rule.moments_of_updates if on == "updates" else rule.moments,
         settings=settings | of_dynamic,
-        keeps=lambda net: masks.of_layers(net, rule.layers(net)),
-        uploads=lambda net, sharing: rule.whole(net, masks.device_of(sharing.shared)),
+        personal_params=lambda net: masks.of_layers(net, rule.layers(net)),
+        upload_mask=lambda net, mask: rule.whole(net, masks.device_of(mask.shared)),
         about=DYNAMIC,
     )
 
@@ -186,12 +188,12 @@ class _Rule(NamedTuple):
         flags = {layer: np.ones(nets.layers(net)[layer], dtype=bool) for layer in self.layers(net)}
         return masks.units(net, flags, device, weights_only=self.weights_only)
 
-    def before_training(self, start: Start, epochs: int | None) -> Sharing:
+    def before_training(self, context: InitContext, epochs: int | None) -> SharedMask:
         """Static: one decision, from clients that were trained alone."""
-        layers = self.layers(start.net)  # raises before any training
+        layers = self.layers(context.net)  # raises before any training
         if self.limit == "test":
-            return _tested(start, layers, epochs, self.fdr, weights_only=self.weights_only)
-        return self.decide(start.net, start.moments(epochs), start.device, {})
+            return _tested(context, layers, epochs, self.fdr, weights_only=self.weights_only)
+        return self.decide(context.net, context.moments(epochs), context.device, {})
 
     def moments(self, net: Net, before: Callable[[], Params], after: Params) -> dict[str, Any]:  # noqa: ARG002
         """Sums over clients of every layer of Λ, from their weights."""
@@ -205,8 +207,8 @@ class _Rule(NamedTuple):
 
     def decide(
         self, net: Net, moments: Mapping[str, Any], device: torch.device, before: Mapping[str, factor.Fit]
-    ) -> Sharing:
-        """The sharing that sums over clients lead to, given the last round's analyses."""
+    ) -> SharedMask:
+        """Return the mask that sums over clients lead to, given the last round's analyses."""
         fits, alike = {}, {}
         for layer in self.layers(net):
             if self.judge == "icc":
@@ -216,7 +218,7 @@ class _Rule(NamedTuple):
                 fits[layer] = _analyse(correlation(moments[layer]), self.kappa, self.judge, earlier)
         statistic = alike or {layer: fit.communality for layer, fit in fits.items()}
         flags = {layer: _flags(values, self.limit) for layer, values in statistic.items()}
-        return Sharing(masks.units(net, flags, device, weights_only=self.weights_only), fits, alike)
+        return SharedMask(masks.units(net, flags, device, weights_only=self.weights_only), fits, alike)
 
 
 def _require_limit(limit: Limit, judge: str, dynamic: bool) -> None:
@@ -232,18 +234,20 @@ def _require_limit(limit: Limit, judge: str, dynamic: bool) -> None:
         )
 
 
-def _tested(start: Start, layers: Sequence[str], epochs: int | None, fdr: float, *, weights_only: bool) -> Sharing:
+def _tested(
+    context: InitContext, layers: Sequence[str], epochs: int | None, fdr: float, *, weights_only: bool
+) -> SharedMask:
     """Shared: units whose personal share, by models of the halves of clients' samples, is not shown to be above 1/2."""
-    models, x = start.halves(epochs)
+    models, x = context.halves(epochs)
     flags, alike, decided = {}, {}, {}
     for layer in layers:
-        w = torch.cat([models[name].flatten(3) for name in masks.incoming(start.net, layer)], dim=3)
+        w = torch.cat([models[name].flatten(3) for name in masks.incoming(context.net, layer)], dim=3)
         found = components.components(components.parts(w, x))
         outcome = components.outcomes(found, fdr=fdr)
         flags[layer] = np.isin(outcome, ("shared", "undecided"))
         decided[layer] = np.isin(outcome, ("shared", "personal"))
         alike[layer] = icc.agreement(icc.sums(w.mean(1)))
-    return Sharing(masks.units(start.net, flags, start.device, weights_only=weights_only), {}, alike, decided)
+    return SharedMask(masks.units(context.net, flags, context.device, weights_only=weights_only), {}, alike, decided)
 
 
 def _flags(statistic: factor.Array, tau: Limit) -> factor.Array:

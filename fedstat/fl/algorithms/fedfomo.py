@@ -8,8 +8,7 @@ import numpy as np
 
 from fedstat import _check, _random
 from fedstat._later import torch
-from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Memory, RoundContext, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, InitContext, RoundContext
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import shared_part
 
@@ -69,12 +68,11 @@ def fedfomo(
     rule = _Rule(downloads, epsilon, decay)
     return Algorithm(
         "fedfomo",
-        lambda start: Sharing(masks.everything(start.net, start.device)),
         settings=rule._asdict(),
-        mix=lambda up: _mixture(up.once(rule.gains)),
+        mixing_weights=lambda context: _mixture(context.once(rule.gains)),
         downloads=rule.numbers,
-        memory=_no_affinity,
-        remember=lambda up: _affinity(up, up.once(rule.gains)),
+        init_state=_no_affinity,
+        update_state=lambda context: _affinity(context, context.once(rule.gains)),
         about=ABOUT,
     )
 
@@ -86,17 +84,17 @@ class _Rule(NamedTuple):
     epsilon: float
     decay: float
 
-    def numbers(self, up: RoundContext) -> np.ndarray:
+    def numbers(self, context: RoundContext) -> np.ndarray:
         """How many models each active client downloads."""
-        return np.full(len(up.clients), min(self.downloads, len(up.clients) - 1))
+        return np.full(len(context.clients), min(self.downloads, len(context.clients) - 1))
 
-    def received(self, up: RoundContext) -> np.ndarray:
+    def received(self, context: RoundContext) -> np.ndarray:
         """Rows (active, 1 + M) of the models that each client weighs, its own first."""
-        affinity = up.memory.clients["affinity"][:, torch.from_numpy(up.clients)].cpu().numpy()
-        explores = max(0.0, self.epsilon - self.decay * up.round)
-        n, found = len(up.clients), []
-        for i, (client, most) in enumerate(zip(up.clients, self.numbers(up), strict=True)):
-            rng = _random.generator(up.seed, "downloads", up.round, int(client))
+        affinity = context.state.clients["affinity"][:, torch.from_numpy(context.clients)].cpu().numpy()
+        explores = max(0.0, self.epsilon - self.decay * context.round)
+        n, found = len(context.clients), []
+        for i, (client, most) in enumerate(zip(context.clients, self.numbers(context), strict=True)):
+            rng = _random.generator(context.seed, "downloads", context.round, int(client))
             others = rng.permutation(np.delete(np.arange(n), i))
             random = int((rng.random(most) < explores).sum())
             rest = others[random:]
@@ -104,13 +102,13 @@ class _Rule(NamedTuple):
             found.append([i, *sorted([*others[:random], *best])])
         return np.array(found)
 
-    def gains(self, up: RoundContext) -> Tensor:
+    def gains(self, context: RoundContext) -> Tensor:
         """What a model lowers a client's validation loss by, per distance: w (active, active), 0 if not downloaded."""
-        which, before = self.received(up), up.before
+        which, before = self.received(context), context.before
         each = np.arange(len(which))[:, None]
-        was = up.evaluate(before, up.clients, each)
-        lowered = was - up.evaluate(shared_part(up, up.after, statistics=True), up.clients, which)
-        distance = _distances(shared_part(up, up.after), before, which)
+        was = context.evaluate(before, context.clients, each)
+        lowered = was - context.evaluate(shared_part(context, context.after, statistics=True), context.clients, which)
+        distance = _distances(shared_part(context, context.after), before, which)
         gain = torch.where(distance > 0, lowered / distance, torch.zeros_like(lowered))
         columns = torch.from_numpy(which).to(gain.device)
         return gain.new_zeros(len(which), len(which)).scatter_(1, columns, gain)
@@ -132,11 +130,11 @@ def _mixture(gains: Tensor) -> Tensor:
     return torch.where(total > 0, positive / total, torch.eye(len(gains), device=gains.device))
 
 
-def _no_affinity(start: Start) -> Memory:
-    n = len(start.sizes)
-    return Memory({"affinity": torch.zeros(n, n, device=start.device)})
+def _no_affinity(context: InitContext) -> AlgorithmState:
+    n = len(context.sizes)
+    return AlgorithmState({"affinity": torch.zeros(n, n, device=context.device)})
 
 
-def _affinity(up: RoundContext, gains: Tensor) -> Memory:
-    columns = torch.from_numpy(up.clients).to(gains.device)
-    return Memory({"affinity": up.memory.clients["affinity"].index_add(1, columns, gains)})
+def _affinity(context: RoundContext, gains: Tensor) -> AlgorithmState:
+    columns = torch.from_numpy(context.clients).to(gains.device)
+    return AlgorithmState({"affinity": context.state.clients["affinity"].index_add(1, columns, gains)})

@@ -19,5 +19,5 @@ def fedper(*, personal_layers: PersonalLayers = 1) -> Algorithm:
     arXiv:1912.00818, Algorithms 1 and 2. Up and down: the base layers. The last ``personal_layers`` layers never leave
     their client; one, as in FedFac §5.1, equals FedFac with Λ = the output layer and τ = inf.
     """
-    sharing = masks.keep_layers(lambda net: masks.last_layers(net, "personal_layers", personal_layers))
-    return Algorithm("fedper", sharing, settings={"personal_layers": personal_layers}, about=ABOUT)
+    init_mask = masks.keep_layers(lambda net: masks.last_layers(net, "personal_layers", personal_layers))
+    return Algorithm("fedper", init_mask, settings={"personal_layers": personal_layers}, about=ABOUT)

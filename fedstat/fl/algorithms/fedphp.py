@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedstat import _check
-from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, RoundContext, Samples, Sharing
+from fedstat.fl import nets
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, RoundContext, Samples
 from fedstat.fl.losses import distilled, softened
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers import inherited
@@ -73,26 +73,25 @@ def fedphp(
     _check.real("lam", lam, low=0, high=1)
     features = _check.choice("transfer", transfer, ("mmd", "kd")) == "mmd"
 
-    def teacher(net: Net, _: Params, samples: Samples, memory: Memory) -> Tensor:
+    def teacher(net: Net, _: Params, samples: Samples, state: AlgorithmState) -> Tensor:
         """Features (client, sample, feature), or class probabilities, of the inherited models."""
-        found = nets.forward(net, inherited.model(memory), samples.x)
+        found = nets.forward(net, inherited.model(state), samples.x)
         return cut(net, found).features if features else softened(found, _TEACHER_TEMPERATURE)
 
-    def remember(up: RoundContext) -> Memory:
-        past = mu * (up.memory.clients[inherited.TIMES] / horizon).clamp(max=1)
-        return inherited.averaged(up, past)
+    def update_state(context: RoundContext) -> AlgorithmState:
+        past = mu * (context.state.clients[inherited.TIMES] / horizon).clamp(max=1)
+        return inherited.averaged(context, past)
 
     return Algorithm(
         "fedphp",
-        lambda start: Sharing(masks.everything(start.net, start.device)),
-        phases=(Phase(weigh=teacher if lam else None),),
+        phases=(Phase(sample_weights=teacher if lam else None),),
         settings={"mu": mu, "horizon": horizon, "lam": lam, "transfer": transfer},
         wrap=(lambda net: separated(net, Parts(global_head=False, policy=None))) if features else None,
         finetune=inherited.TO_PREDICT,
         loss=lambda inner, net: (
             separated_loss(inner, net, lam, of_loss=1 - lam) if features else distilled(inner, lam, of_loss=1 - lam)
         ),
-        memory=inherited.beginning,
-        remember=remember,
+        init_state=inherited.beginning,
+        update_state=update_state,
         about=ABOUT,
     )

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from fedstat import _check
-from fedstat.fl import masks
-from fedstat.fl.algorithm import About, Algorithm, Phase, Sharing
+from fedstat.fl.algorithm import About, Algorithm, Phase
 from fedstat.fl.nets import Params
 from fedstat.fl.wrappers.finetuned import finetuned
 
@@ -35,8 +34,7 @@ def fedprox(
         return {name: (p - anchor[name]).mul_(mu) for name, p in params.items()}
 
     phases = (Phase(penalty=penalty if mu else None),)
-    sharing = lambda start: Sharing(masks.everything(start.net, start.device))  # noqa: E731
-    return Algorithm("fedprox", sharing, phases=phases, settings={"mu": mu}, about=ABOUT)
+    return Algorithm("fedprox", phases=phases, settings={"mu": mu}, about=ABOUT)
 
 
 def fedprox_plus(*, mu: float = 0.01, epochs: int | Sequence[int] | None = None) -> Algorithm:

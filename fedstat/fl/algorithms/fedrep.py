@@ -41,6 +41,6 @@ def fedrep(
         return [layer for layer in nets.layers(net) if layer not in head(net)]
 
     settings = {"personal_layers": personal_layers, "head_epochs": head_epochs, "body_epochs": body_epochs}
-    sharing = fedper(personal_layers=personal_layers).sharing
+    init_mask = fedper(personal_layers=personal_layers).init_mask
     phases = (Phase(epochs, layers=head), Phase(body_epochs, layers=body))
-    return Algorithm("fedrep", sharing, phases=phases, settings=settings, about=ABOUT)
+    return Algorithm("fedrep", init_mask, phases=phases, settings=settings, about=ABOUT)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.two_heads import PERSONAL, two_heads, two_heads_loss
 
@@ -44,14 +44,14 @@ def fedrod() -> Algorithm:
     return Algorithm(
         "fedrod",
         masks.keep_layers(lambda _: [PERSONAL]),
-        phases=(Phase(weigh=_log_prior),),
+        phases=(Phase(sample_weights=_log_prior),),
         wrap=two_heads,
         loss=lambda inner, _: two_heads_loss(inner),
         about=ABOUT,
     )
 
 
-def _log_prior(net: Net, _: Params, samples: Samples, __: Memory) -> Tensor:
+def _log_prior(net: Net, _: Params, samples: Samples, __: AlgorithmState) -> Tensor:
     """Log n_c (client, sample, output), the same for all samples of a client; of one output, log n_1 − log n_0."""
     outputs = nets.n_outputs(net)
     of_class = torch.zeros(len(samples.y), max(outputs, 2), device=samples.y.device)

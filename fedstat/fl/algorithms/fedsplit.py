@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat import _check, _random
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Mask, RoundContext, Sharing, Start
+from fedstat.fl.algorithm import About, Algorithm, InitContext, Mask, RoundContext, SharedMask
 from fedstat.fl.nets import Net
 from fedstat.stats import split as splitting
 
@@ -37,7 +37,7 @@ def fedsplit(shared: Annotated[Mapping[str | int, Any], "a mapping from layer to
     named = {str(layer): np.flatnonzero(flags).tolist() for layer, flags in shared.items()}
     return Algorithm(
         "fedsplit",
-        lambda start: Sharing(masks.units(start.net, shared, start.device)),
+        lambda context: SharedMask(masks.units(context.net, shared, context.device)),
         settings={"shared": named},
         about=FEDSPLIT,
     )
@@ -78,18 +78,18 @@ def random_split(
             flags[layer][chosen[: round(share * units)]] = True
         return masks.units(net, flags, device)
 
-    def sharing(start: Start) -> Sharing:
-        return Sharing(draw(start.net, start.seed, -1, start.device))
+    def init_mask(context: InitContext) -> SharedMask:
+        return SharedMask(draw(context.net, context.seed, -1, context.device))
 
-    def reshare(up: RoundContext) -> Sharing:
-        return Sharing(draw(up.net, up.seed, up.round, masks.device_of(up.sharing.shared)))
+    def update_mask(context: RoundContext) -> SharedMask:
+        return SharedMask(draw(context.net, context.seed, context.round, masks.device_of(context.mask.shared)))
 
     return Algorithm(
         "random-redrawn" if redrawn else "random",
-        sharing,
-        reshare if redrawn else None,
+        init_mask,
+        update_mask if redrawn else None,
         settings={"layers": given, "share": share} | ({} if tau is None else {"tau": str(tau)}),
-        keeps=(lambda net: masks.of_layers(net, masks.resolve(net, given))) if redrawn else None,
+        personal_params=(lambda net: masks.of_layers(net, masks.resolve(net, given))) if redrawn else None,
         about=REDRAWN if redrawn else RANDOM,
     )
 

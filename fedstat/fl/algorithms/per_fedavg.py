@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from fedstat import _check
-from fedstat.fl import masks, optim
+from fedstat.fl import optim
 from fedstat.fl.aggregate import uniform
-from fedstat.fl.algorithm import About, Algorithm, BatchGradient, Phase, Sharing
+from fedstat.fl.algorithm import About, Algorithm, BatchGradient, Phase
 from fedstat.fl.nets import Params
 
 
@@ -68,8 +68,7 @@ def per_fedavg(
     settings = {"alpha": alpha, "finetune_steps": finetune_steps} | ({"difference": difference} if hessian_free else {})
     return Algorithm(
         "per-fedavg-hf" if hessian_free else "per-fedavg",
-        lambda start: Sharing(masks.everything(start.net, start.device)),
-        phases=(Phase(direction=direction),),
+        phases=(Phase(gradient=direction),),
         finetune=(Phase(steps=finetune_steps, optimizer=optim.sgd(alpha)),) if alpha else (),
         settings=settings,
         weights=uniform,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from fedstat import _check
 from fedstat._later import torch
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, BatchGradient, Memory, Phase, Samples
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, BatchGradient, Phase, Samples
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.gated import GATE, OPEN, gated, renewed
 
@@ -72,7 +72,7 @@ def pfedgate(
         found = gradient(params)
         return {name: p.mul_(gate_rate) if nets.layer_of(name) == GATE else p for name, p in found.items()}
 
-    def renew(net: Net, params: Params, samples: Samples, _: Memory) -> Tensor:
+    def renew(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Tensor:
         with torch.no_grad():
             params[OPEN].copy_(renewed(net, params, samples.x, samples.live, sparsity, blocks))
         return samples.y
@@ -80,7 +80,7 @@ def pfedgate(
     return Algorithm(
         "pfedgate",
         masks.keep_layers(lambda _: [GATE]),
-        phases=(Phase(direction=None if gate_rate == 1 else faster), Phase(0, weigh=renew)),
+        phases=(Phase(gradient=None if gate_rate == 1 else faster), Phase(0, sample_weights=renew)),
         settings={"sparsity": sparsity, "blocks": blocks, "gate_rate": gate_rate},
         wrap=lambda net: gated(net, sparsity, blocks),
         about=ABOUT,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fedstat import _check
 from fedstat.fl.aggregate import uniform
-from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples, Variant
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples, Variant
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers.pair import counterpart, is_own, pair, pair_loss, share_global
 
@@ -63,7 +63,7 @@ def pfedme(
             f"lam={lam:g}. With this lam, eta can be at most {1 / lam:g}."
         )
 
-    def begin(_: Net, params: Params, __: Samples, ___: Memory) -> None:
+    def begin(_: Net, params: Params, __: Samples, ___: AlgorithmState) -> None:
         for name, p in params.items():
             if is_own(name):
                 p.copy_(params[counterpart(name)])
@@ -80,7 +80,9 @@ def pfedme(
     return Algorithm(
         "pfedme",
         share_global,
-        phases=(Phase(trains=is_own, weigh=begin, penalty=penalty, after=after, repeats=inner_steps),),
+        phases=(
+            Phase(is_trainable=is_own, sample_weights=begin, penalty=penalty, post_step=after, repeats=inner_steps),
+        ),
         settings={"lam": lam, "eta": eta, "inner_steps": inner_steps, "variant": variant},
         wrap=pair,
         loss=pair_loss,

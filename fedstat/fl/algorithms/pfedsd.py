@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from fedstat import _check
 from fedstat._later import torch
-from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import About, Algorithm, Memory, Phase, Samples, Sharing
+from fedstat.fl import nets
+from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
 from fedstat.fl.losses import distilled, softened
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.wrappers import inherited
@@ -60,19 +60,18 @@ def pfedsd(
     _check.real("lam", lam, low=0)
     _check.real("temperature", temperature, low=0, open_low=True)
 
-    def teacher(net: Net, _: Params, samples: Samples, memory: Memory) -> Tensor:
+    def teacher(net: Net, _: Params, samples: Samples, state: AlgorithmState) -> Tensor:
         """Class probabilities (client, sample, class) of the last models; 0 for clients that have none."""
-        has = (memory.clients[inherited.TIMES] > 0).view(-1, 1, 1)
-        return softened(nets.forward(net, inherited.model(memory), samples.x), temperature) * has
+        has = (state.clients[inherited.TIMES] > 0).view(-1, 1, 1)
+        return softened(nets.forward(net, inherited.model(state), samples.x), temperature) * has
 
     return Algorithm(
         "pfedsd",
-        lambda start: Sharing(masks.everything(start.net, start.device)),
-        phases=(Phase(weigh=teacher if lam else None),),
+        phases=(Phase(sample_weights=teacher if lam else None),),
         settings={"lam": lam, "temperature": temperature},
         finetune=inherited.TO_PREDICT,
         loss=lambda inner, _: distilled(inner, lam * temperature**2, temperature=temperature),
-        memory=inherited.beginning,
-        remember=lambda up: inherited.averaged(up, torch.zeros_like(up.weights)),
+        init_state=inherited.beginning,
+        update_state=lambda context: inherited.averaged(context, torch.zeros_like(context.weights)),
         about=ABOUT,
     )

@@ -44,7 +44,7 @@ def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
         Without a split layer all parts are equal.
     """
     found = np.full((len(PARTS), draws, job.clients), np.nan, np.float32)
-    split = [n for n, mask in state.sharing.shared.items() if bool(mask.any()) and not bool(mask.all())]
+    split = [n for n, mask in state.mask.shared.items() if bool(mask.any()) and not bool(mask.all())]
     split = [name for name in split if name not in job.net.buffers]
     clients = cohort.of_local(job, np.arange(job.clients)).local
 
@@ -61,12 +61,12 @@ def ablated_accuracy(job: Job, state: State, *, draws: int) -> np.ndarray:
                 for name in split:
                     p = params[name]
                     sd = own or p.flatten(1).std(1, correction=0).view(-1, *(1,) * (p.ndim - 1))
-                    shared = masks.of_clients(state.sharing.shared[name], p.ndim - 1, chunk)
+                    shared = masks.of_clients(state.mask.shared[name], p.ndim - 1, chunk)
                     changed[name] = torch.where(shared == wanted, noise[name] * sd, p)
                 found[i, draw, chunk] = scores(job, changed, job.test, chunk)[0]
 
     each_chunk(job, job.clients, work)
-    return job.ranks.of_all(found.T).T
+    return job.process_group.of_all(found.T).T
 
 
 def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw: int) -> Params:

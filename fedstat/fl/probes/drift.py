@@ -28,7 +28,7 @@ def _measure(job: Job, outcome: Outcome) -> Values:
     layers, clients, state = list(nets.layers(job.net)), outcome.cohort.local, outcome.state
     square = torch.zeros(len(clients), len(layers), dtype=torch.float64, device=job.device)
     for name, p in outcome.trained.params.items():
-        shared = masks.of_clients(state.sharing.shared[name], p.ndim - 1, clients)
+        shared = masks.of_clients(state.mask.shared[name], p.ndim - 1, clients)
         if bool(shared.any()):
             away = (p - state.global_params[name]) * shared
             square[:, layers.index(nets.layer_of(name))] += away.flatten(1).square().sum(1, dtype=torch.float64)

@@ -31,7 +31,7 @@ def probe(job: Job, rounds: int) -> Observer:
             attrs = {"long_name": measure.long_name, "units": measure.units}
             arrays[name] = (("round", *measure.dims), "float64", {key: text for key, text in attrs.items() if text})
         groups["measures"] = store.group(coords, **arrays)
-    if job.algorithm.mix:
+    if job.algorithm.mixing_weights:
         coords = {"round": range(1, rounds + 1), "client": job.clients, "other": job.clients}
         text = "weight of the other client's entries in a client's own mixture"
         groups["mixing"] = store.group(coords, weight=("round client other", "float32", text))

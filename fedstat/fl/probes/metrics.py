@@ -8,7 +8,7 @@ import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import communication, masks
-from fedstat.fl.algorithm import Sharing
+from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
@@ -30,19 +30,19 @@ def scores() -> Observer:
 
 def split(layers: Sequence[str]) -> Observer:
     """Return the observer of the split of some layers."""
-    return Observer(on_round_end=lambda job, outcome: of_sharing(job.net, outcome.state.sharing, layers))
+    return Observer(on_round_end=lambda job, outcome: of_sharing(job.net, outcome.state.mask, layers))
 
 
-def of_sharing(net: Net, sharing: Sharing, layers: Sequence[str]) -> Values:
+def of_sharing(net: Net, mask: SharedMask, layers: Sequence[str]) -> Values:
     """Return the split of some layers, and the statistics behind it."""
     values: Values = {}
     for layer in layers:
         group = f"split/{layer}"
-        values[f"{group}/shared"] = masks.shared_units(net, sharing.shared, layer).cpu().numpy()
-        if (fit := sharing.fits.get(layer)) is not None:
+        values[f"{group}/shared"] = masks.shared_units(net, mask.shared, layer).cpu().numpy()
+        if (fit := mask.fits.get(layer)) is not None:
             for name in ("communality", "n_factors", "n_iter", "converged"):
                 values[f"{group}/{name}"] = torch.as_tensor(getattr(fit, name)).cpu().numpy()
-        for name, of in (("icc", sharing.icc), ("decided", sharing.decided)):
+        for name, of in (("icc", mask.icc), ("decided", mask.decided)):
             if layer in of:
                 values[f"{group}/{name}"] = of[layer]
     return values

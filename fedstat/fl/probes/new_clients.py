@@ -11,7 +11,7 @@ import numpy as np
 from fedstat import store
 from fedstat._later import torch
 from fedstat.fl import cohort, masks, nets
-from fedstat.fl.algorithm import Mask, Phase, Start
+from fedstat.fl.algorithm import InitContext, Mask, Phase
 from fedstat.fl.batches import Rows, whole
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.client_rows import StackedRows
@@ -20,7 +20,7 @@ from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
 from fedstat.fl.probes.base import Observer
 from fedstat.fl.scores import diverged, scores
-from fedstat.fl.state import Download, State, StateMemory
+from fedstat.fl.state import AlgorithmRows, Download, State
 
 RULES = ("global", "finetuned", "local_train", "ensemble")
 
@@ -77,7 +77,7 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
     # Fine-tuning that trains nothing exchanges the download for a model that no new client has.
     trains = any(phase.length(job.local_epochs) or phase.steps for phase in job.algorithm.finetune)
     trained = job.hooks.finetune if trains else job.phases
-    held = download.state.sharing.shared
+    held = download.state.mask.shared
     ways: dict[str, tuple[tuple[Phase, ...], Mask | None]] = {
         "global": ((), None),
         "finetuned": (trained, None),
@@ -89,8 +89,8 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
     def work(span: slice) -> None:
         chunk = clients[span]
         for rule, (phases, frozen) in ways.items():
-            params, memory = download.models(chunk), download.memory(chunk)
-            train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, memory=memory)
+            params, own = download.models(chunk), download.algorithm_state(chunk)
+            train_chunk(new, params, chunk, phases, key=("new", state.round), frozen=frozen, state=own)
             found[rule][chunk], loss = scores(new, params, test, chunk)
             if (bad := ~np.isfinite(loss)).any():
                 raise diverged(f"the test loss by {rule!r}", bad, chunk, state.round)
@@ -102,17 +102,18 @@ def accuracy(job: Job, state: State, train: Rows, test: Rows) -> dict[str, np.nd
 
 
 def _state(new: Job, state: State) -> State:
-    """State of the new clients beside that of the run: own copies and memory as at the start."""
+    """State of the new clients beside that of the run: personal parameters and the algorithm's state are initial."""
 
     def none(_: int | None) -> Params:
-        raise ValueError(f"{new.algorithm.name} trains clients to begin its memory, so it takes no new clients")
+        raise ValueError(f"{new.algorithm.name} trains clients to make its state, so it takes no new clients")
 
     trained = none, lambda epochs: (none(epochs), None), none
-    start = Start(new.net, new.train.sizes, new.seed, new.device, *trained)
-    memory = StateMemory(StackedRows(new.hooks.memory(start).clients), state.memory.server)
-    held = {name: masks.by_all(mask, state.global_params[name].ndim) for name, mask in state.sharing.shared.items()}
-    sharing = state.sharing._replace(shared=held)
-    return State(state.round, StackedRows(), {}, state.global_params, sharing, StackedRows(), memory)
+    context = InitContext(new.net, new.train.sizes, new.seed, new.device, *trained)
+    rows = StackedRows(new.hooks.init_state(context).clients)
+    algorithm_state = AlgorithmRows(rows, state.algorithm_state.server)
+    held = {name: masks.by_all(mask, state.global_params[name].ndim) for name, mask in state.mask.shared.items()}
+    mask = state.mask._replace(shared=held)
+    return State(state.round, StackedRows(), {}, state.global_params, mask, StackedRows(), algorithm_state)
 
 
 def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
@@ -131,6 +132,6 @@ def _ensemble(job: Job, state: State, test: Rows) -> np.ndarray:
 
     each_chunk(job, job.clients, work)
     right = torch.zeros_like(live, dtype=torch.float32)
-    total = job.ranks.total({"": reduce(add, (parts[start] for start in sorted(parts)))})[""]
+    total = job.process_group.total({"": reduce(add, (parts[start] for start in sorted(parts)))})[""]
     right[live] = (total.argmax(-1) == y).float()
     return (right.sum(1) / live.sum(1)).cpu().numpy()

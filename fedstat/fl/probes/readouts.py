@@ -44,7 +44,8 @@ def probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
             for name in ("accuracy", "loss"):
                 found[name].append(scores[name])
         return {
-            f"readouts/{name}": job.ranks.of_all(np.stack(values, 1)).swapaxes(0, 1) for name, values in found.items()
+            f"readouts/{name}": job.process_group.of_all(np.stack(values, 1)).swapaxes(0, 1)
+            for name, values in found.items()
         }
 
     return Observer({"readouts": group}, on_end=last)

@@ -85,11 +85,11 @@ def finetuned(
 def with_copy(algorithm: Algorithm, end: str, copy: str, citation: str) -> About:
     """Row of a method whose clients predict with another copy of their download."""
     row = algorithm.about
-    own = copy if row.own in ("", "nothing") else f"{row.own}; {copy}"
+    personal = copy if row.personal in ("", "nothing") else f"{row.personal}; {copy}"
     return row._replace(
         title=f"{row.title or algorithm.name}{end}",
         citation="; ".join(filter(None, (row.citation, citation))),
-        own=own,
+        personal=personal,
         new_clients=("finetuned",) if row.new_clients == ("global",) else row.new_clients,
     )
 

@@ -57,7 +57,7 @@ def pair_loss(inner: Loss, net: Net) -> Loss:
 
 
 share_global = masks.keep_layers(lambda net: [layer for layer in nets.layers(net) if is_own(layer)])
-"""Sharing of the global copy alone."""
+"""Mask that shares the global copy alone."""
 
 
 def is_own(name: str) -> bool:

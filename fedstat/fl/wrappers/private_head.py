@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from fedstat.fl import masks, nets
-from fedstat.fl.algorithm import Algorithm, Mask, Received, RoundContext, Sharing, Start
+from fedstat.fl.algorithm import Algorithm, DownloadContext, InitContext, Mask, RoundContext, SharedMask
 from fedstat.fl.nets import Net, Params
 
 
@@ -33,41 +33,41 @@ def private_head(algorithm: Algorithm) -> Algorithm:
     def private(net: Net, shared: Mask) -> Mask:
         return masks.without(shared, _parameters(net).__contains__)
 
-    def sharing(start: Start) -> Sharing:
-        inner = algorithm.sharing(start)
-        return inner._replace(shared=private(start.net, inner.shared))
+    def init_mask(context: InitContext) -> SharedMask:
+        inner = masks.initial(algorithm, context)
+        return inner._replace(shared=private(context.net, inner.shared))
 
-    def reshare(up: RoundContext) -> Sharing:
-        inner = algorithm.reshare(up)  # type: ignore[misc]
-        return inner._replace(shared=private(up.net, inner.shared))
+    def update_mask(context: RoundContext) -> SharedMask:
+        inner = algorithm.update_mask(context)  # type: ignore[misc]
+        return inner._replace(shared=private(context.net, inner.shared))
 
-    def keeps(net: Net) -> list[str]:
-        inner = algorithm.keeps(net) if algorithm.keeps else net.shapes
+    def personal_params(net: Net) -> list[str]:
+        inner = algorithm.personal_params(net) if algorithm.personal_params else net.shapes
         return [name for name in net.shapes if name in inner or name in _parameters(net)]
 
-    def uploads(net: Net, sharing: Sharing) -> Mask:
-        return private(net, algorithm.uploads(net, sharing))  # type: ignore[misc]
+    def upload_mask(net: Net, mask: SharedMask) -> Mask:
+        return private(net, algorithm.upload_mask(net, mask))  # type: ignore[misc]
 
     def without(net: Net, found: Params) -> Params:
         return {name: p for name, p in found.items() if name not in _parameters(net)}
 
-    def send(up: RoundContext) -> Params:
-        return without(up.net, algorithm.send(up))  # type: ignore[misc]
+    def encode(context: RoundContext) -> Params:
+        return without(context.net, algorithm.encode(context))  # type: ignore[misc]
 
-    def receive(received: Received) -> Params:
-        return without(received.net, algorithm.receive(received))  # type: ignore[misc]
+    def on_download(context: DownloadContext) -> Params:
+        return without(context.net, algorithm.on_download(context))  # type: ignore[misc]
 
     return algorithm._replace(
         name=private_name(algorithm.name),
-        sharing=sharing,
-        reshare=reshare if algorithm.reshare else None,
-        keeps=keeps if algorithm.keeps else None,
-        uploads=uploads if algorithm.uploads else None,
-        send=send if algorithm.send else None,
-        receive=receive if algorithm.receive else None,
+        init_mask=init_mask,
+        update_mask=update_mask if algorithm.update_mask else None,
+        personal_params=personal_params if algorithm.personal_params else None,
+        upload_mask=upload_mask if algorithm.upload_mask else None,
+        encode=encode if algorithm.encode else None,
+        on_download=on_download if algorithm.on_download else None,
         about=algorithm.about._replace(
             title=f"{algorithm.about.title or algorithm.name}, private head",
-            own=f"{algorithm.about.own}; the output layer" if algorithm.about.own else "the output layer",
+            personal="; ".join(filter(None, (algorithm.about.personal, "the output layer"))),
             new_clients=("local_train", "ensemble"),
         ),
     )

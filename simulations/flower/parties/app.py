@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 from flwr.app import Context
 
-from fedstat.fl.job import Training
+from fedstat.fl.job import TrainConfig
 from fedstat.fl.prepare import optimizer_named
 from fedstat.flower import Plan, client_app, server_app
 from fedstat.flower.client import partition_id
@@ -38,7 +38,7 @@ def plan(context: Context) -> Plan:
     return Plan(
         net=network(run, dealt(context)),
         algorithm=run.make_algorithm(),
-        training=Training(
+        training=TrainConfig(
             optimizer=optimizer_named(run.optimizer, run.lr),
             participation=run.participation,
             local_epochs=run.local_epochs,
