@@ -17,6 +17,7 @@ if _module or f"{sys.prefix}/bin/fedstat" in sys.orig_argv:  # or the console sc
 
     _interrupt.leave_while_loading()
 
+from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from threading import RLock
@@ -59,14 +60,16 @@ from fedstat.results import (
     StabilityResult,
     personal_from,
 )
+from fedstat.results.base import Result
 from fedstat.stats.split import Absolute
 from fedstat.store import open_run
 
 if TYPE_CHECKING:
-    from fedstat import attack, data, decompose, fl, motivation, ntk, plot, sim
+    from fedstat import attack, data, decompose, fl, motivation, ntk, plot, sim, study
     from fedstat.decompose import read_split, read_weights
     from fedstat.reporting import report
 
+Result.figures = staticmethod(partial(import_module, "fedstat.plot"))  # results stand below plot
 __version__ = version("fedstat")
 __all__ = [
     "Absolute",
@@ -113,12 +116,13 @@ __all__ = [
     "split",
     "split_map",
     "stability",
+    "study",
     "update",
     "variance_components",
 ]
 
 # Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.
-_LATER = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "sim")
+_LATER = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "sim", "study")
 _FROM = {"read_split": "fedstat.decompose", "read_weights": "fedstat.decompose", "report": "fedstat.reporting"}
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 
 import fedstat
-from fedstat import fl
+from fedstat import fl, study
 from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithm import Algorithm, InitContext, SharedMask
 
@@ -41,7 +41,7 @@ def compared() -> fedstat.ComparisonResult:
         name: [fl.train(data, net, method, rounds=10, batch_size=16, lr=0.1, seed=seed) for seed in range(3)]
         for name, method in methods.items()
     }
-    return fl.compare(runs)
+    return study.compare_runs(runs)
 
 
 if __name__ == "__main__":

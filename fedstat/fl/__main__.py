@@ -20,7 +20,7 @@ from fedstat.fl.training import COMMAND, PROBES
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.experiment import Settings
 from fedstat.study.keys import MEANINGS, named
-from fedstat.study.side_by_side import compare
+from fedstat.study.side_by_side import compare_runs
 from fedstat.study.tuning import check, first_runs, takes_of, tune, value_of
 
 GROUPS = {
@@ -206,7 +206,8 @@ def _run(args: argparse.Namespace, runs: list[Settings], how: dict[str, Any]) ->
     if others:
         print(f"{others} were finished by other code (fedstat's or an algorithm's) and stay: --repeat runs them again")
     try:
-        print(f"\n{compare(paths)}\n\nIn Python: fedstat.fl.compare({str(args.out)!r}, reference=..., rule=...)")
+        print(f"\n{compare_runs(paths)}")
+        print(f"\nIn Python: fedstat.study.compare_runs({str(args.out)!r}, reference=..., rule=...)")
     except ValueError as error:
         print(f"\nThe runs are not compared: {error}")
 

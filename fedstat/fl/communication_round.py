@@ -1,4 +1,11 @@
-"""A communication round (FedFac, Algorithms 1 and 2): pure functions of a job, a state and the round's clients."""
+"""A communication round (FedFac, Algorithms 1 and 2): pure functions of a job, a state and the round's clients.
+
+- ``State.client_params`` (``state.py``) holds the parameters that clients keep, in memory (``client_rows.py``) or on
+  disk (``disk_rows.py``).
+- The observer in ``probes/metrics.py`` counts bytes: those of ``Upload.entries``, and of downloads.
+- Aggregators are rows of the table in ``aggregators.py``, probes rows of ``PROBES`` in ``training.py``. A probe is an
+  observer; observers get the :class:`Outcome` of a round.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +41,8 @@ class Upload(NamedTuple):
     mask : SharedMask
         The mask after the round. The server averages the entries that it marks.
     entries : Mask
-        Clients send these entries, and the observer of bytes counts them. An algorithm may read entries that the server
-        does not average.
+        Clients send these entries, and their bytes are counted. Dynamic FedFac and Factorized-FL send more entries than
+        the server averages.
     """
 
     cohort: Cohort
@@ -45,7 +52,7 @@ class Upload(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a round. Observers see nothing else of it after its end.
+    """The result of a round, and all that observers get of it.
 
     Attributes
     ----------
@@ -75,7 +82,7 @@ def run_round(job: Job, state: State, cohort: Cohort) -> Outcome:
     Raises
     ------
     ValueError
-        If the new mask omits a parameter, or makes an entry personal that clients do not keep; if what a hook
+        If the new mask omits a parameter, or makes an entry personal that ``client_params`` lacks; if what a hook
         returns has a wrong type, name or shape.
     FloatingPointError
         If a client's loss or parameters are no longer finite after local training.
@@ -120,7 +127,7 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
         return local._replace(clients=seen.gather(local.clients))
 
     def evaluate(models: Params, clients: np.ndarray, which: np.ndarray | None = None) -> Tensor:
-        """Let each process evaluate on its own clients, and gather the losses; see RoundContext."""
+        """Let each process evaluate on its clients, and gather the losses; see ``RoundContext.evaluate``."""
         clients = np.asarray(clients)
         held = seen.held(clients)  # positions of the clients that this process holds
         row = {int(c): i for i, c in enumerate(cohort.local_ids)}

@@ -22,7 +22,7 @@ from fedstat.labelled.factor import (
 )
 from fedstat.labelled.inputs import each, over_layers
 from fedstat.labelled.options import SplitOptions
-from fedstat.results import AgreementWarning, ComponentsResult, FactorResult, IccResult, SplitResult, Tau
+from fedstat.results import AgreementWarning, FactorResult, IccResult, SplitResult, Tau
 from fedstat.results.numbers import coefficient
 from fedstat.stats import split as _split
 
@@ -233,8 +233,8 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
     return again
 
 
-def _updated_agreement(previous: Any, fit: IccResult | ComponentsResult, weights: Weights) -> SplitResult:
-    if isinstance(fit, ComponentsResult) or fit.of_change or not isinstance(previous, SplitResult):
+def _updated_agreement(previous: Any, fit: object, weights: Weights) -> SplitResult:
+    if not isinstance(fit, IccResult) or fit.of_change or not isinstance(previous, SplitResult):
         raise ValueError(
             "update repeats factor analyses and splits by them; agreement, changes from a start and tests have nothing "
             "to carry over. Use fedstat.icc(weights, start=...) or fedstat.variance_components(weights), then "

@@ -6,11 +6,12 @@ import html
 import math
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstat._later import pd
 from fedstat.results import numbers, tables
@@ -39,9 +40,11 @@ class Result(ABC):
     of one's own. A class defines ``__repr__``, ``tidy``, ``glance`` and the name of its figure; the rest follows.
     """
 
-    # Function of fedstat.plot that draws this result. A name, not the function: figures know results, not the other
-    # way round, and matplotlib and seaborn, a second to import, are loaded by the first figure only.
+    # Name of the function in fedstat.plot that draws this result. Plot knows results, not the other way round;
+    # matplotlib and seaborn, a second to import, are loaded by the first figure only.
     _figure: ClassVar[str]
+    figures: ClassVar[Callable[[], ModuleType]]
+    """Import ``fedstat.plot``; the package hands this function down."""
 
     @abstractmethod
     def __repr__(self) -> str:
@@ -118,7 +121,7 @@ class Result(ABC):
         -------
         matplotlib Axes
         """
-        axes: Axes = getattr(import_module("fedstat.plot"), self._figure)(self, ax=ax, **options)
+        axes: Axes = getattr(type(self).figures(), self._figure)(self, ax=ax, **options)
         return axes
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
@@ -128,6 +131,48 @@ class Result(ABC):
     def _repr_html_(self) -> str:
         table, by = self._by_row()
         return f"<pre>{html.escape(repr(self))}</pre>{tables.ends_html(table, by=by)}"
+
+
+class UnitStatistics(Protocol):
+    """An analysis that gives each unit of a layer one statistic, from which a split can be made.
+
+    :class:`~fedstat.FactorResult`, :class:`~fedstat.IccResult` and :class:`~fedstat.ComponentsResult` do.
+    """
+
+    statistic_name: ClassVar[str]
+
+    @property
+    def units(self) -> NDArray[Any]:
+        """Names of the units; array (unit,)."""
+
+    @property
+    def method(self) -> str:
+        """The estimator."""
+
+    @property
+    def n_clients(self) -> int | None:
+        """Number of clients; None where weights were analysed without them."""
+
+    @property
+    def statistic(self) -> NDArray[np.float64]:
+        """Communality, ICC2 or personal share of each unit; array (unit,)."""
+
+    @property
+    def agreement(self) -> NDArray[np.float64] | None:
+        """ICC2 of each unit, array (unit,), where there are clients."""
+
+    @property
+    def dead(self) -> NDArray[np.bool_]:
+        """Units without variance; bool array (unit,)."""
+
+    def by_unit(self) -> pd.DataFrame:
+        """One row per unit, named in the column ``term``."""
+
+    def glance(self) -> pd.DataFrame:
+        """One row for the whole analysis."""
+
+    def summary(self) -> str:
+        """Full report as text."""
 
 
 def line(text: str) -> str:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._later import pd
-from fedstat.results.base import TERMINAL, Result, listing, wrapped
+from fedstat.results.base import TERMINAL, Result, UnitStatistics, listing, wrapped
 from fedstat.results.joined import beside
 from fedstat.results.numbers import coefficient, count
 from fedstat.stats import split as _split
-
-if TYPE_CHECKING:
-    from fedstat.results.components import ComponentsResult
-    from fedstat.results.factor import FactorResult
-    from fedstat.results.icc import IccResult
 
 Floats = NDArray[np.float64]
 # Names of statistics, and of outcomes, in prints.
@@ -64,7 +59,7 @@ class SplitResult(Result):
     shared: NDArray[np.bool_]
     threshold: float
     tau: _split.Tau | Literal["test"]
-    fit: FactorResult | IccResult | ComponentsResult
+    fit: UnitStatistics
     outcome: NDArray[np.str_] | None = None
     fdr: float | None = None
     _figure: ClassVar[str] = "communality"
@@ -75,14 +70,14 @@ class SplitResult(Result):
         return self.fit.agreement
 
     @property
-    def factors(self) -> FactorResult:
-        """The factor analysis behind ν; ValueError where the split is by agreement."""
+    def factors(self) -> Any:  # a FactorResult, which imports this class
+        """The :class:`~fedstat.FactorResult` behind ν; ValueError where the split is by agreement."""
         if self.fit.statistic_name != "nu":
             raise ValueError(
                 "the split is by agreement between clients (method='icc'), which has no factors, loadings or "
                 "eigenvalues. Split by 'pa', 'minres', 'pc' or 'leverage' for these."
             )
-        return cast("FactorResult", self.fit)
+        return self.fit
 
     @property
     def statistic(self) -> Floats:

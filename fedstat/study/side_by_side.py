@@ -1,4 +1,4 @@
-"""Runs side by side: the verb ``fedstat.fl.compare``."""
+"""Runs side by side: the verb ``fedstat.study.compare_runs``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Some: TypeAlias = "str | Path | xr.DataTree | Iterable[str | Path | xr.DataTree]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunsResult(ComparisonResult):
-    """Runs compared within seeds, as :func:`fedstat.fl.compare` returns it.
+    """Runs compared within seeds, as :func:`fedstat.study.compare_runs` returns it.
 
     ``table`` and the other fields of :class:`fedstat.ComparisonResult` are over all settings of the data: differences
     are means over these settings within each seed, and ``n`` is the number of seeds that all settings have.
@@ -106,7 +106,7 @@ def _difference(row: Mapping[Any, Any], reference: str) -> str:
     return "reference" if row["method"] == reference else difference(row)
 
 
-def compare(
+def compare_runs(
     runs: Some | Mapping[str, Some], *, reference: str | None = None, rule: str | None = None, level: float = 0.95
 ) -> RunsResult:
     """Compare runs within seeds: accuracy, its differences from a reference, the worst-off clients, and costs.
@@ -147,7 +147,7 @@ def compare(
     >>> methods = [algorithms.fedavg(), algorithms.fedprox(mu=0.1), algorithms.fedprox(mu=1.0)]
     >>> seeds = range(3)
     >>> runs = [fedstat.fl.train(data, nets.mlp([8, 10, 1]), m, seed=s, **how) for m in methods for s in seeds]
-    >>> compare(runs).table[["method", "n"]].to_dict("list")
+    >>> compare_runs(runs).table[["method", "n"]].to_dict("list")
     {'method': ['fedavg', 'fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3, 3]}
     """
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
@@ -307,7 +307,7 @@ def _require_one_each(table: pd.DataFrame) -> None:
         one = twice.iloc[0]
         raise ValueError(
             f"there are several runs of {one['method']}, {one['label']}, seed {one['seed']}, whose settings do not "
-            "tell them apart. Give them labels: compare({label: run, ...})"
+            "tell them apart. Give them labels: compare_runs({label: run, ...})"
         )
 
 

@@ -14,7 +14,7 @@ from small_runs import NET, SETTINGS, dense
 from torch import nn
 from toy_methods import toy
 
-from fedstat import _random, fl, store
+from fedstat import _random, fl, store, study
 from fedstat.fl import algorithms, masks
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.study import Settings, grid
@@ -223,7 +223,7 @@ def test_a_grid_takes_a_method_from_a_file_beside_it_and_compares_two_of_its_set
     said = capsys.readouterr().out
     assert "pulled, lam=0.25" in said
     assert "difference from" in said
-    found = fl.compare(tmp_path / "runs", reference="fedprox")
+    found = study.compare_runs(tmp_path / "runs", reference="fedprox")
     assert set(found.table["method"]) == {"fedprox", "pulled, lam=0.25", "pulled, lam=0.5"}
 
 

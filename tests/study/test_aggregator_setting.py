@@ -10,7 +10,7 @@ from children import together
 from fl_runs import SMALL, command
 from small_runs import same
 
-from fedstat import fl, open_run
+from fedstat import open_run, study
 from fedstat.study import collect, experiment, grid, planned
 from fedstat.study.experiment import Settings
 
@@ -91,7 +91,7 @@ def _command(*arguments):
 def test_a_grid_has_the_aggregator_as_an_axis(grid_file, runs):
     assert [one.aggregator for one in grid.cells(grid_file)] == ["mean", "mean", "median", "trimmed-mean:0.25"]
     assert grid.tuning(grid_file).candidates == {"aggregator": ["median", "mean"]}
-    assert set(fl.compare(runs).table["method"]) == {
+    assert set(study.compare_runs(runs).table["method"]) == {
         "fedper", "fedavg, aggregator=median", "fedavg, aggregator=trimmed-mean:0.25",
         "fedavg, aggregator=weighted mean",
     }  # fmt: skip
@@ -115,7 +115,7 @@ def test_a_grid_finds_two_forms_of_one_aggregator(tmp_path):
         ({"aggregator": 1}, "aggregator must be a string, but got 1"),
         ({"aggregator": "median", "clip": 1.0}, "clip=1 makes a run private by noise on a sum .* Remove clip"),
         ({"aggregator": "median", "noise_multiplier": 1.0}, "noise_multiplier has no effect without clip"),
-        ({"aggregator": "median", "algorithm": "fedcac"}, r"algorithm 'fedcac' weights them \(mix\)"),
+        ({"aggregator": "median", "algorithm": "fedcac"}, r"algorithm 'fedcac' weights them \(mixing_weights\)"),
     ],
 )
 def test_wrong_settings_are_refused_before_the_data_are_read(wrong, message):

@@ -9,7 +9,7 @@ from fl_stores import write
 from small_runs import dense
 
 import fedstat
-from fedstat import fl
+from fedstat import fl, study
 from fedstat.fl import algorithms, nets
 from fedstat.study import summary
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 
 def test_a_folder_is_compared_within_seeds_as_the_table_of_its_runs_is(folder):
-    found = fl.compare(folder)
+    found = study.compare_runs(folder)
     rows = pd.DataFrame(
         summary.row(fedstat.open_run(path)) | {"name": path.stem} for path in sorted(folder.glob("A-fed*.zarr"))
     )
@@ -57,14 +57,14 @@ def test_labels_paths_and_runs_in_memory_mean_the_same(folder):
     mixed = {name: [fedstat.open_run(own[0]), *map(str, own[1:])] for name, own in paths.items()}
     every = [path for own in paths.values() for path in own]
     for one in (mixed, dict(reversed(mixed.items())), every):
-        found = fl.compare(one, reference="fedper")
+        found = study.compare_runs(one, reference="fedper")
         pd.testing.assert_frame_equal(
             found.table.set_index("method").loc[list(names)],
-            fl.compare(paths, reference="fedper").table.set_index("method"),
+            study.compare_runs(paths, reference="fedper").table.set_index("method"),
         )
-    named = fl.compare({"ours": paths["fedper"], "theirs": paths["fedavg"]})
+    named = study.compare_runs({"ours": paths["fedper"], "theirs": paths["fedavg"]})
     assert (named.reference, list(named.table["method"])) == ("ours", ["ours", "theirs"])
-    alone = fl.compare(paths["fedper"][0])
+    alone = study.compare_runs(paths["fedper"][0])
     assert alone.glance()["n_methods"].item() == 0
     assert "A (1 seed)" in repr(alone)
 
@@ -74,22 +74,22 @@ def test_two_settings_of_a_method_are_told_apart_by_what_differs():
     how = {"rounds": 1, "batch_size": 8}
     runs = [fl.train(data, nets.mlp([6, 4, 1]), algorithms.fedprox(mu=mu), lr=lr, **how)
             for mu, lr in ((1.0, 0.1), (0.1, 0.1), (0.1, 0.2))]  # fmt: skip
-    assert fl.compare(runs).table["method"].tolist() == [
+    assert study.compare_runs(runs).table["method"].tolist() == [
         "fedprox, mu=0.1, lr=0.1", "fedprox, mu=0.1, lr=0.2", "fedprox, mu=1.0, lr=0.1"
     ]  # fmt: skip
     with pytest.raises(ValueError, match=r"several runs of fedprox, run, seed 0.*Give them labels"):
-        fl.compare([runs[0], runs[0]])
+        study.compare_runs([runs[0], runs[0]])
     other = fl.train(dense(seed=1), nets.mlp([6, 4, 1]), algorithms.fedavg(), **how)
     with pytest.raises(ValueError, match="run 1 and run 4 have the seed 0 but other samples"):
-        fl.compare([*runs, other])
+        study.compare_runs([*runs, other])
 
 
 def test_what_cannot_be_compared_is_said(folder, tmp_path):
     with pytest.raises(ValueError, match=r"reference must be one of 'fedavg', .*Did you mean 'fedavg'"):
-        fl.compare(folder, reference="fedavgg")
+        study.compare_runs(folder, reference="fedavgg")
     with pytest.raises(ValueError, match="no finished run to compare, but 1 unfinished"):
-        fl.compare(folder / "A-unfinished.zarr")
+        study.compare_runs(folder / "A-unfinished.zarr")
     with pytest.raises(FileNotFoundError):
-        fl.compare(tmp_path)
+        study.compare_runs(tmp_path)
     with pytest.raises(ValueError, match=r"paths or what fedstat.fl.train returned, but got int"):
-        fl.compare(3)
+        study.compare_runs(3)

@@ -79,7 +79,7 @@ MADE: dict[str, Callable[[], Result]] = {
     "LeakageResult": lambda: LeakageResult(leaked()),
     "NFactorsResult": lambda: fedstat.n_factors(fedstat.layer_matrix(W), draws=2),
     "PermutationResult": lambda: fedstat.permutation_test(W, n_factors=2, replicates=5),
-    "RunsResult": lambda: fedstat.fl.compare([trained(seed, mu) for seed in range(2) for mu in (0.1, 1.0)]),
+    "RunsResult": lambda: fedstat.study.compare_runs([trained(seed, mu) for seed in range(2) for mu in (0.1, 1.0)]),
     "SplitMapResult": lambda: fedstat.split_map(W, kappas=(0.5, 0.75), methods=("pa", "pc", "icc")),
     "SplitResult": lambda: fedstat.split(W, n_factors=2),
     "StabilityResult": lambda: fedstat.stability(W, n_starts=0, kappas=(0.5,)),

@@ -281,7 +281,7 @@ EDGES: dict[str, Callable[[str], object]] = {
     "damage": lambda path: store.damage(path, checksums=True, require=True),
     "report": fedstat.report,
     "report to": lambda path: require_ours("out", Path(path)),
-    "compare": lambda path: side_by_side.compare([path]),
+    "compare": lambda path: side_by_side.compare_runs([path]),
     "collect": collect.collect,
     "claim": lambda path: store.claim(path, "fedstat.fl"),
     "claim, nearly": lambda path: store.claim(path[:250], "fedstat.fl"),
