@@ -16,7 +16,7 @@ import pandas as pd
 
 from fedstat import _cli
 from fedstat.results.numbers import interval, number, p_value, plus_minus
-from fedstat.stats import student
+from fedstat.stats import resampling
 from fedstat.stats.claims import claim, rank_correlation
 from fedstat.study import collect, contrasts, origin, readouts
 from fedstat.study.planned import Planned, planned
@@ -289,7 +289,7 @@ def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
     rows = []
     ordered = shares.assign(at=shares["label"].map(plan.labels.index))
     for (_, _, label, layer), own in ordered.groupby(["at", "place", "label", "layer"]):
-        share, change = student.mean(own["personal"]), student.mean(own["last"] - own["first"])
+        share, change = resampling.mean(own["personal"]), resampling.mean(own["last"] - own["first"])
         at = str(label), str(layer)
         pooled_b, own_b = (chosen[name].loc[at] for name in ("fedavg-shrunken", "fedavg-shrunken by=layer"))
         rows.append(

@@ -18,7 +18,7 @@ import pandas as pd
 
 from fedstat import _cli, attack, open_run
 from fedstat.results.numbers import interval, number
-from fedstat.stats import student
+from fedstat.stats import resampling
 from fedstat.stats.split import adjusted_rand, same_state
 from fedstat.study import collect, experiment, origin
 from fedstat.study.collect import Grid
@@ -59,7 +59,7 @@ def study(grid: Grid) -> Table:
         row: dict[str, Any] = {"label": label, "method": method, "noise": noise, "seeds": len(own)}
         row |= {"epsilon": own["epsilon"].mean(), "delta": own["delta"].iloc[0]}
         for name in ("accuracy", "cost", "rand", "same"):
-            mean = student.mean(own[name].dropna())
+            mean = resampling.mean(own[name].dropna())
             row |= {name: mean.mean, f"{name}_low": mean.low, f"{name}_high": mean.high}
         rows.append(row)
     values = pd.DataFrame(rows)

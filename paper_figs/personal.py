@@ -15,7 +15,7 @@ import pandas as pd
 from _stores import ROOT, RUNS, figure_path
 
 from fedstat import _cli, plot
-from fedstat.stats import student
+from fedstat.stats import resampling
 from fedstat.study import collect, contrasts, origin, readouts
 from fedstat.study.planned import Planned, planned
 
@@ -74,7 +74,7 @@ def over_seeds(shares: pd.DataFrame, plan: Planned) -> pd.DataFrame:
     rows = [
         dict(zip(keys, names, strict=True)) | {"personal": mean.mean, "low": mean.low, "high": mean.high}
         for names, own in shares.groupby(keys)
-        for mean in [student.mean(own["personal"])]
+        for mean in [resampling.mean(own["personal"])]
     ]
     return in_order(pd.DataFrame(rows), plan)
 

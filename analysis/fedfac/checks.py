@@ -14,7 +14,7 @@ import xarray as xr
 
 from fedstat.fl import nets
 from fedstat.labelled import bootstrap, fa, permutation_test
-from fedstat.labelled.coerce import sums
+from fedstat.labelled.arrays import sums
 from fedstat.results import ConvergenceWarning
 from fedstat.stats import factor
 from fedstat.stats.moments import correlation

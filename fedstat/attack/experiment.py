@@ -20,8 +20,7 @@ from fedstat.fl.job import ComputeConfig, Job
 from fedstat.fl.loop import observed_round
 from fedstat.fl.start import start
 from fedstat.fl.state import State
-from fedstat.results.leakage import LeakageResult
-from fedstat.stats.images import psnr
+from fedstat.results.leakage import LeakageResult, psnr
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,6 +2,6 @@
 
 from fedstat.decompose.report import to_dataset
 from fedstat.decompose.stored import read_split
-from fedstat.labelled.files import read_weights
+from fedstat.labelled.weight_files import read_weights
 
 __all__ = ["read_split", "read_weights", "to_dataset"]

@@ -17,7 +17,7 @@ from fedstat.decompose.stored import COMMAND, whole
 from fedstat.labelled import bootstrap, permutation_test, split, stability
 from fedstat.labelled.inputs import layers_of
 from fedstat.results import Absolute, ByLayer, Tau
-from fedstat.results.layers import said_of
+from fedstat.results.base import said_of
 from fedstat.stats.split import METHODS
 
 _FITTING = ("kappa", "n_factors", "method", "start", "max_iter")

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from fedstat import _check, _guard, results, store
 from fedstat._later import pd, xr
-from fedstat.labelled.choose import is_pattern, matching, require_names
+from fedstat.labelled.inputs import is_pattern, matching, require_names
 from fedstat.results import Absolute, ByLayer
-from fedstat.stats.components import Components
 from fedstat.stats.icc import Coefficients, MeanSquares
-from fedstat.stats.icc_clients import Influence
+from fedstat.stats.icc_resampling import Influence
 from fedstat.stats.icc_tests import AgreementTest
+from fedstat.stats.variance_components import Components
 
 Kind = Literal["split", "bootstrap", "permutation", "stability"]
 KINDS: tuple[Kind, ...] = ("split", "bootstrap", "permutation", "stability")

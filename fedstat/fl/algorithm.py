@@ -347,7 +347,7 @@ class Choice(NamedTuple):
     by : {"pooled", "client", "layer"}
         "pooled": one candidate for all clients, with the least total loss over the held-out samples of the round's
         selected clients; "client": each client's own best; "layer": no candidates, B of each layer is the share of the
-        selected clients' differences that is their own (:func:`fedstat.stats.components.components`).
+        selected clients' differences that is their own (:func:`fedstat.stats.variance_components.components`).
     held_out : {"validation", "halves"} or None
         Samples to choose on: the validation samples; or each half of a client's training samples, for a model
         fine-tuned on the other half (two-fold cross-fitting). None: validation samples if there are any, else halves.

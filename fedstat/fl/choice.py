@@ -16,7 +16,7 @@ from fedstat.fl.local_training import finetune
 from fedstat.fl.nets import Params
 from fedstat.fl.scores import measured, table
 from fedstat.fl.state import Download
-from fedstat.stats import components
+from fedstat.stats import variance_components
 
 
 class Chosen(NamedTuple):
@@ -165,6 +165,6 @@ def _steps_by_layer(job: Job, download: Download) -> np.ndarray:
     """B (layer,): share of the differences between fine-tuned models that is the clients' own, clipped to [0, 1]."""
     clients = _last_cohort(job, download).at_least(2)
     parts = halves.parts(job, download, clients, job.hooks.finetune)
-    share = {layer: float(components.components(part).personal[0]) for layer, part in parts.items()}
+    share = {layer: float(variance_components.components(part).personal[0]) for layer, part in parts.items()}
     # B is 1 for a client's own layers, and for layers that no client changes, where it makes no difference.
     return np.nan_to_num(np.clip([share.get(layer, 1.0) for layer in nets.layers(job.net)], 0, 1), nan=1.0)

@@ -17,8 +17,8 @@ from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.state import Download
-from fedstat.stats import components
-from fedstat.stats.components import Parts
+from fedstat.stats import variance_components
+from fedstat.stats.variance_components import Parts
 
 
 def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[Rows, Rows]:
@@ -108,7 +108,7 @@ def parts(job: Job, download: Download, cohort: Cohort, phases: tuple[Phase, ...
         if not bool(alike.any()):
             continue
         w *= alike
-        part = components.parts(w.view(*w.shape[:3], -1) if w.ndim > 2 else w[..., None, None], x).pooled()
+        part = variance_components.parts(w.view(*w.shape[:3], -1) if w.ndim > 2 else w[..., None, None], x).pooled()
         layer = nets.layer_of(name)
         found[layer] = found[layer] + part if layer in found else part
     return found

@@ -10,16 +10,16 @@ import scipy
 from fedstat import _check
 from fedstat._later import pd, xr
 from fedstat.fl.halves import covariate
-from fedstat.stats import components
+from fedstat.stats import variance_components
 
 
 def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95) -> pd.DataFrame:
     """Share of the differences between clients that is their own and not noise, by layer.
 
     Active clients were trained on each half of their samples from one download; differences between clients that both
-    halves show are their own (:func:`fedstat.stats.components.components`). This holds only for entries that all
-    clients download alike, the shared ones. A layer without any, such as FedPer's head, is NaN: both halves start from
-    what the client learnt in earlier rounds, noise included.
+    halves show are their own (:func:`fedstat.stats.variance_components.components`). This holds only for entries that
+    all clients download alike, the shared ones. A layer without any, such as FedPer's head, is NaN: both halves start
+    from what the client learnt in earlier rounds, noise included.
 
     Parameters
     ----------
@@ -74,18 +74,20 @@ def _rows(probe: xr.Dataset, rounds: np.ndarray, seen: np.ndarray, level: float)
     """Rows of all layers, over some rounds together."""
     clients = [np.flatnonzero(seen[r]) for r in rounds]
     sizes = probe["n_train"].to_numpy()
-    basis = scipy.linalg.block_diag(*(components.design(len(c), covariate(sizes[c])) for c in clients))
+    basis = scipy.linalg.block_diag(*(variance_components.design(len(c), covariate(sizes[c])) for c in clients))
     between, within = (
         np.concatenate([probe[name].values[r][c] for r, c in zip(rounds, clients, strict=True)])
         for name in ("between", "within")
     )
     who, found = np.concatenate(clients), []
     for i, layer in enumerate(probe["layer"].values):
-        one = components.Parts(between[:, i : i + 1], within[:, i : i + 1], basis, int(probe["n_weights"][i]), 2)
+        one = variance_components.Parts(
+            between[:, i : i + 1], within[:, i : i + 1], basis, int(probe["n_weights"][i]), 2
+        )
         row = {"layer": layer, "round": int(probe["round"][rounds[-1]]), "clients": len(np.unique(who))}
         row |= dict.fromkeys(names := ("between", "within", "personal", "conf_low", "conf_high", "p_value"), math.nan)
         if np.isfinite(one.between).all():
-            x = components.components(one, level=level, cluster=who)
+            x = variance_components.components(one, level=level, cluster=who)
             row |= {name: float(getattr(x, name)[0]) for name in names}
         found.append(row)
     return pd.DataFrame(found)

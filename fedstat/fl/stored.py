@@ -13,7 +13,7 @@ from fedstat import _check, store
 from fedstat._later import torch, xr
 from fedstat.fl import factors
 from fedstat.fl.nets import Params, Piece
-from fedstat.labelled.units import is_table
+from fedstat.labelled.unit_names import is_table
 
 PIECES = "pieces"
 """Attribute of a run that says how the user's module names its tensors, see :class:`fedstat.fl.nets.Piece`."""

@@ -1,11 +1,11 @@
-"""Factor analysis of a layer: the verb ``fa``."""
+"""Factor analysis of a layer: the verb ``fa``, and the options of all verbs that fit factors."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 from array_api_compat import is_torch_array
@@ -14,13 +14,102 @@ from numpy.typing import NDArray
 from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.coerce import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
-from fedstat.labelled.inputs import each, over_layers
-from fedstat.labelled.start import change
+from fedstat.labelled.arrays import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
+from fedstat.labelled.inputs import change, each, over_layers
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
-from fedstat.stats import eigen, factor
-from fedstat.stats.moments import correlation
-from fedstat.stats.wide import require_memory
+from fedstat.stats import eigenvalues, entropy, factor, split
+from fedstat.stats.moments import correlation, require_memory
+
+
+class _FitOptions(TypedDict, total=False):
+    """Arguments of :func:`fedstat.fa` that every verb which repeats its analysis takes.
+
+    Attributes
+    ----------
+    n_factors : int, optional
+        A given number of factors instead of the κ rule.
+    start : {"pc", "smc"} or array (unit,)
+        Communalities to start from.
+    max_iter : int, optional
+        Cap on the eigendecompositions.
+    tol : float, optional
+        Stop when no communality changes by more than this.
+    """
+
+    n_factors: int | None
+    start: factor.Start
+    max_iter: int | None
+    tol: float | None
+
+
+class ReplicateOptions(_FitOptions, total=False):
+    """Further arguments of :func:`fedstat.bootstrap` and :func:`fedstat.permutation_test`.
+
+    Attributes
+    ----------
+    method : {"pa", "minres", "pc", "leverage"}
+        Estimator of the communalities.
+    heywood : {"allow", "bound"}
+        Communalities above 1 are kept and flagged, or clipped to 1 in every step.
+    """
+
+    method: factor.Method
+    heywood: Literal["allow", "bound"]
+
+
+class SplitOptions(_FitOptions, total=False):
+    """Further arguments of :func:`fedstat.split`.
+
+    Attributes
+    ----------
+    method : {"pa", "minres", "pc", "leverage", "icc"}
+        Estimator of the communalities, or agreement between clients.
+    rotation : {"varimax", "promax", "oblimin"}, optional
+        Rotation of the loadings.
+    n_starts, seed : int
+        Random starts, and their seed.
+    heywood : {"allow", "bound", "error"}
+        Communalities above 1 are kept and flagged, clipped to 1 in every step, or an error that names the units.
+    fdr, margin : float in (0, 1)
+        With ``tau="test"``: false discovery rate, and the personal share from which on a unit is personal.
+    undecided : {"shared", "personal"}
+        With ``tau="test"``: what becomes of units that are not shown to be either.
+    covariate : array (client,)
+        With ``tau="test"``: what clients are adjusted for, see :func:`fedstat.variance_components`.
+    """
+
+    method: split.Method
+    rotation: Rotation | None
+    n_starts: int
+    seed: int
+    heywood: Heywood
+    fdr: float
+    margin: float
+    undecided: Literal["shared", "personal"]
+    covariate: Any
+
+
+class EntropyOptions(TypedDict, total=False):
+    """Further arguments of :func:`fedstat.knn_entropy`.
+
+    Attributes
+    ----------
+    ties : {"error", "atoms", "jitter"}
+        What to do where more than k samples share one value.
+    resolution : float, optional
+        Step of the grid the values were rounded to; required by "jitter".
+    seed : int
+        Seed of the jitter.
+    axis, feature_axis : int
+        Axes of the samples and of their coordinates, in an array or tensor.
+    """
+
+    ties: entropy.Ties
+    resolution: float | None
+    seed: int
+    axis: int
+    feature_axis: int | None
+
 
 Heywood = Literal["allow", "bound", "error"]
 DEFAULTS: dict[str, Any] = {
@@ -232,7 +321,7 @@ def require_room(data: Any, units: int, method: str, n_factors: int | None, star
     """ValueError if the analysis of this many units does not fit into the machine's memory."""
     if is_torch_array(data) and data.device.type != "cpu":
         return  # torch says itself what a device lacks
-    few_pairs = isinstance(n_factors, int) and eigen.pays(units, n_factors) and method != "minres"
+    few_pairs = isinstance(n_factors, int) and eigenvalues.pays(units, n_factors) and method != "minres"
     require_memory(units, all_pairs=not few_pairs or (isinstance(start, str) and start == "smc"))
 
 

@@ -1,23 +1,219 @@
-"""What users hold of weights, in all its forms: arrays, runs, files, state_dicts; and a verb over their layers."""
+"""Weights as users hold them (arrays, runs, files, state_dicts), their layers and their initial parameters."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
+import numpy as np
+from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import device as device_of
+
 from fedstat import _check, _labels
-from fedstat._check import few
+from fedstat._check import did_you_mean, few
 from fedstat._later import xr
-from fedstat.labelled.choose import is_pattern, left_out, matching, require_names
+from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
 from fedstat.labelled.states import SUFFIXES
 from fedstat.results import ByLayer
 from fedstat.store import is_store, open_run
+
+RECURRENT = re.compile(r"weight_(ih|hh)(_l\d+)?(_reverse)?$")
+EMBEDDING = re.compile(r"embedding|(^|[._])emb(ed\w*|s)?\d*($|[._])|(^|\.)(wte|wpe|position)$", re.IGNORECASE)
+LORA = re.compile(r"(^|[._])lora[_.]?(embedding_)?(A|B|down|up)($|\.)")
+_OUTPUT = re.compile(r"(^|\.)(outputs?|out|head|heads|classifier|logits|lm_head|fc_out|readout)$", re.IGNORECASE)
+
+
+def stem(key: str) -> str:
+    """Layer that a parameter belongs to: ``"fc1.weight"`` and ``"fc1"`` to ``"fc1"``, slashes to dots."""
+    return key.removesuffix(".weight").replace("/", ".")
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a name has the marks of a pattern, ``*``, ``?`` or ``[``."""
+    return any(mark in name for mark in "*?[")
+
+
+def require_names(what: str, asked: Iterable[object]) -> None:
+    """Raise ValueError unless all layers that are asked for are named by text."""
+    if bad := [one for one in asked if not isinstance(one, str)]:
+        raise ValueError(f"{what} must be names, such as 'fc1', or patterns, such as 'conv*', but got {bad[0]!r:.100}")
+
+
+def matching(asked: Sequence[str], there: Sequence[str], where: str) -> list[str]:
+    """Names that are asked for, in the order of the request, those of a pattern in their own.
+
+    Parameters
+    ----------
+    asked : sequence of str
+        Names, or patterns such as ``"conv*"``.
+    there : sequence of str
+    where : str
+        What holds them, for the message.
+
+    Raises
+    ------
+    ValueError
+        If a name is not there, or nothing matches a pattern; the message names the nearest.
+
+    Examples
+    --------
+    >>> matching(["fc*", "conv1.weight"], ["conv1", "fc1", "fc2"], "the run")
+    ['fc1', 'fc2', 'conv1']
+    >>> matching(["fcl"], ["conv1", "fc1"], "the run")
+    Traceback (most recent call last):
+    ValueError: the run has no layer 'fcl', only conv1, fc1. Did you mean 'fc1'?
+    """
+    found: list[str] = []
+    for name in asked:
+        one = next((x for x in (name, stem(name)) if x in there), None)
+        several = [one] if one is not None else [x for x in there if is_pattern(name) and fnmatchcase(x, name)]
+        if not several:
+            raise missing(name, there, where)
+        found += several
+    return list(dict.fromkeys(found))
+
+
+def missing(name: str, there: Sequence[str], where: str) -> ValueError:
+    """Error for a layer, or a pattern of layers, that is not there."""
+    what = f"layer that matches {name!r}" if is_pattern(name) else f"layer {name!r}"
+    return ValueError(f"{where} has no {what}, only {few(there, 8)}.{did_you_mean(name, there, cutoff=0.6)}")
+
+
+def left_out(shapes: Mapping[str, tuple[int, ...]], output: str | None = None) -> dict[str, str]:
+    """Layers that are not analysed unless named, with the reason: their units are not hidden units.
+
+    Parameters
+    ----------
+    shapes : mapping from layer to shape
+        Of one client's weights, units first, in the order of the network.
+    output : str, optional
+        The output layer, where it is known. Otherwise it is the dense layer that is named as one ("head", "classifier",
+        ...), or else the last dense layer.
+
+    Returns
+    -------
+    dict from layer to reason
+        Embeddings, by their names, and the output layer, which no factor of a low-rank update is; never all layers.
+
+    Examples
+    --------
+    >>> left_out({"conv1": (6, 1, 3, 3), "fc1": (20, 54), "fc2": (10, 20)})
+    {'fc2': 'the last dense layer, taken for the output'}
+    >>> left_out({"fc1": (20, 54)})
+    {}
+    """
+    found = {name: "embedding" for name, shape in shapes.items() if len(shape) == 2 and EMBEDDING.search(name)}
+    found = found if len(found) < len(shapes) else {}
+    rest = [name for name in shapes if name not in found]
+    if len(rest) == 1:
+        return found
+    if output in rest:
+        return {**found, str(output): "output layer"}
+    dense = [name for name in rest if len(shapes[name]) == 2 and not (RECURRENT.search(name) or LORA.search(name))]
+    named = [name for name in dense if _OUTPUT.search(name)]
+    if len(named) == 1:
+        return {**found, named[0]: "output layer, by its name"}
+    return {**found, dense[-1]: "the last dense layer, taken for the output"} if dense else found
+
+
+_FEW = 8  # clients whose mean is compared with the start
+_APART = 3.0  # standard errors
+
+
+def change(weights: Weights, start: Any) -> Weights:
+    """Weights less those that all clients started from; as they are without a start."""
+    if start is None:
+        return weights
+    if isinstance(weights, xr.DataArray):
+        need_dims(weights, "client", "unit")
+        one = weights.isel(client=0, drop=True).transpose("unit", ...)
+        origin = start_of(start, weights, np.empty(0)).reshape(one.shape)
+        require_related(origin, weights.isel(client=slice(_FEW)).transpose("client", *one.dims).to_numpy())
+        return weights.astype(float) - xr.DataArray(origin, dims=one.dims)
+    weights = _check.numbers("weights", weights)
+    origin = start_of(start, weights, weights).reshape(weights.shape[1:])
+    require_related(origin, weights)
+    return weights.double() - origin.double() if is_torch_array(weights) else weights.astype(float) - origin
+
+
+def start_of(start: Any, weights: Weights, w: Any) -> Any:
+    """The start as an array (unit, weight) of the kind of ``w``."""
+    start = _check.numbers("start", start)
+    start = start.detach() if is_torch_array(start) else start
+    shape = tuple(np.shape(weights))[1:]
+    if isinstance(weights, xr.DataArray):
+        one = weights.isel(client=0, drop=True).transpose("unit", ...)
+        shape = one.shape
+        if isinstance(start, xr.DataArray):
+            start = _aligned(start, one)
+    if isinstance(start, xr.DataArray):
+        need_dims(start, "unit")
+        start = start.transpose("unit", ...).to_numpy()
+    if tuple(start.shape) != tuple(shape):
+        raise ValueError(
+            f"the start must have the shape of one client's weights, {tuple(shape)}, but got {tuple(start.shape)}. "
+            "It is common to all clients; subtract client-specific starts from the weights."
+        )
+    start = start.reshape(shape[0], -1)
+    if is_torch_array(w):
+        start = array_namespace(w).asarray(start, device=device_of(w))
+    else:
+        start = numpy_of(start)
+    if not (finite := np.isfinite(numpy_of(start)).all(axis=1)).all():
+        raise ValueError(
+            f"the start holds NaN or infinite values, first in unit(s) {few(labels(weights, 'unit', 1)[~finite])}"
+        )
+    return start
+
+
+def require_related(start: Any, w: Any) -> None:
+    """Refuse a start that has nothing to do with the weights: what is subtracted from all clients, all agree on.
+
+    With weights that it was drawn without, a start of independent entries has a correlation of variance 1 over their
+    number, however alike neighbouring weights are. Of a start without variance nothing is asked.
+
+    Parameters
+    ----------
+    start : array (unit, weight)
+    w : array (client, unit, weight)
+        Of some clients; the mean of up to eight is looked at.
+
+    Raises
+    ------
+    ValueError
+        If the correlation with this mean is not three standard errors above 0.
+    """
+    origin, mean = numpy_of(start).astype(float).ravel(), numpy_of(w[:_FEW]).astype(float).mean(axis=0).ravel()
+    if np.ptp(origin) == 0 or not np.isfinite(mean).all() or np.ptp(mean) == 0:
+        return
+    r = float(np.corrcoef(origin / np.abs(origin).max(), mean / np.abs(mean).max())[0, 1])
+    if r * math.sqrt(len(mean)) < _APART:
+        raise ValueError(
+            f"the start has a correlation of {r:.2f} with the weights: clients did not start there, or have left it. "
+            "Subtracting it would make them agree. Use the weights that training started from, or leave the start out."
+        )
+
+
+def _aligned(start: xr.DataArray, one: xr.DataArray) -> xr.DataArray:
+    """The start with the dims and labels of one client's weights, in their order."""
+    if set(start.dims) != set(one.dims):
+        raise ValueError(
+            f"the start must have the dims of one client's weights, {one.dims}, but got {start.dims}. "
+            "Select one checkpoint first; the start is common to all clients."
+        )
+    own = [d for d in map(str, one.dims) if d in start.coords]  # the labels of what has none are positions
+    at = {d: _labels.order("the start", d, *(x[d].to_numpy().tolist() for x in (start, one))) for d in own}
+    return start.isel(at).transpose(*one.dims)
+
 
 _PATHS = (str, PathLike)
 
@@ -156,7 +352,7 @@ def _of_tree(tree: xr.DataTree, asked: Sequence[str] | None) -> tuple[dict[str, 
 def _of_files(
     sources: Sequence[Any], asked: Sequence[str] | None, clients: Sequence[Any] | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    from fedstat.labelled.files import read_layers  # files are for some alone
+    from fedstat.labelled.weight_files import read_layers
 
     if wrong := [x for x in sources if not _is_source(x) or isinstance(x, xr.Dataset)]:
         raise ValueError(

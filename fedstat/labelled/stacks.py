@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from fedstat import _guard, _labels
 from fedstat._check import few
 from fedstat.labelled import states
-from fedstat.labelled.choose import LORA, missing, stem
+from fedstat.labelled.inputs import LORA, missing, stem
 from fedstat.labelled.states import State
-from fedstat.labelled.units import Fellows, Layout, layout
+from fedstat.labelled.unit_names import Fellows, Layout, layout
 
 
 class Stack(NamedTuple):

@@ -12,12 +12,10 @@ import numpy as np
 from fedstat import _check
 from fedstat._later import pd
 from fedstat._random import generator
-from fedstat.labelled.coerce import Weights, client_sums, numpy_of
-from fedstat.labelled.factor import fa, say_if_alone, start_by_unit
-from fedstat.labelled.inputs import each, over_layers
-from fedstat.labelled.options import ReplicateOptions
-from fedstat.labelled.splitting import say_if_contradicted, split_sums
-from fedstat.labelled.start import change
+from fedstat.labelled.arrays import Weights, client_sums, numpy_of
+from fedstat.labelled.factor import ReplicateOptions, fa, say_if_alone, start_by_unit
+from fedstat.labelled.inputs import change, each, over_layers
+from fedstat.labelled.split import say_if_contradicted, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
 from fedstat.results.uncertainty import (
     BootstrapResult,
@@ -25,8 +23,8 @@ from fedstat.results.uncertainty import (
     PermutationResult,
     StabilityResult,
 )
-from fedstat.stats import bootstrap as _bootstrap
-from fedstat.stats import factor, nfactors
+from fedstat.stats import factor, number_of_factors
+from fedstat.stats import resampling as _bootstrap
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 
@@ -80,7 +78,7 @@ def bootstrap(
         :func:`fedstat.split`.
     **options
         n_factors, method, start, max_iter, tol and heywood ("allow" or "bound") of :func:`fedstat.fa`, as
-        :class:`fedstat.labelled.options.ReplicateOptions` lists them.
+        :class:`fedstat.labelled.factor.ReplicateOptions` lists them.
 
     Returns
     -------
@@ -348,7 +346,7 @@ def _n_factors_layer(
     if fit.n_obs is None:
         raise ValueError("n_obs must be given with a correlation matrix: parallel analysis needs it, but got None")
     live = fit.correlation[np.ix_(~fit.dead, ~fit.dead)]
-    numbers, curves = nfactors.compare(live, fit.n_obs, kappa=kappa, **drawing)
+    numbers, curves = number_of_factors.compare(live, fit.n_obs, kappa=kappa, **drawing)
     return NFactorsResult(numbers, curves, kappa, fit.n_obs)
 
 

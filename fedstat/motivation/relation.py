@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from fedstat import _check
 from fedstat._random import generator
 from fedstat.stats import factor
-from fedstat.stats.bootstrap import reweighted
 from fedstat.stats.entropy import knn_entropy
 from fedstat.stats.moments import correlation, moments
+from fedstat.stats.resampling import reweighted
 
 Array = NDArray[np.float64]
 ON = ("weights", "updates")

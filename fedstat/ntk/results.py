@@ -14,7 +14,7 @@ import numpy as np
 from fedstat._later import pd, xr
 from fedstat.ntk.report import convergence_report, generalization_report
 from fedstat.results.base import Result
-from fedstat.stats import student
+from fedstat.stats import resampling
 
 # Below this share of the first loss, what is left is rounding.
 _FLOOR = 1e-24
@@ -221,7 +221,7 @@ class ConvergenceResult(_Result):
             diverged=("diverged_at", lambda d: int((d >= 0).sum())),
             held=("held", "all"),
         )  # fmt: skip
-        means = {at: student.mean(rates) for at, rates in group["rate"]}
+        means = {at: resampling.mean(rates) for at, rates in group["rate"]}
         table.insert(1, "rate", [means[at].mean for at in table.index])
         table.insert(2, "std_error", [means[at].std_error for at in table.index])
         bounds = self.data["contraction"].to_series()
@@ -271,7 +271,7 @@ class ConvergenceResult(_Result):
                 continue
             other = base.xs(width, level="width")
             gap = other - values.droplevel(["method", "width"])
-            found = student.mean(gap, level=level)
+            found = resampling.mean(gap, level=level)
             rates = values.mean(skipna=False), other.mean(skipna=False)
             rows.append(
                 {
@@ -335,7 +335,7 @@ class GeneralizationResult(_Result):
         d = self.data
         names = ["clients", "n", "lambda_min", "complexity", "confidence", "bound", "test_limit", "zero"]
         table = d[names].to_dataframe()
-        tests = [student.mean(values) for values in d["test"].transpose("setting", "replicate").to_numpy()]
+        tests = [resampling.mean(values) for values in d["test"].transpose("setting", "replicate").to_numpy()]
         table["test"], table["std_error"] = [t.mean for t in tests], [t.std_error for t in tests]
         table["train"] = d["train"].mean("replicate", skipna=False).to_series()
         table["replicates"], table["diverged"] = d.sizes["replicate"], d["test"].isnull().sum("replicate").to_series()

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from fedstat.stats import student
+from fedstat.stats import resampling
 
 _LETTERS = 17  # of a caption, in an inch
 
@@ -51,7 +51,7 @@ def interval(values: ArrayLike) -> tuple[float, float]:
     [-0.484, 4.484]
     """
     x = np.asarray(values, dtype=np.float64)
-    found = student.mean(x[np.isfinite(x)])
+    found = resampling.mean(x[np.isfinite(x)])
     return found.low, found.high
 
 

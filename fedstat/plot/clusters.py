@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from fedstat import _check
 from fedstat.plot._axes import given, plain
 from fedstat.plot._inputs import measure_of_run, refusal
-from fedstat.results.clusters import ClientClustersResult
+from fedstat.results.between_clients import ClientClustersResult
 
 _MAP = "viridis"
 _NAMED = 40  # clients whose labels fit an axis

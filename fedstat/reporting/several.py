@@ -17,8 +17,8 @@ from fedstat.plot._axes import literal
 from fedstat.reporting import figures, origin, prose, training_cautions
 from fedstat.reporting.document import PARAGRAPH, Block, Caution, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, damage_of
-from fedstat.results.comparison import difference
 from fedstat.results.numbers import megabytes, number, plus_minus
+from fedstat.results.ranks import difference
 from fedstat.stats.compare import LEAST_PAIRS
 from fedstat.study import accuracy, collect, compare, experiment, rules, summary
 from fedstat.study.collect import Grid

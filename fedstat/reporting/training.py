@@ -21,7 +21,7 @@ from fedstat.reporting.document import COMMAND, Figure, Part, Printed, Section, 
 from fedstat.reporting.parts import assemble
 from fedstat.reporting.stored import Stored
 from fedstat.results.numbers import interval, megabytes, number
-from fedstat.stats import student
+from fedstat.stats import resampling
 from fedstat.study import experiment, rules, summary
 from fedstat.study.report import report as printed
 
@@ -99,7 +99,7 @@ def findings(run: xr.DataTree, stored: Stored) -> list[str]:
             f"The middle 80 % of the clients lie between {number(low, 3)} and {number(high, 3)}."
         )
     if len(own) > 1:
-        mean = student.mean(own)
+        mean = resampling.mean(own)
         shown_mean = interval(mean.mean, mean.low, mean.high, sign=False, equal=f"{len(own)} clients")
         how = "" if mean.equal else f": the 95 % interval is over clients (Student's t, {len(own)} clients)"
         said.append(

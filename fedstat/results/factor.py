@@ -13,7 +13,7 @@ from fedstat import _check, _labels
 from fedstat._later import pd, xr
 from fedstat.results.base import Result, line, listing, number
 from fedstat.results.split import SplitResult
-from fedstat.stats import indices
+from fedstat.stats import number_of_factors
 from fedstat.stats import split as _split
 
 Rotation = Literal["varimax", "promax", "oblimin"]
@@ -135,9 +135,9 @@ class FactorResult(Result):
     @cached_property
     def _indices(self) -> dict[str, float]:
         if self.method == "leverage":  # squared eigenvector rows: no factor model that could fit
-            return indices.fit_indices(self._live, self._live * np.nan, self.n_factors, None)
+            return number_of_factors.fit_indices(self._live, self._live * np.nan, self.n_factors, None)
         common = self._structure @ self.loadings[~self.dead].T
-        return indices.fit_indices(self._live, common, self.n_factors, self.n_obs)
+        return number_of_factors.fit_indices(self._live, common, self.n_factors, self.n_obs)
 
     def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
         """Shared units, those that the other units explain: ν >= τ (FedFac §4.1); see :func:`fedstat.split`."""
@@ -196,7 +196,7 @@ class FactorResult(Result):
             | ({} if self.agreement is None else {"icc": self.agreement})
             | {
                 "u2": self.uniqueness,
-                "complexity": indices.complexity(self.loadings),
+                "complexity": number_of_factors.complexity(self.loadings),
                 "heywood": self.heywood,
                 "dead": self.dead,
             }
@@ -211,7 +211,7 @@ class FactorResult(Result):
     def glance(self) -> pd.DataFrame:
         """One row: sizes, how the fit ended, rank and smallest eigenvalue of R, fit indices, KMO, Bartlett's test."""
         values = self.eigenvalues[: len(self._live)]
-        test = (np.nan, 0, np.nan) if self.n_obs is None else indices.bartlett(self._live, self.n_obs)
+        test = (np.nan, 0, np.nan) if self.n_obs is None else number_of_factors.bartlett(self._live, self.n_obs)
         row = {
             "d": len(self.units),
             "n_obs": self.n_obs,
@@ -230,7 +230,7 @@ class FactorResult(Result):
             "rank": int(np.sum(values > 1e-10 * values[0])),
             "lambda_min": float(values[-1]),
             **self._indices,
-            "kmo": indices.kmo(self._live)[0],
+            "kmo": number_of_factors.kmo(self._live)[0],
             "bartlett": test[0],
             "bartlett_p": test[2],
         }

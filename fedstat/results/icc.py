@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from fedstat import _check
 from fedstat._later import pd
 from fedstat.results.base import TERMINAL, Result, listing, number, wrapped
-from fedstat.results.joined import beside
 from fedstat.results.numbers import coefficient, count, p_equals
 from fedstat.results.split import SplitResult
+from fedstat.results.tables import beside
 from fedstat.stats import split as _split
-from fedstat.stats.grouping import equal_objects, separate_groups
+from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
-from fedstat.stats.icc_clients import Influence
+from fedstat.stats.icc_resampling import Influence
 from fedstat.stats.icc_tests import MOST_ENUMERATED, AgreementTest
-from fedstat.stats.student import LEAST_CLIENTS
+from fedstat.stats.resampling import LEAST_CLIENTS
 
 Floats = NDArray[np.float64]
 Inference = Literal["sign-flip", "permutation", "F"]

@@ -1,7 +1,8 @@
-"""Effective rank of what is personal: the result by layer, checkpoint and client."""
+"""Results of comparisons of methods, and of effective ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,8 +10,9 @@ import numpy as np
 import scipy
 
 from fedstat._later import pd, xr
-from fedstat.results.base import Result, line
-from fedstat.results.numbers import interval
+from fedstat.results.base import Result, columns, line, wrapped
+from fedstat.results.numbers import count, decimals, interval, number, p_equals
+from fedstat.stats.compare import LEAST_PAIRS
 
 _ROUNDING = 1e-9
 """Ranks that differ by less than this share of their mean are equal."""
@@ -77,3 +79,123 @@ class EffectiveRankResult(Result):
         if row["n_undefined"]:
             lines.append(f"  {row['n_undefined']} without a rank: nothing of the weights is the client's own")
         return "\n".join(map(line, lines))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ComparisonResult(Result):
+    """Methods against a reference, within blocks, as :func:`fedstat.compare` returns it.
+
+    Attributes
+    ----------
+    table : DataFrame
+        One row per method; columns as in :class:`fedstat.stats.compare.Comparison`.
+    reference : str
+    level : float
+        Confidence level of the intervals.
+    notes : tuple of str
+        What was left out or cannot be said, in words.
+    value : str
+        What is compared.
+    block : tuple of str
+        Columns within whose values methods are paired.
+    sample : str
+        The one of them whose values are the sample.
+    """
+
+    table: pd.DataFrame
+    reference: str
+    level: float
+    notes: tuple[str, ...]
+    value: str
+    block: tuple[str, ...]
+    sample: str
+    _figure: ClassVar[str] = "forest"
+
+    def tidy(self) -> pd.DataFrame:
+        """One row per other method: term, n, estimate (difference), std_error, ..., sim_conf_low, sim_conf_high, ..."""
+        others = self.table[self.table["method"] != self.reference]
+        others = others.drop(columns=["n_values", "mean", "std_error_mean"]).reset_index(drop=True)
+        return others.rename(columns={"method": "term", "difference": "estimate"})
+
+    def augment(self) -> pd.DataFrame:
+        """One row per method, the reference included: term, n, mean and std_error of its own values."""
+        names = {"method": "term", "n_values": "n", "std_error_mean": "std_error"}
+        return self.table[["method", "n_values", "mean", "std_error_mean"]].rename(columns=names)
+
+    def glance(self) -> pd.DataFrame:
+        """One row: reference, methods compared, blocks; those above and below it after Holm; level."""
+        found = self.tidy()
+        clear = found["p_holm"] <= 1 - self.level + 1e-12
+        row = {
+            "reference": self.reference,
+            "n_methods": len(found),
+            "n_blocks": int(found["n"].max()) if len(found) else 0,
+            "n_above": int((clear & (found["estimate"] > 0)).sum()),
+            "n_below": int((clear & (found["estimate"] < 0)).sum()),
+            "level": self.level,
+        }
+        return pd.DataFrame([row])
+
+    def __repr__(self) -> str:
+        others = self.table[self.table["method"] != self.reference]
+        digits = decimals(others["std_error"])
+        n = "pairs" if len(self.block) == 1 else "n"
+        rows = [("method", "mean (SE)", f"difference [{100 * self.level:g}% CI]", "p (Holm)", n)]
+        for x in self.table.to_dict("records"):
+            mean = f"{number(x['mean'], digits)} ({number(x['std_error_mean'], digits)})"
+            compared = ("reference", "", "")
+            if x["method"] != self.reference:
+                compared = (
+                    difference(x, "pairs", digits),
+                    p_equals(x["p_holm"]).removeprefix("p ").lstrip("= "),
+                    str(x["n"]),
+                )
+            rows.append((x["method"], mean, *compared))
+        return "\n".join(
+            [
+                wrapped(f"{self.value}: {self._methods()} {self.reference}, paired by {' and '.join(self.block)}"),
+                *self._about_sample(),
+                *columns(rows, numbers=2),
+                f"Paired t tests; CIs simultaneous over {count(len(others), 'comparison')} (Bonferroni).",
+            ]
+        )
+
+    def _methods(self) -> str:
+        return f"{count(len(self.table) - 1, 'method')} compared with"
+
+    def _about_sample(self) -> list[str]:
+        """What the sample is, where it is not the pairs."""
+        if len(self.block) == 1:
+            return []
+        over = " and ".join(name for name in self.block if name != self.sample)
+        averaged = f"n counts values of {self.sample}, each a mean over {over} ({self.table['n_pairs'].max()} pairs)"
+        return [wrapped(f"{averaged}; results are for these values of {over} and other values of {self.sample}")]
+
+    def summary(self) -> str:
+        """Comparison, then what was left out or cannot be said."""
+        return "\n".join([repr(self), *(line(f"  {note}") for note in self.notes)])
+
+
+def difference(row: Mapping[Any, Any], pairs: str = "seeds", digits: int = 4) -> str:
+    """A difference with the interval that holds for all methods of a table, or why there is none.
+
+    Parameters
+    ----------
+    row : mapping
+        A row of :attr:`ComparisonResult.table`.
+    pairs : str
+        What is paired, in words.
+    digits : int
+        Decimal places.
+
+    Examples
+    --------
+    >>> difference({"difference": 0.01, "sim_conf_low": -0.02, "sim_conf_high": 0.04, "n": 4})
+    '+0.0100 [-0.0200, +0.0400]'
+    >>> difference({"difference": 0.01, "sim_conf_low": float("nan"), "sim_conf_high": float("nan"), "n": 2}, "blocks")
+    '+0.0100 (too few blocks)'
+    """
+    limits = row["difference"], row["sim_conf_low"], row["sim_conf_high"]
+    if 0 < row["n"] < LEAST_PAIRS:
+        return f"{interval(*limits, digits)} (too few {pairs})"
+    return interval(*limits, digits, equal=f"{row['n']} {pairs}" if row["n"] else "")

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from fedstat._later import pd
 from fedstat.results.base import TERMINAL, Result, line, listing, wrapped
-from fedstat.results.joined import beside
 from fedstat.results.numbers import count
 from fedstat.results.split import SplitResult
+from fedstat.results.tables import beside
 from fedstat.stats import split as _split
-from fedstat.stats.bootstrap import expanded_percentiles
 from fedstat.stats.factor import gap
+from fedstat.stats.resampling import expanded_percentiles
 
 Floats = NDArray[np.float64]
 _LEVEL = 0.05
@@ -98,7 +98,7 @@ class BootstrapResult(Result):
     def tidy(self) -> pd.DataFrame:
         """One row per unit: term, estimate (ν), std_error, conf_low, conf_high, half_sample, p_shared, group.
 
-        Intervals are expanded percentiles (:func:`fedstat.stats.bootstrap.expanded_percentiles`), of ν that samples of
+        Intervals are expanded percentiles (:func:`fedstat.stats.resampling.expanded_percentiles`), of ν that samples of
         as many clients give on average; NaN for fewer than 8 clients.
         """
         nu, n = np.where(self._dead, 0, self.communality), self.split.fit.n_clients or 0

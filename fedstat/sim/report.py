@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedstat._later import pd, xr
 from fedstat.results.numbers import interval, number
-from fedstat.stats import split, student
+from fedstat.stats import resampling, split
 
 _ROUNDING = 2.0**-22
 """Means of float32 accuracies that differ by this are equal."""
@@ -141,9 +141,9 @@ def _select(values: xr.DataArray, done: xr.DataArray, here: dict[str, float], me
     return np.asarray(values.sel(at).where(done.sel(at)), dtype=np.float64)
 
 
-def _mean(x: NDArray[np.float64]) -> student.Mean:
+def _mean(x: NDArray[np.float64]) -> resampling.Mean:
     """Mean over the replicates that are complete."""
-    return student.mean(x[np.isfinite(x)], rounding=_ROUNDING)
+    return resampling.mean(x[np.isfinite(x)], rounding=_ROUNDING)
 
 
 def _oracle(run: xr.DataTree, here: dict[str, float]) -> dict[str, float]:

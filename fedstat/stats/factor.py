@@ -14,8 +14,9 @@ from array_api_compat import device as device_of
 
 from fedstat import _check
 from fedstat._random import generator
-from fedstat.stats import eigen, following
-from fedstat.stats.minres import minimise, objective
+from fedstat.stats import eigenvalues as _eigenvalues
+from fedstat.stats import factor_solvers
+from fedstat.stats.factor_solvers import minimise, objective
 
 Array = Any
 Start = Literal["pc", "smc"] | Array
@@ -172,7 +173,7 @@ def fit(
     Notes
     -----
     On the CPU, steps of a layer of 150 units and more with many factors are followed from an earlier step's
-    eigenvectors where they can be, see :mod:`fedstat.stats.following`: as many steps, communalities to about 1e-8.
+    eigenvectors where they can be, see :mod:`fedstat.stats.factor_solvers`: as many steps, communalities to about 1e-8.
     """
     xp = array_namespace(r)
     _check.choice("method", method, METHODS)
@@ -187,15 +188,15 @@ def fit(
     # A dead unit becomes a zero row and column: its eigenvalue 0 and coordinate eigenvector touch no other unit.
     r = xp.where(dead[..., :, None] | dead[..., None, :], xp.zeros_like(r), r)
     ones = xp.astype(~dead, xp.float64)
-    unit = eigen.with_diagonal(xp, r, ones)
+    unit = _eigenvalues.with_diagonal(xp, r, ones)
     g, most = (None, 0) if n_factors is None else _given(xp, n_factors, live)
     iterates, given_start = method in ITERATE, not isinstance(start, str)
     if iterates and given_start:  # vectors of R are not needed
         values, vectors = xp.flip(xp.linalg.eigvalsh(unit), axis=-1), unit
-    elif g is None or (not given_start and start == "smc") or not eigen.pays(r.shape[-1], most):
-        values, vectors = eigen.full(xp, unit)
+    elif g is None or (not given_start and start == "smc") or not _eigenvalues.pays(r.shape[-1], most):
+        values, vectors = _eigenvalues.full(xp, unit)
     else:
-        values, vectors = eigen.leading(xp, unit, most, accuracy=_accuracy(tol))
+        values, vectors = _eigenvalues.leading(xp, unit, most, accuracy=_accuracy(tol))
     g = count_factors(values, kappa=kappa) if g is None else g
 
     n_iter, converged, residual = xp.ones_like(g), xp.ones_like(g, dtype=xp.bool), xp.zeros_like(live, dtype=xp.float64)
@@ -283,7 +284,7 @@ def _iterate(
     n_iter, residual = xp.zeros_like(g), xp.zeros_like(g, dtype=xp.float64)
     moving, most = xp.ones_like(g, dtype=xp.bool), int(xp.max(g))
     loadings, pairs, reference = xp.zeros_like(r)[..., :most], known, None
-    follows = is_numpy_array(r) and r.ndim == 2 and following.pays(len(r), most, tol)
+    follows = is_numpy_array(r) and r.ndim == 2 and factor_solvers.pays(len(r), most, tol)
     for step in range(max_iter):
         start, new = h, None if reference is None else reference.communalities(h)
         followed = new is not None
@@ -302,7 +303,7 @@ def _iterate(
         if not bool(xp.any(moving)):
             break
         if follows and not followed:
-            reference = following.Reference(*decomposed, most)
+            reference = factor_solvers.Reference(*decomposed, most)
     if followed:
         loadings = _loadings(xp, *_top(xp, r, start, g, None, tol), g)[..., :most] if wanted else loadings[..., :0]
     return loadings, h, n_iter, residual
@@ -310,10 +311,10 @@ def _iterate(
 
 def _top(xp: Any, r: Array, h: Array, g: Array, guess: Array | None, tol: float) -> tuple[Array, Array]:
     """Leading eigenpairs of the reduced correlation matrix R − Σ_ε, whose diagonal is h."""
-    reduced, most = eigen.with_diagonal(xp, r, h), int(xp.max(g))
-    if eigen.pays(r.shape[-1], most):
-        return eigen.leading(xp, reduced, most, guess=guess, accuracy=_accuracy(tol))
-    return eigen.full(xp, reduced)
+    reduced, most = _eigenvalues.with_diagonal(xp, r, h), int(xp.max(g))
+    if _eigenvalues.pays(r.shape[-1], most):
+        return _eigenvalues.leading(xp, reduced, most, guess=guess, accuracy=_accuracy(tol))
+    return _eigenvalues.full(xp, reduced)
 
 
 def _accuracy(tol: float) -> float:

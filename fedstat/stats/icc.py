@@ -17,7 +17,7 @@ from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
-from fedstat.stats import scale
+from fedstat.stats import moments
 
 Array = Any
 Type = Literal["ICC1", "ICC2", "ICC3", "ICC1k", "ICC2k", "ICC3k"]
@@ -271,8 +271,8 @@ def block(w: Array, start: Array | None = None, clients: slice = _ALL, units: sl
         squares = xp.sum(xp.vecdot(x, x), axis=0)
     if bool(xp.all((squares > 1 / _ORDINARY) & (squares < _ORDINARY))):
         return e, x
-    e = scale.exponent(scale.largest(x, (0, 2)))
-    x *= scale.power(-e)[:, None]
+    e = moments.exponent(moments.largest(x, (0, 2)))
+    x *= moments.power(-e)[:, None]
     return e, x
 
 
@@ -296,7 +296,7 @@ def _two_way(e: Array, x: Array) -> tuple[TwoWay, Array]:
     clients = xp.sum((each - over) ** 2, axis=0)
     profile = shift + (rest - over[:, None])
     of_k = xp.asarray(float(k), dtype=xp.float64, device=device_of(x))
-    return TwoWay(of_k, e, low + over, profile, clients, residual), (low + each) * scale.power(e)
+    return TwoWay(of_k, e, low + over, profile, clients, residual), (low + each) * moments.power(e)
 
 
 def _over_clients(x: Array) -> Array:
@@ -367,7 +367,7 @@ def _rescaled(t: TwoWay, top: Array) -> TwoWay:
     xp = array_namespace(t.mean)
     if not bool(xp.any(t.exponent != top)):
         return t
-    by = scale.power(t.exponent - top)
+    by = moments.power(t.exponent - top)
     return TwoWay(
         t.n, xp.maximum(t.exponent, top), by * t.mean, by[:, None] * t.profile, by**2 * t.clients, by**2 * t.residual
     )

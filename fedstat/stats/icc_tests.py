@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedstat._random import generator
 from fedstat.stats.icc import fdr, slices
-from fedstat.stats.student import LEAST_CLIENTS
+from fedstat.stats.resampling import LEAST_CLIENTS
 
 Array = Any
 Floats = NDArray[Any]  # float64 in results, float32 in products

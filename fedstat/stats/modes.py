@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat._random import generator
-from fedstat.stats import scale
+from fedstat.stats import moments
 
 if TYPE_CHECKING:
     from sklearn.mixture import GaussianMixture
@@ -175,8 +175,8 @@ def _sample(x: Any) -> tuple[Array, float]:
     if x.ndim != 1 or len(x) < 4 or not np.isfinite(x).all() or x.min() == x.max():
         what = f"shape {x.shape}" if x.ndim != 1 or len(x) < 4 else "NaN, infinite or all equal values"
         raise ValueError(f"x must be at least 4 finite numbers that are not all equal, but got {what}")
-    e = scale.exponent(scale.largest(x, 0))
-    return x * scale.power(-e), float(scale.power(e))
+    e = moments.exponent(moments.largest(x, 0))
+    return x * moments.power(-e), float(moments.power(e))
 
 
 def _peaks(x: Array, bandwidth: float) -> Array:

@@ -1,4 +1,6 @@
-"""Means and cross products of a layer's hidden units, summed over clients, and their correlation (FedFac §4.1).
+"""Sums over clients of weights and their products, from which correlations follow; scales; very wide layers.
+
+NumPy or torch, the same out; :func:`largest` keeps the dtype, the others are float64.
 
 Variables are the hidden units of one layer; observations are the pairs (client, incoming weight). NumPy arrays or torch
 tensors, with any leading batch dimensions, in float64.
@@ -6,16 +8,115 @@ tensors, with any leading batch dimensions, in float64.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
+from threadpoolctl import threadpool_limits
 
-from fedstat.stats import eigen, scale
-from fedstat.stats.wide import safe_blas
+from fedstat.stats import eigenvalues
 
 Array = Any
+_STEP = 500
+
+
+def exponent(largest: Array) -> Array:
+    """Power of two by which numbers up to ``largest`` should be divided: a multiple of 500, and 0 for ordinary sizes.
+
+    Parameters
+    ----------
+    largest : float64 array (...,)
+        Largest absolute values. For 0 the exponent is -1000, the lowest; where it is not finite, 0.
+
+    Returns
+    -------
+    array (...,)
+        Quotients other than 0 lie between 2^-250 and 2^250, so that sums of their squares stay within float64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> exponent(np.array([1.0, 1e70, 1e153, 5e-324, 1e308])).tolist()
+    [0.0, 0.0, 500.0, -1000.0, 1000.0]
+    """
+    xp = array_namespace(largest)
+    one = xp.asarray(1.0, dtype=xp.float64, device=device_of(largest))
+    usable = xp.isfinite(largest) & (largest > 0)
+    e = _STEP * xp.round(xp.log2(xp.where(usable, largest, one)) / _STEP)
+    return xp.where(largest == 0, -2 * _STEP * one, e)
+
+
+def largest(x: Array, axis: int | tuple[int, ...]) -> Array:
+    """Largest absolute value along axes."""
+    xp = array_namespace(x)
+    return xp.maximum(xp.max(x, axis=axis), -xp.min(x, axis=axis))
+
+
+def power(e: Array) -> Array:
+    """2 to the power of ``e``, float64."""
+    xp = array_namespace(e)
+    return xp.asarray(2.0, dtype=xp.float64, device=device_of(e)) ** e
+
+
+# On several threads OpenBLAS 0.3.31 crashes in symmetric products and Cholesky factors of 15,500 units, not of 14,000.
+_WIDE = 8192
+# Matrices (unit, unit) that a fit holds at its peak, measured as 4.3 and 7.2: leading eigenpairs alone, or all.
+_LEADING, _ALL = 5, 8
+_SMALL = 2**30
+
+
+def safe_blas(units: int) -> AbstractContextManager[object]:
+    """Context in which BLAS may work on symmetric matrices of this size: on one thread if it is large."""
+    return threadpool_limits(1, user_api="blas") if units > _WIDE else nullcontext()
+
+
+def require_memory(units: int, *, all_pairs: bool, clients: int = 0) -> None:
+    """Raise ValueError if the matrices of a fit do not fit into memory.
+
+    Parameters
+    ----------
+    units : int
+    all_pairs : bool
+        Whether the fit takes all eigenpairs, or the leading ones.
+    clients : int
+        Clients whose own matrices are held as well, twice while they are stacked.
+    """
+    need = 8 * units**2 * ((_ALL if all_pairs else _LEADING) + 2 * clients)
+    if need > _SMALL and need > (free := available_memory()):
+        of = f"{units} units of {clients} clients" if clients else f"{units} units"
+        way_out = "fewer clients or units" if clients else "fewer units"
+        if all_pairs:
+            way_out += ", n_factors of at most a fifth of the units with method='pa' or 'pc'"
+        raise ValueError(
+            f"matrices (unit, unit) for {of} need about {need / 2**30:.1f} GiB of memory, but "
+            f"{free / 2**30:.1f} GiB are available. Take {way_out}, or a machine with more memory."
+        )
+
+
+def available_memory() -> float:
+    """Bytes of memory that the process may still get; infinity where the system does not say (other than Linux)."""
+    return min(_unused(), _allowed())
+
+
+def _unused() -> float:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return float("inf")
+    return next((1024.0 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable:")), float("inf"))
+
+
+def _allowed() -> float:
+    """Memory that the control group, a container's say, leaves to its processes."""
+    try:
+        most, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
+        return float(most) - float(used)
+    except (OSError, ValueError):  # no group, or "max"
+        return float("inf")
+
 
 # A unit whose variance is below this share of its mean square is constant up to the rounding of float64 means.
 _DEAD = 1e-26
@@ -95,15 +196,15 @@ def scaled_moments(z: Array) -> tuple[Moments, Array]:
     size = xp.linalg.diagonal(found.cross)
     if z.dtype != xp.float64 or bool(xp.all((size > _LEAST) & xp.isfinite(size))):
         return found, xp.zeros(z.shape[-1], dtype=xp.float64, device=device_of(z))
-    e = scale.exponent(scale.largest(z, 0))
-    return moments(z * scale.power(-e)), e
+    e = exponent(largest(z, 0))
+    return moments(z * power(-e)), e
 
 
 def rescaled(m: Moments, exponent: Array) -> Moments:
     """Moments of rows whose units are multiplied by 2 to the power of ``exponent`` (unit,)."""
     if not bool(array_namespace(exponent).any(exponent != 0)):
         return m
-    by = scale.power(exponent)
+    by = power(exponent)
     return Moments(m.n, m.mean * by, m.cross * by[:, None] * by)
 
 
@@ -149,4 +250,4 @@ def correlation(m: Moments) -> Array:
     one = xp.asarray(1.0, dtype=xp.float64, device=device_of(square))
     scale = 1 / xp.sqrt(xp.where(dead, nan, square))
     r = m.cross * scale[..., :, None] * scale[..., None, :]
-    return eigen.with_diagonal(xp, (r + xp.matrix_transpose(r)) / 2, xp.where(dead, nan, one))
+    return eigenvalues.with_diagonal(xp, (r + xp.matrix_transpose(r)) / 2, xp.where(dead, nan, one))

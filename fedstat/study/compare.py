@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedstat._later import pd
-from fedstat.results.comparison import difference
 from fedstat.results.numbers import p_value, plus_minus
+from fedstat.results.ranks import difference
 from fedstat.stats import compare
 from fedstat.study.collect import Grid, labels
 from fedstat.study.show import ordered, title_of

@@ -14,7 +14,7 @@ from fedstat.fl import halves
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.profiles import profile
 from fedstat.results.numbers import megabytes, number, plus_minus
-from fedstat.results.verdicts import personal_from
+from fedstat.results.variance_components import personal_from
 from fedstat.study import rules, summary
 
 MEAN = weighted_mean().name

@@ -13,8 +13,8 @@ from fedstat import _check, _guard, store
 from fedstat._later import pd, xr
 from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, line
-from fedstat.results.comparison import difference
 from fedstat.results.numbers import megabytes, number, plus_minus
+from fedstat.results.ranks import difference
 from fedstat.stats.compare import paired
 from fedstat.study import rules, summary
 from fedstat.study.collect import OF_METHOD, Grid, stores

@@ -135,12 +135,12 @@ _PERMUTATIONS = (
     "fedstat.stats.icc.fdr",
     *(f"fedstat.stats.icc_tests.{name}" for name in ("permutations", "_shifts", "_unit_rows", "_permuted")),
 )
-_JACKKNIFE = ("fedstat.stats.icc_clients._coefficients", "fedstat.stats.icc_clients._left_out")
+_JACKKNIFE = ("fedstat.stats.icc_resampling._coefficients", "fedstat.stats.icc_resampling._left_out")
 _CAUTIONS = (
     "fedstat.results.icc.IccResult._of_sizes",
     "fedstat.results.icc.IccResult._of_likeness",
-    "fedstat.stats.grouping.separate_groups",
-    "fedstat.stats.grouping.equal_objects",
+    "fedstat.stats.clustering.separate_groups",
+    "fedstat.stats.clustering.equal_objects",
 )
 _LEVELS = ("units", "any unit at FDR .05", "layer", "common profile")
 _P_VALUES = tuple(

@@ -7,7 +7,7 @@ from functools import cache, partial
 import numpy as np
 
 import fedstat
-from fedstat.stats import indices, modes
+from fedstat.stats import modes, number_of_factors
 from simulations.inference.pools import Kind, pool
 from simulations.inference.table import Case, Claim
 
@@ -92,7 +92,7 @@ def fit_of_factors(kind: str, n: int, rng: np.random.Generator) -> list[np.ndarr
         own = rng.standard_t(3, (n, d)) / np.sqrt(3)
     z = common @ factors.T + own * np.sqrt(1 - np.square(factors).sum(1))
     found = fedstat.fa(z, n_factors=2, method="minres").glance().iloc[0]
-    sphericity = indices.bartlett(np.corrcoef(own, rowvar=False), n)[2]
+    sphericity = number_of_factors.bartlett(np.corrcoef(own, rowvar=False), n)[2]
     return [np.array([found["p_value"] <= 0.05]), np.array([sphericity <= 0.05])]
 
 
@@ -112,12 +112,12 @@ def rmsea(weak: float, n: int, rng: np.random.Generator) -> np.ndarray:
 
 _CLUSTERS = "ClientClustersResult"
 _TAILS = "help of fedstat.stats.modes, and the motivating study's print: long tails look like peaks"
-_RMSEA = "as R's psych has it; help of fedstat.stats.indices.fit_indices says how it covers"
-_ROWS = "for many independent rows: help of fedstat.stats.indices.fit_indices; rows of one client are alike"
+_RMSEA = "as R's psych has it; help of fedstat.stats.number_of_factors.fit_indices says how it covers"
+_ROWS = "for many independent rows: help of fedstat.stats.number_of_factors.fit_indices; rows of one client are alike"
 CLAIMS = {
     "client_clusters, tests of known groups": Claim(
         "level",
-        ("fedstat.stats.grouping.p_value",),
+        ("fedstat.stats.clustering.p_value",),
         (f"{_CLUSTERS}.p_value", f"{_CLUSTERS}.contrast_p_value"),
         {
             f"{kind}, {n} clients": Case(
@@ -130,7 +130,7 @@ CLAIMS = {
     ),
     "client_clusters, interval of the adjusted Rand index": Claim(
         "coverage",
-        ("fedstat.labelled.clusters._agreement",),
+        ("fedstat.labelled.between_clients._agreement",),
         (f"{_CLUSTERS}.conf_low", f"{_CLUSTERS}.conf_high"),
         {
             f"{n} clients, groups {away} apart": Case(partial(rand_interval, n, away), replicates=500)
@@ -154,7 +154,7 @@ CLAIMS = {
     ),
     "fa, fit of a true model": Claim(
         "level",
-        ("fedstat.stats.indices._likelihood", "fedstat.stats.indices.bartlett"),
+        ("fedstat.stats.number_of_factors._likelihood", "fedstat.stats.number_of_factors.bartlett"),
         ("FactorResult.p_value", "FactorResult.bartlett_p", "SplitResult.bartlett_p"),
         {
             f"{kind}, {n} rows": Case(
@@ -167,7 +167,7 @@ CLAIMS = {
     ),
     "fa, interval of RMSEA": Claim(
         "coverage",
-        ("fedstat.stats.indices._rmsea_interval.end",),
+        ("fedstat.stats.number_of_factors._rmsea_interval.end",),
         tuple(f"{result}.rmsea_{end}" for result in ("FactorResult", "SplitResult") for end in ("low", "high")),
         {
             f"a third factor of loadings {weak}, {n} rows": Case(

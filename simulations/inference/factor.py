@@ -9,8 +9,8 @@ import numpy as np
 
 import fedstat
 from fedstat.stats import factor, split
-from fedstat.stats.bootstrap import reweighted
 from fedstat.stats.moments import Moments, correlation, moments
+from fedstat.stats.resampling import reweighted
 from simulations.inference import pools
 from simulations.inference.layers import NULLS
 from simulations.inference.pools import Kind
@@ -188,13 +188,13 @@ def _permutations() -> dict[str, Case]:
     }
 
 
-_BOOTSTRAP = ("fedstat.stats.bootstrap.expanded_percentiles",)
+_BOOTSTRAP = ("fedstat.stats.resampling.expanded_percentiles",)
 _ENDS = ("BootstrapResult.conf_low", "BootstrapResult.conf_high")
 _PERMUTATION = "fedstat.results.uncertainty.PermutationResult"
 CLAIMS = {
     "bootstrap, ν of samples of this size": Claim("coverage", _BOOTSTRAP, _ENDS, _of_samples()),
     "bootstrap, labels of .9 to .97 of the replicates are right": Claim(
-        "rate", ("fedstat.stats.bootstrap.reweighted",), ("BootstrapResult.p_shared", "SplitMapResult.p_shared"),
+        "rate", ("fedstat.stats.resampling.reweighted",), ("BootstrapResult.p_shared", "SplitMapResult.p_shared"),
         {
             f"{name}, κ {kappa}, {clients} clients": Case(
                 partial(labels, name, clients, _options("pc", kappa)), replicates=500,

@@ -10,8 +10,8 @@ import xarray as xr
 from statsmodels.stats.proportion import proportion_confint
 
 import fedstat
-from fedstat.stats import student
-from fedstat.stats.images import psnr
+from fedstat.results.leakage import psnr
+from fedstat.stats import resampling
 from simulations.inference.table import Case, Claim
 
 Values = Literal["normal", "exponential", "t3", "four in five are 0"]
@@ -27,7 +27,7 @@ def values(kind: Values, n: int, rng: np.random.Generator) -> np.ndarray:
 
 def interval(kind: Values, n: int, rng: np.random.Generator) -> float:
     """Whether Student's interval covers the mean; NaN where all values are equal."""
-    found, truth = student.mean(values(kind, n, rng)), float(kind == "exponential")
+    found, truth = resampling.mean(values(kind, n, rng)), float(kind == "exponential")
     return np.nan if found.equal else float(found.low <= truth <= found.high)
 
 
@@ -88,7 +88,7 @@ _DISCRETE = (
 CLAIMS = {
     "Student's interval of a mean over replicates": Claim(
         "coverage",
-        ("fedstat.stats.student.mean",),
+        ("fedstat.stats.resampling.mean",),
         tuple(f"LeakageResult.{of}_{end}" for of in ("conf", "gain") for end in ("low", "high")),
         {
             f"{kind}, {n} replicates": Case(
@@ -108,7 +108,7 @@ CLAIMS = {
     ),
     "attack.leakage, more than the class": Claim(
         "coverage",
-        ("fedstat.stats.student.mean",),
+        ("fedstat.stats.resampling.mean",),
         ("LeakageResult.other_low", "LeakageResult.other_high"),
         {
             f"{clients} clients × {images} images": Case(

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 import fedstat
-from fedstat.stats import components
+from fedstat.stats import variance_components
 from simulations.inference import pools
 from simulations.inference.pools import Kind
 from simulations.inference.table import Case, Claim
@@ -68,10 +68,10 @@ def verdicts(kind: Noise, clients: int, share: float, rng: np.random.Generator) 
 
 def profile(clients: int, rounds: int, rng: np.random.Generator) -> list[np.ndarray]:
     """The test of ``fl.profile`` over a window: one layer, the same clients in all rounds, differences noise alone."""
-    parts = [components.parts(noise("smooth", clients, rng, replicates=2)[:, :, :1]) for _ in range(rounds)]
+    parts = [variance_components.parts(noise("smooth", clients, rng, replicates=2)[:, :, :1]) for _ in range(rounds)]
     basis = np.kron(np.eye(rounds), parts[0].design)
-    joined = components.Parts(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, WEIGHTS, 2)
-    found = components.components(joined, cluster=np.tile(np.arange(clients), rounds))
+    joined = variance_components.Parts(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, WEIGHTS, 2)
+    found = variance_components.components(joined, cluster=np.tile(np.arange(clients), rounds))
     return np.array([float(found.p_value[0]) <= 0.05])
 
 
@@ -254,43 +254,43 @@ _AT = tuple(f"margin {margin}" for margin in MARGINS)
 CLAIMS = {
     "variance_components, tests of a share of 0": Claim(
         "level",
-        ("fedstat.stats.components.components", "fedstat.stats.components_reml.components", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.components", "fedstat.stats.reml.components", "fedstat.stats.icc.fdr"),
         ("ComponentsResult.p_value", "ComponentsResult.p_adjusted", "ComponentsResult.layer_p_value"),
         _of_share_tests() | _of_trained(rejected, ("units", "any unit at FDR .05", "layer"), _ALIKE),
     ),
     "variance_components, intervals of the share": Claim(
         "coverage",
-        ("fedstat.stats.components.components", "fedstat.stats.components_reml.components"),
+        ("fedstat.stats.variance_components.components", "fedstat.stats.reml.components"),
         tuple(f"ComponentsResult.{of}_{end}" for of in ("conf", "layer") for end in ("low", "high")),
         _of_shares() | _of_trained(covered, ("units", "layer", "layer, new clients")),
     ),
     "variance_components, verdict on the layer": Claim(
         "level",
-        ("fedstat.stats.components.components",),
+        ("fedstat.stats.variance_components.components",),
         ("ComponentsResult.verdict",),
         _of_outcomes(verdicts, (0.3, 0.5, 0.7)) | _of_trained(verdicts_of_trained, ("",)),
     ),
     'split(tau="test"), any unit called the other': Claim(
         "level",
-        ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.outcomes", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
         _of_outcomes(outcomes, (0.0, 0.3, 0.5, 0.7)),
     ),
     'split(tau="test"), units called the other, of those called': Claim(
         "level",
-        ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.outcomes", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
         _of_trained(partial(of_called, 0), _AT),
     ),
     'split(tau="test"), layers with some unit called the other': Claim(
         "rate",
-        ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.outcomes", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
         _of_trained(partial(of_called, 1), _AT),
     ),
     'split(tau="test"), units decided': Claim(
         "rate",
-        ("fedstat.stats.components.outcomes", "fedstat.stats.icc.fdr"),
+        ("fedstat.stats.variance_components.outcomes", "fedstat.stats.icc.fdr"),
         ("SplitResult.outcome",),
         _of_outcomes(decided, (0.0, 0.3, 0.7, 0.9)) | _of_trained(partial(of_called, 2), _AT),
     ),

@@ -25,7 +25,7 @@ from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job
 from fedstat.fl.wrappers.composed import Part, composed
 from fedstat.results import LeakageResult
-from fedstat.stats.images import psnr, without_channels
+from fedstat.results.leakage import psnr, without_channels
 from fedstat.study import experiment
 from fedstat.study.experiment import Settings
 

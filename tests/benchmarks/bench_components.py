@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from fedstat.stats import components as vc
+from fedstat.stats import variance_components as vc
 
 
 def one_pass(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

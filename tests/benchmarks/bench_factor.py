@@ -19,7 +19,7 @@ from statsmodels.multivariate.factor import Factor
 from threadpoolctl import threadpool_limits
 
 from fedstat._random import generator
-from fedstat.stats import bootstrap, factor, following
+from fedstat.stats import factor, factor_solvers, resampling
 from fedstat.stats.moments import correlation, moments
 
 
@@ -123,7 +123,7 @@ def test_bench_steps_followed_against_a_decomposition_each(
         before = factor.fit(correlation(moments(z + 0.1 * rng.normal(size=z.shape))), kappa=kappa, max_iter=200)
         options["start"] = before.communality
     ours = benchmark.pedantic(lambda: factor.fit(r, **options), rounds=5, warmup_rounds=1)
-    monkeypatch.setattr(following, "pays", lambda *_: False)
+    monkeypatch.setattr(factor_solvers, "pays", lambda *_: False)
     theirs, plain = seconds(lambda: factor.fit(r, **options))
     assert int(ours.n_iter) == int(plain.n_iter)
     np.testing.assert_allclose(ours.communality, plain.communality, atol=1e-8)
@@ -139,7 +139,7 @@ def test_bench_bootstrap_against_refits_of_stacked_clients(benchmark: Any, optio
     sums = moments(w.swapaxes(1, 2))
     shown = 20 if "kappa" in options else 200
     ours = benchmark.pedantic(
-        lambda: bootstrap.bootstrap(sums, replicates=shown, seed=0, **options), rounds=1, warmup_rounds=0
+        lambda: resampling.bootstrap(sums, replicates=shown, seed=0, **options), rounds=1, warmup_rounds=0
     )
     counts = generator(0, "bootstrap").multinomial(100, np.full(100, 0.01), size=shown)
 

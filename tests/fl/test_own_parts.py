@@ -9,7 +9,7 @@ from algorithm_jobs import SAMPLES, SIZES, dataset
 import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, client_weights, nets, train
-from fedstat.stats.rank import effective_rank as of_matrices
+from fedstat.stats.eigenvalues import effective_rank as of_matrices
 
 METHODS = {
     "fedfac-dynamic": {"layers": ["fc1"], "kappa": 0.7},

@@ -10,7 +10,7 @@ from small_runs import NET, SETTINGS, dense
 
 from fedstat import plot
 from fedstat.fl import algorithms, halves, nets, profile, train
-from fedstat.stats import components
+from fedstat.stats import variance_components
 from fedstat.study import Settings, run
 from fedstat.study.report import report
 
@@ -75,11 +75,11 @@ def test_repeated_rounds_of_the_same_clients_do_not_narrow_intervals():
     """As many clients in ten rounds tell little more of clients than in one; as if they were others, much more."""
     rng = np.random.default_rng(0)
     own = rng.normal(size=(12, 1, 1, 40)) * rng.choice([0.3, 2.0], size=(12, 1, 1, 1))
-    parts = [components.parts(own + 0.3 * rng.normal(size=(12, 2, 1, 40))) for _ in range(10)]
+    parts = [variance_components.parts(own + 0.3 * rng.normal(size=(12, 2, 1, 40))) for _ in range(10)]
     basis = np.kron(np.eye(10), parts[0].design)
-    both = components.Parts(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, 40, 2)
-    one, apart = components.components(parts[0]), components.components(both)
-    together = components.components(both, cluster=np.tile(np.arange(12), 10))
+    both = variance_components.Parts(*(np.concatenate([p[i] for p in parts]) for i in (0, 1)), basis, 40, 2)
+    one, apart = variance_components.components(parts[0]), variance_components.components(both)
+    together = variance_components.components(both, cluster=np.tile(np.arange(12), 10))
     width = [np.log1p(-x.conf_low[0]) - np.log1p(-x.conf_high[0]) for x in (one, together, apart)]
     assert width[2] < 0.5 * width[1]
     assert 0.7 < width[1] / width[0] < 1.1

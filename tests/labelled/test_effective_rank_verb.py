@@ -8,7 +8,7 @@ import scipy.stats
 import xarray as xr
 
 import fedstat
-from fedstat.stats.rank import effective_rank as of_matrices
+from fedstat.stats.eigenvalues import effective_rank as of_matrices
 
 RNG = np.random.default_rng(0)
 SIGMA = RNG.normal(size=(6, 9)).astype(np.float32)

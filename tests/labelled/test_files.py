@@ -17,9 +17,9 @@ import torch
 from other_programs import KERAS, SAVE
 from torch import nn
 
-from fedstat.labelled import files
-from fedstat.labelled.files import read_weights
+from fedstat.labelled import weight_files
 from fedstat.labelled.states import SUFFIXES
+from fedstat.labelled.weight_files import read_weights
 
 
 def test_every_suffix_has_a_writer() -> None:
@@ -114,7 +114,7 @@ def test_no_file_stays_in_memory_while_the_next_one_is_read(
     class State(dict[str, Any]): ...
 
     alive: list[weakref.ref[State]] = []
-    read = files._read
+    read = weight_files._read
 
     def counted(path: Path, opened: ExitStack) -> State:
         gc.collect()
@@ -128,7 +128,7 @@ def test_no_file_stays_in_memory_while_the_next_one_is_read(
         SAVE[suffix](
             tmp_path / f"{client}{suffix}", {"body.weight": torch.ones(50, 60), "fc.weight": client * torch.ones(2, 3)}
         )
-    monkeypatch.setattr(files, "_read", counted)
+    monkeypatch.setattr(weight_files, "_read", counted)
     paths = [tmp_path / f"{client}{suffix}" for client in range(4)]
     w = read_weights(paths, layers=["fc"])["fc"]["w"]
     assert len(alive) == 4

@@ -14,8 +14,8 @@ from layers import weights
 from torch import nn
 
 import fedstat
-from fedstat.labelled import files
-from fedstat.labelled.choose import left_out
+from fedstat.labelled import weight_files
+from fedstat.labelled.inputs import left_out
 
 W = weights().astype(np.float32)  # (client, unit, weight)
 CONV = weights(seed=1, shape=(2, 3, 3)).astype(np.float32)
@@ -256,7 +256,7 @@ def test_results_by_layer_are_a_mapping_with_tables(held: dict[str, Any]) -> Non
 )
 def test_a_recurrent_unit_has_the_weights_of_its_gates(make: Any, gates: int, keys: tuple[str, ...]) -> None:
     modules = [make() for _ in range(3)]
-    found = files.read_weights([module.state_dict() for module in modules], layers=list(keys))
+    found = weight_files.read_weights([module.state_dict() for module in modules], layers=list(keys))
     for key in keys:
         w = found[key]["w"]
         assert w.dims == ("client", "unit", "gate", "weight")

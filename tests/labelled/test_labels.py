@@ -20,7 +20,7 @@ import fedstat
 from fedstat import labelled, ntk
 from fedstat.data import partition
 from fedstat.fl import algorithms, masks, nets
-from fedstat.labelled import options
+from fedstat.labelled import factor
 
 RNG = np.random.default_rng(0)
 CLIENTS, UNITS = [f"k{c}" for c in range(6)], list("abcdefgh")
@@ -141,9 +141,9 @@ def test_every_argument_beside_the_data_has_a_row() -> None:
     for verb in verbs:
         _, *others = inspect.signature(verb).parameters.values()
         found |= {(verb.__name__, p.name) for p in others if re.search("Any|Start|Weights", str(p.annotation))}
-    kinds = {"split": options.SplitOptions, "bootstrap": options.ReplicateOptions}
-    for verb, kind in (*kinds.items(), ("permutation_test", options.ReplicateOptions)):
-        hints = {k: v for base in (kind, options._FitOptions) for k, v in base.__annotations__.items()}
+    kinds = {"split": factor.SplitOptions, "bootstrap": factor.ReplicateOptions}
+    for verb, kind in (*kinds.items(), ("permutation_test", factor.ReplicateOptions)):
+        hints = {k: v for base in (kind, factor._FitOptions) for k, v in base.__annotations__.items()}
         found |= {(verb, name) for name, hint in hints.items() if re.search("Any|Start", str(hint))}
     found -= {(verb, "options") for verb, _ in found}
     assert found <= {*SIDE, *WITHOUT}

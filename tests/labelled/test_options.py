@@ -14,9 +14,9 @@ import pytest
 from layers import weights
 
 import fedstat
-from fedstat.labelled import options
+from fedstat.labelled import factor
 from fedstat.labelled.factor import CHOICES, DEFAULTS
-from fedstat.labelled.splitting import _OF_TEST
+from fedstat.labelled.split import _OF_TEST
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -37,7 +37,7 @@ fedstat.permutation_test(w, n_factors="two")
 
 
 def test_options_that_are_shown_are_those_that_are_taken() -> None:
-    assert set(get_type_hints(options.SplitOptions)) == {*CHOICES, *DEFAULTS, *_OF_TEST}
+    assert set(get_type_hints(factor.SplitOptions)) == {*CHOICES, *DEFAULTS, *_OF_TEST}
     for verb in (fedstat.bootstrap, fedstat.permutation_test):
         with pytest.raises(TypeError) as refused:
             verb(weights(), nonsense=1)
@@ -46,16 +46,16 @@ def test_options_that_are_shown_are_those_that_are_taken() -> None:
         assert [name for name in said if name not in own] == [
             "n_factors", "method", "start", "max_iter", "tol", "heywood"
         ]  # fmt: skip
-        assert set(said) - set(own) == set(get_type_hints(options.ReplicateOptions))
+        assert set(said) - set(own) == set(get_type_hints(factor.ReplicateOptions))
 
 
 @pytest.mark.parametrize(
     ("verb", "kind"),
     [
-        (fedstat.split, options.SplitOptions),
-        (fedstat.bootstrap, options.ReplicateOptions),
-        (fedstat.permutation_test, options.ReplicateOptions),
-        (fedstat.knn_entropy, options.EntropyOptions),
+        (fedstat.split, factor.SplitOptions),
+        (fedstat.bootstrap, factor.ReplicateOptions),
+        (fedstat.permutation_test, factor.ReplicateOptions),
+        (fedstat.knn_entropy, factor.EntropyOptions),
     ],
 )
 def test_verbs_carry_the_types_of_their_options(verb: object, kind: type) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 
 from fedstat import fl
 from fedstat.fl import algorithms, nets
-from fedstat.labelled.files import read_weights
+from fedstat.labelled.weight_files import read_weights
 
 
 def replaced(state: Mapping[str, Any], key: str, value: np.ndarray) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from layers import weights
 import fedstat
 from fedstat import labelled, ntk
 from fedstat.results.factor import ROTATIONS, Rotation
-from fedstat.stats import indices
+from fedstat.stats import number_of_factors
 
 RNG = np.random.default_rng(0)
 W = torch.asarray(weights())
@@ -163,7 +163,7 @@ def test_white_noise_with_no_more_rows_than_units_has_no_test_of_sphericity(rows
         assert np.isnan(glance[["bartlett", "bartlett_p", "chi2", "tli", "kmo"]].astype(float)).all()
     more = np.random.default_rng(9).normal(size=(200, 30))
     statistic, p = calculate_bartlett_sphericity(more)
-    found = indices.bartlett(np.corrcoef(more, rowvar=False), 200)
+    found = number_of_factors.bartlett(np.corrcoef(more, rowvar=False), 200)
     np.testing.assert_allclose((found[0], found[2]), (statistic, p), rtol=1e-8)
     assert p > 0.001
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import fedstat
-from fedstat.labelled.files import read_weights
+from fedstat.labelled.weight_files import read_weights
 
 
 def old(norm: str, **options: Any) -> Callable[[nn.Module], nn.Module]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import fedstat
-from fedstat.labelled.files import read_weights
+from fedstat.labelled.weight_files import read_weights
 
 X = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
 IMAGE = torch.randn(2, 8, 5, 6, generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ from statsmodels.stats.multitest import multipletests
 
 import fedstat
 from fedstat.results import ComponentsResult, personal_from
-from fedstat.results.verdicts import verdict
+from fedstat.results.variance_components import verdict
 
 
 def result(

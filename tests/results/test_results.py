@@ -15,7 +15,7 @@ from factor_analyzer.factor_analyzer import calculate_bartlett_sphericity, calcu
 
 import fedstat.labelled as fs
 from fedstat.results import FactorResult
-from fedstat.stats import factor, indices
+from fedstat.stats import factor, number_of_factors
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "psych.json").read_text())
 CASES = {c["name"]: c for c in GOLDEN["cases"] if c["name"] != "iris"}  # a Heywood case: psych's indices are undefined
@@ -44,7 +44,7 @@ def test_fit_indices_equal_psych(name: str) -> None:
 def test_kmo_and_bartlett_equal_psych(name: str) -> None:
     case, row = CASES[name], analyse(name).glance().iloc[0]
     assert row["kmo"] == pytest.approx(case["kmo"], abs=1e-8)
-    np.testing.assert_allclose(indices.kmo(np.array(case["r"]))[1], case["kmo_unit"], atol=1e-8)
+    np.testing.assert_allclose(number_of_factors.kmo(np.array(case["r"]))[1], case["kmo_unit"], atol=1e-8)
     assert row["bartlett"] == pytest.approx(case["bartlett"]["chi2"], rel=1e-9)
     assert row["bartlett_p"] == pytest.approx(case["bartlett"]["p_value"], rel=1e-6)
 
@@ -55,7 +55,7 @@ def test_kmo_and_bartlett_equal_factor_analyzer_on_rows() -> None:
     row = fs.fa(z, n_factors=3).glance().iloc[0]
     per_unit, overall = calculate_kmo(z)
     assert row["kmo"] == pytest.approx(overall, abs=1e-10)
-    np.testing.assert_allclose(indices.kmo(np.corrcoef(z.T))[1], per_unit, atol=1e-10)
+    np.testing.assert_allclose(number_of_factors.kmo(np.corrcoef(z.T))[1], per_unit, atol=1e-10)
     stat, p = calculate_bartlett_sphericity(z)
     assert row["bartlett"] == pytest.approx(stat, rel=1e-10)
     assert row["bartlett_p"] == pytest.approx(p, rel=1e-8)

@@ -33,14 +33,14 @@ OTHERWISE = {
     "fedstat.decompose.__main__.decompose": "calls the verb fedstat.permutation_test",
     "analysis.fedfac.checks.certainty": "calls the verb fedstat.permutation_test",
     "notebooks.decomposition": "calls the verb fedstat.permutation_test",
-    "fedstat.stats.nfactors.parallel_analysis": "quantile of noise: a rule for the number of factors, no p value",
+    "fedstat.stats.number_of_factors.parallel_analysis": "quantile of noise: a rule, no p value",
     "fedstat.plot.motivation._top": "limit of an axis",
 } | dict.fromkeys(
     (
         "fedstat.plot.clusters.client_lines", "fedstat.reporting.figures.over_clients",
         "fedstat.reporting.training._client_table", "fedstat.reporting.training.findings",
-        "fedstat.results.components.ComponentsResult.glance",
-        "fedstat.results.entropy.EntropyResult.glance", "fedstat.results.icc.IccResult.glance",
+        "fedstat.results.variance_components.ComponentsResult.glance",
+        "fedstat.results.between_clients.EntropyResult.glance", "fedstat.results.icc.IccResult.glance",
         "fedstat.results.uncertainty.BootstrapResult.glance", "fedstat.study.leaderboard._measured",
         "fedstat.study.report._choice", "fedstat.study.summary.row", "notebooks.four_decompositions",
     ),

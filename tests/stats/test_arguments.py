@@ -10,7 +10,7 @@ from layers import R8, weights
 
 import fedstat.labelled as fs
 from fedstat.results import ConvergenceWarning
-from fedstat.stats import bootstrap, factor
+from fedstat.stats import factor, resampling
 from fedstat.stats.moments import moments
 
 OF_ITERATION: list[dict[str, Any]] = [
@@ -53,7 +53,7 @@ def test_no_steps_are_not_the_default_number_of_steps(method: factor.Method) -> 
         factor.fit(R8, method=method, max_iter=0)
     each = moments(weights().swapaxes(1, 2))
     with pytest.raises(ValueError, match="chunk must be an integer >= 1, but got 0"):
-        bootstrap.bootstrap(each, replicates=2, chunk=0, method=method)
+        resampling.bootstrap(each, replicates=2, chunk=0, method=method)
 
 
 def test_rows_are_counted_not_told() -> None:

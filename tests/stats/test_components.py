@@ -9,8 +9,8 @@ import pytest
 import torch
 from statsmodels.regression.linear_model import OLS
 
-from fedstat.stats import components as vc
 from fedstat.stats import icc
+from fedstat.stats import variance_components as vc
 
 
 def weights(seed: int = 0, clients: int = 12, replicates: int = 3, units: int = 5, n: int = 40) -> np.ndarray:

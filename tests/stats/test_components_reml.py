@@ -10,8 +10,8 @@ import pytest
 import torch
 from statsmodels.regression.mixed_linear_model import MixedLM
 
-from fedstat.stats import components as moments
-from fedstat.stats import components_reml as rm
+from fedstat.stats import reml as rm
+from fedstat.stats import variance_components as moments
 
 
 def draw(clients: int, replicates: int, n: int, sizes: np.ndarray, seed: int = 0) -> np.ndarray:

@@ -7,7 +7,7 @@ import pytest
 import scipy.linalg
 import scipy.stats
 
-from fedstat.stats.rank import effective_rank
+from fedstat.stats.eigenvalues import effective_rank
 
 
 def test_matrices_of_known_spectrum() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.special import digamma, gammaln
 from scipy.stats import special_ortho_group
 
-from fedstat.stats import entropy, neighbours
+from fedstat.stats import entropy
 from fedstat.stats.entropy import knn_entropy
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -46,9 +46,9 @@ def test_equals_r_fnn_to_1e_10(name, k, kind):
 
 def test_table_of_distances_used_on_other_devices_equals_the_kd_tree(monkeypatch):
     x, _ = fnn_case("uniform, 5 features")
-    monkeypatch.setattr(neighbours, "_BLOCK", 997)  # several blocks of rows
+    monkeypatch.setattr(entropy, "_BLOCK", 997)  # several blocks of rows
     tree = knn_entropy(x, feature_axis=1)
-    monkeypatch.setattr(neighbours, "_on_cpu", lambda _: False)
+    monkeypatch.setattr(entropy, "_on_cpu", lambda _: False)
     for points in (x, torch.tensor(x)):
         table = knn_entropy(points, feature_axis=1)
         np.testing.assert_allclose(table.estimate, tree.estimate, rtol=0, atol=1e-12)
@@ -57,10 +57,10 @@ def test_table_of_distances_used_on_other_devices_equals_the_kd_tree(monkeypatch
 @pytest.mark.parametrize("k", [1, 2, 3, 7])
 @pytest.mark.parametrize("n", [8, 50, 5000])
 def test_sorted_windows_find_the_kth_neighbour_across_blocks(k, n, monkeypatch):
-    monkeypatch.setattr(neighbours, "_CACHED", 40)
+    monkeypatch.setattr(entropy, "_CACHED", 40)
     x = np.random.default_rng(n).normal(size=(n, 3))
-    found = np.sort(neighbours.distances(np, np.sort(x.T, axis=1), (k,))[0], axis=1)
-    [columns] = neighbours.distances(np, np.ascontiguousarray(x.T)[:, :, None], (k,))  # by KD-tree
+    found = np.sort(entropy.distances(np, np.sort(x.T, axis=1), (k,))[0], axis=1)
+    [columns] = entropy.distances(np, np.ascontiguousarray(x.T)[:, :, None], (k,))  # by KD-tree
     np.testing.assert_array_equal(found, np.sort(columns, axis=1))
 
 

@@ -17,7 +17,7 @@ from statsmodels.multivariate.factor import Factor
 
 import fedstat.labelled as fs
 from fedstat.results import ConvergenceWarning
-from fedstat.stats import eigen, factor
+from fedstat.stats import eigenvalues, factor
 from fedstat.stats.moments import correlation, moments
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "psych.json").read_text())
@@ -220,7 +220,7 @@ def test_few_factors_of_a_large_layer_equal_the_full_decomposition(
     assert np.isnan(fast.eigenvalues[-1]) == (n_factors <= 5)  # past the gap all eigenpairs are cheaper
     batch = factor.fit(np.stack([r, r]), n_factors=n_factors, tol=1e-12, max_iter=2000)
     as_torch = factor.fit(torch.asarray(r), n_factors=n_factors, tol=1e-12, max_iter=2000)
-    monkeypatch.setattr(eigen, "pays", lambda *_: False)
+    monkeypatch.setattr(eigenvalues, "pays", lambda *_: False)
     slow = factor.fit(r, n_factors=n_factors, tol=1e-12, max_iter=2000)
     for other in (fast.communality, batch.communality[1], as_torch.communality.numpy()):
         np.testing.assert_allclose(other, slow.communality, atol=1e-10)
@@ -229,7 +229,7 @@ def test_few_factors_of_a_large_layer_equal_the_full_decomposition(
 def test_the_leading_eigenpairs_of_noise_without_a_gap_are_exact() -> None:
     r = correlation(moments(np.random.default_rng(0).normal(size=(300, 200))))
     xp = array_namespace(r)
-    values, vectors = eigen.leading(xp, r, 10)
+    values, vectors = eigenvalues.leading(xp, r, 10)
     np.testing.assert_allclose(values[:10], np.linalg.eigvalsh(r)[::-1][:10], atol=1e-10)
     np.testing.assert_allclose(r @ vectors[:, :10], vectors[:, :10] * values[:10], atol=1e-8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedstat.stats import bootstrap, eigen, factor, following
+from fedstat.stats import eigenvalues, factor, factor_solvers, resampling
 from fedstat.stats.moments import moments
 
 
@@ -45,7 +45,7 @@ def decomposed(monkeypatch):
 
     def fit(r, **options):
         with monkeypatch.context() as here:
-            here.setattr(following, "pays", lambda *_: False)
+            here.setattr(factor_solvers, "pays", lambda *_: False)
             return factor.fit(r, **options)
 
     return fit
@@ -55,14 +55,14 @@ def decomposed(monkeypatch):
 def followed(monkeypatch):
     """Numbers of steps that were followed, and of those that were not."""
     found = {True: 0, False: 0}
-    plain = following.Reference.communalities
+    plain = factor_solvers.Reference.communalities
 
     def counted(self, h):
         nu = plain(self, h)
         found[nu is not None] += 1
         return nu
 
-    monkeypatch.setattr(following.Reference, "communalities", counted)
+    monkeypatch.setattr(factor_solvers.Reference, "communalities", counted)
     return found
 
 
@@ -94,9 +94,9 @@ def test_one_step_is_the_diagonal_of_the_leading_part(g):
     """Near the reference, whichever side is followed, by the definition."""
     rng, r = np.random.default_rng(0), correlations(unlike(200))
     h = rng.uniform(0.5, 0.9, 200)
-    reference = following.Reference(h, *eigen.full(np, eigen.with_diagonal(np, r, h)), g)
+    reference = factor_solvers.Reference(h, *eigenvalues.full(np, eigenvalues.with_diagonal(np, r, h)), g)
     moved = h + 0.05 + rng.uniform(-1e-3, 1e-3, 200)
-    values, vectors = np.linalg.eigh(eigen.with_diagonal(np, r, moved))
+    values, vectors = np.linalg.eigh(eigenvalues.with_diagonal(np, r, moved))
     assert values[200 - g] > 0
     found = reference.communalities(moved)
     np.testing.assert_allclose(found, vectors[:, 200 - g :] ** 2 @ values[200 - g :], rtol=0, atol=1e-9)
@@ -111,23 +111,23 @@ def test_digits_that_single_precision_cannot_give_are_not_asked_of_it(followed):
 def test_what_is_far_or_has_no_border_is_decomposed():
     r = correlations(unlike(200))
     h = np.full(200, 0.7)
-    reference = following.Reference(h, *eigen.full(np, eigen.with_diagonal(np, r, h)), 60)
+    reference = factor_solvers.Reference(h, *eigenvalues.full(np, eigenvalues.with_diagonal(np, r, h)), 60)
     far = h.copy()
     far[0] += 0.1
     assert reference.communalities(far) is None
-    least = np.linalg.eigvalsh(eigen.with_diagonal(np, r, h))[200 - 60]
+    least = np.linalg.eigvalsh(eigenvalues.with_diagonal(np, r, h))[200 - 60]
     assert reference.communalities(h - least - 1e-3) is None, "a negative eigenvalue does not count"
-    any_subspace = following.Reference(h, *eigen.full(np, 0.7 * np.eye(200)), 60)
+    any_subspace = factor_solvers.Reference(h, *eigenvalues.full(np, 0.7 * np.eye(200)), 60)
     assert any_subspace.communalities(h + np.random.default_rng(0).uniform(-1e-3, 1e-3, 200)) is None
 
 
 def test_the_bootstrap_is_that_of_the_plain_iteration(monkeypatch, followed):
     clients = moments(np.random.default_rng(0).normal(size=(12, 60, 160)))
     options = {"replicates": 4, "seed": 0, "kappa": 0.8}
-    found = bootstrap.bootstrap(clients, **options)
+    found = resampling.bootstrap(clients, **options)
     assert followed[True] > 0
-    monkeypatch.setattr(following, "pays", lambda *_: False)
-    plain = bootstrap.bootstrap(clients, **options)
+    monkeypatch.setattr(factor_solvers, "pays", lambda *_: False)
+    plain = resampling.bootstrap(clients, **options)
     np.testing.assert_allclose(found.communality, plain.communality, rtol=0, atol=1e-8)
     np.testing.assert_array_equal(found.shared, plain.shared)
 
@@ -136,5 +136,7 @@ def test_the_series_of_the_inverse_is_the_solution_or_is_given_up():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 40)) * 0.005
     xx, s = (x.T @ x).astype(np.float32), rng.normal(size=(40, 40)).astype(np.float32) * 0.01
-    np.testing.assert_allclose(following._solved(xx, s), np.linalg.solve(np.eye(40) + xx, s.astype(float)), atol=2e-9)
-    assert following._solved(xx * 2000, s) is None
+    np.testing.assert_allclose(
+        factor_solvers._solved(xx, s), np.linalg.solve(np.eye(40) + xx, s.astype(float)), atol=2e-9
+    )
+    assert factor_solvers._solved(xx * 2000, s) is None

@@ -14,12 +14,12 @@ from scipy.spatial.distance import pdist
 from sklearn.metrics import adjusted_rand_score
 from sklearn.metrics.pairwise import cosine_similarity
 
-from fedstat.stats import grouping
+from fedstat.stats import clustering
 from fedstat.stats.split import adjusted_rand
 
 RNG = np.random.default_rng(0)
 X = np.repeat(RNG.normal(size=(3, 8)), 4, axis=0) + RNG.normal(size=(12, 8))
-S = grouping.cosine(X)
+S = clustering.cosine(X)
 GROUPS = np.repeat([0, 1, 2], 4)
 
 R = """
@@ -41,15 +41,15 @@ cat(sprintf('{"clusters": [%s], "heights": [%s], "rand": %.15g, "contrast": %.15
 
 def test_similarity_and_tree_are_scikit_learns_and_scipys() -> None:
     np.testing.assert_allclose(S, cosine_similarity(X), atol=1e-15)
-    made = grouping.tree(S)
+    made = clustering.tree(S)
     np.testing.assert_allclose(made.merges, linkage(pdist(X, "cosine"), "average"), atol=1e-14)
     for k in range(1, 13):
-        found = grouping.cut(made.merges, k)
+        found = clustering.cut(made.merges, k)
         assert len(np.unique(found)) == k
         theirs = fcluster(made.merges, k, "maxclust")
         if len(np.unique(theirs)) == k or k < 9:  # SciPy 1.14 gives fewer, as the word allows
             assert adjusted_rand_score(found, theirs) == 1
-    ties = grouping.cut(grouping.tree(np.ones((5, 5))).merges, 3)
+    ties = clustering.cut(clustering.tree(np.ones((5, 5))).merges, 3)
     assert len(np.unique(ties)) == 3
 
 
@@ -57,12 +57,12 @@ def test_similarity_and_tree_are_scikit_learns_and_scipys() -> None:
 def test_clusters_agreement_and_contrast_are_those_of_r() -> None:
     text = "\n".join(" ".join(f"{v:.17g}" for v in row) for row in X)
     done = subprocess.run(["Rscript", "-e", R], input=text, capture_output=True, text=True, check=True)  # noqa: S607
-    theirs, made = json.loads(done.stdout), grouping.tree(S)
+    theirs, made = json.loads(done.stdout), clustering.tree(S)
     np.testing.assert_allclose(made.merges[:, 2], theirs["heights"], rtol=1e-12)
     for k, clusters in zip(range(2, 6), theirs["clusters"], strict=True):
-        np.testing.assert_array_equal(grouping.cut(made.merges, k) + 1, clusters)
-    np.testing.assert_allclose(adjusted_rand(grouping.cut(made.merges, 4), GROUPS), theirs["rand"], rtol=1e-12)
-    np.testing.assert_allclose(grouping.contrast(S, GROUPS), theirs["contrast"], rtol=1e-12)
+        np.testing.assert_array_equal(clustering.cut(made.merges, k) + 1, clusters)
+    np.testing.assert_allclose(adjusted_rand(clustering.cut(made.merges, 4), GROUPS), theirs["rand"], rtol=1e-12)
+    np.testing.assert_allclose(clustering.contrast(S, GROUPS), theirs["contrast"], rtol=1e-12)
 
 
 def test_adjusted_rand_of_any_number_of_groups_is_scikit_learns() -> None:
@@ -76,9 +76,9 @@ def test_adjusted_rand_of_any_number_of_groups_is_scikit_learns() -> None:
 
 def test_an_exact_p_value_counts_all_arrangements() -> None:
     groups, s = np.array([0, 0, 1, 1, 2]), S[3:8, 3:8]
-    clusters = grouping.cut(grouping.tree(s).merges, 3)
-    under = grouping.permuted(s, clusters, groups, permutations=100, seed=0)
-    assert (under.exact, len(under.rand), grouping.arrangements(groups)) == (True, 30, 30)
+    clusters = clustering.cut(clustering.tree(s).merges, 3)
+    under = clustering.permuted(s, clusters, groups, permutations=100, seed=0)
+    assert (under.exact, len(under.rand), clustering.arrangements(groups)) == (True, 30, 30)
     every = [groups[list(p)] for p in itertools.permutations(range(5))]  # each arrangement 4 times
     rands = np.array([adjusted_rand_score(clusters, g) for g in every])
     same = np.array([[(g[i] == g[j]) for i, j in itertools.combinations(range(5), 2)] for g in every])
@@ -89,17 +89,17 @@ def test_an_exact_p_value_counts_all_arrangements() -> None:
         (contrasts[0], under.contrast, contrasts),
     ):
         np.testing.assert_allclose(np.sort(np.repeat(own, 4)), np.sort(all_of), atol=1e-12)
-        assert grouping.p_value(found, own, exact=True) == np.mean(all_of >= found - 1e-10)
+        assert clustering.p_value(found, own, exact=True) == np.mean(all_of >= found - 1e-10)
 
 
 def test_drawn_permutations_add_the_one_at_hand_and_hold_their_level() -> None:
-    assert grouping.p_value(2.0, np.array([0.0, 1, 2]), exact=False) == 0.5
+    assert clustering.p_value(2.0, np.array([0.0, 1, 2]), exact=False) == 0.5
     rng, small = np.random.default_rng(3), 0
     for seed in range(200):
-        s = grouping.cosine(rng.normal(size=(12, 8)))
-        under = grouping.permuted(s, GROUPS, GROUPS, permutations=99, seed=seed)
+        s = clustering.cosine(rng.normal(size=(12, 8)))
+        under = clustering.permuted(s, GROUPS, GROUPS, permutations=99, seed=seed)
         assert not under.exact
-        small += grouping.p_value(float(grouping.contrast(s, GROUPS)), under.contrast, exact=False) <= 0.1
+        small += clustering.p_value(float(clustering.contrast(s, GROUPS)), under.contrast, exact=False) <= 0.1
     assert 8 <= small <= 34, "binomial(200, 0.1), within about 3 standard deviations"
 
 
@@ -107,5 +107,5 @@ def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     x = np.random.default_rng(4).normal(size=10)
     means = np.array([np.delete(x, pair).mean() for pair in itertools.combinations(range(10), 2)])
     np.testing.assert_allclose(
-        grouping.jackknife_error(means, x.mean(), n=10, left=2), x.std(ddof=1) / np.sqrt(10), rtol=1e-12
+        clustering.jackknife_error(means, x.mean(), n=10, left=2), x.std(ddof=1) / np.sqrt(10), rtol=1e-12
     )

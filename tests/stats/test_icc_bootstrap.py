@@ -7,7 +7,7 @@ import pytest
 
 import fedstat.labelled as fs
 from fedstat._random import generator
-from fedstat.stats import icc, icc_bootstrap
+from fedstat.stats import icc, icc_resampling
 
 
 def weights(seed: int = 0, clients: int = 8, units: int = 4, signal: float = 1.0, offset: float = 0.5) -> np.ndarray:
@@ -31,8 +31,8 @@ def by_pairs(w: np.ndarray, drawn: np.ndarray) -> list[float]:
 
 def test_the_sample_itself_is_the_replicate_that_draws_every_client_once() -> None:
     w = weights() + 5.0
-    pairs, _ = icc_bootstrap._pairs(*icc.block(w))
-    found = icc_bootstrap._resampled(pairs, np.ones((1, 8)), 15)
+    pairs, _ = icc_resampling._pairs(*icc.block(w))
+    found = icc_resampling._resampled(pairs, np.ones((1, 8)), 15)
     np.testing.assert_allclose(found[0], fs.icc(w).coefficients.icc, rtol=1e-10)
 
 
@@ -40,7 +40,7 @@ def test_the_sample_itself_is_the_replicate_that_draws_every_client_once() -> No
 def test_replicates_are_means_over_pairs_of_different_clients(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(icc, "_CACHED", cached)
     w = weights()
-    units, layer = icc_bootstrap.bootstrap(w, replicates=12, seed=3)
+    units, layer = icc_resampling.bootstrap(w, replicates=12, seed=3)
     counts = generator(3, "icc bootstrap").multinomial(8, np.full(8, 1 / 8), size=12)
     assert (counts.max(1) > 1).all()
     for b in range(12):
@@ -52,7 +52,7 @@ def test_replicates_are_means_over_pairs_of_different_clients(cached: int, monke
 
 def test_a_client_drawn_twice_does_not_count_as_agreement() -> None:
     w = weights(clients=10, units=60, signal=0.0, offset=0.0)
-    units, _ = icc_bootstrap.bootstrap(w, replicates=100)
+    units, _ = icc_resampling.bootstrap(w, replicates=100)
     assert abs(units[..., 1].mean()) < 0.01  # counting them would give about 1 / 10
     table = fs.icc(w, replicates=200).tidy().query("type == 'ICC2'")
     assert ((table["boot_low"] <= 0) & (table["boot_high"] >= 0)).mean() > 0.8
@@ -80,14 +80,14 @@ def test_the_bootstrap_is_reproducible_and_leaves_the_rest_alone() -> None:
 
 def test_offsets_and_scales_cost_a_replicate_no_digits() -> None:
     w = np.round(weights() * 2**20) / 2**20
-    near, far = (icc_bootstrap.bootstrap(x, replicates=10)[0] for x in (w, w + 2.0**26))
+    near, far = (icc_resampling.bootstrap(x, replicates=10)[0] for x in (w, w + 2.0**26))
     np.testing.assert_allclose(far, near, atol=1e-9)
     by = 2.0 ** np.array([700.0, -700, 0, 1000])[:, None]
-    np.testing.assert_array_equal(icc_bootstrap.bootstrap(by * w, replicates=10)[0], near)
+    np.testing.assert_array_equal(icc_resampling.bootstrap(by * w, replicates=10)[0], near)
 
 
 def test_replicates_that_draw_one_client_alone_are_left_out() -> None:
-    units, layer = icc_bootstrap.bootstrap(weights(clients=3), replicates=60, seed=0)
+    units, layer = icc_resampling.bootstrap(weights(clients=3), replicates=60, seed=0)
     alone = np.isnan(layer).all(axis=1)
     assert 0 < alone.sum() < 20
     np.testing.assert_array_equal(np.isnan(units).all(axis=(1, 2)), alone)
@@ -97,6 +97,6 @@ def test_replicates_that_draw_one_client_alone_are_left_out() -> None:
 
 def test_equal_clients_agree_in_every_replicate() -> None:
     w = np.repeat(0.1 + weights(clients=1), 6, axis=0)
-    units, layer = icc_bootstrap.bootstrap(w, replicates=20)
+    units, layer = icc_resampling.bootstrap(w, replicates=20)
     np.testing.assert_array_equal(units, 1)
     np.testing.assert_array_equal(layer, 1)

@@ -11,7 +11,7 @@ import scipy
 import torch
 
 import fedstat.labelled as fs
-from fedstat.stats import icc, icc_clients, icc_tests
+from fedstat.stats import icc, icc_resampling, icc_tests
 
 
 def layer(clients: int, units: int, shared: int, seed: int = 0, weights: int = 20) -> np.ndarray:
@@ -22,8 +22,8 @@ def layer(clients: int, units: int, shared: int, seed: int = 0, weights: int = 2
     return w
 
 
-def over_clients(w: np.ndarray, test: icc_tests.Test = icc_tests.sign_flips) -> icc_clients.OverClients:
-    return icc_clients.over_clients(lambda: [w], icc.sums(w), test)
+def over_clients(w: np.ndarray, test: icc_tests.Test = icc_tests.sign_flips) -> icc_resampling.OverClients:
+    return icc_resampling.over_clients(lambda: [w], icc.sums(w), test)
 
 
 def plain_rows(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -295,12 +295,12 @@ def test_blocks_of_clients_units_and_tensors_give_the_same(
     w = uneven_layer()
     test = fs.agreement._TESTS[inference]
     whole, total = over_clients(w, test), icc.sums(w)
-    monkeypatch.setattr(icc_clients, "_HELD", held)
-    monkeypatch.setattr(icc_clients, "_READ", 1)
+    monkeypatch.setattr(icc_resampling, "_HELD", held)
+    monkeypatch.setattr(icc_resampling, "_READ", 1)
     tensors = torch.asarray(w)
     others = (
-        icc_clients.over_clients(lambda: [w[:2], w[2:3], w[3:]], total, test),
-        icc_clients.over_clients(lambda: [tensors[:5], tensors[5:]], icc.sums(tensors), test),
+        icc_resampling.over_clients(lambda: [w[:2], w[2:3], w[3:]], total, test),
+        icc_resampling.over_clients(lambda: [tensors[:5], tensors[5:]], icc.sums(tensors), test),
     )
     for found in others:
         for a, b in ((found.units, whole.units), (found.layer, whole.layer), (found.influence, whole.influence)):

@@ -15,24 +15,21 @@ from layers import weights
 
 import fedstat.labelled as fs
 from fedstat.stats import (
-    bootstrap,
-    components,
-    components_reml,
-    eigen,
+    eigenvalues,
     entropy,
     extreme_eigenvalues,
     factor,
     icc,
-    icc_bootstrap,
-    indices,
+    icc_resampling,
     kernel,
     modes,
     moments,
-    nfactors,
-    rank,
-    scale,
+    number_of_factors,
+    reml,
+    resampling,
     split,
-)  # fmt: skip
+    variance_components,
+)
 
 W = weights()
 Z = fs.layer_matrix(W)
@@ -124,8 +121,8 @@ KEPT: dict[str, tuple[Any, np.ndarray]] = {
     "moments.scaled_moments": (moments.scaled_moments, Z),
     "moments.rescaled": (lambda z: moments.rescaled(*moments.scaled_moments(z)), Z),
     "moments.correlation": (lambda z: moments.correlation(moments.moments(z)), Z),
-    "scale.power": (lambda z: scale.power(scale.exponent(scale.largest(z, 0))), Z),
-    "eigen.leading": (lambda r: eigen.leading(array_namespace(r), r, 2), R),
+    "scale.power": (lambda z: moments.power(moments.exponent(moments.largest(z, 0))), Z),
+    "eigen.leading": (lambda r: eigenvalues.leading(array_namespace(r), r, 2), R),
     "factor.fit": (lambda r: factor.fit(r, n_factors=2), R),
     "factor.fit, minres": (lambda r: factor.fit(r, n_factors=2, method="minres"), R),
     "factor.starts": (lambda r: factor.starts(r, 1, seed=0, n_factors=2)[0], R),
@@ -135,10 +132,10 @@ KEPT: dict[str, tuple[Any, np.ndarray]] = {
     "split.same_state": (lambda nu: split.same_state(nu > 0.4, nu > 0.6), NU),
     "split.adjusted_rand": (lambda nu: split.adjusted_rand(nu > 0.4, nu > 0.6), NU),
     "split.iteration_stability": (lambda r: split.iteration_stability(r, max_iter=(5,)), R),
-    "bootstrap.bootstrap": (lambda w: bootstrap.bootstrap(of_clients(w), replicates=2, n_factors=2), W),
-    "bootstrap.permutation": (lambda w: bootstrap.permutation(of_clients(w), replicates=2, n_factors=2), W),
+    "bootstrap.bootstrap": (lambda w: resampling.bootstrap(of_clients(w), replicates=2, n_factors=2), W),
+    "bootstrap.permutation": (lambda w: resampling.permutation(of_clients(w), replicates=2, n_factors=2), W),
     "split.adjusted_rand of clusters": (lambda nu: split.adjusted_rand((nu > 0.4) + 1, (nu > 0.6) + 1), NU),
-    "rank.effective_rank": (rank.effective_rank, W),
+    "rank.effective_rank": (eigenvalues.effective_rank, W),
     "entropy.knn_entropy": (entropy.knn_entropy, Z),
     "icc.sums": (icc.sums, W),
     "icc.mean_squares": (lambda w: icc.mean_squares(icc.sums(w)), W),
@@ -152,19 +149,19 @@ KEPT: dict[str, tuple[Any, np.ndarray]] = {
 ON_HOST: dict[str, tuple[Any, np.ndarray]] = {
     "icc.coefficients": (lambda w: icc.coefficients(icc.mean_squares(icc.sums(w))), W),
     "icc.agreement": (lambda w: icc.agreement(icc.sums(w)), W),
-    "icc_bootstrap.bootstrap": (lambda w: icc_bootstrap.bootstrap(w, None, replicates=2, seed=0), W),
-    "components.components": (lambda w: components.components(components.parts(w)), HALVES),
-    "components_reml.gram": (components_reml.gram, HALVES),
-    "components_reml.reml": (components_reml.reml, HALVES),
+    "icc_bootstrap.bootstrap": (lambda w: icc_resampling.bootstrap(w, None, replicates=2, seed=0), W),
+    "components.components": (lambda w: variance_components.components(variance_components.parts(w)), HALVES),
+    "components_reml.gram": (reml.gram, HALVES),
+    "components_reml.reml": (reml.reml, HALVES),
     "modes.peaks": (lambda x: modes.peaks(x, 1), Z[:, 0]),
     "modes.mixture": (lambda x: modes.mixture(x, draws=1), Z[:, 0]),
 }
 # What takes NumPy arrays alone, as its module says.
 NUMPY: dict[str, tuple[Any, np.ndarray]] = {
-    "indices.kmo": (indices.kmo, R),
-    "indices.fit_indices": (lambda r: indices.fit_indices(r, r / 2, 2, 60), R),
-    "nfactors.compare": (lambda r: nfactors.compare(r, 60, kappa=0.8, draws=2, quantile=0.9, seed=0), R),
-    "nfactors.minimum_average_partial": (nfactors.minimum_average_partial, R),
+    "indices.kmo": (number_of_factors.kmo, R),
+    "indices.fit_indices": (lambda r: number_of_factors.fit_indices(r, r / 2, 2, 60), R),
+    "nfactors.compare": (lambda r: number_of_factors.compare(r, 60, kappa=0.8, draws=2, quantile=0.9, seed=0), R),
+    "nfactors.minimum_average_partial": (number_of_factors.minimum_average_partial, R),
 }
 
 
@@ -196,6 +193,6 @@ def test_statistics_give_the_kind_of_array_that_they_say(name: str, dtype: type)
             np.testing.assert_allclose(np.abs(x.numpy()), np.abs(y), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("module", [icc, icc_bootstrap, components, components_reml, modes, indices, nfactors])
+@pytest.mark.parametrize("module", [icc, icc_resampling, variance_components, reml, modes, number_of_factors])
 def test_modules_that_leave_the_kind_of_their_input_say_so(module: Any) -> None:
     assert "NumPy" in module.__doc__

@@ -83,9 +83,9 @@ def test_replicates_do_not_depend_on_the_callers_blas_threads() -> None:
 
     def found(threads: int) -> np.ndarray:
         with threadpool_limits(threads, user_api="blas"), ThreadPoolExecutor(2) as executor:
-            return fedstat.stats.bootstrap.bootstrap(moments, method="pc", replicates=2, executor=executor).communality
+            return fedstat.stats.resampling.bootstrap(moments, method="pc", replicates=2, executor=executor).communality
 
-    moments = fedstat.labelled.coerce.client_sums(wide)[0]
+    moments = fedstat.labelled.arrays.client_sums(wide)[0]
     np.testing.assert_array_equal(found(1), found(2))
 
 

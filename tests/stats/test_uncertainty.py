@@ -14,7 +14,7 @@ from sklearn.metrics import adjusted_rand_score
 
 import fedstat.labelled as fs
 from fedstat._random import generator
-from fedstat.stats import bootstrap, factor, nfactors, split
+from fedstat.stats import factor, number_of_factors, resampling, split
 from fedstat.stats.moments import Moments, correlation, moments
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "psych.json").read_text())
@@ -35,7 +35,7 @@ def client_moments(w: np.ndarray) -> Moments:
 
 def test_a_bootstrap_replicate_equals_a_refit_on_restacked_clients() -> None:
     w = weights()
-    drawn = bootstrap.bootstrap(client_moments(w), replicates=20, seed=3, n_factors=2, tau=0.4)
+    drawn = resampling.bootstrap(client_moments(w), replicates=20, seed=3, n_factors=2, tau=0.4)
     counts = generator(3, "bootstrap").multinomial(8, np.full(8, 1 / 8), size=20)
     assert (counts.max(1) > 1).all()
     for b in range(20):
@@ -47,7 +47,7 @@ def test_a_bootstrap_replicate_equals_a_refit_on_restacked_clients() -> None:
 
 def test_a_permutation_replicate_equals_a_refit_on_shuffled_units() -> None:
     w = weights()
-    drawn = bootstrap.permutation(client_moments(w), replicates=3, seed=5, n_factors=2)
+    drawn = resampling.permutation(client_moments(w), replicates=3, seed=5, n_factors=2)
     rng = generator(5, "permutation")
     for b in range(3):
         shuffled = np.stack([own[rng.permutation(10)] for own in w])
@@ -95,14 +95,14 @@ def test_variants_of_stability_are_analyses_of_their_own() -> None:
         assert row.same_state == pytest.approx(float(split.same_state(reference, other))), row.value
 
 
-@pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
+@pytest.mark.parametrize("draw", [resampling.bootstrap, resampling.permutation])
 def test_replicates_keep_their_digits_under_a_common_offset(draw) -> None:  # type: ignore[no-untyped-def]
     moved = weights() + 1e6
     near, far = (draw(client_moments(w), replicates=5, seed=1, n_factors=2) for w in (moved - 1e6, moved))
     np.testing.assert_allclose(far.communality, near.communality, atol=1e-9)
 
 
-@pytest.mark.parametrize("draw", [bootstrap.bootstrap, bootstrap.permutation])
+@pytest.mark.parametrize("draw", [resampling.bootstrap, resampling.permutation])
 def test_replicates_do_not_depend_on_the_chunk_or_the_kind_of_array(draw) -> None:  # type: ignore[no-untyped-def]
     m = client_moments(weights())
     one = draw(m, replicates=7, seed=1, n_factors=2, chunk=1)
@@ -143,13 +143,13 @@ def test_expanded_percentiles_of_normal_replicates_are_students_interval() -> No
     """Of replicates N(m, s √((n − 1)/n)), as a bootstrap of a mean has them, they are m ± t s."""
     n, s = 8, 2.0
     x = 3.0 + s * np.sqrt((n - 1) / n) * stats.norm.ppf((np.arange(99_999) + 1) / 100_000)
-    ends = bootstrap.expanded_percentiles(x, n, level=0.95)
+    ends = resampling.expanded_percentiles(x, n, level=0.95)
     assert_allclose(ends, 3.0 + stats.t.ppf([0.025, 0.975], n - 1) * s, atol=2e-3)
 
 
 def test_half_samples_are_fits_of_disjoint_halves() -> None:
     w = weights(clients=9)
-    found = bootstrap.half_samples(client_moments(w), pairs=2, seed=3, n_factors=2)
+    found = resampling.half_samples(client_moments(w), pairs=2, seed=3, n_factors=2)
     rng = generator(3, "half-samples")
     for pair in range(2):
         order = rng.permutation(9)
@@ -160,7 +160,7 @@ def test_half_samples_are_fits_of_disjoint_halves() -> None:
 
 def test_a_gap_is_that_of_the_eigenvalues_at_the_cut() -> None:
     w = weights()
-    drawn = bootstrap.bootstrap(client_moments(w), replicates=4, seed=3, kappa=0.5)
+    drawn = resampling.bootstrap(client_moments(w), replicates=4, seed=3, kappa=0.5)
     counts = generator(3, "bootstrap").multinomial(8, np.full(8, 1 / 8), size=4)
     for b in range(4):
         r = np.corrcoef(fs.layer_matrix(np.repeat(w, counts[b], axis=0)), rowvar=False)
@@ -301,7 +301,7 @@ def test_adjusted_rand_equals_scikit_learn() -> None:
 @pytest.mark.parametrize("case", GOLDEN["parallel"], ids=lambda c: c["name"])
 def test_parallel_analysis_equals_psych(case: dict) -> None:  # type: ignore[type-arg]
     r = np.array(CASES[case["name"]]["r"])
-    numbers, curves = nfactors.compare(r, case["n_obs"], draws=400)
+    numbers, curves = number_of_factors.compare(r, case["n_obs"], draws=400)
     assert numbers["parallel_pc"] == case["n_components"]
     assert numbers["parallel_fa"] == case["n_factors"]
     np.testing.assert_allclose(curves["reduced"], case["fa_values"], atol=1e-10)
@@ -311,7 +311,7 @@ def test_parallel_analysis_equals_psych(case: dict) -> None:  # type: ignore[typ
 
 @pytest.mark.parametrize("name", CASES)
 def test_minimum_average_partial_equals_psych(name: str) -> None:
-    ours, theirs = nfactors.minimum_average_partial(np.array(CASES[name]["r"])), CASES[name]["map"]
+    ours, theirs = number_of_factors.minimum_average_partial(np.array(CASES[name]["r"])), CASES[name]["map"]
     n = min(len(theirs), len(ours) - 1)
     assert n >= 3
     np.testing.assert_allclose(ours[1 : n + 1], theirs[:n], atol=1e-8)
@@ -320,10 +320,10 @@ def test_minimum_average_partial_equals_psych(name: str) -> None:
 def test_wishart_noise_has_the_eigenvalues_of_noise_rows() -> None:
     rng = np.random.default_rng(0)
     d, n = 10, 50
-    wishart = np.mean([np.linalg.eigvalsh(nfactors.noise_correlation(rng, d, n)) for _ in range(2000)], axis=0)
+    wishart = np.mean([np.linalg.eigvalsh(number_of_factors.noise_correlation(rng, d, n)) for _ in range(2000)], axis=0)
     rows = np.mean([np.linalg.eigvalsh(np.corrcoef(rng.normal(size=(d, n)))) for _ in range(2000)], axis=0)
     np.testing.assert_allclose(wishart, rows, atol=0.02)
-    assert np.linalg.matrix_rank(nfactors.noise_correlation(rng, 10, 6)) == 5
+    assert np.linalg.matrix_rank(number_of_factors.noise_correlation(rng, 10, 6)) == 5
 
 
 def test_every_rule_finds_the_factors_of_a_clear_structure() -> None:
@@ -338,7 +338,7 @@ def test_every_rule_finds_the_factors_of_a_clear_structure() -> None:
 
 
 def test_independent_units_have_no_factors() -> None:
-    numbers, _ = nfactors.compare(np.eye(12), 500)
+    numbers, _ = number_of_factors.compare(np.eye(12), 500)
     assert numbers["parallel_pc"] == numbers["parallel_fa"] == numbers["map"] == 0
 
 

@@ -10,7 +10,7 @@ from layers import weights
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedstat.labelled as fs
-from fedstat.stats import wide
+from fedstat.stats import moments as _moments
 from fedstat.stats.moments import moments
 
 
@@ -21,9 +21,9 @@ def blas_threads() -> set[int]:
 def test_symmetric_products_of_wide_layers_run_on_one_thread() -> None:
     """With several, OpenBLAS ends the process: z.T @ z of 15,500 units and 1,000 rows."""
     with threadpool_limits(2, user_api="blas"):
-        with wide.safe_blas(wide._WIDE):
+        with _moments.safe_blas(_moments._WIDE):
             assert blas_threads() == {2}
-        with wide.safe_blas(wide._WIDE + 1):
+        with _moments.safe_blas(_moments._WIDE + 1):
             assert blas_threads() == {1}
         assert blas_threads() == {2}
 
@@ -36,7 +36,7 @@ def test_moments_and_correlations_take_that_care(monkeypatch: pytest.MonkeyPatch
             seen.extend(blas_threads())
             return np.asarray(self) @ np.asarray(other)
 
-    monkeypatch.setattr(wide, "_WIDE", 7)
+    monkeypatch.setattr(_moments, "_WIDE", 7)
     with threadpool_limits(2, user_api="blas"):
         moments(np.random.default_rng(0).normal(size=(9, 8)).view(Rows))
         assert set(seen) == {1}
@@ -59,12 +59,12 @@ def test_a_layer_that_does_not_fit_is_refused_before_anything_is_done(
     call: Any, gib: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = np.broadcast_to(np.float32(0), (2, 17_320, 1))
-    monkeypatch.setattr(wide, "available_memory", lambda: 2.0**30)
+    monkeypatch.setattr(_moments, "available_memory", lambda: 2.0**30)
     with pytest.raises(ValueError, match=rf"17320 units.* need about {gib} GiB of memory, but 1\.0 GiB are available"):
         call(w)
 
 
 def test_available_memory_is_some_and_small_layers_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wide.available_memory() > 2**20
-    monkeypatch.setattr(wide, "available_memory", lambda: 0.0)
+    assert _moments.available_memory() > 2**20
+    monkeypatch.setattr(_moments, "available_memory", lambda: 0.0)
     assert fs.split(weights(), n_factors=2).shared.any()

@@ -15,7 +15,7 @@ from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, InitContext, Mask, SharedMask, Variant
 from fedstat.fl.algorithms.fedsplit import Split
 from fedstat.fl.nets import Net, Params
-from fedstat.stats import components, factor, icc
+from fedstat.stats import factor, icc, variance_components
 from fedstat.stats import split as splitting
 from fedstat.stats.moments import Moments, correlation, moments
 
@@ -242,8 +242,8 @@ def _tested(
     flags, alike, decided = {}, {}, {}
     for layer in layers:
         w = torch.cat([models[name].flatten(3) for name in masks.incoming(context.net, layer)], dim=3)
-        found = components.components(components.parts(w, x))
-        outcome = components.outcomes(found, fdr=fdr)
+        found = variance_components.components(variance_components.parts(w, x))
+        outcome = variance_components.outcomes(found, fdr=fdr)
         flags[layer] = np.isin(outcome, ("shared", "undecided"))
         decided[layer] = np.isin(outcome, ("shared", "personal"))
         alike[layer] = icc.agreement(icc.sums(w.mean(1)))

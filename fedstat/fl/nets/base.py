@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat import _check
 from fedstat._later import torch
-from fedstat.labelled.units import is_table
+from fedstat.labelled.unit_names import is_table
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,9 +1,10 @@
-"""Who is like whom: the verb ``client_clusters``."""
+"""Samples and clients compared: the verbs ``knn_entropy`` and ``client_clusters``."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+import warnings
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import scipy
@@ -12,10 +13,132 @@ from numpy.typing import NDArray
 from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.coerce import labels, less_mean, need_dims, numpy_of, precision
-from fedstat.results.clusters import ClientClustersResult
-from fedstat.stats import grouping
+from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
+from fedstat.labelled.factor import EntropyOptions
+from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
+from fedstat.stats import clustering, entropy
 from fedstat.stats.split import adjusted_rand
+
+
+def knn_entropy(
+    x: Any,
+    *,
+    k: int = 3,
+    level: float = 0.95,
+    dim: str = "client",
+    feature_dim: str | None = None,
+    **options: Unpack[EntropyOptions],
+) -> EntropyResult:
+    """Kozachenko–Leonenko estimate of differential entropy over one dim, in nats (FedFac §1, Fig. 2).
+
+    Parameters
+    ----------
+    x : DataArray, DataFrame, array or tensor (client, ...)
+        Samples along ``dim``, the rows of a DataFrame; other dims are a batch. In an array or tensor the samples are on
+        axis 0, or on the axis given by ``axis=...``, see :func:`fedstat.stats.entropy.knn_entropy`.
+    k : int
+        Number of the neighbour.
+    level : float
+        Confidence level of the intervals, which allow for the estimate's bias.
+    dim : str
+        Dim of the samples of a DataArray: the clients, for Fig. 2.
+    feature_dim : str, optional
+        Dim of the coordinates of one sample of a DataArray; None: every number is a sample of its own.
+    **options
+        Those of :class:`fedstat.labelled.factor.EntropyOptions`: ``ties``, ``resolution``, ``seed``, as in
+        :func:`fedstat.stats.entropy.knn_entropy`.
+
+    Returns
+    -------
+    EntropyResult
+        Its fields are DataArrays, arrays or tensors, as ``x`` is: entropy, std_error, n, n_tied, conf_low, conf_high,
+        clustered (...); atom_value (..., atom) or (..., atom, ``feature_dim``) and atom_mass (..., atom) of values that
+        more than k samples share, if ``ties="atoms"``. ``result["entropy"]`` is ``result.entropy``;
+        :meth:`~EntropyResult.to_dataset` holds all.
+
+    Raises
+    ------
+    ValueError
+        If a dim is not there, a value is not finite, there are no more than k samples, more than k samples are equal
+        and ``ties`` does not provide for them, or a coordinate is a linear function of others.
+
+    Warns
+    -----
+    UserWarning
+        If samples have exact copies, k of them or fewer: the entropy is too low. If samples lie in narrow groups too
+        small for k: the entropy is too high. No standard error and no interval are given there.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> outputs = xr.DataArray(np.random.default_rng(0).normal(size=(100, 5)), dims=("client", "unit"))
+    >>> knn_entropy(outputs).std_error.round(1).values
+    array([0.1, 0.1, 0.1, 0.1, 0.1])
+    >>> knn_entropy(outputs).tidy()[["estimate", "conf_low", "conf_high"]].round(2).iloc[0].tolist()
+    [1.28, 0.99, 1.54]
+    """
+    x = _labels.labelled(x, (dim, feature_dim or "unit"))
+    if not isinstance(x, xr.DataArray):
+        if dim != "client" or feature_dim is not None:
+            raise ValueError(
+                f"dim and feature_dim name dims of a DataArray, but got {type(x).__name__}. Use axis and feature_axis."
+            )
+        found = entropy.knn_entropy(x, k=k, level=level, **options)
+        return _with_warning(EntropyResult(*found, k=k, level=level))
+    if taken := sorted({"axis", "feature_axis"} & set(options)):
+        raise ValueError(f"a DataArray has dims, but got {taken[0]}. Use dim and feature_dim.")
+    core = [dim] if feature_dim is None else [dim, feature_dim]
+    need_dims(x, *core)
+    _check.numbers("x", x)
+    axes: dict[str, Any] = {"axis": -1} if feature_dim is None else {"axis": -2, "feature_axis": -1}
+    by_atom = ["atom"] if feature_dim is None else ["atom", feature_dim]
+
+    axes |= options
+
+    def estimate(values: Any) -> tuple[Any, ...]:
+        found = entropy.knn_entropy(values, k=k, level=level, **axes)
+        value = found.atom_value
+        if value.ndim < found.atom_mass.ndim + len(by_atom) - 1:  # one coordinate is no axis to the array function
+            value = value[..., None]
+        return tuple(found._replace(atom_value=value))
+
+    parts = xr.apply_ufunc(
+        estimate, x, input_core_dims=[core], output_core_dims=[[], [], [], by_atom, ["atom"], *[[]] * 4],
+        exclude_dims=set(core),
+    )  # fmt: skip
+    data = xr.Dataset(dict(zip(FIELDS, parts, strict=True)))
+    if feature_dim is not None and feature_dim in x.coords:
+        data = data.assign_coords({feature_dim: x[feature_dim]})
+    for name in IN_NATS:
+        data[name].attrs["units"] = "nats"
+    return _with_warning(EntropyResult(**{name: data[name] for name in FIELDS}, k=k, level=level))
+
+
+def _with_warning(result: EntropyResult) -> EntropyResult:
+    """The result, after a warning if samples have exact copies or lie in narrow groups."""
+    data = result.to_dataset()
+    n, n_tied, clustered = (data[name].to_numpy().ravel() for name in ("n", "n_tied", "clustered"))
+    if (n_tied > 0).any():
+        most, some = n_tied.argmax(), (n_tied > 0).sum()
+        of = f" in the series with most ties; {some} of {len(n)} series have some" if len(n) > 1 else ""
+        warnings.warn(
+            f"{n_tied[most]} of {n[most]} samples have an exact copy{of}. Copies shorten the distance to "
+            f"neighbor {result.k}: the entropy is too low, and no interval is given. If values were rounded, use "
+            "ties='jitter' with their resolution; if a value has a mass of its own, ties='atoms' and a smaller k; if "
+            "samples came twice, drop the copies. A larger k lessens the error.",
+            UserWarning,
+            stacklevel=3,
+        )
+    if clustered.any():
+        of = f" in {clustered.sum()} of {len(n)} series" if len(n) > 1 else ""
+        warnings.warn(
+            f"samples lie in narrow groups{of}, and many groups are too small for neighbor {result.k}: the entropy is "
+            "too high, and no interval is given. Use a smaller k or more samples, or take the entropy of each group.",
+            UserWarning,
+            stacklevel=3,
+        )
+    return result
+
 
 _SHARE = 0.5  # of the clients, left out in every draw
 _SEVERAL = ("checkpoint", "round", "stage", "replicate", "other", "layer")
@@ -109,12 +232,12 @@ def client_clusters(
     _check.integer("resamples", resamples)
     _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     known = None if groups is None else _groups(groups, clients)
-    similarity = grouping.cosine(x, eps=eps)
-    merges, order = grouping.tree(similarity)
+    similarity = clustering.cosine(x, eps=eps)
+    merges, order = clustering.tree(similarity)
     _require_directions(merges, n_clusters)
-    cluster = grouping.cut(merges, n_clusters)
-    of = None if known is None else grouping.codes(known)
-    out = grouping.left_out(similarity, cluster, of, n_clusters=n_clusters, share=_SHARE, draws=resamples, seed=seed)
+    cluster = clustering.cut(merges, n_clusters)
+    of = None if known is None else clustering.codes(known)
+    out = clustering.left_out(similarity, cluster, of, n_clusters=n_clusters, share=_SHARE, draws=resamples, seed=seed)
     found = {} if of is None else _agreement(similarity, cluster, of, out, permutations, level, seed)
     recurs = float(out.recurs.mean())
     about = (x.shape[1], recurs, out.left_out, resamples, known)
@@ -124,13 +247,13 @@ def client_clusters(
 
 
 def _agreement(
-    similarity: Any, cluster: Any, groups: Any, out: grouping.Left, permutations: int, level: float, seed: int
+    similarity: Any, cluster: Any, groups: Any, out: clustering.Left, permutations: int, level: float, seed: int
 ) -> dict[str, Any]:
     """Fields of the result that need groups."""
     rand = float(adjusted_rand(cluster, groups))
-    contrast = float(grouping.contrast(similarity, groups))
-    under = grouping.permuted(similarity, cluster, groups, permutations=permutations, seed=seed)
-    error = grouping.jackknife_error(out.rand, rand, n=len(groups), left=out.left_out)
+    contrast = float(clustering.contrast(similarity, groups))
+    under = clustering.permuted(similarity, cluster, groups, permutations=permutations, seed=seed)
+    error = clustering.jackknife_error(out.rand, rand, n=len(groups), left=out.left_out)
     # An index that is equal in every draw has an unknown spread, not none.
     half = float(scipy.special.ndtri((1 + level) / 2)) * error if error > 0 else math.nan
     return {
@@ -138,9 +261,9 @@ def _agreement(
         "std_error": error,
         "conf_low": float(np.maximum(-1.0, rand - half)),
         "conf_high": float(np.minimum(1.0, rand + half)),
-        "p_value": grouping.p_value(rand, under.rand, exact=under.exact),
+        "p_value": clustering.p_value(rand, under.rand, exact=under.exact),
         "contrast": contrast,
-        "contrast_p_value": grouping.p_value(contrast, under.contrast, exact=under.exact),
+        "contrast_p_value": clustering.p_value(contrast, under.contrast, exact=under.exact),
         "permutations": len(under.rand),
         "exact": under.exact,
     }

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from fedstat import _check, _labels
 from fedstat._check import few
 from fedstat._later import xr
-from fedstat.labelled.coerce import Weights, labels, need_dims, numpy_of
-from fedstat.results.components import ComponentsResult
-from fedstat.stats import components as _moments
-from fedstat.stats import components_reml as _reml
-from fedstat.stats.components import BadWeightsError, Components, NoNoiseError
+from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
+from fedstat.results.variance_components import ComponentsResult
+from fedstat.stats import reml as _reml
+from fedstat.stats import variance_components as _moments
 from fedstat.stats.icc import agreement
 from fedstat.stats.icc import sums as icc_sums
+from fedstat.stats.variance_components import BadWeightsError, Components, NoNoiseError
 
 _BLOCK = 2**26  # bytes read at once
 _DIMS = ("client", "replicate", "unit")
@@ -81,8 +81,8 @@ def variance_components(
     Notes
     -----
     Clients are the sample: tests and intervals come from leaving out one at a time, since the weights of a unit are not
-    independent. :func:`fedstat.stats.components.components` has the formulas and how often the intervals hold. They
-    hold less often where weights are heavy-tailed (Student's t with 3 degrees of freedom: 0.84 to 0.93) and where
+    independent. :func:`fedstat.stats.variance_components.components` has the formulas and how often the intervals hold.
+    They hold less often where weights are heavy-tailed (Student's t with 3 degrees of freedom: 0.84 to 0.93) and where
     clients are unlike in their noise (standard deviations log-normal, σ = 0.7: 0.85 to 0.90); with the latter, some
     unit that differs by noise alone is called a client's own in up to a quarter of layers.
 

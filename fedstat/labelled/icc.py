@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from fedstat import _check
 from fedstat._later import xr
-from fedstat.labelled.coerce import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
-from fedstat.labelled.inputs import each, over_layers
-from fedstat.labelled.start import require_related, start_of
+from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
+from fedstat.labelled.inputs import each, over_layers, require_related, start_of
 from fedstat.results.icc import INFERENCE, IccResult, Inference
 from fedstat.stats import icc as _icc
-from fedstat.stats import icc_bootstrap, icc_tests
-from fedstat.stats.icc_clients import over_clients
-from fedstat.stats.wide import available_memory
+from fedstat.stats import icc_resampling, icc_tests
+from fedstat.stats.icc_resampling import over_clients
+from fedstat.stats.moments import available_memory
 
 _TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
 
@@ -102,7 +101,7 @@ def icc(
     pooled with it. The permutation test says something with 2 clients also, but only where units are alike.
 
     **How large is agreement?** Intervals refer to other clients that are drawn as these were. They are the jackknife
-    over clients (:func:`fedstat.stats.icc_clients.over_clients`), and are given for a unit that varies in 5 clients,
+    over clients (:func:`fedstat.stats.icc_resampling.over_clients`), and are given for a unit that varies in 5 clients,
     or in all of 3 or 4. The result's ``cautions()`` name clients of unlike size, groups and copies of clients, where
     intervals are too short.
 
@@ -168,7 +167,7 @@ def icc_of(
         _require_finite(found, w, units, clients)
         total = found if total is None else total + found
         if replicates and len(clients) > 1:  # one client is refused below
-            drawn = icc_bootstrap.bootstrap(w, origin, replicates=replicates, seed=seed)
+            drawn = icc_resampling.bootstrap(w, origin, replicates=replicates, seed=seed)
     sums = cast(_icc.Sums, total)
     result = icc_sums(sums, units, level=level)
     if inference != "F":

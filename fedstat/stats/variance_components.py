@@ -22,7 +22,7 @@ from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.stats import student
+from fedstat.stats import resampling
 from fedstat.stats.icc import at_once, slices
 from fedstat.stats.icc import fdr as adjusted
 
@@ -251,8 +251,9 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
     Weights of a unit are not independent, so that their number gives no degrees of freedom. Intervals and test come
     from leaving out one client at a time (jackknife [3]_) on the scale of log F. The test has t of C − p degrees of
     freedom: where clients do not differ, log F is nearly normal. Where they do, few clients can carry the variance, and
-    intervals have those of :func:`fedstat.stats.student.jackknife`. They are about *these* clients: their differences
-    as they are, with new noise; those of a layer hold for new clients also (``simulations/inference/shares.py``).
+    intervals have those of :func:`fedstat.stats.resampling.jackknife`. They are about *these* clients: their
+    differences as they are, with new noise; those of a layer hold for new clients also
+    (``simulations/inference/shares.py``).
 
     References
     ----------
@@ -274,11 +275,11 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
     b, v = between.sum(axis=0), ((1 - h) * noise).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         left = np.log(np.maximum(b - ours, 0)) - np.log(np.maximum(v - theirs, 0))
-        std_error, df_interval = student.jackknife(left, free)
+        std_error, df_interval = resampling.jackknife(left, free)
         identical = b == 0
         log_f = np.where(identical, np.nan, np.log(b / v))
         if cluster is None:
-            std_error[(within > 0).sum(axis=0) < min(n, student.LEAST_CLIENTS)] = np.nan
+            std_error[(within > 0).sum(axis=0) < min(n, resampling.LEAST_CLIENTS)] = np.nan
         statistic = log_f / std_error
         half = scipy.special.stdtrit(df_interval, 0.5 + level / 2) * std_error
         personal, low, high = (-np.expm1(-x) for x in (log_f, log_f - half, log_f + half))

@@ -18,9 +18,7 @@ from fedstat._check import few
 from fedstat._check import numpy_of as numpy_of
 from fedstat._later import torch, xr
 from fedstat.stats import icc as _icc
-from fedstat.stats import scale
-from fedstat.stats.moments import Moments, broken_units, rescaled, scaled_moments
-from fedstat.stats.wide import require_memory, safe_blas
+from fedstat.stats.moments import Moments, broken_units, power, require_memory, rescaled, safe_blas, scaled_moments
 
 _BLOCK = 2**26  # bytes read at once
 _ROW = 2**30  # bytes of chunks side by side from which they are read several times, for some clients at a time
@@ -95,7 +93,7 @@ class LayerSums(NamedTuple):
 
 def standard(m: Moments, exponent: Any) -> dict[str, Any]:
     """Mean and standard deviation (unit,) of the rows behind moments, by the names that a FactorResult has for them."""
-    by, n = numpy_of(scale.power(exponent)), float(m.n)
+    by, n = numpy_of(power(exponent)), float(m.n)
     deviation = np.sqrt(np.diagonal(numpy_of(m.cross)) / n)
     return {"center": numpy_of(m.mean) * by, "scale": deviation * by}
 
@@ -105,7 +103,7 @@ def sums(weights: Weights) -> LayerSums:
     units, total, alike, n = labels(weights, "unit", 1), None, None, 0
     for names, block in group_blocks(weights):
         for name, one in zip(names, block, strict=True):
-            found = _moments(one, units, name)
+            found = _client_moments(one, units, name)
             total = found if total is None else _joined(total, found)
         alike, n = _with(alike, block), n + len(names)
     return LayerSums(*cast(_Scaled, total), units, n, _agreement(alike))
@@ -130,7 +128,7 @@ def client_sums(weights: Weights) -> LayerSums:
     require_memory(len(units), all_pairs=False, clients=len(labels(weights, "client", 0)))
     each: list[_Scaled] = []
     for names, block in group_blocks(weights):
-        each += [_moments(one, units, name) for name, one in zip(names, block, strict=True)]
+        each += [_client_moments(one, units, name) for name, one in zip(names, block, strict=True)]
         alike = _with(alike, block)
     xp = array_namespace(each[0][1])
     top = reduce(xp.maximum, (e for _, e in each))
@@ -143,7 +141,7 @@ _Scaled = tuple[Moments, Any]
 """Moments, and the exponents (unit,) of the powers of two that the units were divided by."""
 
 
-def _moments(w: Any, units: NDArray[Any], client: Any) -> _Scaled:
+def _client_moments(w: Any, units: NDArray[Any], client: Any) -> _Scaled:
     """Moments of one client's weights (unit, weight)."""
     found, exponent = scaled_moments(w.T)
     return name_bad(found, units, client), exponent

@@ -1,7 +1,7 @@
 """Variance components of clients x replicates by restricted maximum likelihood, noise known to fall as 1 / samples.
 
-The model is that of :mod:`fedstat.stats.components` with normal e_cri of variance ω / size_cr. Weights with their own
-fixed effects are replicates of one likelihood, so that the clients' Gram matrix and the sums within them are
+The model is that of :mod:`fedstat.stats.variance_components` with normal e_cri of variance ω / size_cr. Weights with
+their own fixed effects are replicates of one likelihood, so that the clients' Gram matrix and the sums within them are
 sufficient.
 
 Weights may be NumPy arrays or torch tensors; the Gram matrix and all that follows are NumPy arrays, on the host.
@@ -17,10 +17,10 @@ from array_api_compat import array_namespace, to_device
 from array_api_compat import device as device_of
 
 from fedstat import _check
-from fedstat.stats import components as moments
-from fedstat.stats import student
-from fedstat.stats.components import Array, Components, Floats
+from fedstat.stats import resampling
+from fedstat.stats import variance_components as moments
 from fedstat.stats.icc import slices
+from fedstat.stats.variance_components import Array, Components, Floats
 
 _GOLDEN = (np.sqrt(5) - 1) / 2
 # Steps that narrow the bracket to 1e-9 of the scale; points that find it, should the likelihood have several maxima.
@@ -39,7 +39,7 @@ class Gram(NamedTuple):
     within : array (client, unit)
         Σ_i Σ_r size_cr (w_cri − client's weighted mean)².
     design : array (client, p)
-        As in :class:`fedstat.stats.components.Parts`.
+        As in :class:`fedstat.stats.variance_components.Parts`.
     n_weights : int
         Weights per unit.
     sizes : array (client, replicate)
@@ -75,7 +75,7 @@ def gram(w: Array, sizes: Any = None, covariate: Any = None) -> Gram:
     Parameters
     ----------
     w : array (client, replicate, unit, weight)
-        As in :func:`fedstat.stats.components.parts`, which makes the checks.
+        As in :func:`fedstat.stats.variance_components.parts`, which makes the checks.
     sizes : array (client,) or (client, replicate), optional
         Training samples, of a client or of each of its replicates; equal if not given.
     covariate : array (client,), optional
@@ -118,8 +118,9 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
     Components
         ``between`` is 0 or more; ``within`` is the noise of a replicate of average noise, ω · mean 1 / size_cr.
         Intervals and test do not rely on the likelihood, for which weights would be independent: they are those of
-        :func:`fedstat.stats.components.components`, with the likelihood's estimate of log (σ_b² + noise) / noise, in
-        which σ_b² may fall below 0 as far as all variances stay positive; bounds below 0 are 0, as the estimate is.
+        :func:`fedstat.stats.variance_components.components`, with the likelihood's estimate of log (σ_b² + noise) /
+        noise, in which σ_b² may fall below 0 as far as all variances stay positive; bounds below 0 are 0, as the
+        estimate is.
 
     Notes
     -----
@@ -143,7 +144,7 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
         live = np.arange(len(same))[units][~same[units]]
         found[:, live] = _estimates(g, live, inverse)
     ratio, noise, theta, std_error, df_interval = found
-    std_error[(g.within > 0).sum(axis=0) < min(c, student.LEAST_CLIENTS)] = np.nan
+    std_error[(g.within > 0).sum(axis=0) < min(c, resampling.LEAST_CLIENTS)] = np.nan
     noise[same] = g.within[:, same].sum(axis=0) / (g.n_weights * (g.sizes.size - k))
     between = np.where(same, 0.0, ratio * noise)
     statistic = theta / std_error
@@ -178,7 +179,7 @@ def _estimates(g: Gram, units: Any, inverse: Floats) -> Floats:
         ratio[lower] = _maximise(some, inverse, everyone, bounded=True)[:, 0]
     noise = _criterion(ratio[:, None], data, inverse, everyone)[1][:, 0]
     theta = np.log1p(best / whole)
-    std_error, df = student.jackknife(theta[:, 1:].T, c - g.design.shape[1])
+    std_error, df = resampling.jackknife(theta[:, 1:].T, c - g.design.shape[1])
     return np.stack([ratio, noise, theta[:, 0], std_error, df])
 
 
