@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedstat import _check, _guard, results, store
 from fedstat._later import pd, xr
-from fedstat.labelled.inputs import is_pattern, matching, require_names
+from fedstat.labelled.layer_names import is_pattern, matching, require_names
 from fedstat.results import Absolute, ByLayer
 from fedstat.stats.icc import Coefficients, MeanSquares
 from fedstat.stats.icc_resampling import Influence

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedstat import _guard, _labels
 from fedstat._check import few
 from fedstat.labelled import states
-from fedstat.labelled.inputs import LORA, missing, stem
+from fedstat.labelled.layer_names import LORA, missing, stem
 from fedstat.labelled.states import State
 from fedstat.labelled.unit_names import Fellows, Layout, layout
 

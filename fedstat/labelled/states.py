@@ -16,7 +16,7 @@ from fedstat import _check, _guard
 from fedstat._archives import Head
 from fedstat._check import few
 from fedstat._later import torch
-from fedstat.labelled.inputs import stem
+from fedstat.labelled.layer_names import stem
 from fedstat.labelled.torch_files import Unread
 
 State = Mapping[str, Any]

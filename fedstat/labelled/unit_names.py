@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import _check
-from fedstat.labelled.inputs import EMBEDDING, RECURRENT, stem
+from fedstat.labelled.layer_names import EMBEDDING, RECURRENT, stem
 
 State = Mapping[str, Any]
 

@@ -19,7 +19,7 @@ from fedstat._check import few
 from fedstat._later import xr
 from fedstat._pickles import ObjectError
 from fedstat.labelled import stacks, states, torch_files
-from fedstat.labelled.inputs import is_pattern, left_out, matching, require_names, stem
+from fedstat.labelled.layer_names import is_pattern, left_out, matching, require_names, stem
 from fedstat.labelled.stacks import Stack
 from fedstat.labelled.states import State, is_module
 from fedstat.labelled.torch_files import Unread

@@ -165,7 +165,7 @@ def test_the_codes_leverage_is_that_of_the_correlations_eigenvectors():
     net, static = nets.mlp(SIZES), algorithms.fedfac(variant="code", dynamic=False)
     sums = static.moments(net, dict, trained)
     fields = (np.array(SAMPLES), 0, CPU, lambda _: trained, lambda _: ({}, None), lambda _: sums)
-    given = static.mask(InitContext(net, *fields))
+    given = static.init_mask(InitContext(net, *fields))
     values, vectors = np.linalg.eigh(np.corrcoef(np.concatenate([c.double().numpy().T for c in w]), rowvar=False))
     share = np.cumsum(values[::-1]) / values.sum()
     nu = (vectors[:, ::-1][:, : int((share < 0.85).sum())] ** 2).sum(1)

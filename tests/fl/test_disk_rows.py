@@ -33,7 +33,7 @@ RUN = {
 @pytest.fixture
 def tight(monkeypatch):
     """A budget that leaves nothing, so that all that can be is on disk."""
-    monkeypatch.setattr(room, "left", lambda *_: 0)
+    monkeypatch.setattr(room, "remaining_bytes", lambda *_: 0)
     monkeypatch.setattr(room, "samples_stay", lambda given, memory: memory is not None and samples.on_disk(given["x"]))
 
 
@@ -298,7 +298,7 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
             participation=0.01,
         )  # fmt: skip
     monkeypatch.setattr(loop, "run_round", started)
-    monkeypatch.setattr(room, "left", lambda *_: 0)
+    monkeypatch.setattr(room, "remaining_bytes", lambda *_: 0)
     test = algorithms.fedfac(dynamic=False, estimator="icc", tau="test")
     with pytest.raises(ValueError, match="looks at models of all 5 clients before the first round"):
         train(dense(), NET, test, rounds=1, memory="1GiB")

@@ -133,12 +133,12 @@ def fedprox(mu):
     return Algorithm("prox", algorithms.fedavg().init_mask, phases=(Phase(penalty=penalty),))
 
 
-@pytest.mark.parametrize("is_trainable", ["fc1", "fc"])
-def test_a_penalty_for_a_parameter_that_there_is_not_is_named(trains):
+@pytest.mark.parametrize("moving", ["fc1", "fc"])
+def test_a_penalty_for_a_parameter_that_there_is_not_is_named(moving):
     def penalty(params, anchor):
         return {"fc1.wieght": params["fc1.weight"] - anchor["fc1.weight"]}
 
-    phase = Phase(penalty=penalty, is_trainable=lambda name: name.startswith(trains))
+    phase = Phase(penalty=penalty, is_trainable=lambda name: name.startswith(moving))
     j = job(Algorithm("mine", algorithms.fedavg().init_mask, phases=(phase,)))
     with pytest.raises(ValueError, match=r"penalty.*returns 'fc1.wieght'.*Did you mean 'fc1.weight'"):
         trainer.step(j, trainer.start(j))

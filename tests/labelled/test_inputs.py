@@ -15,7 +15,7 @@ from torch import nn
 
 import fedstat
 from fedstat.labelled import weight_files
-from fedstat.labelled.inputs import left_out
+from fedstat.labelled.layer_names import left_out
 
 W = weights().astype(np.float32)  # (client, unit, weight)
 CONV = weights(seed=1, shape=(2, 3, 3)).astype(np.float32)
