@@ -15,7 +15,7 @@ from typing import Any
 from fedstat import _check, _cli, store
 from fedstat._progress import shown
 from fedstat._settings import add_arguments, given
-from fedstat.fl import algorithms, own, ranks
+from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND, PROBES
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.experiment import Settings
@@ -100,7 +100,7 @@ def flags(more: Iterable[str] = ()) -> dict[str, tuple[str, bool]]:
         for name, one in algorithms.settings_of(method).items():
             if one.of_method and name not in _TAKEN:
                 said = one.help + (f" (default {one.default})" if one.default is not None else "")
-                takers.setdefault(name, {}).setdefault(said, []).append(own.short(method))
+                takers.setdefault(name, {}).setdefault(said, []).append(custom.short(method))
                 several[name] = one.several
     lines = {n: "; ".join(f"{', '.join(who)}: {said}" for said, who in every.items()) for n, every in takers.items()}
     return {name: (line.replace("%", "%%"), several[name]) for name, line in lines.items()}
@@ -108,7 +108,7 @@ def flags(more: Iterable[str] = ()) -> dict[str, tuple[str, bool]]:
 
 def chosen(args: argparse.Namespace) -> dict[str, Any]:
     """Settings of a run and its algorithm that were given on the command line."""
-    mine = [args.algorithm] if own.is_own(args.algorithm) else []
+    mine = [args.algorithm] if custom.is_own(args.algorithm) else []
     return given(args, Settings) | {n: getattr(args, n) for n in flags(mine) if getattr(args, n, None) is not None}
 
 
@@ -123,7 +123,7 @@ def _own(argv: Sequence[str]) -> list[str]:
     first.add_argument("--algorithm", nargs="?")
     name = first.parse_known_args(argv)[0].algorithm
     try:
-        return [name] if own.is_own(name) and algorithms.settings_of(name) else []
+        return [name] if custom.is_own(name) and algorithms.settings_of(name) else []
     except ValueError:  # said when the settings are made
         return []
 
@@ -191,7 +191,7 @@ def _made(args: argparse.Namespace, runs: list[Settings], how: dict[str, Any]) -
     for number, (settings, path, new) in enumerate(grid.run_all(runs, args.out, repeat=args.repeat, **how), 1):
         if new and not args.quiet:
             spent = time.monotonic() - begun
-            print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {own.short(settings.algorithm)}, "
+            print(f"[{number}/{len(runs)}, {spent / 60:.1f} min] {settings.name}, {custom.short(settings.algorithm)}, "
                   f"seed {settings.seed}: {report.line(store.open_run(path))}", flush=True)  # fmt: skip
         yield settings, path, new
 
@@ -266,7 +266,7 @@ def _last(args: argparse.Namespace, tuned: list[Settings], how: dict[str, Any]) 
 
 
 def _bars(settings: Settings, number: int, of: int) -> Callable[[int], object]:
-    label = f"{number + 1}/{of} {settings.name} {own.short(settings.algorithm)}"
+    label = f"{number + 1}/{of} {settings.name} {custom.short(settings.algorithm)}"
     return shown(settings.rounds, "round", label=label, leave=False).update
 
 

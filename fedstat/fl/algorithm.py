@@ -99,7 +99,7 @@ class InitContext(NamedTuple):
         Every client's parameters (client, ...) after that many local epochs (None: the run's number) from the common
         start, with nothing shared.
     halves : callable (epochs or None) -> Params (client, 2, ...), array (client,) or None
-        The same on each half of the samples of clients with two or more; see :func:`fedstat.fl.halves.trained`.
+        The same on each half of the samples of clients with two or more; see :func:`fedstat.fl.split_halves.trained`.
     moments : callable (epochs or None) -> mapping from str to sums
         The algorithm's ``moments`` of these models, over all clients.
     """

@@ -1,17 +1,21 @@
-"""Cutting clients into chunks, each trained as one tensor, and computing the chunks in parallel."""
+"""Chunks of clients: each is one tensor program; chunks run in parallel, and sums over clients are joined."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from fedstat._later import torch
 from fedstat.fl import nets
 from fedstat.fl.job import Job
+from fedstat.fl.nets import Params
+from fedstat.fl.ranks import joined
 
 Result = TypeVar("Result")
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
@@ -77,3 +81,31 @@ def chunks(job: Job, n: int) -> Iterator[slice]:
         free = torch.cuda.mem_get_info(job.device)[0]
         size = max(1, int(_GPU_SHARE * free / (4 * (4 * weights + 2 * batch * each))))
     return (slice(low, min(low + size, n)) for low in range(0, n, size))
+
+
+# Clients are summed in parts of at least so many entries of models, 1, 2, 4, 8 ..., whatever the number of threads, so
+# that the same sums are joined; larger parts come first, so that threads end together.
+_PART = 1_000_000
+
+
+def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> Mapping[str, Any]:
+    """Return the algorithm's ``moments`` over clients of this process; none if it asks for none.
+
+    Parameters
+    ----------
+    job : Job
+    before : callable (slice) -> Params (client, ...)
+        Parameters of some of the clients as downloaded.
+    after : Params (client, ...)
+        As trained.
+    """
+
+    def some(span: slice) -> Mapping[str, Any]:
+        return job.hooks.moments(lambda: before(span), {name: p[span] for name, p in after.items()})
+
+    n = len(next(iter(after.values())))
+    entries = sum(p.numel() for p in after.values())
+    parts = 1 << (entries // _PART).bit_length() - 1 if entries > _PART and job.device.type == "cpu" else 1
+    cut = np.array_split(np.arange(n), parts)
+    spans = [slice(int(part[0]), int(part[-1]) + 1) for part in cut if len(part)]
+    return joined(map_parallel(job, spans, some))

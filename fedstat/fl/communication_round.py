@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedstat._later import torch
-from fedstat.fl import masks, scores, sums
+from fedstat.fl import chunks, masks, scores
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import AlgorithmState, Mask, RoundContext, SharedMask
 from fedstat.fl.cohort import Cohort
@@ -138,7 +138,7 @@ def round_context(job: Job, download: Download, cohort: Cohort, after: Params) -
         return seen.gather({"loss": losses}, clients)["loss"]
 
     def moments() -> Any:
-        local = sums.over_clients(job, lambda span: download.models(cohort.local[span]), after)
+        local = chunks.over_clients(job, lambda span: download.models(cohort.local[span]), after)
         return cohort.join(local, job.device)
 
     parts = {

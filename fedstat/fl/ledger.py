@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat.fl import record
 from fedstat.fl.job import Job
-from fedstat.fl.relay import Relay
+from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
 from fedstat.store import Target
 

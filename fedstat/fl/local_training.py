@@ -12,7 +12,7 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import batches, samples
+from fedstat.fl import batches
 from fedstat.fl.algorithm import AlgorithmState, Mask, Phase, Samples
 from fedstat.fl.batches import Schedule
 from fedstat.fl.chunks import each_chunk
@@ -220,7 +220,7 @@ def _run_phase(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]
             if lr is not None:
                 into = {name: now[name] for name in trained}
         rows, weight = schedule.rows[s, :k], schedule.weight[s, :k]
-        x = samples.taken(job.train.x, rows)
+        x = batches.taken(job.train.x, rows)
         extra = () if own is None else (_of_rows(own[:k], rows, job.train.start[clients[:k]]),)
         batch = _Batch(x, y[s, :k], weight, extra, {name: draws[s, :k] for name, draws in noise.items()}, fixed)
         for repeat in range(phase.repeats):

@@ -1,8 +1,8 @@
-"""What a run leaves on disk: its layout, its finished rounds, and the state to resume from."""
+"""What a run stores: layout, weights and their factors, and the state to resume from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,16 +11,98 @@ import numpy as np
 
 from fedstat import _guard, store
 from fedstat._later import torch, xr
-from fedstat.fl import choice, client_rows, disk_rows, factors, nets
+from fedstat.fl import client_rows, disk_rows, evaluate, nets
 from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.probes.base import Observer, Values
-from fedstat.fl.relay import Relay
+from fedstat.fl.ranks import Relay
 from fedstat.fl.state import AlgorithmRows, Download, State
 from fedstat.stats.factor import Fit
 from fedstat.store import Group
+
+GROUP = "parameters"
+STAGES = ("trained", "aggregated")
+"""As local training left them, NaN for clients that were not active; and as a client predicts with them."""
+
+
+def factors_layout(
+    net: Net, layers: Sequence[str], rounds: Sequence[int], clients: int, at_once: int
+) -> dict[str, Group]:
+    """Groups ``parameters/<layer>``; none where the network is not composed, whose parameters are its weights.
+
+    Parameters
+    ----------
+    net : Net
+    layers : sequence of str
+        Layers that are kept.
+    rounds : sequence of int
+        Checkpoints.
+    clients, at_once : int
+        Clients, and how many of them make a chunk.
+
+    Raises
+    ------
+    ValueError
+        If a factor has the name of a dim, or of the composed weight in the store.
+    """
+    groups: dict[str, Group] = {}
+    for layer in layers if net.whole is not None else ():
+        coords: dict[str, Any] = {
+            "checkpoint": ("checkpoint", rounds, {"long_name": "round after which parameters were kept"}),
+            "stage": ("stage", [*STAGES], {"long_name": "before or after aggregation"}),
+            "client": clients,
+        }
+        lead, chunk = tuple(coords), {"checkpoint": 1, "stage": 1, "client": at_once}
+        variables: dict[str, tuple[Any, ...]] = {}
+        for name in _of(net, layer):
+            sizes = _dims(net, name)
+            coords |= sizes
+            _require(name, variables)
+            variables[factor_variable(name)] = ((*lead, *sizes), "float32", {"shape": list(net.shapes[name])})
+        groups[f"{GROUP}/{layer}"] = store.group(coords, chunk, **variables)
+    return groups
+
+
+def factors_of(net: Net, params: Params, layers: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Every variable of the groups with its values, array (client, ...)."""
+    for layer in layers if net.whole is not None else ():
+        for name in _of(net, layer):
+            p = params[name]
+            yield f"{GROUP}/{layer}/{factor_variable(name)}", (p.flatten(2) if p.ndim > 2 else p).cpu().numpy()
+
+
+def factor_variable(name: str) -> str:
+    """``"fc1.u"`` to ``"u"``, and ``"fc1.weight"`` to ``"w"``, as ``weight`` is a dim."""
+    kind = name.rpartition(".")[2]
+    return "w" if kind == "weight" else kind
+
+
+def _of(net: Net, layer: str) -> list[str]:
+    return [name for name in net.shapes if nets.layer_of(name) == layer]
+
+
+def _dims(net: Net, name: str) -> dict[str, int]:
+    """Dims of one client's values: (unit, weight) where they are those of the layer's weights, else their own."""
+    layer, shape, kind = nets.layer_of(name), net.shapes[name], factor_variable(name)
+    by_unit = name not in net.undivided
+    dims = {"unit" if by_unit else f"{kind}_row": shape[0]}
+    if len(shape) > 1:
+        base, columns = nets.base_of(net), int(np.prod(shape[1:]))
+        widest = max(int(np.prod(base.shapes[n][1:])) for n in _of(base, layer))
+        dims["weight" if by_unit and columns == widest else f"{kind}_column"] = columns
+    return dims
+
+
+def _require(name: str, others: Collection[str]) -> None:
+    """ValueError if a factor's variable would have the name of another, or of a dim."""
+    if factor_variable(name) in {*others, "checkpoint", "stage", "client", "unit"}:
+        raise ValueError(
+            f"the factor {name!r} cannot be stored as {factor_variable(name)!r}, which names a dim or another factor "
+            "of the layer. Give it another name in its Part."
+        )
+
 
 LAYOUT = 2
 """Version of the store of a run."""
@@ -125,13 +207,13 @@ def run_layout(job: Job, rounds: int, checkpoints: Checkpoints) -> dict[str, Gro
         groups |= _weights_layout(job, group, checkpoints)
     if checkpoints.parameters:
         kept = (checkpoints.layers, checkpoints.rounds)
-        groups |= factors.layout(job.net, *kept, job.clients, _clients_at_once(job))
+        groups |= factors_layout(job.net, *kept, job.clients, _clients_at_once(job))
     return groups
 
 
 def _choice_layout(job: Job, rounds: int) -> dict[str, Group]:
     """Group ``choice``, if the run has one."""
-    if not (dims := choice.dims(job)):
+    if not (dims := evaluate.dims(job)):
         return {}
     coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
     texts = {"step": "B of W + B (W' − W)", "finetuning": "which of the fine-tunings"}
@@ -187,8 +269,8 @@ def _write_factors(
     writer: Relay, stage: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
 ) -> None:
     """Write the factors of clients of one chunk."""
-    for name, values in factors.values(net, params, layers):
-        _write_rows(writer, name, (checkpoint, factors.STAGES.index(stage)), clients, values)
+    for name, values in factors_of(net, params, layers):
+        _write_rows(writer, name, (checkpoint, STAGES.index(stage)), clients, values)
 
 
 def _write_rows(writer: Relay, name: str, where: tuple[int, ...], clients: np.ndarray, values: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from fedstat._later import torch
-from fedstat.fl import batches, nets, samples
+from fedstat.fl import batches, nets
 from fedstat.fl.batches import Rows
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.job import Job
@@ -67,7 +67,7 @@ def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[n
         real = (at < sizes[:, None]).to(job.device)
         rows = (first[:, None] + torch.minimum(at, sizes[:, None] - 1)).to(job.device)
         with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
-            out = job.net.apply(params, samples.taken(data.x, rows)).float()
+            out = job.net.apply(params, batches.taken(data.x, rows)).float()
             y = data.y[rows]
             right += ((job.loss.predict(out) == y) & real).sum(1).cpu()
             total += (job.loss.value(out, y) * real).sum(1).cpu()

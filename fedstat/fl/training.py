@@ -14,26 +14,28 @@ from threadpoolctl import threadpool_limits
 from fedstat import _check, store
 from fedstat._later import xr
 from fedstat._progress import shown
-from fedstat.fl import accountant, batches, disk_rows, labels, loop, masks, nets, ranks, record, room, stored
+from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.aggregators import aggregator_named
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Sampling, TrainConfig, of_rank, tf32
 from fedstat.fl.ledger import Ledger
+from fedstat.fl.memory import require_disk
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.participation import fewest
+from fedstat.fl.prepare import group as dataset_group
 from fedstat.fl.prepare import optimizer_named, prepare, unseen
 from fedstat.fl.probes import metrics
-from fedstat.fl.probes.ablation import probe as ablation_probe
 from fedstat.fl.probes.base import Observer
-from fedstat.fl.probes.drift import probe as drift_probe
-from fedstat.fl.probes.measures import probe as measures_probe
+from fedstat.fl.probes.measures import drift_probe as drift_probe
+from fedstat.fl.probes.measures import halves_probe as halves_probe
+from fedstat.fl.probes.measures import measures_probe as measures_probe
 from fedstat.fl.probes.new_clients import probe as new_clients_probe
-from fedstat.fl.probes.on_halves import probe as halves_probe
-from fedstat.fl.probes.readouts import jobs as readout_jobs
-from fedstat.fl.probes.readouts import probe as readouts_probe
-from fedstat.fl.relay import Relay
+from fedstat.fl.probes.variants import ablation_probe as ablation_probe
+from fedstat.fl.probes.variants import jobs as readout_jobs
+from fedstat.fl.probes.variants import readouts_probe as readouts_probe
+from fedstat.fl.ranks import Relay
 from fedstat.fl.start import start
 from fedstat.fl.state import State
 from fedstat.store import Group, Writer
@@ -168,15 +170,15 @@ def train(
         train_loss of the active clients; bytes_up, bytes_down, seconds
         (round); epsilon (round) if the aggregator is private;
         ``/clients``: n_train (client, class); label (client, class), domain (client), see
-        :func:`fedstat.fl.labels.group`;
+        :func:`fedstat.fl.prepare.group`;
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
         ``/split/<layer>``: shared, communality, icc, and of a test decided (round, unit), n_factors, n_iter, converged
         (round);
         ``/new``: accuracy (rule, client), see :func:`fedstat.fl.probes.new_clients.accuracy`;
-        ``/ablation``: accuracy (part, draw, client), see :func:`fedstat.fl.probes.ablation.ablated_accuracy`;
-        ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.choice.Chosen`;
-        ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.halves.parts`;
-        ``/drift``: distance (round, client, layer), see :func:`fedstat.fl.probes.drift.probe`;
+        ``/ablation``: accuracy (part, draw, client), see :func:`fedstat.fl.probes.variants.ablated_accuracy`;
+        ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.evaluate.Chosen`;
+        ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.split_halves.parts`;
+        ``/drift``: distance (round, client, layer), see :func:`fedstat.fl.probes.measures.probe`;
         ``/uploads/<layer>``: w, b as in ``/weights``, before aggregation, NaN for clients that were not active;
         ``/parameters/<layer>``: the parameters of a composed network by their own names (``weight`` as w), dims
         (checkpoint, stage, client, ...) with the stages "trained" (before aggregation, NaN for clients that were not
@@ -257,7 +259,7 @@ def train(
     )
     attrs |= {"about": store.to_json(about or {}), "layout": record.LAYOUT}  # as given; config holds the final values
     attrs |= {stored.PIECES: store.to_json(net.pieces)} if net.pieces else {}
-    groups = record.run_layout(job, rounds, at) | {"clients": labels.group(data, job.train, nets.n_outputs(job.net))}
+    groups = record.run_layout(job, rounds, at) | {"clients": dataset_group(data, job.train, nets.n_outputs(job.net))}
     for one in probes:
         groups |= one.groups
     processes = _processes(job, attrs, out, memory)
@@ -367,5 +369,5 @@ def _make(job: Job, plan: _Plan, path: Path) -> None:
 def _begun(job: Job, plan: _Plan, out: Relay, path: Path) -> State:
     """Return the state to go on from."""
     state = record.load_state(out.states(), job) or start(job)
-    room.require_disk(job, state, plan.checkpoints.rounds, plan.checkpoints.layers, path)
+    require_disk(job, state, plan.checkpoints.rounds, plan.checkpoints.layers, path)
     return state

@@ -13,7 +13,7 @@ import xarray as xr
 from numpy.typing import NDArray
 from statsmodels.stats.proportion import proportion_confint
 
-from fedstat.fl.profiles import profile
+from fedstat.fl.stored import profile
 from fedstat.plot import profile as draw_profile
 from fedstat.plot import rounds as draw_rounds
 from fedstat.reporting import figures, origin, prose, training_cautions

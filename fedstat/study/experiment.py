@@ -13,7 +13,7 @@ from fedstat._later import xr
 from fedstat._settings import require_types
 from fedstat.data import arrays
 from fedstat.data._files import folder
-from fedstat.fl import algorithms, masks, nets, own, participation, prepare
+from fedstat.fl import algorithms, custom, masks, nets, participation, prepare
 from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.aggregators import aggregator_named
 from fedstat.fl.algorithm import Algorithm
@@ -140,7 +140,7 @@ class Settings:
         object.__setattr__(self, "keep_weights", self.keep_weights or Settings.keep_weights)
         require_types(vars(self), Settings)
         for name in ("data", "algorithm"):
-            object.__setattr__(self, name, own.within(getattr(self, name), "."))
+            object.__setattr__(self, name, custom.within(getattr(self, name), "."))
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
         federation.source_of(self.data)
         kind, _ = federation.partition_of(self.partition)
@@ -179,7 +179,7 @@ class Settings:
     def name(self) -> str:
         """Label, or data set and partition."""
         permuted = ", permuted labels" if self.labels == "permuted" else ""
-        return self.label or f"{own.short(self.data)}, {self.partition}{permuted}"
+        return self.label or f"{custom.short(self.data)}, {self.partition}{permuted}"
 
     @property
     def layers_kept(self) -> tuple[str, ...] | None:
@@ -263,7 +263,7 @@ class Settings:
 
 def names(more: Iterable[Any] = ()) -> list[str]:
     """Names of all settings: fields of :class:`Settings`, and settings of the algorithms, ``more`` among them."""
-    every = [*algorithms.ALGORITHMS, *(name for name in more if own.is_own(name))]
+    every = [*algorithms.ALGORITHMS, *(name for name in more if custom.is_own(name))]
     of_methods = [setting for algorithm in every for setting in algorithms.settings_of(algorithm)]
     return list(dict.fromkeys([*(field.name for field in fields(Settings)), *of_methods]))
 
@@ -365,10 +365,10 @@ def run(
 
 def files(settings: Settings) -> dict[str, dict[str, str]]:
     """Names and digests of a user's own files, for a run's settings: no other files continue the run."""
-    found = {"algorithm_file": own.noted(settings.algorithm)} if own.is_own(settings.algorithm) else {}
+    found = {"algorithm_file": custom.noted(settings.algorithm)} if custom.is_own(settings.algorithm) else {}
     data, _ = federation.source_of(settings.data)
     if arrays.is_arrays(data):
-        found[DATA_FILE] = {"name": own.short(data), "sha256": arrays.digest(data)}
+        found[DATA_FILE] = {"name": custom.short(data), "sha256": arrays.digest(data)}
     return found
 
 

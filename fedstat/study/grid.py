@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fedstat import _check, _guard, store
 from fedstat._executor import as_done
 from fedstat._settings import read_toml, table, tables
-from fedstat.fl import own
+from fedstat.fl import custom
 from fedstat.fl.algorithms import settings_of
 from fedstat.store import place
 from fedstat.study import experiment, keys
@@ -120,7 +120,7 @@ def _resolve(one: dict[str, Any], folder: Path) -> None:
     """Make paths of data and of algorithms' files whole, in place."""
     for key in ("data", "algorithm", "methods"):
         if key in one:
-            found = [own.within(name, folder) for name in _several(one[key])]
+            found = [custom.within(name, folder) for name in _several(one[key])]
             one[key] = found if isinstance(one[key], list) else found[0]
 
 
@@ -178,7 +178,7 @@ def _studies(one: Mapping[str, Any], where: Path) -> list[str]:
 def _common(dataset: Mapping[str, Any], method: Mapping[str, Any], study: str | None, where: Path) -> bool:
     """Whether a data set and a method are crossed: for a study, or for any; without studies a table is for all."""
     both = [set(studies) for one in (dataset, method) if (studies := _studies(one, where))]
-    return not both or (bool(set.intersection(*both)) if study is None else all(study in own for own in both))
+    return not both or (bool(set.intersection(*both)) if study is None else all(study in custom for custom in both))
 
 
 def _at_scale(method: Mapping[str, Any], scale: str | None, scales: Mapping[str, Any], where: Path) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def _chosen(
 
 def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
     algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
-    label, said = settings.get("label", settings.get("data", Settings.data)), own.short(algorithm)
+    label, said = settings.get("label", settings.get("data", Settings.data)), custom.short(algorithm)
     where = f"{where}, data set {label!r:.200}, method {said!r:.200}"
     common = {field.name for field in fields(Settings)}
     try:
@@ -340,8 +340,8 @@ def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], par
     again = path.exists() and _finished(path)
     if again and not repeat and not _of_these_data(settings, path):
         raise ValueError(
-            f"{path} was made when {own.short(settings.data)} had other content. Choose another folder, or repeat the "
-            "runs that differ (--repeat, repeat=True)."
+            f"{path} was made when {custom.short(settings.data)} had other content. Choose another folder, or repeat "
+            "the runs that differ (--repeat, repeat=True)."
         )
     if again and (not repeat or _as_now(settings, path)):
         return False
@@ -377,13 +377,13 @@ def _draft(settings: Settings, path: Path) -> Path:
 
 
 def _which(settings: Settings) -> str:
-    return f"{settings.name}, {own.short(settings.algorithm)}, seed {settings.seed}"
+    return f"{settings.name}, {custom.short(settings.algorithm)}, seed {settings.seed}"
 
 
 def name_of(settings: Settings) -> str:
     """File name of a run: readable, and different for different settings."""
-    method = own.short(settings.algorithm)
-    data = own.short(settings.data)
+    method = custom.short(settings.algorithm)
+    data = custom.short(settings.data)
     about = experiment.about(settings) | {"algorithm": method, "data": data}  # the same wherever its files lie
     digest = hashlib.sha256(store.to_json(about).encode()).hexdigest()[:8]
     readable = "-".join([data, settings.partition, method, f"seed{settings.seed}"])

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedstat._later import pd, xr
-from fedstat.fl import halves
+from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
-from fedstat.fl.profiles import profile
+from fedstat.fl.stored import profile
 from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.results.variance_components import personal_from
 from fedstat.study import rules, summary
@@ -159,7 +159,7 @@ def _probe(run: xr.DataTree, rounds: int) -> str:
     seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
     sizes = [probe["n_train"].to_numpy()[row] for row in seen if row.any()]
     weights = int(probe["n_weights"].sum())
-    up, down = np.sum([halves.bytes_sent(weights, len(table), n) for n in sizes], axis=0)
+    up, down = np.sum([split_halves.bytes_sent(weights, len(table), n) for n in sizes], axis=0)
     sent = f"sent for it, in {len(sizes)} probed rounds: {megabytes(up)} up, {megabytes(down)} down"
     lone = int((probe["n_train"] < 2).sum())
     left_out = [f"{lone} clients took no part: they have only one training sample"] if lone else []

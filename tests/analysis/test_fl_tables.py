@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 from scripts import ROOT, load
 
-from fedstat.fl.probes.ablation import PARTS
+from fedstat.fl.probes.variants import PARTS
 from fedstat.results.numbers import interval, p_value
 from fedstat.store import open_run
 from fedstat.study import collect, origin, show

@@ -11,7 +11,7 @@ import pytest
 import torch
 import trainer
 
-from fedstat.fl import algorithms, halves, nets, optim
+from fedstat.fl import algorithms, nets, optim, split_halves
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.cohort import of_round
@@ -62,12 +62,12 @@ def test_probe_of_halves(benchmark, job):
     state = trainer.step(job, trainer.start(job))
     cohort, download = of_round(job, state.round).at_least(2), Download(job, state)
     found = ratio(
-        lambda: halves.parts(job, download, cohort, job.phases),
+        lambda: split_halves.parts(job, download, cohort, job.phases),
         lambda: train_locally(job, download, cohort.local, job.phases),
     )
     benchmark.extra_info["ratio"] = found
     print(f"\nprobe by halves / a round of local training: {found:.2f}")
-    benchmark.pedantic(lambda: halves.parts(job, download, cohort, job.phases), rounds=1)
+    benchmark.pedantic(lambda: split_halves.parts(job, download, cohort, job.phases), rounds=1)
 
 
 @pytest.mark.parametrize("by", ["pooled", "client", "layer"])

@@ -14,7 +14,7 @@ import trainer
 from algorithm_jobs import SIZES, job, make, rows, run
 from small_runs import NET, SETTINGS, dense
 
-from fedstat.fl import algorithms, choice, evaluate, halves, nets, optim, train
+from fedstat.fl import algorithms, evaluate, nets, optim, split_halves, train
 from fedstat.fl.algorithm import Algorithm, Choice, Phase, SharedMask
 from fedstat.fl.masks import share_all
 from fedstat.fl.probes import metrics
@@ -113,7 +113,7 @@ def test_steps_by_layer_are_the_shares_of_what_halves_have_in_common():
 
 def _halves_by_hand(j, state, client, layer):
     """Both halves' models of a client, as changes, flat."""
-    parts = halves.halves(j.train, np.array([client]), seed=j.seed, number=state.round)
+    parts = split_halves.halves(j.train, np.array([client]), seed=j.seed, number=state.round)
     changes = []
     for half in parts:
         net = plain_loop.module(SIZES)
@@ -131,16 +131,16 @@ def _halves_by_hand(j, state, client, layer):
 
 def test_halves_are_disjoint_and_make_up_a_clients_samples():
     data = rows(LARGER, 0)
-    first, second = halves.halves(data, np.array([4, 0, 2]), seed=1, number=3)
+    first, second = split_halves.halves(data, np.array([4, 0, 2]), seed=1, number=3)
     assert first.sizes.tolist() == [12, 0, 15, 0, 8, 0]
     assert second.sizes.tolist() == [11, 0, 15, 0, 8, 0]
     for c in (0, 2, 4):
         both = torch.cat([plain_loop.samples(half, c)[0] for half in (first, second)])
         want = plain_loop.samples(data, c)[0]
         assert torch.equal(both[both[:, 0].argsort()], want[want[:, 0].argsort()])
-    again = halves.halves(data, np.array([0]), seed=1, number=3)[0]
+    again = split_halves.halves(data, np.array([0]), seed=1, number=3)[0]
     assert torch.equal(again.x, plain_loop.samples(first, 0)[0])  # a client's halves are its own
-    assert not torch.equal(halves.halves(data, np.array([0]), seed=1, number=4)[0].x, again.x)
+    assert not torch.equal(split_halves.halves(data, np.array([0]), seed=1, number=4)[0].x, again.x)
 
 
 # --- runs
@@ -273,5 +273,5 @@ def test_a_method_may_choose_among_its_own_fine_tunings():
         "mine", lambda start: SharedMask(share_all(start.net, start.device)), choice=Choice(finetunings=((), (head,)))
     )
     j = with_validation(own)
-    assert choice.dims(j) == {"finetuning": ()}
+    assert evaluate.dims(j) == {"finetuning": ()}
     assert evaluate.evaluate(j, run(j, 1))["choice/finetuning"] in (0, 1)

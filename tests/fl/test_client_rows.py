@@ -13,7 +13,7 @@ from algorithm_jobs import SIZES, assert_equal, dataset, job, make
 from small_runs import same
 from toy_methods import REMEMBERS
 
-from fedstat.fl import algorithms, nets, sums, train
+from fedstat.fl import algorithms, chunks, nets, train
 from fedstat.fl.client_rows import SlotRows, StackedRows
 from fedstat.fl.disk_rows import DiskRows
 
@@ -161,7 +161,7 @@ def test_a_split_from_sums_in_parts_is_the_same_with_any_number_of_threads(on, m
         return train(dataset(EQUAL), nets.mlp(SIZES), method, **RUN | {"threads": threads})
 
     whole = run(1)
-    monkeypatch.setattr(sums, "_PART", 100)
+    monkeypatch.setattr(chunks, "_PART", 100)
     in_parts = run(1)
     for threads in (2, 3):
         same(in_parts, run(threads))

@@ -17,9 +17,9 @@ from torch import nn
 from fedstat import fl
 from fedstat.fl import algorithms, masks, nets, optim
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
+from fedstat.fl.algorithms.fedem import mixture
 from fedstat.fl.batches import Rows
 from fedstat.fl.wrappers.composed import Part, composed
-from fedstat.fl.wrappers.mixture import mixture
 
 RANK = 2
 

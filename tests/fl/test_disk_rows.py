@@ -20,7 +20,8 @@ from small_runs import NET, SETTINGS, dense, same
 from toy_methods import REMEMBERS
 
 from fedstat import _check, data, store
-from fedstat.fl import algorithms, batches, client_rows, loop, nets, participation, room, samples, train
+from fedstat.fl import algorithms, batches, client_rows, loop, nets, participation, train
+from fedstat.fl import memory as _memory
 from fedstat.fl.disk_rows import DiskRows, SlotFile
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -33,8 +34,10 @@ RUN = {
 @pytest.fixture
 def tight(monkeypatch):
     """A budget that leaves nothing, so that all that can be is on disk."""
-    monkeypatch.setattr(room, "remaining_bytes", lambda *_: 0)
-    monkeypatch.setattr(room, "samples_stay", lambda given, memory: memory is not None and samples.on_disk(given["x"]))
+    monkeypatch.setattr(_memory, "remaining_bytes", lambda *_: 0)
+    monkeypatch.setattr(
+        _memory, "samples_stay", lambda given, memory: memory is not None and batches.on_disk(given["x"])
+    )
 
 
 def fed():
@@ -210,7 +213,7 @@ def test_stored_samples_are_those_in_memory(kind, sources):
     for subset in ("train", "test"):
         there = batches.rows_of(sources[kind], subset, cpu, stored=True)
         here = batches.rows_of(fed(), subset, cpu)
-        assert isinstance(there.x, samples.Stored)
+        assert isinstance(there.x, batches.Stored)
         assert torch.equal(there.x[:], here.x)
         rows = torch.tensor([[3, 0], [len(here.y) - 1, 3]])
         assert torch.equal(there.x[rows], here.x[rows])
@@ -232,7 +235,7 @@ def test_stored_samples_of_clients_as_a_dim(tmp_path):
 
 
 def test_reading_a_private_map_keeps_what_was_written_to_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "_MAPPED", 0)
+    monkeypatch.setattr(batches, "_MAPPED", 0)
     np.save(tmp_path / "x.npy", np.zeros((4, 8, 6), np.float32))
     x = np.load(tmp_path / "x.npy", mmap_mode="c")
     x[1, 2] = 5.0
@@ -257,7 +260,7 @@ def test_samples_that_are_not_finite_are_refused_before_training(tmp_path):
 def test_an_analysis_of_all_clients_is_made_in_blocks(monkeypatch):
     one = job(make("fedfac-static"))
     expected = trainer.start(one).mask
-    monkeypatch.setattr(room, "blocks", lambda j: np.array_split(np.arange(j.clients), 3))
+    monkeypatch.setattr(_memory, "blocks", lambda j: np.array_split(np.arange(j.clients), 3))
     found = trainer.start(one).mask
     assert_equal(expected.shared, found.shared)
     fits = (s.fits["fc1"].communality for s in (expected, found))
@@ -291,14 +294,14 @@ def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):
 
     with pytest.raises(ValueError, match=r"memory='1MB' is too small: .* a round of 3 active .* \(participation\)"):
         go(memory="1MB")
-    monkeypatch.setattr(room, "_held", lambda _: 0)
+    monkeypatch.setattr(_memory, "_held", lambda _: 0)
     with pytest.raises(ValueError, match="for the matrix of all clients' weights"):
         train(
             dense(clients=2500, n_train=2, n_test=1), NET, make("factorized-fl-alpha"), rounds=1, memory="150MB",
             participation=0.01,
         )  # fmt: skip
     monkeypatch.setattr(loop, "run_round", started)
-    monkeypatch.setattr(room, "remaining_bytes", lambda *_: 0)
+    monkeypatch.setattr(_memory, "remaining_bytes", lambda *_: 0)
     test = algorithms.fedfac(dynamic=False, estimator="icc", tau="test")
     with pytest.raises(ValueError, match="looks at models of all 5 clients before the first round"):
         train(dense(), NET, test, rounds=1, memory="1GiB")

@@ -16,10 +16,9 @@ from small_runs import SETTINGS, dense, three_splits
 from torch import nn
 
 from fedstat.fl import algorithms, evaluate, nets, optim, train
+from fedstat.fl.algorithms.fedcp import Parts, Policy, cut, mean_share, separated
 from fedstat.fl.batches import Rows
-from fedstat.fl.kernels import mmd_gradient
-from fedstat.fl.wrappers.policy import Policy, mean_share
-from fedstat.fl.wrappers.separated import Parts, cut, separated
+from fedstat.fl.similarity import mmd_gradient
 
 TABLE_1 = {
     "FedCP": {},

@@ -17,10 +17,9 @@ from torch import nn
 
 from fedstat.fl import algorithms, evaluate, losses, nets, train
 from fedstat.fl.algorithm import AlgorithmState, Samples
-from fedstat.fl.algorithms.fedrod import _log_prior
+from fedstat.fl.algorithms.fedrod import _log_prior, two_heads, two_heads_loss
 from fedstat.fl.batches import Rows
 from fedstat.fl.probes import new_clients
-from fedstat.fl.wrappers.two_heads import two_heads, two_heads_loss
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 

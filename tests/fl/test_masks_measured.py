@@ -15,7 +15,7 @@ from masked_jobs import CLIENTS, SHAPES, SIZES, SPECS, algorithm, job, mask, who
 from fedstat import _random
 from fedstat.fl import communication_round, masks, nets
 from fedstat.fl.algorithm import SharedMask
-from fedstat.fl.probes import ablation, new_clients
+from fedstat.fl.probes import new_clients, variants
 
 LAYERS = {"fc1": 6, "fc2": 3}
 HALF = {"participation": 0.5, "client_chunk": 2}
@@ -104,7 +104,7 @@ def test_new_clients_hold_what_all_clients_share(spec, n_new):
 def test_the_ablation_replaces_every_clients_own_part(spec):
     j = job(algorithm(mask(spec)), **HALF)
     state = run(j, 2)
-    found = ablation.ablated_accuracy(j, state, draws=2)
+    found = variants.ablated_accuracy(j, state, draws=2)
     mine, shared = trainer.models(j, state), whole(mask(spec))
     split = [name for name, m in shared.items() if 0 < int(m.sum()) < m.numel()]
     for c in range(CLIENTS):
@@ -112,7 +112,7 @@ def test_the_ablation_replaces_every_clients_own_part(spec):
         for draw in range(2):
             rng = _random.generator(j.seed, "masking", draw, c)
             noise = {name: torch.from_numpy(rng.standard_normal(SHAPES[name], dtype=np.float32)) for name in split}
-            for part, said in enumerate(ablation.PARTS):
+            for part, said in enumerate(variants.PARTS):
                 changed = {name: p.clone() for name, p in own.items()}
                 for name in split if part else ():
                     at = shared[name][c] == said.startswith("shared")

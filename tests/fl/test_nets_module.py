@@ -9,7 +9,7 @@ from stacked_nets import CLIENTS, SAMPLES, Block, gradients, images
 from torch import nn
 
 from fedstat.fl import nets
-from fedstat.fl.wrappers.mixture import mixture
+from fedstat.fl.algorithms.fedem import mixture
 
 
 def test_a_users_module_is_the_same_function_for_every_client():

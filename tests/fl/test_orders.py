@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from measured_runs import TIES, measured_run, readouts
 from small_runs import near
 
-from fedstat.fl import evaluate, halves, optim
+from fedstat.fl import evaluate, optim, split_halves
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.cohort import of_all
 from fedstat.fl.local_training import train_chunk
@@ -39,7 +39,7 @@ def test_halves_equal_a_loop_over_clients(name, sizes, batch_size):
     every = of_all(j)
     plain = plain_halves.components(j, state, np.arange(j.clients), j.phases)
     for chunk in (None, 1, 4):
-        found = halves.parts(replace(j, client_chunk=chunk), Download(j, state), every, j.phases)
+        found = split_halves.parts(replace(j, client_chunk=chunk), Download(j, state), every, j.phases)
         assert j.algorithm.mixing_weights or j.algorithm.on_download or set(found) == set(plain)
         for layer, part in found.items():
             for mine, theirs in zip((part.between, part.within), plain[layer], strict=True):

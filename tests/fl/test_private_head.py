@@ -9,8 +9,9 @@ import torch
 import trainer
 from algorithm_jobs import SIZES, assert_equal, job, models, run
 
-from fedstat.fl import algorithms, communication, masks, nets
+from fedstat.fl import algorithms, masks, nets
 from fedstat.fl.algorithms import named, private_head
+from fedstat.fl.probes import metrics
 from fedstat.stats import factor, split
 
 
@@ -69,7 +70,7 @@ def test_a_private_head_is_never_sent_and_of_a_mixture_no_components_is(componen
     assert not any(bool(mask[name].any()) for mask in (sent, state.mask.shared) for name in heads)
     assert bool(sent[next(n for n in sent if n.endswith("fc1.weight"))].all())
     one = np.array([0])
-    up, _ = communication.in_bytes(j.hooks, j.hooks.upload_mask(state.mask), state.mask, state.mask, one)
+    up, _ = metrics.in_bytes(j.hooks, j.hooks.upload_mask(state.mask), state.mask, state.mask, one)
     assert up == 4 * components * (10 * 6 + 10)
 
 

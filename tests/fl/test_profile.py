@@ -9,7 +9,7 @@ from scipy import stats
 from small_runs import NET, SETTINGS, dense
 
 from fedstat import plot
-from fedstat.fl import algorithms, halves, nets, profile, train
+from fedstat.fl import algorithms, nets, profile, split_halves, train
 from fedstat.stats import variance_components
 from fedstat.study import Settings, run
 from fedstat.study.report import report
@@ -95,7 +95,7 @@ def test_knowledge_of_ones_own_shows_and_noise_does_not():
 def test_the_report_and_the_figure_say_it(probed):
     text = report(probed)
     assert "share of the differences between clients that is their own, beyond noise (last 6 rounds)" in text
-    up, down = halves.bytes_sent(81, 2, np.full(6, 24))
+    up, down = split_halves.bytes_sent(81, 2, np.full(6, 24))
     assert (up, down) == (4 * 6 * (81 + 4), 4 * 6 * 81)
     assert "sent for it, in 3 probed rounds: 6.1 kB up, 5.8 kB down" in text
     _, (first, second) = plt.subplots(1, 2)
@@ -136,6 +136,6 @@ def test_a_run_without_a_probe_is_refused():
 
 
 def test_sizes_are_the_covariate_unless_one_client_alone_differs():
-    assert halves.covariate(np.array([5, 5, 5, 5])) is None
-    assert halves.covariate(np.array([5, 5, 5, 6])) is None
-    assert halves.covariate(np.array([5, 5, 6, 6])).tolist() == [5, 5, 6, 6]
+    assert split_halves.covariate(np.array([5, 5, 5, 5])) is None
+    assert split_halves.covariate(np.array([5, 5, 5, 6])) is None
+    assert split_halves.covariate(np.array([5, 5, 6, 6])).tolist() == [5, 5, 6, 6]

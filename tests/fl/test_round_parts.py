@@ -13,8 +13,8 @@ from fl_runs import SMALL, job, logits, rows_of
 from fedstat.fl import algorithms, loop, optim
 from fedstat.fl.chunks import chunks, each_chunk
 from fedstat.fl.evaluate import evaluate
-from fedstat.fl.probes import ablation, new_clients
 from fedstat.fl.probes import metrics as observed
+from fedstat.fl.probes import new_clients, variants
 from fedstat.fl.scores import scores
 from fedstat.study import experiment
 
@@ -75,14 +75,14 @@ def test_accuracy_falls_where_units_are_masked_and_only_there():
     flags = np.arange(12) % 2 == 0
     j, _ = job(algorithms.fedsplit({"fc1": flags}))
     state = trainer.step(j, trainer.start(j))
-    found = ablation.ablated_accuracy(j, state, draws=3)
+    found = variants.ablated_accuracy(j, state, draws=3)
     assert found.shape == (5, 3, 6)
     np.testing.assert_allclose(found[0], np.broadcast_to(evaluate(j, state)["accuracy"], (3, 6)), atol=1e-6)
     assert (found[1:].mean((1, 2)) < found[0].mean()).all()
     assert not np.array_equal(found[1, 0], found[1, 1]), "every draw has values of its own"
-    np.testing.assert_array_equal(found, ablation.ablated_accuracy(j, state, draws=3))
+    np.testing.assert_array_equal(found, variants.ablated_accuracy(j, state, draws=3))
     whole, _ = job(algorithms.fedavg())
-    found = ablation.ablated_accuracy(whole, trainer.step(whole, trainer.start(whole)), draws=1)
+    found = variants.ablated_accuracy(whole, trainer.step(whole, trainer.start(whole)), draws=1)
     np.testing.assert_array_equal(found, np.broadcast_to(found[0], found.shape))
 
 
@@ -97,10 +97,10 @@ def test_the_ablation_replaces_one_part_and_leaves_the_other(part, own, monkeypa
         seen.append({name: p.clone() for name, p in params.items()})
         return scores(job, params, data, clients)
 
-    monkeypatch.setattr(ablation, "scores", keep)
-    ablation.ablated_accuracy(j, state, draws=1)
+    monkeypatch.setattr(variants, "scores", keep)
+    variants.ablated_accuracy(j, state, draws=1)
     before, after = seen[0], seen[part]  # of the first chunk
-    replaced = torch.from_numpy(flags if ablation.PARTS[part].startswith("shared") else ~flags)
+    replaced = torch.from_numpy(flags if variants.PARTS[part].startswith("shared") else ~flags)
     for name in ("fc1.weight", "fc1.bias"):
         assert (before[name] != after[name])[:, replaced].all()
         assert torch.equal(before[name][:, ~replaced], after[name][:, ~replaced])

@@ -12,7 +12,7 @@ from algorithm_jobs import SIZES, job, run
 from statsmodels.stats.multitest import multipletests
 
 from fedstat import _random, fl, plot, sim, split, update, variance_components
-from fedstat.fl import algorithms, halves, masks
+from fedstat.fl import algorithms, masks, split_halves
 from fedstat.stats.icc import agreement, sums
 from fedstat.study.experiment import Settings
 
@@ -133,7 +133,7 @@ def test_static_fedfac_by_test_is_the_split_of_models_trained_on_halves():
     j = job(algorithms.fedfac(estimator="icc", tau="test", dynamic=False), sizes=LARGER, participation=0.5)
     start = j.net.init(_random.generator(j.seed, "start"))
     trained = []
-    for half in halves.halves(j.train, np.arange(8), seed=j.seed, number=-1):
+    for half in split_halves.halves(j.train, np.arange(8), seed=j.seed, number=-1):
         models = []
         for c in range(8):
             net = plain_loop.module(SIZES)

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from fedstat import store
-from fedstat.fl.probes.ablation import PARTS
+from fedstat.fl.probes.variants import PARTS
 from fedstat.store import Group, Variable
 
 GAIN = {"fedavg": 0.0, "fedfac-dynamic": 0.06, "fedfac-static": 0.05, "random": 0.02, "fedper": 0.03, "fedem": -0.1}

@@ -13,7 +13,7 @@ from hostile_weights import HOSTILE, LIMIT, entry, hostile, normal, npy_head, sa
 
 import fedstat
 from fedstat import data, store
-from fedstat.fl import algorithms, nets, own, train
+from fedstat.fl import algorithms, custom, nets, train
 from fedstat.ntk import datasets
 from fedstat.reporting.document import require_ours
 from fedstat.study import collect, grid, reference, side_by_side
@@ -292,7 +292,7 @@ EDGES: dict[str, Callable[[str], object]] = {
     "grid": grid.cells,
     "grid to": lambda path: list(grid.run_all([], path)),
     "reference": reference.read,
-    "algorithm": lambda path: own.constructor(f"{path}.py:mine"),
+    "algorithm": lambda path: custom.constructor(f"{path}.py:mine"),
 }
 """What takes a path."""
 

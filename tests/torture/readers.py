@@ -21,7 +21,7 @@ import fedstat
 from fedstat import _cli, data, store
 from fedstat.data import arrays
 from fedstat.decompose.__main__ import _require_table
-from fedstat.fl import own
+from fedstat.fl import custom
 from fedstat.reporting.document import MARK, require_ours
 from fedstat.study import grid, networks, reference
 
@@ -274,7 +274,7 @@ def reference_file(at: Path) -> Made:
 @reader("algorithm")
 def algorithm(at: Path) -> Made:
     file = text(at, "mine.py", "from fedstat.fl import algorithms\n\n\ndef mine():\n    return algorithms.fedavg()\n")
-    return file, lambda: own.constructor(f"{file}:mine")
+    return file, lambda: custom.constructor(f"{file}:mine")
 
 
 @reader("page to replace", "nothing", "a link to nothing")

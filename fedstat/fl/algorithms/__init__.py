@@ -8,7 +8,7 @@ from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from fedstat import _check
-from fedstat.fl import own
+from fedstat.fl import custom
 from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.algorithms.clustered_fl import clustered_fl
 from fedstat.fl.algorithms.ditto import ditto
@@ -35,10 +35,9 @@ from fedstat.fl.algorithms.pfedgate import pfedgate
 from fedstat.fl.algorithms.pfedme import pfedme
 from fedstat.fl.algorithms.pfedpara import pfedpara
 from fedstat.fl.algorithms.pfedsd import pfedsd
-from fedstat.fl.wrappers.finetuned import finetuned
+from fedstat.fl.wrappers.finetuned import finetuned, shrunken
 from fedstat.fl.wrappers.low_rank import low_rank
 from fedstat.fl.wrappers.private_head import private_head
-from fedstat.fl.wrappers.shrunken import shrunken
 
 Constructor = Callable[..., Algorithm]
 
@@ -67,16 +66,16 @@ class Setting(NamedTuple):
 
 def _wrapped(make: Constructor, wrap: Constructor, name: str = "") -> Constructor:
     """A constructor of the wrapped method, which takes the settings of both; ValueError if both have one."""
-    own = _parameters(make)
+    custom = _parameters(make)
     more = list(signature(wrap, eval_str=True).parameters.values())[1:]
-    if twice := [p.name for p in more if p.name in own]:
+    if twice := [p.name for p in more if p.name in custom]:
         raise ValueError(f"there is no {name!r}: the method itself has {' and '.join(twice)}. Take it as it is.")
 
     def made(**settings: Any) -> Algorithm:
-        inner = {name: settings.pop(name) for name in own if name in settings}
+        inner = {name: settings.pop(name) for name in custom if name in settings}
         return wrap(make(**inner), **settings)
 
-    both = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in (*own.values(), *more)]
+    both = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in (*custom.values(), *more)]
     made.__signature__ = Signature(both)  # type: ignore[attr-defined]
     made.wraps = make  # type: ignore[attr-defined]
     return made
@@ -155,11 +154,11 @@ def constructor(name: str) -> Constructor:
     for end, wrap in WRAPPERS.items():
         base = str(name).removesuffix(end)
         plain = base.removesuffix(_PRIVATE) if end in READOUTS else base
-        there = (plain in ALGORITHMS or own.is_own(plain)) and not plain.endswith((*WRAPPERS,))
+        there = (plain in ALGORITHMS or custom.is_own(plain)) and not plain.endswith((*WRAPPERS,))
         if name not in known and base != name and there:
             return _wrapped(constructor(base), wrap, name)
-    if own.is_own(name):
-        return own.constructor(name)
+    if custom.is_own(name):
+        return custom.constructor(name)
     return ALGORITHMS[_check.choice("algorithm", name, known)]
 
 

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import numpy as np
 
 from fedstat import _check
-from fedstat._later import torch
+from fedstat._later import functional, torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Measure, Phase, RoundContext, Samples, Variant
-from fedstat.fl.nets import Net, Params
-from fedstat.fl.wrappers.policy import Activation, Norm, Policy
-from fedstat.fl.wrappers.separated import (
-    CLIENT,
-    CONTEXT,
-    GLOBAL,
-    SHARE,
-    Context,
-    Parts,
-    client_vector,
-    cut,
-    separated,
-    separated_loss,
-)
+from fedstat.fl.losses import Loss, loss_of_part
+from fedstat.fl.nets import Net, Params, conv, dense
+from fedstat.fl.similarity import mmd_gradient
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 ABOUT = About(
     "FedCP",
@@ -35,9 +29,6 @@ ABOUT = About(
 )
 
 _LAM = 5.0
-PERSONALISATION = Measure(
-    lambda context: context.after[SHARE].mean(1), long_name="personalisation identification ratio"
-)
 
 
 def fedcp(
@@ -75,7 +66,7 @@ def fedcp(
         Table 1: without the policy (CPN) all features go to every head; without alignment (GFM) there is no MMD;
         without the global head (GH), and so without the policy, the own head is the only one. Without all, FedPer.
     policy_layers, policy_norm, policy_activation
-        Table 10; see :class:`fedstat.fl.wrappers.policy.Policy`. "group" normalises in two groups.
+        Table 10; see :class:`fedstat.fl.algorithms.fedcp.Policy`. "group" normalises in two groups.
     variant : {"paper", "code"}
         "code": the policy is drawn by Gumbel-softmax (temperature 1) in training; the published code draws it in
         evaluation, too, where its mean is taken here. v is that of the own head at download, so that clients also
@@ -158,3 +149,285 @@ def _mean_head(context: RoundContext) -> Params:
     own = nets.head_layers(context.net)[-1]
     names = {name: own + name.removeprefix(GLOBAL) for name in context.after if nets.layer_of(name) == GLOBAL}
     return {name: (context.after[name] + context.after[mine]) / 2 for name, mine in names.items()}
+
+
+Norm = Literal["layer", "batch", "group", "none"]
+Activation = Literal["relu", "tanh", "sigmoid"]
+_ACTIVATIONS = ("relu", "tanh", "sigmoid")
+_NORMS = ("layer", "batch", "group", "none")
+_GROUPS = {"layer": 1, "group": 2}
+
+
+class Policy(NamedTuple):
+    """A conditional policy network (Zhang et al. 2023, "FedCP", §3.2.1 and Table 10).
+
+    Dense layers ``policy1``, ``policy2``, …, all from K to K features but the last, from K to 2K; normalisation of the
+    2K values a_1, a_2 with a scale and a shift each; activation, also after each layer before the last.
+
+    Attributes
+    ----------
+    layers : int
+    norm : {"layer", "batch", "group", "none"}
+        Over all 2K values of a sample; over the samples of a batch; over a_1 and over a_2.
+    activation : {"relu", "tanh", "sigmoid"}
+    """
+
+    layers: int = 1
+    norm: Norm = "layer"
+    activation: Activation = "relu"
+
+    def require(self) -> Policy:
+        """Return it, or raise ValueError."""
+        _check.integer("policy_layers", self.layers)
+        _check.choice("policy_norm", self.norm, _NORMS)
+        _check.choice("policy_activation", self.activation, _ACTIVATIONS)
+        return self
+
+    @property
+    def last(self) -> str:
+        """Name of the last layer."""
+        return f"policy{self.layers}"
+
+    @property
+    def buffers(self) -> tuple[str, ...]:
+        """Running statistics of batch normalisation."""
+        return (f"{self.last}.running_mean", f"{self.last}.running_var") if self.norm == "batch" else ()
+
+    def shapes(self, features: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of one client's parameters for K features; with K = 512 they hold 527,360 numbers."""
+        found: dict[str, tuple[int, ...]] = {}
+        for i in range(1, self.layers):
+            found |= dense.shapes(f"policy{i}", features, features)
+        found |= dense.shapes(self.last, features, 2 * features)
+        normed = () if self.norm == "none" else (f"{self.last}.scale", f"{self.last}.shift", *self.buffers)
+        return found | dict.fromkeys(normed, (2 * features,))
+
+    def start(self, rng: np.random.Generator, features: int) -> Params:
+        """Starting values as in torch.nn."""
+        return dense.draw_parameters(self.shapes(features), rng)
+
+    def difference(self, params: Params, c: Tensor, live: Tensor | None = None) -> Tensor:
+        """a_1 − a_2 (client, sample, K) of inputs c (client, sample, K); ``live`` as in :class:`fedstat.fl.nets.Net`.
+
+        The shares of the global and of a client's own information are the softmax of (a_1, a_2), that is
+        sigmoid(±(a_1 − a_2)).
+        """
+        act = getattr(torch, self.activation)
+        for i in range(1, self.layers):
+            c = act(dense.linear_autograd(params, f"policy{i}", c))
+        a = act(self._normed(params, dense.linear_autograd(params, self.last, c), live))
+        first, second = a.chunk(2, -1)
+        return first - second
+
+    def _normed(self, params: Params, a: Tensor, live: Tensor | None) -> Tensor:
+        if self.norm == "none":
+            return a
+        if self.norm == "batch":
+            k, n, values = a.shape
+            rows = a.transpose(0, 1).reshape(n, k * values, 1, 1)
+            real = None if live is None or bool(live.all()) else live
+            return conv.batch_norm(params, self.last, rows, live is not None, real).view(n, k, values).transpose(0, 1)
+        groups = a.unflatten(-1, (_GROUPS[self.norm], -1))
+        scale, shift = (params[f"{self.last}.{kind}"].unsqueeze(1) for kind in ("scale", "shift"))
+        return torch.addcmul(shift, functional.layer_norm(groups, groups.shape[-1:], eps=conv.EPS).flatten(2), scale)
+
+
+def mean_share(difference: Tensor) -> Tensor:
+    """Mean of sigmoid(d + L) over logistic L: the share under Gumbel-softmax of temperature 1.
+
+    P(L' − L ≤ d) for two logistic variables, that is (1 − (1 + d) q) / (1 − q)² with q = exp(−d).
+
+    Examples
+    --------
+    >>> mean_share(torch.tensor([0.0, 2.0, -2.0]))
+    tensor([0.5000, 0.7945, 0.2055])
+    """
+    d = difference.abs().double()
+    q = torch.exp(-d)
+    away = (1 - (1 + d) * q) / (1 - q).square()
+    share = torch.where(d < 1e-3, 0.5 + d / 6, away)
+    return torch.where(difference < 0, 1 - share, share).to(difference)
+
+
+GLOBAL, CLIENT = "global", "client"
+CONTEXT, SHARE = f"{CLIENT}.context", f"{CLIENT}.share"
+PERSONALISATION = Measure(
+    lambda context: context.after[SHARE].mean(1), long_name="personalisation identification ratio"
+)
+NOISE = "policy"
+Context = Literal["both", "sample", "client", "random"]
+
+
+class Parts(NamedTuple):
+    """What a network in two heads consists of; see :func:`fedstat.fl.algorithms.fedcp`.
+
+    Attributes
+    ----------
+    global_head : bool
+        Whether there is a global head beside the client's own.
+    policy : Policy, optional
+        None: all features go to every head.
+    context : {"both", "sample", "client", "random"}
+        The policy's input: features h times the client's vector, h, the vector, or one random vector for all.
+    sampled : bool
+        Whether the policy is drawn in training, by Gumbel-softmax of temperature 1, and its mean taken in evaluation.
+    """
+
+    global_head: bool = True
+    policy: Policy | None = Policy()
+    context: Context = "both"
+    sampled: bool = False
+
+
+class Outputs(NamedTuple):
+    """The outputs (client, sample, ...) of a separated network, cut into their parts.
+
+    Attributes
+    ----------
+    logits : Tensor (client, sample, output)
+    features : Tensor (client, sample, feature)
+    share : Tensor (client, sample, feature)
+        s, the share of each feature that goes to the client's own head; no feature without a policy.
+    """
+
+    logits: Tensor
+    features: Tensor
+    share: Tensor
+
+
+def separated(net: Net, parts: Parts) -> Net:
+    """Network whose features h go to a global head as r ⊙ h and to the client's own as s ⊙ h, r + s = 1.
+
+    Parameters
+    ----------
+    net : Net
+        With features and one dense output layer, which becomes the client's own head.
+    parts : Parts
+
+    Returns
+    -------
+    Net
+        Further layers: ``policy1``, …; ``client``, which no gradient reaches: ``client.context``, the policy's vector,
+        and ``client.share``, the mean of s, both as the method sets them; and ``global``, the global head, which starts
+        as the client's own. Its outputs are the parts of :class:`Outputs` in a row.
+
+    Raises
+    ------
+    ValueError
+        If the network has no features, or is composed of factors.
+    """
+    features = nets.n_features(net)
+    nets.require_uncomposed(net)
+    made = _Separated(net, parts, features, nets.head_layers(net)[-1])
+    policy, sampled = parts.policy, parts.policy is not None and parts.sampled
+    return Net(
+        made.shapes(),
+        made.init,
+        made.apply,
+        buffers=(*net.buffers, *made.client(), *(policy.buffers if policy else ())),
+        unshared=net.unshared,
+        heads=(GLOBAL, made.own) if parts.global_head else (made.own,),
+        noise={**net.noise, **({NOISE: (features,)} if sampled else {})},
+        undivided=net.undivided,
+    )
+
+
+class _Separated(NamedTuple):
+    """A network, the parts that it is cut into, its number of features and its output layer."""
+
+    net: Net
+    parts: Parts
+    features: int
+    own: str
+
+    def heads(self) -> dict[str, str]:
+        """The own head's parameters, and those of the global head in their place."""
+        names = [name for name in self.net.shapes if nets.layer_of(name) == self.own]
+        return {name: GLOBAL + name.removeprefix(self.own) if self.parts.global_head else name for name in names}
+
+    def client(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of what the method sets."""
+        names = (CONTEXT, SHARE) if self.parts.context != "sample" else (SHARE,)
+        return dict.fromkeys(names if self.parts.policy else (), (self.features,))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all parameters, those of the own head last."""
+        of_policy = self.parts.policy.shapes(self.features) if self.parts.policy else {}
+        heads, shapes = self.heads(), self.net.shapes
+        body = {name: shape for name, shape in shapes.items() if name not in heads}
+        at_global = {new: shapes[name] for name, new in heads.items()}
+        return body | of_policy | self.client() | at_global | {name: shapes[name] for name in heads}
+
+    def init(self, rng: np.random.Generator) -> Params:
+        """One client's start: that of the network, then the policy's."""
+        start = dict(self.net.init(rng))
+        start |= {new: start[name].clone() for name, new in self.heads().items()}
+        if self.parts.policy:
+            start |= self.parts.policy.start(rng, self.features)
+            start[SHARE] = torch.full((self.features,), 0.5)
+            start[CONTEXT] = _direction(start[f"{self.own}.weight"].unsqueeze(0))[0]
+        if self.parts.policy and self.parts.context == "random":
+            start[CONTEXT] = torch.from_numpy(rng.standard_normal(self.features)).float()
+        return {name: start[name] for name in self.shapes()}
+
+    def apply(
+        self, params: Params, x: Tensor, *, live: Tensor | None = None, noise: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        """Logits, features and shares in a row."""
+        base = {name: params[name] for name in self.net.shapes}
+        at_global = {name: params[new] for name, new in self.heads().items()}
+        h = self.net.features(base, x, **nets.apply_arguments(self.net, live, noise))  # type: ignore[misc]
+        if self.parts.policy is None:
+            out = self._head(base, h)
+            return torch.cat([out + self._head(at_global, h) if self.parts.global_head else out, h], -1)
+        d = self.parts.policy.difference(params, self._context(params, h), live)
+        if not self.parts.sampled:
+            r = d.sigmoid()
+        else:
+            r = mean_share(d) if noise is None else (d + noise[NOISE].logit()).sigmoid()
+        to_global = r * h
+        out = self._head(at_global, to_global) + self._head(base, h - to_global)
+        return torch.cat([out, h, (1 - r).detach()], -1)
+
+    def _head(self, params: Params, h: Tensor) -> Tensor:
+        return self.net.head(params, h)  # type: ignore[misc]
+
+    def _context(self, params: Params, h: Tensor) -> Tensor:
+        """Input of the policy."""
+        if self.parts.context == "sample":
+            return h
+        vector = params[CONTEXT].unsqueeze(1)
+        return vector * h if self.parts.context == "both" else vector.expand_as(h)
+
+
+def cut(net: Net, out: Tensor) -> Outputs:
+    """Parts of the outputs of a separated network."""
+    n, k = nets.n_outputs(net), math.prod(net.shapes[f"{nets.head_layers(net)[-1]}.weight"][1:])
+    return Outputs(out[..., :n], out[..., n : n + k], out[..., n + k :])
+
+
+def separated_loss(inner: Loss, net: Net, lam: float, *, of_loss: float = 1.0) -> Loss:
+    """The loss of the logits; in training, given fixed features, plus λ MMD² between them and the batch's features.
+
+    ``of_loss`` is the weight of the loss beside the MMD².
+    """
+
+    def gradient(out: Tensor, y: Tensor, weight: Tensor, fixed: Tensor | None = None) -> Tensor:
+        seen, total = cut(net, out), torch.zeros_like(out)
+        at = cut(net, total)
+        at.logits.copy_(inner.gradient(seen.logits.clone(), y, weight))
+        if lam and fixed is not None:
+            at.features.copy_(mmd_gradient(seen.features, fixed, weight)).mul_(lam)
+            at.logits.mul_(of_loss)
+        return total
+
+    return loss_of_part(inner, lambda out: cut(net, out).logits, gradient)
+
+
+def client_vector(net: Net, params: Params) -> Tensor:
+    """Column sums (client, feature) of each client's own head, over their norm; 0 where all are 0."""
+    return _direction(params[f"{nets.head_layers(net)[-1]}.weight"])
+
+
+def _direction(weight: Tensor) -> Tensor:
+    return functional.normalize(weight.flatten(2).sum(1), dim=-1)

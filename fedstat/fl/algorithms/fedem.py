@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
 
 from fedstat import _check
-from fedstat._later import torch
+from fedstat._later import functional, torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
-from fedstat.fl.nets import Net, Params
-from fedstat.fl.wrappers.mixture import WEIGHTS, log_joint, mixture, mixture_loss, of_class
+from fedstat.fl.losses import Loss
+from fedstat.fl.nets import Gradient, Net, Params
+from fedstat.fl.wrappers.pair import copies, join, part
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 ABOUT = About(
     "FedEM",
@@ -55,3 +59,105 @@ def _e_step(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Te
         real = samples.live.to(r.dtype).unsqueeze(-1)
         params[WEIGHTS].copy_((r * real).sum(1) / real.sum(1))
         return r
+
+
+WEIGHTS = "mixture.weight"
+
+
+def mixture(net: Net, components: int) -> Net:
+    """Network of K components "component1_<...>", ... and their weights π, "mixture.weight".
+
+    Its outputs (client, sample, component, output + 1) are those of each component, and log π_k. Components start from
+    different draws, π from 1/K.
+    """
+    prefixes = [f"component{k}_" for k in range(1, components + 1)]
+
+    def combine(params: Params, outputs: list[Tensor]) -> Tensor:
+        z = torch.stack(outputs, 2)
+        return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
+
+    def own(given: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """Further arguments of a component: its own noise."""
+        return given | {"noise": part(given["noise"], prefix)} if given.get("noise") else given
+
+    def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
+        return combine(params, [net.apply(part(params, prefix), x, **own(given, prefix)) for prefix in prefixes])
+
+    def accumulate(
+        params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
+    ) -> None:
+        def derivative(seen: list[Tensor]) -> Tensor:
+            """Run the other components inside this one's forward pass: the loss needs all outputs at once."""
+            if len(seen) == components:
+                return gradient(combine(params, seen))
+            found: list[Tensor] = []
+
+            def at_outputs(z: Tensor) -> Tensor:
+                found.append(derivative([*seen, z]))
+                return found[0][:, :, len(seen), :-1].contiguous()
+
+            prefix = prefixes[len(seen)]
+            parts = part(params, prefix), x, at_outputs, part(into, prefix), beta, alpha
+            net.accumulate(*parts, **own(given, prefix))  # type: ignore[misc]
+            return found[0]
+
+        derivative([])
+
+    def init(rng: np.random.Generator) -> Params:
+        starts = [net.init(rng) for _ in range(components)]
+        if components > 1 and all(torch.equal(p, starts[1][name]) for name, p in starts[0].items()):
+            raise ValueError(
+                "the components of a mixture would start and stay equal, as the network always starts from the same "
+                "parameters. Make it with from_module(..., start='random')."
+            )
+        return {WEIGHTS: torch.full((components,), 1 / components)} | join(starts, prefixes)
+
+    return copies(
+        net,
+        prefixes,
+        {WEIGHTS: (components,)},
+        init=init,
+        apply=apply,
+        accumulate=accumulate if net.accumulate else None,
+        activations=components * net.activations if net.activations else None,
+        noise=join([net.noise] * components, prefixes),
+        base=None if net.base is None else mixture(net.base, components),
+    )
+
+
+def mixture_loss(inner: Loss) -> Loss:
+    """−log Σ_k π_k p_k(y); in training the derivative of Σ_k r_k loss_k, π fixed.
+
+    r (client, sample, component) are the responsibilities of an E-step, or those of the present parameters, with which
+    it is the derivative of the loss itself.
+    """
+
+    def gradient(out: Tensor, y: Tensor, weight: Tensor, r: Tensor | None = None) -> Tensor:
+        total = torch.zeros_like(out)
+        r = of_class(log_joint(out), y).softmax(-1) if r is None else r
+        for k in range(out.shape[2]):
+            total[:, :, k, :-1] = inner.gradient(out[:, :, k, :-1].clone(), y, weight * r[..., k])
+        return total
+
+    return inner._replace(
+        value=lambda out, y: -of_class(log_joint(out), y).logsumexp(-1),
+        gradient=gradient,
+        predict=lambda out: log_joint(out).logsumexp(2).argmax(-1),
+        probability=lambda out: log_joint(out).logsumexp(2).exp(),
+    )
+
+
+def log_joint(out: Tensor) -> Tensor:
+    """Log π_k + log p_k(class): (client, sample, component, class)."""
+    z = out[..., :-1]
+    log_p = (
+        torch.cat([functional.logsigmoid(-z), functional.logsigmoid(z)], -1)
+        if z.shape[-1] == 1
+        else torch.log_softmax(z, -1)
+    )
+    return log_p + out[..., -1:]
+
+
+def of_class(joint: Tensor, y: Tensor) -> Tensor:
+    """Entries (client, sample, component) of the classes y (client, sample)."""
+    return joint.gather(-1, y[..., None, None].expand(*joint.shape[:-1], 1)).squeeze(-1)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from fedstat import _check
 from fedstat.fl import nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, RoundContext, Samples
+from fedstat.fl.algorithms.fedcp import Parts, cut, separated, separated_loss
 from fedstat.fl.losses import distilled, softened
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.wrappers import inherited
-from fedstat.fl.wrappers.separated import Parts, cut, separated, separated_loss
+from fedstat.fl.wrappers import pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,8 +56,8 @@ def fedphp(
     lam : float in [0, 1]
         λ; 0.05 and 0.1 in the published code. With 0, local training is FedAvg's.
     transfer : {"mmd", "kd"}
-        R. The kernel of "mmd" is that of :func:`fedstat.fl.kernels.mmd_gradient`, with fixed widths; the authors' code
-        takes its widths from the mean distance in the batch.
+        R. The kernel of "mmd" is that of :func:`fedstat.fl.similarity.mmd_gradient`, with fixed widths; the authors'
+        code takes its widths from the mean distance in the batch.
 
     Raises
     ------
@@ -75,23 +75,23 @@ def fedphp(
 
     def teacher(net: Net, _: Params, samples: Samples, state: AlgorithmState) -> Tensor:
         """Features (client, sample, feature), or class probabilities, of the inherited models."""
-        found = nets.forward(net, inherited.model(state), samples.x)
+        found = nets.forward(net, pair.model(state), samples.x)
         return cut(net, found).features if features else softened(found, _TEACHER_TEMPERATURE)
 
     def update_state(context: RoundContext) -> AlgorithmState:
-        past = mu * (context.state.clients[inherited.TIMES] / horizon).clamp(max=1)
-        return inherited.averaged(context, past)
+        past = mu * (context.state.clients[pair.TIMES] / horizon).clamp(max=1)
+        return pair.averaged(context, past)
 
     return Algorithm(
         "fedphp",
         phases=(Phase(sample_weights=teacher if lam else None),),
         settings={"mu": mu, "horizon": horizon, "lam": lam, "transfer": transfer},
         wrap=(lambda net: separated(net, Parts(global_head=False, policy=None))) if features else None,
-        finetune=inherited.TO_PREDICT,
+        finetune=pair.TO_PREDICT,
         loss=lambda inner, net: (
             separated_loss(inner, net, lam, of_loss=1 - lam) if features else distilled(inner, lam, of_loss=1 - lam)
         ),
-        init_state=inherited.beginning,
+        init_state=pair.beginning,
         update_state=update_state,
         about=ABOUT,
     )

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Annotated
+
+import numpy as np
 
 from fedstat import _check
+from fedstat._later import torch
 from fedstat.fl import masks
 from fedstat.fl.algorithm import About, Algorithm
-from fedstat.fl.wrappers.hadamard import SECOND, hadamard
+from fedstat.fl.nets import Net, Params
+from fedstat.fl.wrappers.composed import Part, composed
+from fedstat.fl.wrappers.low_rank import is_kernel, matrices
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 ABOUT = About(
     "pFedPara",
@@ -26,7 +37,7 @@ def pfedpara(
 
     Hyeon-Woo, Ye-Bin and Oh (2022), "FedPara: Low-rank Hadamard product for communication-efficient federated
     learning", ICLR, arXiv:2108.06098, §2.3 (pFedPara); weights, ranks and start as
-    :func:`fedstat.fl.wrappers.hadamard.hadamard` says. Up and down: the factors of W₁, and all that is no weight
+    :func:`fedstat.fl.algorithms.pfedpara.hadamard` says. Up and down: the factors of W₁, and all that is no weight
     (biases, normalisation), of which the text says nothing. Private: the factors of W₂. The mean is weighted by numbers
     of samples, as FedAvg's, on which the paper builds.
 
@@ -54,3 +65,87 @@ def pfedpara(
 def is_personal(name: str) -> bool:
     """Whether a parameter belongs to W₂."""
     return name.rpartition(".")[2] in SECOND
+
+
+FIRST, SECOND = ("x1", "y1", "t1"), ("x2", "y2", "t2")
+"""Names of the factors of both parts."""
+
+
+def hadamard(net: Net, gamma: float) -> Net:
+    """Network of weights W = W₁ ⊙ (W₂ + 1), where W₁ = X₁Y₁ᵀ and W₂ = X₂Y₂ᵀ have the same low rank R.
+
+    Hyeon-Woo, Ye-Bin and Oh (2022), "FedPara", arXiv:2108.06098, §2 and pFedPara's §2.3. The rank of W is up to R², so
+    that it is not limited once R² is at least the number of rows or columns. Kernels (O, I, k, l) are
+    W = (T₁ ×₁ X₁ ×₂ Y₁) ⊙ (T₂ ×₁ X₂ ×₂ Y₂ + 1), T (R, R, k, l) (Proposition 3). R = ⌊(1 − γ) r_min + γ r_max⌋, where
+    r_min is the least R that does not limit the rank of W, and r_max the largest with which the factors have no more
+    entries than W. R is r_min if r_max is less, as in small layers, whose factors then have more entries than W.
+
+    In the order of axes of this package "x1" and "x2" (units, ..., R) are the layer's units, "y1" and "y2" (inputs, R)
+    its inputs. An LSTM's gates, and queries, keys and values of attention, count as outputs. Vectors of words and
+    places are not factored. Entries start from N(0, 2/n) with n the rows of X and Y, and R·k·l for T, as in the
+    published code for FedPara; it has none for pFedPara.
+
+    Parameters
+    ----------
+    net : Net
+    gamma : float in [0, 1]
+
+    Examples
+    --------
+    >>> from fedstat.fl import nets
+    >>> hadamard(nets.mlp([784, 256]), 0.5).shapes
+    {'fc1.x1': (256, 56), 'fc1.y1': (784, 56), 'fc1.x2': (256, 56), 'fc1.y2': (784, 56), 'fc1.bias': (256,)}
+    """
+    _check.real("gamma", gamma, low=0, high=1)
+    return composed(net, {name: _part(net.shapes[name], gamma, is_kernel(name)) for name in matrices(net)})
+
+
+def inner_rank(outputs: int, inputs: int, window: int, gamma: float, *, kernel: bool = False) -> int:
+    """R of a weight with so many outputs, inputs and places of its window (1 unless it is a kernel).
+
+    Examples
+    --------
+    >>> [inner_rank(256, 784, 1, gamma) for gamma in (0, 0.5, 1)], inner_rank(64, 32, 25, 0.5, kernel=True)
+    ([16, 56, 96], 19)
+    """
+    # A kernel's unfoldings by outputs and by inputs both have ranks up to R².
+    least = math.isqrt((max if kernel else min)(outputs, inputs) - 1) + 1
+    half, core = outputs + inputs, window if kernel else 0
+    most = 0
+    while 2 * (most + 1) * (half + core * (most + 1)) <= outputs * inputs * window:
+        most += 1
+    return max(least, math.floor((1 - gamma) * least + gamma * most + 1e-9))
+
+
+def _part(shape: tuple[int, ...], gamma: float, kernel: bool) -> Part:
+    """The part of one weight (O, I, k, l) or (O, ..., I)."""
+    units, inputs, *window = shape if kernel else (shape[0], shape[-1])
+    middle = () if kernel else shape[1:-1]
+    r = inner_rank(units * math.prod(middle), inputs, math.prod(window), gamma, kernel=kernel)
+    sizes = {"x": (units, *middle, r), "y": (inputs, r)} | ({"t": (r, r, *window)} if kernel else {})
+    shapes = {f"{kind}{i}": size for i in (1, 2) for kind, size in sizes.items()}
+    fan = {"x": units * math.prod(middle), "y": inputs, "t": r * math.prod(window)}
+
+    def init(rng: np.random.Generator, _: Tensor) -> Params:
+        return {n: torch.from_numpy(rng.normal(0, math.sqrt(2 / fan[n[0]]), s)).float() for n, s in shapes.items()}
+
+    def low(factors: Params, i: int) -> Tensor:
+        x, y = factors[f"x{i}"], factors[f"y{i}"]
+        if kernel:
+            return torch.einsum("cabkl,coa,cib->coikl", factors[f"t{i}"], x, y)
+        return torch.bmm(x.flatten(1, -2), y.mT).view(-1, *shape)
+
+    def value(factors: Params) -> Tensor:
+        first = low(factors, 1)
+        return torch.addcmul(first, first, low(factors, 2))
+
+    def pullback(factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
+        found: Params = {}
+        others = {1: low(factors, 2).add_(1), 2: low(factors, 1)}
+        for i, other in others.items():
+            d = other.mul_(derivative).view(len(derivative), -1, inputs)
+            x, y = factors[f"x{i}"], factors[f"y{i}"]
+            found |= {f"x{i}": torch.bmm(d, y).view_as(x), f"y{i}": torch.bmm(d.mT, x.flatten(1, -2))}
+        return {kind: found[kind] for kind in kinds}
+
+    return Part(shapes, init, value, None if kernel else pullback, by_unit=("x1", "x2"))

@@ -10,7 +10,7 @@ from fedstat.fl import nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
 from fedstat.fl.losses import distilled, softened
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.wrappers import inherited
+from fedstat.fl.wrappers import pair
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,16 +62,16 @@ def pfedsd(
 
     def teacher(net: Net, _: Params, samples: Samples, state: AlgorithmState) -> Tensor:
         """Class probabilities (client, sample, class) of the last models; 0 for clients that have none."""
-        has = (state.clients[inherited.TIMES] > 0).view(-1, 1, 1)
-        return softened(nets.forward(net, inherited.model(state), samples.x), temperature) * has
+        has = (state.clients[pair.TIMES] > 0).view(-1, 1, 1)
+        return softened(nets.forward(net, pair.model(state), samples.x), temperature) * has
 
     return Algorithm(
         "pfedsd",
         phases=(Phase(sample_weights=teacher if lam else None),),
         settings={"lam": lam, "temperature": temperature},
-        finetune=inherited.TO_PREDICT,
+        finetune=pair.TO_PREDICT,
         loss=lambda inner, _: distilled(inner, lam * temperature**2, temperature=temperature),
-        init_state=inherited.beginning,
-        update_state=lambda context: inherited.averaged(context, torch.zeros_like(context.weights)),
+        init_state=pair.beginning,
+        update_state=lambda context: pair.averaged(context, torch.zeros_like(context.weights)),
         about=ABOUT,
     )

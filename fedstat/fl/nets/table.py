@@ -10,9 +10,8 @@ from typing import Any
 from fedstat import _check
 from fedstat.fl.nets import images
 from fedstat.fl.nets.base import Net
-from fedstat.fl.nets.fasttext import fasttext
-from fedstat.fl.nets.lstm import lstm
 from fedstat.fl.nets.mlp import mlp
+from fedstat.fl.nets.text import fasttext, lstm
 from fedstat.fl.nets.transformer import transformer
 
 

@@ -105,7 +105,7 @@ def transformer(
         clients, samples, _ = x.shape
         if x.shape[2] != length:
             raise ValueError(f"the network takes texts of {length} tokens, but got {x.shape[2]}")
-        real = text.real(x, padding)
+        real = text.is_real(x, padding)
         # A text of padding alone attends to itself; its mean is still 0.
         seen = (real | ~real.any(-1, keepdim=True)).view(clients * samples, 1, 1, length)
         h = functional.embedding(text.rows(x, vocabulary), params["embedding.weight"].mT.flatten(0, 1))

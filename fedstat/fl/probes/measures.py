@@ -1,4 +1,4 @@
-"""What a method itself measures in every round, and its server's mixing matrix."""
+"""Probes: measures of the algorithm, drift of clients, and training on each half of the samples."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import numpy as np
 
 from fedstat import store
 from fedstat._later import torch
-from fedstat.fl import nets
+from fedstat.fl import masks, nets, split_halves
+from fedstat.fl.cohort import Cohort
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.probes.base import Observer, Values
+from fedstat.fl.state import Download, State
 
 _OF_CLIENTS = ("client", "other")
 
 
-def probe(job: Job, rounds: int) -> Observer:
+def measures_probe(job: Job, rounds: int) -> Observer:
     """Groups ``measures``, from the algorithm's ``measures``, and ``mixing``: weight (round, client, other).
 
     NaN where either client is inactive.
@@ -35,7 +37,7 @@ def probe(job: Job, rounds: int) -> Observer:
         coords = {"round": range(1, rounds + 1), "client": job.clients, "other": job.clients}
         text = "weight of the other client's entries in a client's own mixture"
         groups["mixing"] = store.group(coords, weight=("round client other", "float32", text))
-    return Observer(groups, on_round_end=_measure if groups else None)
+    return Observer(groups, on_round_end=_measures if groups else None)
 
 
 def _require(job: Job) -> None:
@@ -61,7 +63,7 @@ def _sizes(job: Job, own: Any) -> dict[str, int]:
     return {"client": job.clients, "other": job.clients, "layer": len(nets.layers(job.net))} | dict(own)
 
 
-def _measure(job: Job, outcome: Outcome) -> Values:
+def _measures(job: Job, outcome: Outcome) -> Values:
     found, clients, every = {}, outcome.context.clients, len(job.sizes)
     if not len(clients):
         return {}
@@ -84,3 +86,65 @@ def _of_all(value: np.ndarray, dims: tuple[str, ...], clients: np.ndarray, n: in
         value
     )
     return whole
+
+
+def drift_probe(job: Job, rounds: int) -> Observer:
+    """Group ``drift``: distance (round, client, layer), ‖σ_i − σ̄‖ of the entries that are shared after the round.
+
+    σ_i are a client's parameters as they leave local training, σ̄ the server's after aggregation (FedDecomp Fig. 5).
+    NaN for inactive clients, 0 in a layer without shared entries.
+    """
+    coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
+    text = "Euclidean distance of the shared entries from the server's, before aggregation"
+    group = store.group(coords, distance=("round client layer", "float32", text))
+    return Observer({"drift": group}, on_round_end=_drift)
+
+
+def _drift(job: Job, outcome: Outcome) -> Values:
+    layers, clients, state = list(nets.layers(job.net)), outcome.cohort.local, outcome.state
+    square = torch.zeros(len(clients), len(layers), dtype=torch.float64, device=job.device)
+    for name, p in outcome.trained.params.items():
+        shared = masks.of_clients(state.mask.shared[name], p.ndim - 1, clients)
+        if bool(shared.any()):
+            away = (p - state.global_params[name]) * shared
+            square[:, layers.index(nets.layer_of(name))] += away.flatten(1).square().sum(1, dtype=torch.float64)
+    found = np.full((job.clients, len(layers)), np.nan, np.float32)
+    found[clients] = square.sqrt().cpu().numpy()
+    return {"drift/distance": found}
+
+
+_TEXTS = {
+    "between": "sum of squares of the means of two models, trained on halves, about their fit over clients",
+    "within": "sum of squares between the two models",
+}
+
+
+def halves_probe(job: Job, rounds: int) -> Observer:
+    """Group ``probe``: between, within (round, client, layer), see :func:`fedstat.fl.split_halves.parts`.
+
+    NaN in rounds without evaluation, and for clients that are inactive or have one sample.
+
+    Raises
+    ------
+    ValueError
+        If a round may have too few active clients with two samples or more.
+    """
+    split_halves.require(job, "probe='halves'", split_halves.fewest(job))
+    coords = {"round": range(1, rounds + 1), "client": job.clients, "layer": [*nets.layers(job.net)]}
+    sizes = {"n_train": ("client", job.train.sizes), "n_weights": ("layer", split_halves.n_weights(job.net))}
+    group = store.group(
+        coords | sizes, **{name: ("round client layer", "float64", text) for name, text in _TEXTS.items()}
+    )
+    return Observer({"probe": group}, on_round_start=_halves, only_evaluated=True)
+
+
+def _halves(job: Job, state: State, cohort: Cohort) -> Values:
+    some = cohort.at_least(2)
+    clients = np.sort(some.ids)
+    parts = split_halves.parts(job, Download(job, state), some, job.phases)
+    layers = list(nets.layers(job.net))
+    found = {f"probe/{name}": np.full((len(job.sizes), len(layers)), np.nan) for name in _TEXTS}
+    for layer, part in parts.items():
+        found["probe/between"][clients, layers.index(layer)] = part.between[:, 0].cpu()
+        found["probe/within"][clients, layers.index(layer)] = part.within[:, 0].cpu()
+    return found

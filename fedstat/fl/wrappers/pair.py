@@ -1,20 +1,73 @@
-"""Two models for every client, one shared and one its own, as one network, and its loss."""
+"""Networks of several copies of one, and models that clients inherit from earlier rounds."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedstat import _random
 from fedstat._later import torch
 from fedstat.fl import masks, nets
+from fedstat.fl.algorithm import AlgorithmState, InitContext, Phase, RoundContext, Samples
 from fedstat.fl.losses import Loss, loss_of_part
 from fedstat.fl.nets import Gradient, Net, Params
-from fedstat.fl.wrappers.copies import copies, part
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def part(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Return the values of one copy, by their names in the network."""
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+def join(parts: Iterable[Mapping[str, Any]], prefixes: Sequence[str]) -> dict[str, Any]:
+    """Return the values of all copies, by their names with the prefix of the copy."""
+    pairs = zip(prefixes, parts, strict=True)
+    return {prefix + name: value for prefix, values in pairs for name, value in values.items()}
+
+
+def copies(net: Net, prefixes: Sequence[str], more: Mapping[str, tuple[int, ...]] | None = None, **fields: Any) -> Net:
+    """Make a network of several copies of a network, whose parameters have the prefix of their copy.
+
+    Parameters
+    ----------
+    net : Net
+    prefixes : sequence of str
+        One for each copy; no prefix begins with another.
+    more : mapping from name to tuple of int, optional
+        Shapes of parameters that belong to no copy; they come first.
+    **fields
+        ``init``, ``apply``, ``accumulate`` and ``base`` of the new network, and other fields that differ from those of
+        one copy.
+    """
+    more = more or {}
+
+    def every(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(prefix + name for prefix in prefixes for name in names)
+
+    def whole(params: Params) -> Params:
+        weights = [nets.whole(net, part(params, prefix)) for prefix in prefixes]
+        return {name: params[name] for name in more} | join(weights, prefixes)
+
+    made = net._replace(
+        shapes={**more, **join([net.shapes] * len(prefixes), prefixes)},
+        buffers=every(net.buffers),
+        unshared=every(net.unshared),
+        features=None,
+        head=None,
+        heads=every(nets.head_layers(net)),
+        undivided=every(net.undivided),
+        whole=whole if net.whole else None,
+        thin=every(net.thin),
+        constants=None,
+        pieces={},
+    )
+    return made._replace(**fields)
+
 
 GLOBAL, OWN = "global_", "own_"
 PREFIXES = (GLOBAL, OWN)
@@ -68,3 +121,37 @@ def is_own(name: str) -> bool:
 def counterpart(name: str) -> str:
     """The global copy's parameter for one of the own copy."""
     return GLOBAL + name.removeprefix(OWN)
+
+
+TIMES = "times"
+"""Rounds in which a client has trained, beside its model in the algorithm's state."""
+
+
+def beginning(context: InitContext) -> AlgorithmState:
+    """Return the state before the first round: every client's model is the common start."""
+    n, first = len(context.sizes), context.net.init(_random.generator(context.seed, "start"))
+    models = {name: p.to(context.device).expand(n, *p.shape).clone() for name, p in first.items()}
+    return AlgorithmState({TIMES: torch.zeros(n, device=context.device), **models})
+
+
+def averaged(context: RoundContext, past: Tensor) -> AlgorithmState:
+    """Return the state after a round: ``past`` (client,) of each client's old model, and the rest of its new one."""
+    of = context.state.clients
+    now = {name: torch.lerp(p, of[name], past.view(-1, *(1,) * (p.ndim - 1))) for name, p in context.after.items()}
+    return AlgorithmState({TIMES: of[TIMES] + 1, **now})
+
+
+def model(state: AlgorithmState) -> Params:
+    """Return the clients' models in the state."""
+    return {name: p for name, p in state.clients.items() if name != TIMES}
+
+
+def _own(_: Net, params: Params, samples: Samples, state: AlgorithmState) -> Tensor:
+    has = state.clients[TIMES] > 0
+    for name, p in model(state).items():
+        params[name].copy_(torch.where(has.view(-1, *(1,) * (p.ndim - 1)), p, params[name]))
+    return samples.y
+
+
+TO_PREDICT = (Phase(0, sample_weights=_own),)
+"""For ``Algorithm.finetune``: a client predicts with the model in its state or, if it never trained, its download."""

@@ -1,23 +1,29 @@
-"""What shared and personal units contribute: accuracy without them (FedFac §5.5, Table 8 A)."""
+"""Probes of other models: with units masked, and under other prediction rules."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from fedstat import _random, store
 from fedstat._later import torch
-from fedstat.fl import cohort, masks
+from fedstat.fl import cohort, masks, nets
+from fedstat.fl import evaluate as _evaluate
+from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.chunks import each_chunk
+from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
-from fedstat.fl.probes.base import Observer
+from fedstat.fl.probes.base import Observer, Values
 from fedstat.fl.scores import scores
 from fedstat.fl.state import Download, State
 
 PARTS = ("none", "shared", "personal", "shared, N(0, 1)", "personal, N(0, 1)")
 
 
-def probe(job: Job, draws: int) -> Observer:
+def ablation_probe(job: Job, draws: int) -> Observer:
     """Group ``ablation``: accuracy (part, draw, client), see :func:`ablated_accuracy`."""
     coords = {"part": [*PARTS], "draw": draws, "client": job.clients}
     return Observer(
@@ -77,3 +83,38 @@ def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw
         for name in names:
             noise[name][i] = torch.from_numpy(rng.standard_normal(job.net.shapes[name], dtype=np.float32))
     return noise
+
+
+def jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
+    """The job with the algorithm of each readout; ValueError if the data do not allow the choice of one."""
+    found = {name: replace(job, algorithm=make(job.algorithm)) for name, make in readouts.items()}
+    for one in found.values():
+        _evaluate.require(one)
+    return found
+
+
+def readouts_probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
+    """Group ``readouts``: accuracy, loss (readout, client), step (readout, client, layer)."""
+    group = store.group(
+        {"readout": [*readouts], "client": job.clients, "layer": [*nets.layers(job.net)]},
+        accuracy=("readout client", "float32", "test accuracy"),
+        loss=("readout client", "float32", "mean test loss"),
+        step=("readout client layer", "float32", "B of W + B (W' − W)"),
+    )
+
+    def last(job: Job, state: State) -> Values:
+        found: dict[str, list[np.ndarray]] = {name: [] for name in group.variables}
+        for other in readouts.values():
+            one = replace(job, algorithm=other.algorithm)
+            scores = evaluate(one, state)
+            step = np.asarray(scores.get("choice/step", 1.0 if one.algorithm.finetune else 0.0))
+            step = step[:, None] if _evaluate.dims(one).get("step") == ("client",) else step
+            found["step"].append(np.broadcast_to(step, (one.clients, len(nets.layers(one.net)))))
+            for name in ("accuracy", "loss"):
+                found[name].append(scores[name])
+        return {
+            f"readouts/{name}": job.process_group.of_all(np.stack(values, 1)).swapaxes(0, 1)
+            for name, values in found.items()
+        }
+
+    return Observer({"readouts": group}, on_end=last)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstat import _check
 from fedstat._later import torch, xr
-from fedstat.fl import nets, samples
+from fedstat.fl import batches, nets
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net
 from fedstat.fl.state import State
@@ -25,7 +25,7 @@ _BESIDE = 100_000_000  # bytes of what grows with nothing
 
 def samples_stay(data: xr.Dataset, memory: str | int | None) -> bool:
     """Whether x is on disk and would take more than half of what the budget leaves, in reading it."""
-    if memory is None or "x" not in data or not samples.on_disk(data["x"]):
+    if memory is None or "x" not in data or not batches.on_disk(data["x"]):
         return False
     return 4 * 4 * data["x"].size > _check.in_bytes("memory", memory) - _held(torch.device("cpu"))
 
@@ -42,7 +42,7 @@ def remaining_bytes(job: Job, memory: str | int) -> int:
     k, model = _most_active(job), _model(job.net)
     matrices = 16 * job.clients**2 if job.algorithm.mixing_weights else 0
     x = job.train.x
-    read = k * int(job.train.sizes.max()) * 4 * math.prod(x.shape[1:]) if isinstance(x, samples.Stored) else 0
+    read = k * int(job.train.sizes.max()) * 4 * math.prod(x.shape[1:]) if isinstance(x, batches.Stored) else 0
     at_once = min(job.client_chunk or 0, job.clients)
     needed = (_MODELS * k + 2 * at_once) * model + read + _OF_CLIENT * job.clients + matrices + _BESIDE
     if there + needed > budget:

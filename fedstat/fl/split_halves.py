@@ -9,7 +9,7 @@ import numpy as np
 
 from fedstat import _random
 from fedstat._later import torch
-from fedstat.fl import masks, nets, participation, samples
+from fedstat.fl import batches, masks, nets, participation
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.batches import Rows
 from fedstat.fl.cohort import Cohort
@@ -44,7 +44,9 @@ def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[
     parts = []
     for taken, n in zip(rows, sizes, strict=True):
         at = torch.from_numpy(np.concatenate([np.empty(0, int), *taken])).to(data.x.device)
-        parts.append(Rows(samples.part(data.x, at), data.y[at], np.concatenate([[0], np.cumsum(n)]), data.numbers))
+        parts.append(
+            Rows(batches.some_samples(data.x, at), data.y[at], np.concatenate([[0], np.cumsum(n)]), data.numbers)
+        )
     return parts[0], parts[1]
 
 
