@@ -17,9 +17,9 @@ import pandas as pd
 from fedstat import _cli
 from fedstat.results.numbers import megabytes, number, p_value, plus_minus
 from fedstat.stats.ranking import Friedman, critical_difference
-from fedstat.study import collect, compare, grid, leaderboard, origin
-from fedstat.study.show import title_of
-from fedstat.study.table import Table, require_writable
+from fedstat.study import collect, compare, grid, leaderboard
+from fedstat.study.collect import title_of
+from fedstat.study.summary import Table, require_writable
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "all.toml"
 REFERENCES = ("fedavg+", "fedfac-dynamic")
@@ -57,7 +57,7 @@ def work(args: argparse.Namespace) -> None:
 
 def where(runs: collect.Grid) -> list[str]:
     """Scale, seeds and commits; what averages ten rounds is not shown here."""
-    return [note for note in origin.caption(runs, 10_000) if not note.startswith("fewer than")]
+    return [note for note in collect.caption(runs, 10_000) if not note.startswith("fewer than")]
 
 
 def budget(tuning: grid.Tuning) -> str:

@@ -18,9 +18,9 @@ from fedstat import _cli
 from fedstat.results.numbers import interval, number, p_value, plus_minus
 from fedstat.stats import resampling
 from fedstat.stats.claims import claim, rank_correlation
-from fedstat.study import collect, contrasts, origin, readouts
+from fedstat.study import collect, contrasts, readouts
 from fedstat.study.planned import Planned, planned
-from fedstat.study.table import Table, require_writable
+from fedstat.study.summary import Table, require_writable
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "personal.toml"
 MARGIN, FLOOR, HALF = 0.005, 0.003, 0.5
@@ -135,7 +135,7 @@ def accuracies(plan: Planned, data: pd.DataFrame) -> Table:
         for name, own in groups.items()
     }
     what = "accuracy of the clients' models after the last round, weighted by their test samples"
-    said = (f"{what}; ±: standard error over seeds", *KEYS, *plan.notes, *origin.caption(plan.grid, 10_000))
+    said = (f"{what}; ±: standard error over seeds", *KEYS, *plan.notes, *collect.caption(plan.grid, 10_000))
     return Table("Test accuracy of what was run and read out", values.drop(columns="shown"), shown, said)
 
 
@@ -183,7 +183,7 @@ def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floo
         "below the noise floor: the interval leaves out 0, but for a difference that is too small to count",
         "questions, comparisons and rules were written down before the runs: simulations/personal.md",
     )
-    last = (*KEYS, *plan.notes, *origin.caption(plan.grid, 10_000))
+    last = (*KEYS, *plan.notes, *collect.caption(plan.grid, 10_000))
     return Table("Three questions, answered by the rules of simulations/personal.md", values, blocks, (*rules, *last))
 
 
@@ -308,7 +308,7 @@ def profile(plan: Planned, shares: pd.DataFrame, steps: pd.DataFrame) -> Table:
         "share: personal share of what clients differ by, beyond noise, mean over seeds with Student's interval",
         "last − first: share in the last probed round less that in the first, within seeds",
         "pooled B, B by layer: steps taken after the last round, means over clients and seeds",
-        *plan.notes, *origin.caption(plan.grid, 10_000),
+        *plan.notes, *collect.caption(plan.grid, 10_000),
     )  # fmt: skip
     return Table("How personal each layer is, by FedAvg's probe", values, blocks, said)
 

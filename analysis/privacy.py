@@ -20,12 +20,10 @@ from fedstat import _cli, attack, open_run
 from fedstat.results.numbers import interval, number
 from fedstat.stats import resampling
 from fedstat.stats.split import adjusted_rand, same_state
-from fedstat.study import collect, experiment, origin
-from fedstat.study.collect import Grid
+from fedstat.study import collect, experiment
+from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.experiment import OF_AGGREGATOR
-from fedstat.study.rules import span
-from fedstat.study.show import ordered, title_of
-from fedstat.study.table import Table, make, require_writable
+from fedstat.study.summary import Table, make, require_writable, span
 
 SEEDS = ["label", "method", "noise"]
 MOST = 1e4
@@ -79,7 +77,7 @@ def study(grid: Grid) -> Table:
         "of two splits by chance, of half of the units each, adjusted Rand 0 and same state one half are expected",
     )
     title = "Differential privacy of clients: accuracy, and what is left of the split"
-    return Table(title, values, blocks, (*notes, *origin.caption(grid, 10_000)))
+    return Table(title, values, blocks, (*notes, *collect.caption(grid, 10_000)))
 
 
 def read(grid: Grid) -> pd.DataFrame:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedstat import _cli
-from fedstat.study import collect, reference, rules
+from fedstat.study import collect, reference, summary
 from fedstat.study.accuracy import accuracy, of_study
 from fedstat.study.collect import Grid
 from fedstat.study.reference import Reference
-from fedstat.study.table import Table, make, require_writable
+from fedstat.study.summary import Table, make, require_writable
 
 
 class Asked(NamedTuple):
@@ -95,9 +95,9 @@ def study_of(file: str, description: str, *, reference: str, argv: Sequence[str]
 
 
 def add_rule(cli: argparse.ArgumentParser) -> None:
-    """Add the option ``--rule``, for :func:`fedstat.study.rules.choose`, to a command that compares accuracies."""
+    """Add the option ``--rule``, for :func:`fedstat.study.summary.choose`, to a command that compares accuracies."""
     cli.add_argument(
-        "--rule", choices=rules.RULES, help="rounds to judge by (default best10; final if a run has fewer than 10)"
+        "--rule", choices=summary.RULES, help="rounds to judge by (default best10; final if a run has fewer than 10)"
     )
 
 

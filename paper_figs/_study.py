@@ -16,10 +16,9 @@ from matplotlib.figure import Figure
 
 import fedstat
 from fedstat import _cli, plot
-from fedstat.study import collect, origin
+from fedstat.study import collect
 from fedstat.study.accuracy import of_study
-from fedstat.study.collect import Grid
-from fedstat.study.show import ordered, title_of
+from fedstat.study.collect import Grid, ordered, title_of
 
 SIMULATIONS = ROOT / "simulations"
 
@@ -53,7 +52,7 @@ def figure(
         out = figure_path(args.out, f"{name}-{scale}")
         grid = of_study(collect.collect(args.runs), SIMULATIONS / f"{paper}.toml", study)
         drawn, note = draw(grid)
-        plot.caption(drawn, note, *origin.caption(grid, 10_000))
+        plot.caption(drawn, note, *collect.caption(grid, 10_000))
         _cli.save_figure(drawn, out, dpi=110)
 
     return _cli.run(cli, work, argv)

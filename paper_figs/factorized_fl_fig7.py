@@ -18,8 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 import fedstat
-from fedstat.study.collect import Grid
-from fedstat.study.show import title_of
+from fedstat.study.collect import Grid, title_of
 
 WHAT = {"similarity_u": "u", "similarity": "v"}
 

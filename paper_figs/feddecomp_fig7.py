@@ -15,8 +15,7 @@ from _study import figure, of_runs
 from matplotlib.figure import Figure
 
 from fedstat.study import collect, summary
-from fedstat.study.collect import Grid
-from fedstat.study.show import title_of
+from fedstat.study.collect import Grid, title_of
 
 OURS, OTHERS = "feddecomp", ("local", "fedavg")
 

@@ -16,7 +16,7 @@ from _stores import RUNS, figure_path
 
 import fedstat
 from fedstat import _cli, plot
-from fedstat.study import collect, origin, summary
+from fedstat.study import collect, summary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def work(args: argparse.Namespace) -> None:
         "Clients of all seeds; accuracy: mean over the last 10 rounds (with fewer rounds: after the last). "
         "Box: quartiles and median; whiskers: to 1.5 times the box's length; points: clients beyond.",
         "White: mean over clients, with Student's 95 % interval over seeds, cut off at the axes.",
-        *origin.caption(grid, 10_000),
+        *collect.caption(grid, 10_000),
     )
     _cli.save_figure(figure, out, dpi=110)
 

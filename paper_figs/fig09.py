@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import fedstat
 from fedstat import _cli, plot
-from fedstat.study import collect, origin, summary
+from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
 
 
@@ -45,7 +45,7 @@ def work(args: argparse.Namespace) -> None:
         "Training loss: of the active clients' batches, weighted by their samples. Test accuracy: mean over clients, "
         "weighted by their test samples, in the rounds that were evaluated.",
         "Thick: mean over seeds; thin: each seed; bands: Student's 95 % intervals over seeds, cut off at the axes.",
-        *origin.caption(grid, 10_000),
+        *collect.caption(grid, 10_000),
     )
     _cli.save_figure(figure, out, dpi=110)
 

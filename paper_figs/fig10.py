@@ -24,7 +24,7 @@ from fedstat import _cli, plot
 from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
-from fedstat.study import collect, experiment, features, origin
+from fedstat.study import collect, experiment, features
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +123,7 @@ def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Na
     plot.caption(
         figure,
         f"{settings['label']}, {layer}: {filters}; client {args.client}, its test image {args.image}",
-        f"{origin.scale(settings)}; seed {settings['seed']}; commit {attrs['revision'] or 'not known'}",
+        f"{collect.scale(settings)}; seed {settings['seed']}; commit {attrs['revision'] or 'not known'}",
         "image as the clients get it, standardised by their training images; every map has its own grey scale",
     )
     return figure

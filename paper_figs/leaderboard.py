@@ -16,7 +16,7 @@ from _stores import ROOT, RUNS, figure_path
 from matplotlib.figure import Figure
 
 from fedstat import _cli, plot
-from fedstat.study import collect, grid, leaderboard, origin
+from fedstat.study import collect, grid, leaderboard
 
 FILE = ROOT / "simulations/all.toml"
 
@@ -65,7 +65,7 @@ def work(args: argparse.Namespace) -> None:
     )
     for name, (figure, said) in drawn.items():
         out = figure_path(Path(f"{args.out}-{name}.png") if args.out else None, f"leaderboard-{scale}-{name}")
-        plot.caption(figure, said, *(n for n in origin.caption(runs, 10_000) if not n.startswith("fewer than")))
+        plot.caption(figure, said, *(n for n in collect.caption(runs, 10_000) if not n.startswith("fewer than")))
         _cli.save_figure(figure, out, dpi=110)
         plt.close(figure)
 

@@ -16,7 +16,7 @@ from _stores import ROOT, RUNS, figure_path
 
 from fedstat import _cli, plot
 from fedstat.stats import resampling
-from fedstat.study import collect, contrasts, origin, readouts
+from fedstat.study import collect, contrasts, readouts
 from fedstat.study.planned import Planned, planned
 
 FILE = ROOT / "simulations/personal.toml"
@@ -53,7 +53,7 @@ def work(args: argparse.Namespace) -> None:
     together = f"95 % intervals of a method hold together over the settings (Bonferroni), {seeds}; band: ±{MARGIN:g}"
     what = "share of what clients differ by, beyond noise, in FedAvg probed by halves, last ten rounds"
     lines = [f"left: after the last round; {together}", f"right: {what}; mean and 95 % interval over {seeds}"]
-    plot.caption(figure, *lines, *plan.notes[1:], *origin.caption(grid, 10_000))
+    plot.caption(figure, *lines, *plan.notes[1:], *collect.caption(grid, 10_000))
     _cli.save_figure(figure, out, dpi=110)
 
 

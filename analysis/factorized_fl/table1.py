@@ -14,9 +14,8 @@ import pandas as pd
 from fedstat._table_command import Asked, command
 from fedstat.results.numbers import number
 from fedstat.study.accuracy import accuracy, of_study
-from fedstat.study.collect import Grid
-from fedstat.study.show import ordered, title_of
-from fedstat.study.table import Table
+from fedstat.study.collect import Grid, ordered, title_of
+from fedstat.study.summary import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "factorized_fl.toml"
 TITLE = "Factorized-FL Table 1"

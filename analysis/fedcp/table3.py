@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from fedstat._table_command import Asked, command
 from fedstat.study.collect import Grid
-from fedstat.study.table import Table
+from fedstat.study.summary import Table
 from fedstat.study.timing import timing
 
 

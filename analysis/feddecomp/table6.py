@@ -22,12 +22,12 @@ from fedstat._table_command import Asked, command
 from fedstat.fl import algorithms, nets
 from fedstat.results.numbers import number, plus_minus
 from fedstat.store import open_run
-from fedstat.study import experiment, networks, rules, summary
+from fedstat.study import experiment, federation, summary
 from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid
 from fedstat.study.compare import SE
 from fedstat.study.experiment import Settings
-from fedstat.study.table import Table
+from fedstat.study.summary import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "feddecomp.toml"
 SAME = ("rounds", "local_epochs", "optimizer", "lr", "seed", "evaluate_every")
@@ -39,7 +39,7 @@ def build(grid: Grid, asked: Asked) -> Table:
     grid = of_study(grid, FILE, "table6")
     runs = [row for path in grid.table["path"] for row in moved(path)]
     table = pd.DataFrame(runs)
-    rule = rules.choose(table, asked.rule)
+    rule = summary.choose(table, asked.rule)
     values = table.groupby(["label", "epochs"])[[rule, "sigma", "tau"]].agg(["mean", "sem"])
     values.columns = ["_".join(names) for names in values.columns]
     values = values.reset_index()
@@ -58,7 +58,7 @@ def build(grid: Grid, asked: Asked) -> Table:
         for label, part in values.groupby("label")
     }
     said = (
-        f"{rule}: {rules.words(rule, table)}; {SE}",
+        f"{rule}: {summary.words(rule, table)}; {SE}",
         "Δσ: Euclidean distance of the shared weights from their start; Δτ: mean over clients of the norm of BA",
         "E_lora = 0 is FedAvg from that start; the rest of the local epochs train the shared part",
     )
@@ -73,7 +73,7 @@ def moved(path: str) -> list[dict[str, Any]]:
     if others is None:
         raise ValueError(f"{path} holds no clients out: the study needs new_share > 0")
     start = weights(open_run(path))
-    net = nets.started(networks.network(settings, fed), start)
+    net = nets.started(federation.network(settings, fed), start)
     rows = []
     for epochs in range(settings.local_epochs):
         method = algorithms.feddecomp(lora_epochs=epochs, global_epochs=settings.local_epochs - epochs)

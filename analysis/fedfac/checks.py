@@ -19,7 +19,7 @@ from fedstat.results import ConvergenceWarning
 from fedstat.stats import factor
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import adjusted_rand
-from fedstat.study import rules, show
+from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
 from fedstat.study.compare import against_zero
 
@@ -134,13 +134,13 @@ def against_random(grid: Grid, *, value: str | None = None) -> pd.DataFrame:
         ``label``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
         :func:`fedstat.stats.compare.paired`; Holm's adjustment runs over all rows.
     """
-    table, value = show.in_order(grid), rules.choose(grid.table, value)
+    table, value = collect.in_order(grid), summary.choose(grid.table, value)
     chance = table[table["method"] == "random"].set_index(["label", "layers", "tau", "seed"])[value]
     others = table[by_analysis(table) | (table["method"] == "random-redrawn")]
     there = others.set_index(chance.index.names).index.isin(chance.index)
     if not there.any():
         return pd.DataFrame()
-    settings = ["label", "method", *show.SETTINGS]
+    settings = ["label", "method", *collect.SETTINGS]
     data = others[there].assign(of=lambda t: t.groupby(settings, dropna=False, sort=False).ngroup().map(str))
     data["less"] = data[value] - chance.loc[pd.MultiIndex.from_frame(data[chance.index.names])].to_numpy()
     return data[["of", *settings]].drop_duplicates("of").merge(against_zero(data, "of", "less")).drop(columns="of")

@@ -23,12 +23,9 @@ from fedstat._table_command import add_rule
 from fedstat.results.numbers import number, plus_minus
 from fedstat.results.ranks import difference
 from fedstat.store import open_run
-from fedstat.study import collect, rules, show, summary
-from fedstat.study.collect import Grid
-from fedstat.study.origin import caption
-from fedstat.study.rules import WINDOW
-from fedstat.study.show import METHODS
-from fedstat.study.table import Table, require_writable
+from fedstat.study import collect, summary
+from fedstat.study.collect import METHODS, Grid, caption
+from fedstat.study.summary import WINDOW, Table, require_writable
 
 ANALYSED = ("local", "fedfac-static", "fedfac-dynamic")
 """Methods whose runs are analysed: those under which clients' weights of a hidden layer differ."""
@@ -71,7 +68,7 @@ def study(
     ----------
     grid : Grid
     value : str, optional
-        Accuracy that is compared, see :func:`fedstat.study.rules.choose`.
+        Accuracy that is compared, see :func:`fedstat.study.summary.choose`.
     methods : sequence of str
         Runs whose weights and splits are analysed.
     replicates : int
@@ -86,24 +83,29 @@ def study(
         Accuracy against random splits; states over rounds; certainty; agreement of estimators. Tables without runs are
         left out.
     """
-    value = rules.choose(grid.table, value)
+    value = summary.choose(grid.table, value)
     better = checks.against_random(grid, value=value)
-    runs = show.in_order(grid)
+    runs = collect.in_order(grid)
     runs = runs[runs["method"].isin(methods)]
-    keys = ["method", *(show.varying(runs) if len(runs) else ()), "layer"]
+    keys = ["method", *(collect.varying(runs) if len(runs) else ()), "layer"]
     settled, sure, agree = [], [], []
     for record in progress(runs.to_dict("records")):
-        run, at = open_run(record["path"]), {name: record[name] for name in ("label", "method", "seed", *show.SETTINGS)}
+        run, at = (
+            open_run(record["path"]),
+            {name: record[name] for name in ("label", "method", "seed", *collect.SETTINGS)},
+        )
         own = {"kappa": record["kappa"], "tau": record["tau"], "estimator": record["estimator"]}
-        own = {name: value for name, value in own.items() if show.setting(value) != "–"}
+        own = {name: value for name, value in own.items() if collect.setting(value) != "–"}
         settled.append(summary.states(run).assign(**at))
         for layer, w in checks.hidden_weights(run).items():
             # Only a quantile τ (not "mean") can be taken anew in a sample; agreement is not a factor analysis.
             if not isinstance(record["tau"], str) and record["estimator"] != "icc":
                 sure.append(at | {"layer": layer} | checks.certainty(w, **own, replicates=replicates, seed=seed))
-            agree.append(checks.variants(w).assign(design=show.design(at, keys[1:-1]), label=at["label"], layer=layer))
+            agree.append(
+                checks.variants(w).assign(design=collect.design(at, keys[1:-1]), label=at["label"], layer=layer)
+            )
     notes = caption(grid, 10_000)
-    tables = [_better(better, value, (f"{value}: {rules.words(value, grid.table)}", *notes))]
+    tables = [_better(better, value, (f"{value}: {summary.words(value, grid.table)}", *notes))]
     if any(map(len, settled)):
         tables.append(_settled(pd.concat(settled), keys, notes))
     if sure:
@@ -122,8 +124,8 @@ def _better(table: pd.DataFrame, value: str, notes: Sequence[str]) -> Table:
             {
                 "method": METHODS.get(r["method"], r["method"]),
                 "Λ": r["layers"] or "default",
-                "κ": show.setting(r["kappa"]),
-                "τ": show.setting(r["tau"]),
+                "κ": collect.setting(r["kappa"]),
+                "τ": collect.setting(r["tau"]),
                 "estimator": r["estimator"] or "pa",
                 "pairs": r["n"],
                 "difference [95 %]": difference(r | {"sim_conf_low": r["conf_low"], "sim_conf_high": r["conf_high"]}),
@@ -202,7 +204,7 @@ def _mean_blocks(table: pd.DataFrame, keys: list[str], columns: list[str], digit
     for label, rows in table.groupby("label", sort=False):
         found: list[dict[str, Any]] = []
         for key, part in rows.groupby(keys, sort=False, dropna=False):
-            line = {show.SETTINGS.get(name, name): show.setting(x) for name, x in zip(keys, key, strict=True)}
+            line = {collect.SETTINGS.get(name, name): collect.setting(x) for name, x in zip(keys, key, strict=True)}
             line["method"] = METHODS.get(line["method"], line["method"])
             means, errors = part[columns].mean(), part[columns].sem()
             found.append(line | {c: plus_minus(float(means[c]), float(errors[c]), digits) for c in columns})

@@ -16,12 +16,10 @@ from fedstat._table_command import Asked, command
 from fedstat.results.numbers import interval, p_value
 from fedstat.stats import compare
 from fedstat.study import accuracy as study
+from fedstat.study import collect, summary
 from fedstat.study import grid as grids
-from fedstat.study import rules, show
-from fedstat.study.collect import Grid, labels
-from fedstat.study.origin import origin
-from fedstat.study.show import ordered, title_of
-from fedstat.study.table import Table
+from fedstat.study.collect import Grid, labels, ordered, origin, title_of
+from fedstat.study.summary import Table
 
 NAME = "simulations/fedfac.toml"
 FILE = Path(__file__).parents[2] / NAME
@@ -45,7 +43,7 @@ def accuracy(grid: Grid, asked: Asked) -> Table:
 def interaction(grid: Grid, asked: Asked) -> Table:
     """Mixed model accuracy ~ method * heterogeneity + (1 | seed), for each data set with two or more settings."""
     blocks, values, notes = {}, [], []
-    rule = rules.choose(grid.table, asked.rule)
+    rule = summary.choose(grid.table, asked.rule)
     datasets = {label: str(grid.configs[label]["data"]) for label in labels(grid)}
     for name in dict.fromkeys(datasets.values()):
         rows = grid.table[grid.table["label"].map(datasets) == name]
@@ -70,7 +68,7 @@ def interaction(grid: Grid, asked: Asked) -> Table:
             }
         )
         notes += [f"{name}: {fit.note}"] if fit.note else []
-    notes.append(f"{rule}: {rules.words(rule, grid.table)}")
+    notes.append(f"{rule}: {summary.words(rule, grid.table)}")
     notes.append("t tests with N − seeds − (terms − 1) degrees of freedom; p not adjusted")
     table = pd.concat(values) if values else pd.DataFrame()
     title = f"Mixed model {rule} ~ method * setting + (1 | seed)"
@@ -80,9 +78,9 @@ def interaction(grid: Grid, asked: Asked) -> Table:
 def designs(grid: Grid) -> list[str]:
     """Settings of FedFac, and the data they were used on."""
     found: dict[str, list[str]] = {}
-    for run in show.in_order(grid).to_dict("records"):
+    for run in collect.in_order(grid).to_dict("records"):
         if run["method"].startswith("fedfac"):
-            found.setdefault(show.design(run, show.SETTINGS).partition(", ")[2], []).append(run["label"])
+            found.setdefault(collect.design(run, collect.SETTINGS).partition(", ")[2], []).append(run["label"])
     return [f"FedFac with {what}: {'; '.join(dict.fromkeys(where))}" for what, where in found.items()]
 
 

@@ -13,10 +13,10 @@ import pandas as pd
 from fedstat._table_command import Asked, command
 from fedstat.results.numbers import number
 from fedstat.store import open_run
-from fedstat.study import show, summary
+from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
 from fedstat.study.compare import SE, compared, line, together
-from fedstat.study.table import Table
+from fedstat.study.summary import Table
 
 
 def new_clients(grid: Grid, asked: Asked) -> Table:
@@ -26,7 +26,7 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
         tree = open_run(run["path"])
         if "new" in tree.children:
             mean = summary.new_clients(tree)
-            ways = show.about(run["method"]).new_clients
+            ways = collect.about(run["method"]).new_clients
             for rule in (rule for rule in ways if rule in mean["rule"]):
                 name = run["method"] if len(ways) == 1 else f"{run['method']}, {rule}"
                 rows.append(
@@ -53,8 +53,8 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
 def _ways(grid: Grid) -> list[str]:
     """How new clients predict, for the methods that have only one way."""
     found: dict[str, list[str]] = {}
-    for method in show.ordered(grid.table["method"]):
-        row = show.about(method)
+    for method in collect.ordered(grid.table["method"]):
+        row = collect.about(method)
         if len(row.new_clients) == 1:
             found.setdefault(row.new_clients[0], []).append(row.title)
     return [f"{', '.join(titles)}: {rule}" for rule, titles in found.items()]

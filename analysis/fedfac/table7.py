@@ -9,9 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from fedstat._table_command import Asked, command
-from fedstat.study.collect import Grid
-from fedstat.study.show import title_of
-from fedstat.study.table import Table
+from fedstat.study.collect import Grid, title_of
+from fedstat.study.summary import Table
 from fedstat.study.timing import timing
 
 

@@ -15,7 +15,7 @@ from fedstat.results.numbers import number, p_value
 from fedstat.results.ranks import difference
 from fedstat.stats import compare
 from fedstat.store import open_run
-from fedstat.study import rules, show, summary
+from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
 from fedstat.study.compare import (
     OVERALL,
@@ -27,19 +27,19 @@ from fedstat.study.compare import (
     together,
     with_all_settings,
 )
-from fedstat.study.table import Table
+from fedstat.study.summary import Table
 
 
 def ablation(grid: Grid, asked: Asked) -> Table:
     """Table 8 A: accuracy when the shared or the personal units are replaced by random values."""
-    rows, named = [], show.varying(grid.table)
-    for run in show.in_order(grid).to_dict("records"):
+    rows, named = [], collect.varying(grid.table)
+    for run in collect.in_order(grid).to_dict("records"):
         tree = open_run(run["path"])
         split = summary.states(tree).query("0 < shared < units")
         if "ablation" not in tree.children or not len(split):  # without a split layer nothing was replaced
             continue
-        here = {name: run[name] for name in ("label", "seed", *show.SETTINGS)} | {"of": run["method"]}
-        here["heading"] = f"{run['label']}, {show.design(run, named)}"
+        here = {name: run[name] for name in ("label", "seed", *collect.SETTINGS)} | {"of": run["method"]}
+        here["heading"] = f"{run['label']}, {collect.design(run, named)}"
         mean, shared, units = summary.ablated(tree).mean("draw"), split["shared"].sum(), split["units"].sum()
         for part in map(str, mean["part"].values):
             replaced = 0 if part == "none" else shared if part.startswith("shared") else units - shared
@@ -109,15 +109,16 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     """Table 8 B: the split by factor analysis against random ones, in every setting and over all of them."""
     wanted = ("random", "random-redrawn", "fedfac-static", "fedfac-dynamic")
     rows = grid.table[grid.table["method"].isin(wanted)]
-    if named := show.varying(rows):
+    if named := collect.varying(rows):
         raise ValueError(
-            f"several splits of one method in a setting (they differ in {', '.join(show.SETTINGS[n] for n in named)}); "
+            "several splits of one method in a setting (they differ in "
+            f"{', '.join(collect.SETTINGS[n] for n in named)}); "
             "analysis/fedfac/decomposition.py compares each with the random split of the same Λ and τ"
         )
     if "random" not in set(rows["method"]):
         raise ValueError("no run has a random split, so there is nothing to compare with: run the algorithm 'random'")
     grid = grid._replace(table=rows)
-    rule = rules.choose(rows, asked.rule)
+    rule = summary.choose(rows, asked.rule)
     values, notes = compared(rows, grid, rule, "random")
     values, notes = with_all_settings(values, notes, rows, rule, "random")
     values["paper"] = [asked.paper.of("table8", r["label"]).get(r["method"]) for r in values.to_dict("records")]
@@ -129,7 +130,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
         for label, part in values.groupby("label", sort=False)
     }
     said = (
-        f"{rule}: {rules.words(rule, rows)}",
+        f"{rule}: {summary.words(rule, rows)}",
         f"random: units drawn once, as many shared; redrawn: anew in every round; {SE}",
         *together(grid, "random"), OVERALL,
     )  # fmt: skip

@@ -11,12 +11,11 @@ from fedstat._table_command import Asked
 from fedstat.results.numbers import number, plus_minus
 from fedstat.results.ranks import difference
 from fedstat.stats import compare
-from fedstat.study import rules, show, summary
-from fedstat.study.collect import Grid, labels
+from fedstat.study import collect, summary
+from fedstat.study.collect import METHODS, Grid, labels
 from fedstat.study.compare import SE, TOGETHER
 from fedstat.study.reference import Reference
-from fedstat.study.show import METHODS
-from fedstat.study.table import Table
+from fedstat.study.summary import Table
 
 STAGES = {"table4": ("layers", "Λ"), "table5": ("tau", "τ"), "table6": ("kappa", "κ")}
 """What each table of §5.3 varies, in the order of tuning."""
@@ -44,7 +43,7 @@ def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic
     """
     varied, symbol = STAGES[name]
     blocks, values, notes = {}, [], []
-    runs = show.in_order(grid)
+    runs = collect.in_order(grid)
     for label in labels(grid):
         rows = runs[(runs["label"] == label) & (runs["method"] == method)]
         rows, fixed = _stage(rows, name, grid.configs[label])
@@ -63,7 +62,7 @@ def tuning(grid: Grid, asked: Asked, *, name: str, method: str = "fedfac-dynamic
     blocks |= _references(grid, asked.paper, name, symbol)
     said = (
         f"chosen (*): best mean validation accuracy; test: of the round chosen on validation data; {SE}",
-        f"best10: {rules.words('best10', runs)}",
+        f"best10: {summary.words('best10', runs)}",
         f"difference: test, from the chosen, within seeds; {TOGETHER}",
     )  # fmt: skip
     title = f"Table {name[-1]}. Tuning {symbol} on validation data, {METHODS.get(method, method)}"
@@ -79,7 +78,7 @@ def _stage(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> tuple[pd
         fixed = {"layers": fixed["layers"], "tau": _best_of(rows, "table5", config)}
     for key, value in fixed.items():
         rows = rows[rows[key] == value]
-    return rows, ", ".join(f"{show.SETTINGS[k]} = {v if v is not None else 'none'}" for k, v in fixed.items())
+    return rows, ", ".join(f"{collect.SETTINGS[k]} = {v if v is not None else 'none'}" for k, v in fixed.items())
 
 
 def _best_of(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:

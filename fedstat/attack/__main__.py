@@ -12,8 +12,7 @@ from tqdm import tqdm
 from fedstat import _cli, store
 from fedstat._later import xr
 from fedstat.attack import leakage
-from fedstat.attack.experiment import LABELS, modes_of, rounds_of
-from fedstat.attack.runs import read
+from fedstat.attack.experiment import LABELS, modes_of, read, rounds_of
 from fedstat.results import LeakageResult
 
 COMMAND = "fedstat.attack"
@@ -83,7 +82,7 @@ def _work(args: argparse.Namespace) -> None:
     elif args.out is not None:
         _save(args, result)
     if args.plot is not None:
-        from fedstat.plot.attack import leakage_grid  # seaborn takes a second to import
+        from fedstat.plot.training import leakage_grid
 
         _cli.save_figure(leakage_grid(result), args.plot, dpi=150)
     print(result.summary())

@@ -1,29 +1,124 @@
-"""Deep leakage from gradients on what each method sends, against what an attacker could guess without."""
+"""The attack on stored runs: leakage of images by round and client."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedstat import _check, _random
+from fedstat import _check, _cli, _random, store
 from fedstat._later import torch, xr
-from fedstat.attack import runs as stored
-from fedstat.attack.matching import Recovered, by_sign, recover
-from fedstat.attack.observed import Observed, matched, observe
-from fedstat.fl import nets
+from fedstat.attack.matching import Observed, Recovered, by_sign, matched, observe, recover
+from fedstat.fl import batches, nets
 from fedstat.fl.chunks import each_chunk
-from fedstat.fl.job import ComputeConfig, Job
+from fedstat.fl.evaluate import evaluate
+from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.loop import observed_round
+from fedstat.fl.prepare import optimizer_named, prepare
 from fedstat.fl.start import start
 from fedstat.fl.state import State
+from fedstat.fl.training import COMMAND
 from fedstat.results.leakage import LeakageResult, psnr
+from fedstat.study import experiment
+from fedstat.study.experiment import Settings
+from fedstat.study.federation import TEXTS, network, source_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_SAME = 1e-3  # largest relative difference of a loss by rounding
+
+
+class Stored(NamedTuple):
+    """A finished run: its name, store and settings."""
+
+    name: str
+    tree: xr.DataTree
+    settings: Settings
+
+
+def read(path: str | Path) -> Stored:
+    """A finished run of ``python -m fedstat.fl`` on images.
+
+    Raises
+    ------
+    ValueError
+        If it is no such run, not finished, or trained on texts or data of its own.
+    """
+    path = Path(path)
+    tree = _cli.open_store(path, COMMAND)
+    noted = experiment.settings_of(path)
+    if "data" not in noted:
+        raise ValueError(
+            f"{path} does not say on which data it was trained: only runs of python -m fedstat.fl, or "
+            "fedstat.study.run, can be attacked from their store. For others use fedstat.attack.leakage_of."
+        )
+    if source_of(noted["data"])[0] in TEXTS:
+        raise ValueError(f"{path} was trained on {noted['data']}: texts are token numbers, which have no gradient")
+    if "ended" not in tree.attrs:
+        raise ValueError(f"{path} is not finished: continue it with python -m fedstat.fl --out {path} --resume")
+    with store.reading(path):
+        return Stored(noted["algorithm"], tree, Settings(**noted))
+
+
+def job_of(run: Stored, data_dir: str | Path | None, machine: ComputeConfig) -> tuple[Job, xr.Dataset]:
+    """The run's job and clients' data, made again.
+
+    Raises
+    ------
+    ValueError
+        If the data are not those of the run.
+    """
+    s = run.settings
+    fed, new = experiment.federated(s, data_dir)
+    training = TrainConfig(
+        optimizer=optimizer_named(s.optimizer, s.lr),
+        participation=s.participation,
+        sampling=s.sampling,
+        local_epochs=s.local_epochs,
+        batch_size=s.batch_size or None,
+        server_lr=s.server_lr,
+        aggregator=s.make_aggregator(),
+        seed=s.seed,
+    )
+    job = prepare(fed, network(s, fed), s.make_algorithm(), training, machine)
+    unseen = [] if new is None else [batches.rows_of(new, part, job.device) for part in ("train", "test")]
+    if batches.digest(*job.subsets.values(), *unseen) != json.loads(run.tree.attrs["config"])["data_digest"]:
+        raise ValueError(
+            f"the data of {run.name} are not those of the run: other files, or dealt by other code. Train it again."
+        )
+    return job, fed
+
+
+def states(run: Stored, job: Job, rounds: Sequence[int]) -> Iterator[tuple[int, State]]:
+    """The run's states after some rounds, 0 being the start: trained again, as runs repeat to the bit.
+
+    Warns
+    -----
+    UserWarning
+        If clients' losses are not those stored, as after training by another version or on another device.
+    """
+    state = start(job)
+    for number in sorted(rounds):
+        while state.round < number:
+            state, _ = observed_round(job, state, ())
+        if number:
+            kept = run.tree["metrics/loss"].sel(round=number).to_numpy()
+            again = evaluate(job, state)["loss"] if np.isfinite(kept).any() else kept
+            if not np.allclose(again, kept, rtol=_SAME, equal_nan=True):
+                warnings.warn(
+                    f"{run.name} trained again has other losses after round {number} than its store: the code or the "
+                    "device differs. The attack is on the run as it is made now.",
+                    stacklevel=2,
+                )
+        yield number, state
+
 
 ROUNDS = (10, 20, 30, 40, 50)
 LABELS = ("given", "inferred")
@@ -110,15 +205,15 @@ def leakage(
     given = [runs] if isinstance(runs, str | Path) else list(runs)
     if not given:
         raise ValueError("runs must name at least one run, but got none")
-    found = [stored.read(path) for path in given]
+    found = [read(path) for path in given]
     _require_alike(found)
     at = rounds_of(rounds, [(one.name, one.settings.rounds) for one in found])
     machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     parts = []
     for one in found:
-        job, fed = stored.job_of(one, data_dir, replace(machine, precision=one.settings.precision))
+        job, fed = job_of(one, data_dir, replace(machine, precision=one.settings.precision))
         scale = fed.x.attrs["mean"], fed.x.attrs["sd"]
-        parts.append(leaks(job, stored.states(one, job, at), attack, scale=scale, progress=progress))
+        parts.append(leaks(job, states(one, job, at), attack, scale=scale, progress=progress))
     methods, seeds = [one.name for one in found], [one.settings.seed for one in found]
     several = len(set(seeds)) > 1
     names = [f"{name}, seed {seed}" if several else name for name, seed in zip(methods, seeds, strict=True)]
@@ -180,7 +275,7 @@ def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> 
     return sorted(set(rounds))
 
 
-def _require_alike(found: Sequence[stored.Stored]) -> None:
+def _require_alike(found: Sequence[Stored]) -> None:
     names = ("data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share")
     first = found[0]
     for one in found[1:]:

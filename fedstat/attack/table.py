@@ -11,10 +11,9 @@ from fedstat.attack.experiment import leakage
 from fedstat.results.leakage import MARGIN, LeakageResult
 from fedstat.results.numbers import interval, number
 from fedstat.study.accuracy import of_study
-from fedstat.study.collect import Grid
+from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.reference import Reference
-from fedstat.study.show import ordered, title_of
-from fedstat.study.table import Table
+from fedstat.study.summary import Table
 
 
 def study_of(file: str, description: str, *, argv: Sequence[str] | None = None) -> int:

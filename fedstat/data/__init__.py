@@ -12,9 +12,8 @@ from typing import Any
 from fedstat import _check
 from fedstat._later import xr
 from fedstat.data import ag_news, arrays, cifar, digits, idx, leaf, partition, shakespeare, svhn, tiny_imagenet
-from fedstat.data._files import SPLITS, Source, Split, folder
-from fedstat.data._folder import open_folder, save_folder
-from fedstat.data.images import to_float
+from fedstat.data._files import SPLITS, Source, Split, folder, open_folder, save_folder
+from fedstat.data.arrays import to_float
 
 __all__ = ["SOURCES", "load", "open_folder", "partition", "save_folder", "to_float"]
 

@@ -16,8 +16,7 @@ from fedstat import _check, _labels
 from fedstat._later import xr
 from fedstat._random import generator
 from fedstat.data._clients import hold_out, label_table, limit, permute_labels, train_test
-from fedstat.data._deal import deal, draw_equal, partitioned, share, top_up
-from fedstat.data._groups import CIFAR100_DOMAINS, domains, natural
+from fedstat.data._groups import CIFAR100_DOMAINS, deal, domains, draw_equal, natural, partitioned, share, top_up
 
 __all__ = [
     "CIFAR100_DOMAINS",

@@ -12,8 +12,7 @@ from typing import Any
 
 from fedstat import _check, _cli, _guard, store
 from fedstat._later import xr
-from fedstat.decompose.report import table, to_dataset, write_table
-from fedstat.decompose.stored import COMMAND, whole
+from fedstat.decompose.stored import COMMAND, table, to_dataset, whole, write_table
 from fedstat.labelled import bootstrap, permutation_test, split, stability
 from fedstat.labelled.inputs import layers_of
 from fedstat.results import Absolute, ByLayer, Tau

@@ -1,4 +1,4 @@
-"""Results that are kept whole on disk, and the way back to them."""
+"""Splits of weights as stored, and in words."""
 
 from __future__ import annotations
 
@@ -15,11 +15,87 @@ from numpy.typing import NDArray
 from fedstat import _check, _guard, results, store
 from fedstat._later import pd, xr
 from fedstat.labelled.layer_names import is_pattern, matching, require_names
-from fedstat.results import Absolute, ByLayer
+from fedstat.results import Absolute, BootstrapResult, ByLayer, SplitResult, tables
 from fedstat.stats.icc import Coefficients, MeanSquares
 from fedstat.stats.icc_resampling import Influence
 from fedstat.stats.icc_tests import AgreementTest
 from fedstat.stats.variance_components import Components
+
+_BESIDE = {"bootstrap": ("std_error", "conf_low", "conf_high", "p_shared"), "permutation": ("p_value", "p_adjusted")}
+
+
+def to_dataset(split: SplitResult, bootstrap: BootstrapResult | None = None) -> xr.Dataset:
+    """Communalities, agreement between clients, groups and loadings of a split over the dims unit and factor.
+
+    Parameters
+    ----------
+    split : SplitResult
+    bootstrap : BootstrapResult, optional
+        Adds std_error, conf_low, conf_high and p_shared, and the attributes ``intervals``, what these are of, and
+        ``replicates_converged``, a share.
+
+    Returns
+    -------
+    xarray.Dataset
+        ``icc`` holds ICC2 where there are clients. A split by agreement has no loadings, eigenvalues and Heywood cases,
+        and its communality is NaN. Attributes hold tau, kappa, method and the row of ``split.glance()`` as JSON.
+    """
+    data = xr.Dataset(
+        {
+            "communality": ("unit", split.communality, {"long_name": "communality nu"}),
+            "shared": ("unit", split.shared),
+            "group": ("unit", split.group.astype(object)),
+            "margin": ("unit", split.margin),
+        },
+        coords={"unit": split.fit.units},
+        attrs={
+            "tau": str(split.tau),
+            "threshold": split.threshold,
+            "method": split.fit.method,
+            "glance": json.dumps(split.to_dict()["glance"]),
+        },
+    )
+    if split.icc is not None:
+        data["icc"] = ("unit", split.icc, {"long_name": "agreement between clients, ICC2"})
+    if split.fit.method != "icc":
+        data["heywood"] = ("unit", split.factors.heywood)
+        data["loadings"] = (("unit", "factor"), split.factors.loadings)
+        data["eigenvalues"] = ("component", split.factors.eigenvalues)
+    if bootstrap is not None:
+        table = bootstrap.tidy()
+        data.attrs["intervals"] = bootstrap.interval_label
+        data.attrs["replicates_converged"] = float(bootstrap.converged.mean())
+        for name in _BESIDE["bootstrap"]:
+            data[name] = ("unit", table[name].to_numpy())
+    return data
+
+
+def table(found: Mapping[str, ByLayer[Any]]) -> pd.DataFrame:
+    """One row per layer and unit: the split's table, with standard errors, intervals and p values where they are known.
+
+    Parameters
+    ----------
+    found : mapping from kind to results by layer
+        "split", and "bootstrap" and "permutation" where there are any.
+    """
+    parts = [found["split"].tidy()]
+    for kind, columns in _BESIDE.items():
+        if kind in found:
+            parts.append(found[kind].tidy()[list(columns)])
+    return pd.concat(parts, axis=1)
+
+
+def write_table(path: Path, rows: pd.DataFrame, *, latex: bool) -> None:
+    """Write a table as CSV with all digits; or as LaTeX with three, without loadings and what follows from them."""
+    if not latex:
+        rows.to_csv(path, index=False)
+        return
+    flags = [name for name in ("heywood", "dead") if name in rows and not rows[name].any()]
+    loadings = [name for name in rows if str(name).startswith("factor_")]
+    shown = rows.drop(columns=[*flags, *loadings, "u2", "complexity"], errors="ignore").dropna(axis=1, how="all")
+    tabular = tables.latex(shown, digits=3, caption=None, label=None)
+    path.write_text(f"% fedstat.decompose: needs \\usepackage{{booktabs}}\n{tabular}", encoding="utf-8")
+
 
 Kind = Literal["split", "bootstrap", "permutation", "stability"]
 KINDS: tuple[Kind, ...] = ("split", "bootstrap", "permutation", "stability")

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstat import _labels, _random
 from fedstat._later import torch, xr
-from fedstat.data import images
+from fedstat.data import arrays
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Images:
     ----------
     values : uint8 Tensor (sample, ...)
     scaling : (Tensor, Tensor)
-        Factor and shift, see :class:`fedstat.data.images.Scaling`.
+        Factor and shift, see :class:`fedstat.data.arrays.Scaling`.
     """
 
     def __init__(self, values: Tensor, scaling: tuple[Tensor, Tensor]) -> None:
@@ -169,7 +169,7 @@ def _scaling(source: xr.DataArray | xr.Variable, ndim: int, device: torch.device
     """How images of bytes, of ``ndim`` dims each, are standardised; None for other samples."""
     if source.dtype != np.uint8 or ndim < 2 or not {"mean", "sd"} <= source.attrs.keys():
         return None
-    factor, shift = images.scaling(source)
+    factor, shift = arrays.scaling(source)
     return torch.from_numpy(factor).to(device), torch.from_numpy(shift).to(device)
 
 

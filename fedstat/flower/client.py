@@ -19,8 +19,7 @@ from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Params
 from fedstat.fl.start import pretrain
 from fedstat.fl.state import Download, State
-from fedstat.flower.plan import Plan
-from fedstat.flower.records import Arrays, packed, raw_sums, record, tensors_in, unpacked
+from fedstat.flower.plan import Arrays, Plan, packed, raw_sums, record, tensors_in, unpacked
 from fedstat.flower.secure import Call, secured
 
 _ME = np.array([0])

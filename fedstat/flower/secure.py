@@ -1,4 +1,4 @@
-"""Sums of which the server sees nothing but the total: Flower's SecAgg+, fixed point and its error.
+"""Sums that a server gets without single parties' values: masks, refusals, and the grid of parties.
 
 Flower's own protocol (``SecAggPlusWorkflow`` and ``secaggplus_mod``; Bell et al. 2020, ACM CCS, 1253-1269) masks
 integers modulo 2³². In Flower 1.41 it belongs to the older strategies, which average all parameters weighted by numbers
@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.client.mod import secaggplus_mod
 from flwr.common import Code, FitIns, FitRes, Parameters, Status, ndarrays_to_parameters, parameters_to_ndarrays
@@ -32,10 +33,136 @@ from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.serverapp import Grid
 
+from fedstat.fl import masks
+from fedstat.fl.algorithm import SharedMask
+from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
-from fedstat.flower.grid import Answering
-from fedstat.flower.plan import Plan
-from fedstat.flower.records import Arrays, arrays_in, record
+from fedstat.flower.plan import Arrays, Plan, arrays_in, record
+from fedstat.stats.moments import Moments
+
+
+class Answering(Grid):
+    """A grid whose every party answers: messages that fail or are late are one error.
+
+    Parameters
+    ----------
+    grid : Grid
+        What carries the messages.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    @property
+    def run(self) -> Any:
+        """The run that messages belong to."""
+        return self._grid.run
+
+    def set_run(self, run: Any) -> None:
+        """Set the run that messages belong to."""
+        self._grid.set_run(run)
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """A new message."""
+        return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Nodes that are connected."""
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send messages; returns their ids."""
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Answers that have come to messages of these ids."""
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and wait for all answers.
+
+        Raises
+        ------
+        RuntimeError
+            If a party fails, with its reason, or does not answer in time.
+        """
+        messages = list(messages)
+        answers = list(self._grid.send_and_receive(messages, timeout=timeout)) if messages else []
+        for answer in answers:
+            if answer.has_error():
+                raise RuntimeError(_reason(answer))
+        asked, came = ([m.metadata.dst_node_id for m in messages], {a.metadata.src_node_id for a in answers})
+        if silent := [node for node in asked if node not in came]:
+            raise RuntimeError(
+                f"{len(silent)} of {len(asked)} parties gave no answer within {timeout:g} s, first node {silent[0]}. "
+                "See its log, or give parties more time (timeout)."
+            )
+        return answers
+
+
+def _reason(answer: Message) -> str:
+    """One line that says why a party failed."""
+    lines = [line.strip() for line in (answer.error.reason or "").splitlines() if line.strip(" '>")]
+    last = lines[-1].removeprefix("Exception ClientAppException occurred. Message: ") if lines else "no reason given"
+    return last if last.startswith("party ") else f"node {answer.metadata.src_node_id} failed: {last}"
+
+
+def moments_alone(found: Mapping[str, Any], method: str) -> dict[str, Moments]:
+    """The method's sums, if they are moments; else ValueError."""
+    for layer, sums in found.items():
+        if not isinstance(sums, Moments):
+            raise ValueError(
+                f"method {method!r}: between separate parties moments must be fedstat.stats.moments.Moments, but those "
+                f"of {layer!r} are {type(sums).__name__}"
+            )
+    return dict(found)
+
+
+def require_unsolvable(job: Job, mask: SharedMask, moments: Mapping[str, Moments]) -> None:
+    """ValueError if open moments and shared entries of one party determine its personal weights.
+
+    Products of a personal unit's n weights with n known vectors, the shared units' weights and ones, are a linear
+    system that has one solution.
+    """
+    for layer in moments:
+        flags = masks.shared_units(job.net, mask.shared, layer)
+        known, n = int(flags.sum()) + 1, sum(_inputs(job, name) for name in masks.incoming(job.net, layer))
+        if known >= n and not bool(flags.all()):
+            raise ValueError(
+                f"layer {layer!r}: from a party's moments and its {known - 1} shared units a server could compute the "
+                f"personal ones, which have {n} weights each. Use secure sums (secure=True), or share fewer units."
+            )
+
+
+def _inputs(job: Job, name: str) -> int:
+    shape = job.net.shapes[name]
+    return int(np.prod(shape[1:], dtype=np.int64))
+
+
+class Unseen(dict[str, torch.Tensor]):
+    """Parameters that a server of separate parties does not see."""
+
+    def __init__(self, refuse: Callable[..., NoReturn]) -> None:
+        super().__init__()
+        self._refuse = refuse
+
+    def __missing__(self, name: str) -> NoReturn:
+        self._refuse(name)
+
+
+def refusal(method: str) -> Callable[..., NoReturn]:
+    """A function that raises ValueError, in place of one that shows single clients to the method."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise ValueError(
+            f"method {method!r} asks for single clients' models, but a server of separate parties sees sums alone. "
+            "Give the method moments, or use fedstat.fl.train."
+        )
+
+    return refuse
+
 
 Call = Callable[[Message, Context], Message]
 

@@ -26,11 +26,10 @@ from fedstat.fl.ledger import Buffer
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import metrics
 from fedstat.fl.state import State
-from fedstat.flower import records, secure
-from fedstat.flower.grid import Answering
-from fedstat.flower.plan import Plan
-from fedstat.flower.records import Arrays
-from fedstat.flower.unseen import Unseen, moments_alone, refusal, require_unsolvable
+from fedstat.flower import plan as _plan
+from fedstat.flower import secure
+from fedstat.flower.plan import Arrays, Plan, arrays_in, moments_of, packed, raw_sums, unpacked
+from fedstat.flower.secure import Answering, Unseen, moments_alone, refusal, require_unsolvable
 from fedstat.stats.moments import Moments
 
 COMMAND = "fedstat.flower"
@@ -104,7 +103,7 @@ class Strategy(FlowerStrategy):
     def initial_arrays(self) -> ArrayRecord:
         """The common start of :func:`fedstat.fl.train` with the plan's seed."""
         net = Hooks(self.plan.algorithm, self.plan.net, self.plan.clients).wrap()
-        return records.record(net.init(_random.generator(self.plan.training.seed, "start")))
+        return _plan.record(net.init(_random.generator(self.plan.training.seed, "start")))
 
     def summary(self) -> None:
         """Nothing: the plan says what is run."""
@@ -113,7 +112,7 @@ class Strategy(FlowerStrategy):
 
     def _begin(self, grid: Grid, server: Params) -> None:
         nodes = self._connected(grid)
-        content = {"start": records.record(server), "plan": ConfigRecord({"settings": json.dumps(self.plan.settings)})}
+        content = {"start": _plan.record(server), "plan": ConfigRecord({"settings": json.dumps(self.plan.settings)})}
         asked = [Message(RecordDict(dict(content)), n, MessageType.QUERY) for n in nodes]
         about = {
             m.metadata.src_node_id: m.content["about"] for m in grid.send_and_receive(asked, timeout=self._timeout)
@@ -134,7 +133,7 @@ class Strategy(FlowerStrategy):
         )
         one = {name: p[None] for name, p in server.items()}
         zeros = {name: torch.zeros_like(p) for name, p in one.items()}
-        self._last = records.raw_sums(moments_alone(job.hooks.moments(lambda: zeros, one), method))
+        self._last = raw_sums(moments_alone(job.hooks.moments(lambda: zeros, one), method))
 
         def moments(epochs: int | None) -> Mapping[str, Any]:
             asked = [_ask(pretrain=-1 if epochs is None else epochs) for _ in self._nodes]
@@ -184,7 +183,7 @@ class Strategy(FlowerStrategy):
         self._rest = max(0.0, 1 - float(weights.sum()))
         ranges = secure.entry_ranges(state.global_params, named, float(weights.max()), self.plan.headroom)
         contents = [
-            _ask(state.round, weight=w) | content | {"up": records.record(self._up)}
+            _ask(state.round, weight=w) | content | {"up": _plan.record(self._up)}
             for w, content in zip(weights.tolist(), down, strict=True)
         ]
         return self._messages(clients, contents, ranges)
@@ -193,14 +192,14 @@ class Strategy(FlowerStrategy):
         """The server's copy after the round, from sums of n_k / Σ n_k times shared entries."""
         state = self._state
         sums = {name: torch.from_numpy(a) for name, a in _total(replies).items()}
-        means = records.unpacked(sums, self._up, {name: p.double() for name, p in state.global_params.items()})
+        means = unpacked(sums, self._up, {name: p.double() for name, p in state.global_params.items()})
         if self._rest > 1e-6:
             means = {name: p + self._rest * state.global_params[name] for name, p in means.items()}
         means = {name: p.to(state.global_params[name].dtype) for name, p in means.items()}
         server = update_global(state.global_params, means, state.mask, self._mask, self._job.server_lr)
         self._state = State(state.round + 1, StackedRows(), {}, server, self._mask, StackedRows())
         self.rounds.append(self._state)
-        return records.record(server), None
+        return _plan.record(server), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -245,7 +244,7 @@ class Strategy(FlowerStrategy):
         messages = self._messages(clients, contents, ranges)
         total = _total(grid.send_and_receive(messages, timeout=self._timeout))
         self._last = {name: a / len(clients) for name, a in total.items()}
-        return records.moments_of(total)
+        return moments_of(total)
 
     def _download(self, client: int) -> dict[str, Any]:
         """What a client downloads: the entries that are shared for it, and the mask that says which."""
@@ -254,7 +253,7 @@ class Strategy(FlowerStrategy):
         for name, p in state.global_params.items():
             own = masks.of_clients(state.mask.shared[name], p.ndim, who)
             mask[name] = own[0] if own.ndim > p.ndim else own
-        return {"down": records.record(records.packed(state.global_params, mask)), "mask": records.record(mask)}
+        return {"down": _plan.record(packed(state.global_params, mask)), "mask": _plan.record(mask)}
 
     def _messages(
         self,
@@ -329,6 +328,6 @@ def _total(replies: Iterable[Message]) -> Arrays:
     """Sum of what parties sent, in float64, in the order of their nodes' messages."""
     total: Arrays = {}
     for reply in sorted(replies, key=lambda m: m.metadata.src_node_id):
-        for name, a in records.arrays_in(reply.content, "sums").items():
+        for name, a in arrays_in(reply.content, "sums").items():
             total[name] = total.get(name, 0) + a.astype(np.float64)
     return total

@@ -9,7 +9,7 @@ from pathlib import Path
 from fedstat import _cli, data
 from fedstat._settings import add_arguments, given
 from fedstat.motivation.experiment import COMMAND, OUTPUTS, PARTITIONS, Settings, study
-from fedstat.motivation.report import report
+from fedstat.motivation.findings import report
 from fedstat.store import config_of
 
 HELP = {

@@ -20,7 +20,7 @@ from fedstat.fl.loop import observed_round
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.start import start
 from fedstat.fl.state import Download
-from fedstat.motivation import relation
+from fedstat.motivation import statistics
 from fedstat.store import Group, Target
 from fedstat.study import cells
 from fedstat.study.cells import Cell, Make
@@ -286,14 +286,14 @@ def _write_case(
     for j, (mean, accuracy) in enumerate(seen):
         writer.write("outputs/mean_output", (i, j), mean)
         writer.write("outputs/accuracy", (i, j), accuracy)
-        for name, values in relation.dispersion(mean, k=settings.k).items():
+        for name, values in statistics.dispersion(mean, k=settings.k).items():
             writer.write(f"dispersion/{name}", (i, j), values)
     weights = params["fc1.weight"].cpu().numpy()
     start = server["fc1.weight"].cpu().numpy()
-    strata = relation.strata_of(settings.cases[i], label)
-    found = relation.relation(
+    strata = statistics.strata_of(settings.cases[i], label)
+    found = statistics.relation(
         np.stack([mean for mean, _ in seen]), np.stack([weights, weights - start]),
-        relation.halves(strata, settings.replicates, seed=settings.seed), k=settings.k, kappa=settings.kappa,
+        statistics.halves(strata, settings.replicates, seed=settings.seed), k=settings.k, kappa=settings.kappa,
     )  # fmt: skip
     for name, values in found.items():
         writer.write(name, (i,), values)
@@ -303,8 +303,8 @@ def _layout(settings: Settings, net: Net) -> dict[str, Group]:
     axes = {
         "case": [*settings.cases],
         "outputs": [*OUTPUTS],
-        "on": [*relation.ON],
-        "estimator": [*relation.ESTIMATORS],
+        "on": [*statistics.ON],
+        "estimator": [*statistics.ESTIMATORS],
         "client": settings.clients,
         "unit": settings.hidden,
         "replicate": settings.replicates,

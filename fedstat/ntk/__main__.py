@@ -11,7 +11,7 @@ from typing import Any
 from fedstat import _check, _cli
 from fedstat._later import xr
 from fedstat.fl.job import device_named
-from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, datasets, generalization
+from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, descent, generalization
 from fedstat.ntk.descent import METHODS
 from fedstat.store import provenance, save
 
@@ -102,10 +102,10 @@ def _require_used(args: argparse.Namespace) -> None:
 def _data(args: argparse.Namespace) -> xr.Dataset:
     clients, n = max(args.clients), max(args.n)
     if args.data == "gaussian":
-        return datasets.gaussian(clients=clients, n=n, d=args.d, n_test=args.n_test, seed=args.seed)
+        return descent.gaussian(clients=clients, n=n, d=args.d, n_test=args.n_test, seed=args.seed)
     if args.data == "digits":
-        return datasets.digits(clients=clients, n=n, n_test=args.n_test, partition=args.partition, seed=args.seed)
-    return datasets.read(args.data, clients=clients, n=n, n_test=args.n_test)
+        return descent.digits(clients=clients, n=n, n_test=args.n_test, partition=args.partition, seed=args.seed)
+    return descent.read(args.data, clients=clients, n=n, n_test=args.n_test)
 
 
 def _lr(text: str) -> Any:

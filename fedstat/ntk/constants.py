@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedstat._later import xr
+from fedstat.ntk import kernel as gram
 from fedstat.ntk.results import ExtremeEigenvalues
 from fedstat.ntk.samples import Samples, gather
-from fedstat.stats import ntk as stats
 
 
 class TheoryWarning(UserWarning):
@@ -28,14 +28,14 @@ class Constants(NamedTuple):
         Diagonal blocks of H^p∞.
     shared, personal : ExtremeEigenvalues
         Extreme eigenvalues of H^s∞ and H^p∞.
-    violations : fedstat.stats.ntk.Violations
+    violations : fedstat.ntk.kernel.Violations
     """
 
     h_shared: np.ndarray
     h_personal: list[np.ndarray]
     shared: ExtremeEigenvalues
     personal: ExtremeEigenvalues
-    violations: stats.Violations
+    violations: gram.Violations
 
     @property
     def positive(self) -> bool:
@@ -46,15 +46,15 @@ class Constants(NamedTuple):
 
 def constants(samples: Samples) -> Constants:
     """Kernels, eigenvalues and Assumption 1 of the samples; warns where the theory does not apply."""
-    found = stats.violations(samples.x)
+    found = gram.violations(samples.x)
     if found:
         warnings.warn(describe(found), TheoryWarning, stacklevel=3)
-    h_shared = stats.kernel(samples.x)
-    blocks = [stats.kernel(x) for x in samples.blocks(samples.x)]
+    h_shared = gram.kernel(samples.x)
+    blocks = [gram.kernel(x) for x in samples.blocks(samples.x)]
     return Constants(h_shared, blocks, extremes([h_shared], "H^s"), extremes(blocks, "H^p"), found)
 
 
-def describe(found: stats.Violations) -> str:
+def describe(found: gram.Violations) -> str:
     """Say which samples break Assumption 1 and what to do."""
     parts = []
     if found.long:
@@ -74,7 +74,7 @@ def describe(found: stats.Violations) -> str:
 def extremes(blocks: list[np.ndarray], name: str) -> ExtremeEigenvalues:
     """Smallest and largest eigenvalue over diagonal blocks; blocks of one size are solved in one batch."""
     each = [
-        stats.extreme_eigenvalues(np.stack([b for b in blocks if len(b) == size]), certify=True)
+        gram.extreme_eigenvalues(np.stack([b for b in blocks if len(b) == size]), certify=True)
         for size in sorted({len(b) for b in blocks})
     ]
     low, high, error_low, error_high, resolution = (np.concatenate(column) for column in zip(*each, strict=True))
@@ -105,7 +105,7 @@ def extremes(blocks: list[np.ndarray], name: str) -> ExtremeEigenvalues:
     return result
 
 
-def violations(x: Any, client: Any = None, *, angle: float = 1e-7) -> stats.Violations:
+def violations(x: Any, client: Any = None, *, angle: float = 1e-7) -> gram.Violations:
     """Name the samples that break Assumption 1 of FedFac §3.3: ‖x‖ ≤ 1, no two parallel.
 
     Parameters
@@ -118,7 +118,7 @@ def violations(x: Any, client: Any = None, *, angle: float = 1e-7) -> stats.Viol
 
     Returns
     -------
-    fedstat.stats.ntk.Violations
+    fedstat.ntk.kernel.Violations
         False if there is none.
 
     Examples
@@ -127,7 +127,7 @@ def violations(x: Any, client: Any = None, *, angle: float = 1e-7) -> stats.Viol
     >>> violations(np.array([[0.5, 0.0], [0.7, 0.0], [0.0, 1.0]])).parallel
     ((0, 1),)
     """
-    return stats.violations(gather(x, client=client).x, angle=angle)
+    return gram.violations(gather(x, client=client).x, angle=angle)
 
 
 def kernel(x: Any, client: Any = None, *, normalize: bool = False) -> xr.DataArray:
@@ -163,14 +163,14 @@ def kernel(x: Any, client: Any = None, *, normalize: bool = False) -> xr.DataArr
     samples = gather(x, client=None if isinstance(client, str) else client, normalize=normalize)
     if not by_client:
         names = np.asarray(samples.names)[samples.client]
-        h = stats.kernel(samples.x)
+        h = gram.kernel(samples.x)
         return xr.DataArray(
             h, dims=("sample", "sample_"), coords={"client": ("sample", names)}, name="h", attrs={"kernel": "H^s"}
         )
     size = max(samples.sizes)
     h = np.full((len(samples.names), size, size), np.nan)
     for c, block in enumerate(samples.blocks(samples.x)):
-        h[c, : len(block), : len(block)] = stats.kernel(block)
+        h[c, : len(block), : len(block)] = gram.kernel(block)
     return xr.DataArray(
         h,
         dims=("client", "sample", "sample_"),

@@ -15,11 +15,11 @@ from tqdm import tqdm
 from fedstat import _check
 from fedstat._executor import in_order
 from fedstat._later import xr
+from fedstat.ntk import kernel as stats
 from fedstat.ntk.constants import Constants, TheoryWarning, constants
 from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
 from fedstat.ntk.samples import Samples, by_sample, gather
-from fedstat.stats import ntk as stats
 
 
 def convergence(
@@ -98,7 +98,7 @@ def convergence(
     Notes
     -----
     ``loss_limit`` is what an infinitely wide network would do from the same start
-    (:func:`fedstat.stats.ntk.limit_map`): it tells how much of the distance between bound and observation is due to
+    (:func:`fedstat.ntk.kernel.limit_map`): it tells how much of the distance between bound and observation is due to
     the width, and how much to the theorem's keeping λ_min only.
 
     Examples

@@ -16,11 +16,11 @@ from tqdm import tqdm
 from fedstat import _check, _labels
 from fedstat._executor import in_order
 from fedstat._later import xr
+from fedstat.ntk import kernel as stats
 from fedstat.ntk.constants import TheoryWarning, constants, extremes
 from fedstat.ntk.descent import descent, diverged, network, predict
 from fedstat.ntk.results import GeneralizationResult
 from fedstat.ntk.samples import Samples, by_sample, gather
-from fedstat.stats import ntk as stats
 
 
 def generalization(

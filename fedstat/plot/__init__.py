@@ -1,21 +1,33 @@
 """Figures: pure functions (result or Dataset, ax=None) -> Axes."""
 
-from fedstat.plot._figure import caption, one_legend
-from fedstat.plot._looks import look
-from fedstat.plot.attack import leakage, leakage_grid
-from fedstat.plot.choices import split_map
-from fedstat.plot.clusters import client_lines, client_similarity, similarity_over_rounds
-from fedstat.plot.data import partition
-from fedstat.plot.factor import communality, loadings, rounds, scree
-from fedstat.plot.fl import accuracy_curves, clients, differences, feature_grid, loss_curves, shares
+from fedstat.plot._figure import caption, look, one_legend
+from fedstat.plot.clients import client_lines, client_similarity, partition, profile, similarity_over_rounds
+from fedstat.plot.factor import communality, loadings, rounds, scree, split_map
 from fedstat.plot.forests import forest
 from fedstat.plot.leaderboard import by_setting, critical_difference, method_courses, trade_off
 from fedstat.plot.motivation import entropies, fig1, fig2, heatmap, motivation_grid, motivation_origin, relation
 from fedstat.plot.ntk import convergence, freezing, generalization
-from fedstat.plot.profiles import profile
-from fedstat.plot.sim import accuracy, recovery, recovery_grid, stability, study_dataset
-from fedstat.plot.spectra import kappa_window, spectrum, spectrum_grid
+from fedstat.plot.simulation import (
+    accuracy,
+    kappa_window,
+    recovery,
+    recovery_grid,
+    spectrum,
+    spectrum_grid,
+    stability,
+    study_dataset,
+)
 from fedstat.plot.study import accuracy_grid, origin, stability_grid, study_grid
+from fedstat.plot.training import (
+    accuracy_curves,
+    clients,
+    differences,
+    feature_grid,
+    leakage,
+    leakage_grid,
+    loss_curves,
+    shares,
+)
 
 __all__ = [
     "accuracy",

@@ -13,12 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedstat import _check
-from fedstat.plot._axes import given, literal
-from fedstat.plot._figure import interval
-from fedstat.plot._inputs import refusal
-from fedstat.plot._looks import Look, looks, ordered
+from fedstat.plot._figure import Look, given, interval, literal, looks, ordered, refusal
 from fedstat.stats import ranking
-from fedstat.study.show import title_of
+from fedstat.study.collect import title_of
 
 HIGHLIGHTS = ("local", "fedavg", "fedavg+", "ditto", "fedfac-dynamic", "feddecomp", "fedcp")
 """Methods that figures of many methods show in colour: the two ends, fine-tuning, and the systems of the papers."""

@@ -16,9 +16,7 @@ from matplotlib.lines import Line2D
 from sklearn.cluster import KMeans
 
 from fedstat import _check
-from fedstat.plot._axes import given
-from fedstat.plot._figure import caption, one_legend
-from fedstat.plot._inputs import refusal
+from fedstat.plot._figure import caption, given, one_legend, refusal
 from fedstat.results import EntropyResult
 
 CASE = {"iid": "IID", "one-class": "non-IID (one class a client)"}

@@ -13,11 +13,8 @@ from matplotlib.patches import Patch
 
 from fedstat import _check
 from fedstat.ntk.results import ConvergenceResult, GeneralizationResult
-from fedstat.plot._axes import given
-from fedstat.plot._figure import interval
-from fedstat.plot._inputs import refusal
-from fedstat.plot._looks import looks, ordered
-from fedstat.study.show import title_of
+from fedstat.plot._figure import given, interval, looks, ordered, refusal
+from fedstat.study.collect import title_of
 
 if TYPE_CHECKING:
     import pandas as pd

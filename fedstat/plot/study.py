@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.gridspec import SubplotSpec
 from matplotlib.ticker import MaxNLocator
 
-from fedstat.plot._figure import caption, one_legend
-from fedstat.plot._inputs import refusal
-from fedstat.plot.sim import accuracy, is_study, one_setting, stability, study_dataset
+from fedstat.plot._figure import caption, one_legend, refusal
+from fedstat.plot.simulation import accuracy, is_study, one_setting, stability, study_dataset
 
 _REFERENCE = "true"
 _BARS = "Bars and bands: Student's 95 % intervals over replicates"

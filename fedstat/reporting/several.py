@@ -13,16 +13,17 @@ import pandas as pd
 
 from fedstat.plot import accuracy_curves, loss_curves
 from fedstat.plot import clients as draw_clients
-from fedstat.plot._axes import literal
-from fedstat.reporting import figures, origin, prose, training_cautions
+from fedstat.plot._figure import literal
+from fedstat.reporting import document, prose, training
+from fedstat.reporting import parts as _parts
 from fedstat.reporting.document import PARAGRAPH, Block, Caution, Part, Section, Table, Text, listed, shown
+from fedstat.reporting.parts import versions
 from fedstat.reporting.stored import Stored, damage_of
 from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.results.ranks import difference
 from fedstat.stats.compare import LEAST_PAIRS
-from fedstat.study import accuracy, collect, compare, experiment, rules, summary
-from fedstat.study.collect import Grid
-from fedstat.study.show import ordered, title_of
+from fedstat.study import accuracy, collect, compare, experiment, summary
+from fedstat.study.collect import Grid, ordered, title_of
 
 _REFERENCES = ("fedavg", "local")
 _FEW_SEEDS = 5
@@ -42,7 +43,7 @@ def part(runs: Sequence[Stored]) -> Part:
     said: list[str] = []
     if whole:
         grid = _grid(whole)
-        rule = rules.choose(grid.table)
+        rule = summary.choose(grid.table)
         cautions += _of_seeds(grid.table)
         sections.append(_costs(grid))
         try:
@@ -109,9 +110,9 @@ def _grouped(runs: Sequence[Stored]) -> list[Caution]:
     """Warnings of all runs: each once, with the runs that it is about."""
     found: dict[tuple[str, bool], list[tuple[str, str]]] = {}
     for one in runs:
-        check = partial(training_cautions.of_run, one, training_cautions.rounds_done(one))
+        check = partial(training.of_run, one, training.rounds_done(one))
         checked, lost = one.attempt({"the other warnings": check})
-        own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *origin.cautions(one)]
+        own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *_parts.cautions(one)]
         for caution in own:
             found.setdefault((caution.title, caution.grave), []).append((one.name, caution.text))
     made = []
@@ -189,7 +190,7 @@ def _by_label(runs: Sequence[Stored], grid: Grid, values: pd.DataFrame, rule: st
     for number_, label in enumerate(labels):
         rows = values[values["label"] == label]
         columns = [compare.line(row, rule, reference) for row in rows.to_dict("records")]
-        blocks: list[Block] = [Table.of(f"Test accuracy ({rules.words(rule, grid.table)})", pd.DataFrame(columns))]
+        blocks: list[Block] = [Table.of(f"Test accuracy ({summary.words(rule, grid.table)})", pd.DataFrame(columns))]
         if label != "all settings" and number_ < _MOST_LABELS:
             blocks += _figures(
                 [runs[i] for i in grid.table.index[grid.table["label"] == label]], grid, rows, label, reference
@@ -205,7 +206,7 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
     seeds = int(table.groupby("method")["seed"].nunique().min())
     band = (
         "Thick lines: means over seeds; thin ones: the seeds; bands: 95 % intervals of the means (Student's t)."
-        if seeds >= figures.FEW else "One line for each seed: too few for an interval."
+        if seeds >= document.FEW else "One line for each seed: too few for an interval."
     )  # fmt: skip
     blocks: list[Block] = []
     for name, axis, draw_curves in (
@@ -218,16 +219,16 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
             if one.tree is not None and name in one.tree["metrics"]
         ]
         if parts and len(curves := pd.concat(parts)):
-            draw = partial(figures.over_seeds, draw_curves, curves)
+            draw = partial(document.over_seeds, draw_curves, curves)
             caption = f"{axis.capitalize()} over rounds, mean over clients weighted by their samples. {band}"
-            blocks.append(figures.figure(draw, caption, size=(5.2, 3.6 + 0.1 * len(methods))))
+            blocks.append(document.figure(draw, caption, size=(5.2, 3.6 + 0.1 * len(methods))))
     found = rows[(rows["method"] != reference) & rows["sim_conf_low"].notna()]
     if len(found):
         data = found.rename(columns={"sim_conf_low": "low", "sim_conf_high": "high"})
         data = data[["method", "difference", "low", "high"]].iloc[::-1]
         blocks.append(
-            figures.figure(
-                partial(figures.forest, data, f"difference of test accuracy from {literal(title_of(reference))}"),
+            document.figure(
+                partial(document.forest, data, f"difference of test accuracy from {literal(title_of(reference))}"),
                 f"Differences from {shown(title_of(reference))} within seeds, with simultaneous 95 % intervals "
                 f"(Bonferroni).",
                 size=(5.2, 1.3 + 0.28 * len(data)),
@@ -238,9 +239,9 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
         for one, method in zip(runs, table["method"], strict=True)
         if one.tree is not None
     ]
-    last = f"mean over the last {rules.WINDOW} rounds" if table["rounds"].min() >= rules.WINDOW else "last round"
+    last = f"mean over the last {summary.WINDOW} rounds" if table["rounds"].min() >= summary.WINDOW else "last round"
     blocks.append(
-        figures.figure(
+        document.figure(
             partial(draw_clients, pd.concat(every)),
             f"Test accuracy of single clients, all seeds together ({last}). Boxes: quartiles; "
             "whiskers: to 1.5 times their distance; white: mean. This is spread over clients, not "
@@ -252,7 +253,7 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
 
 def _meaning(grid: Grid, rule: str, reference: str, notes: Sequence[str]) -> Section:
     """What the columns mean."""
-    said = [f"{rule}: {rules.words(rule, grid.table)}", compare.SE, *compare.together(grid, reference)[:1]]
+    said = [f"{rule}: {summary.words(rule, grid.table)}", compare.SE, *compare.together(grid, reference)[:1]]
     said += [compare.OVERALL] if grid.table["label"].nunique() > 1 else []
     return Section("What the tables mean", [Text(f"{shown(text)}.") for text in [*said, *notes]])
 
@@ -293,7 +294,7 @@ def _versions(runs: Sequence[Stored]) -> list[Table]:
     """Versions behind the runs, each once."""
     seen: dict[str, set[str]] = {}
     for one in runs:
-        made = {k: v for k, v in origin.made(one).items() if k != "time (UTC)"} | origin.versions(one)
+        made = {k: v for k, v in _parts.made(one).items() if k != "time (UTC)"} | versions(one)
         for name, value in made.items():
             seen.setdefault(name, set()).add(value)
     return [Table.pairs("Versions", {name: listed(sorted(values), most=8) for name, values in seen.items()})]

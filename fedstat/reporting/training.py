@@ -1,9 +1,9 @@
-"""What a report says of one run of the trainer."""
+"""Report of a run of the trainer, with its cautions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,21 +16,147 @@ from statsmodels.stats.proportion import proportion_confint
 from fedstat.fl.stored import profile
 from fedstat.plot import profile as draw_profile
 from fedstat.plot import rounds as draw_rounds
-from fedstat.reporting import figures, origin, prose, training_cautions
-from fedstat.reporting.document import COMMAND, Figure, Part, Printed, Section, Table, Text, shown
-from fedstat.reporting.parts import assemble
+from fedstat.reporting import document, prose
+from fedstat.reporting import parts as _parts
+from fedstat.reporting.document import COMMAND, Caution, Figure, Part, Printed, Section, Table, Text, listed, shown
+from fedstat.reporting.parts import assemble, command_line, n_parameters, settings_of_method
 from fedstat.reporting.stored import Stored
 from fedstat.results.numbers import interval, megabytes, number
 from fedstat.stats import resampling
-from fedstat.study import experiment, rules, summary
+from fedstat.study import experiment, summary
 from fedstat.study.report import report as printed
+
+_IMPROPER = 1e-6
+_FEW_SAMPLES = 30
+
+
+def rounds_done(stored: Stored) -> int:
+    """Number of rounds whose metrics are stored, 0 where they cannot be read."""
+    if stored.tree is None or "metrics" not in stored.tree.children:
+        return 0
+    metrics = stored.tree["metrics"].to_dataset()
+    for name in ("seconds", "train_loss", "accuracy"):
+        if name in metrics:
+            try:
+                values = metrics[name].to_numpy()
+            except Exception:  # noqa: S112 - a damaged array, which is named elsewhere: the next one knows, too
+                continue
+            there = np.isfinite(values.reshape(len(values), -1).astype(float)).any(axis=1)
+            return int(np.flatnonzero(there)[-1]) + 1 if there.any() else 0
+    return 0
+
+
+def of_run(stored: Stored, done: int) -> list[Caution]:
+    """Warnings of one run."""
+    found = []
+    asked = stored.config.get("rounds")
+    if not stored.finished or (isinstance(asked, int) and done < asked):
+        text = f"{done} of {shown(asked)} rounds are done; all that follows is of these. --resume goes on"
+        found.append(Caution("Not finished", text, grave=True))
+    if stored.tree is None or not done:
+        return found
+    run = stored.tree.isel(round=slice(done), missing_dims="ignore")
+    return [*found, *_of_metrics(run), *_of_split(run), *_of_scale(run)]
+
+
+def one_seed(stored: Stored) -> Caution:
+    """A single run says nothing about seeds."""
+    return Caution(
+        "One seed",
+        f"a single run, of seed {shown(stored.config.get('seed'))}: no interval over seeds can be given, and none is. "
+        "Intervals in this report are over clients or test samples, as each one says",
+    )
+
+
+def _of_metrics(run: xr.DataTree) -> Iterator[Caution]:
+    metrics = run["metrics"].to_dataset()
+    for name, what in (("loss", "test loss"), ("train_loss", "training loss")):
+        if name in metrics:
+            values = metrics[name].transpose("round", "client").to_numpy()
+            wrong = np.isinf(values)
+            if name == "loss":  # evaluated, and without a loss; idle clients have no training loss
+                wrong |= np.isnan(values) & np.isfinite(metrics["accuracy"].transpose("round", "client").to_numpy())
+            if wrong.any():
+                rounds = metrics["round"].to_numpy()[wrong.any(axis=1)]
+                n = int(wrong.any(axis=0).sum())
+                text = f"the {what} of {n} client{'s' if n > 1 else ''} is not finite, first in round {rounds[0]}"
+                yield Caution("Diverged", text, grave=True)
+    if "train_loss" in metrics:
+        losses = metrics["train_loss"].transpose("round", "client").to_numpy().astype(float)
+        mean = summary.weighted(losses, np.ones(losses.shape[1]))
+        if len(mean) > 1 and np.isfinite(mean[[0, -1]]).all() and mean[-1] > mean[0]:
+            yield Caution(
+                "Training loss rose",
+                f"from {mean[0]:.4g} in the first round to {mean[-1]:.4g} in the last (mean over active clients)",
+            )
+        never = ~np.isfinite(losses).any(axis=0)
+        if never.any():
+            yield Caution(
+                "Clients that never trained",
+                f"{int(never.sum())} of {len(never)} clients were active in no round "
+                f"({listed(metrics['client'].to_numpy()[never])}), yet count in means over clients",
+            )
+
+
+def _of_split(run: xr.DataTree) -> Iterator[Caution]:
+    states = summary.states(run).set_index("layer")
+    for layer, node in (run["split"].children if "split" in run.children else {}).items():
+        data = node.to_dataset()
+        if "communality" not in data or layer not in states.index:
+            continue
+        nu = data["communality"].transpose("round", "unit").to_numpy()
+        made = np.isfinite(nu).any(axis=1)
+        if made.any():
+            yield from factors(shown(layer), nu[made], data["converged"].to_numpy()[made], "rounds")
+        if states.loc[layer, "flat"]:
+            text = (
+                f"layer {shown(layer)}: all communalities of the last round are equal; a lower κ may tell units apart"
+            )
+            yield Caution("Uninformative split", text, grave=True)
+
+
+def factors(layer: str, nu: np.ndarray, converged: np.ndarray, unit: str) -> Iterator[Caution]:
+    """Warnings of many factor analyses of one layer: communalities (analysis, unit), and which converged."""
+    n = len(nu)
+    if failed := int((~converged.astype(bool)).sum()):
+        yield Caution(
+            "Factor analysis not converged",
+            f"layer {layer}: in {failed} of {n} {unit} the communalities still moved when the iteration stopped, and "
+            "the split rests on the last iterate",
+        )
+    heywood = nu > 1 + _IMPROPER
+    if heywood.any():
+        yield Caution(
+            "Heywood cases",
+            f"layer {layer}: communalities above 1 in {int(heywood.any(axis=1).sum())} of {n} {unit} "
+            f"(up to {int(heywood.sum(axis=1).max())} of {nu.shape[1]} units). The factor model is improper there: "
+            "their order, and so the split, depends on where the iteration stops",
+        )
+    dead = int(np.isnan(nu[-1]).sum())
+    if dead:
+        yield Caution(
+            "Dead units",
+            f"layer {layer}: {dead} of {nu.shape[1]} units have constant weights and no communality (last of the "
+            f"{unit})",
+        )
+
+
+def _of_scale(run: xr.DataTree) -> Iterator[Caution]:
+    metrics = run["metrics"].to_dataset()
+    if "n_test" in metrics and (median := float(np.median(metrics["n_test"]))) < _FEW_SAMPLES:
+        yield Caution(
+            "Few test samples",
+            f"half of the clients have {median:.0f} or fewer: the accuracy of a single client is known only to about "
+            f"± {196 * (0.25 / max(1.0, median)) ** 0.5:.0f} points at worst (95 %)",
+        )
+
 
 _MANY = 40  # clients that a table lists one by one
 
 
 def part(stored: Stored) -> Part:
     """Report of one run, as far as it got."""
-    done = training_cautions.rounds_done(stored)
+    done = rounds_done(stored)
     sections: dict[str, Callable[[], Section | None]] = {}
     if stored.tree is not None and done:
         run = stored.tree.isel(round=slice(done), missing_dims="ignore")
@@ -43,7 +169,7 @@ def part(stored: Stored) -> Part:
         }
     return assemble(
         stored, ran(stored, done), sections, title=_joined(_setting(stored.config), stored.title),
-        checks=lambda: [*training_cautions.of_run(stored, done), training_cautions.one_seed(stored)],
+        checks=lambda: [*of_run(stored, done), one_seed(stored)],
         brief=lambda: findings(run, stored) if sections else (), methods=prose.of_training([stored]),
     )  # fmt: skip
 
@@ -53,19 +179,19 @@ def ran(stored: Stored, done: int) -> Table:
     c = stored.config
     rounds = f"{done} of {c.get('rounds')}" if done != c.get("rounds") else str(done)
     every = f", evaluated every {c['evaluate_every']}" if c.get("evaluate_every", 1) != 1 else ""
-    settings = ", ".join(f"{k} = {v}" for k, v in origin.settings_of_method(stored).items() if v is not None)
+    settings = ", ".join(f"{k} = {v}" for k, v in settings_of_method(stored).items() if v is not None)
     samples = _samples(stored)
     rows = {
         "command": command(stored),
         "data": _setting(c),
         "clients": f"{c.get('clients', '')}{samples}",
-        "network": _joined(c.get("net"), _width(c), f"{origin.n_parameters(c.get('shapes') or {}):,} parameters"),
+        "network": _joined(c.get("net"), _width(c), f"{n_parameters(c.get('shapes') or {}):,} parameters"),
         "algorithm": f"{c.get('algorithm', '')}{f' ({settings})' if settings else ''}",
         "rounds": f"{rounds}{every}",
         "active clients": prose.participation(c.get("participation")),
         "local training": prose.local_training(c),
         "seed": str(c.get("seed", "")),
-    } | origin.made(stored)
+    } | _parts.made(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value})
 
 
@@ -82,7 +208,7 @@ def command(stored: Stored) -> str:
     given = {k: v for k, v in noted.items() if k in always or _plain(v) != _plain(getattr(defaults, k))}
     if noted.get("label") == experiment.Settings(data=str(noted["data"]), partition=str(noted["partition"])).name:
         given.pop("label", None)
-    return origin.command_line("fedstat.fl", given)
+    return command_line("fedstat.fl", given)
 
 
 def findings(run: xr.DataTree, stored: Stored) -> list[str]:
@@ -109,7 +235,7 @@ def findings(run: xr.DataTree, stored: Stored) -> list[str]:
     for state in summary.states(run).to_dict("records"):
         stays = (
             f"; {number(100 * state['stable'], 1)} % of its units keep their state from one round to the next (mean "
-            f"over the last {min(rules.WINDOW, rounds)} rounds)"
+            f"over the last {min(summary.WINDOW, rounds)} rounds)"
         )
         said.append(
             f"Layer {shown(state['layer'])}: {state['shared']} of {state['units']} units are shared after round "
@@ -152,7 +278,7 @@ def _learning(run: xr.DataTree) -> Section | None:
                 f"{what}. Line: mean over clients, weighted by their {weight}. Band: the middle 80 % of the clients, "
                 "which is their spread, not an interval of the mean."
             )
-            blocks.append(figures.figure(partial(figures.over_clients, rounds, mean, values, label), caption))
+            blocks.append(document.figure(partial(document.over_clients, rounds, mean, values, label), caption))
     return Section("Learning curves", blocks) if blocks else None
 
 
@@ -177,8 +303,8 @@ def _clients(run: xr.DataTree) -> Section | None:
         f"Test accuracy of every client's model {when}. Bars: Wilson's 95 % interval of one client's accuracy, from "
         f"its {_span(n)} test samples alone. Dashed: mean weighted by test samples, {number(mean)}."
     )
-    draw = partial(figures.sorted_clients, table["accuracy"].to_numpy(), low, high, mean)
-    return Section("Accuracy by client", [figures.figure(draw, caption), _client_table(table, when)])
+    draw = partial(document.sorted_clients, table["accuracy"].to_numpy(), low, high, mean)
+    return Section("Accuracy by client", [document.figure(draw, caption), _client_table(table, when)])
 
 
 def _client_table(table: pd.DataFrame, when: str) -> Table:
@@ -207,11 +333,11 @@ def _split(run: xr.DataTree) -> Section | None:
         name = shown(layer)
         if len(shared) > 1:
             blocks += [
-                figures.figure(
-                    partial(figures.split_map, shared),
+                document.figure(
+                    partial(document.split_map, shared),
                     f"{name}: which units are shared (dark) in each round; units shared most often on top.",
                 ),
-                figures.figure(
+                document.figure(
                     partial(draw_rounds, shared),
                     f"{name}: share of units that keep their state from one round to the next, and adjusted Rand index "
                     "of each round's split with the last one (1: the same, 0: as by chance).",
@@ -236,9 +362,9 @@ def _state_table(states: pd.DataFrame) -> Table:
     ]  # fmt: skip
     columns = ["layer", "shared", "factors", "kept their state", "Rand index half-way", "converged"]
     return Table(
-        f"After the last round. Kept their state: share of units, mean over the last {rules.WINDOW} rounds, or all if "
-        "there are fewer. Rand index half-way: adjusted Rand index of the split half-way and the last one. Converged: "
-        "share of the rounds' factor analyses.",
+        f"After the last round. Kept their state: share of units, mean over the last {summary.WINDOW} rounds, or all "
+        "if there are fewer. Rand index half-way: adjusted Rand index of the split half-way and the last one. "
+        "Converged: share of the rounds' factor analyses.",
         columns, rows,
     )  # fmt: skip
 
@@ -250,14 +376,14 @@ def _statistic(node: xr.Dataset, shared: NDArray[np.bool_], name: str) -> list[F
             own, others = values[shared], values[~shared]
             limit = np.nanmin(own) if np.isfinite(own).any() and np.isfinite(others).any() else math.nan
             what = f"{name}: {label} of the units in the last round, by what became of them."
-            return [figures.figure(partial(figures.split_histogram, values, shared, limit, label), what)]
+            return [document.figure(partial(document.split_histogram, values, shared, limit, label), what)]
     return []
 
 
 def _probed(run: xr.DataTree) -> Section | None:
     if "probe" not in run.children or not np.isfinite(run["probe"].to_dataset()["between"]).any():
         return None
-    table = profile(run, window=rules.WINDOW).dropna(subset="personal")
+    table = profile(run, window=summary.WINDOW).dropna(subset="personal")
     if not len(table):
         return None
     rows = [
@@ -272,7 +398,7 @@ def _probed(run: xr.DataTree) -> Section | None:
         "Share of the differences between clients that is their own, beyond noise, with 95 % intervals; p tests "
         "whether it exceeds 0. Above one half, a client's own weights are nearer to its true ones than the mean."
     )
-    drawn = figures.figure(lambda ax: draw_profile(table.assign(layer=table["layer"].map(shown)), ax=ax), caption)
+    drawn = document.figure(lambda ax: draw_profile(table.assign(layer=table["layer"].map(shown)), ax=ax), caption)
     return Section("How personal each layer is", [drawn, Table("", ["layer", "personal share [95 %]", "p"], rows)])
 
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from fedstat import store
 from fedstat.fl.training import COMMAND as TRAINING
-from fedstat.reporting import decomposition, others, several, simulation, stored, training
+from fedstat.reporting import several, split, stored, studies, training
 from fedstat.reporting.document import Part, Report, require_ours
 from fedstat.reporting.stored import Run, Stored
 from fedstat.sim.experiment import COMMAND as SIMULATION
 
 _PARTS: dict[str, Callable[[Stored], Part]] = {
-    SIMULATION: simulation.part,
-    "fedstat.decompose": decomposition.part,
-    **others.PARTS,
+    SIMULATION: studies.part,
+    "fedstat.decompose": split.part,
+    **studies.PARTS,
 }
 
 
@@ -64,7 +64,7 @@ def report(run: Run | Iterable[Run], out: str | Path | None = None) -> Report:
     found = stored.read(run)
     trained = [one for one in found if one.command == TRAINING]
     parts = [several.part(trained)] if len(trained) > 1 else [training.part(one) for one in trained]
-    parts += [_PARTS.get(one.command, others.unknown)(one) for one in found if one.command != TRAINING]
+    parts += [_PARTS.get(one.command, studies.unknown)(one) for one in found if one.command != TRAINING]
     made = Report(_title(parts), parts, store.now())
     if out is not None:
         made.save(out)

@@ -9,8 +9,7 @@ from typing import Any
 
 from fedstat import _check, _cli
 from fedstat._settings import add_arguments, given, read_toml, require_known, require_types
-from fedstat.sim.experiment import COMMAND, METHODS, Settings, study
-from fedstat.sim.report import report
+from fedstat.sim.experiment import COMMAND, METHODS, Settings, report, study
 from fedstat.stats.factor import METHODS as ESTIMATORS
 from fedstat.store import config_of
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from fedstat._later import pd
 from fedstat._settings import read_toml
 from fedstat.results.numbers import number
-from fedstat.study import experiment, rules
+from fedstat.study import experiment, summary
 from fedstat.study import grid as grids
 from fedstat.study.collect import Grid
 from fedstat.study.compare import OVERALL, SE, compared, line, together, with_all_settings
 from fedstat.study.reference import Reference
-from fedstat.study.table import Table
+from fedstat.study.summary import Table
 
 
 def accuracy(
@@ -39,17 +39,17 @@ def accuracy(
     reference : str
         Method, or variant, that the others are compared with.
     rule : str, optional
-        See :func:`fedstat.study.rules.choose`.
+        See :func:`fedstat.study.summary.choose`.
     said : iterable of str
         Further notes.
     """
-    rule = rules.choose(grid.table, rule)
+    rule = summary.choose(grid.table, rule)
     values, notes = compared(grid.table, grid, rule, reference)
     values, notes = with_all_settings(values, notes, grid.table, rule, reference)
-    others = grid.table.groupby(["label", "method"])[[*rules.RULES, "optimism", "before"]].mean()
+    others = grid.table.groupby(["label", "method"])[[*summary.RULES, "optimism", "before"]].mean()
     values = values.join(others, on=["label", "method"])
     values["paper"] = [paper.of(name, r["label"]).get(r["method"]) for r in values.to_dict("records")]
-    beside = [other for other in rules.RULES if other not in (rule, "final")]  # final is in the CSV
+    beside = [other for other in summary.RULES if other not in (rule, "final")]  # final is in the CSV
     blocks = {
         str(label): pd.DataFrame(
             line(r, rule, reference) | {more: number(r[more]) for more in (*beside, "optimism", "before", "paper")}
@@ -58,8 +58,8 @@ def accuracy(
         for label, rows in values.groupby("label", sort=False)
     }
     meaning = (
-        f"{rule}: {rules.words(rule, grid.table)}; {SE}", *together(grid, reference), OVERALL,
-        *(f"{other}: {rules.words(other, grid.table)}" for other in beside),
+        f"{rule}: {summary.words(rule, grid.table)}; {SE}", *together(grid, reference), OVERALL,
+        *(f"{other}: {summary.words(other, grid.table)}" for other in beside),
         "optimism: best10 less the test accuracy of the 10 rounds that are best on validation data",
         "before: active clients' models as they leave local training, last 10 rounds",
     )  # fmt: skip

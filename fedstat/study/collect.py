@@ -1,17 +1,179 @@
-"""Runs that belong together: read from a folder, checked for one scale, and selected."""
+"""Stored runs of a study: collected in a table, named and ordered for print, with their origin."""
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstat import _check, store
 from fedstat._later import pd
+from fedstat.fl import algorithms
+from fedstat.fl.algorithm import About
 from fedstat.store import DamageError, open_run, reading, require_sound
 from fedstat.study import summary
 from fedstat.study.experiment import OF_AGGREGATOR
+
+
+def origin(grid: Grid) -> list[str]:
+    """Notes for a table or caption: scale, seeds, commits, and unfinished runs."""
+    notes = []
+    for label in labels(grid):
+        seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
+        notes.append(f"{label}: {scale(_config(grid, label))}; seeds {', '.join(map(str, seeds))}")
+    # A run that other code continued names both.
+    made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
+    made = made.explode("code")
+    of_package = made.assign(code=made["code"].str.partition("+")[0]).groupby("label")["code"].nunique()
+    of_method = made.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # with user code
+    versions = of_package.where(of_package >= of_method, of_method)
+    if (versions > 1).any():
+        mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
+        notes.append(f"runs of one setting were made by several versions of the code: {mixed}")
+    if few := summary.few(grid.table):
+        notes.append(
+            f"fewer than {summary.WINDOW} rounds: what averages the last {summary.WINDOW} is that of the last one, "
+            f"and best10, last10 and optimism are left out: {few}"
+        )
+    commits = sorted({r for names in made["revision"] for r in names if r})
+    notes.append(f"commit {', '.join(commits)}" if commits else "commit not known")
+    if grid.unfinished:
+        notes.append(f"not finished and left out: {', '.join(Path(p).name for p in grid.unfinished)}")
+    return notes
+
+
+def caption(grid: Grid, width: int = 150) -> list[str]:
+    """Lines of :func:`origin` for under a figure, with settings of one scale in one line."""
+    names: dict[str, list[str]] = {}
+    for label in labels(grid):
+        seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
+        what = scale({k: v for k, v in _config(grid, label).items() if k != "partition"})
+        names.setdefault(f"{what}; seeds {', '.join(map(str, seeds))}", []).append(label)
+    lines = [f"{' | '.join(own)}: {what}" for what, own in names.items()]
+    return [part for line in (*lines, *origin(grid)[len(labels(grid)) :]) for part in textwrap.wrap(line, width)]
+
+
+def _config(grid: Grid, label: str) -> dict[str, Any]:
+    """Settings of a label's runs; of learning rates the most frequent, and the methods with others in brackets."""
+    if "lr" not in grid.table:
+        return dict(grid.configs[label])
+    rates = grid.table[grid.table["label"] == label].groupby("lr")["method"].unique()
+    config = {name: value for name, value in grid.configs[label].items() if name != "lr"}
+    if rates.empty:
+        return config
+    first, *others = sorted(rates.index, key=lambda lr: -len(rates[lr]))
+    other = "; ".join(f"{', '.join(map(title_of, ordered(rates[lr])))}: {lr:g}" for lr in others)
+    return config | {"lr": f"{first:g} ({other})" if other else f"{first:g}"}
+
+
+def scale(config: Mapping[str, Any]) -> str:
+    """Size of a run in one line.
+
+    Examples
+    --------
+    >>> scale({"clients": 20, "net": "lenet", "width": 0.5, "rounds": 30, "evaluate_every": 5, "local_epochs": 1})
+    '20 clients, net lenet × 0.5, 30 rounds, evaluated every 5, local epochs 1'
+    """
+    width = f" × {config['width']:g}" if config.get("width") not in (None, 1) else ""
+    norm = f" with {config['norm']} norm" if config.get("norm") else ""
+    every = f", evaluated every {config['evaluate_every']}" if config.get("evaluate_every", 1) > 1 else ""
+    parts = {
+        "partition": "{}", "labels": "labels {}", "clients": "{} clients", "samples": "at most {} samples each",
+        "net": "net {}" + width + norm, "rounds": "{} rounds" + every, "participation": "participation {}",
+        "sampling": "sampling {}",
+        "local_epochs": "local epochs {}", "batch_size": "batch {}", "optimizer": "{}", "lr": "lr {}",
+    }  # fmt: skip
+    return ", ".join(form.format(config[key]) for key, form in parts.items() if config.get(key) is not None)
+
+
+METHODS = {name: algorithms.about(name).title for name in algorithms.ALGORITHMS}
+"""Names of the methods in tables and figures, in order."""
+
+SETTINGS = {"layers": "Λ", "kappa": "κ", "tau": "τ", "estimator": "estimator"}
+"""Settings of methods that split layers, with their symbols in tables, in order."""
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Methods in the order of ``METHODS``, wrapped ones after their method, then any others.
+
+    Examples
+    --------
+    >>> ordered(["mine", "fedper", "fedavg-private-head", "fedavg"])
+    ['fedavg', 'fedavg-private-head', 'fedper', 'mine']
+    """
+    places = list(METHODS)
+
+    def place(name: str) -> tuple[int, str]:
+        base = name if name in places else max((p for p in places if name.startswith(p)), key=len, default="")
+        return places.index(base) if base else len(places), name
+
+    return sorted(dict.fromkeys(names), key=place)
+
+
+def title_of(method: str) -> str:
+    """Title of a method or of a variant of it.
+
+    Examples
+    --------
+    >>> title_of("fedavg-private-head"), title_of("fedprox, mu=0.1"), title_of("mine")
+    ('FedAvg, private head', 'FedProx, mu=0.1', 'mine')
+    """
+    name, _, way = method.partition(", ")
+    return about(name).title + (f", {way}" if way else "")
+
+
+def in_order(grid: Grid) -> pd.DataFrame:
+    """Runs of a grid in the order of tables: by label, method, ``SETTINGS`` and seed."""
+    methods = ordered(grid.table["method"])
+
+    def key(run: Mapping[Any, Any]) -> tuple[Any, ...]:
+        config = grid.configs.get(run["label"], {})
+        settings = [summary.place(name, run[name], config) for name in SETTINGS]
+        return run["label"], methods.index(run["method"]), *settings, run["seed"]
+
+    keys = [key(run) for run in grid.table.to_dict("records")]
+    return grid.table.iloc[sorted(range(len(keys)), key=keys.__getitem__)]
+
+
+def varying(table: pd.DataFrame) -> list[str]:
+    """Those of ``SETTINGS`` that have several values for one method and label."""
+    several = table.groupby(["label", "method"])[list(SETTINGS)].nunique(dropna=False).max() > 1
+    return [name for name in SETTINGS if several[name]]
+
+
+def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
+    """Method of a run, with its values of the named settings.
+
+    Examples
+    --------
+    >>> run = {"method": "random", "layers": "fc1", "kappa": float("nan"), "tau": 0.5}
+    >>> design(run, ["layers", "kappa", "tau"])
+    'random split, Λ = fc1, τ = 0.5'
+    """
+    values = {SETTINGS[name]: setting(run[name]) for name in names}
+    return ", ".join([about(run["method"]).title, *(f"{k} = {v}" for k, v in values.items() if v != "–")])
+
+
+def about(method: str) -> About:
+    """Row of a method; for an unknown one, only its name.
+
+    Examples
+    --------
+    >>> about("fedper+").title, about("mine").title
+    ('FedPer+', 'mine')
+    """
+    try:
+        return algorithms.about(method)
+    except ValueError:
+        return About(method)
+
+
+def setting(value: Any) -> str:
+    """Value of one of ``SETTINGS`` as text; a dash if the method lacks it or has its default."""
+    return "–" if value == "" or pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
+
 
 SCALE = (
     "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "net", "width",

@@ -11,8 +11,7 @@ from fedstat._later import pd
 from fedstat.results.numbers import p_value, plus_minus
 from fedstat.results.ranks import difference
 from fedstat.stats import compare
-from fedstat.study.collect import Grid, labels
-from fedstat.study.show import ordered, title_of
+from fedstat.study.collect import Grid, labels, ordered, title_of
 
 SE = "±: standard error over seeds"
 TOGETHER = "[95 %]: for all rows of a block together (Bonferroni), each method's own variance; p by Holm; n pairs"

@@ -19,9 +19,8 @@ from fedstat.fl.aggregators import aggregator_named
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import Participation, Precision, Sampling
 from fedstat.fl.training import PROBES, train
-from fedstat.study import federation, words
-from fedstat.study.federation import Federation
-from fedstat.study.networks import like, make, network
+from fedstat.study import federation
+from fedstat.study.federation import Federation, like, make, network
 
 OF_PRIVACY = ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multiplier_moments")
 """Settings of :func:`fedstat.fl.aggregate.private`."""
@@ -136,7 +135,7 @@ class Settings:
     def __post_init__(self) -> None:
         # What can be checked before the data are read; the rest is checked where it is used.
         for name in ("options", "net_options", "readouts", "probe", "domains", "keep_weights"):
-            object.__setattr__(self, name, words.strings(name, getattr(self, name)))
+            object.__setattr__(self, name, federation.strings(name, getattr(self, name)))
         object.__setattr__(self, "keep_weights", self.keep_weights or Settings.keep_weights)
         require_types(vars(self), Settings)
         for name in ("data", "algorithm"):
@@ -190,7 +189,7 @@ class Settings:
     @property
     def given(self) -> dict[str, Any]:
         """Settings given to the algorithm, by name."""
-        return words.options("options", self.options)
+        return federation.network_options("options", self.options)
 
     @classmethod
     def of(cls, **settings: Any) -> Settings:
@@ -255,7 +254,7 @@ class Settings:
             if not name.startswith(self.algorithm) or end not in algorithms.READOUTS:
                 ways = ", ".join(self.algorithm + end for end in algorithms.READOUTS)
                 raise ValueError(f"readouts of {self.algorithm} must begin with one of {ways}, but got {text!r:.200}")
-            chosen = words.options("readouts", tuple(options))
+            chosen = federation.network_options("readouts", tuple(options))
             algorithms.require_settings(name, chosen)
             made[text] = partial(algorithms.WRAPPERS[end], **chosen)
         return made
@@ -272,18 +271,18 @@ def _divided(settings: Mapping[str, Any], options: Any, algorithm: Any) -> dict[
     """Fields of :class:`Settings`, settings of the algorithm being put among the options."""
     common = {field.name for field in fields(Settings)}
     chosen = {k: v for k, v in settings.items() if k in common}
-    known, options = names([algorithm]), words.strings("options", options)
+    known, options = names([algorithm]), federation.strings("options", options)
     for name in settings:
         _check.choice("a setting", name, known)
     if twice := {option.partition("=")[0] for option in options} & (settings.keys() - common):
         raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(options)}")
-    more = [f"{k}={words.text(k, v)}" for k, v in settings.items() if k not in common and v is not None]
+    more = [f"{k}={federation.text(k, v)}" for k, v in settings.items() if k not in common and v is not None]
     return chosen | {"options": (*options, *more)}
 
 
 def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
     """Options in the order of the algorithm's settings, with numbers in one form: "mu=1" to "mu=1.0"."""
-    takes, given = algorithms.settings_of(algorithm), words.options("options", options)
+    takes, given = algorithms.settings_of(algorithm), federation.network_options("options", options)
     algorithms.require_settings(algorithm, given)
     found = []
     for name, setting in takes.items():
@@ -293,7 +292,7 @@ def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
                 raise ValueError(f"{name} must be one value, but got {value!s:.200}")
             if setting.number and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
-            found.append(f"{name}={words.text(name, value)}")
+            found.append(f"{name}={federation.text(name, value)}")
     return tuple(found)
 
 

@@ -1,9 +1,10 @@
-"""A data set dealt to clients by settings: partition, subsets, and new clients."""
+"""Data, clients and network of a run, from the words of its settings."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from numbers import Integral, Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +15,107 @@ from fedstat._check import few
 from fedstat._later import xr
 from fedstat.data import arrays, partition
 from fedstat.data._files import Remembered
+from fedstat.fl import nets
+from fedstat.fl.nets import Net
+
+
+def strings(name: str, given: Any) -> tuple[str, ...]:
+    """A string or integer, or a list of these, as strings: ``[1, "fc2"]`` to ("1", "fc2")."""
+    several = given if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in several):
+        raise ValueError(f"{name} must be a string or a list of strings, but got {given!r:.200}")
+    return tuple(map(str, several))
+
+
+def network_options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
+    """``("components=2",)`` to {"components": 2}."""
+    found = {}
+    for option in given:
+        key, equals, text = option.partition("=")
+        if not equals or ("," in text and "" in text.split(",")):
+            raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r:.200}")
+        if key in found:
+            raise ValueError(f"{name} must name each setting once, but got {key!r:.200} twice")
+        found[key] = value(text)
+    return found
+
+
+def value(text: str) -> Any:
+    """``"3"`` to 3, ``"true"`` to True, ``"64,32"`` to (64, 32); other text stays."""
+    if "," in text:
+        return tuple(map(value, text.split(",")))
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def text(name: str, given: Any) -> str:
+    """3 to ``"3"``, True to ``"true"``, (64, 32) to ``"64,32"``: what :func:`value` reads."""
+    if isinstance(given, bool):
+        return str(given).lower()
+    if isinstance(given, str | Real):
+        return str(given)
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str | Real) for one in given):
+        raise ValueError(f"{name} must be a string, a number, true, false or a list of these, but got {given!r:.200}")
+    if not given:
+        raise ValueError(f"{name} must hold at least one value, but got {given!r:.200}")
+    return ",".join(text(name, one) for one in given)
+
+
+TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
+"""Published data sets of texts; the others are images."""
+
+
+def network(settings: Any, fed: xr.Dataset) -> Net:
+    """The network for a data set's samples and classes; ``settings`` are :class:`fedstat.study.Settings`."""
+    return make(settings, *of_samples(fed))
+
+
+def of_samples(fed: xr.Dataset) -> tuple[tuple[int, ...], int, int | None]:
+    """Shape of a sample, number of classes, and size of the vocabulary of texts."""
+    text = fed.x.dtype.kind in "iu" and "scale" not in fed.x.attrs
+    names = fed.y.attrs.get("names")
+    # For characters the vocabulary is the classes; for words the loader lists it.
+    vocabulary = len(fed.x.attrs.get("vocabulary", names)) if text else None
+    outputs = len(names) if names is not None else int(fed.y.max()) + 1
+    return tuple(fed.x.shape[1:]), outputs, vocabulary
+
+
+_of_arrays = Remembered(lambda path: of_samples(datasets.load(path)), size=8)
+
+
+def like(data: str) -> tuple[tuple[int, ...], int, int | None]:
+    """Typical sample shape, classes and vocabulary of a data set, to check networks before it is read."""
+    if arrays.is_arrays(data):
+        return _of_arrays(data)
+    side = 8 if data == "digits" else 28
+    return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
+
+
+def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int | None) -> Net:
+    """The network that the settings name, for such samples; ValueError if it does not take them."""
+    text = vocabulary is not None
+    if nets.takes_text(settings.net) != text:
+        fitting = [name for name in nets.NETS if nets.takes_text(name) == text]
+        hint = ""
+        if text and ".npz" in settings.data:
+            hint = (
+                " Whole numbers are tokens of texts: save features as float32, which data.to_float(data) makes of them."
+            )
+        raise ValueError(
+            f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
+            f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}.{hint}"
+        )
+    options: dict[str, Any] = {"width": settings.width} | network_options("net_options", settings.net_options)
+    if settings.norm is not None:
+        options["norm"] = settings.norm
+    if text:
+        options["vocabulary"] = vocabulary
+    return nets.named(settings.net, sample, outputs, **options)
+
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural", "domains")
 """Ways to deal the samples: S classes per client, concentration A of the Dirichlet distribution."""

@@ -16,8 +16,7 @@ from fedstat import store
 from fedstat._later import pd, xr
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.study import summary
-from fedstat.study.collect import Grid
-from fedstat.study.show import about, ordered
+from fedstat.study.collect import Grid, about, ordered
 
 TENTH = 0.1
 

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstat._settings import read_toml, table
-from fedstat.study.collect import Grid, labels
-from fedstat.study.origin import origin
-from fedstat.study.show import METHODS, ordered
+from fedstat.study.collect import METHODS, Grid, labels, ordered, origin
 
 
 class Reference(NamedTuple):

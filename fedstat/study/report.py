@@ -15,7 +15,7 @@ from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.stored import profile
 from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.results.variance_components import personal_from
-from fedstat.study import rules, summary
+from fedstat.study import summary
 
 MEAN = weighted_mean().name
 
@@ -44,7 +44,7 @@ def report(run: xr.DataTree) -> str:
     )
     parts = [who, _accuracies(row), cost]
     if len(states := summary.states(run)):
-        last = min(rules.WINDOW, int(row["rounds"]))
+        last = min(summary.WINDOW, int(row["rounds"]))
         head = f"layer          shared   factors   kept their state (last {last} rounds)   converged"
         parts.append("\n".join([head, *map(_split, states.to_dict("records"))]))
     if "choice" in run.children:
@@ -76,8 +76,8 @@ def _share(participation: float | list[float]) -> str:
 
 
 def _accuracies(row: dict[str, float]) -> str:
-    last = "last 10 rounds" if rules.span(int(row["rounds"])) > 1 else "last round"
-    means = f" (over the {row['evaluated']} that were evaluated)" if row["evaluated"] < rules.WINDOW else ""
+    last = "last 10 rounds" if summary.span(int(row["rounds"])) > 1 else "last round"
+    means = f" (over the {row['evaluated']} that were evaluated)" if row["evaluated"] < summary.WINDOW else ""
     what = {
         "last10": f"mean of the last 10 rounds{means}",
         "final": "last evaluated round",
@@ -146,8 +146,8 @@ def _probe(run: xr.DataTree, rounds: int) -> str:
     """How personal each layer is, over the last rounds."""
     if not np.isfinite(run["probe"].to_dataset()["between"]).any():
         return "nothing was probed: clients download nothing in common in which to compare halves"
-    table = profile(run, window=rules.WINDOW)
-    last = min(rules.WINDOW, rounds)
+    table = profile(run, window=summary.WINDOW)
+    last = min(summary.WINDOW, rounds)
     head = f"share of the differences between clients that is their own, beyond noise (last {last} rounds)"
     own = "  {:12} – (a client's own: it starts from earlier rounds, so halves say nothing)"
     lines = [

@@ -16,12 +16,9 @@ from fedstat.results.base import WIDTH, line
 from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.results.ranks import difference
 from fedstat.stats.compare import paired
-from fedstat.study import rules, summary
-from fedstat.study.collect import OF_METHOD, Grid, stores
+from fedstat.study.collect import OF_METHOD, Grid, ordered, origin, stores
 from fedstat.study.compare import against
-from fedstat.study.origin import origin
-from fedstat.study.show import ordered
-from fedstat.study.table import aligned
+from fedstat.study.summary import aligned, choose, config_of, few, row, words
 
 OF_TRAINING = (
     "net", "width", "norm", "net_options", "rounds", "participation", "sampling", "local_epochs", "batch_size",
@@ -119,7 +116,7 @@ def compare_runs(
     reference : str, optional
         Label that the others are compared with; by default "fedavg" if it is there, else the first.
     rule : {"last10", "final", "best10", "validated"}, optional
-        Rounds whose accuracy is compared, see :data:`fedstat.study.rules.RULES`. By default last10, which chooses
+        Rounds whose accuracy is compared, see :data:`fedstat.study.summary.RULES`. By default last10, which chooses
         nothing; final if a run has fewer than ten rounds.
     level : float in (0, 1)
         Confidence level of the intervals.
@@ -163,7 +160,7 @@ def compare_runs(
     table = pd.DataFrame([one.row | {"method": names[i]} for i, one in enumerate(found)])
     table = table.iloc[sorted(range(len(table)), key=lambda i: (labels.index(names[i]), found[i].seed))]
     _require_one_each(table)
-    rule = rules.choose(table, rule or ("final" if rules.few(table) else "last10"))
+    rule = choose(table, rule or ("final" if few(table) else "last10"))
     settings = {
         str(label): ComparisonResult(*against(rows, rule, reference, level=level))
         for label, rows in table.groupby("label", sort=False)
@@ -179,7 +176,7 @@ def compare_runs(
     notes = [f"{label}: {note}" for label, one in settings.items() for note in one.notes]
     return RunsResult(
         **vars(over) | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
-        accuracy=rules.words(rule, table) or rule,
+        accuracy=words(rule, table) or rule,
         settings=settings,
         costs=_costs(table),
     )
@@ -216,10 +213,10 @@ def _read(runs: Some | Mapping[str, Some]) -> tuple[list[_Run], list[str]]:
                 continue
             try:
                 with store.reading(where):
-                    row, config = summary.row(run), summary.config_of(run)
+                    numbers, config = row(run), config_of(run)
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from error
-            found.append(_Run(None if label is None else str(label), where, row, config))
+            found.append(_Run(None if label is None else str(label), where, numbers, config))
     if not found:
         raise ValueError(f"no finished run to compare, but {len(unfinished)} unfinished: {', '.join(unfinished)}")
     return found, unfinished

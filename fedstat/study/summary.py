@@ -1,19 +1,197 @@
-"""From a run to numbers: its row, and the accuracies, curves and states for tables and figures."""
+"""Numbers that summarize a run, the rounds they are of, and tables of them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+import textwrap
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedstat import _check, _cli
 from fedstat._later import pd, xr
 from fedstat.fl import nets
 from fedstat.stats.split import adjusted_rand, same_state
-from fedstat.study.rules import WINDOW, best_window, span
+
+WINDOW = 10
+"""Consecutive rounds over which accuracies are averaged (FedFac §5.2)."""
+
+RULES = {
+    "best10": "best mean over 10 consecutive rounds{}, chosen on the test data that it reports",
+    "last10": "mean over the last 10 rounds{}",
+    "final": "the last evaluated round",
+    "validated": "the round with the best accuracy on validation data",
+}
+"""Ways to choose the rounds that a run is judged by, in words."""
+
+
+def span(rounds: int) -> int:
+    """Number of rounds to average at the end of a run: 10, or 1 if the run is shorter.
+
+    A longer mean over a short run would include its first rounds, before anything is learned.
+    """
+    return WINDOW if rounds >= WINDOW else 1
+
+
+def best_window(mean: NDArray[np.float64], window: int = WINDOW) -> tuple[float, float]:
+    """Best mean over consecutive rounds, and the number of the last of these rounds (from 1).
+
+    NaN if nothing was evaluated or the run is shorter than the window. Windows with fewer evaluated rounds than others
+    are left out, unless the difference is one, as happens when only every few rounds are evaluated.
+
+    Examples
+    --------
+    >>> best_window(np.array([0.1, 0.5, 0.9, 0.1]), window=2)
+    (0.7, 3.0)
+    """
+    if len(mean) < window or not np.isfinite(mean).any():
+        return math.nan, math.nan
+    windows = np.lib.stride_tricks.sliding_window_view(mean, window)
+    n = np.isfinite(windows).sum(axis=1)
+    enough = n >= max(1, n.max() - 1)
+    means = np.where(enough, np.nansum(windows, axis=1) / np.maximum(n, 1), -np.inf)
+    at = int(means.argmax())
+    return float(means[at]), float(at + window)
+
+
+def choose(table: pd.DataFrame, asked: str | None = None) -> str:
+    """Rule for the runs of a table.
+
+    Parameters
+    ----------
+    table : DataFrame
+        ``label`` and ``rounds`` of every run.
+    asked : str, optional
+        One of ``RULES``. By default best10, as papers report it; final if a run has fewer than 10 rounds.
+
+    Raises
+    ------
+    ValueError
+        If the rule averages ten rounds and a run has fewer.
+    """
+    short = few(table)
+    if asked is None:
+        return "final" if short else "best10"
+    _check.choice("rule", asked, list(RULES))
+    if asked.endswith("10") and short:
+        raise ValueError(f"{asked} averages {WINDOW} rounds, but there are fewer: {short}. Use final or validated.")
+    return asked
+
+
+def few(table: pd.DataFrame) -> str:
+    """Labels with runs of fewer than ten rounds, and the numbers of rounds; "" if there are none."""
+    short = table[table["rounds"] < WINDOW].groupby("label", sort=False)["rounds"].min()
+    return "; ".join(f"{label}: {rounds} rounds" for label, rounds in short.items())
+
+
+def words(rule: str, table: pd.DataFrame) -> str:
+    """A rule in words, for the runs of a table: if only some of the ten rounds were evaluated, how many."""
+    made = sorted(table.loc[table["rounds"] >= WINDOW, "evaluated"].unique())
+    sparse = made and made[0] < WINDOW
+    counts = str(made[0]) if len(made) == 1 else f"{made[0]} to {made[-1]}" if made else ""
+    return RULES[rule].format(f" (of which {counts} were evaluated)" if sparse else "")
+
+
+WIDTH = 100
+
+
+class Table(NamedTuple):
+    """A table of runs.
+
+    Attributes
+    ----------
+    title : str
+    values : DataFrame
+        All numbers, one row per line of the table.
+    blocks : mapping from heading to DataFrame of str
+        What the text and Markdown show.
+    notes : tuple of str
+        What the columns mean, what was not run, where the numbers come from.
+    """
+
+    title: str
+    values: pd.DataFrame
+    blocks: Mapping[str, pd.DataFrame]
+    notes: tuple[str, ...]
+
+    def text(self) -> str:
+        """Table for a terminal."""
+        parts = [self.title]
+        parts += [f"{heading}\n{aligned(block)}" for heading, block in self.blocks.items()]
+        notes = [textwrap.fill(note, WIDTH, subsequent_indent="  ") for note in self.notes]
+        return "\n\n".join([*parts, "\n".join(notes)])
+
+    def write(self, name: Path) -> None:
+        """Write all numbers to ``name.csv``, and the table to ``name.md``."""
+        require_writable(name)
+        name.parent.mkdir(parents=True, exist_ok=True)
+        with _cli.whole(Path(f"{name}.csv")) as csv, _cli.whole(Path(f"{name}.md")) as markdown:
+            self.values.to_csv(csv, index=False, float_format="%.6g")
+            markdown.write_text(self.markdown(), encoding="utf-8")
+
+    def markdown(self) -> str:
+        """Table as Markdown."""
+        parts = [f"## {self.title}"]
+        parts += [f"### {heading}\n\n{_pipes(block)}" for heading, block in self.blocks.items()]
+        return "\n\n".join([*parts, "\n".join(f"- {note}" for note in self.notes)]) + "\n"
+
+
+def require_writable(name: Path) -> None:
+    """ValueError, before any work, if a table of that name could not be written; its folder need not exist."""
+    for file in (Path(f"{name}.csv"), Path(f"{name}.md")):
+        if not file.parent.exists():
+            file = next(parent for parent in file.absolute().parents if parent.parent.exists())
+        _cli.require_file("--out", file)
+
+
+def make(builds: Mapping[str, Callable[[], Table]], out: str | Path | None = None) -> str:
+    """Build tables, write them if asked, and return them as text.
+
+    Parameters
+    ----------
+    builds : mapping from suffix to callable () -> Table
+        The suffix is added to the files' names. A table that cannot be made is reported, not raised.
+    out : path, optional
+        Name of the files without extension, see :meth:`Table.write`.
+
+    Raises
+    ------
+    ValueError
+        If no table can be made.
+    """
+    made, missing = {}, []
+    for suffix, build in builds.items():
+        try:
+            made[suffix] = build()
+        except ValueError as error:
+            missing.append(f"not made: {error}")
+    if not made:
+        raise ValueError("; ".join(missing))
+    for suffix, table in made.items() if out is not None else ():
+        table.write(Path(f"{out}{suffix}"))
+    return "\n\n\n".join([*(table.text() for table in made.values()), *missing])
+
+
+def aligned(block: pd.DataFrame) -> str:
+    """Columns as wide as their widest cell; the first is left-aligned."""
+    cells = [list(map(str, block.columns)), *block.astype(str).to_numpy().tolist()]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    )
+
+
+def _pipes(block: pd.DataFrame) -> str:
+    rule = ["---", *["---:"] * (block.shape[1] - 1)]
+    cells = [list(map(str, block.columns)), rule, *block.astype(str).to_numpy().tolist()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
 
 
 def row(run: xr.DataTree) -> dict[str, Any]:

@@ -10,11 +10,10 @@ import numpy as np
 from fedstat._later import pd
 from fedstat.results.numbers import number, p_value
 from fedstat.stats.compare import LEAST_PAIRS
-from fedstat.study.collect import Grid
+from fedstat.study.collect import Grid, title_of
 from fedstat.study.compare import TOGETHER, compared
 from fedstat.study.reference import Reference
-from fedstat.study.show import title_of
-from fedstat.study.table import Table
+from fedstat.study.summary import Table
 
 
 def timing(grid: Grid, paper: Reference, *, name: str, title: str, reference: str, said: Iterable[str] = ()) -> Table:

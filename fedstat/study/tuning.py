@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from fedstat import store
 from fedstat._later import pd
 from fedstat.fl.algorithms import settings_of
-from fedstat.study import grid, summary, words
+from fedstat.study import federation, grid, summary
 from fedstat.study.collect import OF_METHOD
 from fedstat.study.experiment import Settings
 
@@ -171,4 +171,4 @@ def value_of(name: str, settings: Settings) -> Any:
 
 def _shown(name: str, settings: Settings) -> str:
     value = value_of(name, settings)
-    return "None" if value is None else words.text(name, value)
+    return "None" if value is None else federation.text(name, value)

@@ -7,7 +7,8 @@ from functools import cache, partial
 import numpy as np
 
 import fedstat
-from fedstat.stats import modes, number_of_factors
+from fedstat.motivation import statistics
+from fedstat.stats import number_of_factors
 from simulations.inference.pools import Kind, pool
 from simulations.inference.table import Case, Claim
 
@@ -75,8 +76,8 @@ def peaks(kind: str, n: int, rng: np.random.Generator) -> list[np.ndarray]:
     x = {"normal": rng.normal, "t3": partial(rng.standard_t, 3), "exponential": rng.exponential}[kind](size=n)
     seed = int(rng.integers(2**31))
     return [
-        np.array([modes.peaks(x, 1, draws=99, seed=seed).p_value <= 0.05]),
-        np.array([modes.mixture(x, draws=39, seed=seed).p_value <= 0.05]),
+        np.array([statistics.peaks(x, 1, draws=99, seed=seed).p_value <= 0.05]),
+        np.array([statistics.mixture(x, draws=39, seed=seed).p_value <= 0.05]),
     ]
 
 
@@ -111,7 +112,7 @@ def rmsea(weak: float, n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 _CLUSTERS = "ClientClustersResult"
-_TAILS = "help of fedstat.stats.modes, and the motivating study's print: long tails look like peaks"
+_TAILS = "help of fedstat.motivation.statistics, and the motivating study's print: long tails look like peaks"
 _RMSEA = "as R's psych has it; help of fedstat.stats.number_of_factors.fit_indices says how it covers"
 _ROWS = "for many independent rows: help of fedstat.stats.number_of_factors.fit_indices; rows of one client are alike"
 CLAIMS = {
@@ -140,7 +141,7 @@ CLAIMS = {
     ),
     "modes, one peak": Claim(
         "level",
-        ("fedstat.stats.modes.peaks", "fedstat.stats.modes.mixture"),
+        ("fedstat.motivation.statistics.peaks", "fedstat.motivation.statistics.mixture"),
         (),
         {
             f"{kind}, {n} values": Case(

@@ -7,8 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat.motivation import errors, relation, report
-from fedstat.stats import modes
+from fedstat.motivation import findings, statistics
 from simulations.inference.table import Case, Claim
 
 Kind = Literal["independent", "common factor", "classes", "classes, half dead", "alike"]
@@ -47,7 +46,7 @@ def outputs(kind: Kind, clients: int, units: int, peaks: int, rng: np.random.Gen
 
 
 def _entropies(x: np.ndarray) -> np.ndarray:
-    return relation.dispersion(x)["entropy"]
+    return statistics.dispersion(x)["entropy"]
 
 
 @cache
@@ -61,7 +60,9 @@ def mean_median(kind: Kind, clients: int, units: int) -> float:
 def mean_positions(kind: Kind, clients: int, units: int, peaks: int) -> np.ndarray:
     """Mean over 400 draws of clients of the positions of peaks."""
     rng = np.random.default_rng(1)
-    drawn = [modes.peaks(_entropies(outputs(kind, clients, units, peaks, rng)), peaks).position for _ in range(400)]
+    drawn = [
+        statistics.peaks(_entropies(outputs(kind, clients, units, peaks, rng)), peaks).position for _ in range(400)
+    ]
     return np.mean([p for p in drawn if len(p) == peaks], axis=0)
 
 
@@ -70,19 +71,19 @@ def median(kind: Kind, clients: int, units: int, rng: np.random.Generator) -> fl
     x = outputs(kind, clients, units, 1, rng)
     entropy = _entropies(x)
     live = np.isfinite(entropy)
-    error = errors.entropy_errors(x[:, live], strata(kind, clients), seed=int(rng.integers(2**31)))
-    se = np.median(errors.with_errors(entropy[live], error), axis=1).std(ddof=1)
+    error = statistics.entropy_errors(x[:, live], strata(kind, clients), seed=int(rng.integers(2**31)))
+    se = np.median(statistics.with_errors(entropy[live], error), axis=1).std(ddof=1)
     return float(abs(np.median(entropy[live]) - mean_median(kind, clients, units)) <= 1.96 * se)
 
 
 def positions(kind: Kind, clients: int, units: int, peaks: int, rng: np.random.Generator) -> np.ndarray:
     """Whether the positions of so many peaks ± 1.96 standard errors cover their means over draws of clients."""
     x = outputs(kind, clients, units, peaks, rng)
-    entropy, found = _entropies(x), modes.peaks(_entropies(x), peaks).position
+    entropy, found = _entropies(x), statistics.peaks(_entropies(x), peaks).position
     if len(found) != peaks:
         return np.full(peaks, np.nan)
-    error = errors.entropy_errors(x, strata(kind, clients), draws=DRAWS, seed=int(rng.integers(2**31)))
-    se = report.position_errors(errors.with_errors(entropy, error), peaks, peaks)
+    error = statistics.entropy_errors(x, strata(kind, clients), draws=DRAWS, seed=int(rng.integers(2**31)))
+    se = findings.position_errors(statistics.with_errors(entropy, error), peaks, peaks)
     covers = abs(found - mean_positions(kind, clients, units, peaks)) <= 1.96 * se
     return np.where(np.isnan(se), np.nan, covers)
 
@@ -90,9 +91,9 @@ def positions(kind: Kind, clients: int, units: int, peaks: int, rng: np.random.G
 def correlations(clients: int, units: int, kappa: float, related: bool, rng: np.random.Generator) -> np.ndarray:
     """Whether intervals of the rank correlation of entropy and communality cover, by estimator."""
     x, w = _sample(clients, units, related, rng)
-    half = relation.halves(np.zeros(clients, int), 40, seed=int(rng.integers(2**31)))
-    found = relation.relation(x[None], w[None], half, kappa=kappa)
-    low, high = relation.interval(found["relation/spearman"], found["relation/spearman_half"])
+    half = statistics.halves(np.zeros(clients, int), 40, seed=int(rng.integers(2**31)))
+    found = statistics.relation(x[None], w[None], half, kappa=kappa)
+    low, high = statistics.interval(found["relation/spearman"], found["relation/spearman_half"])
     truth = _mean_correlations(clients, units, kappa) if related else 0.0
     return ((low <= truth) & (truth <= high))[0, 0]
 
@@ -110,13 +111,13 @@ def _mean_correlations(clients: int, units: int, kappa: float) -> np.ndarray:
     """Mean over 500 draws of clients of the rank correlation, by estimator."""
     rng, one = np.random.default_rng(1), np.ones((1, clients), bool)
     drawn = [
-        relation.relation(x[None], w[None], one, kappa=kappa)["relation/spearman"][0, 0]
+        statistics.relation(x[None], w[None], one, kappa=kappa)["relation/spearman"][0, 0]
         for x, w in (_sample(clients, units, True, rng) for _ in range(500))
     ]
     return np.mean(drawn, axis=0)
 
 
-_TOLD = "help of fedstat.motivation.errors.entropy_errors says how often they hold"
+_TOLD = "help of fedstat.motivation.statistics.entropy_errors says how often they hold"
 
 
 def _of_medians() -> dict[str, Case]:
@@ -150,7 +151,7 @@ def _of_correlations() -> dict[str, Case]:
             partial(correlations, clients, 24, kappa, related),
             replicates=100,
             note="the print of the study says how often they cover" if related and clients == 30 else "",
-            parts=relation.ESTIMATORS,
+            parts=statistics.ESTIMATORS,
         )
         for related in (False, True)
         for kappa in (0.5, 0.75)
@@ -160,12 +161,15 @@ def _of_correlations() -> dict[str, Case]:
 
 CLAIMS = {
     "motivation, standard error of the median entropy": Claim(
-        "coverage", ("fedstat.motivation.errors.entropy_errors", "fedstat.motivation.report.peaks"), (), _of_medians()
+        "coverage",
+        ("fedstat.motivation.statistics.entropy_errors", "fedstat.motivation.findings.peaks"),
+        (),
+        _of_medians(),
     ),
     "motivation, standard errors of peaks": Claim(
-        "coverage", ("fedstat.motivation.report.position_errors",), (), _of_positions()
+        "coverage", ("fedstat.motivation.findings.position_errors",), (), _of_positions()
     ),
     "motivation, interval of entropy and communality": Claim(
-        "coverage", ("fedstat.motivation.relation.interval",), (), _of_correlations()
+        "coverage", ("fedstat.motivation.statistics.interval",), (), _of_correlations()
     ),
 }

@@ -17,7 +17,7 @@ from scripts import ROOT, load
 from fedstat.fl.probes.variants import PARTS
 from fedstat.results.numbers import interval, p_value
 from fedstat.store import open_run
-from fedstat.study import collect, origin, show
+from fedstat.study import collect
 from fedstat.study.experiment import Settings
 from fedstat.study.grid import cells, name_of
 from fedstat.study.reference import Reference, read
@@ -177,13 +177,13 @@ def test_a_mean_over_settings_has_no_standard_error(runs, run_table):
 def test_a_mixture_of_code_and_sparse_evaluation_are_said(runs):
     found = COLLECT(runs)
     assert found.table["code"].nunique() == 1
-    assert not any("versions of the code" in note for note in origin.origin(found))
+    assert not any("versions of the code" in note for note in collect.origin(found))
     label = found.table["label"].iloc[0]
     mixed = found.table.assign(code=["a, c", *["b"] * (len(found.table) - 1)])
-    notes = origin.origin(found._replace(table=mixed))
+    notes = collect.origin(found._replace(table=mixed))
     assert f"runs of one setting were made by several versions of the code: {label} by 3" in notes
-    assert "evaluated every 5" in origin.scale({"rounds": 20, "evaluate_every": 5})
-    assert "evaluated" not in origin.scale({"rounds": 20, "evaluate_every": 1})
+    assert "evaluated every 5" in collect.scale({"rounds": 20, "evaluate_every": 5})
+    assert "evaluated" not in collect.scale({"rounds": 20, "evaluate_every": 1})
 
 
 def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
@@ -201,7 +201,7 @@ def test_table_3_weighs_new_clients_by_their_test_samples(runs, run_table):
 
 
 def test_new_clients_of_fedavg_and_fedprox_predict_by_the_global_model_unless_fine_tuned():
-    rules = {name: show.about(name).new_clients for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
+    rules = {name: collect.about(name).new_clients for name in ("fedavg", "fedprox", "fedavg+", "fedprox+")}
     assert list(rules.values()) == [("global",), ("global",), ("finetuned",), ("finetuned",)]
 
 
@@ -336,7 +336,7 @@ def test_every_published_value_is_in_range_and_of_a_known_method():
         for values in table.values():
             assert all(0 < x < (13 if name == "table7" else 1) for x in values.values())
             if name in ("table2", "table7"):
-                assert set(values) <= set(show.METHODS)
+                assert set(values) <= set(collect.METHODS)
     assert [len(t) for t in PAPER.tables.values()] == [8, 3, 3, 3, 3, 8, 8]
 
 

@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 from scipy.stats import chi2, multinomial
 
-from fedstat.data import _deal, load, partition
+from fedstat.data import _groups, load, partition
 
 matplotlib.use("Agg")
 
@@ -145,7 +145,7 @@ def test_time_split_leaves_a_gap_and_drops_short_clients():
 def test_deal_is_uniform_over_the_samples_of_a_class():
     y, counts = np.zeros(6, dtype=int), np.array([[1, 2]])
     rng = np.random.default_rng(0)
-    held = np.array([_deal.deal(y, counts, rng) for _ in range(6000)])
+    held = np.array([_groups.deal(y, counts, rng) for _ in range(6000)])
     for client, expected in ((0, 1 / 6), (1, 2 / 6), (-1, 3 / 6)):
         rate = (held == client).mean(axis=0)
         assert abs(rate - expected).max() < 4.5 * np.sqrt(expected * (1 - expected) / 6000)
@@ -194,7 +194,7 @@ def test_seeds_differ():
 
 
 def test_picture_has_a_dot_for_each_class_of_each_client_with_area_by_number():
-    from fedstat.plot import data as picture
+    from fedstat.plot import clients as picture
 
     fed = partition.dirichlet(DIGITS, clients=6, concentration=0.5)
     ax = picture.partition(fed)

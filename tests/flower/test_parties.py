@@ -16,7 +16,7 @@ from fedstat.fl import algorithms, nets, optim
 from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.state import State
-from fedstat.flower.records import arrays_in, moments_of, raw_sums, tensors_in
+from fedstat.flower.plan import arrays_in, moments_of, raw_sums, tensors_in
 from fedstat.stats.moments import moments
 
 METHODS = ["fedavg", "fedper", "fedsplit", "fedfac-static", "fedfac-dynamic"]

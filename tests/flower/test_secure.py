@@ -17,7 +17,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 
 from fedstat.fl import optim
 from fedstat.flower import SecureGrid, error_bound
-from fedstat.flower.records import arrays_in, record
+from fedstat.flower.plan import arrays_in, record
 from fedstat.flower.secure import RANGES, entry_ranges, moment_ranges, secured, steps
 
 

@@ -16,9 +16,9 @@ from scipy import special, stats
 
 import fedstat
 from fedstat import _random, data, motivation, plot, store
-from fedstat.motivation import errors, relation, report
+from fedstat.motivation import findings, statistics
 from fedstat.motivation.__main__ import main
-from fedstat.stats import entropy, modes
+from fedstat.stats import entropy
 from fedstat.store.journal import Journal
 
 SMALL = {"clients": 20, "hidden": 12, "local_epochs": 2, "common_samples": 50, "replicates": 6, "seed": 3}
@@ -108,7 +108,7 @@ def test_communality_and_correlation_are_those_of_the_stored_weights(run):
 
 def test_halves_are_halves_of_every_stratum():
     strata = np.repeat([0, 1, 2], [4, 4, 5])
-    half = relation.halves(strata, 200, seed=1)
+    half = statistics.halves(strata, 200, seed=1)
     assert (half[:, :4].sum(1) == 2).all()
     assert set(half[:, 8:].sum(1)) == {2, 3}
     share = half.mean(0)
@@ -116,14 +116,14 @@ def test_halves_are_halves_of_every_stratum():
 
 
 @pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning", "ignore::fedstat.AgreementWarning")
-@pytest.mark.parametrize("method", relation.ESTIMATORS)
+@pytest.mark.parametrize("method", statistics.ESTIMATORS)
 def test_half_samples_are_computed_as_the_estimate_was(method):
     """From their own start: pa stops far from its fixed point, and halves that start at the whole's vary too little."""
     rng = np.random.default_rng(2)
     outputs, weights = rng.normal(size=(16, 40)), rng.normal(size=(16, 40, 10))
-    half = relation.halves(np.zeros(16, int), 5, seed=1)
-    found = relation.relation(outputs[None], weights[None], half, kappa=0.75)
-    j = relation.ESTIMATORS.index(method)
+    half = statistics.halves(np.zeros(16, int), 5, seed=1)
+    found = statistics.relation(outputs[None], weights[None], half, kappa=0.75)
+    j = statistics.ESTIMATORS.index(method)
     assert (method == "pa") == (not found["split/converged"][0, j])
     for b, chosen in enumerate(half):
         nu = fedstat.fa(fedstat.layer_matrix(weights[chosen]), kappa=0.75, method=method).communality
@@ -141,8 +141,8 @@ def test_half_samples_have_the_variance_of_the_statistic():
     for _ in range(30):
         spread = np.exp(0.3 * slope) * rng.normal(size=(60, 40))
         weights = slope[:, None] * 0.4 * rng.normal(size=(60, 1, 3)) + rng.normal(size=(60, 40, 3))
-        half = relation.halves(np.zeros(60, dtype=int), 30, seed=len(rho))
-        found = relation.relation(spread[None], weights[None], half, kappa=0.3)
+        half = statistics.halves(np.zeros(60, dtype=int), 30, seed=len(rho))
+        found = statistics.relation(spread[None], weights[None], half, kappa=0.3)
         rho.append(found["relation/spearman"][0, 0, 1])
         sd.append(found["relation/spearman_half"][0, 0, 1].std(ddof=1))
     assert 0.6 < np.sqrt(np.mean(np.square(sd))) / np.std(rho, ddof=1) < 1.6
@@ -151,8 +151,8 @@ def test_half_samples_have_the_variance_of_the_statistic():
 def test_spearman_is_scipys():
     x, y = np.random.default_rng(0).integers(0, 9, (2, 30)).astype(float)
     x[3] = np.nan
-    assert relation.spearman(x, y) == pytest.approx(stats.spearmanr(x, y, nan_policy="omit").statistic)
-    assert np.isnan(relation.spearman(np.ones(30), y))
+    assert statistics.spearman(x, y) == pytest.approx(stats.spearmanr(x, y, nan_policy="omit").statistic)
+    assert np.isnan(statistics.spearman(np.ones(30), y))
 
 
 def test_summary_and_correlations(run):
@@ -172,7 +172,7 @@ def test_summary_and_correlations(run):
 def test_two_groups_of_neurons_are_found_as_two_peaks():
     rng = np.random.default_rng(0)
     sd = np.repeat([0.5, 5.0], 40)
-    found = report.peaks(3 + sd * rng.normal(size=(100, 80)), np.zeros(100, int), draws=99)
+    found = findings.peaks(3 + sd * rng.normal(size=(100, 80)), np.zeros(100, int), draws=99)
     truth = 0.5 * np.log(2 * np.pi * np.e * np.array([0.5, 5.0]) ** 2)
     assert found["p_one_peak"] < 0.05
     assert found["p_one_normal"] < 0.05
@@ -185,8 +185,8 @@ def spread_and_mean_error(draw, statistic, *, replicates, seed=0, **how):
     rng, values, se = np.random.default_rng(seed), [], []
     for _ in range(replicates):
         outputs, strata = draw(rng)
-        h = relation.dispersion(outputs)["entropy"]
-        drawn = errors.with_errors(h, errors.entropy_errors(outputs, strata, **how))
+        h = statistics.dispersion(outputs)["entropy"]
+        drawn = statistics.with_errors(h, statistics.entropy_errors(outputs, strata, **how))
         values.append(statistic(h))
         se.append(np.std([statistic(x) for x in drawn], ddof=1))
     return np.std(values, ddof=1), np.mean(se)
@@ -214,25 +214,25 @@ def test_standard_errors_of_peaks_are_those_of_repeated_sampling():
     rng, found, se = np.random.default_rng(0), [], []
     for _ in range(40):
         outputs = sd * rng.normal(size=(60, 40))
-        h = relation.dispersion(outputs)["entropy"]
-        found.append(modes.peaks(h, 2).position)
-        drawn = errors.with_errors(h, errors.entropy_errors(outputs, np.zeros(60, int), draws=12))
-        se.append(report.position_errors(drawn, 2, 2))
+        h = statistics.dispersion(outputs)["entropy"]
+        found.append(statistics.peaks(h, 2).position)
+        drawn = statistics.with_errors(h, statistics.entropy_errors(outputs, np.zeros(60, int), draws=12))
+        se.append(findings.position_errors(drawn, 2, 2))
     ratio = np.nanmean(se, axis=0) / np.std(found, axis=0, ddof=1)
     assert ((ratio > 0.7) & (ratio < 1.4)).all()  # Monte Carlo error of the ratio: 0.12
 
 
 def test_peaks_have_no_standard_error_where_their_number_is_unsure():
     one, two = np.random.default_rng(0).normal(size=40), np.repeat([0.0, 9.0], 20) + np.linspace(0, 1, 40)
-    assert np.isfinite(report.position_errors(np.stack([two + 0.1 * i for i in range(5)]), 2, 2)).all()
-    assert np.isnan(report.position_errors(np.stack([one + 0.1 * i for i in range(5)]), 1, 2)).all()
+    assert np.isfinite(findings.position_errors(np.stack([two + 0.1 * i for i in range(5)]), 2, 2)).all()
+    assert np.isnan(findings.position_errors(np.stack([one + 0.1 * i for i in range(5)]), 1, 2)).all()
 
 
 def test_influences_are_those_of_leaving_clients_out():
     x = np.random.default_rng(0).normal(size=15)
     for k in (1, 3):
-        logs, influence = errors._log_distances(x, k)
-        total = [errors._log_distances(np.delete(x, i), k)[0].sum() for i in range(15)]
+        logs, influence = statistics._log_distances(x, k)
+        total = [statistics._log_distances(np.delete(x, i), k)[0].sum() for i in range(15)]
         np.testing.assert_allclose(influence - influence.mean(), np.mean(total) - total, atol=1e-12)
         h = entropy.knn_entropy(x, k=k)
         assert logs.mean() + special.digamma(15) - special.digamma(k) + np.log(2) == pytest.approx(float(h))
@@ -243,15 +243,15 @@ def test_errors_of_entropies_do_not_ask_for_more_than_there_is():
     rng = np.random.default_rng(0)
     outputs = np.maximum(rng.normal(size=(20, 6)), 0)
     outputs[4:, 0], outputs[:4, 0] = 0, 1 + np.arange(4)
-    one = errors.entropy_errors(outputs, np.arange(20), draws=50)
+    one = statistics.entropy_errors(outputs, np.arange(20), draws=50)
     assert np.isfinite(one).all()
-    np.testing.assert_array_equal(one, errors.entropy_errors(outputs, np.zeros(20, int), draws=50))
+    np.testing.assert_array_equal(one, statistics.entropy_errors(outputs, np.zeros(20, int), draws=50))
 
 
 def test_neurons_that_vary_together_err_together():
     x = np.random.default_rng(0).normal(size=(100, 20))
     x[:, 1] = 3 * x[:, 0]
-    r = np.corrcoef(errors.entropy_errors(x, np.zeros(100, int), draws=4000).T)
+    r = np.corrcoef(statistics.entropy_errors(x, np.zeros(100, int), draws=4000).T)
     assert r[0, 1] > 0.6
     assert abs(r[2:, 2:][~np.eye(18, dtype=bool)]).max() < 0.4
 
@@ -259,10 +259,10 @@ def test_neurons_that_vary_together_err_together():
 def test_dead_neurons_are_counted_not_averaged():
     outputs = np.random.default_rng(0).normal(size=(30, 10))
     outputs[:, :3] = 0
-    row = report.peaks(outputs, np.zeros(30, int), draws=9)
+    row = findings.peaks(outputs, np.zeros(30, int), draws=9)
     assert (row["neurons"], row["dead"]) == (7, 3)
     assert np.isfinite(row["entropy"])
-    nothing = report.peaks(outputs[:, :3], np.zeros(30, int))
+    nothing = findings.peaks(outputs[:, :3], np.zeros(30, int))
     assert nothing["dead"] == 3
     assert np.isnan(nothing["p_one_peak"])
 
@@ -275,7 +275,7 @@ def test_a_seed_repeats_and_chunks_do_not_matter(run):
 
 
 def test_command_line_stores_prints_draws_and_resumes(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(report.report.__kwdefaults__, "draws", 9)
+    monkeypatch.setitem(findings.report.__kwdefaults__, "draws", 9)
     out, picture = tmp_path / "m.zarr", tmp_path / "m.png"
     assert main([*FLAGS, "--out", str(out), "--plot", str(picture), "--quiet"]) == 0
     said = capsys.readouterr().out

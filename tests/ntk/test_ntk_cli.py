@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 import fedstat
-from fedstat.ntk import ConvergenceResult, GeneralizationResult, datasets
+from fedstat.ntk import ConvergenceResult, GeneralizationResult, descent
 from fedstat.ntk.__main__ import main
 
 FAST = ["--quiet", "--widths", "16", "--rounds", "5", "--replicates", "2", "--n-test", "4"]
@@ -37,13 +37,13 @@ def test_theorem_2_prints_bound_and_observation(capsys, tmp_path):
 
 
 def test_stores_are_read_with_labels_0_and_1_as_signs(capsys, tmp_path):
-    data = datasets.gaussian(clients=3, n=5, d=6, n_test=5)
+    data = descent.gaussian(clients=3, n=5, d=6, n_test=5)
     data["x"] = 2 * data["x"]
     data["y"] = (data["y"] > 0).astype(int)
     data.to_zarr(tmp_path / "c.zarr", consolidated=False)
     assert main([*FAST, "--data", str(tmp_path / "c.zarr"), "--n", "4", "--clients", "2", "--normalize"]) == 0
     assert "2 clients x 4 samples, 6 features" in capsys.readouterr().out
-    back = datasets.read(tmp_path / "c.zarr", n=4, n_test=3)
+    back = descent.read(tmp_path / "c.zarr", n=4, n_test=3)
     assert set(np.unique(back.y)) == {-1.0, 1.0}
     assert back["split"].values.tolist() == ["train"] * 4 + ["test"] * 3
     assert main([*FAST, "--data", str(tmp_path / "c.zarr"), "--n", "4", "--clients", "2"]) == 0

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.collections import LineCollection
 from scipy import stats
 
-from fedstat.ntk import convergence, datasets, generalization
+from fedstat.ntk import convergence, descent, generalization
 from fedstat.plot import look
 from fedstat.plot import ntk as plot
 
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def first():
-    data = datasets.gaussian(clients=2, n=4, d=6, n_test=4)
+    data = descent.gaussian(clients=2, n=4, d=6, n_test=4)
     return convergence(data, widths=[8, 16], methods=["fedsplit", "fedavg", "dynamic"], rounds=6, replicates=2)
 
 
 @pytest.fixture(scope="module")
 def second():
-    data = datasets.gaussian(clients=2, n=8, d=6, n_test=8)
+    data = descent.gaussian(clients=2, n=8, d=6, n_test=8)
     return generalization(data, clients=[1, 2, 4], width=8, rounds=4, replicates=2)
 
 

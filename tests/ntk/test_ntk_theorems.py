@@ -7,8 +7,15 @@ import pytest
 import xarray as xr
 
 import fedstat.ntk
-from fedstat.ntk import ConvergenceResult, GeneralizationResult, TheoryWarning, convergence, datasets, generalization
-from fedstat.stats import ntk
+from fedstat.ntk import (
+    ConvergenceResult,
+    GeneralizationResult,
+    TheoryWarning,
+    convergence,
+    descent,
+    generalization,
+    kernel,
+)
 
 
 def sphere(seed, *shape):
@@ -26,10 +33,10 @@ def small(**arguments):
 
 
 def test_contraction_is_theorem_1():
-    steps = ntk.Steps(lr=0.1, server_lr=2.0, local_steps=3, clients=4)
+    steps = kernel.Steps(lr=0.1, server_lr=2.0, local_steps=3, clients=4)
     assert (steps.rho1, steps.rho2) == pytest.approx((0.15, 0.3))
-    assert ntk.contraction(steps, lambda_s=0.2, lambda_p=0.4) == pytest.approx(1 - (0.15 * 0.2 + 0.3 * 0.4) / 2)
-    assert ntk.contraction(steps, lambda_s=0.2) == pytest.approx(1 - 0.15 * 0.2 / 2)
+    assert kernel.contraction(steps, lambda_s=0.2, lambda_p=0.4) == pytest.approx(1 - (0.15 * 0.2 + 0.3 * 0.4) / 2)
+    assert kernel.contraction(steps, lambda_s=0.2) == pytest.approx(1 - 0.15 * 0.2 / 2)
     mean = steps._replace(divisor=10.0)
     assert (mean.rho1, mean.rho2) == pytest.approx((0.015, 0.03))
 
@@ -176,7 +183,7 @@ def test_the_width_that_theorem_1_asks_for_has_its_logarithm():
     result = small()
     a = result.data.attrs
     asked = a["samples"] ** 4 * np.log(a["samples"] / 0.05) / a["lambda_s"] ** 4
-    assert ntk.least_width(a["lambda_s"], n=a["samples"]) == pytest.approx(asked)
+    assert kernel.least_width(a["lambda_s"], n=a["samples"]) == pytest.approx(asked)
     assert f"with constants 1 and δ = 0.05 the theorem asks for m2 >= {asked:.1e}" in result.summary()
 
 
@@ -317,7 +324,7 @@ def test_a_zero_sample_cannot_be_normalised():
 
 
 def test_dataset_dataarray_and_arrays_give_the_same_result():
-    data = datasets.gaussian(clients=2, n=4, d=6, n_test=3)
+    data = descent.gaussian(clients=2, n=4, d=6, n_test=3)
     train = data.isel(sample=slice(0, 4))
     arguments = {"widths": [8], "rounds": 3, "replicates": 1}
     whole = convergence(data, **arguments)
@@ -332,7 +339,7 @@ def test_dataset_dataarray_and_arrays_give_the_same_result():
 
 def test_results_survive_a_store(tmp_path):
     first = small()
-    second = generalization(datasets.gaussian(clients=2, n=6, d=6, n_test=4), width=16, rounds=5, replicates=2)
+    second = generalization(descent.gaussian(clients=2, n=6, d=6, n_test=4), width=16, rounds=5, replicates=2)
     for result, path in ((first, tmp_path / "a.zarr"), (second, tmp_path / "b.zarr")):
         result.to_datatree().to_zarr(path, consolidated=False)
         back = type(result).from_datatree(xr.open_datatree(path, engine="zarr", consolidated=False))
@@ -352,25 +359,25 @@ def test_tidy_has_one_row_per_run_and_round():
 
 def test_complexity_equals_the_explicit_inverse():
     x, y = sphere(3, 4, 5, 9), signs(4, 20)
-    h, blocks = ntk.kernel(x.reshape(20, 9)), ntk.kernel(x)
+    h, blocks = kernel.kernel(x.reshape(20, 9)), kernel.kernel(x)
     total = h + np.kron(np.eye(4), np.ones((5, 5))) * h
-    assert ntk.complexity(h, list(blocks), y) == pytest.approx(2 * np.sqrt(4 / 5 * y @ np.linalg.inv(total) @ y))
+    assert kernel.complexity(h, list(blocks), y) == pytest.approx(2 * np.sqrt(4 / 5 * y @ np.linalg.inv(total) @ y))
 
 
 def test_complexity_refuses_a_singular_kernel():
     h = np.ones((3, 3))
     with pytest.raises(ValueError, match=r"not positive definite.*parallel"):
-        ntk.complexity(h - np.eye(3), [np.zeros((3, 3))], np.ones(3))
+        kernel.complexity(h - np.eye(3), [np.zeros((3, 3))], np.ones(3))
 
 
 def test_confidence_is_its_formula():
-    assert ntk.confidence(50, 0.1, delta=0.05, constant=2.0) == pytest.approx(2 * np.sqrt(np.log(50 / 0.005) / 100))
+    assert kernel.confidence(50, 0.1, delta=0.05, constant=2.0) == pytest.approx(2 * np.sqrt(np.log(50 / 0.005) / 100))
     with pytest.raises(ValueError, match="needs λ_min"):
-        ntk.confidence(50, 0.0)
+        kernel.confidence(50, 0.0)
 
 
 def test_generalization_recuts_clients_at_constant_n_and_grows_n():
-    data = datasets.gaussian(clients=4, n=6, d=5, n_test=6)
+    data = descent.gaussian(clients=4, n=6, d=5, n_test=6)
     common = {"width": 16, "rounds": 5, "replicates": 2}
     by_clients = generalization(data, clients=[1, 2, 8], **common).by_setting()
     assert by_clients["clients"].tolist() == [1, 2, 8]
@@ -384,7 +391,7 @@ def test_generalization_recuts_clients_at_constant_n_and_grows_n():
 
 def test_limit_predictor_is_where_the_descent_of_a_linear_model_ends(monkeypatch):
     """With H = XXᵀ network (4) is h_c(x) = (w^s + w_c^p)ᵀx, which can be trained to the end exactly."""
-    monkeypatch.setattr(ntk, "kernel", lambda x: x @ np.swapaxes(x, -1, -2))
+    monkeypatch.setattr(kernel, "kernel", lambda x: x @ np.swapaxes(x, -1, -2))
     clients, n, d = 3, 3, 12
     x, y = sphere(6, clients, n + 9, d), signs(7, clients, n + 9)
     split = np.repeat(["train", "test"], [n, 9])
@@ -408,7 +415,7 @@ def test_limit_predictor_is_where_the_descent_of_a_linear_model_ends(monkeypatch
 
 
 def test_wide_networks_come_near_the_limit_predictor():
-    data = datasets.gaussian(clients=2, n=8, d=12, n_test=40)
+    data = descent.gaussian(clients=2, n=8, d=12, n_test=40)
     d = generalization(data, width=3000, rounds=200, init_scale=0.05, replicates=2).data
     assert float(d["train"].max()) < 1e-3
     assert d["test"].mean().item() == pytest.approx(float(d["test_limit"][0]), abs=0.04)
@@ -430,7 +437,7 @@ def test_networks_that_diverge_are_counted_and_leave_no_mean_and_no_verdict():
 
 
 def test_a_network_above_its_bound_breaks_it_whatever_the_others_did():
-    result = generalization(datasets.gaussian(clients=2, n=6, d=6, n_test=4), width=16, rounds=5, replicates=3)
+    result = generalization(descent.gaussian(clients=2, n=6, d=6, n_test=4), width=16, rounds=5, replicates=3)
     test = xr.zeros_like(result.data["test"]) + np.array([0.5, np.nan, 0.9])
     held = [
         GeneralizationResult(
@@ -473,11 +480,11 @@ def test_generalization_needs_test_samples_of_every_client():
 
 
 def test_digits_are_real_and_partitioned_as_asked():
-    one = datasets.digits(clients=10, n=5, n_test=2)
+    one = descent.digits(clients=10, n=5, n_test=2)
     assert (np.ptp(one.y.values, axis=1) == 0).all()
     assert one.y.values[:, 0].tolist() == [-1.0, 1.0] * 5
-    iid = datasets.digits(clients=10, n=40, n_test=2, partition="iid")
+    iid = descent.digits(clients=10, n=40, n_test=2, partition="iid")
     assert (np.ptp(iid.y.values, axis=1) == 2).all()
     np.testing.assert_allclose(np.linalg.norm(iid.x, axis=-1), 1)
     with pytest.raises(ValueError, match="more than there are among 1797 digits"):
-        datasets.digits(clients=10, n=200)
+        descent.digits(clients=10, n=200)

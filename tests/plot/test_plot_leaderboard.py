@@ -11,10 +11,10 @@ from matplotlib import pyplot as plt
 
 from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
-from fedstat.plot._looks import look
+from fedstat.plot._figure import look
 from fedstat.plot.leaderboard import _apart
 from fedstat.stats import ranking
-from fedstat.study.show import title_of
+from fedstat.study.collect import title_of
 
 NAMES = [name for name in ALGORITHMS if name != "fedsplit"]
 

@@ -11,8 +11,8 @@ from matplotlib.colors import to_rgb
 
 from fedstat.fl import algorithms
 from fedstat.ntk.descent import METHODS as NTK
-from fedstat.plot._looks import LOOKS, look, ordered
-from fedstat.plot.fl import accuracy_curves
+from fedstat.plot._figure import LOOKS, look, ordered
+from fedstat.plot.training import accuracy_curves
 from fedstat.sim.experiment import METHODS as SPLITS
 
 # Machado, Oliveira and Fernandes (2009), table 1, severity 1: on linear RGB.

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstat.labelled as fs
-from fedstat.stats import entropy, modes
+from fedstat.motivation import statistics
+from fedstat.stats import entropy
 
 SEEDS = st.integers(0, 2**32 - 1)
 POWERS = st.integers(-960, 1000)  # below, small weights lose digits
@@ -81,11 +82,11 @@ def test_entropy_moves_by_the_log_of_the_unit(seed: int, log10: float, d: int) -
 def test_peaks_and_mixtures_move_with_the_unit(seed: int, power: int) -> None:
     rng, c = np.random.default_rng(seed), 2.0**power
     x = np.concatenate([rng.normal(m, 1, 30) for m in (0, 6)])
-    a, b = (modes.peaks(v, 2, draws=3) for v in (x, c * x))
+    a, b = (statistics.peaks(v, 2, draws=3) for v in (x, c * x))
     assert b.bandwidth == c * a.bandwidth
     np.testing.assert_array_equal(b.position, c * a.position)
     assert b.p_value == a.p_value
-    a, b = (modes.mixture(v, draws=1) for v in (x, c * x))
+    a, b = (statistics.mixture(v, draws=1) for v in (x, c * x))
     assert (b.statistic, b.p_value) == (a.statistic, a.p_value)
     np.testing.assert_array_equal([b.mean, b.sd], [c * a.mean, c * a.sd])
     np.testing.assert_allclose(b.bic, a.bic + 2 * len(x) * np.log(c))

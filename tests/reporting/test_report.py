@@ -20,7 +20,7 @@ from fedstat import store
 from fedstat.decompose import __main__ as decompose
 from fedstat.fl import __main__ as fl
 from fedstat.reporting import __main__ as cli
-from fedstat.reporting import document, figures, training
+from fedstat.reporting import document, training
 from fedstat.reporting.stored import Stored
 from fedstat.sim import __main__ as sim
 from fedstat.study import experiment, summary
@@ -199,7 +199,7 @@ def test_a_hostile_store_is_text(tmp_path):
 
 def test_names_in_figures_are_drawn_as_text():
     name = document.shown(HOSTILE)
-    made = figures.figure(lambda ax: ax.set(xlabel=name, ylabel="$x_{$", title=r"$\alpha$"), name)
+    made = document.figure(lambda ax: ax.set(xlabel=name, ylabel="$x_{$", title=r"$\alpha$"), name)
     assert made.source.startswith("data:image/svg+xml;base64,")
     drawn = base64.b64decode(made.source.partition(",")[2])
     tags = {element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawn).iter()}  # noqa: S314 - our own

@@ -14,7 +14,7 @@ from made_results import leaked
 import fedstat
 from fedstat import motivation, store
 from fedstat.attack.__main__ import COMMAND as ATTACK
-from fedstat.motivation import report as of_motivation
+from fedstat.motivation import findings as of_motivation
 from fedstat.ntk import __main__ as ntk
 from fedstat.reporting.document import Printed, Report
 from fedstat.results import LeakageResult

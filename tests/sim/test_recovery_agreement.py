@@ -7,9 +7,8 @@ from sklearn.metrics import adjusted_rand_score, roc_auc_score
 
 import fedstat
 from fedstat.plot import recovery as plot_recovery
-from fedstat.sim import generate, recover
+from fedstat.sim import generate, recover, recovery
 from fedstat.sim.model8 import Model8, replicate_seed
-from fedstat.sim.recovery import draw
 from fedstat.sim.recovery.__main__ import main, report
 
 mpl.use("Agg")
@@ -25,24 +24,24 @@ def icc2(w):
 @pytest.fixture
 def noisy(monkeypatch):
     """Every client's weights with so much noise that agreement no longer tells neurons apart without error."""
-    exact = draw.truth
+    exact = recovery.truth
 
     def blurred(model):
         rng = np.random.default_rng(model.seed)
         for client in exact(model):
             yield client._replace(w=client.w + 1.5 * rng.normal(size=client.w.shape))
 
-    monkeypatch.setattr(draw, "truth", blurred)
+    monkeypatch.setattr(recovery, "truth", blurred)
     return blurred
 
 
 def test_agreement_is_fedstat_icc_whatever_blocks_of_clients_are_summed(monkeypatch):
     for at_once in (1, 5, 12, 50):
-        monkeypatch.setattr(draw, "_AT_ONCE", at_once)
+        monkeypatch.setattr(recovery, "_AT_ONCE", at_once)
         w = generate(p=0.25, seed=3, n_test=0, **SIZE).w
-        found = draw.sums(Model8(p=0.25, seed=3, **SIZE), agreement=True)
+        found = recovery.sums(Model8(p=0.25, seed=3, **SIZE), agreement=True)
         np.testing.assert_allclose(found[1][0], icc2(w), rtol=0, atol=1e-12)
-        np.testing.assert_array_equal(found[0], draw.correlation(Model8(p=0.25, seed=3, **SIZE)))
+        np.testing.assert_array_equal(found[0], recovery.correlation(Model8(p=0.25, seed=3, **SIZE)))
 
 
 def test_scores_are_those_of_scikit_learn_on_fedstat_icc_of_noisy_weights(noisy):

@@ -8,8 +8,7 @@ import pytest
 
 from fedstat.plot import kappa_window, spectrum_grid
 from fedstat.plot import spectrum as plot_spectrum
-from fedstat.sim import generate, recover, spectrum
-from fedstat.sim.recovery import draw
+from fedstat.sim import generate, recover, recovery, spectrum
 from fedstat.sim.recovery.__main__ import main
 
 mpl.use("Agg")
@@ -37,7 +36,7 @@ def test_two_blocks_of_equal_correlations_have_the_closed_form(monkeypatch):
     # 6 personal neurons with correlation 1/2, 4 shared ones with 1/5: eigenvalues 1 + 5/2, 1 + 3/5, 4/5 (3), 1/2 (5)
     r = np.zeros((10, 10))
     r[:6, :6], r[6:, 6:] = equal_correlations(6, 0.5), equal_correlations(4, 0.2)
-    monkeypatch.setattr(draw, "correlation", lambda _: r)
+    monkeypatch.setattr(recovery, "correlation", lambda _: r)
     found = spectrum(p=0.4, alpha=0.4, kappa=[0.3, 0.5], estimator="pc", clients=2, d=4, m=10).squeeze()
     eigenvalues = [3.5, 1.6, *[0.8] * 3, *[0.5] * 5]
     np.testing.assert_allclose(found.eigenvalue, eigenvalues)

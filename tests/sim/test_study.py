@@ -17,8 +17,8 @@ from scipy import stats
 
 from fedstat import sim, store
 from fedstat.fl import algorithms, nets, train
-from fedstat.reporting import simulation
-from fedstat.sim import report
+from fedstat.reporting import studies
+from fedstat.sim import experiment
 from fedstat.sim.__main__ import main
 from fedstat.sim.experiment import METHODS
 from fedstat.sim.model8 import replicate_seed
@@ -113,7 +113,7 @@ def test_the_oracle_column_is_that_of_recovery(run):
 
 
 def test_the_report_fits_100_columns(run):
-    text = report.report(run)
+    text = experiment.report(run)
     assert max(map(len, text.splitlines())) <= 100
     for method in METHODS:
         assert f"\n{method} " in text
@@ -130,11 +130,11 @@ def test_a_split_that_equals_the_true_one_in_every_replicate_has_no_interval(run
     assert table.loc[[(0.5, "oracle"), (0.5, "static")], ["difference_low", "difference_high"]].isna().all(axis=None)
     assert not table.loc[(0.5, "fedavg"), "equal"]
     assert np.isfinite(table.loc[(0.5, "fedavg"), "difference_low"])
-    text = report.report(alike)
+    text = experiment.report(alike)
     assert "+0.0000, equal in all replicates" in text
     assert "+0.0100, equal in all replicates" in text
     assert "[+0.0000, +0.0000]" not in text
-    said = simulation._findings(sim.summary(alike))
+    said = studies._findings(sim.summary(alike))
     assert any("equal difference from the true split in all replicates" in one for one in said)
     assert any("static (+0.0100)" in one for one in said)
 
@@ -144,7 +144,7 @@ def test_one_replicate_has_no_standard_error():
     row = sim.summary(run).iloc[1]
     assert np.isfinite(row["difference"])
     assert np.isnan(row["std_error"])
-    assert "nan" not in report.report(run)
+    assert "nan" not in experiment.report(run)
 
 
 def command(*flags, **options):

@@ -14,15 +14,15 @@ from array_api_compat import array_namespace, is_torch_array
 from layers import weights
 
 import fedstat.labelled as fs
+from fedstat.motivation import statistics
+from fedstat.ntk import eigenvalues as _eigenvalues
+from fedstat.ntk import kernel
 from fedstat.stats import (
     eigenvalues,
     entropy,
-    extreme_eigenvalues,
     factor,
     icc,
     icc_resampling,
-    kernel,
-    modes,
     moments,
     number_of_factors,
     reml,
@@ -50,8 +50,8 @@ VERBS: dict[str, tuple[Any, np.ndarray]] = {
     "client_clusters": (lambda w: fs.client_clusters(w, n_clusters=2, resamples=2), W),
     "effective_rank": (fs.effective_rank, W),
     "entropy.knn_entropy": (entropy.knn_entropy, Z),
-    "peaks": (lambda x: modes.peaks(x, 1), Z[:, 0]),
-    "mixture": (lambda x: modes.mixture(x, draws=1), Z[:, 0]),
+    "peaks": (lambda x: statistics.peaks(x, 1), Z[:, 0]),
+    "mixture": (lambda x: statistics.mixture(x, draws=1), Z[:, 0]),
     "start": (lambda h: fs.split(W, start=h), np.full(8, 0.5)),
 }
 pytestmark = pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning")
@@ -143,7 +143,7 @@ KEPT: dict[str, tuple[Any, np.ndarray]] = {
     "kernel.kernel": (kernel.kernel, UNIT),
     "kernel.gram": (lambda x: kernel.gram(x, x, x), UNIT),
     "kernel.shared_gram": (lambda x: kernel.shared_gram(x, x, x), UNIT),
-    "extreme_eigenvalues": (extreme_eigenvalues.extreme_eigenvalues, R),
+    "extreme_eigenvalues": (_eigenvalues.extreme_eigenvalues, R),
 }  # fmt: skip
 # What takes tensors, too, and gives NumPy arrays, as its module says.
 ON_HOST: dict[str, tuple[Any, np.ndarray]] = {
@@ -153,8 +153,8 @@ ON_HOST: dict[str, tuple[Any, np.ndarray]] = {
     "components.components": (lambda w: variance_components.components(variance_components.parts(w)), HALVES),
     "components_reml.gram": (reml.gram, HALVES),
     "components_reml.reml": (reml.reml, HALVES),
-    "modes.peaks": (lambda x: modes.peaks(x, 1), Z[:, 0]),
-    "modes.mixture": (lambda x: modes.mixture(x, draws=1), Z[:, 0]),
+    "modes.peaks": (lambda x: statistics.peaks(x, 1), Z[:, 0]),
+    "modes.mixture": (lambda x: statistics.mixture(x, draws=1), Z[:, 0]),
 }
 # What takes NumPy arrays alone, as its module says.
 NUMPY: dict[str, tuple[Any, np.ndarray]] = {
@@ -193,6 +193,6 @@ def test_statistics_give_the_kind_of_array_that_they_say(name: str, dtype: type)
             np.testing.assert_allclose(np.abs(x.numpy()), np.abs(y), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("module", [icc, icc_resampling, variance_components, reml, modes, number_of_factors])
+@pytest.mark.parametrize("module", [icc, icc_resampling, variance_components, reml, statistics, number_of_factors])
 def test_modules_that_leave_the_kind_of_their_input_say_so(module: Any) -> None:
     assert "NumPy" in module.__doc__

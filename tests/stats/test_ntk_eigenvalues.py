@@ -6,8 +6,8 @@ import scipy.linalg
 import torch
 
 import fedstat.ntk
-from fedstat.stats import extreme_eigenvalues as module
-from fedstat.stats.ntk import Extremes, extreme_eigenvalues, kernel
+from fedstat.ntk import eigenvalues as module
+from fedstat.ntk.kernel import Extremes, extreme_eigenvalues, kernel
 
 N = 180
 

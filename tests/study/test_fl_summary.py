@@ -11,8 +11,8 @@ from numpy.testing import assert_allclose
 import fedstat
 from fedstat import store
 from fedstat.fl import algorithms, nets, train
-from fedstat.study import collect, report, rules, summary
-from fedstat.study.origin import origin
+from fedstat.study import collect, report, summary
+from fedstat.study.collect import origin
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,8 @@ def test_rounds_that_were_not_evaluated_do_not_count(tmp_path):
 def test_a_window_of_few_evaluations_is_not_picked():
     mean = np.full(30, 0.5)
     mean[:9], mean[9] = np.nan, 0.9
-    assert rules.best_window(mean)[0] == pytest.approx((0.9 + 8 * 0.5) / 9)  # nine of ten are enough, one is not
-    assert np.isnan(rules.best_window(np.full(3, np.nan))[0])
+    assert summary.best_window(mean)[0] == pytest.approx((0.9 + 8 * 0.5) / 9)  # nine of ten are enough, one is not
+    assert np.isnan(summary.best_window(np.full(3, np.nan))[0])
 
 
 @pytest.mark.parametrize("rounds", [1, 6, 9])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fl_runs import SMALL, command
 
-from fedstat.attack import runs as attacked
+from fedstat.attack import experiment as attacked
 from fedstat.fl import accountant, aggregate
 from fedstat.fl.job import ComputeConfig
 from fedstat.study import experiment, grid, planned, report

@@ -12,13 +12,13 @@ import xarray as xr
 from layers import weights
 
 import fedstat
-from fedstat.ntk import datasets
+from fedstat.ntk import descent
 from fedstat.results import LeakageResult
 from fedstat.results.base import Result
 
 NAMES = ["<b>bold</b>", "u_1", "50 %", "a & b", "c|d", r"5$ \frac{", "*f*", "<script>alert(1)</script>"]
 W = xr.DataArray(weights(), dims=("client", "unit", "weight"), coords={"unit": NAMES, "client": NAMES[2:]})
-DATA = datasets.gaussian(clients=2, n=3, d=4, n_test=4)
+DATA = descent.gaussian(clients=2, n=3, d=4, n_test=4)
 TABLE = pd.DataFrame({"method": ["a", "b", "c"] * 3, "seed": np.repeat([0, 1, 2], 3)}).assign(
     accuracy=[5, 7, 8.2, 7, 9.1, 10, 6, 8, 9.1]
 )

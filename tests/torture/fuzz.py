@@ -39,7 +39,7 @@ from scipy.io import savemat
 import fedstat
 from fedstat import _check, data, store
 from fedstat.data import cifar, idx, leaf, svhn
-from fedstat.study import Settings, collect, federation, grid, reference, words
+from fedstat.study import Settings, collect, federation, grid, reference
 
 SECONDS, MEMORY, LIMIT = 5, 1 << 30, 1 << 28
 PLACE = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
@@ -183,7 +183,10 @@ TARGETS: dict[str, Target] = {
         file("reference.toml", reference.read),
         [b'source = "a"\npercent = ["t"]\n[t."b"]\nfedavg = [0.5, 0.1]\n'],
     ),
-    "options": (text(lambda given_: words.options("options", tuple(given_.split(" ")))), [b"a=1 b=2,3 c=true d=x"]),
+    "options": (
+        text(lambda given_: federation.network_options("options", tuple(given_.split(" ")))),
+        [b"a=1 b=2,3 c=true d=x"],
+    ),
     "options of a method": (
         text(lambda given_: Settings(algorithm="fedprox+", options=tuple(given_.split(" ")))),
         [b"mu=0.1", b"mu=0.1 epochs=2 rate=0.1"],

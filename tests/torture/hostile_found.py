@@ -14,7 +14,7 @@ from hostile_weights import HOSTILE, LIMIT, entry, hostile, normal, npy_head, sa
 import fedstat
 from fedstat import data, store
 from fedstat.fl import algorithms, custom, nets, train
-from fedstat.ntk import datasets
+from fedstat.ntk import descent
 from fedstat.reporting.document import require_ours
 from fedstat.study import collect, grid, reference, side_by_side
 
@@ -288,7 +288,7 @@ EDGES: dict[str, Callable[[str], object]] = {
     "own arrays": lambda path: data.load(path + ".npz"),
     "folder of data sets": lambda path: data.load("mnist", path),
     "open_folder": data.open_folder,
-    "zarr store of data": datasets.read,
+    "zarr store of data": descent.read,
     "grid": grid.cells,
     "grid to": lambda path: list(grid.run_all([], path)),
     "reference": reference.read,

@@ -25,7 +25,7 @@ from readers import run
 
 import fedstat
 from fedstat import store
-from fedstat.ntk import datasets
+from fedstat.ntk import descent
 from fedstat.study import collect, grid, readouts
 from fedstat.study.experiment import Settings
 
@@ -269,7 +269,7 @@ def zarr_2_store_that_runs_code(at: Path) -> Read:
     metadata |= {"dtype": "|O", "filters": [{"id": "vlen-utf8"}, {"id": "pickle", "protocol": 5}], "fill_value": 0}
     (at / "a.zarr" / "sample" / ".zarray").write_text(json.dumps(metadata))
     (at / "a.zarr" / "sample" / "0").write_bytes(pickle.dumps([Code()] * 3))
-    return lambda: datasets.read(at / "a.zarr")
+    return lambda: descent.read(at / "a.zarr")
 
 
 def logged(at: Path, *lines: bytes) -> Path:

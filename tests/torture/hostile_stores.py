@@ -12,7 +12,7 @@ from hostile_data import Code, Read
 from hostile_weights import LIMIT, hostile, normal, npy_head
 
 from fedstat.data import open_folder, save_folder
-from fedstat.ntk import datasets
+from fedstat.ntk import descent
 
 
 def kept(at: Path, change: Callable[[Path], None]) -> Read:
@@ -89,7 +89,7 @@ def store(at: Path, **options: Any) -> Read:
     x = options.pop("x", (("client", "sample", "feature"), np.ones((2, 3, 4))))
     y = options.pop("y", (("client", "sample"), np.ones((2, 3))))
     xr.Dataset({"x": x, "y": y}, **options).to_zarr(at / "a.zarr", consolidated=False)
-    return lambda: datasets.read(at / "a.zarr")
+    return lambda: descent.read(at / "a.zarr")
 
 
 def reshaped(at: Path, what: str, old: str, new: str) -> Read:
@@ -114,7 +114,7 @@ def zarr_of_absurd_chunks(at: Path) -> Read:
 @hostile("x.y")
 def zarr_without_labels(at: Path) -> Read:
     xr.Dataset({"x": (("client", "sample", "feature"), np.ones((2, 3, 4)))}).to_zarr(at / "x.y", consolidated=False)
-    return lambda: datasets.read(at / "x.y")
+    return lambda: descent.read(at / "x.y")
 
 
 @hostile("must hold numbers")
@@ -135,7 +135,7 @@ def zarr_without_training_samples(at: Path) -> Read:
 @hostile("zarr store")
 def file_for_a_zarr(at: Path) -> Read:
     (at / "a.zarr").write_text("x")
-    return lambda: datasets.read(at / "a.zarr")
+    return lambda: descent.read(at / "a.zarr")
 
 
 @hostile("a.zarr")

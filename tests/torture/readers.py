@@ -23,7 +23,7 @@ from fedstat.data import arrays
 from fedstat.decompose.__main__ import _require_table
 from fedstat.fl import custom
 from fedstat.reporting.document import MARK, require_ours
-from fedstat.study import grid, networks, reference
+from fedstat.study import federation, grid, reference
 
 Read = Callable[[], object]
 Made = tuple[Path, Read]
@@ -107,7 +107,7 @@ def own_digest(at: Path) -> Made:
 
 @reader("shape of own arrays")
 def own_shape(at: Path) -> Made:
-    return hostile_data.own(at), lambda: networks.like(str(at / "own.npz"))
+    return hostile_data.own(at), lambda: federation.like(str(at / "own.npz"))
 
 
 @reader("images, idx")

@@ -51,7 +51,7 @@ ELSEWHERE = {
     "fl.custom:_loaded": "code, which the guard has read",
     "fl.disk_rows:SlotFile.__init__": "a file that was found regular, or is made",
     "fl.record:_loaded": "a file that the journal has compared with its checksum",
-    "store.growth:extend": "a file that the journal has compared with its checksum",
+    "store.write:extend": "a file that the journal has compared with its checksum",
     "store.journal:Journal._log": "the log, which the guard has read",
     "store.journal:checked": "the draft of what is written",
     "store.journal:sync": "a file that was written",
@@ -65,7 +65,7 @@ ELSEWHERE = {
     "store.write:lay_out": "the draft of what is written",
     "store.write:_journal_node": "the draft of what is written",
     "data.tiny_imagenet:_image": "a stream of the guard",
-    "data._folder:open_folder": "a file that was found regular",
+    "data._files:open_folder": "a file that was found regular",
     "_archives:Arrays.head": "a member of what the guard has opened",
     "_archives:Arrays.read": "a member of what the guard has opened",
 }

@@ -12,8 +12,9 @@ from pathlib import Path
 from fedstat import _cli, store
 from fedstat._later import pd, xr
 from fedstat.results.numbers import plus_minus
+from fedstat.sim import recovery
 from fedstat.sim.model8 import SOURCE
-from fedstat.sim.recovery import DEFAULT, KAPPA, draw, recover, spectrum, tidy
+from fedstat.sim.recovery import DEFAULT, KAPPA, recover, spectrum, tidy
 
 COMMAND = "fedstat.sim.recovery"
 
@@ -40,7 +41,7 @@ def parser() -> _cli.Parser:
     add = cli.add_argument_group("method").add_argument
     add("--kappa", type=float, nargs="+", default=list(KAPPA), metavar="K", help="eigenvalue-ratio thresholds")
     add("--estimators", nargs="+", default=list(DEFAULT), metavar="E",
-        help=f"of {', '.join(draw.ESTIMATORS)}; icc is agreement between clients and needs no kappa")  # fmt: skip
+        help=f"of {', '.join(recovery.ESTIMATORS)}; icc is agreement between clients and needs no kappa")  # fmt: skip
     add = cli.add_argument_group("output").add_argument
     add("--out", type=Path, metavar="STORE", help="store to write (default: none)")
     add("--overwrite", action="store_true", help="replace what this command stored at --out before")
@@ -71,11 +72,11 @@ def _work(args: argparse.Namespace) -> None:
                                  command=COMMAND, references=SOURCE)  # fmt: skip
         store.save(args.out, xr.DataTree(result), result.attrs | attrs, overwrite=args.overwrite)
     if args.plot is not None:
-        from fedstat.plot.sim import recovery_grid  # seaborn takes a second to import
+        from fedstat.plot.simulation import recovery_grid
 
         _cli.save_figure(recovery_grid(result), args.plot, dpi=150, bbox_inches="tight")
     if args.spectrum is not None:
-        from fedstat.plot.spectra import spectrum_grid
+        from fedstat.plot.simulation import spectrum_grid
 
         of_first = spectrum(**{name: getattr(args, name) for name in ("p", "alpha", "clients", "d", "m", "seed")})
         _cli.save_figure(spectrum_grid(of_first), args.spectrum, dpi=150, bbox_inches="tight")
@@ -87,7 +88,7 @@ def _work(args: argparse.Namespace) -> None:
 def report(result: xr.Dataset) -> str:
     """Tables of AUC by κ and estimator, one for every p and α, and sentences on where they invert and agree."""
     config, rows = json.loads(result.attrs["config"]), tidy(result)
-    n, agreement = result.sizes["replicate"], draw.ICC in result["estimator"].values
+    n, agreement = result.sizes["replicate"], recovery.ICC in result["estimator"].values
     over = f"mean ± standard error over {n} draws" if n > 1 else "one draw, so no standard error"
     icc = (
         "icc: of the clients' agreement on a neuron's weights (ICC2), which has no kappa; it must be 1 here,\n"
@@ -109,7 +110,7 @@ def report(result: xr.Dataset) -> str:
 
 def _table(block: pd.DataFrame) -> str:
     names = list(dict.fromkeys(block["estimator"]))
-    heads = ["icc (no kappa)" if name == draw.ICC else name for name in names]
+    heads = ["icc (no kappa)" if name == recovery.ICC else name for name in names]
     lines = ["kappa      G" + "".join(f"{name:>16}" for name in heads)]
     for kappa, row in block.groupby("kappa", sort=False):
         cells = [_cell(*x) for x in zip(row["auc"], row["auc_se"], row["converged"], strict=True)]
@@ -126,7 +127,7 @@ def _findings(block: pd.DataFrame) -> str:
     auc = block.pivot(index="kappa", columns="estimator", values="auc")[list(dict.fromkeys(block["estimator"]))]
     inverted = [f"{name} at kappa {', '.join(runs(auc[name] < 0.5))}" for name in auc if (auc[name] < 0.5).any()]
     sentences = ["Inverted (AUC < 0.5): " + ("; ".join(inverted) if inverted else "none") + "."]
-    nu = auc.drop(columns=draw.ICC, errors="ignore")
+    nu = auc.drop(columns=recovery.ICC, errors="ignore")
     if nu.shape[1] > 1:
         close = nu.max(axis=1) - nu.min(axis=1) <= AGREE
         of = ", ".join(map(str, nu))

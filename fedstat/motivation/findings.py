@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._later import pd, xr
-from fedstat.motivation import relation
-from fedstat.motivation.errors import entropy_errors, with_errors
+from fedstat.motivation import statistics
 from fedstat.motivation.experiment import OUTPUTS
+from fedstat.motivation.statistics import entropy_errors, with_errors
 from fedstat.results.numbers import interval
-from fedstat.stats import modes
 
 LEVEL, MOST_PEAKS, DRAWS, ERRORS = 0.05, 3, 199, 100
 
@@ -38,11 +37,11 @@ def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int 
         the share of clients with output 0; ``spread``: median over neurons of the standard deviation over clients.
         ``neurons``, ``dead``: with entropy, and without (tied for all but k clients). ``entropy``, ``q05``, ``q95``:
         median and quantiles over neurons, nats; ``entropy_se``: standard error over clients of the median, see
-        :func:`fedstat.motivation.errors.entropy_errors`; ``std_error``: median standard error of one neuron's entropy.
-        ``p_one_peak``: Silverman's test of one peak; ``p_one_normal``: one normal against a mixture of two, with
-        ``bic_gain`` (of one less of two: positive for two). Both treat neurons as independent, which is not quite true
-        of neurons with a common start. ``modes``, ``modes_se``: peaks of the density of entropies, as many as are not
-        rejected at 5 % (at most 3), and their standard errors over clients, for that number of peaks.
+        :func:`fedstat.motivation.statistics.entropy_errors`; ``std_error``: median standard error of one neuron's
+        entropy. ``p_one_peak``: Silverman's test of one peak; ``p_one_normal``: one normal against a mixture of two,
+        with ``bic_gain`` (of one less of two: positive for two). Both treat neurons as independent, which is not quite
+        true of neurons with a common start. ``modes``, ``modes_se``: peaks of the density of entropies, as many as are
+        not rejected at 5 % (at most 3), and their standard errors over clients, for that number of peaks.
     """
     rows = []
     for case in run["outputs"].to_dataset()["case"].to_numpy():
@@ -54,7 +53,7 @@ def summary(run: xr.DataTree, *, outputs: tuple[str, ...] = OUTPUTS, draws: int 
             k = json.loads(run.attrs["config"])["k"]
             row = {**here, "accuracy": float(seen["accuracy"].mean())}
             row |= {"zero_share": float(entropy["zero_share"].mean()), "spread": float(entropy["spread"].median())}
-            strata = relation.strata_of(str(case), seen["label"].values)
+            strata = statistics.strata_of(str(case), seen["label"].values)
             row |= peaks(seen["mean_output"].values, strata, k=k, draws=draws)
             row["std_error"] = float(entropy["std_error"].median())
             rows.append(row)
@@ -71,7 +70,7 @@ def peaks(outputs: NDArray, strata: NDArray[np.int64], *, k: int = 3, draws: int
         Clients with one value are a stratum of given size.
     k, draws : int
     """
-    entropy = relation.dispersion(outputs, k=k)["entropy"]
+    entropy = statistics.dispersion(outputs, k=k)["entropy"]
     live = np.isfinite(entropy)
     x = entropy[live]
     row = {"neurons": len(x), "dead": outputs.shape[1] - len(x)}
@@ -79,11 +78,11 @@ def peaks(outputs: NDArray, strata: NDArray[np.int64], *, k: int = 3, draws: int
     if len(x) < 4 or np.ptp(x) == 0:
         return row | dict.fromkeys(names, math.nan) | {"modes": [], "modes_se": []}
     n = 0
-    tests: list[modes.Peaks] = []
+    tests: list[statistics.Peaks] = []
     while n < MOST_PEAKS and (not tests or tests[-1].p_value < LEVEL):
         n += 1
-        tests.append(modes.peaks(x, n, draws=draws))
-    mixture = modes.mixture(x, draws=draws)
+        tests.append(statistics.peaks(x, n, draws=draws))
+    mixture = statistics.mixture(x, draws=draws)
     drawn = with_errors(x, entropy_errors(outputs[:, live], strata, k=k, draws=ERRORS))
     q05, median, q95 = np.quantile(x, [0.05, 0.5, 0.95])
     return row | {
@@ -111,7 +110,7 @@ def position_errors(drawn: NDArray[np.float64], n: int, found: int) -> NDArray[n
     found : int
         Peaks at hand, usually ``n``. They have no standard error (NaN) where fewer than 9 in 10 draws have as many.
     """
-    positions = [modes.peaks(x, n).position for x in drawn]
+    positions = [statistics.peaks(x, n).position for x in drawn]
     alike = np.array([p for p in positions if len(p) == found])
     return alike.std(axis=0, ddof=1) if len(alike) >= 0.9 * len(drawn) else np.full(found, math.nan)
 
@@ -125,10 +124,10 @@ def correlations(run: xr.DataTree) -> pd.DataFrame:
         ``spearman`` with ``low`` and ``high``, a 95 % interval over clients: ± 1.96 standard deviations of Fisher's z
         over the half-samples, each computed as the estimate was; ``n_factors`` and ``converged`` of the communality.
         Where ``"pa"`` has not converged, the estimate and its interval are of as many steps as were taken
-        (:data:`fedstat.motivation.relation.STEPS`), not of the solution.
+        (:data:`fedstat.motivation.statistics.STEPS`), not of the solution.
     """
     found, fits = run["relation"].to_dataset(), run["split"].to_dataset()[["n_factors", "converged"]]
-    low, high = relation.interval(found["spearman"].to_numpy(), found["spearman_half"].to_numpy())
+    low, high = statistics.interval(found["spearman"].to_numpy(), found["spearman_half"].to_numpy())
     ends = {"low": found["spearman"].copy(data=low), "high": found["spearman"].copy(data=high)}
     bounds = xr.Dataset({"spearman": found["spearman"], **ends})
     table = bounds.to_dataframe().reset_index()
@@ -156,7 +155,7 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
     ]
     parts = [head, "\n".join(lines)]
     parts.append("\n".join(map(_peaks_line, table.to_dict("records"))))
-    at = f"κ = {config['kappa']:g}; pa: at most {relation.STEPS} steps"
+    at = f"κ = {config['kappa']:g}; pa: at most {statistics.STEPS} steps"
     lines = [
         f"Rank correlation of entropy and communality ({at}) over neurons,",
         "95 % intervals over clients (where the two are related they cover .88 to .93",
@@ -167,8 +166,8 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
         lines.append(f"{case:<12} {on:<9}" + "".join(f"{_interval(r):>26}" for r in block.to_dict("records")))
     if not related["converged"].all():
         lines.append(
-            f"* pa at κ = {config['kappa']:g} has not converged in {relation.STEPS} steps: the numbers are of what "
-            f"{relation.STEPS} steps from principal\n  components give, half-samples too. minres, or fewer factors "
+            f"* pa at κ = {config['kappa']:g} has not converged in {statistics.STEPS} steps: the numbers are of what "
+            f"{statistics.STEPS} steps from principal\n  components give, half-samples too. minres, or fewer factors "
             "(a lower --kappa), is well posed."
         )
     parts.append("\n".join(lines))

@@ -13,7 +13,7 @@ import pandas as pd
 import xarray as xr
 from numpy.typing import NDArray
 
-from fedstat.reporting import figures, origin, prose
+from fedstat.reporting import document, parts, prose
 from fedstat.reporting.document import COMMAND, Block, Caution, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.parts import assemble
 from fedstat.reporting.stored import Stored
@@ -49,14 +49,14 @@ def _ran(stored: Stored, nodes: Mapping[str, xr.Dataset]) -> Table:
     c, n = stored.config, _n_clients(nodes)
     options = {name: value for name, value in c.items() if name not in _WRITES}
     rows = {
-        "command": origin.command_line("fedstat.decompose", options, positional=("files",)),
+        "command": parts.command_line("fedstat.decompose", options, positional=("files",)),
         "weights": f"of {'clients' if n is None else f'{n} clients'}, from {listed(c.get('files') or (), most=4)}",
         "common start": f"{c['minus']}, subtracted from every client's weights" if c.get("minus") else "not subtracted",
         "layers": str(len(nodes)),
         "method": f"agreement between clients, τ = {c.get('tau')}" if c.get("method") == "icc"
         else f"{c.get('method')}, {_size(c)}, τ = {c.get('tau')}",
         "resampled": f"clients, {c['bootstrap']} times, seed {c.get('seed')}" if c.get("bootstrap") else "not",
-    } | origin.made(stored)  # fmt: skip
+    } | parts.made(stored)  # fmt: skip
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
 
 
@@ -171,15 +171,15 @@ def _layer(layer: str, data: xr.Dataset) -> Section:
     name, label = _statistic(data)
     shared, threshold = data["shared"].to_numpy().astype(bool), _threshold(data)
     values = data[name].to_numpy().astype(float)
-    draw = partial(figures.split_histogram, values, shared, threshold, label)
-    blocks: list[Block] = [figures.figure(draw, f"{layer}: {label} of the units, and the threshold.")]
+    draw = partial(document.split_histogram, values, shared, threshold, label)
+    blocks: list[Block] = [document.figure(draw, f"{layer}: {label} of the units, and the threshold.")]
     if "conf_low" in data:
         table = pd.DataFrame({"estimate": values, "low": data["conf_low"], "high": data["conf_high"], "shared": shared})
         table = table.dropna()
         about = data.attrs.get("intervals", "95 % intervals")  # stores of earlier versions do not say
         caption = f"{layer}: {label} of every unit, clients resampled; {about}."
-        intervals = partial(figures.units_interval, table, threshold, label)
-        blocks.append(figures.figure(intervals, caption) if len(table) else Text(caption))
+        intervals = partial(document.units_interval, table, threshold, label)
+        blocks.append(document.figure(intervals, caption) if len(table) else Text(caption))
     return Section(f"Layer {layer}", [*blocks, *_units(data, name, label)])
 
 

@@ -1,13 +1,14 @@
-"""Who is like whom, as pictures: similarity of clients by the tree, over rounds, and a measure's lines over rounds."""
+"""Plots of clients: clusters, similarity, profiles, and their data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn as sns
 import xarray as xr
 from matplotlib.axes import Axes
@@ -17,9 +18,9 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat.plot._axes import given, plain
-from fedstat.plot._inputs import measure_of_run, refusal
+from fedstat import _check, _labels, fl
+from fedstat.plot._figure import given, literal, measure_of_run, plain, refusal
+from fedstat.results import ComponentsResult
 from fedstat.results.between_clients import ClientClustersResult
 
 _MAP = "viridis"
@@ -190,3 +191,147 @@ def _label(values: xr.DataArray) -> str:
     """What the values are called, with their units."""
     units = values.attrs.get("units", "")
     return str(values.attrs.get("long_name", values.name or "")) + (f" ({units})" if units not in ("", "1") else "")
+
+
+_COLUMNS = ("layer", "round", "personal", "conf_low", "conf_high")
+_LOWEST = -0.5
+
+
+def profile(table: Any, *, ax: Axes | None = None) -> Axes:
+    """Personal share of each layer with its interval.
+
+    Parameters
+    ----------
+    table : DataFrame, run, or dict of layer to ComponentsResult
+        What :func:`fedstat.fl.profile` returns, or the run itself: several rounds are drawn as lines over rounds,
+        layers from the first (light) to the last (dark), one round as points over layers. Or what
+        :func:`fedstat.variance_components` returns for each layer.
+    ax : matplotlib Axes, optional
+        Where to draw; by default a new figure.
+
+    Returns
+    -------
+    matplotlib Axes
+        Lines at 0 (all noise) and at 1/2, above which a client's own weights are nearer to its true ones than the mean
+        over clients. Intervals that reach below -0.5 are cut off there.
+    """
+    if isinstance(table, xr.DataTree):
+        table = fl.profile(table)
+    elif isinstance(table, Mapping) and all(isinstance(one, ComponentsResult) for one in table.values()):
+        table = pd.concat([one.layer.assign(layer=name, round=0) for name, one in table.items()])
+    if not isinstance(table, pd.DataFrame):
+        takes = "a run with probe='halves', the table of fedstat.fl.profile(run) or {layer: ComponentsResult}"
+        raise refusal("profile", takes, table)
+    if missing := [c for c in _COLUMNS if c not in table]:
+        raise ValueError(f"the table must have columns {', '.join(_COLUMNS)}, but lacks {', '.join(missing)}")
+    ax = given(ax)
+    table = table.dropna(subset="personal")
+    layers = list(dict.fromkeys(table["layer"]))
+    colours = sns.color_palette("crest", len(layers))
+    over_rounds = table["round"].nunique() > 1
+    step = 0.0 if not over_rounds else 0.12 * table["round"].drop_duplicates().sort_values().diff().min()
+    for i, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
+        own = table[table["layer"] == layer]
+        x = own["round"] + (i - (len(layers) - 1) / 2) * step if over_rounds else pd.Series(i, own.index)
+        low, high = own["conf_low"].clip(lower=_LOWEST), own["conf_high"]
+        ax.vlines(x, low, high, color=colour, linewidth=1.2, alpha=0.7)
+        ax.plot(x, own["personal"], "o-", color=colour, markersize=4, linewidth=1.2, label=literal(layer))
+    for y, style in ((0, "-"), (0.5, ":")):
+        ax.axhline(y, color="0.4", linestyle=style, linewidth=0.9, zorder=0)
+    ax.set_ylim(max(_LOWEST, min(-0.05, table["conf_low"].min() - 0.05)), 1.02)
+    ax.set_ylabel("share of clients' differences\nthat is their own, beyond noise")
+    if over_rounds:
+        ax.set_xlabel("round")
+        ax.set_xticks(rounds) if len(rounds := sorted(table["round"].unique())) <= 12 else None
+        ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=min(len(layers), 6))
+    else:
+        ax.set_xticks(range(len(layers)), [literal(layer) for layer in layers])
+        ax.set_xlabel("layer")
+    sns.despine(ax=ax)
+    return ax
+
+
+def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Axes | None = None) -> Axes:
+    """Samples of each class at each client as dots whose area is their number (FedDecomp Fig. 8, FedCP Figs. 7–11).
+
+    Parameters
+    ----------
+    fed : xarray.Dataset, or a run
+        With y (sample) and the coordinate client (sample), as the functions of ``fedstat.data.partition`` give it, or
+        with y (client, sample). Of a run, the training samples.
+    split : str, optional
+        Count only the samples of this split.
+    ax : matplotlib Axes, optional
+        Axes to draw on; by default new ones.
+
+    Returns
+    -------
+    matplotlib Axes
+
+    Raises
+    ------
+    ValueError
+        If the data set has no clients, or no samples of that split.
+
+    Examples
+    --------
+    >>> from fedstat import data
+    >>> fed = data.partition.dirichlet(data.load("digits"), clients=20, concentration=0.5)
+    >>> partition(fed).get_ylabel()
+    'client'
+    """
+    clients, classes, count = _counts(fed, split)
+    held = np.flatnonzero(count)
+    ax = given(ax, (min(max(4.0, 0.15 * len(classes)), 20.0), min(max(4.0, 0.15 * len(clients)), 20.0)))
+    # The largest dot fills its cell, so that dots never hide one another.
+    cell = min(ax.bbox.width / len(classes), ax.bbox.height / len(clients)) * 72 / ax.figure.dpi
+    biggest = min(cell, 15.0) ** 2
+    sns.scatterplot(
+        x=classes[held % len(classes)],
+        y=clients[held // len(classes)],
+        size=count[held],
+        sizes=(biggest * count[held].min() / count.max(), biggest),  # area in proportion to the number
+        color="C3",
+        linewidth=0,
+        ax=ax,
+    )
+    ax.set(xlabel="class", ylabel="client")
+    ax.invert_yaxis()
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    ax.legend(title="samples", loc="upper left", bbox_to_anchor=(1.02, 1), frameon=False)
+    return ax
+
+
+def _counts(fed: object, split: str | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """Clients, classes, and the number of samples of each class at each client, client by client."""
+    if (
+        isinstance(fed, xr.DataTree)
+        and "clients" in fed.children
+        and "n_train" in fed["clients"]
+        and split in (None, "train")
+    ):
+        held = fed["clients/n_train"].transpose("client", "class")
+        return held["client"].to_numpy(), held["class"].to_numpy(), held.to_numpy().ravel()
+    if not isinstance(fed, xr.Dataset):
+        takes = "a Dataset with y (sample) and the coordinate client (sample), or a run with clients/n_train"
+        raise refusal("partition", takes, fed, "A run knows its training samples only." if split else "")
+    if "y" in fed and "client" in fed["y"].dims:
+        numbers = fed["client"].to_numpy() if "client" in fed.coords else np.arange(fed.sizes["client"])
+        y = _labels.classes("y", fed["y"], ("client", "sample"))
+        of = np.broadcast_to(numbers[:, None], y.shape).ravel()
+        splits = np.tile(fed["split"].to_numpy(), len(numbers)) if "split" in fed else None
+        y = y.ravel()
+    elif "client" in fed.coords:
+        of, y = fed["client"].to_numpy(), _labels.classes("y", fed["y"])
+        splits = fed["split"].to_numpy() if "split" in fed else None
+    else:
+        raise ValueError("fed must have the coordinate client, but got none. Partition it first, as by partition.iid.")
+    if split is not None:
+        known = [] if splits is None else np.unique(splits).tolist()
+        if split not in known:
+            raise ValueError(f"split must be one of {known}, but got {split!r}")
+        of, y = of[splits == split], y[splits == split]
+    clients, classes = np.unique(of), np.unique(fed["y"])
+    at = np.searchsorted(clients, of) * len(classes) + np.searchsorted(classes, y)
+    return clients, classes, np.bincount(at, minlength=len(clients) * len(classes))

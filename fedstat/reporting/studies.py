@@ -1,0 +1,353 @@
+"""Reports of the attack, both theorems, the motivating study and simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from fedstat.attack.__main__ import COMMAND as ATTACK
+from fedstat.motivation import findings as motivation
+from fedstat.motivation.experiment import COMMAND as MOTIVATION
+from fedstat.ntk import ConvergenceResult, GeneralizationResult
+from fedstat.ntk.__main__ import COMMAND as NTK
+from fedstat.plot import accuracy as draw_accuracy
+from fedstat.plot import convergence, freezing, generalization, leakage_grid, motivation_grid, recovery, study_dataset
+from fedstat.plot import stability as draw_stability
+from fedstat.reporting import document, parts, prose, training
+from fedstat.reporting.document import COMMAND, Block, Caution, Part, Printed, Section, Table, Text, listed, shown
+from fedstat.reporting.parts import assemble, few_replicates
+from fedstat.reporting.stored import Stored
+from fedstat.results import LeakageResult
+from fedstat.results.numbers import number, plus_minus
+from fedstat.sim import experiment as printing
+from fedstat.sim.experiment import LAYER
+from fedstat.sim.recovery.__main__ import COMMAND as RECOVERY
+from fedstat.sim.recovery.__main__ import report as print_recovery
+
+_FEW_CLIENTS = 5
+
+
+def _study(
+    stored: Stored,
+    printed: Callable[[xr.DataTree], str],
+    drawn: Callable[[xr.DataTree], Iterable[Block]],
+    checks: Callable[[xr.DataTree], Iterable[Caution]],
+    methods: tuple[str, list[str]],
+    positional: tuple[str, ...] = (),
+) -> Part:
+    """Part on a store of which the command's own text and figure say what was found."""
+    run = stored.tree
+
+    def section(title: str, make: Callable[[xr.DataTree], Iterable[Block]]) -> Callable[[], Section | None]:
+        return lambda: Section(title, list(make(run))) if run is not None else None
+
+    done = [] if stored.finished or not stored.attrs else [
+        Caution("Not finished", "what is not done is missing below. --resume goes on", grave=True)
+    ]  # fmt: skip
+    return assemble(
+        stored, _ran(stored, positional),
+        {"what was found": section("What was found", lambda tree: [Printed(printed(tree))]),
+         "figures": section("Figures", drawn)},
+        checks=lambda: [*done, *(checks(run) if run is not None else ())],
+        methods=(f"{methods[0]} {prose.software([stored])}".strip(), methods[1]),
+    )  # fmt: skip
+
+
+def _ran(stored: Stored, positional: tuple[str, ...]) -> Table:
+    hidden = ("out", "overwrite", "quiet", "plot", "spectrum")
+    options = {name: value for name, value in stored.config.items() if name not in hidden}
+    command = parts.command_line(stored.command, options, positional=positional) if stored.command else ""
+    rows = {"command": command, "seed": stored.attrs.get("seed")} | parts.made(stored)
+    return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value not in (None, "")})
+
+
+def of_motivation(stored: Stored) -> Part:
+    """Neurons' outputs over clients."""
+
+    def checks(run: xr.DataTree) -> Iterator[Caution]:
+        outputs = run["outputs"].to_dataset()
+        if missing := outputs["case"].to_numpy()[~outputs["done"].to_numpy().astype(bool)].tolist():
+            yield Caution("Cases not done", listed(missing), grave=True)
+        related = motivation.correlations(run)
+        if failed := int((~related["converged"].astype(bool)).sum()):
+            text = f"{failed} of {len(related)} communalities behind the correlations; the last iterate counts"
+            yield Caution("Factor analysis not converged", text)
+
+    def drawn(run: xr.DataTree) -> Iterator[Block]:
+        caption = "Outputs of neurons over clients, their entropies and communalities, by case."
+        yield document.image(motivation_grid(run), caption, wide=True)
+
+    c = stored.config
+    methods = (
+        f"For each of {c.get('clients')} clients a network with {c.get('hidden')} hidden units was trained on "
+        f"{shown(c.get('data'))} for {c.get('local_epochs')} epochs, as in the motivating study of "
+        f"{prose.cited('wang2023')}. Entropies of neurons' mean outputs over clients are nearest-neighbour estimates "
+        f"({prose.cited('kozachenko1987')}); whether they have one peak was tested by Silverman's test "
+        f"({prose.cited('silverman1981')})."
+    )
+    return _study(stored, motivation.report, drawn, checks, (methods, ["wang2023", "kozachenko1987", "silverman1981"]))
+
+
+def of_ntk(stored: Stored) -> Part:
+    """FedFac's theorems against training."""
+
+    def result(run: xr.DataTree) -> ConvergenceResult | GeneralizationResult:
+        kind = ConvergenceResult if run.attrs.get("result") == "ConvergenceResult" else GeneralizationResult
+        return kind.from_datatree(run)
+
+    def drawn(run: xr.DataTree) -> Iterator[Block]:
+        found = result(run)
+        if isinstance(found, GeneralizationResult):
+            caption = (
+                "Theorem 2's bound, its complexity term and the observed test loss; above 1 the bound says nothing."
+            )
+            yield document.figure(partial(generalization, found), caption, size=(5.2, 4.4))
+            return
+        caption = (
+            "‖y − h(t)‖² relative to its start: mean over replicates, their range, and Theorem 1's bound (dashed)."
+        )
+        yield document.figure(partial(convergence, found), caption, size=(5.2, 4.4))
+        if "fedsplit" in found.data["method"].values:
+            caption = "How far FedSplit's kernels and activation patterns are from standing still, by width."
+            yield document.figure(partial(freezing, found), caption, size=(5.2, 4.4))
+
+    def checks(run: xr.DataTree) -> Iterator[Caution]:
+        found = result(run).glance().iloc[0]
+        if found["n_diverged"]:
+            yield Caution("Diverged", f"{found['n_diverged']:.0f} of {found['n_runs']:.0f} runs", grave=True)
+        yield from few_replicates(run["ntk"].sizes.get("replicate", 1))
+
+    methods = (
+        f"The theorems of {prose.cited('wang2023')} (§3.3) were compared with training, over replicates of the start."
+    )
+    return _study(stored, lambda run: result(run).summary(), drawn, checks, (methods, ["wang2023"]))
+
+
+def of_attack(stored: Stored) -> Part:
+    """Images recovered from what clients send."""
+
+    def result(run: xr.DataTree) -> LeakageResult:
+        return LeakageResult(run["leakage"].to_dataset().load())
+
+    def checks(run: xr.DataTree) -> Iterator[Caution]:
+        n = run["leakage"].sizes["client"]
+        if n < _FEW_CLIENTS:
+            yield Caution("Few clients", f"{n}: intervals are over clients, and are wide or cannot be given")
+
+    def drawn(run: xr.DataTree) -> Iterator[Block]:
+        caption = "Original and recovered images, best and median case, and PSNR by round with intervals over clients."
+        yield document.image(leakage_grid(result(run)), caption, wide=True)
+
+    methods = (
+        "Training images were recovered from what clients send after one local step, by deep leakage from gradients "
+        f"({prose.cited('zhu2019')}); PSNR is compared with that of the mean training image, with Student's t "
+        "intervals over clients."
+    )
+    return _study(stored, lambda run: result(run).summary(), drawn, checks, (methods, ["zhu2019"]), ("runs",))
+
+
+def of_recovery(stored: Stored) -> Part:
+    """For which κ the true split is found."""
+
+    def result(run: xr.DataTree) -> xr.Dataset:
+        return run.to_dataset().assign_attrs(run.attrs)
+
+    def checks(run: xr.DataTree) -> Iterator[Caution]:
+        data = result(run)
+        if "converged" in data and not bool(data["converged"].all()):
+            share = 100 * (1 - float(data["converged"].astype(float).mean()))
+            text = f"{share:.0f} % of the analyses; marked * in the table, the last iterate counts"
+            yield Caution("Factor analysis not converged", text)
+        yield from few_replicates(data.sizes["replicate"])
+
+    def drawn(run: xr.DataTree) -> Iterator[Block]:
+        data = result(run)
+        for i, j in np.ndindex(data.sizes["alpha"], data.sizes["p"]):
+            one = data.isel(alpha=[i], p=[j])
+            caption = "Area under the ROC curve against κ by estimator; bars: one standard error over draws."
+            yield document.figure(partial(recovery, one), caption)
+
+    c = stored.config
+    methods = (
+        f"True weights of model (8) of {prose.cited('wang2023')} were drawn {c.get('replicates')} times for "
+        f"{c.get('clients')} clients; the area under the ROC curve says how well communalities order shared above "
+        "personal neurons."
+    )
+    return _study(stored, lambda run: print_recovery(result(run)), drawn, checks, (methods, ["wang2023"]))
+
+
+def unknown(stored: Stored) -> Part:
+    """A store of another command, or one of which nothing can be read."""
+    text = (
+        f"fedstat has no more to say of stores that {shown(stored.command)} makes." if stored.command
+        else "Nothing says which command made this store."
+    )  # fmt: skip
+    return assemble(stored, _ran(stored, ()), {"what was found": lambda: Section("What was found", [Text(text)])})
+
+
+PARTS: dict[str, Callable[[Stored], Part]] = {
+    MOTIVATION: of_motivation,
+    NTK: of_ntk,
+    ATTACK: of_attack,
+    RECOVERY: of_recovery,
+}
+
+
+_REFERENCE = "true"
+
+
+def part(stored: Stored) -> Part:
+    """Report of a study, as far as it got."""
+    run = stored.tree
+    sections: dict[str, Callable[[], Section | None]] = {}
+    if run is not None:
+        sections = {
+            "accuracy by way to split": partial(_tables, run),
+            "figures": partial(_figures, run),
+            "what the command prints": lambda: Section("As the command prints it", [Printed(printing.report(run))]),
+        }
+    return assemble(
+        stored, _ran_simulation(stored), sections, checks=lambda: _cautions(stored),
+        brief=lambda: _findings(printing.summary(run)) if run is not None else (), methods=_methods(stored),
+    )  # fmt: skip
+
+
+def _ran_simulation(stored: Stored) -> Table:
+    c = stored.config
+    rows = {
+        "command": parts.command_line("fedstat.sim", c),
+        "clients": f"{c.get('clients')}, {c.get('n_train')} training and {c.get('n_test')} test samples each",
+        "model": f"(8) of FedFac: {c.get('d')} covariates, {c.get('m')} hidden neurons",
+        "shared shares": f"of the neurons p = {_listing(c.get('p'))}; of the covariates α = {_listing(c.get('alpha'))}",
+        "ways to split": _listing(c.get("methods")),
+        "rounds": str(c.get("rounds")),
+        "local training": prose.local_training({**c, "optimizer": "sgd"}),
+        "replicates": f"{c.get('replicates')}, seeds from {c.get('seed')} on",
+    } | parts.made(stored)
+    return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
+
+
+def _listing(values: Any) -> str:
+    return ", ".join(map(str, values)) if isinstance(values, list | tuple) else str(values)
+
+
+def _cautions(stored: Stored) -> Iterator[Caution]:
+    if (run := stored.tree) is None:
+        return
+    done, rounds = run["metrics/rounds_done"], run["metrics"].sizes["round"]
+    missing = int((done < rounds).sum())
+    if missing or not stored.finished:
+        text = (
+            f"{missing} of {done.size} runs (a way to split on one replicate) are not done, and are left out of means "
+            "and intervals. --resume goes on"
+        )
+        yield Caution("Not finished", text, grave=True)
+    yield from few_replicates(done.sizes["replicate"])
+    split = run[f"split/{LAYER}"].to_dataset()
+    if "communality" in split:
+        nu = split["communality"].stack(analysis=[d for d in split["communality"].dims if d != "unit"])
+        nu = nu.transpose("analysis", "unit")
+        values = nu.to_numpy()
+        there = np.isfinite(values).any(axis=1)
+        if there.any():
+            converged = split["converged"].stack(analysis=list(nu["analysis"].to_index().names)).to_numpy()
+            yield from training.factors(LAYER, values[there], converged[there], "analyses")
+
+
+def _findings(table: pd.DataFrame) -> list[str]:
+    """For every setting, which ways differ from the true split."""
+    said = []
+    for (p, alpha), rows in table.groupby(["p", "alpha"], sort=False):
+        where, others = f"p = {p:g}, α = {alpha:g}", rows[rows["method"] != _REFERENCE]
+        known = others.dropna(subset="difference_low")
+        alike = others[others["equal"]]
+        if len(alike):
+            names = ", ".join(f"{shown(r['method'])} ({r['difference']:+.4f})" for r in alike.to_dict("records"))
+            said.append(f"{where}: equal difference from the true split in all replicates, so no interval: {names}.")
+        if not len(known):
+            said.append(f"{where}: no interval can be given for differences from the true split.")
+            continue
+        clear = known[(known["difference_low"] > 0) | (known["difference_high"] < 0)]
+        told = "; ".join(_claim(row) for row in clear.to_dict("records")) or "none"
+        rest = ", ".join(map(shown, known.loc[~known.index.isin(clear.index), "method"]))
+        said.append(
+            f"{where}: different from the true split, each by its own 95 % interval over "
+            f"{int(known['replicates'].min())} "
+            f"replicates: {told}." + (f" Not told apart from it: {rest}." if rest else "")
+        )
+        first = rows.iloc[0]
+        if np.isfinite(first["auc"]):
+            said.append(
+                f"{where}: factor analysis of the true weights orders shared above personal neurons with AUC "
+                f"{number(first['auc'], 3)}; adjusted Rand index with the true split {number(first['ari'], 3)}."
+            )
+    return said
+
+
+def _claim(row: Any) -> str:
+    return f"{shown(row['method'])} {printing.from_true(row)}"
+
+
+def _tables(run: xr.DataTree) -> Section:
+    blocks: list[Block] = []
+    for (p, alpha), rows in printing.summary(run).groupby(["p", "alpha"], sort=False):
+        lines = [
+            [shown(r["method"]), plus_minus(r["accuracy"], r["std_error"]),
+             "reference" if r["method"] == _REFERENCE else printing.from_true(r),
+             number(r["stable"], 3), str(r["replicates"])]
+            for r in rows.to_dict("records")
+        ]  # fmt: skip
+        columns = ["split", "accuracy ± se", "difference from true [95 %]", "stable", "replicates"]
+        blocks.append(Table(f"p = {p:g}, α = {alpha:g}", columns, lines))
+    meaning = (
+        "Accuracy: clients' mean test accuracy after the last round; se: standard error over replicates. Differences "
+        "are paired within replicates; each interval stands alone (Student's t), not adjusted for their number. "
+        "Stable: share of neurons that keep their state from one round to the next, mean over the last "
+        f"{printing.LAST} rounds."
+    )
+    return Section("Accuracy by way to split", [*blocks, Text(meaning)])
+
+
+def _figures(run: xr.DataTree) -> Section | None:
+    result = study_dataset(run)
+    result = result.assign_coords(method=[shown(name) for name in result["method"].values])
+    if not bool(np.isfinite(result["accuracy"]).any()):
+        return None
+    rows = [result] if result.sizes["p"] == 1 else [result.isel(alpha=[i]) for i in range(result.sizes["alpha"])]
+    bars = "Points: means over replicates; bars: Student's 95 % intervals."
+    blocks: list[Block] = []
+    for one in rows:
+        blocks.append(document.figure(partial(draw_accuracy, one), f"Test accuracy. {bars}", size=(6, 4)))
+        if _REFERENCE in one["method"].values:
+            draw = partial(draw_accuracy, one, relative_to=_REFERENCE)
+            caption = f"Difference from the true split within replicates. {bars}"
+            blocks.append(document.figure(draw, caption, size=(6, 4)))
+        if "same_state" in one:
+            caption = (
+                "Share of neurons that keep their state, dynamic FedFac. Lines: means over replicates; bands: "
+                "Student's 95 % intervals."
+            )
+            blocks.append(document.figure(partial(draw_stability, one), caption, size=(6, 4)))
+    return Section("Figures", blocks)
+
+
+def _methods(stored: Stored) -> tuple[str, list[str]]:
+    c = stored.config
+    text = (
+        f"Data were drawn from model (8) of {prose.cited('wang2023')}, for {c.get('clients')} clients with "
+        f"{c.get('n_train')} training samples of {c.get('d')} covariates each, with {c.get('m')} hidden neurons of "
+        f"which a share p is common to all clients (p = {_listing(c.get('p'))}; α = {_listing(c.get('alpha'))}). "
+        f"Clients trained for {c.get('rounds')} rounds, each for {prose.local_training({**c, 'optimizer': 'sgd'})}. "
+        f"Neurons were split in the ways {_listing(c.get('methods'))}; where by factor analysis "
+        f"({prose.cited('harman1976')}), communalities were estimated by {prose.estimator(c.get('estimator'))} with κ "
+        f"= {c.get('kappa')}. Each of the {c.get('replicates')} replicates draws data, start and batches anew, the "
+        "same for all ways to split; differences are paired within replicates, with Student's t intervals. Recovery of "
+        "the true split is given by the area under the ROC curve and the adjusted Rand index "
+        f"({prose.cited('hubert1985')})."
+    )
+    return f"{text} {prose.software([stored])}", ["wang2023", "harman1976", "hubert1985"]
