@@ -1,6 +1,16 @@
-"""fedstat: statistics of personalised federated learning.
+"""fedstat: statistics of personalized federated learning.
 
-Which hidden units of a federated network carry knowledge that all clients share, and which are one client's own?
+Which hidden units of a federated network are shared by all clients, and which are personal?
+
+    describe a layer   fa, n_factors, layer_matrix, effective_rank, knn_entropy
+    split its units    split, split_map, update, Absolute
+    uncertainty        bootstrap, permutation_test, stability
+    clients            icc, variance_components, personal_from, client_clusters
+    compare methods    compare
+    files              open_run, read_weights, read_split, report
+
+Packages: data (data sets, partitions), fl (training), study (grids of runs), results (classes of results), plot, sim,
+motivation, ntk, attack, decompose.
 
 >>> import fedstat
 >>> data = fedstat.sim.generate(clients=4, d=8, m=10, n_train=20, n_test=10)
@@ -9,134 +19,65 @@ Which hidden units of a federated network carry knowledge that all clients share
 (10,)
 """
 
-import sys
-
-_module = sys.argv[:1] == ["-m"] and any("fedstat" in argument for argument in sys.orig_argv)  # python -m fedstat...
-if _module or f"{sys.prefix}/bin/fedstat" in sys.orig_argv:  # or the console script: a command loads
-    from fedstat import _interrupt
-
-    _interrupt.leave_while_loading()
-
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fedstat.labelled import (
-    bootstrap,
-    client_clusters,
-    compare,
-    effective_rank,
-    fa,
-    icc,
-    knn_entropy,
-    layer_matrix,
-    n_factors,
-    permutation_test,
-    split,
-    split_map,
-    stability,
-    update,
-    variance_components,
-)
-from fedstat.results import (
-    AgreementWarning,
-    BootstrapResult,
-    ByLayer,
-    ClientClustersResult,
-    ComparisonResult,
-    ComponentsResult,
-    ConvergenceWarning,
-    EffectiveRankResult,
-    EntropyResult,
-    FactorResult,
-    IccResult,
-    LeakageResult,
-    NFactorsResult,
-    PermutationResult,
-    SplitMapResult,
-    SplitResult,
-    StabilityResult,
-    personal_from,
-)
-from fedstat.results.base import Result
-from fedstat.stats.split import Absolute
-from fedstat.store import open_run
+from fedstat._utils import lazy
 
 if TYPE_CHECKING:
-    from fedstat import attack, data, decompose, fl, motivation, ntk, plot, sim, study
-    from fedstat.decompose import read_split, read_weights
-    from fedstat.reporting import report
+    from fedstat import attack as attack
+    from fedstat import data as data
+    from fedstat import decompose as decompose
+    from fedstat import fl as fl
+    from fedstat import motivation as motivation
+    from fedstat import ntk as ntk
+    from fedstat import plot as plot
+    from fedstat import results as results
+    from fedstat import sim as sim
+    from fedstat import study as study
+    from fedstat.decompose import read_split as read_split
+    from fedstat.decompose import read_weights as read_weights
+    from fedstat.labelled import bootstrap as bootstrap
+    from fedstat.labelled import client_clusters as client_clusters
+    from fedstat.labelled import compare as compare
+    from fedstat.labelled import effective_rank as effective_rank
+    from fedstat.labelled import fa as fa
+    from fedstat.labelled import icc as icc
+    from fedstat.labelled import knn_entropy as knn_entropy
+    from fedstat.labelled import layer_matrix as layer_matrix
+    from fedstat.labelled import n_factors as n_factors
+    from fedstat.labelled import permutation_test as permutation_test
+    from fedstat.labelled import split as split
+    from fedstat.labelled import split_map as split_map
+    from fedstat.labelled import stability as stability
+    from fedstat.labelled import update as update
+    from fedstat.labelled import variance_components as variance_components
+    from fedstat.reporting import report as report
+    from fedstat.results import personal_from as personal_from
+    from fedstat.stats.split import Absolute as Absolute
+    from fedstat.store import open_run as open_run
 
-Result.figures = staticmethod(partial(import_module, "fedstat.plot"))  # results stand below plot
 __version__ = version("fedstat")
-__all__ = [
-    "Absolute",
-    "AgreementWarning",
-    "BootstrapResult",
-    "ByLayer",
-    "ClientClustersResult",
-    "ComparisonResult",
-    "ComponentsResult",
-    "ConvergenceWarning",
-    "EffectiveRankResult",
-    "EntropyResult",
-    "FactorResult",
-    "IccResult",
-    "LeakageResult",
-    "NFactorsResult",
-    "PermutationResult",
-    "SplitMapResult",
-    "SplitResult",
-    "StabilityResult",
-    "attack",
-    "bootstrap",
-    "client_clusters",
-    "compare",
-    "data",
-    "decompose",
-    "effective_rank",
-    "fa",
-    "fl",
-    "icc",
-    "knn_entropy",
-    "layer_matrix",
-    "motivation",
-    "n_factors",
-    "ntk",
-    "open_run",
-    "permutation_test",
-    "personal_from",
-    "plot",
-    "read_split",
-    "read_weights",
-    "report",
-    "sim",
-    "split",
-    "split_map",
-    "stability",
-    "study",
-    "update",
-    "variance_components",
-]
 
-# Imported when first asked for: torch and seaborn take seconds, and the statistics need neither.
-_LATER = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "sim", "study")
-_FROM = {"read_split": "fedstat.decompose", "read_weights": "fedstat.decompose", "report": "fedstat.reporting"}
+_VERBS = {
+    "fedstat.labelled": (
+        "fa", "n_factors", "layer_matrix", "effective_rank", "knn_entropy", "split", "split_map", "update", "bootstrap",
+        "permutation_test", "stability", "icc", "variance_components", "client_clusters", "compare",
+    ),
+    "fedstat.results": ("personal_from",),
+    "fedstat.stats.split": ("Absolute",),
+    "fedstat.store": ("open_run",),
+    "fedstat.decompose": ("read_weights", "read_split"),
+    "fedstat.reporting": ("report",),
+}  # fmt: skip
+_PACKAGES = ("attack", "data", "decompose", "fl", "motivation", "ntk", "plot", "results", "sim", "study")
 
-
-_LOCK = RLock()  # packages that import one another are imported by one thread at a time
-
-
-def __getattr__(name: str) -> Any:
-    with _LOCK:
-        if name in _FROM:
-            return getattr(import_module(_FROM[name]), name)
-        if name in _LATER:
-            return import_module(f"fedstat.{name}")
-    raise AttributeError(f"module 'fedstat' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*__all__, "__version__"})
+# No __all__, with which help(fedstat) would print every verb's docstring.
+__getattr__, __dir__ = lazy.attach(
+    __name__,
+    {name: module for module, names in _VERBS.items() for name in names}
+    | {name: f"fedstat.{name}" for name in _PACKAGES},
+)
+lazy.figures = partial(import_module, "fedstat.plot")

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from pathlib import Path
+
+from fedstat._utils import interrupts
+
+if __name__ == "__main__" or Path(sys.argv[0]).stem == "fedstat":  # python -m fedstat, or the script
+    interrupts.leave_while_loading()
+
+import argparse
 from collections.abc import Sequence
 from importlib import import_module
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
-from fedstat import __version__, _check, _cli
+from fedstat import __version__, _cli
+from fedstat._utils import check
 
 
 class Command(NamedTuple):
@@ -39,9 +46,11 @@ COMMANDS = {
     "attack": Command("fedstat.attack.__main__", "what methods leak: images recovered from what clients send", "study"),
     "report": Command("fedstat.reporting.__main__", "one HTML file on runs and studies", "look after runs"),
     "verify": Command(
-        "fedstat._verify", "check that runs are as they were written, by their checksums", "look after runs"
+        "fedstat._cli.verify", "check that runs are as they were written, by their checksums", "look after runs"
     ),
-    "doctor": Command("fedstat._doctor", "what fedstat finds here: packages, machine, data, space", "look after runs"),
+    "doctor": Command(
+        "fedstat._cli.doctor", "what fedstat finds here: packages, machine, data, space", "look after runs"
+    ),
 }
 """Commands by name, in the order in which they are listed."""
 
@@ -82,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _work(args: argparse.Namespace, prog: str) -> None:
     if args.command is not None:
-        _check.choice("COMMAND", args.command, COMMANDS)
+        check.choice("COMMAND", args.command, COMMANDS)
     print(parser(prog).format_help(), end="")
 
 

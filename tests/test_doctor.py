@@ -7,19 +7,19 @@ import os
 import pytest
 from packaging.requirements import Requirement
 
-from fedstat import _doctor
-from fedstat._doctor import Package
+from fedstat._cli import doctor
+from fedstat._cli.doctor import Package
 
 
 @pytest.fixture
 def sound(monkeypatch):
     """A machine on which every package can be imported, without trying."""
-    monkeypatch.setattr(_doctor, "probed", lambda _: ({}, {"threads": 3, "gpus": ["a GPU, 80 GiB"], "blas": ["b 1"]}))
+    monkeypatch.setattr(doctor, "probed", lambda _: ({}, {"threads": 3, "gpus": ["a GPU, 80 GiB"], "blas": ["b 1"]}))
 
 
 @pytest.mark.usefixtures("sound")
 def test_all_is_well_where_every_package_is_sound(capsys, tmp_path):
-    assert _doctor.main(["--data-dir", str(tmp_path)]) == 0
+    assert doctor.main(["--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "torch uses 3" in said
     assert "a GPU, 80 GiB" in said
@@ -28,8 +28,8 @@ def test_all_is_well_where_every_package_is_sound(capsys, tmp_path):
 
 
 def test_a_broken_torch_is_named_with_the_command_that_mends_it(monkeypatch, capsys):
-    monkeypatch.setattr(_doctor, "probed", lambda _: ({"torch": "ImportError: libx.so"}, {}))
-    assert _doctor.main([]) == 1
+    monkeypatch.setattr(doctor, "probed", lambda _: ({"torch": "ImportError: libx.so"}, {}))
+    assert doctor.main([]) == 1
     said = capsys.readouterr().out
     assert "  torch cannot be imported: ImportError: libx.so: pip install --force-reinstall 'torch>=" in said
     assert "torch cannot say how many it uses" in said
@@ -38,13 +38,13 @@ def test_a_broken_torch_is_named_with_the_command_that_mends_it(monkeypatch, cap
 @pytest.mark.usefixtures("sound")
 def test_a_missing_package_and_one_that_is_too_old_are_named(monkeypatch, capsys):
     wrong = [
-        _doctor._package(Requirement("no-such-package-of-fedstat>=2")),
-        _doctor._package(Requirement("numpy<1")),
+        doctor._package(Requirement("no-such-package-of-fedstat>=2")),
+        doctor._package(Requirement("numpy<1")),
     ]
     monkeypatch.setattr(
-        _doctor, "asked_for", lambda: (wrong, {"sweep": [Package(Requirement("dask"), None, "missing")]})
+        doctor, "asked_for", lambda: (wrong, {"sweep": [Package(Requirement("dask"), None, "missing")]})
     )
-    assert _doctor.main([]) == 1
+    assert doctor.main([]) == 1
     said = capsys.readouterr().out
     assert "no-such-package-of-fedstat missing: pip install 'no-such-package-of-fedstat>=2'" in said
     assert "does not fit <1: pip install 'numpy<1'" in said
@@ -55,7 +55,7 @@ def test_modules_are_tried_where_they_can_bring_down_nothing_else(tmp_path, monk
     (tmp_path / "raises_here.py").write_text("raise ImportError('no library')")
     (tmp_path / "ends_python.py").write_text("import os; os._exit(3)")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    broken, machine = _doctor.probed(["json", "raises_here", "ends_python", "threadpoolctl"])
+    broken, machine = doctor.probed(["json", "raises_here", "ends_python", "threadpoolctl"])
     assert broken == {"raises_here": "ImportError: no library", "ends_python": "its import ends Python (status 3)"}
     assert "blas" in machine
 
@@ -65,9 +65,9 @@ def test_data_sets_are_found_by_the_files_that_loading_would_read(tmp_path, caps
     file = tmp_path / "svhn" / "train_32x32.mat"
     file.parent.mkdir()
     file.write_bytes(b"not a data set")
-    assert _doctor.main(["--data-dir", str(tmp_path)]) == 0
+    assert doctor.main(["--data-dir", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert f"  svhn              {file}\n" in said
     assert "not there: mnist" in said
-    assert _doctor.main(["--data-dir", str(tmp_path), "--read"]) == 0
+    assert doctor.main(["--data-dir", str(tmp_path), "--read"]) == 0
     assert "is damaged" in next(line for line in capsys.readouterr().out.splitlines() if str(file) in line)

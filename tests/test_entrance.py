@@ -48,7 +48,9 @@ def loaded_by(code):
 def test_an_import_loads_nothing_that_it_does_not_use(code):
     loaded, done = loaded_by(code)
     assert done.returncode == 0, done.stderr
-    assert loaded == [], "import these late: from fedstat._later import torch, xr, ..., or in the function that works"
+    assert loaded == [], (
+        "import these late: from fedstat._utils.lazy import torch, xr, ..., or in the function that works"
+    )
 
 
 @pytest.mark.parametrize("name", [None, *entrance.COMMANDS])
@@ -57,7 +59,9 @@ def test_help_loads_nothing_that_it_does_not_use(name):
     loaded, done = loaded_by(HELP.format(where="fedstat", argv=argv))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: fedstat" + (f" {name} " if name else " "))
-    assert loaded == [], "import these late: from fedstat._later import torch, xr, ..., or in the function that works"
+    assert loaded == [], (
+        "import these late: from fedstat._utils.lazy import torch, xr, ..., or in the function that works"
+    )
 
 
 def test_a_wrong_option_is_refused_before_anything_is_loaded():
@@ -70,7 +74,7 @@ def test_a_wrong_option_is_refused_before_anything_is_loaded():
 def test_what_comes_late_is_the_package_itself_once_it_is_used():
     code = """
 from fedstat.fl import masks, nets
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 stub = masks.torch
 assert type(stub).__name__ == "_Later" and nets.dense.torch is stub
 import numpy as np

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedstat._random import generator
+from fedstat._utils.streams import generator
 
 
 def first(*args):
@@ -17,7 +17,7 @@ def first(*args):
 
 
 def test_equal_names_give_equal_streams_in_another_process():
-    code = "from fedstat._random import generator; print(generator(5, 'x', 3, 'train').integers(2**63))"
+    code = "from fedstat._utils.streams import generator; print(generator(5, 'x', 3, 'train').integers(2**63))"
     runs = {
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout for _ in "ab"
     }

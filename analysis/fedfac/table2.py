@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedstat._settings import read_toml
 from fedstat._table_command import Asked, command
+from fedstat._utils.settings import read_toml
 from fedstat.results.numbers import interval, p_value
 from fedstat.stats import compare
 from fedstat.study import accuracy as study

@@ -30,7 +30,7 @@ def own_biases(*, biases: Annotated[bool, "keep the biases, too, not normalisati
     return Algorithm("own-biases", init_mask, settings={"biases": biases})
 
 
-def compared() -> fedstat.ComparisonResult:
+def compared() -> fedstat.results.ComparisonResult:
     """Compare with FedAvg on scikit-learn's digits: ten clients with unequal classes, three seeds."""
     digits = fedstat.data.to_float(fedstat.data.load("digits"))
     clients = fedstat.data.partition.dirichlet(digits, clients=10, concentration=0.3, min_size=20)

@@ -1,6 +1,21 @@
 """What methods leak: deep leakage from gradients on what clients really send; also ``python -m fedstat.attack``."""
 
-from fedstat.attack.experiment import leakage, leakage_of
-from fedstat.attack.matching import Observed, observe
+from typing import TYPE_CHECKING
+
+from fedstat._utils.lazy import attach
+
+if TYPE_CHECKING:
+    from fedstat.attack.experiment import leakage, leakage_of
+    from fedstat.attack.matching import Observed, observe
 
 __all__ = ["Observed", "leakage", "leakage_of", "observe"]
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "Observed": "fedstat.attack.matching",
+        "leakage": "fedstat.attack.experiment",
+        "leakage_of": "fedstat.attack.experiment",
+        "observe": "fedstat.attack.matching",
+    },
+)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from fedstat._utils import interrupts
+
+if __name__ == "__main__":
+    interrupts.leave_while_loading()
+
 import argparse
 import sys
 import time
@@ -10,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fedstat import _cli, store
-from fedstat._later import xr
+from fedstat._utils.lazy import xr
 from fedstat.attack import leakage
 from fedstat.attack.experiment import LABELS, modes_of, read, rounds_of
 from fedstat.results import LeakageResult

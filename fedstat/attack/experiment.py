@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedstat import _check, _cli, _random, store
-from fedstat._later import torch, xr
+from fedstat import _cli, store
+from fedstat._utils import check, streams
+from fedstat._utils.lazy import torch, xr
 from fedstat.attack.matching import Observed, Recovered, by_sign, matched, observe, recover
 from fedstat.fl import batches, nets
 from fedstat.fl.chunks import each_chunk
@@ -138,11 +139,11 @@ class Attack(NamedTuple):
     def checked(self) -> Attack:
         """The same; ValueError if a number is out of range."""
         for name in ("images", "iterations", "restarts"):
-            _check.integer(name, getattr(self, name))
+            check.integer(name, getattr(self, name))
         if self.clients is not None:
-            _check.integer("clients", self.clients)
-        _check.integer("seed", self.seed, low=0)
-        _check.choice("labels", self.labels, (*LABELS, "both"))
+            check.integer("clients", self.clients)
+        check.integer("seed", self.seed, low=0)
+        check.choice("labels", self.labels, (*LABELS, "both"))
         return self
 
 
@@ -268,7 +269,7 @@ def rounds_of(rounds: Sequence[int] | None, runs: Sequence[tuple[str, int]]) -> 
     if not rounds:
         raise ValueError("rounds must name at least one round, but got none")
     for number in rounds:
-        _check.integer("rounds", number, low=0)
+        check.integer("rounds", number, low=0)
         for name, n in runs:
             if number > n:
                 raise ValueError(f"round {number} is attacked, but {name} has {n} rounds")
@@ -341,7 +342,7 @@ def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
     n = job.clients if attack.clients is None else attack.clients
     if n > job.clients:
         raise ValueError(f"{n} clients are to be attacked, but the run has {job.clients}")
-    clients = np.sort(_random.generator(attack.seed, "victims").permutation(job.clients)[:n])
+    clients = np.sort(streams.generator(attack.seed, "victims").permutation(job.clients)[:n])
     few = [int(c) for c in clients if job.train.sizes[c] < attack.images]
     if few:
         raise ValueError(
@@ -350,7 +351,7 @@ def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
         )
     rows = [
         job.train.start[c]
-        + _random.generator(attack.seed, "images", int(job.train.ids[c])).permutation(job.train.sizes[c])[
+        + streams.generator(attack.seed, "images", int(job.train.ids[c])).permutation(job.train.sizes[c])[
             : attack.images
         ]
         for c in clients
@@ -360,7 +361,7 @@ def _victims(job: Job, attack: Attack) -> tuple[np.ndarray, np.ndarray]:
 
 def _noise(attack: Attack, job: Job, client: int, like: Tensor) -> Tensor:
     """Standard normal images (image, restart, ...) to start from, of a client's own stream."""
-    rng = _random.generator(attack.seed, "attack", int(job.train.ids[client]))
+    rng = streams.generator(attack.seed, "attack", int(job.train.ids[client]))
     shape = (attack.images, attack.restarts, *like.shape)
     return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)).to(like)
 

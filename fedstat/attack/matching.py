@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedstat import _random
-from fedstat._later import torch
+from fedstat._utils import streams
+from fedstat._utils.lazy import torch
 from fedstat.fl import masks, nets, optim
 from fedstat.fl.algorithm import Mask, Phase
 from fedstat.fl.batches import Rows
@@ -264,7 +264,7 @@ def _released(job: Job, state: State, clients: np.ndarray, before: Params, uploa
     away = {name: (upload.values[name] - before[name]) * mask for name, mask in shared.items() if bool(mask.any())}
     moved = []
     for i, client in enumerate(job.train.ids[clients].tolist()):
-        stream = partial(_random.generator, job.seed, "attack", "privacy", state.round, client)
+        stream = partial(streams.generator, job.seed, "attack", "privacy", state.round, client)
         one = {name: p[i : i + 1] for name, p in away.items()}
         moved.append(mean_update(one, job.aggregator.privacy, 1.0, stream))
     return {name: before[name] + torch.stack([one[name] for one in moved]) for name in away}

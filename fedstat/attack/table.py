@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedstat._later import pd
 from fedstat._table_command import Asked, command
+from fedstat._utils.lazy import pd
 from fedstat.attack.experiment import leakage
 from fedstat.results.leakage import MARGIN, LeakageResult
 from fedstat.results.numbers import interval, number

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fedstat import _check
-from fedstat._later import xr
+from fedstat._utils import check
+from fedstat._utils.lazy import xr
 from fedstat.data import ag_news, arrays, cifar, digits, idx, leaf, partition, shakespeare, svhn, tiny_imagenet
 from fedstat.data._files import SPLITS, Source, Split, folder, open_folder, save_folder
 from fedstat.data.arrays import to_float
@@ -69,8 +69,8 @@ def load(
     """
     if arrays.is_arrays(name):
         return arrays.load(name, split)
-    _check.choice("name", name, list(SOURCES))
+    check.choice("name", name, list(SOURCES))
     if split is not None:
-        _check.choice("split", split, SPLITS)
+        check.choice("split", split, SPLITS)
     module = next(m for m in _MODULES if name in m.SOURCES)
     return module.load(name, folder(data_dir), split, **options)

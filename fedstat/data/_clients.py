@@ -6,10 +6,11 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat import _check, _labels
-from fedstat._check import few
-from fedstat._later import xr
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
+from fedstat._utils.streams import generator
 
 # Shares such as 1 - 0.9 fall short of the tenth they stand for; this is less than a sample of any data set.
 _ROUNDING = 1e-9
@@ -61,10 +62,10 @@ def train_test(
     (45, 180)
     """
     client = client_of(fed)
-    test = _check.real("test", test, low=0.0, high=1.0, open_high=True)
-    validation = _check.real("validation", validation, low=0.0, high=1.0 - test, open_high=True)
-    gap = _check.integer("gap", gap, low=0, high=None if in_order else 0)
-    _check.choice("short", short, ("error", "drop"))
+    test = check.real("test", test, low=0.0, high=1.0, open_high=True)
+    validation = check.real("validation", validation, low=0.0, high=1.0 - test, open_high=True)
+    gap = check.integer("gap", gap, low=0, high=None if in_order else 0)
+    check.choice("short", short, ("error", "drop"))
     n = len(client)
     key = np.arange(n) if in_order else generator(seed, "partition", "train_test").random(n)
     _, code, size = np.unique(client, return_inverse=True, return_counts=True)
@@ -127,7 +128,7 @@ def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
     [30, 30, 30, 30, 30, 30, 30, 30, 30, 30]
     """
     client = client_of(fed)
-    samples = _check.integer("samples", samples)
+    samples = check.integer("samples", samples)
     kept = []
     for c in np.unique(client):
         own = np.flatnonzero(client == c)
@@ -166,7 +167,7 @@ def hold_out(fed: xr.Dataset, *, fraction: float = 0.1, seed: int = 0) -> tuple[
     (18, 2)
     """
     client = client_of(fed)
-    fraction = _check.real("fraction", fraction, low=0.0, high=1.0, open_low=True, open_high=True)
+    fraction = check.real("fraction", fraction, low=0.0, high=1.0, open_low=True, open_high=True)
     every = np.unique(client)
     n_new = max(1, round(fraction * len(every)))
     if n_new >= len(every):

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Generic, Literal, NamedTuple, ParamSpec, TypeV
 
 import numpy as np
 
-from fedstat import _guard, _labels
-from fedstat._later import xr
+from fedstat._utils import guard, labels
+from fedstat._utils.lazy import xr
 
 _INDEX = "dataset.json"
 _AGAIN = "Make the folder again with save_folder."
@@ -55,10 +55,10 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         levels: list[str] | None = None
         if values.dtype == object:
             # The text "nan" would stand for a gap.
-            _labels.complete(str(name), np.atleast_1d(values), str(next(iter(variable.dims), "data set")))
+            labels.complete(str(name), np.atleast_1d(values), str(next(iter(variable.dims), "data set")))
             unique, values = np.unique(values, return_inverse=True)
             levels = [str(u) for u in unique]
-        with _guard.written(folder / f"{name}.npy"):
+        with guard.written(folder / f"{name}.npy"):
             np.save(folder / f"{name}.npy", values)
         index[str(name)] = {
             "dims": variable.dims,
@@ -66,7 +66,7 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
             "levels": levels,
             "coord": name in data.coords,
         }
-    with _guard.written(folder / _INDEX):
+    with guard.written(folder / _INDEX):
         (folder / _INDEX).write_text(json.dumps({"variables": index, "attrs": data.attrs}, indent=1))
     return folder
 
@@ -90,16 +90,16 @@ def open_folder(path: str | os.PathLike[str]) -> xr.Dataset:
     True
     """
     folder = Path(path)
-    if not _guard.status(folder / _INDEX):
+    if not guard.status(folder / _INDEX):
         raise FileNotFoundError(f"{folder} must be a folder that save_folder made, but it has no {_INDEX}")
     index = folder / _INDEX
     with reading(index, _AGAIN):
-        content = _guard.parsed(index, _guard.content(index, share=_guard.HEAD))
+        content = guard.parsed(index, guard.content(index, share=guard.HEAD))
         entries = {name: (tuple(e["dims"]), e["attrs"], e["levels"], e["coord"]) for name, e in _variables(content)}
         data = xr.Dataset(attrs=content["attrs"])
     for name, (dims, attrs, levels, coord) in entries.items():
         _plain(name, index)
-        file = _guard.regular(_guard.inside(folder, f"{name}.npy", index))
+        file = guard.regular(guard.inside(folder, f"{name}.npy", index))
         with reading(file, _AGAIN):
             values = np.load(file, mmap_mode="c", allow_pickle=False)
             data[name] = (dims, values if levels is None else _named(values, levels, file), attrs)
@@ -118,7 +118,7 @@ def _variables(content: Any) -> Iterable[tuple[str, dict[str, Any]]]:
 def _named(codes: np.ndarray, levels: list[str], file: Path) -> np.ndarray:
     if codes.dtype.kind not in "iu" or codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(levels):
         raise ValueError(f"its codes must be 0 to {len(levels) - 1}, but got {codes.dtype} outside of them")
-    _guard.size(file, 8 * codes.size, "the names it stands for")
+    guard.size(file, 8 * codes.size, "the names it stands for")
     return np.array(levels, dtype=object)[codes]
 
 
@@ -171,7 +171,7 @@ def find(root: Path, places: Iterable[str], names: Iterable[str], source: Source
     names, looked = list(names), [root / place for place in places]
     for place in looked:
         for name in names:
-            if _guard.status(place / name):
+            if guard.status(place / name):
                 if _looking.get():
                     raise _LocatedError(place / name)
                 return note(place / name)
@@ -271,12 +271,12 @@ def reading(path: Path, advice: str = "Download it again.", stream: BinaryIO | N
     """Turn whatever a parser raises on malformed bytes into one ValueError naming the file and the stream's byte."""
     try:
         yield
-    except _guard.LimitError:
+    except guard.LimitError:
         raise
     except MemoryError as error:
         raise ValueError(f"{path} takes more memory than this process can get. Free some, or read a part.") from error
     except Exception as error:  # parsers raise many kinds on damaged bytes, and most are not documented
-        what = f"{_guard.reason(error)}. {advice}"
+        what = f"{guard.reason(error)}. {advice}"
         if stream is not None:
             raise damaged(path, stream.tell(), what) from error
         raise ValueError(f"{path} is damaged: {what}") from error
@@ -285,7 +285,7 @@ def reading(path: Path, advice: str = "Download it again.", stream: BinaryIO | N
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Stream of a file's bytes, unzipped if it is gzip by its first bytes, whatever its name."""
-    with _guard.opened(path) as stream:
+    with guard.opened(path) as stream:
         if not zipped(path):
             yield stream
             return
@@ -298,17 +298,17 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 def zipped(path: Path) -> bool:
     """Whether a file is gzip."""
-    with _guard.opened(path) as stream:
+    with guard.opened(path) as stream:
         return stream.read(2) == b"\x1f\x8b"
 
 
 def read(path: Path) -> bytes:
     """Bytes of a file, unzipped; those of a gzip file that may pass the limit are counted before any is kept."""
-    if zipped(path) and path.stat().st_size * _MOST_INFLATION > _guard.limit():
+    if zipped(path) and path.stat().st_size * _MOST_INFLATION > guard.limit():
         total = 0
         with opened(path) as stream:
             while more := len(stream.read(CHUNK)):
-                total = _guard.size(path, total + more, "its unzipped content, counted so far,")
+                total = guard.size(path, total + more, "its unzipped content, counted so far,")
     with opened(path) as stream:
         return stream.read()
 
@@ -322,7 +322,7 @@ def check_rows(source: Source, split: str, rows: int, where: Path) -> None:
         raise ValueError(
             f"{source.title}: the {split} split in {where} has no rows. Download its files again from {source.home}."
         )
-    _guard.size(where, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
+    guard.size(where, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
     published = source.rows.get(split, rows)
     if rows != published:
         warnings.warn(

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _check, _labels
-from fedstat._later import xr
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.lazy import xr
+from fedstat._utils.streams import generator
 from fedstat.data._clients import numbered
 
 
@@ -160,7 +161,7 @@ def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Data
         raise ValueError(
             f"by must be a coordinate of the samples, but got {by!r}; there are {list(map(str, data.coords))}"
         )
-    min_size = _check.integer("min_size", min_size, low=1)
+    min_size = check.integer("min_size", min_size, low=1)
     keys, code, size = np.unique(_labels.complete(by, data[by], "sample"), return_inverse=True, return_counts=True)
     kept = size >= min_size
     if not kept.any():
@@ -218,7 +219,7 @@ def domains(
     >>> np.unique(fed.y_true[fed.client == 3]).tolist(), np.unique(fed.y[fed.client == 3]).tolist()
     ([1, 3, 5, 7, 9], [0, 1, 2, 3, 4])
     """
-    per = _check.integer("clients_per_domain", clients_per_domain, low=1)
+    per = check.integer("clients_per_domain", clients_per_domain, low=1)
     if by not in data.variables or data[by].dims != ("sample",):
         raise ValueError(
             f"by must be a variable of the samples, but got {by!r}; there are {list(map(str, data.variables))}"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstat import _guard
-from fedstat._later import xr
+from fedstat._utils import guard
+from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, wanted
 
 SOURCES = {
@@ -60,7 +60,7 @@ def _rows(path: Path) -> tuple[list[list[str]], np.ndarray]:
         text = read(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise damaged(path, error.start, f"{error.reason}. Download it again.") from error
-    _guard.size(path, text.count("\n") * LENGTH * 4, f"rows of {LENGTH} word numbers")
+    guard.size(path, text.count("\n") * LENGTH * 4, f"rows of {LENGTH} word numbers")
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
     articles, labels = [], []
     try:

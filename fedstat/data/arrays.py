@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _archives, _check, _guard, _labels
-from fedstat._check import few
-from fedstat._later import xr
+from fedstat._utils import archives, check, guard, labels
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
 from fedstat.data._files import SAMPLE, SPLITS, Remembered, Split, note
 
 
@@ -115,7 +115,7 @@ def is_arrays(name: object) -> bool:
 
 
 def _digest(path: str) -> str:
-    with _guard.opened(note(Path(path))) as file:
+    with guard.opened(note(Path(path))) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -150,24 +150,24 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     """
     path = Path(path).expanduser()
     try:
-        with _archives.arrays(note(path)) as file:
+        with archives.arrays(note(path)) as file:
             heads = {name: file.head(name) for name in _NAMES if name in file.names}
             _require(path, heads, file.names)
             found = {name: head.read() for name, head in heads.items()}
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}") from None
     for name in found.keys() - {"x"}:
-        _labels.complete(f"{name} in {path}", found[name], "sample")
+        labels.complete(f"{name} in {path}", found[name], "sample")
     x, n = found["x"], len(found["x"])
     if x.dtype == np.uint8 and x.ndim == 3:
         x = x[:, None]
     if x.ndim == 4 and x.shape[1] not in _CHANNELS and x.shape[3] in _CHANNELS:
         x = np.ascontiguousarray(np.moveaxis(x, 3, 1))  # channels last
-    classes, y = np.unique(_labels.classes(f"y in {path}", found["y"]), return_inverse=True)
+    classes, y = np.unique(labels.classes(f"y in {path}", found["y"]), return_inverse=True)
     dims = ("channel", "row", "column") if x.ndim == 4 else tuple(f"axis{i}" for i in range(1, x.ndim))
     which = np.asarray(found.get("split", np.full(n, "train"))).astype(str).astype(object)
     for name in dict.fromkeys(which):
-        _check.choice(f"split in {path}", name, SPLITS)
+        check.choice(f"split in {path}", name, SPLITS)
     data = xr.Dataset(
         {"x": (("sample", *dims), x), "y": ("sample", y.astype(np.int64), {"names": [str(c) for c in classes]})},
         {"split": ("sample", which)},
@@ -180,16 +180,16 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     elif x.dtype.kind in "iu":
         if x.min() < 0:
             raise ValueError(f"x in {path} holds integers, which are tokens 0, 1, ..., but the least is {x.min()}")
-        _guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
+        guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
         data.x.attrs["vocabulary"] = [str(i) for i in range(int(x.max()) + 1)]
-    return data if split is None else data.isel(sample=np.flatnonzero(which == _check.choice("split", split, SPLITS)))
+    return data if split is None else data.isel(sample=np.flatnonzero(which == check.choice("split", split, SPLITS)))
 
 
-def _require(path: Path, heads: Mapping[str, _archives.Head], names: list[str]) -> None:
+def _require(path: Path, heads: Mapping[str, archives.Head], names: list[str]) -> None:
     """Raise ValueError unless the arrays are there, of types and shapes that fit together."""
     for name in ("x", "y"):
         if name not in heads:
-            near = _check.did_you_mean(name, names)
+            near = check.did_you_mean(name, names)
             raise ValueError(f"{path} lacks {name}; it holds {few(names, 8) or 'nothing'}.{near} It must hold {ARRAYS}")
     shape, dtype = heads["x"].shape, heads["x"].dtype
     for name in heads.keys() - {"x"}:
@@ -199,4 +199,4 @@ def _require(path: Path, heads: Mapping[str, _archives.Head], names: list[str]) 
             )
     if 0 in shape or dtype.kind not in "fiu" or len(shape) < 2:
         raise ValueError(f"x in {path} must be numbers (sample, ...), but is {dtype} of shape {shape}")
-    _guard.size(path, shape[0] * SAMPLE, f"the labels and splits of {shape[0]:,} samples")
+    guard.size(path, shape[0] * SAMPLE, f"the labels and splits of {shape[0]:,} samples")

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedstat import _guard, _pickles
-from fedstat._later import xr
+from fedstat._utils import archives, guard
+from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, reading, wanted
 
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -92,17 +92,17 @@ def unpickle(path: Path) -> Any:
     ValueError
         If the pickle is truncated or corrupt, or asks for any other class or function (which could run code).
     """
-    stream = _pickles.Counted(path, read(path))
+    stream = archives.Counted(path, read(path))
     try:
         return _Unpickler(stream).load()
-    except _guard.LimitError:
+    except guard.LimitError:
         raise
     except Exception as error:  # lengths, names and strings made of damaged bytes raise many kinds
-        what = _guard.reason(error) if str(error) else "it ends too soon"
+        what = guard.reason(error) if str(error) else "it ends too soon"
         raise damaged(path, stream.tell(), f"{what.removeprefix('UnpicklingError: ')}. Download it again.") from error
 
 
-class _Kind(_pickles.Stateful):
+class _Kind(archives.Stateful):
     """Type of an array in a pickle: one of numbers, with its byte order."""
 
     def __init__(self, code: str | bytes, _align: object = 0, _copy: object = 1) -> None:
@@ -115,7 +115,7 @@ class _Kind(_pickles.Stateful):
         self.dtype = self.dtype.newbyteorder(order)
 
 
-class _Stored(_pickles.Stateful):
+class _Stored(archives.Stateful):
     """Array in a pickle; ``np.asarray`` of it is the array, read-only."""
 
     def __init__(self, _kind: object, _shape: object, _code: object) -> None:
@@ -129,7 +129,7 @@ class _Stored(_pickles.Stateful):
         return np.array(self.array, dtype=dtype, copy=copy)
 
 
-class _Unpickler(_pickles.Unpickler):
+class _Unpickler(archives.Unpickler):
     """Knows how arrays and byte strings are written; byte strings of Python 2 stay bytes."""
 
     known: ClassVar[dict[tuple[str, str], Any]] = {
@@ -140,7 +140,7 @@ class _Unpickler(_pickles.Unpickler):
         ("__builtin__", "bytes"): lambda: b"",
     }
 
-    def __init__(self, stream: _pickles.Counted) -> None:
+    def __init__(self, stream: archives.Counted) -> None:
         super().__init__(stream, encoding="bytes")
         self._encoded: dict[int, tuple[str, bytes]] = {}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstat._later import xr
+from fedstat._utils.lazy import xr
 from fedstat.data._files import Source, Split, dataset
 
 SOURCES = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstat import _guard
-from fedstat._later import xr
+from fedstat._utils import guard
+from fedstat._utils.lazy import xr
 from fedstat.data._files import (
     CHUNK,
     Source,
@@ -175,5 +175,5 @@ def _shape(path: Path) -> tuple[int, ...]:
     promised, length = start + math.prod(shape), path.stat().st_size
     if not zipped(path) and length != promised:
         raise damaged(path, min(length, promised), f"the header says {promised} bytes, but got {length}")
-    _guard.size(path, promised)
+    guard.size(path, promised)
     return shape

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _guard
-from fedstat._later import xr
+from fedstat._utils import guard
+from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Source, Split, check_rows, damaged, find, joined, read, reading, wanted
 from fedstat.data._text import LETTERS, WINDOW, codes
 
@@ -80,15 +80,15 @@ def _part(folder: Path, part: Split, name: str, users: dict[str, int], source: S
 
 def _users(path: Path, part: Split) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        content = _guard.parsed(path, read(path))
-    except _guard.LimitError:
+        content = guard.parsed(path, read(path))
+    except guard.LimitError:
         raise
     except json.JSONDecodeError as error:
         raise damaged(path, error.pos, f"{error.msg}. {_AGAIN}") from error
     except UnicodeDecodeError as error:
         raise damaged(path, error.start, f"{error.reason}. {_AGAIN}") from error
     except ValueError as error:
-        raise damaged(path, "its JSON", f"{_guard.reason(error)}. {_AGAIN}") from error
+        raise damaged(path, "its JSON", f"{guard.reason(error)}. {_AGAIN}") from error
     if not isinstance(content, dict) or not {"users", "user_data"} <= set(content):
         raise damaged(path, 0, "a LEAF file is an object with users, num_samples and user_data, but got none")
     users, blocks = content["users"], content["user_data"]

@@ -12,9 +12,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedstat import _check, _labels
-from fedstat._later import xr
-from fedstat._random import generator
+from fedstat._utils import check, labels
+from fedstat._utils.lazy import xr
+from fedstat._utils.streams import generator
 from fedstat.data._clients import hold_out, label_table, limit, permute_labels, train_test
 from fedstat.data._groups import CIFAR100_DOMAINS, deal, domains, draw_equal, natural, partitioned, share, top_up
 
@@ -67,7 +67,7 @@ def iid(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     [17, 18]
     """
     n = data.sizes["sample"]
-    clients = _check.integer("clients", clients, low=1, high=n)
+    clients = check.integer("clients", clients, low=1, high=n)
     client = np.empty(n, dtype=np.int64)
     client[generator(seed, "partition", "iid").permutation(n)] = np.arange(n) * clients // n
     return partitioned(data, client, f"iid(clients={clients}, seed={seed})")
@@ -103,7 +103,7 @@ def one_class(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     [2]
     """
     classes, y = _classes(data)
-    clients = _check.integer("clients", clients, low=len(classes), high=len(y))
+    clients = check.integer("clients", clients, low=len(classes), high=len(y))
     held = np.zeros((len(classes), clients), dtype=bool)
     held[np.sort(np.arange(clients) % len(classes)), np.arange(clients)] = True
     counts = _shards(held.astype(float), y, classes)
@@ -154,10 +154,10 @@ def pathological(
     >>> {len(np.unique(fed.y[fed.client == c])) for c in range(15)}
     {2}
     """
-    _check.choice("sizes", sizes, ("equal", "unequal"))
+    check.choice("sizes", sizes, ("equal", "unequal"))
     classes, y = _classes(data)
-    per = _check.integer("classes_per_client", classes_per_client, low=1, high=len(classes))
-    clients = _check.integer("clients", clients, low=-(-len(classes) // per))
+    per = check.integer("classes_per_client", classes_per_client, low=1, high=len(classes))
+    clients = check.integer("clients", clients, low=-(-len(classes) // per))
     rng = generator(seed, "partition", "pathological")
     held = _hands(clients, per, len(classes), rng)
     weight = rng.uniform(0.1, 1.0, held.shape) if sizes == "unequal" else 1.0
@@ -208,11 +208,11 @@ def dirichlet(
     >>> int(np.bincount(fed.client).min()) >= 10
     True
     """
-    _check.choice("below", below, ("redraw", "move"))
+    check.choice("below", below, ("redraw", "move"))
     classes, y = _classes(data)
-    clients = _check.integer("clients", clients, low=1)
-    min_size = _check.integer("min_size", min_size, low=1)
-    concentration = _check.real("concentration", concentration, low=0.0, open_low=True)
+    clients = check.integer("clients", clients, low=1)
+    min_size = check.integer("min_size", min_size, low=1)
+    concentration = check.real("concentration", concentration, low=0.0, open_low=True)
     if clients * min_size > len(y):
         raise ValueError(
             f"clients × min_size must be at most the {len(y)} samples, but got {clients} × {min_size}: "
@@ -278,9 +278,9 @@ def dirichlet_equal(
     [50, 50, 50, 50, 50, 50, 50, 50, 50, 50]
     """
     classes, y = _classes(data)
-    clients = _check.integer("clients", clients, low=1)
-    wanted = {"train": _check.integer("n_train", n_train, low=1), "test": _check.integer("n_test", n_test, low=0)}
-    concentration = _check.real("concentration", concentration, low=0.0, open_low=True)
+    clients = check.integer("clients", clients, low=1)
+    wanted = {"train": check.integer("n_train", n_train, low=1), "test": check.integer("n_test", n_test, low=0)}
+    concentration = check.real("concentration", concentration, low=0.0, open_low=True)
     rng = generator(seed, "partition", "dirichlet_equal")
     proportions = rng.dirichlet(np.full(len(classes), concentration), size=clients)
     client, moved = np.full(len(y), -1), 0
@@ -303,7 +303,7 @@ def dirichlet_equal(
 
 def _classes(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Classes that occur, and for every sample the position of its class among them."""
-    classes, y = np.unique(_labels.classes("y", data.y), return_inverse=True)
+    classes, y = np.unique(labels.classes("y", data.y), return_inverse=True)
     return classes, y
 
 

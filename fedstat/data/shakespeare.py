@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstat import _guard
-from fedstat._later import xr
+from fedstat._utils import guard
+from fedstat._utils.lazy import xr
 from fedstat.data._files import Source, Split, damaged, dataset, find, read, reading
 from fedstat.data._text import LETTERS, WINDOW, codes
 
@@ -43,7 +43,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     with reading(path):
         whole = codes("".join(speech[u] for u in users))
     sizes = np.array([len(speech[u]) for u in users])
-    _guard.size(path, int((sizes - WINDOW).sum()) * WINDOW, f"its windows of {WINDOW} characters")
+    guard.size(path, int((sizes - WINDOW).sum()) * WINDOW, f"its windows of {WINDOW} characters")
     starts = np.concatenate([np.arange(n - WINDOW) + end - n for n, end in zip(sizes, np.cumsum(sizes), strict=True)])
     x = np.lib.stride_tricks.sliding_window_view(whole, WINDOW)[starts]
     data = dataset(x, whole[starts + WINDOW], np.full(len(x), "train", dtype=object), SOURCES[name], ("character",))

@@ -11,8 +11,8 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-from fedstat import _guard
-from fedstat._later import xr
+from fedstat._utils import guard
+from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Source, Split, damaged, find, joined, reading, wanted
 
 SOURCES = {
@@ -40,7 +40,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with _guard.opened(path) as stream, reading(path, stream=stream):
+    with guard.opened(path) as stream, reading(path, stream=stream):
         content = dict(_arrays(path, stream))
     missing = {"X", "y"} - set(content)
     if missing:
@@ -76,7 +76,7 @@ def _arrays(path: Path, stream: BinaryIO) -> Iterator[tuple[str, np.ndarray]]:
         kind = flags & 255
         if kind not in _CLASSES or flags & _COMPLEX:
             raise ValueError(f"{name} must be numbers, but got an array of MATLAB's class {kind}, flags {flags:#x}")
-        needed = _guard.size(path, math.prod(shape) * np.dtype(_CLASSES[kind]).itemsize, f"{name} of shape {shape}")
+        needed = guard.size(path, math.prod(shape) * np.dtype(_CLASSES[kind]).itemsize, f"{name} of shape {shape}")
         if squeezed:
             part = memoryview(zlib.decompressobj().decompress(raw, 8 + at + 8 + needed))[8:]
         stored, values, _ = _element(part, at, order)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstat import _guard
-from fedstat._later import xr
+from fedstat._utils import guard
+from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, reading, wanted
 
 SOURCES = {"tiny-imagenet": Source("Tiny-ImageNet", "http://cs231n.stanford.edu", {"train": 100_000, "test": 10_000})}
@@ -46,7 +46,7 @@ def _text(path: Path) -> str:
 def _train(base: Path, label: dict[str, int], source: Source) -> list[tuple[Path, int]]:
     folders = {}
     for wnid in label:
-        _guard.inside(base / "train", wnid, base / "wnids.txt")
+        guard.inside(base / "train", wnid, base / "wnids.txt")
         folders[wnid] = find(base, (f"train/{wnid}",), ["images"], source)
     return [(f, label[wnid]) for wnid, images in folders.items() for f in _images(images)]
 
@@ -56,7 +56,7 @@ def _images(folder: Path) -> list[Path]:
         found = sorted(entries, key=lambda entry: entry.name)
     for entry in found:
         if entry.is_symlink():
-            _guard.inside(folder, entry.name, folder)
+            guard.inside(folder, entry.name, folder)
     return [Path(entry.path) for entry in found]
 
 
@@ -67,7 +67,7 @@ def _validation(base: Path, label: dict[str, int], source: Source) -> list[tuple
         cells = line.split("\t")
         if len(cells) < 2 or cells[1] not in label:
             raise damaged(table, f"line {number}", f"expected file name and class of wnids.txt, but got {line[:60]!r}")
-        _guard.inside(base / "val" / "images", cells[0], f"{table} at line {number}")
+        guard.inside(base / "val" / "images", cells[0], f"{table} at line {number}")
         files.append((find(base, ("val/images",), [cells[0]], source), label[cells[1]]))
     return files
 
@@ -86,7 +86,7 @@ def _decode(files: list[Path]) -> np.ndarray:
 def _image(path: Path) -> np.ndarray:
     from PIL import Image
 
-    with _guard.opened(path) as stream:
+    with guard.opened(path) as stream:
         try:
             image = Image.open(stream, formats=("JPEG", "PNG"))  # of the others, some run programs
             width, height = image.size
@@ -95,5 +95,5 @@ def _image(path: Path) -> np.ndarray:
         except Image.DecompressionBombError as error:
             raise damaged(path, 0, f"an image must be {_SIDE} × {_SIDE}, but got more: {error}") from error
         except Exception as error:  # what Pillow raises on damaged bytes is not documented
-            raise damaged(path, stream.tell(), f"{_guard.reason(error)}. Download it again.") from error
+            raise damaged(path, stream.tell(), f"{guard.reason(error)}. Download it again.") from error
     raise damaged(path, 0, f"an image must be {_SIDE} × {_SIDE}, but got {height} × {width}")

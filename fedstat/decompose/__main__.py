@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from fedstat._utils import interrupts
+
+if __name__ == "__main__":
+    interrupts.leave_while_loading()
+
 import argparse
 import math
 import sys
@@ -10,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstat import _check, _cli, _guard, store
-from fedstat._later import xr
+from fedstat import _cli, store
+from fedstat._utils import check, guard
+from fedstat._utils.lazy import xr
 from fedstat.decompose.stored import COMMAND, table, to_dataset, whole, write_table
 from fedstat.labelled import bootstrap, permutation_test, split, stability
 from fedstat.labelled.inputs import layers_of
@@ -132,7 +138,7 @@ def _work(options: argparse.Namespace) -> None:
     if options.out is not None:
         _cli.claim(options, COMMAND)
     for name in ("seed", "bootstrap", "permutation"):
-        _check.integer(name, getattr(options, name), low=0)
+        check.integer(name, getattr(options, name), low=0)
     with warnings.catch_warnings(record=True) as said:
         found = decompose(options)
     for text, kind in dict.fromkeys((str(one.message), one.category) for one in said):  # once, whoever says it
@@ -154,7 +160,7 @@ def _require_table(option: str, path: Path | None) -> None:
         return
     _cli.require_file(option, path)
     if path.is_file() and path.stat().st_size:
-        with _guard.opened(path) as stream:
+        with guard.opened(path) as stream:
             if not stream.read(80).startswith((b"layer,term,", b"% fedstat.decompose")):
                 raise ValueError(
                     f"{option} {path} exists and was not written by fedstat: remove it or choose another name"

@@ -12,8 +12,9 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check, _guard, results, store
-from fedstat._later import pd, xr
+from fedstat import results, store
+from fedstat._utils import check, guard
+from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.layer_names import is_pattern, matching, require_names
 from fedstat.results import Absolute, BootstrapResult, ByLayer, SplitResult, tables
 from fedstat.stats.icc import Coefficients, MeanSquares
@@ -131,8 +132,8 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     Returns
     -------
     SplitResult, BootstrapResult, PermutationResult or StabilityResult
-        Equal to what was stored, to the bit, with labels and settings. A :class:`fedstat.ByLayer` of them without
-        ``layer``.
+        Equal to what was stored, to the bit, with labels and settings. A :class:`fedstat.results.ByLayer` of them
+        without ``layer``.
 
     Raises
     ------
@@ -156,7 +157,7 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
     >>> again.shared.sum(), again.factors.n_factors
     (np.int64(3), 1)
     """
-    _check.choice("kind", kind, KINDS)
+    check.choice("kind", kind, KINDS)
     require_names("layer", () if layer is None else (layer,))
     run = store.open_run(path)
     made = run.attrs.get("command", "another program")
@@ -176,7 +177,7 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
 
 def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> Any:
     there, noted = run[_GROUP].children, run[_GROUP].attrs
-    order = _guard.parsed("layers", noted["layers"].encode())  # that of the network, which folders have not
+    order = guard.parsed("layers", noted["layers"].encode())  # that of the network, which folders have not
     names = order if layer is None else matching([layer], order, str(path))
     if lacking := [name for name in names if kind not in there[name].children]:
         has = ", ".join(name for name in KINDS if name in there[lacking[0]].children)
@@ -184,7 +185,7 @@ def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> 
     found = {name: from_dataset(there[name].children[kind].to_dataset(inherit=False)) for name in names}
     if layer is not None and not is_pattern(layer):
         return found[names[0]]
-    return ByLayer(found, _guard.parsed("left_out", noted["left_out"].encode()))
+    return ByLayer(found, guard.parsed("left_out", noted["left_out"].encode()))
 
 
 def whole(found: Mapping[str, ByLayer[Any]]) -> dict[str, xr.Dataset]:
@@ -206,7 +207,7 @@ def as_dataset(result: Any) -> xr.Dataset:
 
 def from_dataset(data: xr.Dataset) -> Any:
     """Result that :func:`as_dataset` took apart; nothing in the data is executed."""
-    return _put_together(_guard.parsed("the result", data.attrs["result"].encode()), data)
+    return _put_together(guard.parsed("the result", data.attrs["result"].encode()), data)
 
 
 def _taken_apart(value: Any, path: str, arrays: dict[str, NDArray[Any]]) -> Any:
@@ -246,7 +247,7 @@ def _put_together(rest: Any, data: xr.Dataset) -> Any:
     if not isinstance(rest, dict):
         return rest
     if "of" in rest:
-        _check.choice("the kind of a stored result", rest["of"], list(_CLASSES))
+        check.choice("the kind of a stored result", rest["of"], list(_CLASSES))
         return _CLASSES[rest["of"]](**_today({name: _put_together(x, data) for name, x in rest["with"].items()}))
     ((kind, value),) = ((k, v) for k, v in rest.items() if k != "dtype")
     if kind == "float":
@@ -259,7 +260,7 @@ def _put_together(rest: Any, data: xr.Dataset) -> Any:
         return np.array(_put_together(value, data), dtype=object)
     if kind == "array":
         dtype = np.dtype(rest["dtype"])
-        _guard.size("the result", data[value].size * dtype.itemsize, f"{value} as {dtype}")
+        guard.size("the result", data[value].size * dtype.itemsize, f"{value} as {dtype}")
         return data[value].to_numpy().astype(dtype)
     found = {name: _put_together(x, data) for name, x in value.items()}
     return pd.DataFrame(found) if kind == "table" else found

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from fedstat._utils import interrupts
+
+if __name__ == "__main__":
+    interrupts.leave_while_loading()
+
 import argparse
 import os
 import sys
@@ -12,9 +17,10 @@ from contextlib import ExitStack, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
-from fedstat import _check, _cli, store
-from fedstat._progress import shown
-from fedstat._settings import add_arguments, given
+from fedstat import _cli, store
+from fedstat._utils import check as _check
+from fedstat._utils.progress import shown
+from fedstat._utils.settings import add_arguments, given
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND, PROBES
 from fedstat.study import experiment, federation, grid, report

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedstat import _check, _random
-from fedstat._later import torch
+from fedstat._utils import check, streams
+from fedstat._utils.lazy import torch
 from fedstat.fl.algorithm import Mask
 from fedstat.fl.nets import Params
 from fedstat.fl.privacy import Privacy, mean_update
@@ -198,7 +198,7 @@ def trimmed_mean(proportion: float) -> Aggregator:
     >>> trimmed_mean(0.1).name
     'trimmed-mean:0.1'
     """
-    _check.real("the proportion of a trimmed mean", proportion, low=0, high=0.5, open_high=True)
+    check.real("the proportion of a trimmed mean", proportion, low=0, high=0.5, open_high=True)
     name = f"trimmed-mean:{float(proportion)}"
 
     def dropped(n: int) -> int:
@@ -298,7 +298,7 @@ def private(
         away = {name: (p - sent.server[name]) * sent.shared[name] for name, p in sent.values.items()}
 
         def stream(name: str) -> np.random.Generator:
-            return _random.generator(sent.seed, "privacy", "updates", sent.round, name)
+            return streams.generator(sent.seed, "privacy", "updates", sent.round, name)
 
         moves = mean_update(away, privacy, sent.expected, stream)
         values = {name: sent.server[name] + p for name, p in moves.items()}

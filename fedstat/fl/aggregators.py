@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl.aggregate import Aggregator, median, trimmed_mean, weighted_mean
 
 AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
@@ -38,6 +38,6 @@ def aggregator_named(given: str | Aggregator) -> Aggregator:
     except (KeyError, ValueError):
         raise ValueError(
             f"aggregator must be one of {', '.join(AGGREGATORS)} (for example trimmed-mean:0.1), but got "
-            f"{given!r:.200}.{_check.did_you_mean(given, AGGREGATORS)}"
+            f"{given!r:.200}.{check.did_you_mean(given, AGGREGATORS)}"
         ) from None
     return make(*numbers)

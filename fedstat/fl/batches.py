@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _labels, _random
-from fedstat._later import torch, xr
+from fedstat._utils import labels, streams
+from fedstat._utils.lazy import torch, xr
 from fedstat.data import arrays
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
         order = span(np.argsort(code, kind="stable"))
         start = np.concatenate([[0], np.cumsum(np.bincount(code, minlength=len(names)))])
         at = places[order]
-    y = _labels.classes("y", data["y"], lead)
+    y = labels.classes("y", data["y"], lead)
     y_rows = torch.from_numpy(_numbers(y.reshape(-1) if order is None else y[order])).to(device)
     empty = np.flatnonzero(np.diff(start) == 0)
     if empty.size or len(start) == 1:
@@ -333,14 +333,14 @@ def rows_of(data: xr.Dataset, subset: str, device: torch.device, *, stored: bool
 def _clients(data: xr.Dataset) -> np.ndarray:
     """Labels of the clients, sorted if the data are sample-major."""
     if "client" in data["x"].dims:
-        return _labels.complete("client", data["client"], "client")
+        return labels.complete("client", data["client"], "client")
     if "client" not in data.coords or data["client"].dims != ("sample",):
         raise ValueError(
             f"x must have a dim client, or the data a coordinate client (sample), but got dims {data['x'].dims} and "
             f"coordinates {list(data.coords)}. Deal the samples to clients, as fedstat.data.partition.iid(data, "
             "clients=10) does, and divide them by partition.train_test."
         )
-    return np.unique(_labels.complete("client", data["client"], "sample"))
+    return np.unique(labels.complete("client", data["client"], "sample"))
 
 
 def _numbers(y: np.ndarray) -> np.ndarray:
@@ -386,7 +386,7 @@ def schedule(
     rows = np.full((len(sizes), n.max(), size.max()), -1)
     ids = data.ids
     for i, c in enumerate(clients):
-        rng = _random.generator(seed, *key, int(ids[c]))
+        rng = streams.generator(seed, *key, int(ids[c]))
         shuffled = rng.permuted(np.tile(np.arange(data.start[c], data.start[c + 1]), (repeats[i], 1)), axis=1)
         full = each[i] * size[i]
         if full > sizes[i]:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl import nets
 from fedstat.fl.algorithm import (
     Algorithm,
@@ -37,7 +37,7 @@ def entries(found: Any, expected: Params, where: str) -> None:
         raise ValueError(f"{where} must return a dict of tensors by name, but got {type(found).__name__}")
     for name, value in found.items():
         if name not in expected:
-            hint = _check.did_you_mean(name, expected)
+            hint = check.did_you_mean(name, expected)
             raise ValueError(f"{where} returns {name!r}, but may only return {list(expected)}.{hint}")
         shape = tuple(expected[name].shape)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
@@ -93,7 +93,7 @@ def known(net: Net, where: str) -> Iterator[None]:
         names = [*net.shapes, *nets.layers(net)]
         if not isinstance(name, str) or name in names:
             raise
-        hint = _check.did_you_mean(name, names)
+        hint = check.did_you_mean(name, names)
         raise ValueError(f"{where} asks for {name!r}, but the network has {list(net.shapes)}.{hint}") from error
 
 
@@ -124,7 +124,7 @@ def parameter_names(found: Any, where: str, net: Net) -> Sequence[str]:
     """Require names of parameters."""
     if unknown := [name for name in found if name not in net.shapes]:
         raise ValueError(
-            f"{where} names {unknown}, but the names are {[*net.shapes]}.{_check.did_you_mean(unknown[0], net.shapes)}"
+            f"{where} names {unknown}, but the names are {[*net.shapes]}.{check.did_you_mean(unknown[0], net.shapes)}"
         )
     return found
 
@@ -257,14 +257,14 @@ def _phase(phase: Phase, net: Net, local_epochs: int, where: str) -> None:
     least = {"epochs": (phase.length(local_epochs), 0), "steps": (phase.steps, 1), "repeats": (phase.repeats, 1)}
     for name, (value, low) in least.items():
         if value is not None:
-            _check.integer(f"{where}.{name}", value, low=low)
-    _check.real(f"{where}.lr", phase.lr, low=0, open_low=True)
+            check.integer(f"{where}.{name}", value, low=low)
+    check.real(f"{where}.lr", phase.lr, low=0, open_low=True)
     if phase.optimizer is not None and not isinstance(phase.optimizer, Optimizer):
         raise ValueError(f"{where}.optimizer must be an Optimizer, such as optim.sgd(0.1), but got {phase.optimizer!r}")
     if not callable(phase.anchor):
-        _check.choice(f"{where}.anchor", phase.anchor, ("phase", "download"))
+        check.choice(f"{where}.anchor", phase.anchor, ("phase", "download"))
     for layer in phase.layers(net) if phase.layers else ():
-        _check.choice(f"a layer of {where}", layer, list(nets.layers(net)))
+        check.choice(f"a layer of {where}", layer, list(nets.layers(net)))
 
 
 # --- what functions of phases may return: (function, where, what moves, *given) -> found, or ValueError

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import nets
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl.disk_rows import DiskRows, is_expanded, unused_slots
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params

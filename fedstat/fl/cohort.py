@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import participation
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params

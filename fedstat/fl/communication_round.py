@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import chunks, masks, scores
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import AlgorithmState, Mask, RoundContext, SharedMask

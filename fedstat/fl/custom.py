@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedstat import _check, _guard
+from fedstat._utils import check, guard
 from fedstat.fl.algorithm import Algorithm
 
 
@@ -77,7 +77,7 @@ def constructor(name: str) -> Callable[..., Algorithm]:
     if not callable(found) and not isinstance(found, Algorithm):
         if not there:
             raise ValueError(f"{file} defines no function that makes an Algorithm, such as {function!r:.200}")
-        _check.choice(f"what follows {Path(file).name}: in algorithm", function, list(there))
+        check.choice(f"what follows {Path(file).name}: in algorithm", function, list(there))
     return _ready(found) if isinstance(found, Algorithm) else _checked(found, name)
 
 
@@ -113,7 +113,7 @@ def _ready(algorithm: Algorithm) -> Callable[..., Algorithm]:
 def _content(name: str) -> bytes:
     file = Path(name.rpartition(":")[0]).expanduser()
     try:
-        return _guard.content(file, share=_guard.SETTINGS)
+        return guard.content(file, share=guard.SETTINGS)
     except (OSError, ValueError) as error:
         raise ValueError(f"the file of algorithm {name!r} cannot be read: {error}") from None
 

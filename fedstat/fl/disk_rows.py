@@ -13,8 +13,8 @@ from weakref import WeakSet, finalize
 
 import numpy as np
 
-from fedstat import _guard
-from fedstat._later import torch
+from fedstat._utils import guard
+from fedstat._utils.lazy import torch
 from fedstat.fl.nets import Params
 from fedstat.store import DamageError, journal
 
@@ -114,7 +114,7 @@ class DiskRows:
         parts = _bytes({name: rows[name].to("cpu", p.dtype) for name, p in self.first.items()})
         slot, crc = self.slot.copy(), self.crc.copy()
         slot[clients] = self.file.free(len(clients))
-        with _guard.written(self.file.path):
+        with guard.written(self.file.path):
             for i, c in enumerate(clients):
                 crc[c] = self.file.write(int(slot[c]), [part[i] for part in parts])
         return DiskRows(self.file, slot, crc, self.first, self.device)
@@ -188,7 +188,7 @@ class SlotFile:
 
     def sync(self) -> None:
         """Bring the file to the disk."""
-        with _guard.written(self.path):
+        with guard.written(self.path):
             os.pwrite(self._file, self._header(self.number), 0)
         journal.sync(self.path)
         journal.sync(self.path.parent)

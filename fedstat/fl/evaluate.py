@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import cohort, nets, split_halves
 from fedstat.fl.algorithm import Choice, Phase
 from fedstat.fl.job import Job

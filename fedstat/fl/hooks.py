@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import checks, masks, nets
 from fedstat.fl.aggregate import Aggregator, Sent
 from fedstat.fl.algorithm import (

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl.aggregate import Aggregator, weighted_mean
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows, part
@@ -188,10 +188,10 @@ class ComputeConfig:
             device_named(self.device)
         for name in ("client_chunk", "threads"):
             if getattr(self, name) is not None:
-                _check.integer(name, getattr(self, name))
-        _check.choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
+                check.integer(name, getattr(self, name))
+        check.choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
         if self.memory is not None:
-            _check.in_bytes("memory", self.memory)
+            check.in_bytes("memory", self.memory)
         if self.precision == "tf32" and device_named(self.device).type != "cuda":
             raise ValueError(f"precision='tf32' needs a CUDA device, but got device {self.device!r}. Use 'float32'.")
 

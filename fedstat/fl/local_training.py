@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _random
-from fedstat._later import torch
+from fedstat._utils import streams
+from fedstat._utils.lazy import torch
 from fedstat.fl import batches
 from fedstat.fl.algorithm import AlgorithmState, Mask, Phase, Samples
 from fedstat.fl.batches import Schedule
@@ -340,7 +340,7 @@ def _noise(job: Job, schedule: Schedule, clients: np.ndarray, key: tuple[int | s
         for i, c in enumerate(job.train.ids[clients]):
             own = int((schedule.live > i).sum())
             width = int((schedule.weight[0, i] > 0).sum())  # no batch is larger than the first
-            rng = _random.generator(job.seed, "noise", name, *key, int(c))
+            rng = streams.generator(job.seed, "noise", name, *key, int(c))
             draws[:own, i, :width] = rng.random((own, width, *shape), dtype=np.float32)
         found[name] = torch.from_numpy(draws).to(job.device)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from fedstat._later import functional, torch
+from fedstat._utils.lazy import functional, torch
 
 if TYPE_CHECKING:
     from torch import Tensor

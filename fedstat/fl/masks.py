@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _check, _labels
-from fedstat._later import torch
+from fedstat._utils import check, labels
+from fedstat._utils.lazy import torch
 from fedstat.fl import nets
 from fedstat.fl.algorithm import Algorithm, InitContext, Mask, SharedMask
 from fedstat.fl.nets import Net
@@ -73,7 +73,7 @@ def last_layers(net: Net, name: str, number: int, *, all_too: bool = False) -> l
     most = len(depths) - (not all_too)
     if most == 0:
         raise ValueError(f"the network's only layer is {depths[0][0]!r}: {name} leaves none to share. Use local().")
-    _check.integer(name, number, high=most)
+    check.integer(name, number, high=most)
     return [layer for beside in depths[len(depths) - number :] for layer in beside]
 
 
@@ -103,9 +103,9 @@ def units(net: Net, shared: Mapping[Any, Any], device: torch.device, *, weights_
     sizes = nets.layers(net)
     shared = {require_layer(net, layer): flags for layer, flags in shared.items()}
     shared |= {
-        layer: _labels.matched(f"the split of layer {layer!r}", flags, {"unit": np.arange(sizes[layer])})
+        layer: labels.matched(f"the split of layer {layer!r}", flags, {"unit": np.arange(sizes[layer])})
         for layer, flags in shared.items()
-        if _labels.has_labels(flags)
+        if labels.has_labels(flags)
     }
     for layer, flags in shared.items():
         if getattr(flags, "ndim", 1) != 1 or not _boolean(flags):
@@ -193,7 +193,7 @@ def require_layer(net: Net, layer: str | int) -> str:
         return counted[layer - 1][0]
     raise ValueError(
         f"layers to split must be among {every}, but got {layer!r:.200}. They may also be given by number, "
-        f"1 to {len(counted)}.{_check.did_you_mean(layer, every)}"
+        f"1 to {len(counted)}.{check.did_you_mean(layer, every)}"
     )
 
 
@@ -249,7 +249,7 @@ def require(net: Net, mask: Mask, clients: int, where: str) -> None:
     if unknown := [name for name in mask if name not in net.shapes]:
         raise ValueError(
             f"{where} has masks of {unknown}, but the network has {list(net.shapes)}."
-            f"{_check.did_you_mean(unknown[0], net.shapes)}"
+            f"{check.did_you_mean(unknown[0], net.shapes)}"
         )
     missing = [name for name in net.shapes if name not in mask]
     for name, shape in net.shapes.items():

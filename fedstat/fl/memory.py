@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import torch, xr
+from fedstat._utils import check
+from fedstat._utils.lazy import torch, xr
 from fedstat.fl import batches, nets
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net
@@ -27,7 +27,7 @@ def samples_stay(data: xr.Dataset, memory: str | int | None) -> bool:
     """Whether x is on disk and would take more than half of what the budget leaves, in reading it."""
     if memory is None or "x" not in data or not batches.on_disk(data["x"]):
         return False
-    return 4 * 4 * data["x"].size > _check.in_bytes("memory", memory) - _held(torch.device("cpu"))
+    return 4 * 4 * data["x"].size > check.in_bytes("memory", memory) - _held(torch.device("cpu"))
 
 
 def remaining_bytes(job: Job, memory: str | int) -> int:
@@ -38,7 +38,7 @@ def remaining_bytes(job: Job, memory: str | int) -> int:
     ValueError
         If it leaves none.
     """
-    budget, there = _check.in_bytes("memory", memory), _held(job.device)
+    budget, there = check.in_bytes("memory", memory), _held(job.device)
     k, model = _most_active(job), _model(job.net)
     matrices = 16 * job.clients**2 if job.algorithm.mixing_weights else 0
     x = job.train.x

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl.nets import Params
 
 
@@ -51,9 +51,9 @@ def sgd(lr: float, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optim
     weight_decay : float >= 0
         Times the parameters, added to the gradient.
     """
-    _check.real("lr", lr, low=0, open_low=True)
-    _check.real("momentum", momentum, low=0, high=1, open_high=True)
-    _check.real("weight_decay", weight_decay, low=0)
+    check.real("lr", lr, low=0, open_low=True)
+    check.real("momentum", momentum, low=0, high=1, open_high=True)
+    check.real("weight_decay", weight_decay, low=0)
 
     def init(params: Params) -> Params:
         return {name: torch.zeros_like(p) for name, p in params.items()} if momentum else {}
@@ -95,10 +95,10 @@ def adam(
     """
     from torch.optim.adam import adam as fused_adam
 
-    _check.real("lr", lr, low=0, open_low=True)
-    _check.real("eps", eps, low=0, open_low=True)
-    _check.real("weight_decay", weight_decay, low=0)
-    b1, b2 = (_check.real("betas", b, low=0, high=1, open_high=True) for b in betas)
+    check.real("lr", lr, low=0, open_low=True)
+    check.real("eps", eps, low=0, open_low=True)
+    check.real("weight_decay", weight_decay, low=0)
+    b1, b2 = (check.real("betas", b, low=0, high=1, open_high=True) for b in betas)
 
     def init(params: Params) -> Params:
         state: Params = {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _check, _random
+from fedstat._utils import check, streams
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job, Participation, Sampling
 
@@ -25,9 +25,9 @@ def drawn(job: Job, number: int) -> np.ndarray:
     if share == 1 or (k == everyone and not poisson):
         return np.arange(everyone)
     if everyone > _ONE_BY_ONE:
-        rng = _random.generator(job.seed, "participation", number, "at once")
+        rng = streams.generator(job.seed, "participation", number, "at once")
         return np.sort(rng.choice(everyone, rng.binomial(everyone, share) if poisson else k, replace=False))
-    draws = np.array([_random.generator(job.seed, "participation", number, c).random() for c in range(everyone)])
+    draws = np.array([streams.generator(job.seed, "participation", number, c).random() for c in range(everyone)])
     return np.flatnonzero(draws < share) if poisson else np.sort(np.argsort(draws, kind="stable")[:k])
 
 
@@ -42,7 +42,7 @@ def checked(given: Any) -> Participation:
     several = isinstance(given, tuple | list)
     ends = tuple(given) if several and len(given) > 1 else (given[0] if several and given else given,)
     for end in ends:
-        _check.real("participation", end, low=0, open_low=True, high=1)
+        check.real("participation", end, low=0, open_low=True, high=1)
     if len(ends) > 2 or ends[0] > ends[-1]:
         raise ValueError(f"participation must be a share of the clients or a range (low, high), but got {given!r}")
     return (ends[0], ends[1]) if len(ends) == 2 else ends[0]
@@ -58,7 +58,7 @@ def fewest(participation: Participation, clients: int, sampling: Sampling = "fix
 def _share(job: Job, number: int) -> float:
     if not isinstance(job.participation, tuple):
         return job.participation
-    return float(_random.generator(job.seed, "participation", number).uniform(*job.participation))
+    return float(streams.generator(job.seed, "participation", number).uniform(*job.participation))
 
 
 def by_size(data: Rows, clients: np.ndarray) -> np.ndarray:

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedstat import _check, store
-from fedstat._later import torch, xr
+from fedstat import store
+from fedstat._utils import check
+from fedstat._utils.lazy import torch, xr
 from fedstat.data import partition
 from fedstat.fl import accountant, batches, checks, evaluate, losses, memory, nets, participation
 from fedstat.fl.aggregate import Aggregator, uniform
@@ -76,7 +77,7 @@ def group(data: xr.Dataset, train: Rows, outputs: int) -> Group:
 
 def optimizer_named(given: str | Optimizer, lr: float) -> Optimizer:
     """The optimiser itself, given it or its name."""
-    return OPTIMIZERS[_check.choice("optimizer", given, OPTIMIZERS)](lr) if isinstance(given, str) else given
+    return OPTIMIZERS[check.choice("optimizer", given, OPTIMIZERS)](lr) if isinstance(given, str) else given
 
 
 def prepare(
@@ -175,15 +176,15 @@ def _private(job: Job, privacy: Privacy) -> Job:
 def _training(given: TrainConfig, clients: int) -> TrainConfig:
     """The settings, checked in the order in which they are documented."""
     share = participation.checked(given.participation)
-    _check.choice("sampling", given.sampling, ("fixed", "poisson"))
+    check.choice("sampling", given.sampling, ("fixed", "poisson"))
     if given.sampling == "fixed" and participation.fewest(share, clients) < 1:
         raise ValueError(f"participation selects no client: {share} of {clients}. Use at least {1 / clients:.2g}.")
-    _check.integer("local_epochs", given.local_epochs)
+    check.integer("local_epochs", given.local_epochs)
     if given.batch_size is not None:
-        _check.integer("batch_size", given.batch_size)
-    _check.real("server_lr", given.server_lr, low=0, open_low=True)
-    _check.choice("optimizer_state", given.optimizer_state, ("reset", "keep"))
-    _check.integer("seed", given.seed, low=0)
+        check.integer("batch_size", given.batch_size)
+    check.real("server_lr", given.server_lr, low=0, open_low=True)
+    check.choice("optimizer_state", given.optimizer_state, ("reset", "keep"))
+    check.integer("seed", given.seed, low=0)
     return replace(given, participation=share)
 
 

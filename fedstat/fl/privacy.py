@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from array_api_compat import is_torch_array
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl.nets import Params
 from fedstat.stats.moments import Moments
 
@@ -33,9 +33,9 @@ class Privacy(NamedTuple):
     def checked(self) -> Privacy:
         """The same; ValueError if a number is out of range."""
         for name in ("clip", "noise_multiplier", "clip_moments", "noise_multiplier_moments"):
-            _check.real(name, getattr(self, name), low=0, open_low=True)
+            check.real(name, getattr(self, name), low=0, open_low=True)
         hint = "It is the probability with which ε may fail: well below 1 / (number of clients), such as 1e-5."
-        _check.real("delta", self.delta, low=0, open_low=True, high=1, open_high=True, hint=hint)
+        check.real("delta", self.delta, low=0, open_low=True, high=1, open_high=True, hint=hint)
         return self
 
 

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedstat._later import dist, torch
+from fedstat._utils.lazy import dist, torch
 from fedstat.store import Writer, journal
 
 if TYPE_CHECKING:

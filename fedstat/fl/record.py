@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _guard, store
-from fedstat._later import torch, xr
+from fedstat import store
+from fedstat._utils import guard
+from fedstat._utils.lazy import torch, xr
 from fedstat.fl import client_rows, disk_rows, evaluate, nets
 from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.communication_round import Outcome
@@ -406,7 +407,7 @@ def _loaded(file: Path, **options: Any) -> dict[str, Any]:
         return dict(torch.load(file, weights_only=True, **options))
     except Exception as error:  # what a malformed file makes torch raise is not documented
         raise store.DamageError(
-            f"the state to resume from, {file}, cannot be read ({_guard.reason(error)}). Remove the run and run again."
+            f"the state to resume from, {file}, cannot be read ({guard.reason(error)}). Remove the run and run again."
         ) from error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import batches, nets
 from fedstat.fl.batches import Rows
 from fedstat.fl.chunks import each_chunk

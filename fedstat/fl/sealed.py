@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
-from fedstat import _random
-from fedstat._later import torch
+from fedstat._utils import streams
+from fedstat._utils.lazy import torch
 from fedstat.fl import masks
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import Algorithm, InitContext, RoundContext, SharedMask
@@ -146,7 +146,7 @@ class _Release(NamedTuple):
         number: int | str,
     ) -> dict[str, Moments]:
         def stream(layer: str) -> np.random.Generator:
-            return _random.generator(seed, "privacy", "moments", number, layer)
+            return streams.generator(seed, "privacy", "moments", number, layer)
 
         return noised_moments(clients, own, self.privacy, expected, stream)
 

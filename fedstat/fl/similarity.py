@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl.algorithm import RoundContext
 from fedstat.fl.nets import Params
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedstat import _random
-from fedstat._later import torch
+from fedstat._utils import streams
+from fedstat._utils.lazy import torch
 from fedstat.fl import batches, masks, nets, participation
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.batches import Rows
@@ -36,7 +36,7 @@ def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[
     sizes = np.zeros((2, len(data.sizes)), int)
     for c in np.sort(clients):
         shuffled = (
-            _random.generator(seed, "halves", number, int(data.ids[c])).permutation(data.sizes[c]) + data.start[c]
+            streams.generator(seed, "halves", number, int(data.ids[c])).permutation(data.sizes[c]) + data.start[c]
         )
         for i, half in enumerate(np.split(shuffled, [-(-len(shuffled) // 2)])):
             rows[i].append(half)

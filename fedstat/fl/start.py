@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import chunks, client_rows, cohort, masks, memory, split_halves
 from fedstat.fl.algorithm import InitContext, Phase, SharedMask
 from fedstat.fl.communication_round import round_context
@@ -29,7 +29,7 @@ def start(job: Job) -> State:
         If a parameter has no bool mask that broadcasts against (client, *shape), or a hook returns something that does
         not fit.
     """
-    params = {name: p.to(job.device) for name, p in job.net.init(_random.generator(job.seed, "start")).items()}
+    params = {name: p.to(job.device) for name, p in job.net.init(streams.generator(job.seed, "start")).items()}
     before = InitContext(job.net, job.sizes, job.seed, job.device, *_pretraining(job, params))
     mask = job.hooks.init_mask(before)
     personal_units = job.hooks.personal_params(mask)

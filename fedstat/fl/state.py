@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import masks
 from fedstat.fl.algorithm import AlgorithmState, DownloadContext, SharedMask
 from fedstat.fl.client_rows import ClientRows, StackedRows

@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import scipy
 
-from fedstat import _check, store
-from fedstat._later import pd, torch, xr
+from fedstat import store
+from fedstat._utils import check
+from fedstat._utils.lazy import pd, torch, xr
 from fedstat.fl import record
 from fedstat.fl.nets import Params, Piece
 from fedstat.fl.split_halves import covariate
@@ -76,10 +77,10 @@ def client_weights(
     ``client_weights(run, "fc1", "u")`` is u of W = u vᵀ + μ. Factorized-FL's has rows for a layer's inputs and as many
     columns as the rank: ``fedstat.fa`` takes ``u.isel(u_column=0).rename(u_row="unit")``, clients as rows.
     """
-    _check.choice("stage", stage, record.STAGES)
+    check.choice("stage", stage, record.STAGES)
     found = _variable(run, layer, parameter, stage)
     rounds = found["checkpoint"].values.tolist()
-    found = found.sel(checkpoint=rounds[-1] if checkpoint is None else _check.choice("checkpoint", checkpoint, rounds))
+    found = found.sel(checkpoint=rounds[-1] if checkpoint is None else check.choice("checkpoint", checkpoint, rounds))
     if stage == "aggregated":
         return found
     live = found.notnull().any([dim for dim in found.dims if dim != "client"])
@@ -88,7 +89,7 @@ def client_weights(
 
 def _variable(run: xr.DataTree, layer: str, parameter: str | None, stage: str) -> xr.DataArray:
     """The variable, with all its checkpoints."""
-    _check.choice("layer", layer, sorted(_weights(run)))
+    check.choice("layer", layer, sorted(_weights(run)))
     composed = layer in run[record.GROUP].children if record.GROUP in run.children else False
     if parameter is not None and composed:
         found = run[f"{record.GROUP}/{layer}"].to_dataset().sel(stage=stage)
@@ -170,9 +171,9 @@ def state_dict(run: xr.DataTree | str | Path, client: int | None = None, *, chec
     for layer, group in groups.items():
         weights = group.to_dataset()
         rounds = weights["checkpoint"].values.tolist()
-        at = rounds[-1] if checkpoint == -1 else _check.choice("checkpoint", checkpoint, rounds)
+        at = rounds[-1] if checkpoint == -1 else check.choice("checkpoint", checkpoint, rounds)
         if client is not None:
-            _check.choice("client", client, weights["client"].values.tolist())
+            check.choice("client", client, weights["client"].values.tolist())
         for name, array in weights.data_vars.items():
             kind = {"w": "weight", "b": "bias"}.get(str(name), str(name))
             values = array.sel(checkpoint=at)
@@ -248,7 +249,7 @@ def profile(run: xr.DataTree, *, window: int | None = None, level: float = 0.95)
     seen = np.isfinite(probe["between"].transpose("round", "client", "layer").to_numpy()).any(axis=2)
     rounds = np.flatnonzero(np.any(seen, axis=1))
     if window is not None:
-        rounds = rounds[rounds >= probe.sizes["round"] - _check.integer("window", window)]
+        rounds = rounds[rounds >= probe.sizes["round"] - check.integer("window", window)]
     if not len(rounds):
         raise ValueError(
             "no round of the window was probed. Rounds are probed where they are evaluated; where clients download "

@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from threadpoolctl import threadpool_limits
 
-from fedstat import _check, store
-from fedstat._later import xr
-from fedstat._progress import shown
+from fedstat import store
+from fedstat._utils import check
+from fedstat._utils.lazy import xr
+from fedstat._utils.progress import shown
 from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
 from fedstat.fl.aggregators import aggregator_named
@@ -208,11 +209,11 @@ def train(
     >>> run["split/fc1/shared"].sum("unit").values
     array([4, 4, 4])
     """
-    _check.integer("rounds", rounds)
-    _check.integer("evaluate_every", evaluate_every)
-    _check.integer("ablation", ablation, low=0)
+    check.integer("rounds", rounds)
+    check.integer("evaluate_every", evaluate_every)
+    check.integer("ablation", ablation, low=0)
     for checkpoint in checkpoints:
-        _check.integer("checkpoints", checkpoint, high=rounds)
+        check.integer("checkpoints", checkpoint, high=rounds)
     training = TrainConfig(
         optimizer=optimizer_named(optimizer, lr),
         participation=participation,
@@ -295,7 +296,7 @@ def _asked(probe: str | Sequence[str] | None) -> list[str]:
     """Names of the probes asked for, each once, in the order of ``PROBES``."""
     given = [] if probe is None else [probe] if isinstance(probe, str) else list(probe)
     for name in given:
-        _check.choice("probe", name, PROBES)
+        check.choice("probe", name, PROBES)
     return [name for name in PROBES if name in given]
 
 

@@ -13,7 +13,8 @@ import xarray as xr
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
-from fedstat import _check, store
+from fedstat import store
+from fedstat._utils import check
 from fedstat.fl import participation
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.algorithm import Algorithm, Mask
@@ -139,14 +140,14 @@ class Plan:
     headroom: float = 4.0
 
     def __post_init__(self) -> None:
-        _check.integer("clients", self.clients)
+        check.integer("clients", self.clients)
         fewest = participation.fewest(participation.checked(self.training.participation), self.clients)
         if self.secure and fewest < _CROWD:
             raise ValueError(
                 f"a secure sum hides no party among fewer than {_CROWD}, but as few as {fewest} of {self.clients} take "
                 "part in a round. Raise participation, or find more parties."
             )
-        _check.real("headroom", self.headroom, low=1)
+        check.real("headroom", self.headroom, low=1)
         method = f"method {self.algorithm.name!r}"
         for name, does in _SINGLE.items():
             if getattr(self.algorithm, name):
@@ -202,7 +203,7 @@ class Plan:
         ValueError
             If the number is not among the plan's, or the data are not of one client or do not fit the network.
         """
-        _check.integer("a party's number", number, low=0, high=self.clients - 1)
+        check.integer("a party's number", number, low=0, high=self.clients - 1)
         whole = replace(self.training, participation=1.0)
         job = prepare(data, self.net, self.algorithm, whole, ComputeConfig(threads=1))
         if job.clients != 1:

@@ -15,7 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from fedstat import _random, store
+from fedstat import store
+from fedstat._utils import streams
 from fedstat.fl import checks, masks, nets, record
 from fedstat.fl.algorithm import AlgorithmState, InitContext, RoundContext, SharedMask
 from fedstat.fl.client_rows import StackedRows
@@ -103,7 +104,7 @@ class Strategy(FlowerStrategy):
     def initial_arrays(self) -> ArrayRecord:
         """The common start of :func:`fedstat.fl.train` with the plan's seed."""
         net = Hooks(self.plan.algorithm, self.plan.net, self.plan.clients).wrap()
-        return _plan.record(net.init(_random.generator(self.plan.training.seed, "start")))
+        return _plan.record(net.init(streams.generator(self.plan.training.seed, "start")))
 
     def summary(self) -> None:
         """Nothing: the plan says what is run."""

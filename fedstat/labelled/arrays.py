@@ -13,10 +13,11 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check, _labels
-from fedstat._check import few
-from fedstat._check import numpy_of as numpy_of
-from fedstat._later import torch, xr
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.check import few
+from fedstat._utils.check import numpy_of as numpy_of
+from fedstat._utils.lazy import torch, xr
 from fedstat.stats import icc as _icc
 from fedstat.stats.moments import Moments, broken_units, power, require_memory, rescaled, safe_blas, scaled_moments
 
@@ -53,7 +54,7 @@ def layer_matrix(weights: Weights) -> Any:
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)
-        _check.numbers("weights", weights)
+        check.numbers("weights", weights)
         others = [d for d in weights.dims if d not in ("client", "unit")]
         return weights.stack(row=["client", *others]).transpose("row", "unit")
     flat = _flat(weights)
@@ -169,7 +170,7 @@ def group_blocks(weights: Weights, *, whole: bool = False) -> Iterator[tuple[NDA
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)
-        _check.numbers("weights", weights)
+        check.numbers("weights", weights)
         if 0 in weights.shape:
             raise ValueError(f"weights must hold at least one client, unit and weight, but got {dict(weights.sizes)}")
         for part in [slice(None)] if whole else _stretches(weights, "client"):
@@ -203,7 +204,7 @@ def _chunk_ends(data: xr.DataArray, dim: str, few: int) -> list[int]:
 
 
 def _flat(weights: Any) -> Any:
-    weights = _check.numbers("weights", weights)
+    weights = check.numbers("weights", weights)
     if weights.ndim < 3 or 0 in weights.shape:
         raise ValueError(
             f"weights must be (client, unit, weight...) with at least one of each, but got shape {tuple(weights.shape)}"
@@ -214,7 +215,7 @@ def _flat(weights: Any) -> Any:
 
 def values_of(z: Any, *, last: str, lazy: bool = False) -> Any:
     """Array or tensor behind ``z``, its dim ``last`` in the last place; what Dask holds as it is, if ``lazy``."""
-    z = _check.numbers("z", z)
+    z = check.numbers("z", z)
     if isinstance(z, xr.DataArray):
         need_dims(z, last)
         z = z.transpose(..., last)
@@ -224,7 +225,7 @@ def values_of(z: Any, *, last: str, lazy: bool = False) -> Any:
 
 def labels(values: Any, dim: str, axis: int) -> NDArray[Any]:
     """Labels of a dim: its coordinate, else positions."""
-    _check.one_array("weights", values)
+    check.one_array("weights", values)
     if isinstance(values, xr.DataArray) and dim in values.coords:
         return _labels.complete(f"the coordinate {dim} of weights", values[dim], dim)
     if isinstance(values, xr.DataArray):

@@ -10,9 +10,10 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedstat import _check, _labels
-from fedstat._check import few
-from fedstat._later import xr
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision
 from fedstat.labelled.factor import EntropyOptions
 from fedstat.results.between_clients import FIELDS, IN_NATS, ClientClustersResult, EntropyResult
@@ -89,7 +90,7 @@ def knn_entropy(
         raise ValueError(f"a DataArray has dims, but got {taken[0]}. Use dim and feature_dim.")
     core = [dim] if feature_dim is None else [dim, feature_dim]
     need_dims(x, *core)
-    _check.numbers("x", x)
+    check.numbers("x", x)
     axes: dict[str, Any] = {"axis": -1} if feature_dim is None else {"axis": -2, "feature_axis": -1}
     by_atom = ["atom"] if feature_dim is None else ["atom", feature_dim]
 
@@ -224,13 +225,13 @@ def client_clusters(
       mean similarity within groups minus between 0.53, p 0.0005
       p: one-sided, 9999 random permutations of the groups' labels; 95 % interval: delete-6 jackknife
     """
-    x, clients, eps = _matrix(vectors, _check.choice("minus", minus, ("mean", None)))
+    x, clients, eps = _matrix(vectors, check.choice("minus", minus, ("mean", None)))
     n = len(clients)
-    if _check.integer("n_clusters", n_clusters) > n:
+    if check.integer("n_clusters", n_clusters) > n:
         raise ValueError(f"n_clusters must be at most the number of clients, {n}, but got {n_clusters}")
-    _check.integer("permutations", permutations)
-    _check.integer("resamples", resamples)
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.integer("permutations", permutations)
+    check.integer("resamples", resamples)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     known = None if groups is None else _groups(groups, clients)
     similarity = clustering.cosine(x, eps=eps)
     merges, order = clustering.tree(similarity)
@@ -271,7 +272,7 @@ def _agreement(
 
 def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArray[Any], float]:
     """Vectors (client, value), the clients' labels, and the relative rounding error of the numbers."""
-    vectors = _check.numbers("vectors", _labels.labelled(vectors, ("client", "value")))
+    vectors = check.numbers("vectors", _labels.labelled(vectors, ("client", "value")))
     clients, eps = labels(vectors, "client", 0), precision(vectors)
     if isinstance(vectors, xr.DataArray):
         need_dims(vectors, "client")

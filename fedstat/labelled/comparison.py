@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _check, _labels
-from fedstat._check import few
-from fedstat._later import pd, xr
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.check import few
+from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
 from fedstat.labelled.inputs import layers_of_run
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
@@ -130,7 +131,7 @@ def effective_rank(weights: Any, *, minus: Any = "mean", level: float = 0.95) ->
     Effective rank of the weights: mean over 10 clients [95 % interval]
       weights: 1.96 [1.94, 1.99] of at most 20
     """
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     if isinstance(weights, xr.DataTree):
         layers = _of_run(weights, minus)
     elif minus is None or (isinstance(minus, str) and minus == "mean"):
@@ -172,7 +173,7 @@ def _of_run(run: xr.DataTree, minus: Any) -> dict[str, xr.DataArray]:
 
 def _one(weights: Any) -> xr.DataArray:
     """A layer's weights with labels."""
-    weights = _check.numbers("weights", _labels.labelled(weights))
+    weights = check.numbers("weights", _labels.labelled(weights))
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         refuse_replicates(weights)

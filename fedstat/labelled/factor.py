@@ -11,9 +11,10 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check, _labels
-from fedstat._check import few
-from fedstat._later import xr
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
 from fedstat.labelled.inputs import change, each, over_layers
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
@@ -181,7 +182,7 @@ def fa(
     Returns
     -------
     FactorResult
-        A :class:`fedstat.ByLayer` of them where layers are several.
+        A :class:`fedstat.results.ByLayer` of them where layers are several.
 
     Raises
     ------
@@ -301,7 +302,7 @@ def require_effect(method: str, n_factors: int | None, kappa: float, options: di
             "agreement is not a factor analysis, but got method='icc'. Use fedstat.split(weights, method='icc') to "
             "split by it, or fedstat.icc(weights) for the correlations themselves."
         )
-    _check.choice("method", method, factor.METHODS)
+    check.choice("method", method, factor.METHODS)
     if method not in factor.ITERATE:
         for name in _OF_ITERATION:
             value = options[name]
@@ -337,8 +338,8 @@ def analyse(
     options: dict[str, Any],
 ) -> FactorResult:
     """Factor analysis of a correlation matrix, with its warnings."""
-    heywood = _check.choice("heywood", options["heywood"], ("allow", "bound", "error"))
-    n_starts = _check.integer("n_starts", options["n_starts"])
+    heywood = check.choice("heywood", options["heywood"], ("allow", "bound", "error"))
+    n_starts = check.integer("n_starts", options["n_starts"])
     options = options | {"start": start_by_unit(options["start"], units)}
     arguments = {k: options[k] for k in ("start", "max_iter", "tol")}
     arguments |= {"kappa": kappa, "n_factors": n_factors, "method": method}

@@ -11,8 +11,8 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._later import xr
+from fedstat._utils import check
+from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
 from fedstat.labelled.inputs import each, over_layers, require_related, start_of
 from fedstat.results.icc import INFERENCE, IccResult, Inference
@@ -77,7 +77,7 @@ def icc(
     Returns
     -------
     IccResult
-        A :class:`fedstat.ByLayer` of them where layers are several.
+        A :class:`fedstat.results.ByLayer` of them where layers are several.
         For each unit, and for the layer, whose targets are all weights of all units together: there, differences
         between the units' means count as agreement. A unit that has one value throughout (a dead unit) is NaN, counted
         and named.
@@ -132,9 +132,9 @@ def icc(
       highest: 1 (0.81), 0 (0.79), 2 (0.03), 3 (-0.04)
       lowest:  3 (-0.04), 2 (0.03), 0 (0.79), 1 (0.81)
     """
-    _check.choice("inference", inference, INFERENCE)
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    _check.integer("replicates", replicates, low=0)
+    check.choice("inference", inference, INFERENCE)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.integer("replicates", replicates, low=0)
     how = {"inference": inference, "level": level, "replicates": replicates, "seed": seed}
     return each(weights, icc_of, layer=layer, checkpoint=checkpoint, minus=start, **how)
 

@@ -16,9 +16,10 @@ import numpy as np
 from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 
-from fedstat import _check, _labels
-from fedstat._check import few
-from fedstat._later import xr
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
 from fedstat.labelled.layer_names import is_pattern, left_out, matching, require_names
 from fedstat.labelled.states import SUFFIXES
@@ -39,7 +40,7 @@ def change(weights: Weights, start: Any) -> Weights:
         origin = start_of(start, weights, np.empty(0)).reshape(one.shape)
         require_related(origin, weights.isel(client=slice(_FEW)).transpose("client", *one.dims).to_numpy())
         return weights.astype(float) - xr.DataArray(origin, dims=one.dims)
-    weights = _check.numbers("weights", weights)
+    weights = check.numbers("weights", weights)
     origin = start_of(start, weights, weights).reshape(weights.shape[1:])
     require_related(origin, weights)
     return weights.double() - origin.double() if is_torch_array(weights) else weights.astype(float) - origin
@@ -47,7 +48,7 @@ def change(weights: Weights, start: Any) -> Weights:
 
 def start_of(start: Any, weights: Weights, w: Any) -> Any:
     """The start as an array (unit, weight) of the kind of ``w``."""
-    start = _check.numbers("start", start)
+    start = check.numbers("start", start)
     start = start.detach() if is_torch_array(start) else start
     shape = tuple(np.shape(weights))[1:]
     if isinstance(weights, xr.DataArray):
@@ -303,7 +304,7 @@ def _expanded(path: str) -> list[Path]:
         return found
     siblings = [str(at.parent / one.name) for one in at.parent.iterdir()] if at.parent.is_dir() else []
     raise FileNotFoundError(
-        f"there is no file {path}, and no folder or run of that name.{_check.did_you_mean(at, siblings, cutoff=0.6)}"
+        f"there is no file {path}, and no folder or run of that name.{check.did_you_mean(at, siblings, cutoff=0.6)}"
     )
 
 
@@ -313,7 +314,7 @@ def _at(w: Any, checkpoint: int | None, layer: str) -> Any:
         if checkpoint is None:
             return w.isel(checkpoint=-1)
         rounds = w["checkpoint"].values.tolist()
-        return w.sel(checkpoint=_check.choice("checkpoint", checkpoint, rounds))
+        return w.sel(checkpoint=check.choice("checkpoint", checkpoint, rounds))
     if checkpoint is not None and not (isinstance(w, xr.DataArray) and w.coords.get("checkpoint") == checkpoint):
         what = f"layer {layer!r}" if layer else "the array"
         raise ValueError(f"{what} has no dim checkpoint, but got checkpoint={checkpoint!r}. Leave it out.")

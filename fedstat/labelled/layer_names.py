@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from fedstat._check import did_you_mean, few
+from fedstat._utils.check import did_you_mean, few
 
 RECURRENT = re.compile(r"weight_(ih|hh)(_l\d+)?(_reverse)?$")
 EMBEDDING = re.compile(r"embedding|(^|[._])emb(ed\w*|s)?\d*($|[._])|(^|\.)(wte|wpe|position)$", re.IGNORECASE)

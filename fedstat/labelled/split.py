@@ -8,8 +8,9 @@ from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 
-from fedstat import _check, _labels
-from fedstat._later import pd
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.lazy import pd
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
 from fedstat.labelled.factor import (
     CHOICES,
@@ -97,7 +98,7 @@ def split(
     Returns
     -------
     SplitResult
-        Of a run, files or state_dicts a :class:`fedstat.ByLayer` of them, unless ``layer`` is the name of one.
+        Of a run, files or state_dicts a :class:`fedstat.results.ByLayer` of them, unless ``layer`` is the name of one.
 
     Raises
     ------
@@ -152,7 +153,7 @@ def _split_layer(
 ) -> SplitResult:
     """Split one layer."""
     given: dict[str, Any] = {**options}
-    method = _check.choice("method", given.get("method", CHOICES["method"]), _split.METHODS)
+    method = check.choice("method", given.get("method", CHOICES["method"]), _split.METHODS)
     tested = {name: given.pop(name) for name in _OF_TEST if name in given}
     if method == "icc":
         _require_none_of_factors(kappa, given)
@@ -271,7 +272,7 @@ def say_if_contradicted(result: SplitResult) -> None:
 
 def _require_known(options: dict[str, Any]) -> None:
     if unknown := set(options) - set(CHOICES) - set(DEFAULTS):
-        hint = _check.did_you_mean(min(unknown), [*CHOICES, *DEFAULTS, *_OF_TEST], cutoff=0.6)
+        hint = check.did_you_mean(min(unknown), [*CHOICES, *DEFAULTS, *_OF_TEST], cutoff=0.6)
         raise TypeError(f"got unexpected arguments {sorted(unknown)}; fedstat.fa names the possible ones.{hint}")
 
 
@@ -319,8 +320,8 @@ def split_map(
     Returns
     -------
     SplitMapResult
-        Non-convergence is a column of its table, not a warning for each analysis. A :class:`fedstat.ByLayer` of results
-        where layers are several.
+        Non-convergence is a column of its table, not a warning for each analysis. A :class:`fedstat.results.ByLayer` of
+        results where layers are several.
 
     Raises
     ------
@@ -345,9 +346,9 @@ def split_map(
       4 shared in all, 4 personal in all, 0 depend on the analysis, 0 dead
       adjusted Rand index of two analyses: median 1.00, least 1.00
     """
-    for method in _check.distinct("methods", list(methods)):
-        _check.choice("method", method, _split.METHODS)
-    _check.distinct("kappas", list(kappas))
+    for method in check.distinct("methods", list(methods)):
+        check.choice("method", method, _split.METHODS)
+    check.distinct("kappas", list(kappas))
     which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
     return each(weights, _map_layer, **which, kappas=kappas, methods=methods, tau=tau)
 

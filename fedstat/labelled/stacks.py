@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _guard, _labels
-from fedstat._check import few
+from fedstat._utils import guard
+from fedstat._utils import labels as _labels
+from fedstat._utils.check import few
 from fedstat.labelled import states
 from fedstat.labelled.layer_names import LORA, missing, stem
 from fedstat.labelled.states import State
@@ -84,7 +85,7 @@ def fill(
 def warn_of(stacks: dict[str, Stack]) -> None:
     """Warn of layers too wide for their correlations, and of factors that have no units."""
     for name, stack in stacks.items():
-        if (size := stack.w.shape[1] ** 2 * 8) > _guard.limit():
+        if (size := stack.w.shape[1] ** 2 * 8) > guard.limit():
             warnings.warn(
                 f"layer {name!r} has {stack.w.shape[1]:,} units: their correlations alone take {size / 1e9:,.0f} GB "
                 "when it is split. Leave it out by layers=[...], or split a part of its units.",

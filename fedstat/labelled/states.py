@@ -12,10 +12,10 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check, _guard
-from fedstat._archives import Head
-from fedstat._check import few
-from fedstat._later import torch
+from fedstat._utils import check, guard
+from fedstat._utils.archives import Head
+from fedstat._utils.check import few
+from fedstat._utils.lazy import torch
 from fedstat.labelled.layer_names import stem
 from fedstat.labelled.torch_files import Unread
 
@@ -105,8 +105,8 @@ def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool], depth:
         raise ValueError(f"{where} holds one state_dict under two names. Load it, and give the state_dict itself.")
     if id(content) in met:  # without weights, or inside itself
         return {}
-    if depth > _guard.DEPTH:
-        raise ValueError(f"{where} is nested too deeply for a state_dict: at most {_guard.DEPTH} levels are read")
+    if depth > guard.DEPTH:
+        raise ValueError(f"{where} is nested too deeply for a state_dict: at most {guard.DEPTH} levels are read")
     met[id(content)] = False
     nested = {str(k): v for k, v in content.items() if isinstance(v, Mapping) and "param_groups" not in v}
     inner = {k: one for k, v in nested.items() if _holds_weights(one := _joined(v, where, met, depth + 1))}
@@ -124,7 +124,7 @@ def _joined(content: Mapping[Any, Any], where: str, met: dict[int, bool], depth:
     if len(joined) < len(named) + len(own) + sum(map(len, inner.values())):
         raise ValueError(f"{where} has two entries of one path, such as 'a.b' beside 'b' in 'a'. Rename one.")
     if _holds_weights(joined):
-        _guard.size(where, len(joined), "its state_dict", share=_guard.TENSOR, unit="entries")
+        guard.size(where, len(joined), "its state_dict", share=guard.TENSOR, unit="entries")
         met[id(content)] = True
     return joined
 
@@ -215,7 +215,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:
         )
     if value.is_meta:
         raise ValueError(f'{where} holds no numbers, only a shape (device="meta"). Save the model once it has weights.')
-    array: NDArray[Any] = _check.numpy_of(value)
+    array: NDArray[Any] = check.numpy_of(value)
     return array
 
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _archives, _guard
-from fedstat._pickles import Counted, Stateful, Unpickler
+from fedstat._utils import archives, guard
+from fedstat._utils.archives import Counted, Stateful, Unpickler
 
 _ZIP = b"PK\3\4"
 _MAGIC = 0x1950A86A20F9469CFC6C  # of files before torch 1.6
@@ -59,7 +59,7 @@ def read(path: Path) -> Any:
         If the file is damaged or too large, or holds anything but tensors, numbers, strings, lists, tuples and
         dictionaries.
     """
-    raw = _guard.content(path)
+    raw = guard.content(path)
     return _zipped(path, raw) if raw.startswith(_ZIP) else _legacy(path, raw)
 
 
@@ -70,7 +70,7 @@ def widened(numbers: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 def _zipped(path: Path, raw: bytes) -> Any:
     """Read a zip file with the pickle ``data.pkl`` and a member for each storage."""
-    with _archives.unzipped(path) as file:
+    with archives.unzipped(path) as file:
         members = {m.filename: m for m in file.infolist()}
         head = next((name for name in members if name.rpartition("/")[2] == "data.pkl"), None)
         if head is None:
@@ -93,7 +93,7 @@ def _member(path: Path, raw: bytes, file: zipfile.ZipFile, member: zipfile.ZipIn
         at = member.header_offset
         name, extra = (int.from_bytes(raw[at + i : at + i + 2], "little") for i in (26, 28))
         return memoryview(raw)[at + 30 + name + extra :][: member.file_size]
-    _guard.size(path, sum(m.file_size for m in file.infolist()), "its unzipped content")
+    guard.size(path, sum(m.file_size for m in file.infolist()), "its unzipped content")
     return memoryview(file.read(member))
 
 

@@ -9,9 +9,9 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import pd
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.lazy import pd
+from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import Weights, client_sums, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, fa, say_if_alone, start_by_unit
 from fedstat.labelled.inputs import change, each, over_layers
@@ -83,7 +83,7 @@ def bootstrap(
     Returns
     -------
     BootstrapResult
-        A :class:`fedstat.ByLayer` of them where layers are several.
+        A :class:`fedstat.results.ByLayer` of them where layers are several.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def bootstrap(
     """
     own = ("tau", "replicates", "level", "seed", "kappa", "executor", *_WHICH)
     _known("bootstrap", own, options)
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     how: dict[str, Any] = {"replicates": replicates, "seed": seed, "kappa": kappa, "executor": executor}
     which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
     about: dict[str, Any] = {"tau": tau, "level": level}
@@ -167,8 +167,8 @@ def permutation_test(
     -------
     PermutationResult
         A small p-value says that what factors explain differs between units by more, or by less, than it would if
-        each client had named its units in an order of its own. A :class:`fedstat.ByLayer` of results where layers are
-        several.
+        each client had named its units in an order of its own. A :class:`fedstat.results.ByLayer` of results where
+        layers are several.
 
     Examples
     --------
@@ -229,7 +229,7 @@ def stability(
     -------
     StabilityResult
         Non-convergence is a column of its table, not a warning for each variant; each variant stops by the rule of the
-        reference, but for the one of ``tol``. A :class:`fedstat.ByLayer` of results where layers are several.
+        reference, but for the one of ``tol``. A :class:`fedstat.results.ByLayer` of results where layers are several.
     """
     _refuse_agreement("stability", method)
     how: dict[str, Any] = {"tau": tau, "kappa": kappa, "method": method, "kappas": kappas, "taus": taus}
@@ -252,8 +252,8 @@ def _stability_layer(
     found = client_sums(change(weights, start))
     say_if_alone(found.n_clients)
     r = correlation(found.total)
-    n_starts = _check.integer("n_starts", n_starts, low=0)
-    if _check.choice("method", method, factor.METHODS) not in factor.ITERATE:
+    n_starts = check.integer("n_starts", n_starts, low=0)
+    if check.choice("method", method, factor.METHODS) not in factor.ITERATE:
         if n_starts not in (0, _N_STARTS):
             raise ValueError(f"n_starts has no effect with method={method!r}, which has no start, but got {n_starts}.")
         n_starts = 0
@@ -319,7 +319,7 @@ def n_factors(
     Returns
     -------
     NFactorsResult
-        A :class:`fedstat.ByLayer` of them where layers are several.
+        A :class:`fedstat.results.ByLayer` of them where layers are several.
 
     Raises
     ------

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.labelled.layer_names import EMBEDDING, RECURRENT, stem
 
 State = Mapping[str, Any]
@@ -122,7 +122,7 @@ def layout(
     """
     shape = tuple(state[key].shape)
     if (axis := _asked(unit_axis, name)) is not None:
-        axis = _check.integer("unit_axis", axis, low=-len(shape), high=len(shape) - 1) % len(shape)
+        axis = check.integer("unit_axis", axis, low=-len(shape), high=len(shape) - 1) % len(shape)
         transposed = axis == 1 and len(shape) > 2
         return Layout(axis, groups=max(1, _groups(shape, _bias(key, state))) if transposed else 1)
     try:

@@ -12,9 +12,10 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from fedstat import _check, _labels
-from fedstat._check import few
-from fedstat._later import xr
+from fedstat._utils import check
+from fedstat._utils import labels as _labels
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
 from fedstat.results.variance_components import ComponentsResult
 from fedstat.stats import reml as _reml
@@ -115,8 +116,8 @@ def variance_components(
       highest: 3 (0.95), 2 (0.62), 0 (0.04), 1 (0.02)
       lowest:  1 (0.02), 0 (0.04), 2 (0.62), 3 (0.95)
     """
-    _check.choice("method", method, ("moments", "reml"))
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.choice("method", method, ("moments", "reml"))
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     if sizes is not None and method == "moments":
         raise ValueError('sizes belong to method="reml"; the method of moments needs none, but got sizes')
     weights = _dense(_labels.labelled(weights, stack=("client", "replicate")))
@@ -165,7 +166,7 @@ def variance_components(
 def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
     """Yield (slice of units, (client, replicate, unit, weight)): all units if in memory."""
     if not isinstance(weights, xr.DataArray):
-        w = _check.numbers("weights", weights)
+        w = check.numbers("weights", weights)
         w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
         if w.ndim < 4 or 0 in w.shape:
             raise ValueError(
@@ -175,7 +176,7 @@ def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
         yield slice(None), w.reshape(*w.shape[:3], -1)
         return
     need_dims(weights, *_DIMS)
-    _check.numbers("weights", weights)
+    check.numbers("weights", weights)
     if 0 in weights.shape:
         raise ValueError(f"weights must hold at least one of each dim, but got {dict(weights.sizes)}")
     d = weights.sizes["unit"]

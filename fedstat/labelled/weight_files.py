@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from fedstat import _archives, _guard
-from fedstat._check import few
-from fedstat._later import xr
-from fedstat._pickles import ObjectError
+from fedstat._utils import archives, guard
+from fedstat._utils.archives import ObjectError
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
 from fedstat.labelled import stacks, states, torch_files
 from fedstat.labelled.layer_names import is_pattern, left_out, matching, require_names, stem
 from fedstat.labelled.stacks import Stack
@@ -149,7 +149,7 @@ def read_layers(
                 stacks.require_same(present, _compared(state, layers), without, names[0], client)
             read = [key for pair in wanted if (key := stacks.key_of(state, *pair)) is not None]
             declared = sum(states.size_of(state[key]) for key in read)
-            _guard.size(source if isinstance(source, str | Path) else client, declared, "the layers that are read")
+            guard.size(source if isinstance(source, str | Path) else client, declared, "the layers that are read")
             stacks.fill(filled, wanted, state, c, names, module, unit_axis)
             del state
     stacks.warn_of(filled)
@@ -201,7 +201,7 @@ def _wanted(
 def _no_file_twice(given: list[Source]) -> None:
     """Raise ValueError where two sources are one file, by whatever names and links."""
     seen: dict[tuple[int, int], Path] = {}
-    for path in (_guard.regular(Path(s)) for s in given if isinstance(s, str | Path)):
+    for path in (guard.regular(Path(s)) for s in given if isinstance(s, str | Path)):
         status = path.stat()
         first = seen.setdefault((status.st_dev, status.st_ino), path)
         if first is not path:
@@ -246,7 +246,7 @@ def _read(path: Path, opened: ExitStack) -> State:
 def _torch(path: Path) -> Any:
     try:
         return torch_files.read(path)
-    except _guard.LimitError:
+    except guard.LimitError:
         raise
     except Exception as error:  # what a malformed file makes the parser raise is not documented
         if isinstance(error, ObjectError):
@@ -255,39 +255,39 @@ def _torch(path: Path) -> Any:
                 "it by torch.load(path, weights_only=False), and give the module or its state_dict"
             )
         else:
-            why = f"{_guard.reason(error)}. Save the state_dict alone: torch.save(model.state_dict(), path)"
+            why = f"{guard.reason(error)}. Save the state_dict alone: torch.save(model.state_dict(), path)"
         raise ValueError(f"{path} could not be read as plain tensors: {why}.") from error
 
 
 def _npz(path: Path, opened: ExitStack) -> State:
     """Shapes and types of the arrays in an .npz file, which stays open for those that are read."""
-    file = opened.enter_context(_archives.arrays(path))
+    file = opened.enter_context(archives.arrays(path))
     return {name: file.head(name) for name in file.names}
 
 
 def _safetensors(path: Path) -> State:
     """Read a .safetensors file: 8 bytes of header length, a JSON header, then the tensors' bytes."""
-    raw = _guard.content(path)
+    raw = guard.content(path)
     size = int.from_bytes(raw[:8], "little")
     try:
         if size > len(raw) - 8:
             raise ValueError(f"a header of {size} bytes in a file of {len(raw)}")
-        _guard.size(path, size, "its header", share=_guard.HEAD)
-        header = _guard.parsed(path, raw[8 : 8 + size])
+        guard.size(path, size, "its header", share=guard.HEAD)
+        header = guard.parsed(path, raw[8 : 8 + size])
         if not isinstance(header, dict):
             raise ValueError(f"a header that is a {type(header).__name__}, not an object")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        _guard.size(path, len(entries), "its header", share=_guard.TENSOR, unit="tensors")
+        guard.size(path, len(entries), "its header", share=guard.TENSOR, unit="tensors")
         data = memoryview(raw)[8 + size :]
         arrays = {name: _tensor(data, entry) for name, entry in entries.items()}
         ends = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
         if any(end != begin for (_, end), (begin, _) in pairwise([(0, 0), *ends, (len(data), len(data))])):
             raise ValueError("tensors that overlap or leave a part of the file unused")
         return arrays
-    except _guard.LimitError:
+    except guard.LimitError:
         raise
     except Exception as error:
-        raise ValueError(f"{path} could not be read as safetensors: {_guard.reason(error)}. Save it again.") from error
+        raise ValueError(f"{path} could not be read as safetensors: {guard.reason(error)}. Save it again.") from error
 
 
 def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Any:

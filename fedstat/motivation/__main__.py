@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from fedstat._utils import interrupts
+
+if __name__ == "__main__":
+    interrupts.leave_while_loading()
+
 import argparse
 import sys
 from pathlib import Path
 
 from fedstat import _cli, data
-from fedstat._settings import add_arguments, given
+from fedstat._utils.settings import add_arguments, given
 from fedstat.motivation.experiment import COMMAND, OUTPUTS, PARTITIONS, Settings, study
 from fedstat.motivation.findings import report
 from fedstat.store import config_of

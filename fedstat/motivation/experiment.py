@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _check, data, store
-from fedstat._later import torch, xr
-from fedstat._random import generator
+from fedstat import data, store
+from fedstat._utils import check
+from fedstat._utils.lazy import torch, xr
+from fedstat._utils.streams import generator
 from fedstat.fl import algorithms, batches, losses, nets, optim
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import ComputeConfig, Job
@@ -85,21 +86,21 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check.choice("data", self.data, list(data.SOURCES))
+        check.choice("data", self.data, list(data.SOURCES))
         cases = (self.cases,) if isinstance(self.cases, str) else tuple(self.cases)
-        for case in _check.distinct("cases", cases):
-            _check.choice("cases", case, list(PARTITIONS))
+        for case in check.distinct("cases", cases):
+            check.choice("cases", case, list(PARTITIONS))
         object.__setattr__(self, "cases", cases)
         for name in ("hidden", "local_epochs", "batch_size", "common_samples", "k"):
-            _check.integer(name, getattr(self, name))
-        _check.integer("replicates", self.replicates, low=2)
-        _check.integer("seed", self.seed, low=0)
+            check.integer(name, getattr(self, name))
+        check.integer("replicates", self.replicates, low=2)
+        check.integer("seed", self.seed, low=0)
         # Half of the clients must hold more than k, or their entropy is undefined.
-        _check.integer("clients", self.clients, low=2 * (self.k + 1))
-        _check.real("lr", self.lr, low=0, open_low=True)
-        _check.real("mean", self.mean)
-        _check.real("sd", self.sd, low=0, open_low=True)
-        _check.real("kappa", self.kappa, low=0, open_low=True, high=1)
+        check.integer("clients", self.clients, low=2 * (self.k + 1))
+        check.real("lr", self.lr, low=0, open_low=True)
+        check.real("mean", self.mean)
+        check.real("sd", self.sd, low=0, open_low=True)
+        check.real("kappa", self.kappa, low=0, open_low=True, high=1)
 
 
 def study(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat._later import pd, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.motivation import statistics
 from fedstat.motivation.experiment import OUTPUTS
 from fedstat.motivation.statistics import entropy_errors, with_errors

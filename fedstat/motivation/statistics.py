@@ -11,8 +11,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.streams import generator
 from fedstat.stats import factor
 from fedstat.stats.entropy import knn_entropy, neighbour_variance
 from fedstat.stats.moments import correlation, exponent, largest, moments, power
@@ -107,7 +107,7 @@ def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
     array([0., 6.])
     """
     x, unit = _sample(x)
-    n, draws = _check.integer("n", n), _check.integer("draws", draws, low=0)
+    n, draws = check.integer("n", n), check.integer("draws", draws, low=0)
     high = float(np.ptp(x))  # with a bandwidth of half the range the density has one peak
     low = high / _GRID
     while high - low > 1e-4 * high:
@@ -158,7 +158,7 @@ def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
     (0.05, array([0., 6.]), True)
     """
     x, unit = _sample(x)
-    draws = _check.integer("draws", draws)
+    draws = check.integer("draws", draws)
     z = (x - x.mean()) / x.std()  # the ratio is free of location and scale, EM's floor of variances is not
     one, two, ratio = _fits(z)
     rng = generator(seed, "modes", "mixture")
@@ -176,7 +176,7 @@ def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
 
 def _sample(x: Any) -> tuple[Array, float]:
     """Sample divided by a power of two that keeps squares within float64, and that power: 1 for ordinary sizes."""
-    x = np.asarray(_check.numbers("x", x), dtype=np.float64)
+    x = np.asarray(check.numbers("x", x), dtype=np.float64)
     if x.ndim != 1 or len(x) < 4 or not np.isfinite(x).all() or x.min() == x.max():
         what = f"shape {x.shape}" if x.ndim != 1 or len(x) < 4 else "NaN, infinite or all equal values"
         raise ValueError(f"x must be at least 4 finite numbers that are not all equal, but got {what}")
@@ -266,7 +266,7 @@ def halves(strata: NDArray[np.int64], replicates: int, *, seed: int = 0) -> NDAr
     >>> halves(np.array([0, 0, 0, 0, 1, 1]), 3).sum(axis=1)
     array([3, 3, 3])
     """
-    _check.integer("replicates", replicates)
+    check.integer("replicates", replicates)
     rng = generator(seed, "motivation", "halves")
     chosen = np.zeros((replicates, len(strata)), dtype=bool)
     for row in chosen:

@@ -1,9 +1,14 @@
 """Neural-tangent-kernel theory of FedSplit (FedFac §3.3) on labelled data: ``python -m fedstat.ntk`` checks it."""
 
-from fedstat.ntk.constants import TheoryWarning, extreme_eigenvalues, kernel, violations
-from fedstat.ntk.results import ConvergenceResult, ExtremeEigenvalues, GeneralizationResult
-from fedstat.ntk.theorem1 import convergence
-from fedstat.ntk.theorem2 import generalization
+from typing import TYPE_CHECKING
+
+from fedstat._utils.lazy import attach
+
+if TYPE_CHECKING:
+    from fedstat.ntk.constants import TheoryWarning, extreme_eigenvalues, kernel, violations
+    from fedstat.ntk.results import ConvergenceResult, ExtremeEigenvalues, GeneralizationResult
+    from fedstat.ntk.theorem1 import convergence
+    from fedstat.ntk.theorem2 import generalization
 
 __all__ = [
     "ConvergenceResult",
@@ -16,3 +21,18 @@ __all__ = [
     "kernel",
     "violations",
 ]
+
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "ConvergenceResult": "fedstat.ntk.results",
+        "ExtremeEigenvalues": "fedstat.ntk.results",
+        "GeneralizationResult": "fedstat.ntk.results",
+        "TheoryWarning": "fedstat.ntk.constants",
+        "convergence": "fedstat.ntk.theorem1",
+        "extreme_eigenvalues": "fedstat.ntk.constants",
+        "generalization": "fedstat.ntk.theorem2",
+        "kernel": "fedstat.ntk.constants",
+        "violations": "fedstat.ntk.constants",
+    },
+)

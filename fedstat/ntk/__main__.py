@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from fedstat._utils import interrupts
+
+if __name__ == "__main__":
+    interrupts.leave_while_loading()
+
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstat import _check, _cli
-from fedstat._later import xr
+from fedstat import _cli
+from fedstat._utils import check
+from fedstat._utils.lazy import xr
 from fedstat.fl.job import device_named
 from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, descent, generalization
 from fedstat.ntk.descent import METHODS
@@ -74,9 +80,9 @@ def _work(args: argparse.Namespace) -> None:
     _require_used(args)
     if args.out is not None:
         _cli.claim(args, COMMAND)
-    _check.real("kappa", args.kappa, low=0, open_low=True, high=1)
-    _check.real("constant", args.constant, low=0)
-    _check.real("delta", args.delta, low=0, open_low=True, high=1, open_high=True)
+    check.real("kappa", args.kappa, low=0, open_low=True, high=1)
+    check.real("constant", args.constant, low=0)
+    check.real("delta", args.delta, low=0, open_low=True, high=1, open_high=True)
     if args.device is not None:
         device_named(args.device)
     args.quiet = args.quiet or not sys.stderr.isatty()

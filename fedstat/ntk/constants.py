@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstat._later import xr
-from fedstat.ntk import kernel as gram
+from fedstat._utils.lazy import xr
+from fedstat.ntk import gram
 from fedstat.ntk.results import ExtremeEigenvalues
 from fedstat.ntk.samples import Samples, gather
 
@@ -28,7 +28,7 @@ class Constants(NamedTuple):
         Diagonal blocks of H^p∞.
     shared, personal : ExtremeEigenvalues
         Extreme eigenvalues of H^s∞ and H^p∞.
-    violations : fedstat.ntk.kernel.Violations
+    violations : fedstat.ntk.gram.Violations
     """
 
     h_shared: np.ndarray
@@ -118,7 +118,7 @@ def violations(x: Any, client: Any = None, *, angle: float = 1e-7) -> gram.Viola
 
     Returns
     -------
-    fedstat.ntk.kernel.Violations
+    fedstat.ntk.gram.Violations
         False if there is none.
 
     Examples

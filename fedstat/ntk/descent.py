@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from array_api_compat import array_namespace
 
-from fedstat import _check, _guard
-from fedstat._later import xr
-from fedstat._random import generator
-from fedstat.ntk.kernel import Steps
+from fedstat._utils import check, guard
+from fedstat._utils.lazy import xr
+from fedstat._utils.streams import generator
+from fedstat.ntk.gram import Steps
 from fedstat.stats import factor, split
 from fedstat.stats.moments import correlation, moments
 
@@ -44,8 +44,8 @@ def gaussian(*, clients: int = 10, n: int = 20, d: int = 50, n_test: int = 50, s
     >>> gaussian(clients=2, n=3, d=4, n_test=1).x.shape
     (2, 4, 4)
     """
-    clients, n, d = (_check.integer(k, v) for k, v in (("clients", clients), ("n", n), ("d", d)))
-    n_test = _check.integer("n_test", n_test, low=0)
+    clients, n, d = (check.integer(k, v) for k, v in (("clients", clients), ("n", n), ("d", d)))
+    n_test = check.integer("n_test", n_test, low=0)
     x = generator(seed, "gaussian", "x").normal(size=(clients, n + n_test, d))
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
     truth = network("fedsplit", clients=clients, features=d, width=50, seed=seed, replicate=-1)
@@ -89,11 +89,11 @@ def digits(
     """
     from sklearn.datasets import load_digits
 
-    _check.choice("partition", partition, ("one-class", "iid"))
+    check.choice("partition", partition, ("one-class", "iid"))
     clients, n, n_test = (
-        _check.integer("clients", clients),
-        _check.integer("n", n),
-        _check.integer("n_test", n_test, low=0),
+        check.integer("clients", clients),
+        check.integer("n", n),
+        check.integer("n_test", n_test, low=0),
     )
     images = load_digits()
     order = generator(seed, "digits").permutation(len(images.target))
@@ -134,15 +134,15 @@ def read(
         If there is no such store, x or y is missing or has other dims, it is damaged or larger than the limit of what
         is read, or it holds no training samples.
     """
-    if not str(path) or not _guard.status(path):
+    if not str(path) or not guard.status(path):
         raise ValueError(f"data must be 'gaussian', 'digits' or an existing zarr store, but got {str(path)!r}")
     data = _opened(Path(path)).isel(client=slice(clients))
     try:
         data = data.load()
-    except _guard.LimitError:
+    except guard.LimitError:
         raise
     except Exception as error:  # what damaged chunks make zarr raise is not documented
-        raise ValueError(f"{path} is damaged: {_guard.reason(error)}. Write it again.") from error
+        raise ValueError(f"{path} is damaged: {guard.reason(error)}. Write it again.") from error
     split = data["split"].values if "split" in data.coords else np.repeat("train", data.sizes["sample"])
     rows = [np.flatnonzero(split == name)[:most] for name, most in (("train", n), ("test", n_test))]
     if not len(rows[0]):
@@ -158,10 +158,10 @@ def _opened(path: Path) -> xr.Dataset:
 
     try:
         data = root_group(path)
-    except _guard.LimitError:
+    except guard.LimitError:
         raise
     except Exception as error:  # zarr and xarray raise many kinds on what is no store
-        raise ValueError(f"{path} could not be read as a zarr store: {_guard.reason(error)}") from error
+        raise ValueError(f"{path} could not be read as a zarr store: {guard.reason(error)}") from error
     for name, dims in (("x", ("client", "sample", "feature")), ("y", ("client", "sample"))):
         found = data.data_vars.get(name)
         if found is None or set(found.dims) != set(dims):
@@ -174,7 +174,7 @@ def _opened(path: Path) -> xr.Dataset:
     data = data[["x", "y"]]
     for key, values in data.variables.items():
         for shape in (values.shape, values.encoding.get("chunks") or ()):
-            _guard.size(path, math.prod(shape) * values.dtype.itemsize, f"{key} of shape or chunks {shape}")
+            guard.size(path, math.prod(shape) * values.dtype.itemsize, f"{key} of shape or chunks {shape}")
     return data
 
 

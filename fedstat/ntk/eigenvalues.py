@@ -10,8 +10,8 @@ import scipy
 from array_api_compat import array_namespace, is_numpy_namespace
 from array_api_compat import device as device_of
 
-from fedstat import _check
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.streams import generator
 
 Array = Any
 _EPS = float(np.finfo(np.float64).eps)
@@ -76,8 +76,8 @@ def extreme_eigenvalues(h: Array, *, direct_below: int = 512, tol: float = 1e-4,
     >>> float(e.minimum), float(e.maximum)
     (1.0, 3.0)
     """
-    _check.integer("direct_below", direct_below)
-    _check.real("tol", tol, low=0, open_low=True)
+    check.integer("direct_below", direct_below)
+    check.real("tol", tol, low=0, open_low=True)
     xp = array_namespace(h)
     if h.ndim < 2 or h.shape[-1] != h.shape[-2] or h.shape[-1] == 0:
         raise ValueError(f"h must be square and not empty, (..., sample, sample), but got shape {tuple(h.shape)}")

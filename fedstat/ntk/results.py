@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fedstat._later import pd, xr
-from fedstat.ntk.kernel import largest_informative_clients, least_width, theorem_lr
+from fedstat._utils.lazy import pd, xr
+from fedstat.ntk.gram import largest_informative_clients, least_width, theorem_lr
 from fedstat.results.base import Result
 from fedstat.stats import resampling
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _labels
-from fedstat._later import xr
+from fedstat._utils import labels as _labels
+from fedstat._utils.lazy import xr
 
 
 class Samples(NamedTuple):

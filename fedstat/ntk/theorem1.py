@@ -12,10 +12,10 @@ import numpy as np
 from array_api_compat import array_namespace
 from tqdm import tqdm
 
-from fedstat import _check
-from fedstat._executor import in_order
-from fedstat._later import xr
-from fedstat.ntk import kernel as stats
+from fedstat._utils import check
+from fedstat._utils.lazy import xr
+from fedstat._utils.parallel import in_order
+from fedstat.ntk import gram as stats
 from fedstat.ntk.constants import Constants, TheoryWarning, constants
 from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
@@ -98,7 +98,7 @@ def convergence(
     Notes
     -----
     ``loss_limit`` is what an infinitely wide network would do from the same start
-    (:func:`fedstat.ntk.kernel.limit_map`): it tells how much of the distance between bound and observation is due to
+    (:func:`fedstat.ntk.gram.limit_map`): it tells how much of the distance between bound and observation is due to
     the width, and how much to the theorem's keeping λ_min only.
 
     Examples
@@ -114,12 +114,12 @@ def convergence(
     """
     samples = gather(*_train(x, y), client, normalize=normalize)
     for method in methods:
-        _check.choice("methods", method, METHODS)
-    widths = [_check.integer("widths", w) for w in widths]
+        check.choice("methods", method, METHODS)
+    widths = [check.integer("widths", w) for w in widths]
     for name, value in (("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
-        _check.integer(name, value)
-    _check.real("server_lr", server_lr, low=0, open_low=True)
-    _check.choice("reduction", reduction, ("sum", "mean"))
+        check.integer(name, value)
+    check.real("server_lr", server_lr, low=0, open_low=True)
+    check.choice("reduction", reduction, ("sum", "mean"))
     known = constants(samples)
     divisor = float(max(samples.sizes)) if reduction == "mean" else 1.0
     local = _lr(lr, known, samples, local_steps) * (divisor if isinstance(lr, str) else 1.0)
@@ -165,7 +165,7 @@ def _lr(lr: Any, known: Constants, samples: Samples, local_steps: int) -> float:
         return stats.theorem_lr(
             s.lambda_min, s.condition, p.lambda_min, p.condition, local_steps=local_steps, n=len(samples.y)
         )
-    return _check.real("lr", lr, low=0, open_low=True, hint="Or pass 'stable' or 'theorem'.")
+    return check.real("lr", lr, low=0, open_low=True, hint="Or pass 'stable' or 'theorem'.")
 
 
 def _contraction(method: Method, steps: stats.Steps, known: Constants) -> float:

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from fedstat import _check, _labels
-from fedstat._executor import in_order
-from fedstat._later import xr
-from fedstat.ntk import kernel as stats
+from fedstat._utils import check, labels
+from fedstat._utils.lazy import xr
+from fedstat._utils.parallel import in_order
+from fedstat.ntk import gram as stats
 from fedstat.ntk.constants import TheoryWarning, constants, extremes
 from fedstat.ntk.descent import descent, diverged, network, predict
 from fedstat.ntk.results import GeneralizationResult
@@ -99,16 +99,16 @@ def generalization(
     """
     train, test = _parts(x, y, client, split, normalize)
     for name, value in (("width", width), ("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
-        _check.integer(name, value)
-    _check.real("init_scale", init_scale, low=0, open_low=True)
+        check.integer(name, value)
+    check.real("init_scale", init_scale, low=0, open_low=True)
     for number in clients or ():
-        _check.integer("clients", number, high=min(len(train.y), len(test.y)))
+        check.integer("clients", number, high=min(len(train.y), len(test.y)))
     settings, runs = [], []
     for c, n in itertools.product(clients or (None,), samples or (None,)):
         a, b = (train, test) if c is None else (train.recut(c), test.recut(c))
         if n is not None:
             rank = np.concatenate([np.arange(k) for k in a.sizes])
-            a = a.take(rank < _check.integer("samples", n, high=min(a.sizes)))
+            a = a.take(rank < check.integer("samples", n, high=min(a.sizes)))
         settings.append(_setting(a, b, constant, delta, server_lr))
         steps = stats.Steps(_lr(lr, a, local_steps), server_lr, local_steps, len(a.names))
         runs += [(a, b, steps, replicate) for replicate in range(replicates)]
@@ -128,7 +128,7 @@ def generalization(
 
 def _parts(x: Any, y: Any, client: Any, split: Any, normalize: bool) -> tuple[Samples, Samples]:
     """Training and test samples."""
-    x = _labels.labelled(x, ("sample", "feature"))
+    x = labels.labelled(x, ("sample", "feature"))
     labelled = isinstance(x, (xr.Dataset, xr.DataArray))
     if split is None and labelled and "split" in x.coords:
         split = x["split"].values
@@ -191,7 +191,7 @@ def _loss(value: np.ndarray, y: np.ndarray) -> float:
 
 
 def _lr(lr: Any, train: Samples, local_steps: int) -> float:
-    return _stable(train, local_steps) if lr == "stable" else _check.real("lr", lr, low=0, open_low=True)
+    return _stable(train, local_steps) if lr == "stable" else check.real("lr", lr, low=0, open_low=True)
 
 
 def _stable(train: Samples, local_steps: int) -> float:

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.results import BootstrapResult, ByLayer, PermutationResult, SplitResult, StabilityResult
 from fedstat.stats import resampling
 from fedstat.study import summary
@@ -151,7 +151,7 @@ def split_of_run(run: xr.DataTree, layer: str | None) -> xr.Dataset:
         raise ValueError("the run has no group 'split': nothing in it was split. Use a method such as fedfac.")
     layers = {name: node.to_dataset() for name, node in run["split"].children.items()}
     if layer is not None:
-        return layers[_check.choice("layer", layer, list(layers))]
+        return layers[check.choice("layer", layer, list(layers))]
     split = [name for name, data in layers.items() if "communality" in data and data["communality"].notnull().any()]
     split = split or [name for name, data in layers.items() if data["shared"].any() and not data["shared"].all()]
     if len(split) != 1:

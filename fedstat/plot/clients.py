@@ -18,7 +18,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedstat import _check, _labels, fl
+from fedstat import fl
+from fedstat._utils import check, labels
 from fedstat.plot._figure import given, literal, measure_of_run, plain, refusal
 from fedstat.results import ComponentsResult
 from fedstat.results.between_clients import ClientClustersResult
@@ -115,7 +116,7 @@ def similarity_over_rounds(
     if not live:
         raise ValueError("similarity must have a value in some round, but is NaN in all of them")
     every = np.unique(np.linspace(0, len(live) - 1, min(6, len(live))).round().astype(int))
-    chosen = [live[i] for i in every] if rounds is None else [_check.choice("rounds", r, live) for r in rounds]
+    chosen = [live[i] for i in every] if rounds is None else [check.choice("rounds", r, live) for r in rounds]
     at = np.arange(x.sizes["client"]) if order is None else np.asarray(order)
     if sorted(at.tolist()) != list(range(x.sizes["client"])):
         raise ValueError(f"order must hold each of the {x.sizes['client']} positions of clients once, but got {order}")
@@ -318,12 +319,12 @@ def _counts(fed: object, split: str | None) -> tuple[NDArray[Any], NDArray[Any],
         raise refusal("partition", takes, fed, "A run knows its training samples only." if split else "")
     if "y" in fed and "client" in fed["y"].dims:
         numbers = fed["client"].to_numpy() if "client" in fed.coords else np.arange(fed.sizes["client"])
-        y = _labels.classes("y", fed["y"], ("client", "sample"))
+        y = labels.classes("y", fed["y"], ("client", "sample"))
         of = np.broadcast_to(numbers[:, None], y.shape).ravel()
         splits = np.tile(fed["split"].to_numpy(), len(numbers)) if "split" in fed else None
         y = y.ravel()
     elif "client" in fed.coords:
-        of, y = fed["client"].to_numpy(), _labels.classes("y", fed["y"])
+        of, y = fed["client"].to_numpy(), labels.classes("y", fed["y"])
         splits = fed["split"].to_numpy() if "split" in fed else None
     else:
         raise ValueError("fed must have the coordinate client, but got none. Partition it first, as by partition.iid.")

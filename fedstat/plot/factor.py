@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedstat import _labels
+from fedstat._utils import labels
 from fedstat.labelled import split_map as _computed
 from fedstat.plot._figure import DEAD, PERSONAL, SHARED, given, name_rows, plain, refusal, split_behind, split_of_run
 from fedstat.results import (
@@ -304,7 +304,7 @@ def _splits(shared: Any, layer: str | None) -> tuple[NDArray[np.bool_], NDArray[
     """Splits (round, unit) and the numbers of the rounds."""
     if isinstance(shared, Result | ByLayer):
         raise refusal("rounds", "splits (round, unit) of bool, or a run with such splits", shared)
-    shared = _labels.labelled(shared, ("round", "unit"))
+    shared = labels.labelled(shared, ("round", "unit"))
     if isinstance(shared, xr.DataTree):
         shared = split_of_run(shared, layer)
     if isinstance(shared, xr.Dataset) and "shared" in shared:

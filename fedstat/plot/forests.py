@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.ntk.results import ExtremeEigenvalues
 from fedstat.plot._figure import given, literal, name_rows, refusal
 from fedstat.results import (
@@ -267,8 +267,8 @@ def forest(
     TypeError
         If the result has no intervals, such as a split by factor analysis.
     """
-    found = rows(result, _check.choice("type", type, TYPES))
-    _check.integer("units", units)
+    found = rows(result, check.choice("type", type, TYPES))
+    check.integer("units", units)
     drawn, y, note = _places(found, units)
     bottom = (y[-1] if len(y) else 0.0) + 1.5
     ax = given(ax, (6.4, 1.3 + _ROW * (bottom + 1.6)))

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.plot._figure import Look, given, interval, literal, looks, ordered, refusal
 from fedstat.stats import ranking
 from fedstat.study.collect import title_of
@@ -101,7 +101,7 @@ def method_courses(
     matplotlib Axes
         Lines are means over seeds; bands, of the methods in colour and from three seeds on, Student's 95 % intervals.
     """
-    _needs("method_courses", data, "method", "seed", "round", "accuracy", _check.choice("x", x, list(_COSTS)))
+    _needs("method_courses", data, "method", "seed", "round", "accuracy", check.choice("x", x, list(_COSTS)))
     ax, styles = given(ax), looks(data["method"])
     ends = {}
     for name in sorted(ordered(data["method"]), key=lambda name: name in highlight):
@@ -156,7 +156,7 @@ def trade_off(
     matplotlib Axes
         Costs are on a logarithmic axis; a method that sends nothing stands at its left edge.
     """
-    _check.choice("x", x, ["bytes", "elapsed", "worst"])
+    check.choice("x", x, ["bytes", "elapsed", "worst"])
     _needs("trade_off", data, "method", "accuracy", x)
     ax, styles = given(ax), looks(data["method"])
     mean = data.groupby("method")[[x, "accuracy"]].mean()
@@ -198,7 +198,7 @@ def by_setting(data: pd.DataFrame, draw: Callable[..., Axes], *, columns: int = 
     -------
     matplotlib Figure
     """
-    _check.integer("columns", columns)
+    check.integer("columns", columns)
     labels = list(dict.fromkeys(data["label"]))
     columns = min(columns, len(labels))
     rows = -(-len(labels) // columns)
@@ -216,7 +216,7 @@ def _needs(figure: str, data: Any, *columns: str) -> None:
     if not isinstance(data, pd.DataFrame):
         raise refusal(figure, f"a table with the columns {', '.join(columns)}", data)
     for name in columns:
-        _check.choice("a column of data", name, [str(c) for c in data.columns])
+        check.choice("a column of data", name, [str(c) for c in data.columns])
 
 
 def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]], styles: Mapping[str, Look]) -> None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from sklearn.cluster import KMeans
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.plot._figure import caption, given, one_legend, refusal
 from fedstat.results import EntropyResult
 
@@ -160,7 +160,7 @@ def _entropies(entropy: object, outputs: str) -> pd.DataFrame:
     if isinstance(entropy, xr.DataTree) and "dispersion" in entropy.children:
         found = entropy["dispersion"].to_dataset()
         known = found["outputs"].to_numpy().tolist()
-        entropy = found.sel(outputs=_check.choice("outputs", outputs, known))
+        entropy = found.sel(outputs=check.choice("outputs", outputs, known))
     if not isinstance(entropy, xr.Dataset):
         raise refusal("entropies", "the result of knn_entropy, a run of fedstat.motivation, or its dispersion", entropy)
     return entropy[["entropy", "std_error"]].to_dataframe().reset_index()
@@ -183,9 +183,9 @@ def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "we
     """
     _require_run(run, "relation")
     entropy, nu, rho = (run[name].to_dataset() for name in ("dispersion", "split", "relation"))
-    _check.choice("case", case, entropy["case"].to_numpy().tolist())
-    _check.choice("outputs", outputs, entropy["outputs"].to_numpy().tolist())
-    _check.choice("on", on, nu["on"].to_numpy().tolist())
+    check.choice("case", case, entropy["case"].to_numpy().tolist())
+    check.choice("outputs", outputs, entropy["outputs"].to_numpy().tolist())
+    check.choice("on", on, nu["on"].to_numpy().tolist())
     ax = given(ax)
     at = {"case": case, "on": on}
     data = nu["communality"].sel(at).to_dataframe().reset_index()
@@ -216,7 +216,7 @@ def fig1(run: xr.DataTree, *, outputs: str = "own") -> Figure:
     matplotlib Figure
     """
     _require_run(run, "fig1")
-    seen = run["outputs"].to_dataset().sel(outputs=_check.choice("outputs", outputs, ("own", "common")))
+    seen = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
     n = seen.sizes["case"]
     figure, axes = plt.subplots(1, n, figsize=(5 * n, 5), squeeze=False, layout="constrained")
     for ax, case in zip(axes[0], seen["case"].values, strict=True):
@@ -279,7 +279,7 @@ def motivation_grid(run: xr.DataTree, *, outputs: str = "own") -> Figure:
     matplotlib Figure
     """
     _require_run(run, "motivation_grid")
-    seen = run["outputs"].to_dataset().sel(outputs=_check.choice("outputs", outputs, ("own", "common")))
+    seen = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
     cases = seen["case"].values
     figure, axes = plt.subplots(
         3, len(cases), figsize=(5.4 * len(cases), 13), squeeze=False, layout="constrained", height_ratios=(1.3, 1, 1)

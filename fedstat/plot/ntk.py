@@ -11,7 +11,7 @@ import xarray as xr
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.ntk.results import ConvergenceResult, GeneralizationResult
 from fedstat.plot._figure import given, interval, looks, ordered, refusal
 from fedstat.study.collect import title_of
@@ -67,7 +67,7 @@ def convergence(result: ConvergenceResult | xr.DataTree, *, width: int | None = 
     """
     table = _convergence(result, "convergence").tidy().dropna(subset="loss")
     if width is not None:
-        _check.choice("width", width, sorted(set(table["width"])))
+        check.choice("width", width, sorted(set(table["width"])))
     ax = given(ax, (5, 4))
     relative = table.groupby(["method", "width", "replicate"])[["loss", "bound"]].transform(lambda v: v / v.iloc[0])
     table = table.assign(loss=relative["loss"], bound=relative["bound"])
@@ -143,7 +143,7 @@ def generalization(result: GeneralizationResult | xr.DataTree, *, x: str = "clie
     ValueError
         If ``x`` is neither.
     """
-    label = {"clients": "clients C", "n": "samples per client n"}[_check.choice("x", x, ("clients", "n"))]
+    label = {"clients": "clients C", "n": "samples per client n"}[check.choice("x", x, ("clients", "n"))]
     if isinstance(result, xr.DataTree):
         result = GeneralizationResult.from_datatree(result)
     if not isinstance(result, GeneralizationResult):

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.plot._figure import PERSONAL as _PERSONAL
 from fedstat.plot._figure import SHARED as _SHARED
 from fedstat.plot._figure import given, interval, look, looks, ordered, refusal
@@ -133,7 +133,7 @@ def accuracy(result: xr.Dataset | xr.DataTree, *, relative_to: str | None = None
     setting = one_setting(result, fixed)
     names, values, label = ordered(result["method"].values), result["accuracy"], "test accuracy"
     if relative_to is not None:
-        _check.choice("relative_to", relative_to, names)
+        check.choice("relative_to", relative_to, names)
         # as a dict: the keyword ``method`` of sel is the way to fill gaps, not a dimension
         values = values - values.sel({"method": relative_to}, drop=True)
         label = f"difference from “{relative_to}”"

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.plot._figure import given, interval, literal, looks, ordered, over_runs, refusal
 from fedstat.results import ComparisonResult
 from fedstat.results.leakage import LeakageResult
@@ -213,7 +213,7 @@ def _table(data: Any, figure: str, of_run: Callable[[Any], pd.DataFrame]) -> pd.
 def _needs(data: pd.DataFrame, *columns: str) -> None:
     for column in columns:
         if column not in data.columns:
-            _check.choice("a column of data", column, [str(c) for c in data.columns])
+            check.choice("a column of data", column, [str(c) for c in data.columns])
 
 
 def differences(

@@ -1,7 +1,8 @@
 """Reports: what was run, what was found, how sure that is, and what to cite, on one page."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fedstat._utils.lazy import attach
 
 if TYPE_CHECKING:
     from fedstat.reporting.document import Report
@@ -9,8 +10,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "report"]
 
-
-def __getattr__(name: str) -> Any:  # imported when first used: figures take seconds to import
-    if name not in __all__:
-        raise AttributeError(f"module 'fedstat.reporting' has no attribute {name!r}")
-    return getattr(import_module("fedstat.reporting." + {"Report": "document", "report": "write"}[name]), name)
+__getattr__, __dir__ = attach(
+    __name__,
+    {
+        "Report": "fedstat.reporting.document",
+        "report": "fedstat.reporting.write",
+    },
+)

@@ -26,7 +26,8 @@ from matplotlib.text import Text as PlotText
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedstat import _cli, _guard
+from fedstat import _cli
+from fedstat._utils import guard
 from fedstat.plot._figure import literal
 from fedstat.plot.factor import bin_edges
 from fedstat.reporting.references import REFERENCES, bibliography
@@ -354,9 +355,9 @@ class Report:
 def require_ours(option: str, path: Path) -> None:
     """ValueError if a page could not be written to a path, or would replace what is no report of fedstat."""
     _cli.require_file(option, path)
-    if not _guard.status(path):
+    if not guard.status(path):
         return
-    with _guard.opened(path) as stream:
+    with guard.opened(path) as stream:
         ours = MARK in stream.read(2000)
     if not ours:
         raise ValueError(f"{option} {path} exists and is no report that fedstat made: choose another name")

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import xarray as xr
 
-from fedstat import _guard, store
+from fedstat import store
+from fedstat._utils import guard
 from fedstat.reporting.document import Caution, listed, shown
 
 Run = str | Path | xr.DataTree
@@ -131,6 +132,6 @@ def _config(attrs: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     if "config" not in attrs:
         return {}, ()
     try:
-        return dict(_guard.parsed("config", attrs["config"].encode(), finite=False)), ()
+        return dict(guard.parsed("config", attrs["config"].encode(), finite=False)), ()
     except (ValueError, TypeError, AttributeError):
         return {}, ("its settings cannot be read",)

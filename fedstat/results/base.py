@@ -6,16 +6,15 @@ import html
 import math
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._later import pd
+from fedstat._utils import check, lazy
+from fedstat._utils.lazy import pd
 from fedstat.results import numbers, tables
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ class Result(ABC):
     # Name of the function in fedstat.plot that draws this result. Plot knows results, not the other way round;
     # matplotlib and seaborn, a second to import, are loaded by the first figure only.
     _figure: ClassVar[str]
-    figures: ClassVar[Callable[[], ModuleType]]
-    """Import ``fedstat.plot``; the package hands this function down."""
 
     @abstractmethod
     def __repr__(self) -> str:
@@ -124,7 +121,7 @@ class Result(ABC):
         -------
         matplotlib Axes
         """
-        axes: Axes = getattr(type(self).figures(), self._figure)(self, ax=ax, **options)
+        axes: Axes = getattr(lazy.figures(), self._figure)(self, ax=ax, **options)
         return axes
 
     def _by_row(self) -> tuple[pd.DataFrame, str | None]:
@@ -139,7 +136,8 @@ class Result(ABC):
 class UnitStatistics(Protocol):
     """An analysis that gives each unit of a layer one statistic, from which a split can be made.
 
-    :class:`~fedstat.FactorResult`, :class:`~fedstat.IccResult` and :class:`~fedstat.ComponentsResult` do.
+    :class:`~fedstat.results.FactorResult`, :class:`~fedstat.results.IccResult` and
+    :class:`~fedstat.results.ComponentsResult` do.
     """
 
     statistic_name: ClassVar[str]
@@ -267,7 +265,7 @@ class ByLayer(Mapping[str, R]):
         if layer in self.left_out:
             way_out = f"It was left out ({self.left_out[layer]}): name it by layer={layer!r}."
         else:
-            near = _check.did_you_mean(layer, self.results, cutoff=0.6)
+            near = check.did_you_mean(layer, self.results, cutoff=0.6)
             way_out = f"There are {', '.join(self.results)}.{near}"
         raise KeyError(f"no result of layer {layer!r}. {way_out}")
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._later import pd, xr
+from fedstat._utils import check
+from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, line, listing, number, wrapped
 from fedstat.results.numbers import coefficient, count, interval, p_value
 from fedstat.results.tables import beside
@@ -68,13 +68,13 @@ class EntropyResult(Result):
         return getattr(self, name) if name in FIELDS else self.to_dataset()[name]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(_check.numpy_of(self.entropy), dtype=dtype, copy=True if copy is None else copy)
+        return np.array(check.numpy_of(self.entropy), dtype=dtype, copy=True if copy is None else copy)
 
     def to_dataset(self) -> xr.Dataset:
         """All fields under their names; dims of arrays and tensors are axis_0, axis_1, ..., atom and feature."""
         if isinstance(self.entropy, xr.DataArray):
             return xr.Dataset({name: self[name] for name in FIELDS})
-        values = {name: _check.numpy_of(self[name]) for name in FIELDS}
+        values = {name: check.numpy_of(self[name]) for name in FIELDS}
         dims = [f"axis_{i}" for i in range(values["entropy"].ndim)]
         data = xr.Dataset({name: ([*dims, "atom", "feature"][: x.ndim], x) for name, x in values.items()})
         for name in IN_NATS:

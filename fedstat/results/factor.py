@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check, _labels
-from fedstat._later import pd, xr
+from fedstat._utils import check, labels
+from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, line, listing, number
 from fedstat.results.split import SplitResult
 from fedstat.stats import number_of_factors
@@ -162,7 +162,7 @@ class FactorResult(Result):
         ValueError
             If the loadings cannot be rotated so, as those of fewer dimensions than factors.
         """
-        _check.choice("rotation", rotation, ROTATIONS)
+        check.choice("rotation", rotation, ROTATIONS)
         length = np.where(self.dead, 0, np.linalg.norm(self.loadings, axis=1))
         loaded = length > _ROUNDING * length.max(initial=0)
         if self.n_factors == 1 or not loaded.any():
@@ -274,13 +274,13 @@ class FactorResult(Result):
 
     def _of_live(self, name: str, z: Any) -> Floats:
         """Rows as an array (row, unit), without dead units."""
-        z = _labels.labelled(z, ("row", "unit"))
+        z = labels.labelled(z, ("row", "unit"))
         z = z.transpose(..., "unit") if isinstance(z, xr.DataArray) and "unit" in z.dims else z
         rows = np.asarray(z, dtype=float)
         if rows.ndim != 2 or rows.shape[1] != len(self.units):
             raise ValueError(f"{name} must have shape (row, {len(self.units)}), but got {rows.shape}")
         if isinstance(z, xr.DataArray) and "unit" in z.coords:
-            rows = _labels.by_label(name, rows, z["unit"].to_numpy(), self.units, "unit")
+            rows = labels.by_label(name, rows, z["unit"].to_numpy(), self.units, "unit")
         return np.asarray(rows[:, ~self.dead])
 
     def summary(self, *, rows: int = 12, factors: int = 6) -> str:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._later import pd
+from fedstat._utils import check
+from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Result, listing, number, wrapped
 from fedstat.results.numbers import coefficient, count, p_equals
 from fedstat.results.split import SplitResult
@@ -119,7 +119,7 @@ class IccResult(Result):
 
     def of_type(self, type: Type) -> Floats:  # noqa: A002  (the word of psych)
         """One coefficient of each unit, array (unit,)."""
-        return self.coefficients.icc[:, TYPES.index(_check.choice("type", type, TYPES))]
+        return self.coefficients.icc[:, TYPES.index(check.choice("type", type, TYPES))]
 
     def split(self, *, tau: _split.Tau = 0.5) -> SplitResult:
         """Shared units, those on which clients agree: ICC2 at or above the threshold.

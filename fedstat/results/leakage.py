@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedstat._later import pd, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, line
 from fedstat.results.numbers import interval, number
 from fedstat.stats import resampling

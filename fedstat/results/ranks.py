@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import scipy
 
-from fedstat._later import pd, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, columns, line, wrapped
 from fedstat.results.numbers import count, decimals, interval, number, p_equals
 from fedstat.stats.compare import LEAST_PAIRS

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat._later import pd
+from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Result, UnitStatistics, line, listing, wrapped
 from fedstat.results.numbers import coefficient, count
 from fedstat.results.tables import beside
@@ -72,7 +72,7 @@ class SplitResult(Result):
 
     @property
     def factors(self) -> Any:  # a FactorResult, which imports this class
-        """The :class:`~fedstat.FactorResult` behind ν; ValueError where the split is by agreement."""
+        """The :class:`~fedstat.results.FactorResult` behind ν; ValueError where the split is by agreement."""
         if self.fit.statistic_name != "nu":
             raise ValueError(
                 "the split is by agreement between clients (method='icc'), which has no factors, loadings or "

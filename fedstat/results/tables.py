@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import is_torch_array
 
-from fedstat import _check
-from fedstat._check import few
-from fedstat._later import pd, xr
+from fedstat._utils import check
+from fedstat._utils.check import few
+from fedstat._utils.lazy import pd, xr
 from fedstat.results import numbers
 
 _MARKDOWN = re.compile(r"([\\`*|\[\]$~])|(?<!\w)_|_(?!\w)")
@@ -38,7 +38,7 @@ def chosen(table: pd.DataFrame, columns: Sequence[str] | None) -> pd.DataFrame:
         return table
     names = [columns] if isinstance(columns, str) else list(columns)
     known = [str(c) for c in table]
-    return table[[_check.choice("a column", name, known) for name in names]]
+    return table[[check.choice("a column", name, known) for name in names]]
 
 
 def latex(table: pd.DataFrame, *, digits: int, caption: str | None, label: str | None) -> str:
@@ -214,7 +214,7 @@ def _require_new(found: pd.DataFrame, there: list[str]) -> None:
 
 def _named(weights: Any) -> xr.DataArray:
     """Weights as a DataArray; its dims are client, unit and weight, weight_1, ..."""
-    values = _check.numpy_of(weights)
+    values = check.numpy_of(weights)
     if values.ndim < 2:
         raise ValueError(f"weights must be (client, unit, weight...), but got shape {values.shape}")
     others = ["weight"] if values.ndim == 3 else [f"weight_{i + 1}" for i in range(values.ndim - 2)]

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat._later import pd
+from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Result, line, listing, wrapped
 from fedstat.results.numbers import count
 from fedstat.results.split import SplitResult

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._later import pd
+from fedstat._utils import check
+from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Result, listing, wrapped
 from fedstat.results.numbers import coefficient, count, p_equals
 from fedstat.results.split import SplitResult
@@ -251,7 +251,7 @@ class ComponentsResult(Result):
         >>> variance_components(own + rng.normal(size=(20, 2, 4, 50))).split().outcome.tolist()
         ['shared', 'undecided', 'personal', 'personal']
         """
-        _check.choice("undecided", undecided, ("shared", "personal"))
+        check.choice("undecided", undecided, ("shared", "personal"))
         outcome = outcomes(self.components, margin=margin, fdr=fdr)
         outcome = np.where(self.identical, "shared", outcome)
         shared = (outcome == "shared") | ((outcome == "undecided") & (undecided == "shared"))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from fedstat._utils import interrupts
+
+if __name__ == "__main__":
+    interrupts.leave_while_loading()
+
 import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-from fedstat import _check, _cli
-from fedstat._settings import add_arguments, given, read_toml, require_known, require_types
+from fedstat import _cli
+from fedstat._utils import check
+from fedstat._utils.settings import add_arguments, given, read_toml, require_known, require_types
 from fedstat.sim.experiment import COMMAND, METHODS, Settings, report, study
 from fedstat.stats.factor import METHODS as ESTIMATORS
 from fedstat.store import config_of
@@ -114,7 +120,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
             require_types(part, Settings, f" in {where}")
         chosen |= read
         if args.scale is not None:
-            chosen |= scales[_check.choice("--scale", args.scale, scales)]
+            chosen |= scales[check.choice("--scale", args.scale, scales)]
     return chosen | given(args, Settings)
 
 

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check, store
-from fedstat._later import pd, xr
+from fedstat import store
+from fedstat._utils import check
+from fedstat._utils.lazy import pd, xr
 from fedstat.fl import algorithms, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
@@ -28,7 +29,7 @@ from fedstat.fl.probes import metrics
 from fedstat.fl.start import start
 from fedstat.results.numbers import interval, number
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
-from fedstat.sim.recovery import correlation
+from fedstat.sim.recovery.accuracy import correlation
 from fedstat.stats import factor, resampling, split
 from fedstat.store import Group, Target
 from fedstat.study import cells
@@ -246,22 +247,22 @@ class Settings:
         for name in ("p", "alpha", "methods"):
             values = getattr(self, name)
             values = (values,) if isinstance(values, str) or np.ndim(values) == 0 else tuple(values)
-            object.__setattr__(self, name, _check.distinct(name, values))
+            object.__setattr__(self, name, check.distinct(name, values))
         for method in self.methods:
-            _check.choice("methods", method, METHODS)
+            check.choice("methods", method, METHODS)
         for name in ("rounds", "local_epochs", "n_train", "n_test", "replicates"):
-            _check.integer(name, getattr(self, name))
-        _check.integer("batch_size", self.batch_size, low=0)
+            check.integer(name, getattr(self, name))
+        check.integer("batch_size", self.batch_size, low=0)
         for p, alpha in product(self.p, self.alpha):
             self.model(p, alpha, 0)
-        _check.real("sigma", self.sigma, low=0)
-        _check.real("lr", self.lr, low=0, open_low=True)
-        _check.real("participation", self.participation, low=0, open_low=True, high=1)
-        _check.real("kappa", self.kappa, low=0, open_low=True, high=1)
+        check.real("sigma", self.sigma, low=0)
+        check.real("lr", self.lr, low=0, open_low=True)
+        check.real("participation", self.participation, low=0, open_low=True, high=1)
+        check.real("kappa", self.kappa, low=0, open_low=True, high=1)
         if self.tau is not None and not (isinstance(self.tau, float) and math.isinf(self.tau)):
-            _check.real("tau", self.tau, low=0, open_low=True, high=1, open_high=True)
-        _check.choice("estimator", self.estimator, factor.METHODS)
-        _check.choice("replicate_seeds", self.replicate_seeds, ("named", "consecutive"))
+            check.real("tau", self.tau, low=0, open_low=True, high=1, open_high=True)
+        check.choice("estimator", self.estimator, factor.METHODS)
+        check.choice("replicate_seeds", self.replicate_seeds, ("named", "consecutive"))
 
     def replicate_seed(self, replicate: int) -> int:
         """Seed of a replicate, as :func:`fedstat.sim.generate` takes it."""
@@ -275,7 +276,7 @@ class Settings:
 
     def model(self, p: float, alpha: float, replicate: int) -> Model8:
         """Model (8) of one cell of the grid."""
-        _check.integer("seed", self.seed, low=0)
+        check.integer("seed", self.seed, low=0)
         return Model8(self.clients, self.d, self.m, p, alpha, self.means, self.replicate_seed(replicate))
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedstat import _check, _random
-from fedstat._later import xr
+from fedstat._utils import check, streams
+from fedstat._utils.lazy import xr
 from fedstat.store import to_json
 
 Means = Literal["independent", "shared"]
@@ -40,7 +40,7 @@ def replicate_seed(seed: int, replicate: int) -> int:
     >>> replicate_seed(7, 0), replicate_seed(0, 1)
     (7, 3016279794025721)
     """
-    return _random.seed_of(seed, "replicate", replicate) if replicate else seed
+    return streams.seed_of(seed, "replicate", replicate) if replicate else seed
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Model8:
 
     def __post_init__(self) -> None:
         for name in ("clients", "d", "m"):
-            _check.integer(name, getattr(self, name))
+            check.integer(name, getattr(self, name))
         for name in ("p", "alpha"):
-            _check.real(name, getattr(self, name), low=0, high=1)
-        _check.choice("means", self.means, get_args(Means))
-        _check.integer("seed", self.seed, low=0)
+            check.real(name, getattr(self, name), low=0, high=1)
+        check.choice("means", self.means, get_args(Means))
+        check.integer("seed", self.seed, low=0)
 
     @property
     def unit_shared(self) -> NDArray[np.bool_]:
@@ -115,16 +115,16 @@ def truth(model: Model8) -> Iterator[Client]:
     shared = model.feature_shared
     n_shared = int(model.unit_shared.sum())
     d1, m1 = int((~shared).sum()), model.m - n_shared
-    w_s = _random.generator(model.seed, "shared weights").uniform(-1, 1, (n_shared, model.d))
+    w_s = streams.generator(model.seed, "shared weights").uniform(-1, 1, (n_shared, model.d))
     w_s[:, ~shared] *= 0.1
     for c in range(model.clients):
         x_mean = np.zeros(model.d)
-        x_mean[~shared] = _random.generator(model.seed, "covariate mean", c).standard_normal(d1)
+        x_mean[~shared] = streams.generator(model.seed, "covariate mean", c).standard_normal(d1)
         w_mean = x_mean
         if model.means == "independent":
             w_mean = np.zeros(model.d)
-            w_mean[~shared] = _random.generator(model.seed, "weight mean", c).standard_normal(d1)
-        stream = _random.generator(model.seed, "personal weights", c)
+            w_mean[~shared] = streams.generator(model.seed, "weight mean", c).standard_normal(d1)
+        stream = streams.generator(model.seed, "personal weights", c)
         w_p = np.empty((m1, model.d))
         w_p[:, ~shared] = w_mean[~shared] + stream.standard_normal((m1, d1))
         w_p[:, shared] = stream.uniform(-0.1, 0.1, (m1, model.d - d1))
@@ -211,18 +211,18 @@ def generate(
     (10, 4)
     """
     model = Model8(clients=clients, d=d, m=m, p=p, alpha=alpha, means=means, seed=seed)
-    n_train, n_test = _check.integer("n_train", n_train), _check.integer("n_test", n_test, low=0)
-    sigma = _check.real("sigma", sigma, low=0)
+    n_train, n_test = check.integer("n_train", n_train), check.integer("n_test", n_test, low=0)
+    sigma = check.real("sigma", sigma, low=0)
     config = {**asdict(model), "n_train": n_train, "n_test": n_test, "sigma": sigma}
 
-    a = _random.generator(seed, "output weights").standard_normal(m)
+    a = streams.generator(seed, "output weights").standard_normal(m)
     x = np.empty((clients, n_train + n_test, d))
     h, noise = np.empty(x.shape[:2]), np.empty(x.shape[:2])
     w, x_mean, w_mean = np.empty((clients, m, d)), np.empty((clients, d)), np.empty((clients, d))
     for c, client in enumerate(truth(model)):
         w[c], x_mean[c], w_mean[c] = client
         for part, where in (("train", slice(n_train)), ("test", slice(n_train, None))):
-            stream = _random.generator(seed, "samples", c, part)
+            stream = streams.generator(seed, "samples", c, part)
             x[c, where], noise[c, where] = _samples(stream, len(h[c, where]), client.x_mean, model.feature_shared)
         h[c] = np.maximum(x[c] @ client.w.T, 0) @ a
     y = (h + sigma * noise > 0).astype(np.int64)

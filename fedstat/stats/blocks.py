@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstat import _check
+from fedstat._utils import check
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ def told(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
 
     for column in (value, *labels):
         if column not in data.columns:
-            _check.choice("a column of data", column, [str(c) for c in data.columns])
+            check.choice("a column of data", column, [str(c) for c in data.columns])
     data = data[[value, *labels]].reset_index(drop=True)
     for column in labels:
         if (hole := data[column].isna()).any():

@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from fedstat import _check
+from fedstat._utils import check
 
 Claim = Literal["better", "worse", "the same", "below the noise floor", "undecided"]
 
@@ -46,8 +46,8 @@ def claim(difference: float, low: float, high: float, *, floor: float, margin: f
     >>> claim(0.0025, 0.0005, 0.006, **rule)
     'below the noise floor'
     """
-    _check.real("floor", floor, low=0)
-    _check.real("margin", margin, low=0, open_low=True)
+    check.real("floor", floor, low=0)
+    check.real("margin", margin, low=0, open_low=True)
     if low > 0 or high < 0:
         if abs(difference) > floor:
             return "better" if difference > 0 else "worse"

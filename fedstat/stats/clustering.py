@@ -10,7 +10,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedstat._random import generator
+from fedstat._utils.streams import generator
 from fedstat.stats.split import adjusted_rand
 
 Floats = NDArray[np.float64]

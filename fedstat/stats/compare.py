@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.stats import blocks
 
 if TYPE_CHECKING:
@@ -163,11 +163,11 @@ def paired(
     """
     import pandas as pd
 
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     within = [block] if isinstance(block, str) else list(block)
     data = blocks.told(data, value, method, *within)
     data[method] = data[method].astype(str)
-    _check.choice("reference", reference, list(dict.fromkeys(data[method])))
+    check.choice("reference", reference, list(dict.fromkeys(data[method])))
     blocks.require_one_each(data, method, within)
     wide = blocks.wide(data, value, method, within)
     sample = _sample(within, sample)
@@ -311,7 +311,7 @@ def mixed(
     import pandas as pd
     from statsmodels.regression.linear_model import OLS
 
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     data = blocks.told(data, value, method, heterogeneity, group).dropna()
     groups = data[group].nunique()
     if groups < 2:
@@ -382,7 +382,7 @@ def _design(data: pd.DataFrame, method: str, heterogeneity: str, reference: str 
     """Columns of the fixed effects: levels against the first, products for the interaction."""
     methods = list(dict.fromkeys(data[method]))
     if reference is not None:
-        methods.insert(0, methods.pop(methods.index(_check.choice("reference", reference, methods))))
+        methods.insert(0, methods.pop(methods.index(check.choice("reference", reference, methods))))
     import pandas as pd
 
     numeric = pd.api.types.is_numeric_dtype(data[heterogeneity])

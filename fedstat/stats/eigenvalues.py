@@ -11,7 +11,7 @@ from typing import Any
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from fedstat._random import generator
+from fedstat._utils.streams import generator
 
 Array = Any
 

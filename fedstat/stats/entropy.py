@@ -10,8 +10,8 @@ import scipy
 from array_api_compat import array_namespace, is_numpy_namespace
 from array_api_compat import device as device_of
 
-from fedstat import _check
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.streams import generator
 from fedstat.stats import moments
 
 Array = Any
@@ -335,22 +335,22 @@ def knn_entropy(
     >>> knn_entropy(x, ties="atoms").atom_mass[:, 0]
     array([0.  , 0.25, 0.  ])
     """
-    x = _check.numbers("x", x)
+    x = check.numbers("x", x)
     xp = array_namespace(x)
-    _check.choice("ties", ties, TIES)
+    check.choice("ties", ties, TIES)
     if resolution is not None and ties != "jitter":
         raise ValueError(
             f'resolution has no effect with ties={ties!r}, but got {resolution!r}. Leave it out, or use ties="jitter".'
         )
     points, batch = _points(xp, x, axis, feature_axis)
-    k = _check.integer("k", k, low=1)
+    k = check.integer("k", k, low=1)
     if points.shape[1] <= k:
         raise ValueError(
             f"the {k}-th neighbour needs at least {k + 1} samples, but got {points.shape[1]} on axis {axis}. "
             "Use a smaller k, or the axis of the samples."
         )
     if level is not None:
-        _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+        check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     white, log_det = whiten(xp, points)
     distance, copied = distances_and_copies(xp, white, k)
     if ties == "jitter" and (series := _where(xp, copied > 0)):
@@ -372,7 +372,7 @@ def _points(xp: Any, x: Array, axis: int, feature_axis: int | None) -> tuple[Arr
     """Bring ``x`` to (series, sample), sorted, or (series, sample, feature), float64; the batch shape."""
     axes = [axis] if feature_axis is None else [axis, feature_axis]
     for name, value in zip(("axis", "feature_axis"), axes, strict=False):
-        _check.integer(name, value, low=-x.ndim, high=x.ndim - 1)
+        check.integer(name, value, low=-x.ndim, high=x.ndim - 1)
     if len({a % x.ndim for a in axes}) < len(axes):
         raise ValueError(f"axis and feature_axis must differ, but got {axis} and {feature_axis}")
     if not bool(xp.all(xp.isfinite(x))):
@@ -457,7 +457,7 @@ def _jittered(xp: Any, points: Array, series: list[int], resolution: float | Non
             'ties="jitter" needs resolution, the step to which the values were rounded, but got None: the entropy of '
             'tied values is the log of that step. Where the ties are not due to rounding, use ties="atoms".'
         )
-    step = _check.real("resolution", resolution, low=0.0, open_low=True)
+    step = check.real("resolution", resolution, low=0.0, open_low=True)
     noise = generator(seed, "jitter").uniform(-step / 2, step / 2, (len(series), *points.shape[1:]))
     points = xp.asarray(points, copy=True)
     for row, i in enumerate(series):

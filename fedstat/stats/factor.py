@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 from array_api_compat import array_namespace, is_numpy_array
 from array_api_compat import device as device_of
 
-from fedstat import _check
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.streams import generator
 from fedstat.stats import eigenvalues as _eigenvalues
 from fedstat.stats import factor_solvers
 from fedstat.stats.factor_solvers import minimise, objective
@@ -80,7 +80,7 @@ def count_factors(eigenvalues: Array, *, kappa: float) -> Array:
     >>> [int(count_factors(np.array([2.0, 1.0, 1.0]), kappa=k)) for k in (0.4, 0.5, 0.75, 1.0)]
     [1, 1, 2, 3]
     """
-    kappa = _check.real("kappa", kappa, low=0, open_low=True, high=1)
+    kappa = check.real("kappa", kappa, low=0, open_low=True, high=1)
     xp = array_namespace(eigenvalues)
     gamma = xp.clip(eigenvalues, min=0)
     share = xp.cumulative_sum(gamma, axis=-1) / xp.sum(gamma, axis=-1, keepdims=True)
@@ -176,10 +176,10 @@ def fit(
     eigenvectors where they can be, see :mod:`fedstat.stats.factor_solvers`: as many steps, communalities to about 1e-8.
     """
     xp = array_namespace(r)
-    _check.choice("method", method, METHODS)
-    _check.choice("heywood", heywood, ("allow", "bound"))
-    max_iter = _check.integer("max_iter", (1000 if method == "minres" else 50) if max_iter is None else max_iter)
-    tol = _check.real("tol", (1e-6 if method == "minres" else 1e-3) if tol is None else tol, low=0)
+    check.choice("method", method, METHODS)
+    check.choice("heywood", heywood, ("allow", "bound"))
+    max_iter = check.integer("max_iter", (1000 if method == "minres" else 50) if max_iter is None else max_iter)
+    tol = check.real("tol", (1e-6 if method == "minres" else 1e-3) if tol is None else tol, low=0)
     r = xp.astype(r, xp.float64)
     dead = xp.isnan(xp.linalg.diagonal(r))
     live = xp.sum(xp.astype(~dead, xp.int64), axis=-1)
@@ -329,8 +329,8 @@ def _start(xp: Any, start: Start, values: Array, vectors: Array, ones: Array) ->
         inverse = xp.sum(vectors**2 / xp.clip(values, min=1e-12)[..., None, :], axis=-1)
         return ones * xp.clip(1 - 1 / inverse, min=0.0)
     if isinstance(start, str):
-        _check.choice("start", start, ("pc", "smc"))
-    start = _check.numbers("start", start)
+        check.choice("start", start, ("pc", "smc"))
+    start = check.numbers("start", start)
     h = xp.astype(xp.asarray(start, device=device_of(ones)), xp.float64)
     if h.shape != ones.shape or bool(xp.any(h < 0)):
         raise ValueError(
@@ -356,5 +356,5 @@ def _padded(xp: Any, values: Array, d: int) -> Array:
 
 
 def _given(xp: Any, n_factors: int, live: Array) -> tuple[Array, int]:
-    n = _check.integer("n_factors", n_factors, high=int(xp.min(live)))
+    n = check.integer("n_factors", n_factors, high=int(xp.min(live)))
     return n + xp.zeros_like(live), n

@@ -19,8 +19,8 @@ from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.streams import generator
 from fedstat.stats import moments
 from fedstat.stats.icc import (
     TYPES,
@@ -307,7 +307,7 @@ def bootstrap(
     if k < 3:
         raise ValueError(f"resampling clients needs at least 3 of them, but got {k}. Use replicates=0.")
     rng = generator(seed, "icc bootstrap")
-    drawn = rng.multinomial(k, np.full(k, 1 / k), size=_check.integer("replicates", replicates)).astype(float)
+    drawn = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
     counts = xp.asarray(drawn, device=device_of(w))
     units, means, total = [], [], None
     for part in slices(d, max(1, at_once(w) // (k * max(n, k, len(drawn))))):

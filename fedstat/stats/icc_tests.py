@@ -14,7 +14,7 @@ from array_api_compat import array_namespace, is_torch_array
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
-from fedstat._random import generator
+from fedstat._utils.streams import generator
 from fedstat.stats.icc import fdr, slices
 from fedstat.stats.resampling import LEAST_CLIENTS
 

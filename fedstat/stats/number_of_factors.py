@@ -15,8 +15,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.streams import generator
 from fedstat.stats.factor import count_factors
 from fedstat.stats.moments import safe_blas
 
@@ -110,10 +110,10 @@ def parallel_analysis(
     factors : array (unit,)
         For eigenvalues of R with squared multiple correlations on its diagonal (Humphreys and Montanelli 1975).
     """
-    _check.integer("n_obs", n_obs, low=3)
-    _check.real("quantile", quantile, low=0, high=1, open_low=True, open_high=True)
+    check.integer("n_obs", n_obs, low=3)
+    check.real("quantile", quantile, low=0, high=1, open_low=True, open_high=True)
     rng = generator(seed, "parallel analysis")
-    noise = [noise_correlation(rng, len(r), n_obs) for _ in range(_check.integer("draws", draws))]
+    noise = [noise_correlation(rng, len(r), n_obs) for _ in range(check.integer("draws", draws))]
     components = np.quantile([np.linalg.eigvalsh(x)[::-1] for x in noise], quantile, axis=0)
     factors = np.quantile([reduced_eigenvalues(x) for x in noise], quantile, axis=0)
     return np.asarray(components), np.asarray(factors)

@@ -13,8 +13,8 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike, NDArray
 
-from fedstat import _check
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.streams import generator
 
 _MOST_SUMS = 300_000  # vectors of rank sums in one step of the enumeration: a tenth of a second
 _DRAWS = 9_999
@@ -178,8 +178,8 @@ def critical_difference(methods: int, blocks: int, *, level: float = 0.95) -> fl
     >>> round(critical_difference(4, 14), 2)  # Demšar's example
     1.25
     """
-    k, n = _check.integer("methods", methods, low=2), _check.integer("blocks", blocks)
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    k, n = check.integer("methods", methods, low=2), check.integer("blocks", blocks)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     q = float(scipy.stats.studentized_range.ppf(level, k, np.inf))
     return q * _error(k, n)
 
@@ -198,8 +198,8 @@ def nemenyi(mean_ranks: ArrayLike, blocks: int) -> NDArray[np.float64]:
     array([1.   , 0.089, 0.956, 0.074])
     """
     rank = np.asarray(mean_ranks, dtype=np.float64)
-    k = _check.integer("methods", len(rank), low=2)
-    apart = np.abs(rank[:, None] - rank) / _error(k, _check.integer("blocks", blocks))
+    k = check.integer("methods", len(rank), low=2)
+    apart = np.abs(rank[:, None] - rank) / _error(k, check.integer("blocks", blocks))
     at, back = np.unique(apart, return_inverse=True)
     return np.asarray(scipy.stats.studentized_range.sf(at, k, np.inf))[back].reshape(k, k)
 

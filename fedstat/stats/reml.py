@@ -16,7 +16,7 @@ import scipy
 from array_api_compat import array_namespace, to_device
 from array_api_compat import device as device_of
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.stats import resampling
 from fedstat.stats import variance_components as moments
 from fedstat.stats.icc import slices
@@ -132,7 +132,7 @@ def components(g: Gram, *, level: float = 0.95) -> Components:
     ----------
     Patterson, Thompson (1971). Recovery of inter-block information when block sizes are unequal. Biometrika 58.
     """
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     moments.require_noise(_diagonal(g.means), g.within)
     c, k = g.design.shape
     df, inverse = c - k, 1 / g.sizes.sum(axis=1)
@@ -253,7 +253,7 @@ def _diagonal(means: Floats) -> Floats:
 def _sizes(sizes: Any, clients: int, replicates: int) -> Floats:
     if sizes is None:
         return np.ones((clients, replicates))
-    s = np.asarray(_check.numbers("sizes", moments.on_host(sizes)), dtype=np.float64)
+    s = np.asarray(check.numbers("sizes", moments.on_host(sizes)), dtype=np.float64)
     if s.shape == (clients,):
         s = np.repeat(s[:, None] / replicates, replicates, axis=1)
     if s.shape != (clients, replicates):

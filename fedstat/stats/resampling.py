@@ -19,9 +19,9 @@ from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 from numpy.typing import ArrayLike, NDArray
 
-from fedstat import _check
-from fedstat._executor import in_order
-from fedstat._random import generator
+from fedstat._utils import check
+from fedstat._utils.parallel import in_order
+from fedstat._utils.streams import generator
 from fedstat.stats import factor, split
 from fedstat.stats.moments import Moments, correlation, safe_blas
 
@@ -79,7 +79,7 @@ def mean(values: ArrayLike, *, level: float = 0.95, rounding: float = 0.0) -> Me
     >>> mean([0.0, 0.0, 0.0]).equal, mean([0.0, 0.0, 0.0]).low
     (True, nan)
     """
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     x = np.asarray(values, dtype=np.float64)
     n, none = len(x), math.nan
     centre = float(x.mean()) if n else none
@@ -203,7 +203,7 @@ def bootstrap(
         Replicates summed at once; by default as many as fit into 64 MB. On a GPU they are also analysed at once.
     executor : Executor, optional
         Its workers analyse the replicates, each on one BLAS thread: the numbers are the same whatever the executor, and
-        those without one where BLAS has one thread; see :func:`fedstat._executor.in_order`.
+        those without one where BLAS has one thread; see :func:`fedstat._utils.parallel.in_order`.
     **options
         Arguments of :func:`fedstat.stats.factor.fit`.
 
@@ -218,7 +218,7 @@ def bootstrap(
     """
     k = _clients(m)
     rng = generator(seed, "bootstrap")
-    counts = rng.multinomial(k, np.full(k, 1 / k), size=_check.integer("replicates", replicates)).astype(float)
+    counts = rng.multinomial(k, np.full(k, 1 / k), size=check.integer("replicates", replicates)).astype(float)
     return _fits(_reweighted(m, counts, chunk), tau, options, executor)
 
 
@@ -249,7 +249,7 @@ def half_samples(
     """
     k = _clients(m)
     rng = generator(seed, "half-samples")
-    orders = (rng.permutation(k) for _ in range(_check.integer("pairs", pairs)))
+    orders = (rng.permutation(k) for _ in range(check.integer("pairs", pairs)))
     halves = [half for order in orders for half in order[: k - k % 2].reshape(2, -1)]
     counts = np.zeros((len(halves), k))
     np.put_along_axis(counts, np.array(halves), 1.0, axis=1)
@@ -327,7 +327,7 @@ def permutation(
         )
 
     def parts() -> Iterator[Moments]:
-        for i in range(0, _check.integer("replicates", replicates), step):
+        for i in range(0, check.integer("replicates", replicates), step):
             drawn = [shuffled() for _ in range(min(step, replicates - i))]
             yield Moments(*(xp.stack(field) for field in zip(*drawn, strict=True)))
 
@@ -373,4 +373,4 @@ def _clients(m: Moments) -> int:
 
 
 def _chunk(m: Moments, chunk: int | None) -> int:
-    return _check.integer("chunk", max(1, 2**23 // m.mean.shape[-1] ** 2) if chunk is None else chunk)
+    return check.integer("chunk", max(1, 2**23 // m.mean.shape[-1] ** 2) if chunk is None else chunk)

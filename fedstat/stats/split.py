@@ -16,7 +16,7 @@ from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.stats import factor
 
 Array = Any
@@ -51,7 +51,7 @@ class Absolute:
     value: float
 
     def __post_init__(self) -> None:
-        _check.real("Absolute(value)", self.value)
+        check.real("Absolute(value)", self.value)
 
 
 Tau = float | Absolute
@@ -78,7 +78,7 @@ def threshold(statistic: Array, tau: Tau) -> Array:
         return zero + tau.value
     if isinstance(tau, float) and math.isinf(tau):
         return zero + tau
-    _check.real(
+    check.real(
         "tau", tau, low=0, high=1, open_low=True, open_high=True,
         hint="A bare tau is a quantile over units; write Absolute(x) for a value, inf or -inf for a limit.",
     )  # fmt: skip

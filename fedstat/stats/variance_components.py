@@ -21,7 +21,7 @@ from array_api_compat import array_namespace, is_torch_array, to_device
 from array_api_compat import device as device_of
 from numpy.typing import NDArray
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.stats import resampling
 from fedstat.stats.icc import at_once, slices
 from fedstat.stats.icc import fdr as adjusted
@@ -193,7 +193,7 @@ def design(n_clients: int, covariate: Any = None) -> Floats:
     columns = [np.ones(n_clients)]
     if covariate is not None:
         x = covariate.detach().cpu().numpy() if is_torch_array(covariate) else covariate
-        x = np.asarray(_check.numbers("covariate", x), dtype=np.float64)
+        x = np.asarray(check.numbers("covariate", x), dtype=np.float64)
         if x.shape != (n_clients,):
             raise ValueError(f"covariate must hold one number per client, shape ({n_clients},), but got {x.shape}")
         if not np.isfinite(x).all():
@@ -261,7 +261,7 @@ def components(p: Parts, *, level: float = 0.95, cluster: Any = None) -> Compone
     .. [2] Spearman (1910), Brown (1910). British Journal of Psychology 3, 271-295 and 296-322.
     .. [3] Miller (1974). The jackknife: a review. Biometrika 61, 1-15.
     """
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     between, within = (on_host(a) for a in (p.between, p.within))
     noise, h, r = within / p.n_replicates, p.leverage[:, None], p.n_replicates
     n_clients, k = p.design.shape
@@ -318,7 +318,7 @@ def outcomes(c: Components, *, margin: float = 0.5, fdr: float = 0.05) -> NDArra
     71-81: the false discovery rate of such directions is controlled, too).
     """
     for name, value in (("margin", margin), ("fdr", fdr)):
-        _check.real(name, value, low=0, high=1, open_low=True, open_high=True)
+        check.real(name, value, low=0, high=1, open_low=True, open_high=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = c.statistic * c.std_error  # below 0 too, where an estimate of the share is cut there
         at = np.where(np.isnan(scaled), -np.log1p(-c.personal), scaled)

@@ -24,7 +24,7 @@ from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.registry import register_pipeline
 from zarr.storage import LocalStore
 
-from fedstat import _guard
+from fedstat._utils import guard
 from fedstat.store.journal import DamageError, Journal
 
 CODED = {"compressors": (ZstdCodec(), Crc32cCodec())}
@@ -41,14 +41,14 @@ class Guarded(LocalStore):
     def _metadata(self, key: str, prototype: BufferPrototype | None) -> Buffer | None:
         """A file of metadata, read at once: it is small, and handing it to a thread takes longer."""
         try:
-            raw = _guard.content(self.root / key, share=_guard.HEAD)
+            raw = guard.content(self.root / key, share=guard.HEAD)
         except FileNotFoundError:
             return None
         return (prototype or default_buffer_prototype()).buffer.from_bytes(raw)
 
     def _require(self, key: str) -> None:
         with suppress(FileNotFoundError):  # which zarr takes for a chunk that was never written
-            _guard.regular(self.root / key)
+            guard.regular(self.root / key)
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
@@ -127,7 +127,7 @@ class Bounded(BatchedCodecPipeline):
         for raw, spec in pairs:
             if raw is not None and self.packer:
                 dtype = spec.dtype.to_native_dtype()
-                most = prod(spec.shape) * dtype.itemsize if dtype.kind in "biufc" else _guard.limit()
+                most = prod(spec.shape) * dtype.itemsize if dtype.kind in "biufc" else guard.limit()
                 if _unpacked(raw.as_numpy_array().view("u1"), self.packer, most) > most:
                     raise ValueError(f"a chunk would unpack to more than the {most:,} bytes that its shape takes")
         return await super().decode_batch(pairs)
@@ -167,25 +167,25 @@ class _Array(ZarrArrayWrapper):
     def __init__(self, array: Any, root: Path) -> None:
         super().__init__(array)
         self._place = f"{root}: {array.path}"
-        _guard.size(self._place, self._bytes(array.chunks), "a chunk of it")
-        _guard.size(self._place, array.nchunks, "its shape", share=_CHUNK, unit="chunks")
+        guard.size(self._place, self._bytes(array.chunks), "a chunk of it")
+        guard.size(self._place, array.nchunks, "its shape", share=_CHUNK, unit="chunks")
 
     def _bytes(self, sizes: Iterable[int]) -> int:
         return prod(map(int, sizes)) * self.dtype.itemsize
 
     def __getitem__(self, key: Any) -> Any:
-        if self._bytes(self.shape) > _guard.limit():
+        if self._bytes(self.shape) > guard.limit():
             each = zip(key.tuple, self.shape, strict=True)
             sizes = [len(range(n)[k]) if isinstance(k, slice) else np.size(k) for k, n in each]
             size = max(sizes) if isinstance(key, VectorizedIndexer) else prod(sizes)
-            _guard.size(self._place, size * self.dtype.itemsize, "what is read of it at once")
+            guard.size(self._place, size * self.dtype.itemsize, "what is read of it at once")
         try:
             return super().__getitem__(key)
-        except _guard.LimitError:
+        except guard.LimitError:
             raise
         except Exception as error:  # what damaged chunks make zarr raise is of many types
             raise DamageError(
-                f"{self._place} is damaged ({_guard.reason(error)}). Compare the files with their checksums by "
+                f"{self._place} is damaged ({guard.reason(error)}). Compare the files with their checksums by "
                 "fedstat.open_run(path, verify=True), or: python -m fedstat verify PATH"
             ) from error
 

@@ -22,7 +22,7 @@ from typing import IO, Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from fedstat import _guard
+from fedstat._utils import guard
 
 FOLDER = "journal"
 FIRST = "0"
@@ -166,7 +166,7 @@ class Journal:
         log = self.root / FOLDER / "log"
         size = log.stat().st_size if log.exists() else 0
         try:
-            with _guard.written(log), log.open("ab") as file:
+            with guard.written(log), log.open("ab") as file:
                 file.write(_line(files, without))
             sync(log)
         except BaseException:
@@ -176,7 +176,7 @@ class Journal:
 
     def _rewrite(self) -> None:
         draft = self.root / FOLDER / next(self._names)
-        with _guard.written(draft):
+        with guard.written(draft):
             draft.write_bytes(_line(self.files))
         sync(draft)
         draft.replace(self.root / FOLDER / "log")
@@ -189,7 +189,7 @@ def checked(draft: Path) -> Iterator[Checked]:
     """File to write, which is removed if writing fails; then an OSError names it, whatever its writer made of that."""
     made: Checked | None = None
     try:
-        with _guard.written(draft), draft.open("wb") as file:
+        with guard.written(draft), draft.open("wb") as file:
             made = Checked(file)
             yield made
     except BaseException as error:
@@ -239,7 +239,7 @@ def hold(root: Path) -> FileLock:
         If another process has it.
     """
     path = root / FOLDER / "lock"
-    if path.is_symlink() or (_guard.status(path) and not path.is_file()):  # the lock is emptied as it is opened
+    if path.is_symlink() or (guard.status(path) and not path.is_file()):  # the lock is emptied as it is opened
         raise DamageError(f"the run at {root} is damaged: {FOLDER}/lock is not a regular file. Remove it.")
     lock = FileLock(path, blocking=False, thread_local=False)
     try:
@@ -276,7 +276,7 @@ def sync(path: Path) -> None:
     """Bring a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        with _guard.written(path):
+        with guard.written(path):
             os.fsync(handle)
     finally:
         os.close(handle)
@@ -298,11 +298,11 @@ def read_log(root: Path) -> dict[str, Entry]:
 def _read(root: Path) -> tuple[dict[str, Entry], bool]:
     """Files that the log names, and whether its last line is whole."""
     try:
-        stream = io.BytesIO(_guard.content(root / FOLDER / "log", share=_LOG))
+        stream = io.BytesIO(guard.content(root / FOLDER / "log", share=_LOG))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        why = f"{FOLDER}/log cannot be read ({_guard.reason(error)})"
+        why = f"{FOLDER}/log cannot be read ({guard.reason(error)})"
         raise DamageError(f"the run at {root} is damaged: {why}") from None
     files: dict[str, Entry] = {}
     number, sound = 0, False
@@ -332,7 +332,7 @@ def _parse(line: bytes) -> tuple[dict[str, Entry], list[str]] | None:
     if check != b"%08x" % zlib.crc32(text) or length != b"%d" % len(text):
         return None
     try:
-        found = _guard.parsed("a line of the log", text)
+        found = guard.parsed("a line of the log", text)
         files = {key: Entry(*entry) for key, entry in found["files"].items()}
         without = list(found["without"])
         sound = all(map(_is_entry, files.values())) and all(map(_is_inside, (*files, *without)))
@@ -380,7 +380,7 @@ def crc(path: Path) -> int:
 def problem(path: Path, entry: Entry, *, checksum: bool = True) -> str | None:
     """What is wrong with a file, None if it is as the log says; its content is read only for the checksum."""
     try:
-        found = _guard.status(path)
+        found = guard.status(path)
         if found is None:
             return "is missing"
         if not stat.S_ISREG(found.st_mode):
@@ -389,7 +389,7 @@ def problem(path: Path, entry: Entry, *, checksum: bool = True) -> str | None:
             return f"has {found.st_size} bytes in place of {entry.size}"
         if not checksum:
             return None
-        if entry.size > _guard.limit() and getattr(found, "st_blocks", entry.size) * 512 * _INFLATION < entry.size:
+        if entry.size > guard.limit() and getattr(found, "st_blocks", entry.size) * 512 * _INFLATION < entry.size:
             return f"has {entry.size} bytes, but nearly all are holes"
         if crc(path) != entry.crc:
             return "has another checksum than when it was written"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedstat._later import xr
+from fedstat._utils.lazy import xr
 
 
 class Variable(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from fedstat import _guard
+from fedstat._utils import guard
 from fedstat.store import journal
 
 AGAIN = "Remove it and run again."
@@ -53,7 +53,7 @@ def claim(
         If nothing can be written there.
     """
     path = Path(path)
-    _guard.status(path.parent / f"{path.name}.replaced-01234567")  # a name that it may have for a moment
+    guard.status(path.parent / f"{path.name}.replaced-01234567")  # a name that it may have for a moment
     settle(path)
     if os.path.lexists(path):
         theirs = command_of(path)
@@ -73,7 +73,7 @@ def claim(
 
 def is_store(path: Path) -> bool:
     """Whether a folder is a store, sound or damaged: it has what stores have in them, or their name."""
-    inside = any(_guard.status(path / name) for name in ("zarr.json", journal.FOLDER))
+    inside = any(guard.status(path / name) for name in ("zarr.json", journal.FOLDER))
     return inside or (path.suffix == ".zarr" and path.is_dir())
 
 
@@ -115,16 +115,16 @@ def attributes(path: Path) -> dict[str, Any]:
     DamageError
         If they cannot be read.
     """
-    _guard.status(path)
+    guard.status(path)
     try:
-        text = _guard.content(path / "zarr.json", share=_guard.HEAD)
-        return dict(_guard.parsed("zarr.json", text, finite=False).get("attributes", {}))
+        text = guard.content(path / "zarr.json", share=guard.HEAD)
+        return dict(guard.parsed("zarr.json", text, finite=False).get("attributes", {}))
     except FileNotFoundError:
         if (path / journal.FOLDER).is_dir():
             raise journal.DamageError(f"the run at {path} is damaged: zarr.json is missing. {AGAIN}") from None
         raise FileNotFoundError(f"there is no run at {path}: a run is a folder with a file zarr.json in it") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        why = f"zarr.json cannot be read ({_guard.reason(error)})"
+        why = f"zarr.json cannot be read ({guard.reason(error)})"
         raise journal.DamageError(f"the run at {path} is damaged: {why}. {AGAIN}") from None
 
 
@@ -139,7 +139,7 @@ def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
         lock = journal.hold(folder)
         try:
             folder.chmod(0o755)
-            with _guard.written(path):
+            with guard.written(path):
                 yield folder, lock
         except BaseException:
             lock.release()

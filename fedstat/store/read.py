@@ -11,8 +11,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstat import _guard
-from fedstat._later import xr
+from fedstat._utils import guard
+from fedstat._utils.lazy import xr
 from fedstat.store import journal, place
 
 NEEDED = {
@@ -89,7 +89,7 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
         read, which names the store and the array.
     """
     path = Path(path)
-    if not _guard.status(path):
+    if not guard.status(path):
         place.settle(path)  # brings back a store that was being replaced when the process was killed
     attrs = place.attributes(path)
     if verify is not False:
@@ -101,11 +101,11 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
 
     try:
         tree = xr.DataTree.from_dict(groups(path))
-    except (_guard.LimitError, journal.DamageError):
+    except (guard.LimitError, journal.DamageError):
         raise
     except Exception as error:
         # What zarr and xarray raise on files that are cut off or changed is of many types.
-        raise journal.DamageError(f"the run at {path} is damaged ({_guard.reason(error)}). {place.AGAIN}") from error
+        raise journal.DamageError(f"the run at {path} is damaged ({guard.reason(error)}). {place.AGAIN}") from error
     if verify is not False:
         for name in NEEDED.get(str(attrs.get("command")), ()):
             group, _, variable = name.rpartition("/")
@@ -164,7 +164,7 @@ def reading(path: str | Path) -> Iterator[None]:
         yield
     except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         require_sound(Path(path), checksums=True)  # damage, which says more
-        what = f"it holds other arrays or settings than fedstat writes ({_guard.reason(error)})"
+        what = f"it holds other arrays or settings than fedstat writes ({guard.reason(error)})"
         raise journal.DamageError(f"the run at {path} cannot be used: {what}. {place.AGAIN}") from error
 
 
@@ -197,8 +197,8 @@ def _noted(attrs: Mapping[str, Any]) -> list[Any]:
     """Names of groups in their order; none if the attributes are damaged, or those of another program."""
     try:
         if GROUPS in attrs:
-            return list(_guard.parsed(GROUPS, attrs[GROUPS].encode()))
-        config = _guard.parsed("config", attrs.get("config", "{}").encode(), finite=False)
+            return list(guard.parsed(GROUPS, attrs[GROUPS].encode()))
+        config = guard.parsed("config", attrs.get("config", "{}").encode(), finite=False)
         return [*config.get("keep_weights", ()), *(name.rpartition(".")[0] for name in config.get("shapes", ()))]
     except (ValueError, TypeError, AttributeError):
         return []
@@ -216,9 +216,9 @@ def config_of(path: str | Path) -> dict[str, Any]:
 def _settings(path: Path, attrs: Mapping[str, Any], name: str) -> Any:
     """JSON in an attribute of a store."""
     try:
-        return _JSON[name](_guard.parsed(name, attrs[name].encode(), finite=False))
+        return _JSON[name](guard.parsed(name, attrs[name].encode(), finite=False))
     except (ValueError, TypeError, AttributeError) as error:
-        why = f"the settings in its attribute {name} cannot be read ({_guard.reason(error)})"
+        why = f"the settings in its attribute {name} cannot be read ({guard.reason(error)})"
         raise journal.DamageError(f"the run at {path} is damaged: {why}. {place.AGAIN}") from None
 
 
@@ -239,7 +239,7 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
         If the journal is missing though required, or cannot be read.
     """
     root = Path(path)
-    if not _guard.status(root / journal.FOLDER):
+    if not guard.status(root / journal.FOLDER):
         if require:
             raise ValueError(f"{path} was written without checksums: nothing can be said of its files")
         return []
@@ -295,8 +295,8 @@ def _damage(known: _Layouts, key: str, text: str, *, fixed: bool) -> Damage:
 def _layout(root: Path, folder: str) -> tuple[list[str], list[int], list[int]]:
     """Dims, chunk shape and shape of an array; three lists that do not fit together if they cannot be read."""
     try:
-        text = _guard.content(root / folder / "zarr.json", share=_guard.HEAD)
-        found = _guard.parsed(folder, text, finite=False)
+        text = guard.content(root / folder / "zarr.json", share=guard.HEAD)
+        found = guard.parsed(folder, text, finite=False)
         parts = found["dimension_names"], found["chunk_grid"]["configuration"]["chunk_shape"], found["shape"]
         return tuple([kind(x) for x in part] for kind, part in zip((str, int, int), parts, strict=True))  # type: ignore[return-value]
     except (OSError, ValueError, KeyError, TypeError):

@@ -18,7 +18,7 @@ from typing import IO, Any, Protocol, Self
 
 import numpy as np
 
-from fedstat._later import xr, zarr
+from fedstat._utils.lazy import xr, zarr
 from fedstat.store import journal, place
 from fedstat.store.journal import Journal
 from fedstat.store.layout import Group

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedstat._later import pd
-from fedstat._settings import read_toml
+from fedstat._utils.lazy import pd
+from fedstat._utils.settings import read_toml
 from fedstat.results.numbers import number
 from fedstat.study import experiment, summary
 from fedstat.study import grid as grids

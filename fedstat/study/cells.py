@@ -13,9 +13,9 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from fedstat import store
-from fedstat._executor import as_done
-from fedstat._later import xr
-from fedstat._progress import shown
+from fedstat._utils.lazy import xr
+from fedstat._utils.parallel import as_done
+from fedstat._utils.progress import shown
 from fedstat.fl.job import ComputeConfig
 from fedstat.store import Group, Target, Writer
 

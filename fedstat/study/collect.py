@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstat import _check, store
-from fedstat._later import pd
+from fedstat import store
+from fedstat._utils import check
+from fedstat._utils.lazy import pd
 from fedstat.fl import algorithms
 from fedstat.fl.algorithm import About
 from fedstat.store import DamageError, open_run, reading, require_sound
@@ -296,7 +297,7 @@ def select(grid: Grid, conditions: Iterable[str]) -> Grid:
     table = grid.table
     for condition in conditions if len(table) else ():
         key, _, value = condition.partition("=")
-        column = table[_check.choice("the key of a selection", key, [str(c) for c in table.columns])]
+        column = table[check.choice("the key of a selection", key, [str(c) for c in table.columns])]
         empty = column.isna() | (column.astype(str) == "")
         table = table[empty | column.map(lambda x, value=value: _same(x, value))]
     if not len(table):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat._later import pd
+from fedstat._utils.lazy import pd
 from fedstat.results.numbers import p_value, plus_minus
 from fedstat.results.ranks import difference
 from fedstat.stats import compare

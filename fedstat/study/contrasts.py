@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedstat import store
-from fedstat._later import pd
+from fedstat._utils.lazy import pd
 from fedstat.study import readouts
 from fedstat.study.collect import Grid
 from fedstat.study.compare import against_zero

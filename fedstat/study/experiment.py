@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstat import _check, _guard, store
-from fedstat._later import xr
-from fedstat._settings import require_types
+from fedstat import store
+from fedstat._utils import check, guard
+from fedstat._utils.lazy import xr
+from fedstat._utils.settings import require_types
 from fedstat.data import arrays
 from fedstat.data._files import folder
 from fedstat.fl import algorithms, custom, masks, nets, participation, prepare
@@ -143,22 +144,22 @@ class Settings:
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
         federation.source_of(self.data)
         kind, _ = federation.partition_of(self.partition)
-        _check.choice("net", self.net, list(nets.NETS))
+        check.choice("net", self.net, list(nets.NETS))
         for name in ("clients", "min_size", "rounds", "local_epochs", "evaluate_every"):
-            _check.integer(name, getattr(self, name))
+            check.integer(name, getattr(self, name))
         for name in ("batch_size", "seed", "ablation"):
-            _check.integer(name, getattr(self, name), low=0)
+            check.integer(name, getattr(self, name), low=0)
         federation.require_domains(kind, self.domains, self.clients)
         if self.samples is not None:
-            _check.integer("samples", self.samples)
+            check.integer("samples", self.samples)
         for name in ("width", "lr", "server_lr"):
-            _check.real(name, getattr(self, name), low=0, open_low=True)
+            check.real(name, getattr(self, name), low=0, open_low=True)
         for name in self.probe:
-            _check.choice("probe", name, PROBES)
+            check.choice("probe", name, PROBES)
         object.__setattr__(self, "participation", participation.checked(self.participation))
-        _check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
-        _check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
-        _check.real("new_share", self.new_share, low=0, high=1, open_high=True)
+        check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
+        check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
+        check.real("new_share", self.new_share, low=0, high=1, open_high=True)
         aggregator = self.make_aggregator()
         if ":" in self.aggregator:  # one form of its number: "trimmed-mean:.10" to "trimmed-mean:0.1"
             object.__setattr__(self, "aggregator", aggregator.name)
@@ -170,7 +171,7 @@ class Settings:
             masks.resolve(net, known["layers"])
         for layer in self.layers_kept or ():
             alone = ["all", "none"] if len(self.keep_weights) == 1 else []
-            _check.choice("keep_weights", layer, [*nets.layers(net), *alone])
+            check.choice("keep_weights", layer, [*nets.layers(net), *alone])
         for name in {"personal_layers", "global_layers"} & set(known):
             masks.last_layers(net, name, known[name], all_too=name == "global_layers")
 
@@ -230,7 +231,7 @@ class Settings:
             return aggregator_named(self.aggregator)
         if self.clip is None:
             name = next(iter(given))
-            raise _check.NoEffectError(name, f"without clip, which makes a run private, but got {given[name]!r}")
+            raise check.NoEffectError(name, f"without clip, which makes a run private, but got {given[name]!r}")
         if self.aggregator != Settings.aggregator:
             raise ValueError(
                 f"clip={self.clip:g} makes a run private by noise on a sum over clients, but aggregator "
@@ -273,7 +274,7 @@ def _divided(settings: Mapping[str, Any], options: Any, algorithm: Any) -> dict[
     chosen = {k: v for k, v in settings.items() if k in common}
     known, options = names([algorithm]), federation.strings("options", options)
     for name in settings:
-        _check.choice("a setting", name, known)
+        check.choice("a setting", name, known)
     if twice := {option.partition("=")[0] for option in options} & (settings.keys() - common):
         raise ValueError(f"{min(twice)} is given twice, by name and among the options {list(options)}")
     more = [f"{k}={federation.text(k, v)}" for k, v in settings.items() if k not in common and v is not None]
@@ -387,7 +388,7 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 def noted(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Settings in a run's attributes; those of older runs are not kept, and {}."""
-    found = _guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
+    found = guard.parsed("the attribute about", attrs.get("about", "{}").encode(), finite=False)
     return {field.name: found[field.name] for field in fields(Settings) if field.name in found}
 
 

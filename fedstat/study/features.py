@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
-from fedstat import _check
-from fedstat._later import torch, xr
+from fedstat._utils import check
+from fedstat._utils.lazy import torch, xr
 from fedstat.fl import nets, record
 from fedstat.fl.nets import Net, Params
 
@@ -44,7 +44,7 @@ def feature_maps(net: Net, params: Params, layer: str, x: Tensor) -> NDArray[np.
     The network runs as it is, and the output of the convolution with this layer's weights is recorded, so that
     everything before it (normalisation, pooling, shortcuts) is included.
     """
-    _check.choice("layer", layer, list(nets.layers(net)))
+    check.choice("layer", layer, list(nets.layers(net)))
     with torch.no_grad(), _Watch(params[f"{layer}.weight"]) as watch:
         net.apply(params, x.unsqueeze(0))
     if watch.seen is None:

@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedstat import _check
 from fedstat import data as datasets
-from fedstat._check import few
-from fedstat._later import xr
+from fedstat._utils import check
+from fedstat._utils.check import few
+from fedstat._utils.lazy import xr
 from fedstat.data import arrays, partition
 from fedstat.data._files import Remembered
 from fedstat.fl import nets
@@ -195,9 +195,9 @@ def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
     """
     name, colon, split = data.partition(":")
     if not arrays.is_arrays(name):
-        _check.choice("data", name, [*datasets.SOURCES, "PATH.npz"])
+        check.choice("data", name, [*datasets.SOURCES, "PATH.npz"])
     if colon:
-        _check.choice(f"what follows {name}: in data", split, ("train", "test"))
+        check.choice(f"what follows {name}: in data", split, ("train", "test"))
     return name, split or None  # type: ignore[return-value]
 
 
@@ -237,7 +237,7 @@ def _domains(source: xr.Dataset, settings: Federation) -> xr.Dataset:
         )
     superclasses = {name: (name,) for name in source.coarse.attrs["names"]}
     known = superclasses | partition.CIFAR100_DOMAINS
-    groups = {_check.choice("domains", name, known): known[name] for name in settings.domains or DOMAINS}
+    groups = {check.choice("domains", name, known): known[name] for name in settings.domains or DOMAINS}
     per = settings.clients // len(groups)
     fed = partition.domains(source, groups=groups, clients_per_domain=per, seed=settings.seed)
     classes = partition.label_table(fed).to_numpy().max(1)[::per] + 1
@@ -254,9 +254,9 @@ def require_domains(kind: str, domains: tuple[str, ...], clients: int) -> None:
     """ValueError unless the clients divide evenly over the domains, if that is how they are dealt."""
     if kind != "domains":
         if domains:
-            raise _check.NoEffectError("domains", f"but with partition domains, but got {domains} with {kind}")
+            raise check.NoEffectError("domains", f"but with partition domains, but got {domains} with {kind}")
         return
-    number = len(_check.distinct("domains", domains or DOMAINS))
+    number = len(check.distinct("domains", domains or DOMAINS))
     if clients % number:
         raise ValueError(
             f"clients must be a multiple of the {number} domains, to which they are dealt evenly, but got {clients}"
@@ -267,7 +267,7 @@ def partition_of(text: str) -> tuple[str, float]:
     """``"dirichlet:0.1"`` to ("dirichlet", 0.1); ValueError if it is not one of ``PARTITIONS``."""
     kind, colon, number = text.partition(":")
     kinds = {known.partition(":")[0]: ":" in known for known in PARTITIONS}
-    _check.choice("partition", kind, kinds)
+    check.choice("partition", kind, kinds)
     if kinds[kind] != bool(colon):
         raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r:.200}")
     if not colon:
@@ -276,9 +276,9 @@ def partition_of(text: str) -> tuple[str, float]:
         value = float(number)
     except ValueError:
         raise ValueError(f"partition must end in a number, as in {kind}:0.5, but got {text!r:.200}") from None
-    _check.real("the number in partition", value, low=0, open_low=True)
+    check.real("the number in partition", value, low=0, open_low=True)
     if kind == "pathological":
-        _check.integer("the classes of a client in partition", int(value) if value.is_integer() else value)
+        check.integer("the classes of a client in partition", int(value) if value.is_integer() else value)
     return kind, value
 
 

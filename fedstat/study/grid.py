@@ -14,9 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstat import _check, _guard, store
-from fedstat._executor import as_done
-from fedstat._settings import read_toml, table, tables
+from fedstat import store
+from fedstat._utils import check, guard
+from fedstat._utils.parallel import as_done
+from fedstat._utils.settings import read_toml, table, tables
 from fedstat.fl import custom
 from fedstat.fl.algorithms import settings_of
 from fedstat.store import place
@@ -58,15 +59,15 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
     path = Path(path)
     read = _read(path)
     scales, sets = table(read, "scale", path), tables(read, "dataset", path)
-    of_scale = {} if scale is None else table(scales, _check.choice("scale", scale, list(scales)), f"{path}, [scale]")
+    of_scale = {} if scale is None else table(scales, check.choice("scale", scale, list(scales)), f"{path}, [scale]")
     common = {k: v for k, v in read.items() if k not in ("scale", "tune", "dataset", "method")} | of_scale
     seeds = _seeds(common.pop("seeds", [common.get("seed", 0)]), path)
     every = [_at_scale(method, scale, scales, path) for method in tables(read, "method", path)]
     swept = sum(prod(map(len, _sweep(method, path).values())) for method in every)
-    _guard.size(path, len(sets) * swept * len(seeds), "its grid", share=_guard.RUN, unit="runs")
+    guard.size(path, len(sets) * swept * len(seeds), "its grid", share=guard.RUN, unit="runs")
     methods = [one for method in every for one in _swept(method, path)]
     if study is not None:
-        _check.choice("study", study, list(dict.fromkeys(s for one in (*sets, *methods) for s in _studies(one, path))))
+        check.choice("study", study, list(dict.fromkeys(s for one in (*sets, *methods) for s in _studies(one, path))))
     found = []
     for seed in seeds:
         for dataset in sets:
@@ -214,7 +215,7 @@ def _chosen(
     if not isinstance(wanted, list) or not wanted:
         raise ValueError(f"methods of a data set in {where} must be a list of algorithms, but got {wanted!r:.200}")
     for name in wanted:
-        _check.choice(f"methods of a data set in {where}", name, names)
+        check.choice(f"methods of a data set in {where}", name, names)
     return [method for method, name in zip(methods, names, strict=True) if name in wanted]
 
 
@@ -230,7 +231,7 @@ def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) ->
             try:
                 chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
                 return Settings.of(**chosen)
-            except _check.NoEffectError as error:
+            except check.NoEffectError as error:
                 if error.name in method or used.pop(error.name, None) is None:
                     raise
     except ValueError as error:
@@ -291,10 +292,10 @@ def run_all(
     """
     folder = Path(folder)
     require_distinct(runs, "the grid")
-    if _guard.status(folder) and (not folder.is_dir() or _guard.status(folder / "zarr.json")):
+    if guard.status(folder) and (not folder.is_dir() or guard.status(folder / "zarr.json")):
         raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
     paths = [folder / f"{name_of(settings)}.zarr" for settings in runs]
-    absent = [settings for settings, path in zip(runs, paths, strict=True) if not _guard.status(path)]
+    absent = [settings for settings, path in zip(runs, paths, strict=True) if not guard.status(path)]
     experiment.read_data(absent, where.get("data_dir"))
     if executor is not None:  # whose workers may stand in other folders
         paths, progress = [path.absolute() for path in paths], None

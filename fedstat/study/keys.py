@@ -7,8 +7,8 @@ from dataclasses import fields
 from inspect import Parameter
 from typing import Any, NamedTuple
 
-from fedstat import _check
 from fedstat import data as datasets
+from fedstat._utils import check
 from fedstat.data import arrays
 from fedstat.fl import algorithms, nets
 from fedstat.fl.aggregators import AGGREGATORS
@@ -158,7 +158,7 @@ def require(found: Mapping[str, Any], table: str, known: Iterable[str], where: s
     names = [*known, *(key.name for key in STRUCTURE if table in key.tables)]
     for name in found:
         if name not in names:
-            hint = _check.did_you_mean(name, names, cutoff=0.5)
+            hint = check.did_you_mean(name, names, cutoff=0.5)
             elsewhere = next((f" It belongs in {_heading(key.tables)}." for key in STRUCTURE if key.name == name), "")
             raise ValueError(f"{where} cannot hold the key {name!r:.200}.{elsewhere or hint}")
 

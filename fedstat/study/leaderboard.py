@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedstat import store
-from fedstat._later import pd, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.stats.ranking import Friedman, friedman
 from fedstat.study import summary
 from fedstat.study.collect import Grid, about, ordered

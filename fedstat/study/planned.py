@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstat import store
-from fedstat._later import pd
-from fedstat._settings import read_toml
+from fedstat._utils.lazy import pd
+from fedstat._utils.settings import read_toml
 from fedstat.study import experiment, grid
 from fedstat.study.collect import Grid
 from fedstat.study.experiment import Settings

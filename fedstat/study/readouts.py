@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedstat._later import pd, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.fl.stored import profile
 from fedstat.store import open_run
 from fedstat.study.collect import Grid

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedstat._settings import read_toml, table
+from fedstat._utils.settings import read_toml, table
 from fedstat.study.collect import METHODS, Grid, labels, ordered, origin
 
 

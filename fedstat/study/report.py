@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedstat._later import pd, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.stored import profile

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from fedstat import _check, _guard, store
-from fedstat._later import pd, xr
+from fedstat import store
+from fedstat._utils import check, guard
+from fedstat._utils.lazy import pd, xr
 from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, line
 from fedstat.results.numbers import megabytes, number, plus_minus
@@ -36,8 +37,8 @@ Some: TypeAlias = "str | Path | xr.DataTree | Iterable[str | Path | xr.DataTree]
 class RunsResult(ComparisonResult):
     """Runs compared within seeds, as :func:`fedstat.study.compare_runs` returns it.
 
-    ``table`` and the other fields of :class:`fedstat.ComparisonResult` are over all settings of the data: differences
-    are means over these settings within each seed, and ``n`` is the number of seeds that all settings have.
+    ``table`` and the other fields of :class:`fedstat.results.ComparisonResult` are over all settings of the data:
+    differences are means over these settings within each seed, and ``n`` is the number of seeds that all settings have.
 
     Attributes
     ----------
@@ -147,7 +148,7 @@ def compare_runs(
     >>> compare_runs(runs).table[["method", "n"]].to_dict("list")
     {'method': ['fedavg', 'fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3, 3]}
     """
-    _check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     found, unfinished = _read(runs)
     _require_same_data(found)
     names = _labels(found)
@@ -156,7 +157,7 @@ def compare_runs(
     labels = list(dict.fromkeys(names.values()))
     if reference is None:
         reference = "fedavg" if "fedavg" in labels else labels[0]
-    _check.choice("reference", reference, labels)
+    check.choice("reference", reference, labels)
     table = pd.DataFrame([one.row | {"method": names[i]} for i, one in enumerate(found)])
     table = table.iloc[sorted(range(len(table)), key=lambda i: (labels.index(names[i]), found[i].seed))]
     _require_one_each(table)
@@ -227,7 +228,7 @@ def _each(some: Any) -> Iterator[str | Path | xr.DataTree]:
     if isinstance(some, xr.DataTree):
         yield some
     elif isinstance(some, str | Path):
-        single = _guard.status(Path(some) / "zarr.json") or not _guard.status(some)
+        single = guard.status(Path(some) / "zarr.json") or not guard.status(some)
         yield from [some] if single else stores(some)
     elif isinstance(some, Iterable) and not isinstance(some, Mapping | xr.Dataset):
         for one in some:

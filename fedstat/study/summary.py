@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check, _cli
-from fedstat._later import pd, xr
+from fedstat import _cli
+from fedstat._utils import check
+from fedstat._utils.lazy import pd, xr
 from fedstat.fl import nets
 from fedstat.stats.split import adjusted_rand, same_state
 
@@ -76,7 +77,7 @@ def choose(table: pd.DataFrame, asked: str | None = None) -> str:
     short = few(table)
     if asked is None:
         return "final" if short else "best10"
-    _check.choice("rule", asked, list(RULES))
+    check.choice("rule", asked, list(RULES))
     if asked.endswith("10") and short:
         raise ValueError(f"{asked} averages {WINDOW} rounds, but there are fewer: {short}. Use final or validated.")
     return asked

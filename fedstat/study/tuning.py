@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedstat import store
-from fedstat._later import pd
+from fedstat._utils.lazy import pd
 from fedstat.fl.algorithms import settings_of
 from fedstat.study import federation, grid, summary
 from fedstat.study.collect import OF_METHOD

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fedstat import data
-from fedstat._random import generator
+from fedstat._utils.streams import generator
 
 CLIENTS, SAMPLES, BATCH, RATE = 400, 60, 10, 0.1
 REPLICATED, REPLICATES = 200, 12

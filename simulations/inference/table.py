@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from fedstat._executor import as_done
-from fedstat._random import generator
+from fedstat._utils.parallel import as_done
+from fedstat._utils.streams import generator
 from simulations.inference.digests import digest
 
 LARGEST_LEVEL, SHORT = 0.06, 0.02

@@ -11,7 +11,7 @@ from real_data import require_real_data
 from scripts import ROOT, load
 
 from fedstat import open_run
-from fedstat._settings import read_toml
+from fedstat._utils.settings import read_toml
 from fedstat.attack.experiment import leakage
 from fedstat.attack.table import table
 from fedstat.study import collect, experiment, summary

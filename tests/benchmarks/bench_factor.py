@@ -18,7 +18,7 @@ from factor_analyzer import FactorAnalyzer
 from statsmodels.multivariate.factor import Factor
 from threadpoolctl import threadpool_limits
 
-from fedstat._random import generator
+from fedstat._utils.streams import generator
 from fedstat.stats import factor, factor_solvers, resampling
 from fedstat.stats.moments import correlation, moments
 

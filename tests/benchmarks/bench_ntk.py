@@ -5,7 +5,7 @@ from time import perf_counter
 import numpy as np
 import scipy.linalg
 
-from fedstat.ntk import kernel
+from fedstat.ntk import gram
 
 
 def sphere(*shape):
@@ -42,37 +42,37 @@ def against(benchmark, name, ours, peer, rounds=7):
 
 def test_kernel_of_5000_samples(benchmark):
     x = sphere(5000, 100)
-    h, plain = against(benchmark, "NumPy", lambda: kernel.kernel(x), lambda: straightforward(x))
+    h, plain = against(benchmark, "NumPy", lambda: gram.kernel(x), lambda: straightforward(x))
     errors = [np.abs(np.diagonal(k) - 0.5).max() for k in (h, plain)]
     print(f"error on the diagonal: fedstat {errors[0]:.1e}, NumPy {errors[1]:.1e}")
 
 
 def test_extreme_eigenvalues_of_2000_samples(benchmark):
-    h = kernel.kernel(sphere(2000, 100))
+    h = gram.kernel(sphere(2000, 100))
     e, (low, high) = against(
-        benchmark, "scipy.linalg.eigvalsh", lambda: kernel.extreme_eigenvalues(h), lambda: all_eigenvalues(h)
+        benchmark, "scipy.linalg.eigvalsh", lambda: gram.extreme_eigenvalues(h), lambda: all_eigenvalues(h)
     )
     print(f"bounds {e.error_minimum:.1e}, {e.error_maximum:.1e}")
     print(f"errors {abs(e.minimum - low):.1e}, {abs(e.maximum - high):.1e}")
 
 
 def test_certified_eigenvalues_of_2000_samples(benchmark):
-    h = kernel.kernel(sphere(2000, 100))
+    h = gram.kernel(sphere(2000, 100))
     against(
         benchmark,
         "scipy.linalg.eigvalsh",
-        lambda: kernel.extreme_eigenvalues(h, certify=True),
+        lambda: gram.extreme_eigenvalues(h, certify=True),
         lambda: all_eigenvalues(h),
     )
 
 
 def test_personal_eigenvalues_of_40_clients_of_100_samples(benchmark):
-    blocks = kernel.kernel(sphere(40, 100, 50))
+    blocks = gram.kernel(sphere(40, 100, 50))
     dense = scipy.linalg.block_diag(*blocks)
     e, (low, high) = against(
         benchmark,
         "scipy.linalg.eigvalsh of the dense matrix",
-        lambda: kernel.extreme_eigenvalues(blocks),
+        lambda: gram.extreme_eigenvalues(blocks),
         lambda: all_eigenvalues(dense),
         rounds=3,
     )

@@ -22,7 +22,7 @@ from algorithm_jobs import FLAGS, SAMPLES, SETTINGS, SIZES, assert_equal, datase
 from low_rank_modules import Mlp as LowRankMlp
 from low_rank_modules import is_personal
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, nets, optim, train
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.batches import Rows
@@ -55,8 +55,8 @@ def pretrained(j, sgd):
         trained = []
         for c in range(j.clients):
             net = plain_loop.module(SIZES)
-            net.load_state_dict(j.net.init(_random.generator(j.seed, "start")))
-            rng, (x, y) = _random.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
+            net.load_state_dict(j.net.init(streams.generator(j.seed, "start")))
+            rng, (x, y) = streams.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
             plain_loop.train_client(net, x, y, sgd, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
             trained.append(net.fc1.weight.detach().numpy())
         return analysed(trained)
@@ -66,7 +66,7 @@ def pretrained(j, sgd):
 
 def drawn(j, number):
     flags = np.zeros(10, bool)
-    flags[_random.generator(j.seed, "random split", "fc1", number).permutation(10)[:5]] = True
+    flags[streams.generator(j.seed, "random split", "fc1", number).permutation(10)[:5]] = True
     return of_units(flags)
 
 

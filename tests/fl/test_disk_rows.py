@@ -19,7 +19,8 @@ from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, make
 from small_runs import NET, SETTINGS, dense, same
 from toy_methods import REMEMBERS
 
-from fedstat import _check, data, store
+from fedstat import data, store
+from fedstat._utils import check
 from fedstat.fl import algorithms, batches, client_rows, loop, nets, participation, train
 from fedstat.fl import memory as _memory
 from fedstat.fl.disk_rows import DiskRows, SlotFile
@@ -285,7 +286,7 @@ def test_a_memory_that_is_no_size_is_refused(size):
 
 def test_sizes_are_read():
     read = {"2GiB": 2**31, "500MB": 5 * 10**8, "500 mb": 5 * 10**8, "1.5k": 1500, "3": 3, "1TiB": 2**40, 7: 7, "8B": 8}
-    assert {size: _check.in_bytes("memory", size) for size in read} == read
+    assert {size: check.in_bytes("memory", size) for size in read} == read
 
 
 def test_what_does_not_fit_is_refused_before_training(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ import trainer
 from fl_runs import command
 from small_runs import NET, dense, three_splits
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, losses, masks, nets, optim, train
 from fedstat.fl.algorithm import Algorithm, Phase
 from fedstat.fl.batches import Rows
@@ -275,9 +275,9 @@ def test_static_fedfac_decides_once_on_locally_trained_weights():
     net = plain_loop.module(SIZES)
     trained = []
     for c in range(j.clients):
-        net.load_state_dict(j.net.init(_random.generator(j.seed, "start")))
+        net.load_state_dict(j.net.init(streams.generator(j.seed, "start")))
         mine = slice(j.train.start[c], j.train.start[c + 1])
-        x, y, rng = j.train.x[mine], j.train.y[mine], _random.generator(j.seed, "batches", -1, 0, c)
+        x, y, rng = j.train.x[mine], j.train.y[mine], streams.generator(j.seed, "batches", -1, 0, c)
         plain_loop.train_client(net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=2, batch_size=5, rng=rng)
         trained.append(net.fc1.weight.detach().double().numpy().T.copy())
     r = np.corrcoef(np.concatenate(trained), rowvar=False)

@@ -13,7 +13,8 @@ import trainer
 from algorithm_jobs import SAMPLES, SIZES, assert_equal, dataset, job, rows, run
 from low_rank_modules import RANKS, Cnn, Mlp, ResNet8, is_personal
 
-from fedstat import _random, fl
+from fedstat import fl
+from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithms import named
 from fedstat.fl.batches import Rows
@@ -315,7 +316,7 @@ def test_drift_and_uploads_are_of_the_full_parts():
 def test_a_run_starts_from_weights_of_another():
     options = {"rounds": 1, "batch_size": 5, "lr": 0.1}
     net, names = NETS["cnn"][0], {"weight": "w", "bias": "b"}
-    other = _random.generator(7, "start")
+    other = streams.generator(7, "start")
     given = {n: p for n, p in net.init(other).items() if nets.layer_of(n) != "fc2"}
     begun = nets.started(net, given)
     j = of_images(algorithms.feddecomp(**EPOCHS), "cnn")

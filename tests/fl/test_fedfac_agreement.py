@@ -13,7 +13,7 @@ import torch
 import trainer
 from algorithm_jobs import SAMPLES, SIZES, dataset, job, run
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, masks, nets, train
 from fedstat.fl.__main__ import main
 from fedstat.fl.algorithm import InitContext
@@ -66,8 +66,8 @@ def test_static_by_agreement_equals_the_plain_loop():
         trained = []
         for c in range(j.clients):
             net = plain_loop.module(SIZES)
-            net.load_state_dict(j.net.init(_random.generator(j.seed, "start")))
-            rng, (x, y) = _random.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
+            net.load_state_dict(j.net.init(streams.generator(j.seed, "start")))
+            rng, (x, y) = streams.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(j.train, c)
             plain_loop.train_client(net, x, y, sgd, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
             trained.append(net.fc1.weight.detach().numpy())
         return by_hand(np.stack(trained))

@@ -12,7 +12,7 @@ import trainer
 from algorithm_jobs import assert_equal, rows, run
 from masked_jobs import CLIENTS, SHAPES, SIZES, SPECS, algorithm, job, mask, whole
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import communication_round, masks, nets
 from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.probes import new_clients, variants
@@ -91,7 +91,7 @@ def test_new_clients_hold_what_all_clients_share(spec, n_new):
             ("local_train", {name: torch.from_numpy(m.numpy().min(0)) for name, m in whole(mask(spec)).items()}),
         ):
             plain["global"], net = accuracy(state.global_params, test, c)
-            options = {"epochs": 2, "batch_size": 5, "rng": _random.generator(j.seed, "new", 2, 0, c), "held": held}
+            options = {"epochs": 2, "batch_size": 5, "rng": streams.generator(j.seed, "new", 2, 0, c), "held": held}
             plain_loop.train_client(net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), **options)
             plain[rule], _ = accuracy(net.state_dict(), test, c)
         x, y = plain_loop.samples(test, c)
@@ -110,7 +110,7 @@ def test_the_ablation_replaces_every_clients_own_part(spec):
     for c in range(CLIENTS):
         own = {name: p[c] for name, p in mine.items()}
         for draw in range(2):
-            rng = _random.generator(j.seed, "masking", draw, c)
+            rng = streams.generator(j.seed, "masking", draw, c)
             noise = {name: torch.from_numpy(rng.standard_normal(SHAPES[name], dtype=np.float32)) for name in split}
             for part, said in enumerate(variants.PARTS):
                 changed = {name: p.clone() for name, p in own.items()}

@@ -12,7 +12,8 @@ from small_runs import dense
 from stacked_nets import Block
 from torch import nn
 
-from fedstat import _random, fl
+from fedstat import fl
+from fedstat._utils import streams
 from fedstat.fl import algorithms, nets
 
 SEED, BATCH, EPOCHS, LR = 3, 4, 2, 0.3
@@ -76,11 +77,11 @@ def trained(part, server, given, number, client):
     twin = Last(copy.deepcopy(part), Given)
     twin.load_state_dict(server)
     x, y = given
-    rng = _random.generator(SEED, "batches", number, 0, client)
+    rng = streams.generator(SEED, "batches", number, 0, client)
     orders = rng.permuted(np.tile(np.arange(len(x)), (EPOCHS, 1)), axis=1)
     batches = [order[low : low + BATCH] for order in orders for low in range(0, len(x), BATCH)]
     for name, units, drop in (("dropout1", 5, twin.first), ("dropout2", 4, twin.second)):
-        stream = _random.generator(SEED, "noise", name, "batches", number, 0, client)
+        stream = streams.generator(SEED, "noise", name, "batches", number, 0, client)
         draws = stream.random((len(batches), BATCH, units), dtype=np.float32)
         drop.draws = [torch.from_numpy(u[: len(rows)]) for u, rows in zip(draws, batches, strict=True)]
     optimizer = torch.optim.SGD(twin.parameters(), LR)

@@ -10,7 +10,7 @@ import torch
 import trainer
 from torch import nn
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import algorithms, losses, masks, nets, optim
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job
@@ -227,7 +227,7 @@ def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():
             module.lstm.bias_hh_l1.requires_grad_(False).zero_()
             load(module, server)
             optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=0.01)
-            order = _random.generator(3, "batches", number, 0, c).permuted(
+            order = streams.generator(3, "batches", number, 0, c).permuted(
                 np.tile(np.arange(rows.start[c], rows.start[c + 1]), (2, 1)), axis=1
             )
             for epoch in order:

@@ -14,7 +14,8 @@ from small_runs import NET, SETTINGS, dense
 from torch import nn
 from toy_methods import toy
 
-from fedstat import _random, fl, store, study
+from fedstat import fl, store, study
+from fedstat._utils import streams
 from fedstat.fl import algorithms, masks
 from fedstat.fl.algorithm import Algorithm, Phase, SharedMask
 from fedstat.study import Settings, grid
@@ -77,7 +78,7 @@ def test_ditto_is_its_algorithm_in_plain_torch():
     method = algorithms.named(f"{EXAMPLES / 'ditto.py'}:ditto", lam=LAM)
     how = {"batch_size": 4, "local_epochs": 2, "lr": 0.2, "seed": 5}
     run = fl.train(data, NET, method, rounds=rounds, **how)
-    start = NET.init(_random.generator(5, "start"))
+    start = NET.init(streams.generator(5, "start"))
     server, own = start, [start] * 3
     for number in range(rounds):
         trained = [client(data, c, number, server, own[c], **how) for c in range(3)]
@@ -107,7 +108,7 @@ def client(data, c, number, w, v, *, batch_size, local_epochs, lr, seed):
     """The global and the personal model of a client after a round."""
     train = data.isel(client=c, sample=np.flatnonzero(data["split"] == "train"))
     x, y = torch.from_numpy(train.x.values).float(), torch.from_numpy(train.y.values).float()
-    rng = _random.generator(seed, "batches", number, 0, c)
+    rng = streams.generator(seed, "batches", number, 0, c)
     orders = rng.permuted(np.tile(np.arange(len(x)), (local_epochs, 1)), axis=1)
     anchor = module(w)
     found = []

@@ -14,7 +14,7 @@ from plain_seams import LR, descent
 from small_runs import NET, SETTINGS, dense, same
 from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import accountant, aggregate, algorithms, loop, nets, optim, participation, train
 from fedstat.fl.job import ComputeConfig, TrainConfig
 from fedstat.fl.prepare import prepare
@@ -39,7 +39,7 @@ def private_server(clip, sigma, seed, expected):
                 total[name] += p / max(1, norm / clip)
         new = {}
         for name, p in total.items():
-            rng = _random.generator(seed, "privacy", "updates", number, name)
+            rng = streams.generator(seed, "privacy", "updates", number, name)
             noise = rng.standard_normal(p.shape, dtype=np.float32)
             new[name] = old[name] + torch.from_numpy((p + sigma * clip * noise) / expected).float()
         return new
@@ -108,7 +108,7 @@ def test_the_noise_has_the_standard_deviation_that_was_asked_for():
     given = Privacy(0.5, 1.5, 1e-5, 1.0, 1.0)
     drawn = []
     for seed in range(40):
-        found = mean_update(away, given, 10.0, lambda name, seed=seed: _random.generator(seed, name))
+        found = mean_update(away, given, 10.0, lambda name, seed=seed: streams.generator(seed, name))
         drawn.append(np.concatenate([p.numpy().ravel() for p in found.values()]))
     n = np.size(drawn)
     # Standard deviation 1.5 · 0.5 / 10, to four standard errors of an estimate from n draws: 1.4 %.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import privacy
 from fedstat.fl.privacy import Privacy, noised_moments
 from fedstat.stats.moments import correlation, moments
@@ -28,7 +28,7 @@ def test_moments_are_clipped_in_one_norm_across_layers(clip):
         {layer: moments(z) for layer, z in server.items()},
         Privacy(1.0, 1.0, 1e-5, clip, QUIET),
         5.0,
-        lambda layer: _random.generator(0, layer),
+        lambda layer: streams.generator(0, layer),
     )
 
     def norm(parts):
@@ -57,7 +57,7 @@ def noised(sigma, seed, d=6, expected=100.0):
     """Of no client: noise alone, on top of nothing."""
     server = moments(np.random.default_rng(1).normal(size=(40, d)))
     given = Privacy(1.0, 1.0, 1e-5, 1.0, sigma)
-    made = noised_moments([], {"a": server}, given, expected, lambda _: _random.generator(seed))["a"]
+    made = noised_moments([], {"a": server}, given, expected, lambda _: streams.generator(seed))["a"]
     return server, made
 
 
@@ -70,7 +70,7 @@ def test_the_noise_on_moments_has_the_standard_deviation_that_was_asked_for():
     limit = np.sqrt((second**2).sum() + ((server.mean / scale) ** 2).sum())
     many = [{"a": server}] * 100  # so that nothing is floored
     drawn = [
-        noised_moments(many, {"a": server}, Privacy(1, 1, 1e-5, 1.0, 0.2), 100.0, lambda _, s=s: _random.generator(s))
+        noised_moments(many, {"a": server}, Privacy(1, 1, 1e-5, 1.0, 0.2), 100.0, lambda _, s=s: streams.generator(s))
         for s in range(200)
     ]
     means = np.array([one["a"].mean / scale for one in drawn])
@@ -92,7 +92,7 @@ def test_what_the_noise_on_means_adds_to_variances_is_taken_off(monkeypatch):
     limit = np.linalg.norm(server.cross / 40 / np.outer(scale, scale))
     given = Privacy(1, 1, 1e-5, 1.0, sd * 100 / limit)
     drawn = [
-        noised_moments([{"a": server}] * 100, {"a": server}, given, 100.0, lambda _, s=s: _random.generator(s))["a"]
+        noised_moments([{"a": server}] * 100, {"a": server}, given, 100.0, lambda _, s=s: streams.generator(s))["a"]
         for s in range(300)
     ]
     variance = np.array([one.cross.diagonal() / 4000 / scale**2 for one in drawn])

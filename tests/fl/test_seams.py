@@ -11,7 +11,7 @@ from algorithm_jobs import SAMPLES, SIZES, assert_equal, assert_near, dataset, j
 from plain_seams import LR, descent, gradient
 from toy_methods import HALF, MEASURES, REMEMBERS, by_loss, momentum, soft, toy
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import aggregate, algorithms, batches, nets, optim, train
 from fedstat.fl.algorithm import Phase
 
@@ -273,7 +273,7 @@ def test_a_killed_run_goes_on_with_its_memory_and_the_aggregators(tmp_path):
 
 def test_clients_are_mixed_by_the_losses_of_the_others_models_on_their_own_samples():
     j = job(toy(mixing_weights=by_loss), server_lr=0.5, validation=rows([4, 9, 2, 7, 3, 5], 5), **HALF)
-    own = {c: j.net.init(_random.generator(j.seed, "start")) for c in range(j.clients)}
+    own = {c: j.net.init(streams.generator(j.seed, "start")) for c in range(j.clients)}
     for number in range(3):
         clients = trainer.active(j, number)
         after = {c: descent(SIZES, j, c, own[c], number) for c in clients}

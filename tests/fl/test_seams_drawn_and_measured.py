@@ -13,7 +13,7 @@ from algorithm_jobs import SAMPLES, SIZES, assert_near, dataset, job, run
 from plain_seams import LR, descent
 from toy_methods import HALF, MEASURES, soft, toy
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import algorithms, batches, nets, optim, train
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.cohort import of_all
@@ -28,7 +28,7 @@ from fedstat.fl.state import Download
 def test_a_share_of_clients_that_is_drawn_in_every_round():
     j = job(toy(), participation=(0.3, 0.9))
     numbers = [len(trainer.active(j, number)) for number in range(60)]
-    shares = [_random.generator(j.seed, "participation", number).uniform(0.3, 0.9) for number in range(60)]
+    shares = [streams.generator(j.seed, "participation", number).uniform(0.3, 0.9) for number in range(60)]
     assert numbers == [round(share * j.clients) for share in shares]
     assert set(numbers) == {2, 3, 4, 5}
     assert fewest((0.3, 0.9), 6) == 2
@@ -67,7 +67,7 @@ def test_a_network_that_draws_gets_each_clients_own_noise_whatever_the_chunk(chu
     def trained(c, model, number):
         size = min(5, SAMPLES[c])
         steps = 2 * -(-SAMPLES[c] // size)
-        draws = _random.generator(j.seed, "noise", "keep", "batches", number, 0, c).random(
+        draws = streams.generator(j.seed, "noise", "keep", "batches", number, 0, c).random(
             (steps, size, 10), np.float32
         )
         draws, at = torch.from_numpy(draws), [0]

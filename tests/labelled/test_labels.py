@@ -117,8 +117,8 @@ WITHOUT = {
     ("extreme_eigenvalues", "h"): "a matrix",
 }
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning"),
-    pytest.mark.filterwarnings("ignore::fedstat.AgreementWarning"),
+    pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::fedstat.results.AgreementWarning"),
     pytest.mark.filterwarnings("ignore::fedstat.ntk.TheoryWarning"),
 ]
 

@@ -24,8 +24,8 @@ W = torch.asarray(weights())
 TWICE = torch.stack([W, W + 0.5 * torch.asarray(RNG.normal(size=W.shape))], 1)
 SIZES = torch.asarray([32.0, 64, 16, 96, 48, 72])
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning"),
-    pytest.mark.filterwarnings("ignore::fedstat.AgreementWarning"),
+    pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning"),
+    pytest.mark.filterwarnings("ignore::fedstat.results.AgreementWarning"),
     pytest.mark.filterwarnings("ignore:.*samples have an exact copy"),
 ]
 

@@ -261,7 +261,7 @@ def test_a_contradiction_is_said_on_model_8_at_small_kappa(model8: tuple[np.ndar
         fs.update(inverted, w)
 
 
-@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning")
 def test_nothing_is_said_where_labels_and_agreement_go_together(model8: tuple[np.ndarray, np.ndarray]) -> None:
     w, truth = model8
     quiet = fs.split(w, kappa=0.75, max_iter=1000)

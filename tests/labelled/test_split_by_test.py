@@ -11,7 +11,8 @@ import xarray as xr
 from algorithm_jobs import SIZES, job, run
 from statsmodels.stats.multitest import multipletests
 
-from fedstat import _random, fl, plot, sim, split, update, variance_components
+from fedstat import fl, plot, sim, split, update, variance_components
+from fedstat._utils import streams
 from fedstat.fl import algorithms, masks, split_halves
 from fedstat.stats.icc import agreement, sums
 from fedstat.study.experiment import Settings
@@ -131,14 +132,14 @@ def test_weights_without_replicates_have_no_test():
 
 def test_static_fedfac_by_test_is_the_split_of_models_trained_on_halves():
     j = job(algorithms.fedfac(estimator="icc", tau="test", dynamic=False), sizes=LARGER, participation=0.5)
-    start = j.net.init(_random.generator(j.seed, "start"))
+    start = j.net.init(streams.generator(j.seed, "start"))
     trained = []
     for half in split_halves.halves(j.train, np.arange(8), seed=j.seed, number=-1):
         models = []
         for c in range(8):
             net = plain_loop.module(SIZES)
             net.load_state_dict(start)
-            rng, (x, y) = _random.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(half, c)
+            rng, (x, y) = streams.generator(j.seed, "batches", -1, 0, c), plain_loop.samples(half, c)
             plain_loop.train_client(
                 net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=j.local_epochs, batch_size=j.batch_size, rng=rng
             )

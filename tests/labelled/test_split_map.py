@@ -14,7 +14,7 @@ W = xr.DataArray(weights(), dims=("client", "unit", "weight"), coords={"unit": l
 KAPPAS = (0.5, 0.75, 0.95)
 
 
-@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning", "ignore::fedstat.AgreementWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
 def test_every_row_is_the_split_of_its_analysis():
     w = W.copy()
     w[:, 3] = 0
@@ -62,7 +62,7 @@ def test_what_cannot_be_asked_is_said():
 def test_layers_are_mapped_one_by_one_and_less_their_start():
     how = {"kappas": (0.3, 0.5), "methods": ("pc", "icc")}
     found = fedstat.split_map([{"fc1.weight": w, "head.weight": w[:2, :8]} for w in W.values], **how)
-    assert isinstance(found, fedstat.ByLayer)
+    assert isinstance(found, fedstat.results.ByLayer)
     assert list(found.left_out) == ["head"]
     np.testing.assert_array_equal(found["fc1"].shared, fedstat.split_map(W, **how).shared)
     start = np.random.default_rng(5).normal(size=W.shape[1:])

@@ -15,7 +15,8 @@ from real_data import require_real_data
 from scipy import special, stats
 
 import fedstat
-from fedstat import _random, data, motivation, plot, store
+from fedstat import data, motivation, plot, store
+from fedstat._utils import streams
 from fedstat.motivation import findings, statistics
 from fedstat.motivation.__main__ import main
 from fedstat.stats import entropy
@@ -37,9 +38,9 @@ def plain_client(case: str, client: int):
     mine = fed.client.values == client
     x, y = torch.from_numpy(fed.x.values[mine]).flatten(1), torch.from_numpy(fed.y.values[mine])
     net = plain_loop.module([64, 12, 10])
-    start = fedstat.fl.nets.mlp([64, 12, 10]).init(_random.generator(3, "start"))
+    start = fedstat.fl.nets.mlp([64, 12, 10]).init(streams.generator(3, "start"))
     net.load_state_dict(start)
-    rng = _random.generator(3, "batches", 0, 0, client)
+    rng = streams.generator(3, "batches", 0, 0, client)
     plain_loop.train_client(net, x, y, lambda p: torch.optim.Adam(p, lr=1e-3), epochs=2, batch_size=16, rng=rng)
     return net, x, y
 
@@ -60,7 +61,7 @@ def test_outputs_are_those_of_a_network_trained_alone(run, case, client):
 
 
 def test_the_common_set_is_the_same_for_all_clients(run):
-    rng = _random.generator(3, "motivation", "common")
+    rng = streams.generator(3, "motivation", "common")
     images = data.to_float(data.load("digits"))
     at = np.sort(rng.choice(np.arange(1797), 50, replace=False))
     x = images.x.values[at].reshape(50, 64).astype(np.float64)
@@ -115,7 +116,7 @@ def test_halves_are_halves_of_every_stratum():
     assert (abs(share - 0.5) < 0.12).all()  # 200 draws: sd 0.035
 
 
-@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning", "ignore::fedstat.AgreementWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
 @pytest.mark.parametrize("method", statistics.ESTIMATORS)
 def test_half_samples_are_computed_as_the_estimate_was(method):
     """From their own start: pa stops far from its fixed point, and halves that start at the whole's vary too little."""

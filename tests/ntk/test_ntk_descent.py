@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedstat.ntk import descent as module
-from fedstat.ntk import kernel
+from fedstat.ntk import gram
 from fedstat.ntk.descent import METHODS, Network, descent, factor_rule, network, predict
 
 C, N, D, M = 3, 5, 4, 8
@@ -48,7 +48,7 @@ def loop(x, y, net, *, lr, server_lr, local_steps, rounds, mean):
 def test_batched_descent_equals_the_loop_over_clients(method, mean):
     x, y = data()
     net = network(method, clients=C, features=D, width=M, seed=1)
-    steps = kernel.Steps(0.3, 1.3, 3, C, float(N) if mean else 1.0)
+    steps = gram.Steps(0.3, 1.3, 3, C, float(N) if mean else 1.0)
     found = [float((r.residual**2).sum()) for r in descent(x, y, net, steps, rounds=6)]
     expected = loop(x, y, net, lr=0.3, server_lr=1.3, local_steps=3, rounds=6, mean=mean)
     np.testing.assert_allclose(found, expected, rtol=1e-11)
@@ -61,7 +61,7 @@ def test_clients_of_unequal_size_are_padded_without_effect():
     px, py = x.copy(), y.copy()
     for c, n in enumerate(sizes):
         px[c, n:], py[c, n:] = 0, 0
-    steps = kernel.Steps(0.3, 1.0, 2, C, 5.0)
+    steps = gram.Steps(0.3, 1.0, 2, C, 5.0)
     runs = descent(px, py, net, steps, rounds=4, divisors=np.array(sizes, dtype=float))
     found = [float((r.residual**2).sum()) for r in runs]
     ragged = [x[c, :n] for c, n in enumerate(sizes)], [y[c, :n] for c, n in enumerate(sizes)]
@@ -72,7 +72,7 @@ def test_clients_of_unequal_size_are_padded_without_effect():
 def test_torch_and_numpy_descend_alike():
     x, y = data()
     net = network("fedsplit", clients=C, features=D, width=M, seed=2)
-    steps = kernel.Steps(0.2, 1.0, 2, C)
+    steps = gram.Steps(0.2, 1.0, 2, C)
     tensors = Network(*(torch.from_numpy(a) for a in net))
     torch_runs = descent(torch.from_numpy(x), torch.from_numpy(y), tensors, steps, rounds=5)
     for a, b in zip(descent(x, y, net, steps, rounds=5), torch_runs, strict=True):
@@ -82,7 +82,7 @@ def test_torch_and_numpy_descend_alike():
 def test_shared_units_stay_equal_over_clients_and_personal_ones_do_not():
     x, y = data()
     net = network("fedsplit", clients=C, features=D, width=M, seed=3)
-    *_, last = descent(x, y, net, kernel.Steps(0.2, 1.0, 2, C), rounds=3)
+    *_, last = descent(x, y, net, gram.Steps(0.2, 1.0, 2, C), rounds=3)
     assert np.ptp(last.start[:, net.shared], axis=0).max() == 0
     assert np.ptp(last.start[:, ~net.shared], axis=0).max() > 0.1
 
@@ -90,13 +90,13 @@ def test_shared_units_stay_equal_over_clients_and_personal_ones_do_not():
 def test_local_weights_of_a_round_are_those_before_its_last_update():
     x, y = data()
     net = network("fedsplit", clients=C, features=D, width=M, seed=3)
-    one = next(descent(x, y, net, kernel.Steps(0.2, 1.0, 1, C), rounds=2))
+    one = next(descent(x, y, net, gram.Steps(0.2, 1.0, 1, C), rounds=2))
     np.testing.assert_array_equal(one.local, one.start)
-    three = next(descent(x, y, net, kernel.Steps(0.2, 1.0, 3, C), rounds=2))
+    three = next(descent(x, y, net, gram.Steps(0.2, 1.0, 3, C), rounds=2))
     r = y - predict(x, net.weights, net.output)
     active = x @ net.weights.transpose(0, 2, 1) >= 0
     first = net.weights + 0.2 * np.einsum("cn,cnm,m,cnd->cmd", r, active, net.output, x)
-    second = next(descent(x, y, net._replace(weights=first), kernel.Steps(0.2, 1.0, 2, C), rounds=2))
+    second = next(descent(x, y, net._replace(weights=first), gram.Steps(0.2, 1.0, 2, C), rounds=2))
     np.testing.assert_allclose(three.local, second.local, rtol=1e-12)
 
 
@@ -104,7 +104,7 @@ def test_local_weights_of_a_round_are_those_before_its_last_update():
 def test_limits_of_dynamic_fedfac_are_fedavg_and_local_training(tau, like):
     x, y = data()
     net = network("dynamic", clients=C, features=D, width=M, seed=4)
-    steps = kernel.Steps(0.3, 1.0, 2, C)
+    steps = gram.Steps(0.3, 1.0, 2, C)
     *_, dynamic = descent(x, y, net, steps, rounds=4, rule=factor_rule(kappa=0.75, tau=tau))
     if like is None:
         *_, other = descent(x, y, net._replace(shared=np.zeros(2 * M, dtype=bool)), steps, rounds=4)
@@ -158,12 +158,12 @@ def test_limit_map_is_the_descent_of_the_linearised_model():
     rng = np.random.default_rng(7)
     sizes = [2, 4, 3]
     features_s, features_p = rng.normal(size=(2, 9, 20)) / 5
-    steps = kernel.Steps(0.2, 1.4, 4, 3)
+    steps = gram.Steps(0.2, 1.4, 4, 3)
     residual = rng.normal(size=9)
     cuts = np.cumsum([0, *sizes])
     whole = features_p @ features_p.T
     blocks = [whole[a:b, a:b] for a, b in itertools.pairwise(cuts)]
-    step = kernel.limit_map(features_s @ features_s.T, blocks, steps)
+    step = gram.limit_map(features_s @ features_s.T, blocks, steps)
     losses, r = [], residual
     for _ in range(8):
         losses.append(r @ r)

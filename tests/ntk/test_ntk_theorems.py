@@ -14,7 +14,7 @@ from fedstat.ntk import (
     convergence,
     descent,
     generalization,
-    kernel,
+    gram,
 )
 
 
@@ -33,10 +33,10 @@ def small(**arguments):
 
 
 def test_contraction_is_theorem_1():
-    steps = kernel.Steps(lr=0.1, server_lr=2.0, local_steps=3, clients=4)
+    steps = gram.Steps(lr=0.1, server_lr=2.0, local_steps=3, clients=4)
     assert (steps.rho1, steps.rho2) == pytest.approx((0.15, 0.3))
-    assert kernel.contraction(steps, lambda_s=0.2, lambda_p=0.4) == pytest.approx(1 - (0.15 * 0.2 + 0.3 * 0.4) / 2)
-    assert kernel.contraction(steps, lambda_s=0.2) == pytest.approx(1 - 0.15 * 0.2 / 2)
+    assert gram.contraction(steps, lambda_s=0.2, lambda_p=0.4) == pytest.approx(1 - (0.15 * 0.2 + 0.3 * 0.4) / 2)
+    assert gram.contraction(steps, lambda_s=0.2) == pytest.approx(1 - 0.15 * 0.2 / 2)
     mean = steps._replace(divisor=10.0)
     assert (mean.rho1, mean.rho2) == pytest.approx((0.015, 0.03))
 
@@ -183,7 +183,7 @@ def test_the_width_that_theorem_1_asks_for_has_its_logarithm():
     result = small()
     a = result.data.attrs
     asked = a["samples"] ** 4 * np.log(a["samples"] / 0.05) / a["lambda_s"] ** 4
-    assert kernel.least_width(a["lambda_s"], n=a["samples"]) == pytest.approx(asked)
+    assert gram.least_width(a["lambda_s"], n=a["samples"]) == pytest.approx(asked)
     assert f"with constants 1 and δ = 0.05 the theorem asks for m2 >= {asked:.1e}" in result.summary()
 
 
@@ -359,21 +359,21 @@ def test_tidy_has_one_row_per_run_and_round():
 
 def test_complexity_equals_the_explicit_inverse():
     x, y = sphere(3, 4, 5, 9), signs(4, 20)
-    h, blocks = kernel.kernel(x.reshape(20, 9)), kernel.kernel(x)
+    h, blocks = gram.kernel(x.reshape(20, 9)), gram.kernel(x)
     total = h + np.kron(np.eye(4), np.ones((5, 5))) * h
-    assert kernel.complexity(h, list(blocks), y) == pytest.approx(2 * np.sqrt(4 / 5 * y @ np.linalg.inv(total) @ y))
+    assert gram.complexity(h, list(blocks), y) == pytest.approx(2 * np.sqrt(4 / 5 * y @ np.linalg.inv(total) @ y))
 
 
 def test_complexity_refuses_a_singular_kernel():
     h = np.ones((3, 3))
     with pytest.raises(ValueError, match=r"not positive definite.*parallel"):
-        kernel.complexity(h - np.eye(3), [np.zeros((3, 3))], np.ones(3))
+        gram.complexity(h - np.eye(3), [np.zeros((3, 3))], np.ones(3))
 
 
 def test_confidence_is_its_formula():
-    assert kernel.confidence(50, 0.1, delta=0.05, constant=2.0) == pytest.approx(2 * np.sqrt(np.log(50 / 0.005) / 100))
+    assert gram.confidence(50, 0.1, delta=0.05, constant=2.0) == pytest.approx(2 * np.sqrt(np.log(50 / 0.005) / 100))
     with pytest.raises(ValueError, match="needs λ_min"):
-        kernel.confidence(50, 0.0)
+        gram.confidence(50, 0.0)
 
 
 def test_generalization_recuts_clients_at_constant_n_and_grows_n():
@@ -391,7 +391,7 @@ def test_generalization_recuts_clients_at_constant_n_and_grows_n():
 
 def test_limit_predictor_is_where_the_descent_of_a_linear_model_ends(monkeypatch):
     """With H = XXᵀ network (4) is h_c(x) = (w^s + w_c^p)ᵀx, which can be trained to the end exactly."""
-    monkeypatch.setattr(kernel, "kernel", lambda x: x @ np.swapaxes(x, -1, -2))
+    monkeypatch.setattr(gram, "kernel", lambda x: x @ np.swapaxes(x, -1, -2))
     clients, n, d = 3, 3, 12
     x, y = sphere(6, clients, n + 9, d), signs(7, clients, n + 9)
     split = np.repeat(["train", "test"], [n, 9])

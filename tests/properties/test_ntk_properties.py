@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedstat.ntk
-from fedstat.ntk import kernel
+from fedstat.ntk import gram
 
 SEEDS = st.integers(0, 2**32 - 1)
 COUNTS = st.lists(st.integers(1, 6), min_size=1, max_size=5)
@@ -50,9 +50,9 @@ def test_rotation_and_relabelling_change_no_constant(seed, sizes, d):
 
     def complexity(x, y, client):
         by = np.argsort(client, kind="stable")
-        h = kernel.kernel(x[by])
+        h = gram.kernel(x[by])
         cuts = np.cumsum([0, *np.bincount(client)])
-        return kernel.complexity(h, [h[a:b, a:b] for a, b in itertools.pairwise(cuts)], y[by])
+        return gram.complexity(h, [h[a:b, a:b] for a, b in itertools.pairwise(cuts)], y[by])
 
     assert complexity(moved, y[order], labels) == pytest.approx(complexity(x, y, client), rel=1e-6)
 
@@ -61,10 +61,10 @@ def test_rotation_and_relabelling_change_no_constant(seed, sizes, d):
 @given(SEEDS, st.integers(1, 20), st.integers(1, 6))
 def test_kernel_is_positive_semidefinite_and_scales_with_its_samples(seed, n, d):
     rng, x = draw(seed, n, d)
-    h = kernel.kernel(x)
+    h = gram.kernel(x)
     assert np.linalg.eigvalsh(h)[0] >= -1e-14
     scale = rng.uniform(0.5, 2, size=n)
-    np.testing.assert_allclose(kernel.kernel(scale[:, None] * x), h * np.outer(scale, scale), atol=1e-13)
+    np.testing.assert_allclose(gram.kernel(scale[:, None] * x), h * np.outer(scale, scale), atol=1e-13)
 
 
 @settings(deadline=None, max_examples=40)
@@ -75,12 +75,12 @@ def test_theorem_2_says_nothing_about_signs_where_8c2_exceeds_n(seed, clients, n
     x[:, 0] += rng.choice([0.0, 20.0])  # easy samples, all alike, as well as spread ones
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     y = np.ones(len(x)) if rng.random() < 0.5 else rng.choice([-1.0, 1.0], size=len(x))
-    h = kernel.kernel(x)
+    h = gram.kernel(x)
     blocks = [h[k : k + n, k : k + n] for k in range(0, clients * n, n)]
     least = 2 * clients * np.sqrt(2 / (1 + 1 / clients) / (clients * n))
-    found = kernel.complexity(h, blocks, y)
+    found = gram.complexity(h, blocks, y)
     assert found >= least * (1 - 1e-9)
-    if clients > kernel.largest_informative_clients(clients * n):
+    if clients > gram.largest_informative_clients(clients * n):
         assert found >= 1 - 1e-9
 
 
@@ -88,13 +88,13 @@ def test_theorem_2_says_nothing_about_signs_where_8c2_exceeds_n(seed, clients, n
 @given(SEEDS, COUNTS)
 def test_infinite_width_losses_do_not_depend_on_the_order_of_clients(seed, sizes):
     rng, x = draw(seed, len(sizes) * 3, 8)
-    steps = kernel.Steps(0.3, 1.0, 3, len(sizes))
+    steps = gram.Steps(0.3, 1.0, 3, len(sizes))
     residual = rng.normal(size=len(x))
 
     def losses(order):
         a = x.reshape(len(sizes), 3, 8)[order]
         r = residual.reshape(len(sizes), 3)[order].reshape(-1)
-        step = kernel.limit_map(kernel.kernel(a.reshape(-1, 8)), list(kernel.kernel(a)), steps)
+        step = gram.limit_map(gram.kernel(a.reshape(-1, 8)), list(gram.kernel(a)), steps)
         return [r @ r, (step @ r) @ (step @ r), np.sum((step @ step @ r) ** 2)]
 
     np.testing.assert_allclose(losses(rng.permutation(len(sizes))), losses(np.arange(len(sizes))), rtol=1e-10)

@@ -24,7 +24,7 @@ def layer(seed: int) -> np.ndarray:
 
 @SHORT
 @given(SEEDS, POWERS, st.sampled_from(["pa", "minres", "pc", "leverage"]))
-@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning")
 def test_a_power_of_two_on_the_weights_changes_no_bit_of_a_split(seed: int, power: int, method: str) -> None:
     w = layer(seed)
     by = 2.0**power

@@ -353,8 +353,8 @@ def test_agreement_finds_the_shared_units_of_model_8_at_every_p(p: float) -> Non
     assert split.auc(fs.icc(w).agreement, model.unit_shared) == 1
 
 
-@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning")
-@pytest.mark.filterwarnings("ignore::fedstat.AgreementWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.results.AgreementWarning")
 @pytest.mark.parametrize("kappa", [0.3, 0.99])
 def test_communality_fails_on_model_8_where_agreement_does_not(kappa: float) -> None:
     model = Model8()

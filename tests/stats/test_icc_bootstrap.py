@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedstat.labelled as fs
-from fedstat._random import generator
+from fedstat._utils.streams import generator
 from fedstat.stats import icc, icc_resampling
 
 

@@ -16,7 +16,7 @@ from layers import weights
 import fedstat.labelled as fs
 from fedstat.motivation import statistics
 from fedstat.ntk import eigenvalues as _eigenvalues
-from fedstat.ntk import kernel
+from fedstat.ntk import gram
 from fedstat.stats import (
     eigenvalues,
     entropy,
@@ -54,7 +54,7 @@ VERBS: dict[str, tuple[Any, np.ndarray]] = {
     "mixture": (lambda x: statistics.mixture(x, draws=1), Z[:, 0]),
     "start": (lambda h: fs.split(W, start=h), np.full(8, 0.5)),
 }
-pytestmark = pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning")
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -140,9 +140,9 @@ KEPT: dict[str, tuple[Any, np.ndarray]] = {
     "icc.sums": (icc.sums, W),
     "icc.mean_squares": (lambda w: icc.mean_squares(icc.sums(w)), W),
     "icc.layer_mean_squares": (lambda w: icc.layer_mean_squares(icc.sums(w)), W),
-    "kernel.kernel": (kernel.kernel, UNIT),
-    "kernel.gram": (lambda x: kernel.gram(x, x, x), UNIT),
-    "kernel.shared_gram": (lambda x: kernel.shared_gram(x, x, x), UNIT),
+    "kernel.kernel": (gram.kernel, UNIT),
+    "kernel.gram": (lambda x: gram.gram(x, x, x), UNIT),
+    "kernel.shared_gram": (lambda x: gram.shared_gram(x, x, x), UNIT),
     "extreme_eigenvalues": (_eigenvalues.extreme_eigenvalues, R),
 }  # fmt: skip
 # What takes tensors, too, and gives NumPy arrays, as its module says.

@@ -7,7 +7,7 @@ import torch
 
 import fedstat.ntk
 from fedstat.ntk import eigenvalues as module
-from fedstat.ntk.kernel import Extremes, extreme_eigenvalues, kernel
+from fedstat.ntk.gram import Extremes, extreme_eigenvalues, kernel
 
 N = 180
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedstat.ntk
-from fedstat.ntk import kernel
+from fedstat.ntk import gram
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "ntk.json").read_text())
 CASES = pytest.mark.parametrize("case", GOLDEN["cases"], ids=lambda c: c["name"])
@@ -26,7 +26,7 @@ def clients_of(case):
 
 @CASES
 def test_kernel_has_the_digits_of_the_50_digit_reference(case):
-    h = kernel.kernel(np.array(case["x"]))
+    h = gram.kernel(np.array(case["x"]))
     np.testing.assert_allclose(h, np.array(case["h"], dtype=float), rtol=0, atol=1e-15)
     np.testing.assert_array_equal(h, h.T)
 
@@ -44,10 +44,10 @@ def test_extreme_eigenvalues_have_the_digits_of_the_50_digit_reference(case):
 
 @CASES
 def test_complexity_has_the_digits_of_the_50_digit_reference(case):
-    h = kernel.kernel(np.array(case["x"]))
+    h = gram.kernel(np.array(case["x"]))
     cuts = np.cumsum([0, *case["sizes"]])
     blocks = [h[a:b, a:b] for a, b in itertools.pairwise(cuts)]
-    assert kernel.complexity(h, blocks, np.array(case["y"])) == pytest.approx(float(case["complexity"]), rel=1e-9)
+    assert gram.complexity(h, blocks, np.array(case["y"])) == pytest.approx(float(case["complexity"]), rel=1e-9)
 
 
 def test_kernel_is_the_expectation_that_defines_it():
@@ -56,7 +56,7 @@ def test_kernel_is_the_expectation_that_defines_it():
     on = (np.random.default_rng(1).normal(size=(n_draws, 3)) @ x.T >= 0).astype(float)
     share = on.T @ on / n_draws
     error = np.abs(x @ x.T) * np.sqrt(share * (1 - share) / n_draws)
-    assert np.all(np.abs(x @ x.T * share - kernel.kernel(x)) <= 4.5 * error)
+    assert np.all(np.abs(x @ x.T * share - gram.kernel(x)) <= 4.5 * error)
 
 
 @pytest.mark.parametrize("n", [1, 127, 128, 129, 300])
@@ -66,43 +66,43 @@ def test_tiles_assemble_to_the_plain_expression(n):
     g = x @ x.T
     plain = g * (np.pi - np.arccos(np.clip(g / np.outer(norm, norm), -1, 1))) / (2 * np.pi)
     np.fill_diagonal(plain, norm**2 / 2)
-    np.testing.assert_allclose(kernel.kernel(x), plain, atol=1e-13)
+    np.testing.assert_allclose(gram.kernel(x), plain, atol=1e-13)
 
 
 def test_a_stack_of_clients_gives_the_diagonal_blocks():
     x = sphere(4, 3, 150, 6)
-    whole = kernel.kernel(x.reshape(-1, 6))
-    for c, block in enumerate(kernel.kernel(x)):
+    whole = gram.kernel(x.reshape(-1, 6))
+    for c, block in enumerate(gram.kernel(x)):
         own = slice(150 * c, 150 * (c + 1))
         np.testing.assert_allclose(block, whole[own, own], atol=1e-15)
 
 
 def test_torch_and_numpy_agree():
     x = sphere(5, 200, 6)
-    h = kernel.kernel(torch.from_numpy(x))
+    h = gram.kernel(torch.from_numpy(x))
     assert isinstance(h, torch.Tensor)
-    np.testing.assert_allclose(h.numpy(), kernel.kernel(x), atol=1e-14)
+    np.testing.assert_allclose(h.numpy(), gram.kernel(x), atol=1e-14)
 
 
 def test_float32_samples_get_a_float64_kernel():
     x = sphere(6, 10, 4).astype(np.float32)
-    h = kernel.kernel(x)
+    h = gram.kernel(x)
     assert h.dtype == np.float64
-    np.testing.assert_array_equal(h, kernel.kernel(x.astype(np.float64)))
+    np.testing.assert_array_equal(h, gram.kernel(x.astype(np.float64)))
 
 
 @pytest.mark.parametrize("angle", [1e-3, 1e-6, 1e-9])
 def test_smallest_eigenvalue_of_a_nearly_parallel_pair_keeps_its_digits(angle):
     """H = ½ [[1, c], [c, 1]] with c = cos θ (1 − θ/π): λ_min = (1 − c)/2 = θ/(2π) + θ²/4 + O(θ³)."""
     x = np.array([[1.0, 0.0], [np.cos(angle), np.sin(angle)]])
-    low, _ = np.linalg.eigvalsh(kernel.kernel(x))
+    low, _ = np.linalg.eigvalsh(gram.kernel(x))
     assert low == pytest.approx(angle / (2 * np.pi) + angle**2 / 4, rel=1e-6, abs=2e-16)
 
 
 def test_antiparallel_samples_have_entry_zero_and_do_not_make_the_kernel_singular():
     x = sphere(7, 4, 3)
     x[3] = -x[0]
-    h = kernel.kernel(x)
+    h = gram.kernel(x)
     assert h[0, 3] == pytest.approx(0, abs=1e-16)
     assert np.linalg.eigvalsh(h)[0] > 1e-3
 
@@ -123,19 +123,19 @@ def test_gram_matrix_is_the_inner_product_of_gradients():
     w, local = rng.normal(size=(2, m, 4))
     output = rng.choice([-1.0, 1.0], size=m) / np.sqrt(m)
     start, now = gradients(x, w, output), gradients(x, local, output)
-    np.testing.assert_allclose(kernel.gram(x, w, local), start @ now.T, atol=1e-14)
-    np.testing.assert_allclose(kernel.gram(x, w, w), start @ start.T, atol=1e-14)
+    np.testing.assert_allclose(gram.gram(x, w, local), start @ now.T, atol=1e-14)
+    np.testing.assert_allclose(gram.gram(x, w, w), start @ start.T, atol=1e-14)
 
 
 def test_shared_gram_takes_each_clients_columns_from_its_own_weights():
     rng = np.random.default_rng(10)
     x, m = sphere(11, 3, 4, 5), 40
     start, local = rng.normal(size=(m, 5)), rng.normal(size=(3, m, 5))
-    whole = kernel.shared_gram(x, start, local)
+    whole = gram.shared_gram(x, start, local)
     rows = x.reshape(12, 5)
     for c in range(3):
         np.testing.assert_allclose(
-            whole[:, 4 * c : 4 * c + 4], kernel.gram(rows, start, local[c])[:, 4 * c : 4 * c + 4], atol=1e-14
+            whole[:, 4 * c : 4 * c + 4], gram.gram(rows, start, local[c])[:, 4 * c : 4 * c + 4], atol=1e-14
         )
 
 
@@ -144,7 +144,7 @@ def test_gram_at_the_start_approaches_the_kernel_at_the_rate_of_a_mean():
     gaps = []
     for m in (400, 40_000):
         w = np.random.default_rng(13).normal(size=(m, 6))
-        gaps.append(np.linalg.norm(kernel.gram(x, w, w) - kernel.kernel(x)))
+        gaps.append(np.linalg.norm(gram.gram(x, w, w) - gram.kernel(x)))
     assert gaps[1] == pytest.approx(gaps[0] / 10, rel=0.5)
 
 
@@ -152,10 +152,10 @@ def test_violations_are_named():
     x = sphere(14, 300, 5)
     x[250], x[7], x[9] = 0.3 * x[3], 1.5 * x[7], 0
     x[11] = -x[3]
-    found = kernel.violations(x)
-    assert found == kernel.Violations(long=(7,), zero=(9,), parallel=((3, 250),))
+    found = gram.violations(x)
+    assert found == gram.Violations(long=(7,), zero=(9,), parallel=((3, 250),))
     assert bool(found)
-    assert not kernel.violations(sphere(14, 300, 5))
+    assert not gram.violations(sphere(14, 300, 5))
 
 
 def test_labelled_kernel_names_clients_and_marks_absent_samples():

@@ -17,8 +17,8 @@ from joblib.externals import loky
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedstat
-from fedstat import _executor
-from fedstat._executor import in_order, one_blas_thread
+from fedstat._utils import parallel
+from fedstat._utils.parallel import in_order, one_blas_thread
 
 RNG = np.random.default_rng(0)
 WEIGHTS = RNG.normal(size=(1, 6, 15)) + RNG.normal(size=(7, 6, 15))
@@ -60,7 +60,7 @@ def plain() -> dict[str, Any]:
     return {name: verb(None) for name, verb in VERBS.items()}
 
 
-@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning", "ignore:clients agree less", "ignore:.*long")
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore:clients agree less", "ignore:.*long")
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_replicates_are_the_same_to_the_bit_whatever_the_executor(kind: str, plain: dict[str, Any]) -> None:
     with EXECUTORS[kind]() as executor:
@@ -102,7 +102,7 @@ def test_blas_gets_its_threads_back_from_the_last_that_wanted_one() -> None:
 
 
 def test_no_more_than_a_bounded_number_of_replicates_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_executor, "_AHEAD", 5)
+    monkeypatch.setattr(parallel, "_AHEAD", 5)
     begun, ended, most = 0, 0, 0
 
     def items() -> Iterator[int]:

@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 import fedstat.labelled as fs
-from fedstat._random import generator
+from fedstat._utils.streams import generator
 from fedstat.stats import factor, number_of_factors, resampling, split
 from fedstat.stats.moments import Moments, correlation, moments
 
@@ -60,7 +60,7 @@ def alone(w: np.ndarray, **options: object) -> np.ndarray:
     return np.asarray(fs.fa(fs.layer_matrix(w), **options).communality)  # type: ignore[arg-type]
 
 
-@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning", "ignore::fedstat.AgreementWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
 @pytest.mark.parametrize("method", factor.METHODS)
 def test_replicates_of_the_verbs_are_analyses_of_the_resamples_alone(method: factor.Method) -> None:
     """No warm start, no number of factors of the whole, no other cap: pa at this κ stops before its fixed point."""
@@ -78,7 +78,7 @@ def test_replicates_of_the_verbs_are_analyses_of_the_resamples_alone(method: fac
         assert_allclose(nu, alone(np.stack([own[rng.permutation(20)] for own in w]), **how), atol=1e-7)
 
 
-@pytest.mark.filterwarnings("ignore::fedstat.ConvergenceWarning", "ignore::fedstat.AgreementWarning")
+@pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
 def test_variants_of_stability_are_analyses_of_their_own() -> None:
     w = np.random.default_rng(0).normal(size=(9, 20, 12))
     table = fs.stability(w, kappa=0.75, kappas=(0.5, 0.85), taus=(), n_starts=2, seed=1).tidy()

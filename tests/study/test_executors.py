@@ -13,8 +13,9 @@ import pytest
 from dask_processes import two_processes  # noqa: F401
 from fl_runs import SMALL, command
 
-from fedstat import _dask, sim, store
-from fedstat._executor import as_done
+from fedstat import sim, store
+from fedstat._cli import dask as _dask
+from fedstat._utils.parallel import as_done
 from fedstat.sim.__main__ import main as sim_main
 from fedstat.store import journal
 from fedstat.study import experiment, grid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedstat._dask import dask_executor
+from fedstat._cli.dask import dask_executor
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import trainer
 from scipy.spatial import distance
 from torch import nn
 
-from fedstat import _random
+from fedstat._utils import streams
 
 
 class Factors(nn.Module):
@@ -116,7 +116,7 @@ def weights_of(vectors, *, epsilon, tau, at_least=1):
 
 def run(job, module, make_optimizer, *, rounds, beta, compared="fc1", head="fc2", epsilon=1.0, tau=0.0, sparsity=5e-4):
     """Models and test accuracies of all clients, and the last round's matrix of weights."""
-    start = job.net.init(_random.generator(job.seed, "start"))
+    start = job.net.init(streams.generator(job.seed, "start"))
     own = [{name: p.clone() for name, p in start.items()} for _ in range(job.clients)]
     for number in range(rounds):
         active = [int(c) for c in trainer.active(job, number)]
@@ -125,7 +125,7 @@ def run(job, module, make_optimizer, *, rounds, beta, compared="fc1", head="fc2"
             net.load_state_dict(own[c])
             plain_loop.train_client(
                 net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size,
-                rng=_random.generator(job.seed, "batches", number, 0, c), after=shrink(job.optimizer.lr * sparsity),
+                rng=streams.generator(job.seed, "batches", number, 0, c), after=shrink(job.optimizer.lr * sparsity),
             )  # fmt: skip
             own[c] = {name: p.detach().clone() for name, p in net.state_dict().items()}
         trained = [own[c] for c in active]

@@ -10,7 +10,7 @@ import torch
 import trainer
 from torch import nn
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import nets
 from fedstat.fl.job import Job
 
@@ -96,7 +96,7 @@ def run(
     score: bool = True,
 ) -> tuple[list[dict[str, torch.Tensor]], np.ndarray, np.ndarray]:
     """Client models, their test accuracies, and the mean of s of the clients of the last round (NaN: not active)."""
-    head, start = nets.head_layers(job.net)[-1], job.net.init(_random.generator(job.seed, "start"))
+    head, start = nets.head_layers(job.net)[-1], job.net.init(streams.generator(job.seed, "start"))
     outputs, features = start[f"{head}.weight"].shape
     clients = [Model(make_body(), features, outputs) for _ in range(job.clients)]
     server = {name: p for name, p in start.items() if not name.startswith("client.")}
@@ -116,7 +116,7 @@ def run(
         for c in active:
             model, (x, y) = clients[c], plain_loop.samples(job.train, c)
             set_all(model, server, shared)
-            rng = _random.generator(job.seed, "batches", number, 0, int(c))
+            rng = streams.generator(job.seed, "batches", number, 0, int(c))
             share[c] = train_client(model, x, y, make_optimizer, lam=lam, job=job, rng=rng)
             named = {name: p.detach() for name, p in model.named(head).items()}
             means = {n: (named[n] + named[n.replace("global", head)]) / 2 for n in named if n.startswith("global.")}

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import trainer
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import nets
 from fedstat.fl.batches import Rows
 from fedstat.fl.local_training import train_chunk
@@ -24,7 +24,7 @@ def samples(data, client):
 def halves(job, number, client):
     """Both halves of a client's samples, each (x, y)."""
     x, y = samples(job.train, client)
-    order = _random.generator(job.seed, "halves", number, int(client)).permutation(len(y))
+    order = streams.generator(job.seed, "halves", number, int(client)).permutation(len(y))
     return [(x[some], y[some]) for some in np.split(order, [(len(y) + 1) // 2])]
 
 

@@ -13,7 +13,7 @@ from plain_fedcp import loss, mmd
 from torch import nn
 from torch.nn.functional import batch_norm, kl_div, layer_norm
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl.job import Job
 
 Models = tuple[list[dict[str, torch.Tensor]], np.ndarray]
@@ -25,7 +25,7 @@ def mlp() -> nn.Sequential:
 
 def batches(job: Job, x: torch.Tensor, number: int, client: int) -> Iterator[torch.Tensor]:
     """Rows of a client's batches in a round."""
-    rng = _random.generator(job.seed, "batches", number, 0, int(client))
+    rng = streams.generator(job.seed, "batches", number, 0, int(client))
     n, size = len(x), min(job.batch_size or len(x), len(x))
     for order in rng.permuted(np.tile(np.arange(n), (job.local_epochs, 1)), axis=1):
         for low in range(0, n, size):
@@ -39,7 +39,7 @@ def averaged(job: Job, active: np.ndarray, modules: list[nn.Module]) -> dict[str
 
 
 def started(job: Job, make: Callable[[], nn.Module]) -> nn.Module:
-    net, drawn = make(), job.net.init(_random.generator(job.seed, "start"))
+    net, drawn = make(), job.net.init(streams.generator(job.seed, "start"))
     net.load_state_dict({name: drawn[name] for name in net.state_dict()})
     return net
 

@@ -10,7 +10,7 @@ import torch
 import trainer
 from torch import nn
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import Job
 
@@ -96,7 +96,7 @@ def run(
     ``mix`` (client, client) holds what a client averages the active clients with, rows that sum to 1 or not.
     """
     clients = range(job.clients)
-    server = job.net.init(_random.generator(job.seed, "start"))
+    server = job.net.init(streams.generator(job.seed, "start"))
     own = [{name: p.clone() for name, p in server.items()} for _ in clients]
     memory: list[dict | None] = [{} if job.optimizer_state == "keep" else None for _ in clients]
 
@@ -116,7 +116,7 @@ def run(
         net.load_state_dict(download(c))
         x, y = samples(job.train, c)
         for position, phase in enumerate(phases):
-            rng = _random.generator(job.seed, *key, position, int(c))
+            rng = streams.generator(job.seed, *key, position, int(c))
             options = {"epochs": job.local_epochs, "memory": memory, **phase}
             train_client(net, x, y, make_optimizer, batch_size=job.batch_size, rng=rng, **options)
         return net
@@ -155,7 +155,7 @@ def run_fedem(
     job: Job, sizes: list[int], make_optimizer: Callable, *, rounds: int, components: int
 ) -> tuple[list[dict[str, torch.Tensor]], np.ndarray]:
     """FedEM, Marfoq et al. (2021), Algorithm 1: as :func:`run`, each client with K modules and mixture weights π."""
-    drawn = job.net.init(_random.generator(job.seed, "start"))
+    drawn = job.net.init(streams.generator(job.seed, "start"))
     names = [f"component{k}_" for k in range(1, components + 1)]
     server = [{n.removeprefix(name): p for n, p in drawn.items() if n.startswith(name)} for name in names]
     pi = {c: np.full(components, 1 / components) for c in range(job.clients)}
@@ -180,7 +180,7 @@ def run_fedem(
             pi[c] = r.double().mean(1).numpy()
             for net, weight in zip(nets, r, strict=True):
                 optimizer = make_optimizer(net.parameters())
-                rng = _random.generator(job.seed, "batches", number, 0, int(c))
+                rng = streams.generator(job.seed, "batches", number, 0, int(c))
                 size = min(job.batch_size or len(x), len(x))
                 for order in rng.permuted(np.tile(np.arange(len(x)), (job.local_epochs, 1)), axis=1):
                     for low in range(0, len(x), size):
@@ -221,7 +221,7 @@ def run_shrunken(
     models, _ = run(job, sizes, make_optimizer, rounds=rounds, shared=lambda w, _: dict.fromkeys(w, np.True_))
 
     def finetuned(c: int, x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        net, rng = module(sizes), _random.generator(job.seed, "finetune", rounds, 0, int(c))
+        net, rng = module(sizes), streams.generator(job.seed, "finetune", rounds, 0, int(c))
         net.load_state_dict(models[c])
         train_client(net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size, rng=rng)
         return {name: p.detach() for name, p in net.named_parameters()}
@@ -236,7 +236,7 @@ def run_shrunken(
         if job.validation is not None:
             folds = [((x, y), samples(job.validation, c))]
         else:
-            order = _random.generator(job.seed, "halves", rounds, int(c)).permutation(len(x))
+            order = streams.generator(job.seed, "halves", rounds, int(c)).permutation(len(x))
             first, second = order[: (len(x) + 1) // 2], order[(len(x) + 1) // 2 :]
             folds = [((x[a], y[a]), (x[b], y[b])) for a, b in ((first, second), (second, first))]
         out = [(between(c, finetuned(c, *own), step, held[0]), held[1]) for own, held in folds]

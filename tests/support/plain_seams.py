@@ -7,7 +7,7 @@ import torch
 import trainer
 from torch.func import functional_call
 
-from fedstat import _random
+from fedstat._utils import streams
 
 LR = 0.1
 
@@ -22,7 +22,7 @@ def gradient(sizes, params, x, y):
 def batches(job, c, key, epochs):
     """A client's batches, in their order: rows of its samples."""
     x, _ = plain_loop.samples(job.train, c)
-    rng, size = _random.generator(job.seed, *key, int(c)), min(job.batch_size or len(x), len(x))
+    rng, size = streams.generator(job.seed, *key, int(c)), min(job.batch_size or len(x), len(x))
     for order in rng.permuted(torch.arange(len(x)).repeat(epochs, 1).numpy(), axis=1):
         for low in range(0, len(x), size):
             yield torch.from_numpy(order[low : low + size])
@@ -49,7 +49,7 @@ def run(job, rounds, *, local, server=None, download=None):
     ``local(c, model, round)`` trains; ``download(server, c, round)`` is what a client begins with; ``server(old, sent,
     weights, round, clients)`` the new model of the server. Returns the server's model.
     """
-    model = job.net.init(_random.generator(job.seed, "start"))
+    model = job.net.init(streams.generator(job.seed, "start"))
     for number in range(rounds):
         clients = [int(c) for c in trainer.active(job, number)]
         sizes = torch.tensor([float(job.train.sizes[c]) for c in clients])

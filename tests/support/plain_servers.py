@@ -12,7 +12,7 @@ import trainer
 from algorithm_jobs import SETTINGS
 from torch import nn
 
-from fedstat import _random
+from fedstat._utils import streams
 from fedstat.fl import participation
 
 
@@ -31,7 +31,7 @@ def trained(job, make_optimizer, model, number, client, penalty=None):
     net.load_state_dict(model)
     plain_loop.train_client(
         net, x, y, make_optimizer, epochs=job.local_epochs, batch_size=job.batch_size,
-        rng=_random.generator(job.seed, "batches", number, 0, client), penalty=penalty,
+        rng=streams.generator(job.seed, "batches", number, 0, client), penalty=penalty,
     )  # fmt: skip
     return {name: p.detach().clone() for name, p in net.state_dict().items()}
 
@@ -41,7 +41,7 @@ def mixed(models, weights):
 
 
 def begun(job):
-    start = job.net.init(_random.generator(job.seed, "start"))
+    start = job.net.init(streams.generator(job.seed, "start"))
     return [{name: p.clone() for name, p in start.items()} for _ in range(job.clients)]
 
 
@@ -101,7 +101,7 @@ def fedfomo(job, make_optimizer, rounds, *, downloads=4, epsilon=0.3, decay=0.05
         after = {c: trained(job, make_optimizer, own[c], number, c) for c in active}
         new = {}
         for i in active:
-            rng, m = _random.generator(job.seed, "downloads", number, i), min(downloads, len(active) - 1)
+            rng, m = streams.generator(job.seed, "downloads", number, i), min(downloads, len(active) - 1)
             others = [active[k] for k in rng.permutation([k for k in range(len(active)) if active[k] != i])]
             random = sum(rng.random(m) < max(0, epsilon - decay * number))
             rest = sorted(others[random:], key=lambda j: -affinity[i, j])

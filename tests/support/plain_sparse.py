@@ -10,7 +10,7 @@ import torch
 import trainer
 from torch import nn
 
-from fedstat import _random
+from fedstat._utils import streams
 
 SIZES = [6, 10, 3]
 
@@ -25,7 +25,7 @@ def _copy(params):
 
 def fedcac(j, optimizer, rounds, *, tau=0.5, beta=3, sizes=SIZES):
     """Wu et al. (2023), Algorithm 1."""
-    server = j.net.init(_random.generator(j.seed, "start"))
+    server = j.net.init(streams.generator(j.seed, "start"))
     model = [_copy(server) for _ in range(j.clients)]  # what each client begins with
     own = [_copy(server) for _ in range(j.clients)]  # its customised model
     mask = [{n: torch.zeros(p.shape, dtype=torch.bool) for n, p in server.items()} for _ in range(j.clients)]
@@ -34,7 +34,7 @@ def fedcac(j, optimizer, rounds, *, tau=0.5, beta=3, sizes=SIZES):
         for c in active:
             net, (x, y) = plain_loop.module(sizes), plain_loop.samples(j.train, c)
             net.load_state_dict(model[c])
-            rng = _random.generator(j.seed, "batches", number, 0, int(c))
+            rng = streams.generator(j.seed, "batches", number, 0, int(c))
             plain_loop.train_client(net, x, y, optimizer, epochs=j.local_epochs, batch_size=j.batch_size, rng=rng)
             trained[c] = _copy(dict(net.named_parameters()))
             for n, p in trained[c].items():
@@ -151,7 +151,7 @@ def mlp(params, x):
 
 def pfedgate(j, optimizer, rounds, *, s=0.5, blocks=5):
     """Chen et al. (2023), Algorithm 1."""
-    start = j.net.init(_random.generator(j.seed, "start"))
+    start = j.net.init(streams.generator(j.seed, "start"))
     server = {n: p for n, p in start.items() if not n.startswith("gate")}
     parts = chunks(server, blocks)
     gates = [Gate(start["gate.weight"].shape[1], len(parts)) for _ in range(j.clients)]
@@ -165,7 +165,7 @@ def pfedgate(j, optimizer, rounds, *, s=0.5, blocks=5):
             x, y = plain_loop.samples(j.train, c)
             theta = {name: p.clone().requires_grad_() for name, p in server.items()}
             rule = optimizer([*gates[c].parameters(), *theta.values()])
-            rng, size = _random.generator(j.seed, "batches", number, 0, int(c)), min(j.batch_size or len(x), len(x))
+            rng, size = streams.generator(j.seed, "batches", number, 0, int(c)), min(j.batch_size or len(x), len(x))
             for order in rng.permuted(np.tile(np.arange(len(x)), (j.local_epochs, 1)), axis=1):
                 for low in range(0, len(x), size):
                     rows = torch.from_numpy(order[low : low + size])

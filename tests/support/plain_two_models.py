@@ -13,7 +13,7 @@ from algorithm_jobs import SETTINGS
 from plain_seams import batches, mean
 from torch import nn
 
-from fedstat import _random
+from fedstat._utils import streams
 
 
 def module(params):
@@ -38,7 +38,7 @@ def accuracy(net, j, c):
 
 
 def begin(j, prefix=""):
-    start = j.net.init(_random.generator(j.seed, "start"))
+    start = j.net.init(streams.generator(j.seed, "start"))
     return {name.removeprefix(prefix): p for name, p in start.items() if name.startswith(prefix)}
 
 
@@ -137,7 +137,7 @@ def ditto(j, make_optimizer, rounds, *, lam, own_epochs, score=True):
             for position, (params, penalty, epochs) in enumerate(
                 [(server, None, j.local_epochs), (own[c], far, own_epochs)]
             ):
-                net, rng = module(params), _random.generator(j.seed, "batches", number, position, int(c))
+                net, rng = module(params), streams.generator(j.seed, "batches", number, position, int(c))
                 how = {"epochs": epochs, "batch_size": j.batch_size, "rng": rng, "penalty": penalty}
                 plain_loop.train_client(net, *plain_loop.samples(j.train, c), make_optimizer, **how)
                 trained.append(values(net))

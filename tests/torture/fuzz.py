@@ -37,7 +37,8 @@ from numcodecs.zstd import Zstd
 from scipy.io import savemat
 
 import fedstat
-from fedstat import _check, data, store
+from fedstat import data, store
+from fedstat._utils import check as _check
 from fedstat.data import cifar, idx, leaf, svhn
 from fedstat.study import Settings, collect, federation, grid, reference
 

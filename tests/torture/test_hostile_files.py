@@ -26,14 +26,14 @@ import readers
 from hostile_weights import HOSTILE, NORMAL
 
 import fedstat
-from fedstat import _archives, _guard
+from fedstat._utils import archives, guard
 
 MORE_MEMORY = 1 << 30  # address space beside what the imports take
 MOST_BYTES = 1 << 30
 SECONDS = 5  # of computing
 WALL = 60  # seconds on a busy machine, or a reader waits
 PACKAGE = Path(fedstat.__file__).parent
-GUARDS = {_guard: ("regular", "opened", "content"), _archives: ("unzipped", "arrays")}
+GUARDS = {guard: ("regular", "opened", "content"), archives: ("unzipped", "arrays")}
 OPENERS = {
     "open", "read_text", "read_bytes", "fromfile", "memmap", "loadmat", "whosmat", "ZipFile", "FileIO", "open_zarr",
     "open_datatree", "open_group", "open_array", "open_consolidated", "read_csv", "spec_from_file_location",

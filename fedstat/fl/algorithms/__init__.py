@@ -7,7 +7,7 @@ from functools import cache, partial
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl import custom
 from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.algorithms.clustered_fl import clustered_fl
@@ -159,7 +159,7 @@ def constructor(name: str) -> Constructor:
             return _wrapped(constructor(base), wrap, name)
     if custom.is_own(name):
         return custom.constructor(name)
-    return ALGORITHMS[_check.choice("algorithm", name, known)]
+    return ALGORITHMS[check.choice("algorithm", name, known)]
 
 
 def settings_of(name: str) -> dict[str, Setting]:
@@ -229,7 +229,7 @@ def require_settings(name: str, settings: Iterable[str]) -> None:
     takes = settings_of(name)
     for setting in settings:
         if setting not in takes:
-            hint = _check.did_you_mean(setting, takes)
+            hint = check.did_you_mean(setting, takes)
             raise ValueError(f"{name} takes {', '.join(takes) or 'no settings'}, but got {setting!r:.200}.{hint}")
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import numpy as np
 import scipy
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import (
     About,
@@ -82,12 +82,12 @@ def clustered_fl(
     ``measures/cluster``, ``measures/mean_update`` and ``measures/update`` hold each client's cluster after the round,
     the norm of the mean update in its cluster before it, and that of the client's own.
     """
-    _check.real("eps1", eps1, low=0)
-    _check.real("eps2", eps2, low=0)
-    _check.real("gamma", gamma, low=0, high=1)
+    check.real("eps1", eps1, low=0)
+    check.real("eps2", eps2, low=0)
+    check.real("gamma", gamma, low=0, high=1)
     if max_clusters is not None:
-        _check.integer("max_clusters", max_clusters)
-    code = _check.choice("variant", variant, ("paper", "code")) == "code"
+        check.integer("max_clusters", max_clusters)
+    code = check.choice("variant", variant, ("paper", "code")) == "code"
     rule = _Rule(eps1, eps2, gamma, max_clusters, code)
     settings = {**rule._asdict(), "variant": variant}
     del settings["code"]

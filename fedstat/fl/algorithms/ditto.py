@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl.algorithm import About, Algorithm, Phase
 from fedstat.fl.nets import Params
 from fedstat.fl.wrappers.pair import counterpart, is_own, pair, pair_loss, share_global
@@ -47,9 +47,9 @@ def ditto(
     ValueError
         If an argument is out of range.
     """
-    _check.real("lam", lam, low=0)
+    check.real("lam", lam, low=0)
     if own_epochs is not None:
-        _check.integer("own_epochs", own_epochs)
+        check.integer("own_epochs", own_epochs)
 
     def penalty(params: Params, anchor: Params) -> Params:
         return {name: (p - anchor[counterpart(name)]).mul_(lam) for name, p in params.items() if is_own(name)}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedstat import _check, _random
-from fedstat._later import functional, torch
+from fedstat._utils import check, streams
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import (
     About,
@@ -110,15 +110,15 @@ def factorized_fl(
     -----
     u and v start as in the code, uniform after Xavier; the text says nothing.
     """
-    _check.choice("matching", matching, ("similarity", "random", "worst", "none"))
-    _check.choice("kernels", kernels, ("base", "mixed"))
-    code = _check.choice("variant", variant, ("paper", "code")) == "code"
-    _check.real("epsilon", epsilon, low=0)
-    _check.real("tau", tau, low=-1, high=1)
-    _check.real("sparsity", sparsity, low=0)
-    _check.integer("at_least", at_least)
-    _check.integer("rank", rank)
-    _check.choice("mu", mu, (True, False))
+    check.choice("matching", matching, ("similarity", "random", "worst", "none"))
+    check.choice("kernels", kernels, ("base", "mixed"))
+    code = check.choice("variant", variant, ("paper", "code")) == "code"
+    check.real("epsilon", epsilon, low=0)
+    check.real("tau", tau, low=-1, high=1)
+    check.real("sparsity", sparsity, low=0)
+    check.integer("at_least", at_least)
+    check.integer("rank", rank)
+    check.choice("mu", mu, (True, False))
     given = {"epsilon": epsilon, "tau": tau, "at_least": at_least, "sparsity": sparsity}
     _require_effect(given, matching, mu)
     rule = _Rule(matching, epsilon, tau, at_least, in_place=code)
@@ -163,7 +163,7 @@ def _require_effect(given: dict[str, Any], matching: str, mu: bool) -> None:
     unused = dict.fromkeys(of_matching, f"with matching={matching!r}") | ({} if mu else {"sparsity": "without mu"})
     for name, why in unused.items():
         if given[name] != _DEFAULTS[name]:
-            raise _check.NoEffectError(name, f"{why}, but got {name}={given[name]!r}")
+            raise check.NoEffectError(name, f"{why}, but got {name}={given[name]!r}")
 
 
 # --- factorised weights
@@ -269,7 +269,7 @@ class _Rule(NamedTuple):
         matched = self.matched(context, similarity).fill_diagonal_(True)
         weights = torch.where(matched, self.epsilon * similarity, -math.inf).softmax(1)
         if self.in_place:
-            order = _random.generator(context.seed, "order of the server", context.round).permutation(
+            order = streams.generator(context.seed, "order of the server", context.round).permutation(
                 np.sort(context.clients)
             )
             weights = _one_after_the_other(weights, [context.clients.tolist().index(c) for c in order])
@@ -285,7 +285,7 @@ class _Rule(NamedTuple):
         drawn = torch.zeros_like(similarity, dtype=torch.bool)
         for i, c in enumerate(context.clients):
             others = np.sort(np.delete(context.clients, i))
-            three = _random.generator(context.seed, "matching", context.round, int(c)).permutation(others)[:_OTHERS]
+            three = streams.generator(context.seed, "matching", context.round, int(c)).permutation(others)[:_OTHERS]
             drawn[i] = torch.from_numpy(np.isin(context.clients, three))
         return drawn
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, InitContext, Measure, Phase, RoundContext
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import cosines, shared_part, squared_distances
@@ -69,12 +69,12 @@ def fedamp(
     part of the cloud models, but not of the distances. ``measures/attention`` (client, other) holds ξ. The server's
     copy, with which new clients begin, is the mean of all models.
     """
-    _check.real("lam", lam, low=0)
-    _check.real("alpha", alpha, low=0, open_low=True)
-    _check.real("sigma", sigma, low=0, open_low=True)
-    _check.real("self_weight", self_weight, low=0, high=1)
-    if _check.choice("attention", attention, ("distance", "cosine")) == "distance" and self_weight != _SELF:
-        raise _check.NoEffectError("self_weight", f"with attention='distance', but got {self_weight:g}")
+    check.real("lam", lam, low=0)
+    check.real("alpha", alpha, low=0, open_low=True)
+    check.real("sigma", sigma, low=0, open_low=True)
+    check.real("self_weight", self_weight, low=0, high=1)
+    if check.choice("attention", attention, ("distance", "cosine")) == "distance" and self_weight != _SELF:
+        raise check.NoEffectError("self_weight", f"with attention='distance', but got {self_weight:g}")
     weigh = _Attention(alpha, sigma, self_weight if attention == "cosine" else None)
 
     def penalty(params: Params, anchor: Params) -> Params:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, DownloadContext, InitContext, RoundContext
 from fedstat.fl.nets import Net, Params
 
@@ -61,8 +61,8 @@ def fedcac(
     participation, overlaps are those of the round's active clients.
     ``mixing/weight`` of a store has every round's partners.
     """
-    _check.real("tau", tau, low=0, high=1)
-    _check.integer("beta", beta)
+    check.real("tau", tau, low=0, high=1)
+    check.integer("beta", beta)
 
     def critical(context: RoundContext) -> Params:
         return critical_entries(context.net, context.before, context.after, tau)

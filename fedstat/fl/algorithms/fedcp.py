@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import functional, torch
+from fedstat._utils import check
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Measure, Phase, RoundContext, Samples, Variant
 from fedstat.fl.losses import Loss, loss_of_part
@@ -83,10 +83,10 @@ def fedcp(
     client's training samples and all features, as downloaded, before local training. Its mean by feature is kept with
     the weights, as ``weights/client/share``, to compare clients by their policy.
     """
-    _check.choice("variant", variant, ("paper", "code"))
+    check.choice("variant", variant, ("paper", "code"))
     design = Policy(policy_layers, policy_norm, policy_activation)
     of_policy = {"context": context, **{f"policy_{name}": value for name, value in design._asdict().items()}}
-    settings = {"lam": _check.real("lam", lam, low=0), "policy": policy, "align": align, "global_head": global_head}
+    settings = {"lam": check.real("lam", lam, low=0), "policy": policy, "align": align, "global_head": global_head}
     settings |= of_policy | {"variant": variant}
     _require(settings, of_policy)
     parts = Parts(global_head, design.require() if policy else None, context, variant == "code")
@@ -121,14 +121,14 @@ def fedcp(
 
 def _require(settings: dict[str, Any], of_policy: dict[str, Any]) -> None:
     """ValueError if a setting is unknown or has no effect."""
-    _check.choice("context", settings["context"], ("both", "sample", "client", "random"))
+    check.choice("context", settings["context"], ("both", "sample", "client", "random"))
     if not settings["align"] and settings["lam"] not in (0, _LAM):
-        raise _check.NoEffectError("lam", f"with align=False, but got {settings['lam']:g}")
+        raise check.NoEffectError("lam", f"with align=False, but got {settings['lam']:g}")
     if settings["policy"] and not settings["global_head"]:
         raise ValueError("a policy separates features for two heads, but got global_head=False. Add policy=False.")
     usual = dict(zip(of_policy, ("both", *Policy()), strict=True)) | {"variant": "paper"}
     for name, value in () if settings["policy"] else usual.items():
-        _check.require_default(name, settings[name], value, "with policy=False")
+        check.require_default(name, settings[name], value, "with policy=False")
 
 
 def _features(net: Net, params: Params, samples: Samples) -> Tensor:
@@ -178,9 +178,9 @@ class Policy(NamedTuple):
 
     def require(self) -> Policy:
         """Return it, or raise ValueError."""
-        _check.integer("policy_layers", self.layers)
-        _check.choice("policy_norm", self.norm, _NORMS)
-        _check.choice("policy_activation", self.activation, _ACTIVATIONS)
+        check.integer("policy_layers", self.layers)
+        check.choice("policy_norm", self.norm, _NORMS)
+        check.choice("policy_activation", self.activation, _ACTIVATIONS)
         return self
 
     @property

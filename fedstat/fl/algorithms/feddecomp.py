@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl import masks
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import About, Algorithm, Phase, Variant
@@ -78,15 +78,15 @@ def feddecomp(
     ([0, 2, 3], [1, 0, 0])
     """
     ranks = require_ranks(rank_linear, rank_conv)
-    _check.choice("variant", variant, ("paper", "code"))
+    check.choice("variant", variant, ("paper", "code"))
     for name, flag in (("alternating", alternating), ("reverse", reverse)):
-        _check.choice(name, flag, (True, False))
+        check.choice(name, flag, (True, False))
     settings = dict(zip(("rank_linear", "rank_conv"), ranks, strict=True)) | {
         "lora_epochs": lora_epochs, "global_epochs": global_epochs, "alternating": alternating, "reverse": reverse,
         "mean": mean, "variant": variant,
     }  # fmt: skip
     epochs = _epochs(lora_epochs, global_epochs, alternating, variant == "code")
-    weights = _check.choice("mean", mean or ("all" if variant == "code" else "samples"), tuple(MEANS))
+    weights = check.choice("mean", mean or ("all" if variant == "code" else "samples"), tuple(MEANS))
 
     def private(name: str) -> bool:
         return (name.rpartition(".")[2] in FACTORS) != reverse
@@ -114,7 +114,7 @@ def _epochs(
     given = {"lora_epochs": lora, "global_epochs": shared}
     for name, value in given.items():
         if value is not None:
-            _check.integer(name, value, low=0)
+            check.integer(name, value, low=0)
     if lora == shared == 0:
         raise ValueError("lora_epochs and global_epochs must not both be 0: nothing would be trained")
     default = lora is None and shared is None

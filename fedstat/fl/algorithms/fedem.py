@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import functional, torch
+from fedstat._utils import check
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
 from fedstat.fl.losses import Loss
@@ -37,7 +37,7 @@ def fedem(*, components: Annotated[int, "components of the mixture"] = 3) -> Alg
     Shared, up and down: all components. Private: π. FedFac §5.1 takes three; one is FedAvg. See :func:`mixture`.
     The components must start from different draws: convert a user's module with ``start="random"``.
     """
-    _check.integer("components", components)
+    check.integer("components", components)
     return Algorithm(
         "fedem",
         masks.keep_layers(lambda _: ["mixture"]),

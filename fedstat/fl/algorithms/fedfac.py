@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, InitContext, Mask, SharedMask, Variant
 from fedstat.fl.algorithms.fedsplit import Split
@@ -78,7 +78,7 @@ def fedfac(
         makes a shared unit alike in all clients, so that by agreement on ``"weights"`` the first split tends to stay;
         agreement on ``"updates"`` is asked anew in every round. ``tau="test"``, with ``estimator="icc"`` and not
         ``dynamic``: every client first trains twice, on either half of its samples, and personal are units whose
-        personal share is shown to be above 1/2 (:meth:`fedstat.ComponentsResult.split`), however many.
+        personal share is shown to be above 1/2 (:meth:`fedstat.results.ComponentsResult.split`), however many.
     on : {"weights", "updates"}
         What dynamic FedFac analyses: the trained weights, or their change in this round.
     pretrain_epochs : int, optional
@@ -107,21 +107,21 @@ def fedfac(
     A unit that turns shared adopts the weighted mean of the active clients' values; one that turns personal keeps
     each client's own.
     """
-    code = _check.choice("variant", variant, ("paper", "code")) == "code"
-    judge = _check.choice("estimator", estimator or ("leverage" if code else "pa"), splitting.METHODS)
+    code = check.choice("variant", variant, ("paper", "code")) == "code"
+    judge = check.choice("estimator", estimator or ("leverage" if code else "pa"), splitting.METHODS)
     limit: Limit = ("mean" if code else 0.5) if tau is None else tau
-    _check.choice("on", on, ("weights", "updates"))
-    _check.real("kappa", kappa, low=0, open_low=True, high=1)
+    check.choice("on", on, ("weights", "updates"))
+    check.real("kappa", kappa, low=0, open_low=True, high=1)
     by_agreement = judge == "icc"
     if by_agreement:
         why = "with estimator='icc', which makes no factor analysis"
         hint = ". Leave it out, or split by 'pa', 'minres', 'pc' or 'leverage'."
-        _check.require_default("kappa", kappa, _KAPPA, why, hint=hint)
-        _check.require_default("warm_start", warm_start or not dynamic, True, why, hint=hint)
+        check.require_default("kappa", kappa, _KAPPA, why, hint=hint)
+        check.require_default("warm_start", warm_start or not dynamic, True, why, hint=hint)
     _require_limit(limit, judge, dynamic)
     if fdr is not None and limit != "test":
-        raise _check.NoEffectError("fdr", f"but with tau='test', but got fdr={fdr!r} and tau={tau!r}")
-    rate = _check.real("fdr", 0.05 if fdr is None else fdr, low=0, high=1, open_low=True, open_high=True)
+        raise check.NoEffectError("fdr", f"but with tau='test', but got fdr={fdr!r} and tau={tau!r}")
+    rate = check.real("fdr", 0.05 if fdr is None else fdr, low=0, high=1, open_low=True, open_high=True)
     rule = _Rule(masks.given_layers(layers), judge, kappa, limit, rate, warm_start, code)
     settings = {"layers": rule.given, "kappa": kappa, "tau": str(limit), "estimator": judge, "variant": variant}
     if limit == "test":

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
-from fedstat import _check, _random
-from fedstat._later import torch
+from fedstat._utils import check, streams
+from fedstat._utils.lazy import torch
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, InitContext, RoundContext
 from fedstat.fl.nets import Params
 from fedstat.fl.similarity import shared_part
@@ -62,9 +62,9 @@ def fedfomo(
     a client evaluates others' shared part with its own private part. Running statistics are mixed, but not part of the
     distances. Affinities are a matrix (client, client).
     """
-    _check.integer("downloads", downloads)
-    _check.real("epsilon", epsilon, low=0, high=1)
-    _check.real("decay", decay, low=0)
+    check.integer("downloads", downloads)
+    check.real("epsilon", epsilon, low=0, high=1)
+    check.real("decay", decay, low=0)
     rule = _Rule(downloads, epsilon, decay)
     return Algorithm(
         "fedfomo",
@@ -94,7 +94,7 @@ class _Rule(NamedTuple):
         explores = max(0.0, self.epsilon - self.decay * context.round)
         n, found = len(context.clients), []
         for i, (client, most) in enumerate(zip(context.clients, self.numbers(context), strict=True)):
-            rng = _random.generator(context.seed, "downloads", context.round, int(client))
+            rng = streams.generator(context.seed, "downloads", context.round, int(client))
             others = rng.permutation(np.delete(np.arange(n), i))
             random = int((rng.random(most) < explores).sum())
             rest = others[random:]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl import nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, RoundContext, Samples
 from fedstat.fl.algorithms.fedcp import Parts, cut, separated, separated_loss
@@ -68,10 +68,10 @@ def fedphp(
     -----
     Stored weights are the server's, which the clients download; ``probe="uploads"`` stores what clients trained.
     """
-    _check.real("mu", mu, low=0, high=1, open_high=True)
-    _check.integer("horizon", horizon)
-    _check.real("lam", lam, low=0, high=1)
-    features = _check.choice("transfer", transfer, ("mmd", "kd")) == "mmd"
+    check.real("mu", mu, low=0, high=1, open_high=True)
+    check.integer("horizon", horizon)
+    check.real("lam", lam, low=0, high=1)
+    features = check.choice("transfer", transfer, ("mmd", "kd")) == "mmd"
 
     def teacher(net: Net, _: Params, samples: Samples, state: AlgorithmState) -> Tensor:
         """Features (client, sample, feature), or class probabilities, of the inherited models."""

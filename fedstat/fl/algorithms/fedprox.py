@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl.algorithm import About, Algorithm, Phase
 from fedstat.fl.nets import Params
 from fedstat.fl.wrappers.finetuned import finetuned
@@ -28,7 +28,7 @@ def fedprox(
     Algorithm 2. Shared, up and down: everything; private: nothing. μ = 0 is FedAvg exactly.
     FedFac §5.1 tunes μ on {1, 0.5, 0.1, 0.01, 0.001}.
     """
-    _check.real("mu", mu, low=0)
+    check.real("mu", mu, low=0)
 
     def penalty(params: Params, anchor: Params) -> Params:
         return {name: (p - anchor[name]).mul_(mu) for name, p in params.items()}

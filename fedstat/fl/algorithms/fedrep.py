@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, Phase
 from fedstat.fl.algorithms.fedper import PersonalLayers, fedper
@@ -31,8 +31,8 @@ def fedrep(
     learning", ICML, Algorithm 1. Up and down: the body. Private: the head, the last ``personal_layers`` layers.
     ``head_epochs`` None: the run's local epochs.
     """
-    _check.integer("body_epochs", body_epochs)
-    epochs = head_epochs if head_epochs is None else _check.integer("head_epochs", head_epochs)
+    check.integer("body_epochs", body_epochs)
+    epochs = head_epochs if head_epochs is None else check.integer("head_epochs", head_epochs)
 
     def head(net: Net) -> list[str]:
         return masks.last_layers(net, "personal_layers", personal_layers)

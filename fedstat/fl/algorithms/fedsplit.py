@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedstat import _check, _random
+from fedstat._utils import check, streams
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, InitContext, Mask, RoundContext, SharedMask
 from fedstat.fl.nets import Net
@@ -74,7 +74,7 @@ def random_split(
         for layer in masks.resolve(net, given):
             units = nets.layers(net)[layer]
             flags[layer] = np.zeros(units, dtype=bool)
-            chosen = _random.generator(seed, "random split", layer, number).permutation(units)
+            chosen = streams.generator(seed, "random split", layer, number).permutation(units)
             flags[layer][chosen[: round(share * units)]] = True
         return masks.units(net, flags, device)
 
@@ -97,9 +97,9 @@ def random_split(
 def _share(share: float | None, tau: splitting.Tau | None) -> float:
     """Proportion of units to share, given as such or as a quantile."""
     if tau is None:
-        return _check.real("share", 0.5 if share is None else share, low=0, high=1)
+        return check.real("share", 0.5 if share is None else share, low=0, high=1)
     if share is not None:
-        raise _check.NoEffectError("share", f"beside tau, which means the same, but got {share!r} and tau={tau!r}")
+        raise check.NoEffectError("share", f"beside tau, which means the same, but got {share!r} and tau={tau!r}")
     if isinstance(tau, str | splitting.Absolute):
         raise ValueError(f"tau must be a number to size a random split, but got {tau!r}")
     splitting.threshold(np.array([0.0, 1.0]), tau)  # raises if tau is out of range

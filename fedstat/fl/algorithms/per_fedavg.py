@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl import optim
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import About, Algorithm, BatchGradient, Phase
@@ -51,9 +51,9 @@ def per_fedavg(
     ValueError
         If an argument is out of range.
     """
-    _check.real("alpha", alpha, low=0)
-    _check.real("difference", difference, low=0, open_low=True)
-    _check.integer("finetune_steps", finetune_steps)
+    check.real("alpha", alpha, low=0)
+    check.real("difference", difference, low=0, open_low=True)
+    check.integer("finetune_steps", finetune_steps)
 
     def first_order(gradient: BatchGradient, params: Params, _: float) -> Params:
         return gradient(_moved(params, gradient(params, 0, 2), -alpha), 1, 2)

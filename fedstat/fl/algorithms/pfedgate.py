@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import functional, torch
+from fedstat._utils import check
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, BatchGradient, Phase, Samples
 from fedstat.fl.nets import Gradient, Net, Params, dense
@@ -67,9 +67,9 @@ def pfedgate(
     samples after local training, not of the samples to predict, so that a prediction does not depend on others; before
     it has trained, with θ. ``gate.open`` has these gates, and where they are 0.
     """
-    _check.real("sparsity", sparsity, low=0, high=1, open_low=True)
-    _check.integer("blocks", blocks)
-    _check.real("gate_rate", gate_rate, low=0, open_low=True)
+    check.real("sparsity", sparsity, low=0, high=1, open_low=True)
+    check.integer("blocks", blocks)
+    check.real("gate_rate", gate_rate, low=0, open_low=True)
 
     def faster(gradient: BatchGradient, params: Params, _: float) -> Params:
         found = gradient(params)

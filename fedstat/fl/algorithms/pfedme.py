@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples, Variant
 from fedstat.fl.nets import Net, Params
@@ -53,10 +53,10 @@ def pfedme(
     ValueError
         If an argument is out of range.
     """
-    _check.real("lam", lam, low=0, open_low=True)
-    _check.real("eta", eta, low=0, open_low=True)
-    _check.integer("inner_steps", inner_steps)
-    _check.choice("variant", variant, ("paper", "code"))
+    check.real("lam", lam, low=0, open_low=True)
+    check.real("eta", eta, low=0, open_low=True)
+    check.integer("inner_steps", inner_steps)
+    check.choice("variant", variant, ("paper", "code"))
     if eta * lam > 1:
         raise ValueError(
             f"eta * lam must be at most 1, or the global model steps past the clients' own, but got eta={eta:g}, "

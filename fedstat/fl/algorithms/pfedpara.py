@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl import masks
 from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.nets import Net, Params
@@ -51,7 +51,7 @@ def pfedpara(
     ValueError
         If γ is not in [0, 1].
     """
-    _check.real("gamma", gamma, low=0, high=1)
+    check.real("gamma", gamma, low=0, high=1)
 
     return Algorithm(
         "pfedpara",
@@ -96,7 +96,7 @@ def hadamard(net: Net, gamma: float) -> Net:
     >>> hadamard(nets.mlp([784, 256]), 0.5).shapes
     {'fc1.x1': (256, 56), 'fc1.y1': (784, 56), 'fc1.x2': (256, 56), 'fc1.y2': (784, 56), 'fc1.bias': (256,)}
     """
-    _check.real("gamma", gamma, low=0, high=1)
+    check.real("gamma", gamma, low=0, high=1)
     return composed(net, {name: _part(net.shapes[name], gamma, is_kernel(name)) for name in matrices(net)})
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl import nets
 from fedstat.fl.algorithm import About, Algorithm, AlgorithmState, Phase, Samples
 from fedstat.fl.losses import distilled, softened
@@ -57,8 +57,8 @@ def pfedsd(
     -----
     Stored weights are the server's, which the clients download; ``probe="uploads"`` stores the clients' own.
     """
-    _check.real("lam", lam, low=0)
-    _check.real("temperature", temperature, low=0, open_low=True)
+    check.real("lam", lam, low=0)
+    check.real("temperature", temperature, low=0, open_low=True)
 
     def teacher(net: Net, _: Params, samples: Samples, state: AlgorithmState) -> Tensor:
         """Class probabilities (client, sample, class) of the last models; 0 for clients that have none."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.labelled.unit_names import is_table
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def started(net: Net, weights: Mapping[str, Any]) -> Net:
     given = {}
     empty = {name: torch.empty(shape, device="meta") for name, shape in net.shapes.items()}
     for name, values in weights.items():
-        shape = net.shapes[_check.choice("a parameter to start from", name, list(net.shapes))]
+        shape = net.shapes[check.choice("a parameter to start from", name, list(net.shapes))]
         table = is_table(name, empty) and "unit" not in getattr(values, "dims", ())
         shape = shape[::-1] if table else shape
         value = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values))

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from fedstat import _check
-from fedstat._later import functional, torch
+from fedstat._utils import check
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl.nets import dense
 from fedstat.fl.nets.base import Net, Params
 
@@ -71,10 +71,10 @@ def assemble(
     statistics : {"shared", "local"}, default "shared"
         Whether running statistics of batch normalisation are averaged by the server or stay with their client.
     """
-    _check.choice("convolution", convolution, ("auto", "loop", "grouped", "unfold"))
-    _check.choice("statistics", statistics, ("shared", "local"))
+    check.choice("convolution", convolution, ("auto", "loop", "grouped", "unfold"))
+    check.choice("statistics", statistics, ("shared", "local"))
     for layer in layers.values():
-        _check.choice("norm", layer.norm, (None, "group", "batch"))
+        check.choice("norm", layer.norm, (None, "group", "batch"))
     shapes: dict[str, tuple[int, ...]] = {}
     for name, layer in layers.items():
         shapes |= {f"{name}.{kind}": shape for kind, shape in _shapes(layer).items()}

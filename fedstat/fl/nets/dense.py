@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstat._later import functional, torch
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl.nets.base import Net, Params
 
 if TYPE_CHECKING:

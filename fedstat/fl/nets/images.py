@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedstat import _check
-from fedstat._later import functional, torch
+from fedstat._utils import check
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl.nets.base import Net
 from fedstat.fl.nets.conv import Layer, Norm, Run, assemble
 
@@ -119,7 +119,7 @@ def vgg16(sample: Sequence[int], outputs: int, *, width: float = 1.0, norm: Norm
     convs = list(layers)
     layers["fc1"] = Layer(inputs * -(-rows // 32) * -(-columns // 32), hidden)
     layers["fc2"] = Layer(hidden, hidden)
-    layers["fc3"] = Layer(hidden, _check.integer("outputs", outputs))
+    layers["fc3"] = Layer(hidden, check.integer("outputs", outputs))
 
     def features(run: Run, h: Tensor) -> Tensor:
         for name in convs:
@@ -148,7 +148,7 @@ def _two_and_two(
         "conv1": Layer(inputs, a, 5, norm=norm),
         "conv2": Layer(a, b, 5, norm=norm),
         "fc1": Layer(left, hidden),
-        "fc2": Layer(hidden, _check.integer("outputs", outputs)),
+        "fc2": Layer(hidden, check.integer("outputs", outputs)),
     }
 
     def features(run: Run, h: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def _resnet(
                 shortcuts[f"shortcut{first}"] = Layer(channels, to, 1, stride, 0, norm)
             blocks.append((f"conv{first}", f"conv{second}"))
             channels = to
-    layers = convs | shortcuts | {"fc1": Layer(channels, _check.integer("outputs", outputs))}
+    layers = convs | shortcuts | {"fc1": Layer(channels, check.integer("outputs", outputs))}
 
     def features(run: Run, h: Tensor) -> Tensor:
         h = torch.relu_(run("conv1", h))
@@ -202,7 +202,7 @@ def after_two(size: int) -> int:
 
 def scaled(number: int, width: float) -> int:
     """Channels or units at a width: rounded, at least 1."""
-    return max(1, round(number * _check.real("width", width, low=0, open_low=True)))
+    return max(1, round(number * check.real("width", width, low=0, open_low=True)))
 
 
 def image(sample: Sequence[int], least: int) -> tuple[int, int, int]:

@@ -7,8 +7,8 @@ from functools import partial
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl.nets import dense
 from fedstat.fl.nets.base import Gradient, Net, Params
 
@@ -36,7 +36,7 @@ def mlp(sizes: Sequence[int]) -> Net:
     """
     if len(sizes) < 2:
         raise ValueError(f"sizes must hold an input and an output size, but got {list(sizes)!r}")
-    sizes = [_check.integer("sizes", s) for s in sizes]
+    sizes = [check.integer("sizes", s) for s in sizes]
     layers = [(f"fc{i}", *ends) for i, ends in enumerate(pairwise(sizes), 1)]
     names = [name for name, _, _ in layers]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl.nets.base import Net, Params, Piece, layer_of
 from fedstat.fl.nets.conv import channels_last
 
@@ -206,8 +206,8 @@ def from_module(
     >>> list(from_module(module, (1, 8, 8)).shapes)
     ['conv1.weight', 'conv1.bias', 'conv1.scale', 'conv1.shift', 'fc1.weight', 'fc1.bias']
     """
-    _check.choice("start", start, ("present", "random"))
-    _check.choice("statistics", statistics, ("shared", "local"))
+    check.choice("start", start, ("present", "random"))
+    check.choice("statistics", statistics, ("shared", "local"))
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch.nn.Module, but got {type(module).__name__}")
     _require_known(module)

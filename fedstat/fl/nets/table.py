@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl.nets import images
 from fedstat.fl.nets.base import Net
 from fedstat.fl.nets.mlp import mlp
@@ -17,7 +17,7 @@ from fedstat.fl.nets.transformer import transformer
 
 def _mlp(sample: Sequence[int], outputs: int, *, hidden: int | Sequence[int] = (200,), width: float = 1.0) -> Net:
     sizes = [hidden] if isinstance(hidden, int) else hidden
-    sizes = [_check.integer("hidden", size) for size in sizes]
+    sizes = [check.integer("hidden", size) for size in sizes]
     return mlp([math.prod(sample), *(images.scaled(size, width) for size in sizes), outputs])
 
 
@@ -60,10 +60,10 @@ def named(name: str, sample: Sequence[int], outputs: int, **options: Any) -> Net
     >>> list(named("lenet", (1, 28, 28), 62, width=2).shapes.items())[0]
     ('conv1.weight', (12, 1, 5, 5))
     """
-    make = NETS[_check.choice("net", name, NETS)]
+    make = NETS[check.choice("net", name, NETS)]
     known = _options(make)
     for option in options:
-        _check.choice(f"an option of {name}", option, known)
+        check.choice(f"an option of {name}", option, known)
     return make(tuple(sample), outputs, **options)
 
 

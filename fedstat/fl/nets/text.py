@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import functional, torch
+from fedstat._utils import check as _check
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl.nets import dense
 from fedstat.fl.nets.base import Net, Params
 

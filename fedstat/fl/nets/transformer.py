@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import functional, torch
+from fedstat._utils import check
+from fedstat._utils.lazy import functional, torch
 from fedstat.fl.nets import dense, text
 from fedstat.fl.nets.base import Net, Params
 
@@ -71,10 +71,10 @@ def transformer(
     """
     length, outputs, vocabulary = text.check(sample, outputs, vocabulary)
     padding = text.check_padding(padding, vocabulary)
-    if _check.integer("embedding", embedding) % _check.integer("heads", heads):
+    if check.integer("embedding", embedding) % check.integer("heads", heads):
         raise ValueError(f"embedding must be a multiple of heads={heads}, but got {embedding}")
     dim = text.scaled("embedding", embedding, width, multiple=heads)
-    hidden, numbers = text.scaled("feedforward", feedforward, width), range(1, _check.integer("blocks", blocks) + 1)
+    hidden, numbers = text.scaled("feedforward", feedforward, width), range(1, check.integer("blocks", blocks) + 1)
     normal = {"scale": (dim,), "shift": (dim,)}
 
     def normalised(layer: str) -> dict[str, tuple[int, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedstat import store
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import masks, nets, split_halves
 from fedstat.fl.cohort import Cohort
 from fedstat.fl.communication_round import Outcome

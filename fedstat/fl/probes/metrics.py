@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import Mask, SharedMask
 from fedstat.fl.communication_round import Outcome

@@ -9,7 +9,7 @@ from operator import add
 import numpy as np
 
 from fedstat import store
-from fedstat._later import torch
+from fedstat._utils.lazy import torch
 from fedstat.fl import cohort, masks, nets
 from fedstat.fl.algorithm import InitContext, Mask, Phase
 from fedstat.fl.batches import Rows, whole

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedstat import _random, store
-from fedstat._later import torch
+from fedstat import store
+from fedstat._utils import streams
+from fedstat._utils.lazy import torch
 from fedstat.fl import cohort, masks, nets
 from fedstat.fl import evaluate as _evaluate
 from fedstat.fl.algorithm import Algorithm
@@ -79,7 +80,7 @@ def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw
     """Standard normal values in the shape of some parameters, each client's from its own stream."""
     noise = {name: torch.empty_like(params[name]) for name in names}
     for i, c in enumerate(clients):
-        rng = _random.generator(job.seed, "masking", draw, int(job.train.ids[c]))
+        rng = streams.generator(job.seed, "masking", draw, int(job.train.ids[c]))
         for name in names:
             noise[name][i] = torch.from_numpy(rng.standard_normal(job.net.shapes[name], dtype=np.float32))
     return noise

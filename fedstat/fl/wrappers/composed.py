@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl import nets
 from fedstat.fl.nets import Gradient, Net, Params, dense, layer_of
 
@@ -100,7 +100,7 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
     (['fc1.weight', 'fc1.b', 'fc1.a', 'fc1.bias', 'fc2.weight', 'fc2.bias'], {'fc1': 3, 'fc2': 2})
     """
     for weight, part in parts.items():
-        _check.choice("a composed weight", weight, [name for name in net.shapes if name not in net.buffers])
+        check.choice("a composed weight", weight, [name for name in net.shapes if name not in net.buffers])
         _require(weight, part, net.shapes[weight])
     names = {weight: {kind: f"{layer_of(weight)}.{kind}" for kind in part.shapes} for weight, part in parts.items()}
     divided = {names[weight].get(kind) for weight, part in parts.items() for kind in (_kind(weight), *part.by_unit)}

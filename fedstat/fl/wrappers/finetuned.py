@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Annotated, Any, Literal
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.fl.algorithm import About, Algorithm, Choice, HeldOut, Phase
 
 HeldOutHelp = Annotated[HeldOut | None, "samples to choose on: validation or halves"]
@@ -58,11 +58,11 @@ def finetuned(
             raise ValueError(f"{name} must hold at least one value, but got none")
     for n in lengths:
         if n is not None or len(lengths) > 1:
-            _check.integer("epochs", n, low=0)
+            check.integer("epochs", n, low=0)
     for factor in factors:
-        _check.real("rate", factor, low=0, open_low=True)
+        check.real("rate", factor, low=0, open_low=True)
     if lengths == [0] and factors != [1]:
-        raise _check.NoEffectError("rate", f"with epochs=0, no fine-tuning, but got rate={rate!r}")
+        raise check.NoEffectError("rate", f"with epochs=0, no fine-tuning, but got rate={rate!r}")
     settings: dict[str, Any] = {**algorithm.settings, "finetune_epochs": epochs, "rate": rate}
     ways = tuple(dict.fromkeys(() if n == 0 else (Phase(n, lr=f),) for n, f in product(lengths, factors)))
     made = algorithm._replace(
@@ -75,7 +75,7 @@ def finetuned(
         if held_out is not None or by != "pooled":
             raise ValueError("by and held_out say how to choose among epochs or rates, but only one of each is given")
         return made
-    _check.choice("by", by, ("pooled", "client"))
+    check.choice("by", by, ("pooled", "client"))
     return made._replace(
         choice=Choice(finetunings=ways, by=by, held_out=checked(held_out)),
         settings=settings | {"by": by, "held_out": held_out},
@@ -102,7 +102,7 @@ def require_plain(algorithm: Algorithm) -> None:
 
 def checked(held_out: HeldOut | None) -> HeldOut | None:
     """The samples to choose on; ValueError if unknown."""
-    return None if held_out is None else _check.choice("held_out", held_out, ("validation", "halves"))
+    return None if held_out is None else check.choice("held_out", held_out, ("validation", "halves"))
 
 
 def _several(given: Any) -> list[Any]:
@@ -159,7 +159,7 @@ def shrunken(
     >>> shrunken(fedavg(), by="client").choice.steps
     (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
     """
-    _check.choice("by", by, ("pooled", "client", "layer"))
+    check.choice("by", by, ("pooled", "client", "layer"))
     require_plain(algorithm)
     if epochs == 0:
         raise ValueError("shrunken fine-tuning needs at least one epoch of fine-tuning, but got epochs=0")
@@ -168,11 +168,11 @@ def shrunken(
     if by == "layer":
         for name, value in (("grid", grid), ("held_out", held_out)):
             if value is not None:
-                raise _check.NoEffectError(name, f"with by='layer', which tries no values, but got {value!r}")
+                raise check.NoEffectError(name, f"with by='layer', which tries no values, but got {value!r}")
         choice = Choice(by=by)
     else:
         given = GRID if grid is None else grid if isinstance(grid, Sequence) else [grid]
-        steps = tuple(sorted({_check.real("a value of the grid of B", b, low=0, high=2) for b in given}))
+        steps = tuple(sorted({check.real("a value of the grid of B", b, low=0, high=2) for b in given}))
         if len(steps) < 2:
             raise ValueError(f"the grid of B must hold at least two different values, but got {list(given)}")
         choice = Choice(steps, by=by, held_out=checked(held_out))

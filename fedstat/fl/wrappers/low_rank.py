@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from fedstat import _check
-from fedstat._later import torch
+from fedstat._utils import check
+from fedstat._utils.lazy import torch
 from fedstat.fl import nets
 from fedstat.fl.algorithm import Algorithm, Variant
 from fedstat.fl.nets import Net, Params
@@ -62,8 +62,8 @@ def low_rank(algorithm: Algorithm, *, rank_linear: LinearRank = 0.6, rank_conv: 
 
 def require_ranks(rank_linear: float, rank_conv: float) -> tuple[float, float]:
     """Both ranks; ValueError unless they are in (0, 1]."""
-    _check.real("rank_linear", rank_linear, low=0, high=1, open_low=True)
-    _check.real("rank_conv", rank_conv, low=0, high=1, open_low=True)
+    check.real("rank_linear", rank_linear, low=0, high=1, open_low=True)
+    check.real("rank_conv", rank_conv, low=0, high=1, open_low=True)
     return rank_linear, rank_conv
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedstat import _random
-from fedstat._later import torch
+from fedstat._utils import streams
+from fedstat._utils.lazy import torch
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import AlgorithmState, InitContext, Phase, RoundContext, Samples
 from fedstat.fl.losses import Loss, loss_of_part
@@ -129,7 +129,7 @@ TIMES = "times"
 
 def beginning(context: InitContext) -> AlgorithmState:
     """Return the state before the first round: every client's model is the common start."""
-    n, first = len(context.sizes), context.net.init(_random.generator(context.seed, "start"))
+    n, first = len(context.sizes), context.net.init(streams.generator(context.seed, "start"))
     models = {name: p.to(context.device).expand(n, *p.shape).clone() for name, p in first.items()}
     return AlgorithmState({TIMES: torch.zeros(n, device=context.device), **models})
 

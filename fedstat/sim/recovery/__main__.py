@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from fedstat._utils import interrupts
+
+if __name__ == "__main__":
+    interrupts.leave_while_loading()
+
 import argparse
 import json
 import sys
@@ -10,11 +15,11 @@ from itertools import groupby
 from pathlib import Path
 
 from fedstat import _cli, store
-from fedstat._later import pd, xr
+from fedstat._utils.lazy import pd, xr
 from fedstat.results.numbers import plus_minus
-from fedstat.sim import recovery
 from fedstat.sim.model8 import SOURCE
-from fedstat.sim.recovery import DEFAULT, KAPPA, recover, spectrum, tidy
+from fedstat.sim.recovery import accuracy as recovery
+from fedstat.sim.recovery.accuracy import DEFAULT, KAPPA, recover, spectrum, tidy
 
 COMMAND = "fedstat.sim.recovery"
 

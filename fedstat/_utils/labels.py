@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat import _check
-from fedstat._check import few
-from fedstat._later import pd, xr
+from fedstat._utils import check
+from fedstat._utils.check import few
+from fedstat._utils.lazy import pd, xr
 
 
 def has_labels(values: Any) -> bool:
@@ -91,7 +91,7 @@ def matched(name: str, values: Any, labels: Mapping[str, NDArray[Any]], *, gaps:
     ['a', 'b']
     """
     given, dims, own, has_order = values, list(labels), dict[str, list[Any]](), True
-    if hasattr(_check.one_array(name, values), "dims"):
+    if hasattr(check.one_array(name, values), "dims"):
         if dims[0] not in values.dims or not set(values.dims) <= set(dims):
             raise ValueError(f"{name} must have the dim {' and perhaps '.join(dims)}, but got {values.dims}")
         labels = {d: labels[d] for d in dims if d in values.dims}
@@ -269,7 +269,7 @@ def _stacked(parts: list[Any], dim: str) -> xr.DataArray:
 
 def _array(name: str, values: Any) -> NDArray[Any]:
     """Return values on the host; a sequence becomes an array of objects, which keeps None and NaN apart."""
-    _check.unmasked(name, values)
+    check.unmasked(name, values)
     if hasattr(values, "to_numpy"):
         return np.asarray(values.to_numpy())
-    return _check.numpy_of(values) if hasattr(values, "dtype") else np.array(values, dtype=object)
+    return check.numpy_of(values) if hasattr(values, "dtype") else np.array(values, dtype=object)

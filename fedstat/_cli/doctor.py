@@ -112,7 +112,10 @@ def probed(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
     while True:
         left = [name for name in modules if name not in broken]
         done = subprocess.run(  # noqa: S603
-            [sys.executable, "-W", "ignore", "-m", "fedstat._probe", *left], capture_output=True, text=True, check=False
+            [sys.executable, "-W", "ignore", "-m", "fedstat._cli.probe", *left],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
         broken |= {name: why for what, name, *rest in said if what == "broken" for why in rest}

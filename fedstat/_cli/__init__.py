@@ -1,4 +1,4 @@
-"""What all command lines share: how they end, and how they write figures and tables."""
+"""Parts that all commands share: arguments, errors in one line, output folders and figures."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedstat import _check, _guard, _interrupt, store
-from fedstat._later import xr
+from fedstat import store
+from fedstat._utils import check, guard, interrupts
+from fedstat._utils.lazy import xr
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 """Exit statuses of programs that SIGINT or SIGPIPE ends."""
@@ -96,7 +97,7 @@ def run(
     """
     cli.prog = _called.get() or cli.prog
     args = argparse.Namespace()
-    _interrupt.raise_again()
+    interrupts.raise_again()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)
@@ -153,7 +154,7 @@ def compute(args: argparse.Namespace) -> dict[str, Any]:
     """Arguments ``device``, ``client_chunk`` and ``threads``, checked; with ``--dask``, those of a worker."""
     for name in ("client_chunk", "threads"):
         if getattr(args, name) is not None:
-            _check.integer(name, getattr(args, name))
+            check.integer(name, getattr(args, name))
     found = {name: getattr(args, name) for name in ("device", "client_chunk", "threads")}
     if (scheduler := getattr(args, "dask", None)) is not None:
         found["threads"] = args.threads or 1 if scheduler else 1
@@ -177,7 +178,7 @@ def executor(args: argparse.Namespace) -> AbstractContextManager[Executor | None
     """What ``--dask`` asks for, as a context; None without it."""
     if args.dask is None:
         return contextlib.nullcontext()
-    from fedstat._dask import dask_executor
+    from fedstat._cli.dask import dask_executor
 
     return dask_executor(args.dask, args.threads)
 
@@ -223,14 +224,14 @@ def require_figure(option: str, path: Path | None) -> None:
     if path.suffix.lower() not in _MARKS:
         raise ValueError(f"{option} must end in .png, .pdf or .svg, but got {path}")
     require_file(option, path)
-    if _guard.status(path) and _MARKS[path.suffix.lower()][1] not in _guard.content(path):
+    if guard.status(path) and _MARKS[path.suffix.lower()][1] not in guard.content(path):
         raise ValueError(f"{option} {path} exists and was not drawn by fedstat: remove it or choose another name")
 
 
 def require_file(option: str, path: Path) -> None:
     """ValueError, before any work, if a file could not be written."""
     for one in (path, _draft(path)):
-        _guard.status(one)
+        guard.status(one)
     if path.is_dir():
         raise ValueError(f"{option} must be a file, but {path} is a folder")
     if not path.parent.is_dir():
@@ -256,7 +257,7 @@ def whole(path: Path) -> Iterator[Path]:
     target = path.resolve()
     draft = _draft(target)
     try:
-        with _guard.written(path):
+        with guard.written(path):
             yield draft
         with draft.open("rb") as written:
             os.fsync(written.fileno())

@@ -8,7 +8,7 @@ from numbers import Integral
 
 import numpy as np
 
-from fedstat import _check
+from fedstat._utils import check
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:
@@ -69,7 +69,7 @@ def seed_of(seed: int, *key: int | str) -> int:
 
 
 def _digest(seed: int, key: tuple[int | str, ...]) -> int:
-    words = [_check.integer("seed", seed, low=0), *map(_word, key)]
+    words = [check.integer("seed", seed, low=0), *map(_word, key)]
     return int.from_bytes(sha256(json.dumps(words).encode()).digest(), "little")
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 
-from fedstat import _check
+from fedstat._utils import check
 from fedstat.ntk.eigenvalues import Extremes, extreme_eigenvalues
 
 __all__ = [
@@ -412,9 +412,9 @@ def confidence(n: int, lambda_min: float, *, delta: float = 0.05, constant: floa
     constant : float
         The unknown constant of the O().
     """
-    _check.real("delta", delta, low=0, high=1, open_low=True, open_high=True)
-    _check.real("constant", constant, low=0)
-    _check.real("lambda_min", lambda_min, low=0, open_low=True, hint="Theorem 2 needs λ_min(H^s + H^p) > 0.")
+    check.real("delta", delta, low=0, high=1, open_low=True, open_high=True)
+    check.real("constant", constant, low=0)
+    check.real("lambda_min", lambda_min, low=0, open_low=True, hint="Theorem 2 needs λ_min(H^s + H^p) > 0.")
     return constant * math.sqrt(math.log(n / (lambda_min * delta)) / (2 * n))
 
 
@@ -430,7 +430,7 @@ def largest_informative_clients(n_total: int) -> int:
     >>> largest_informative_clients(1000)
     11
     """
-    _check.integer("n_total", n_total)
+    check.integer("n_total", n_total)
     clients = 0
     while 8 * (clients + 1) ** 3 < n_total * (clients + 2):
         clients += 1

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedstat import _check, _guard
+from fedstat._utils import check, guard
 
 _METAVAR = {float: "X", int: "N", str: "NAME"}
 _NOUNS = {float: "a number", int: "an integer", str: "a string", bool: "true or false"}
@@ -83,22 +83,22 @@ def given(args: argparse.Namespace, settings: type) -> dict[str, Any]:
 
 # A key of more parts than are read: tomllib takes memory that is quadratic in their number.
 _PART = r"""(?>[\w-]+|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*')[ \t]*+"""
-_DEEP_KEY = re.compile(rf"(?<![\w\\-])(?:{_PART}\.[ \t]*+){{{_guard.DEPTH}}}")
+_DEEP_KEY = re.compile(rf"(?<![\w\\-])(?:{_PART}\.[ \t]*+){{{guard.DEPTH}}}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Contents of a TOML file, or ValueError naming the file."""
     try:
-        text = _guard.content(path, share=_guard.SETTINGS).decode()
+        text = guard.content(path, share=guard.SETTINGS).decode()
         if deep := _DEEP_KEY.search(text):
-            raise ValueError(f"the key {deep[0][:60]}... is nested too deep: it has more than {_guard.DEPTH} parts")
+            raise ValueError(f"the key {deep[0][:60]}... is nested too deep: it has more than {guard.DEPTH} parts")
         content = tomllib.loads(text)
         if long := next((key for key in _keys(content) if len(key) > _LONGEST_KEY), None):
             raise ValueError(
                 f"the key {long[:60]}... has {len(long):,} characters, but at most {_LONGEST_KEY} are read"
             )
         return content
-    except _guard.LimitError:
+    except guard.LimitError:
         raise
     except (OSError, ValueError) as error:  # also for what is not UTF-8, or not TOML
         raise ValueError(f"{path} cannot be read: {error!s:.300}") from None
@@ -171,4 +171,4 @@ def _described(hint: Any) -> str:
 def require_known(found: Mapping[str, Any], settings: type, where: str) -> None:
     """ValueError, with the nearest names, if a key is not a field of the settings."""
     for key in found:
-        _check.choice(f"a setting of {where}", key, [field.name for field in fields(settings)])
+        check.choice(f"a setting of {where}", key, [field.name for field in fields(settings)])

@@ -1,0 +1,1 @@
+"""Parts that all rooms use: checks of arguments, labels, files of strangers, random streams, executors, settings."""
