@@ -15,7 +15,7 @@ from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import Weights, client_sums, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, fa, say_if_alone, start_by_unit
 from fedstat.labelled.inputs import change, each, over_layers
-from fedstat.labelled.split import say_if_contradicted, split_sums
+from fedstat.labelled.splitting import say_if_contradicted, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult, Tau
 from fedstat.results.uncertainty import (
     BootstrapResult,

@@ -1,7 +1,7 @@
 """Figures: pure functions (result or Dataset, ax=None) -> Axes."""
 
 from fedstat.plot._figure import caption, look, one_legend
-from fedstat.plot.clients import client_lines, client_similarity, partition, profile, similarity_over_rounds
+from fedstat.plot.client_plots import client_lines, client_similarity, partition, profile, similarity_over_rounds
 from fedstat.plot.factor import communality, loadings, rounds, scree, split_map
 from fedstat.plot.forests import forest
 from fedstat.plot.leaderboard import by_setting, critical_difference, method_courses, trade_off

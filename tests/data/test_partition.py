@@ -194,7 +194,7 @@ def test_seeds_differ():
 
 
 def test_picture_has_a_dot_for_each_class_of_each_client_with_area_by_number():
-    from fedstat.plot import clients as picture
+    from fedstat.plot import client_plots as picture
 
     fed = partition.dirichlet(DIGITS, clients=6, concentration=0.5)
     ax = picture.partition(fed)

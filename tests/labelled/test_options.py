@@ -16,7 +16,7 @@ from layers import weights
 import fedstat
 from fedstat.labelled import factor
 from fedstat.labelled.factor import CHOICES, DEFAULTS
-from fedstat.labelled.split import _OF_TEST
+from fedstat.labelled.splitting import _OF_TEST
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

@@ -37,7 +37,7 @@ OTHERWISE = {
     "fedstat.plot.motivation._top": "limit of an axis",
 } | dict.fromkeys(
     (
-        "fedstat.plot.clients.client_lines", "fedstat.reporting.document.over_clients",
+        "fedstat.plot.client_plots.client_lines", "fedstat.reporting.document.over_clients",
         "fedstat.reporting.training._client_table", "fedstat.reporting.training.findings",
         "fedstat.results.variance_components.ComponentsResult.glance",
         "fedstat.results.between_clients.EntropyResult.glance", "fedstat.results.icc.IccResult.glance",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from itertools import combinations, product
 
@@ -294,7 +293,7 @@ def test_blocks_of_clients_units_and_tensors_give_the_same(
     inference: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = uneven_layer()
-    test = sys.modules["fedstat.labelled.icc"]._TESTS[inference]
+    test = fs.agreement._TESTS[inference]
     whole, total = over_clients(w, test), icc.sums(w)
     monkeypatch.setattr(icc_resampling, "_HELD", held)
     monkeypatch.setattr(icc_resampling, "_READ", 1)

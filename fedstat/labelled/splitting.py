@@ -11,7 +11,9 @@ import numpy as np
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
+from fedstat.labelled.agreement import icc, icc_of
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
+from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import (
     CHOICES,
     DEFAULTS,
@@ -24,9 +26,7 @@ from fedstat.labelled.factor import (
     require_effect,
     say_if_alone,
 )
-from fedstat.labelled.icc import icc, icc_of
 from fedstat.labelled.inputs import change, each, over_layers
-from fedstat.labelled.variance_components import variance_components
 from fedstat.results import (
     AgreementWarning,
     ConvergenceWarning,
