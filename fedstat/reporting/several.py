@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat.plot import accuracy_curves, loss_curves
-from fedstat.plot import client_plots as draw_clients
+from fedstat.plot import clients as draw_clients
 from fedstat.plot._figure import literal
 from fedstat.reporting import document, prose, training
 from fedstat.reporting import parts as _parts
