@@ -181,7 +181,7 @@ def pairs(runs: collect.Grid, found: pd.DataFrame, said: str) -> Table:
         counts = clear.groupby("method")[["above", "below"]].sum()
         shown = values[over] if over.any() else values
         blocks[f"Less {title_of(reference)}"] = pd.DataFrame(
-            compare.line(row, "accuracy", reference)
+            compare.table_line(row, "accuracy", reference)
             | {"above in": str(counts["above"][row["method"]]), "below in": str(counts["below"][row["method"]])}
             for row in shown.to_dict("records")
         )

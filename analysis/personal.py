@@ -18,8 +18,8 @@ from fedstat import _cli
 from fedstat.results.numbers import interval, number, p_value, plus_minus
 from fedstat.stats import resampling
 from fedstat.stats.claims import claim, rank_correlation
-from fedstat.study import collect, contrasts, readouts
-from fedstat.study.planned import Planned, planned
+from fedstat.study import collect, leaderboard, readouts
+from fedstat.study.readouts import Planned, planned
 from fedstat.study.summary import Table, require_writable
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "personal.toml"
@@ -101,7 +101,7 @@ def noise_floor(runs: collect.Grid, again: Path | None, seeds: int) -> Floor:
         return Floor(
             FLOOR, f"noise floor: {FLOOR:g}, as set beforehand; the noise of computation itself was not measured"
         )
-    found = contrasts.repeated(runs, collect.collect(again))
+    found = leaderboard.repeated(runs, collect.collect(again))
     counts = found.groupby("method", sort=False)["difference"].agg(["std", "size"])
     if absent := {"fedavg", "fedavg+"} - set(counts.index):
         raise ValueError(f"{again} must hold FedAvg with FedAvg+ read out of it, but lacks {', '.join(sorted(absent))}")
@@ -141,15 +141,15 @@ def accuracies(plan: Planned, data: pd.DataFrame) -> Table:
 
 def answers(plan: Planned, data: pd.DataFrame, shares: pd.DataFrame, floor: Floor) -> Table:
     """The three questions: comparisons, and verdicts by the rules of the page."""
-    split = judged(contrasts.over_settings(data, SPLIT), "conf", floor)
-    split_beside = judged(contrasts.over_settings(data, SPLIT_BESIDE), "conf", floor)
-    step = judged(contrasts.over_settings(data, [("pooled B", "FedAvg+")]), "conf", floor)
-    step_beside = judged(contrasts.over_settings(data, STEP_BESIDE), "sim_conf", floor)
-    by_layer = judged(contrasts.over_settings(data, [("B by layer", "pooled B")]), "conf", floor)
+    split = judged(leaderboard.over_settings(data, SPLIT), "conf", floor)
+    split_beside = judged(leaderboard.over_settings(data, SPLIT_BESIDE), "conf", floor)
+    step = judged(leaderboard.over_settings(data, [("pooled B", "FedAvg+")]), "conf", floor)
+    step_beside = judged(leaderboard.over_settings(data, STEP_BESIDE), "sim_conf", floor)
+    by_layer = judged(leaderboard.over_settings(data, [("B by layer", "pooled B")]), "conf", floor)
     each = {
-        pair: judged(contrasts.by_setting(data, pair), "sim_conf", floor) for pair in (*SPLIT, ("pooled B", "FedAvg"))
+        pair: judged(leaderboard.by_setting(data, pair), "sim_conf", floor) for pair in (*SPLIT, ("pooled B", "FedAvg"))
     }
-    gain = judged(contrasts.by_setting(data, ("FedAvg+", "FedAvg")), "sim_conf", floor)
+    gain = judged(leaderboard.by_setting(data, ("FedAvg+", "FedAvg")), "sim_conf", floor)
     predicted = predictions(shares, gain)
     verdicts = (
         *(f"1: {sentence(row)}" for row in split.to_dict("records")),

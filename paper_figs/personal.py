@@ -16,8 +16,8 @@ from _stores import ROOT, RUNS, figure_path
 
 from fedstat import _cli, plot
 from fedstat.stats import resampling
-from fedstat.study import collect, contrasts, readouts
-from fedstat.study.planned import Planned, planned
+from fedstat.study import collect, leaderboard, readouts
+from fedstat.study.readouts import Planned, planned
 
 FILE = ROOT / "simulations/personal.toml"
 MARGIN = 0.005
@@ -60,7 +60,7 @@ def work(args: argparse.Namespace) -> None:
 def gains(outcomes: pd.DataFrame, plan: Planned, reference: str) -> pd.DataFrame:
     """Differences from a reference by setting and method."""
     parts = [
-        contrasts.by_setting(outcomes, (method, reference)).assign(method=name)
+        leaderboard.by_setting(outcomes, (method, reference)).assign(method=name)
         for method, name in METHODS.items()
         if method != reference
     ]

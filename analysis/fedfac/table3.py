@@ -15,7 +15,7 @@ from fedstat.results.numbers import number
 from fedstat.store import open_run
 from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
-from fedstat.study.compare import SE, compared, line, together
+from fedstat.study.compare import SE, compared, table_line, together
 from fedstat.study.summary import Table
 
 
@@ -39,7 +39,7 @@ def new_clients(grid: Grid, asked: Asked) -> Table:
     values["paper"] = [asked.paper.of("table3", r["label"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(label): pd.DataFrame(
-            line(r, "new clients", reference) | {"paper": number(r["paper"])} for r in part.to_dict("records")
+            table_line(r, "new clients", reference) | {"paper": number(r["paper"])} for r in part.to_dict("records")
         )
         for label, part in values.groupby("label")
     }

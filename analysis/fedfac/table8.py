@@ -23,7 +23,7 @@ from fedstat.study.compare import (
     TOGETHER,
     against_zero,
     compared,
-    line,
+    table_line,
     together,
     with_all_settings,
 )
@@ -59,7 +59,7 @@ def ablation(grid: Grid, asked: Asked) -> Table:
         values.append(block)
         blocks[str(heading)] = pd.DataFrame(
             {"masked": r["method"], "units": f"{r['units']:g}"}
-            | {k: v for k, v in line(r, "accuracy", "none").items() if k != "method"}
+            | {k: v for k, v in table_line(r, "accuracy", "none").items() if k != "method"}
             | {"paper": number(r["paper"])}
             for r in block.to_dict("records")
         )
@@ -124,7 +124,7 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     values["paper"] = [asked.paper.of("table8", r["label"]).get(r["method"]) for r in values.to_dict("records")]
     blocks = {
         str(label): pd.DataFrame(
-            line(r, rule, "random") | {"pairs": str(r["n"]), "paper": number(r["paper"])}
+            table_line(r, rule, "random") | {"pairs": str(r["n"]), "paper": number(r["paper"])}
             for r in part.to_dict("records")
         )
         for label, part in values.groupby("label", sort=False)

@@ -7,18 +7,23 @@ coordinate client (sample) and leaves x where it is, so that nothing is copied.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
-from fedstat.data import ag_news, arrays, cifar, digits, idx, leaf, partition, shakespeare, svhn, tiny_imagenet
+from fedstat.data import ag_news, arrays, cifar, leaf, mnist, partition, svhn, tiny_imagenet
 from fedstat.data._files import SPLITS, Source, Split, folder, open_folder, save_folder
 from fedstat.data.arrays import to_float
 
 __all__ = ["SOURCES", "load", "open_folder", "partition", "save_folder", "to_float"]
 
-_MODULES = (digits, idx, cifar, svhn, tiny_imagenet, leaf, shakespeare, ag_news)
-SOURCES: dict[str, Source] = {name: source for module in _MODULES for name, source in module.SOURCES.items()}
+_LOADERS: tuple[tuple[dict[str, Source], Callable[..., xr.Dataset]], ...] = (
+    (mnist.DIGITS, mnist.load_digits), (mnist.SOURCES, mnist.load), (cifar.SOURCES, cifar.load),
+    (svhn.SOURCES, svhn.load), (tiny_imagenet.SOURCES, tiny_imagenet.load), (leaf.SOURCES, leaf.load),
+    (leaf.SHAKESPEARE, leaf.load_shakespeare), (ag_news.SOURCES, ag_news.load),
+)  # fmt: skip
+SOURCES: dict[str, Source] = {name: source for sources, _ in _LOADERS for name, source in sources.items()}
 """Data sets by name: their files, sizes and where they are published."""
 
 
@@ -72,5 +77,5 @@ def load(
     check.choice("name", name, list(SOURCES))
     if split is not None:
         check.choice("split", split, SPLITS)
-    module = next(m for m in _MODULES if name in m.SOURCES)
-    return module.load(name, folder(data_dir), split, **options)
+    load_one = next(loader for sources, loader in _LOADERS if name in sources)
+    return load_one(name, folder(data_dir), split, **options)

@@ -19,14 +19,13 @@ from typing import Any
 
 from fedstat import _cli, store
 from fedstat._utils import check as _check
-from fedstat._utils.progress import shown
+from fedstat._utils.parallel import shown
 from fedstat._utils.settings import add_arguments, given
 from fedstat.fl import algorithms, custom, ranks
 from fedstat.fl.training import COMMAND, PROBES
 from fedstat.study import experiment, federation, grid, report
-from fedstat.study.experiment import Settings
-from fedstat.study.keys import MEANINGS, named
-from fedstat.study.side_by_side import compare_runs
+from fedstat.study.compare import compare_runs
+from fedstat.study.experiment import MEANINGS, Settings, named
 from fedstat.study.tuning import check, first_runs, takes_of, tune, value_of
 
 GROUPS = {

@@ -371,7 +371,7 @@ class About(NamedTuple):
     shared, personal : str
         What is shared, and what each client keeps.
     new_clients : tuple of str
-        How clients that did not train predict: some of :data:`fedstat.fl.probes.new_clients.RULES`; tables show each.
+        How clients that did not train predict: some of :data:`fedstat.fl.probes.variants.RULES`; tables show each.
     """
 
     title: str = ""

@@ -1,21 +1,27 @@
-"""Chunks of clients: each is one tensor program; chunks run in parallel, and sums over clients are joined."""
+"""Chunks of clients, sums over them, and the memory and disk that a run takes."""
 
 from __future__ import annotations
 
 import math
+import resource
+import shutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from fedstat._utils.lazy import torch
-from fedstat.fl import nets
+from fedstat._utils import check
+from fedstat._utils.lazy import torch, xr
+from fedstat.fl import batches, nets
 from fedstat.fl.job import Job
-from fedstat.fl.nets import Params
+from fedstat.fl.nets import Net, Params
 from fedstat.fl.ranks import joined
+from fedstat.fl.state import State
 
 Result = TypeVar("Result")
 # A chunk's parameters and one batch with its activations should stay in a core's cache between forward and backward.
@@ -109,3 +115,105 @@ def over_clients(job: Job, before: Callable[[slice], Params], after: Params) -> 
     cut = np.array_split(np.arange(n), parts)
     spans = [slice(int(part[0]), int(part[-1]) + 1) for part in cut if len(part)]
     return joined(map_parallel(job, spans, some))
+
+
+_MODELS = 4  # copies of the active clients' models in a round: trained, sent, aggregated or mixed, and kept
+_OF_CLIENT = 400  # bytes that a run holds of every client, active or not: scores of rounds not yet written, numbers
+_BESIDE = 100_000_000  # bytes of what grows with nothing
+
+
+def samples_stay(data: xr.Dataset, memory: str | int | None) -> bool:
+    """Whether x is on disk and would take more than half of what the budget leaves, in reading it."""
+    if memory is None or "x" not in data or not batches.on_disk(data["x"]):
+        return False
+    return 4 * 4 * data["x"].size > check.in_bytes("memory", memory) - _held(torch.device("cpu"))
+
+
+def remaining_bytes(job: Job, memory: str | int) -> int:
+    """Bytes of the budget that a round leaves.
+
+    Raises
+    ------
+    ValueError
+        If it leaves none.
+    """
+    budget, there = check.in_bytes("memory", memory), _held(job.device)
+    k, model = _most_active(job), _model(job.net)
+    matrices = 16 * job.clients**2 if job.algorithm.mixing_weights else 0
+    x = job.train.x
+    read = k * int(job.train.sizes.max()) * 4 * math.prod(x.shape[1:]) if isinstance(x, batches.Stored) else 0
+    at_once = min(job.client_chunk or 0, job.clients)
+    needed = (_MODELS * k + 2 * at_once) * model + read + _OF_CLIENT * job.clients + matrices + _BESIDE
+    if there + needed > budget:
+        what = f"a round of {k} active clients takes about {_said(needed)}"
+        if matrices:
+            what += f", of which {_said(matrices)} for the matrix of all clients' weights in each other's mixtures"
+        raise ValueError(
+            f"memory={memory!r} is too small: the process holds {_said(there)} already, data among it, and {what}. "
+            f"Give at least {_said(there + needed)}, or take fewer clients a round (participation) or at a time "
+            "(client_chunk), smaller models, or data that stay on disk (xarray.open_zarr, fedstat.data.open_folder)."
+        )
+    return budget - there - needed
+
+
+def blocks(job: Job) -> list[np.ndarray]:
+    """All clients, as many at a time as there is room for their trained models: all, if nothing limits it."""
+    step = job.clients if job.room is None else max(1, job.room // (2 * _model(job.net)))
+    return [np.arange(low, min(low + step, job.clients)) for low in range(0, job.clients, step)]
+
+
+def require_for_all(job: Job) -> None:
+    """ValueError if models of all clients at once do not fit in what the budget leaves."""
+    if job.room is not None and (needed := job.clients * _model(job.net)) > job.room:
+        raise ValueError(
+            f"method {job.algorithm.name!r} looks at models of all {job.clients} clients before the first round, which "
+            f"takes {_said(needed)}, and memory leaves {_said(max(job.room, 0))}. Give it more, or take a method that "
+            "needs their sums alone, such as fedfac with another tau than 'test'."
+        )
+
+
+def require_disk(job: Job, state: State, checkpoints: Sequence[int], layers: Sequence[str], path: Path) -> None:
+    """ValueError if a new run's clients have more entries of their own to store than the disk has room for."""
+    if state.round:
+        return
+    own: dict[str, int] = {name: 4 * math.prod(_shape(state, name)) for name in state.personal_units}
+    took = [min(job.clients, at * _most_active(job)) for at in checkpoints]
+    stored = sum(took) * sum(size for name, size in own.items() if nets.layer_of(name) in layers)
+    rows = took[-1] * sum(part.disk_bytes for part in state.rows)
+    free = shutil.disk_usage(path).free
+    if stored + rows > free:
+        raise ValueError(
+            f"the run would write {_said(stored)} of clients' own weights ({len(checkpoints)} checkpoint(s), up to "
+            f"{took[-1]} clients) and {_said(rows)} to continue from, and the disk of {path} has {_said(free)} free. "
+            f"Store fewer layers (keep_weights=[{list(own)[-1].rpartition('.')[0]!r}], or keep_weights=[] for none) or "
+            "fewer checkpoints, or choose another disk."
+        )
+
+
+def _shape(state: State, name: str) -> tuple[int, ...]:
+    units = state.personal_units[name]
+    shape = tuple(state.global_params[name].shape)
+    return shape if units is None else (len(units), *shape[1:])
+
+
+def _most_active(job: Job) -> int:
+    share = job.participation
+    return max(1, math.ceil((share[1] if isinstance(share, tuple) else share) * job.clients))
+
+
+def _model(net: Net) -> int:
+    return 4 * sum(math.prod(shape) for shape in net.shapes.values())
+
+
+def _held(device: torch.device) -> int:
+    """Bytes that the process holds: resident, or on the GPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:  # not Linux: the most so far
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _said(size: float) -> str:
+    return f"{size / 2**30:.3g} GiB" if size > 1e8 else f"{size / 2**20:.3g} MiB"

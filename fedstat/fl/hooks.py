@@ -25,7 +25,7 @@ from fedstat.fl.algorithm import (
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.ranks import ProcessGroup
-from fedstat.fl.wrappers.private_head import private_name
+from fedstat.fl.wrappers.finetuned import private_name
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import torch, xr
 from fedstat.data import partition
-from fedstat.fl import accountant, batches, checks, evaluate, losses, memory, nets, participation
+from fedstat.fl import accountant, batches, checks, chunks, evaluate, losses, nets, participation
 from fedstat.fl.aggregate import Aggregator, uniform
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
@@ -103,7 +103,7 @@ def prepare(
             f"algorithm must be one of fedstat.fl.algorithms, such as algorithms.fedavg(), but got {algorithm!r}"
         )
     at = device_named(machine.device)
-    stored = memory.samples_stay(data, machine.memory)
+    stored = chunks.samples_stay(data, machine.memory)
     train_rows, test_rows = (batches.rows_of(data, s, at, stored=stored) for s in ("train", "test"))
     named = data["split"].to_numpy() if "split" in data.coords else ()
     validation = batches.rows_of(data, "validation", at, stored=stored) if "validation" in named else None
@@ -151,7 +151,7 @@ def assembled(
     checks.phases(algorithm, net, job.local_epochs)
     evaluate.require(job)
     if machine.memory is not None:
-        job = replace(job, room=memory.remaining_bytes(job, machine.memory))
+        job = replace(job, room=chunks.remaining_bytes(job, machine.memory))
     return job if job.aggregator.privacy is None else _private(job, job.aggregator.privacy)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedstat._utils import streams
-from fedstat.fl import chunks, client_rows, cohort, masks, memory, split_halves
+from fedstat.fl import chunks, client_rows, cohort, masks, split_halves
 from fedstat.fl.algorithm import InitContext, Phase, SharedMask
 from fedstat.fl.communication_round import round_context
 from fedstat.fl.hooks import aggregator_state
@@ -62,11 +62,11 @@ def _pretraining(job: Job, params: Params) -> tuple[Any, Any, Any]:
     """Return the functions ``pretrain``, ``halves`` and ``moments`` of :class:`~fedstat.fl.algorithm.InitContext`."""
 
     def models(epochs: int | None) -> Params:
-        memory.require_for_all(job)
+        chunks.require_for_all(job)
         return job.process_group.clients(pretrain(job, params, epochs))
 
     def of_halves(epochs: int | None) -> tuple[Params, np.ndarray | None]:
-        memory.require_for_all(job)
+        chunks.require_for_all(job)
         return split_halves.trained(*_alone(job, params), cohort.of_all(job).at_least(2), (Phase(epochs),))
 
     def moments(epochs: int | None) -> Mapping[str, Any]:
@@ -74,7 +74,7 @@ def _pretraining(job: Job, params: Params) -> tuple[Any, Any, Any]:
             return _expanded(params, span.stop - span.start)
 
         each = (
-            chunks.over_clients(job, before, pretrain(job, params, epochs, clients)) for clients in memory.blocks(job)
+            chunks.over_clients(job, before, pretrain(job, params, epochs, clients)) for clients in chunks.blocks(job)
         )
         return cohort.of_all(job).join(joined(each), job.device)
 

@@ -17,7 +17,7 @@ from fedstat._utils.lazy import pd, torch, xr
 from fedstat.fl import record
 from fedstat.fl.nets import Params, Piece
 from fedstat.fl.split_halves import covariate
-from fedstat.labelled.unit_names import is_table
+from fedstat.labelled.layer_names import is_table
 from fedstat.stats import variance_components
 
 PIECES = "pieces"

@@ -14,14 +14,13 @@ from threadpoolctl import threadpool_limits
 from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
-from fedstat._utils.progress import shown
+from fedstat._utils.parallel import shown
 from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
-from fedstat.fl.aggregate import Aggregator
-from fedstat.fl.aggregators import aggregator_named
+from fedstat.fl.aggregate import Aggregator, aggregator_named
 from fedstat.fl.algorithm import Algorithm
+from fedstat.fl.chunks import require_disk
 from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Sampling, TrainConfig, of_rank, tf32
-from fedstat.fl.ledger import Ledger
-from fedstat.fl.memory import require_disk
+from fedstat.fl.loop import Ledger
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.participation import fewest
@@ -32,9 +31,9 @@ from fedstat.fl.probes.base import Observer
 from fedstat.fl.probes.measures import drift_probe as drift_probe
 from fedstat.fl.probes.measures import halves_probe as halves_probe
 from fedstat.fl.probes.measures import measures_probe as measures_probe
-from fedstat.fl.probes.new_clients import probe as new_clients_probe
 from fedstat.fl.probes.variants import ablation_probe as ablation_probe
 from fedstat.fl.probes.variants import jobs as readout_jobs
+from fedstat.fl.probes.variants import probe as new_clients_probe
 from fedstat.fl.probes.variants import readouts_probe as readouts_probe
 from fedstat.fl.ranks import Relay
 from fedstat.fl.start import start
@@ -115,7 +114,7 @@ def train(
     server_lr : float, default 1
         η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
     aggregator : str or Aggregator, default "mean"
-        How the server combines the entries that clients send: a name of ``fedstat.fl.aggregators.AGGREGATORS``, such as
+        How the server combines the entries that clients send: a name of ``fedstat.fl.aggregate.AGGREGATORS``, such as
         "median" or "trimmed-mean:0.1", or an aggregator, such as the differentially private
         :func:`~fedstat.fl.aggregate.private`. "mean" weights clients by their numbers of training samples.
     optimizer_state : {"reset", "keep"}, default "reset"
@@ -175,7 +174,7 @@ def train(
         ``/weights/<layer>``: w (checkpoint, client, unit, weight), b (checkpoint, client, unit);
         ``/split/<layer>``: shared, communality, icc, and of a test decided (round, unit), n_factors, n_iter, converged
         (round);
-        ``/new``: accuracy (rule, client), see :func:`fedstat.fl.probes.new_clients.accuracy`;
+        ``/new``: accuracy (rule, client), see :func:`fedstat.fl.probes.variants.accuracy`;
         ``/ablation``: accuracy (part, draw, client), see :func:`fedstat.fl.probes.variants.ablated_accuracy`;
         ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.evaluate.Chosen`;
         ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.split_halves.parts`;

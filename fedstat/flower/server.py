@@ -23,7 +23,7 @@ from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.cohort import of_round
 from fedstat.fl.communication_round import update_global
 from fedstat.fl.hooks import Hooks
-from fedstat.fl.ledger import Buffer
+from fedstat.fl.loop import Buffer
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import metrics
 from fedstat.fl.state import State

@@ -18,10 +18,9 @@ from fedstat._utils import archives, guard
 from fedstat._utils.archives import ObjectError
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
-from fedstat.labelled import stacks, states, torch_files
+from fedstat.labelled import states, torch_files
 from fedstat.labelled.layer_names import is_pattern, left_out, matching, require_names, stem
-from fedstat.labelled.stacks import Stack
-from fedstat.labelled.states import State, is_module
+from fedstat.labelled.states import Stack, State, is_module
 from fedstat.labelled.torch_files import Unread
 
 Source = str | Path | State | Any
@@ -146,13 +145,13 @@ def read_layers(
                 if isinstance(unit_axis, Mapping):
                     matching(list(unit_axis), [name for name, _ in wanted], "what is read")
             elif state.keys() != keys:
-                stacks.require_same(present, _compared(state, layers), without, names[0], client)
-            read = [key for pair in wanted if (key := stacks.key_of(state, *pair)) is not None]
+                states.require_same(present, _compared(state, layers), without, names[0], client)
+            read = [key for pair in wanted if (key := states.key_of(state, *pair)) is not None]
             declared = sum(states.size_of(state[key]) for key in read)
             guard.size(source if isinstance(source, str | Path) else client, declared, "the layers that are read")
-            stacks.fill(filled, wanted, state, c, names, module, unit_axis)
+            states.fill(filled, wanted, state, c, names, module, unit_axis)
             del state
-    stacks.warn_of(filled)
+    states.warn_of(filled)
     tree = xr.DataTree()
     tree.attrs = {"left_out": ignored} if ignored else {}
     for name, stack in filled.items():
@@ -186,7 +185,7 @@ def _wanted(
     else:
         found = []
         for layer in layers:
-            known = stacks.key_of(state, stem(layer), layer) is not None or not is_pattern(layer)
+            known = states.key_of(state, stem(layer), layer) is not None or not is_pattern(layer)
             several = [stem(layer)] if known else matching([layer], list(there), str(client))
             found += [(name, layer if known else there[name]) for name in several if known or name not in dict(found)]
     if bad := [name for name, n in Counter(name for name, _ in found).items() if n > 1 or name in ("", ".", "..")]:

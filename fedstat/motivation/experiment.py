@@ -23,8 +23,8 @@ from fedstat.fl.start import start
 from fedstat.fl.state import Download
 from fedstat.motivation import statistics
 from fedstat.store import Group, Target
-from fedstat.study import cells
-from fedstat.study.cells import Cell, Make
+from fedstat.study import grid
+from fedstat.study.grid import Cell, Make
 
 SOURCE = (
     "Wang, Tang, Li: Factor-assisted federated learning for personalized optimization with heterogeneous data, "
@@ -164,7 +164,7 @@ def study(
     chosen = Settings(**settings)
     machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
     images = cache(partial(_images, chosen, data_dir))  # not read for a study that is complete
-    made = cells.Study(
+    made = grid.Study(
         title="Motivating study",
         command=COMMAND,
         references=SOURCE,
@@ -175,7 +175,7 @@ def study(
         done="outputs/done",
         unit="case",
     )
-    return cells.make(made, machine, out=out, resume=resume, progress=progress)
+    return grid.make(made, machine, out=out, resume=resume, progress=progress)
 
 
 def _images(settings: Settings, data_dir: str | Path | None) -> xr.Dataset:

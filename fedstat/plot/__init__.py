@@ -4,7 +4,6 @@ from fedstat.plot._figure import caption, look, one_legend
 from fedstat.plot.client_plots import client_lines, client_similarity, partition, profile, similarity_over_rounds
 from fedstat.plot.factor import communality, loadings, rounds, scree, split_map
 from fedstat.plot.forests import forest
-from fedstat.plot.leaderboard import by_setting, critical_difference, method_courses, trade_off
 from fedstat.plot.motivation import entropies, fig1, fig2, heatmap, motivation_grid, motivation_origin, relation
 from fedstat.plot.ntk import convergence, freezing, generalization
 from fedstat.plot.simulation import (
@@ -17,7 +16,16 @@ from fedstat.plot.simulation import (
     stability,
     study_dataset,
 )
-from fedstat.plot.study import accuracy_grid, origin, stability_grid, study_grid
+from fedstat.plot.study import (
+    accuracy_grid,
+    by_setting,
+    critical_difference,
+    method_courses,
+    origin,
+    stability_grid,
+    study_grid,
+    trade_off,
+)
 from fedstat.plot.training import (
     accuracy_curves,
     clients,

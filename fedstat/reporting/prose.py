@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedstat.reporting.document import shown
-from fedstat.reporting.parts import settings_of_method
 from fedstat.reporting.references import REFERENCES, of_data, of_method
-from fedstat.reporting.stored import Stored
+from fedstat.reporting.stored import Stored, settings_of_method
 from fedstat.study.collect import about, ordered
 
 _ESTIMATORS = {

@@ -15,10 +15,9 @@ from fedstat.plot import accuracy_curves, loss_curves
 from fedstat.plot import clients as draw_clients
 from fedstat.plot._figure import literal
 from fedstat.reporting import document, prose, training
-from fedstat.reporting import parts as _parts
+from fedstat.reporting import stored as _parts
 from fedstat.reporting.document import PARAGRAPH, Block, Caution, Part, Section, Table, Text, listed, shown
-from fedstat.reporting.parts import versions
-from fedstat.reporting.stored import Stored, damage_of
+from fedstat.reporting.stored import Stored, damage_of, versions
 from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.results.ranks import difference
 from fedstat.stats.compare import LEAST_PAIRS
@@ -189,7 +188,7 @@ def _by_label(runs: Sequence[Stored], grid: Grid, values: pd.DataFrame, rule: st
     labels = [str(label) for label in values["label"].unique()]
     for number_, label in enumerate(labels):
         rows = values[values["label"] == label]
-        columns = [compare.line(row, rule, reference) for row in rows.to_dict("records")]
+        columns = [compare.table_line(row, rule, reference) for row in rows.to_dict("records")]
         blocks: list[Block] = [Table.of(f"Test accuracy ({summary.words(rule, grid.table)})", pd.DataFrame(columns))]
         if label != "all settings" and number_ < _MOST_LABELS:
             blocks += _figures(

@@ -1,8 +1,11 @@
-"""The runs that a report is about, sound, unfinished or damaged."""
+"""Stores that are reported, their origin, and the parts that reports have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+import math
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +13,170 @@ import xarray as xr
 
 from fedstat import store
 from fedstat._utils import guard
-from fedstat.reporting.document import Caution, listed, shown
+from fedstat.reporting.document import PARAGRAPH, Caution, Part, Section, Table, listed, shown
+
+_HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "quiet")
+
+
+def command_line(command: str, settings: Mapping[str, Any], *, positional: tuple[str, ...] = ()) -> str:
+    """A command with its settings written out, for a shell.
+
+    Examples
+    --------
+    >>> command_line("fedstat.sim", {"p": [0.2, 0.5], "batch_size": 10, "tau": None, "quiet": False})
+    'python -m fedstat.sim --p 0.2 0.5 --batch-size 10'
+    """
+    words = ["python", "-m", command]
+    for name in positional:
+        words += [str(value) for value in settings.get(name) or ()]
+    for name, value in settings.items():
+        if name in positional or value is None or value is False or value == [] or value == ():
+            continue
+        option = f"--{name.replace('_', '-')}"
+        given = [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
+        if value is True:
+            words.append(option)
+        elif len(given) == 1 and given[0].startswith("-"):
+            words.append(f"{option}={given[0]}")
+        else:
+            words += [option, *given]
+    return shlex.join(words)
+
+
+def made(stored: Stored) -> dict[str, str]:
+    """By which code, when, and where a run was made."""
+    attrs = stored.attrs
+    ended = f" to {attrs['ended']}" if stored.finished else ", not finished"
+    found = {
+        "code": f"{attrs.get('source', 'fedstat, version not known')}, revision {attrs.get('revision') or 'not known'}",
+        "time (UTC)": f"{attrs['started']}{ended}" if "started" in attrs else "",
+        "device": attrs.get("device", ""),
+    }
+    return {name: shown(value) for name, value in found.items() if value}
+
+
+def details(stored: Stored) -> list[Table]:
+    """All settings of a run, and the versions behind it."""
+    rows = {shown(k): _value(v) for k, v in stored.config.items() if k not in _HIDDEN and v is not None}
+    rows |= {f"of the method: {shown(k)}": _value(v) for k, v in settings_of_method(stored).items() if v is not None}
+    if isinstance(shapes := stored.config.get("shapes"), Mapping) and (n := n_parameters(shapes)):
+        rows["network"] = f"{n:,} parameters in {len(shapes)} arrays"
+    if digest := stored.config.get("data_digest"):
+        rows["digest of the data"] = shown(digest)
+    tables = [Table.pairs(f"Settings of {stored.name}", rows)]
+    return [*tables, Table.pairs("Versions", versions(stored) | identity(stored))]
+
+
+def settings_of_method(stored: Stored) -> dict[str, Any]:
+    """Settings of a run's algorithm."""
+    found = stored.config.get("algorithm_settings")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def versions(stored: Stored) -> dict[str, str]:
+    """Versions of Python and packages that a run was made with."""
+    try:
+        found = json.loads(stored.attrs.get("versions", "{}"))
+        return {shown(name): shown(version) for name, version in dict(found).items()}
+    except (ValueError, TypeError):
+        return {"versions": "cannot be read"}
+
+
+def identity(stored: Stored) -> dict[str, str]:
+    """What tells a run from all others."""
+    names = {"code": "digest of the code", "run": "identity of the run"}
+    return {label: shown(stored.attrs[name]) for name, label in names.items() if name in stored.attrs}
+
+
+def n_parameters(shapes: Mapping[str, Any]) -> int:
+    """Number of parameters of a network, 0 where shapes are not lists of numbers."""
+    try:
+        return sum(math.prod(map(int, shape)) for shape in shapes.values())
+    except (AttributeError, TypeError, ValueError):
+        return 0
+
+
+def cautions(stored: Stored) -> list[Caution]:
+    """What the origin of a run warns of."""
+    found = []
+    if stored.attrs and not stored.attrs.get("revision"):
+        found.append(Caution("Revision not known", "the code was no git checkout; its digest is in the last table"))
+    elif str(stored.attrs.get("revision", "")).endswith("-dirty"):
+        found.append(
+            Caution(
+                "Changed code", f"the checkout had changes that are in no commit ({shown(stored.attrs['revision'])})"
+            )
+        )
+    if ", " in str(stored.attrs.get("code", "")):
+        found.append(Caution("Several versions of the code", "the run was begun by one and continued by another"))
+    return found
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return shown("; ".join(f"{k}: {v}" for k, v in value.items()) or "none")
+    if isinstance(value, list | tuple):
+        return shown(", ".join(map(str, value)) or "none")
+    return shown(value)
+
+
+_FEW = 5
+_CHECKS, _BRIEF = "the other warnings", "the statements in brief"
+
+
+def few_replicates(n: int) -> Iterator[Caution]:
+    """What so many replicates can and cannot say."""
+    if n == 1:
+        yield Caution("One replicate", "there is no standard error and no interval")
+    elif n < _FEW:
+        df = f"{n - 1} degree{'s' if n > 2 else ''} of freedom"
+        yield Caution("Few replicates", f"{n}: standard errors and intervals rest on {df}")
+
+
+def assemble(
+    stored: Stored,
+    ran: Table,
+    sections: Mapping[str, Callable[[], Section | None]],
+    *,
+    title: str = "",
+    checks: Callable[[], Iterable[Caution]] = tuple,
+    brief: Callable[[], Iterable[str]] = tuple,
+    methods: tuple[str, list[str]] = ("", []),
+) -> Part:
+    """Part on one store: what can be read of it, with the warnings that its files and its origin give.
+
+    Parameters
+    ----------
+    stored : Stored
+    ran : Table
+        What was run.
+    sections : mapping from title to callable () -> Section or None
+        Results; None is left out.
+    title : str
+        By default that of the store.
+    checks, brief : callable
+        Further warnings, and statements with their numbers.
+    methods : (str, list of str)
+        Paragraph for a paper, and the keys of the entries that it cites.
+    """
+    made: dict[str, Any] = {}
+    lost: list[Caution] = []
+    if stored.tree is not None:
+        makes = {_CHECKS: lambda: list(checks()), _BRIEF: lambda: list(brief()), **sections}
+        made, lost = stored.attempt(makes)
+    warned = [*damage_of(stored), *lost, *made.pop(_CHECKS, []), *cautions(stored)]
+    said = made.pop(_BRIEF, [])
+    return Part(
+        shown(title) or stored.title,
+        ran,
+        warned,
+        said,
+        list(made.values()),
+        shown(methods[0], PARAGRAPH),
+        methods[1],
+        details(stored),
+    )
+
 
 Run = str | Path | xr.DataTree
 

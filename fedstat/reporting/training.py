@@ -17,10 +17,9 @@ from fedstat.fl.stored import profile
 from fedstat.plot import profile as draw_profile
 from fedstat.plot import rounds as draw_rounds
 from fedstat.reporting import document, prose
-from fedstat.reporting import parts as _parts
+from fedstat.reporting import stored as _parts
 from fedstat.reporting.document import COMMAND, Caution, Figure, Part, Printed, Section, Table, Text, listed, shown
-from fedstat.reporting.parts import assemble, command_line, n_parameters, settings_of_method
-from fedstat.reporting.stored import Stored
+from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.numbers import interval, megabytes, number
 from fedstat.stats import resampling
 from fedstat.study import experiment, summary

@@ -22,8 +22,7 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.fl import algorithms, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
-from fedstat.fl.ledger import Buffer
-from fedstat.fl.loop import observed_round
+from fedstat.fl.loop import Buffer, observed_round
 from fedstat.fl.prepare import prepare
 from fedstat.fl.probes import metrics
 from fedstat.fl.start import start
@@ -32,8 +31,8 @@ from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
 from fedstat.sim.recovery.accuracy import correlation
 from fedstat.stats import factor, resampling, split
 from fedstat.store import Group, Target
-from fedstat.study import cells
-from fedstat.study.cells import Cell, Make
+from fedstat.study import grid
+from fedstat.study.grid import Cell, Make
 
 _ROUNDING = 2.0**-22
 """Means of float32 accuracies that differ by this are equal."""
@@ -333,7 +332,7 @@ def study(
         settings = {"replicate_seeds": store.config_of(out).get("replicate_seeds", "consecutive")} | settings
     chosen = Settings(**settings)
     machine = ComputeConfig(device=device, client_chunk=client_chunk, threads=threads)
-    made = cells.Study(
+    made = grid.Study(
         title="Simulation study on model (8)",
         command=COMMAND,
         references=SOURCE,
@@ -346,7 +345,7 @@ def study(
         unit="round",
         grows=("replicates", "p", "alpha", "methods"),
     )
-    return cells.make(made, machine, out=out, resume=resume, progress=progress, executor=executor)
+    return grid.make(made, machine, out=out, resume=resume, progress=progress, executor=executor)
 
 
 def _cells(settings: Settings) -> Iterator[Cell]:

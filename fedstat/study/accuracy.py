@@ -11,7 +11,7 @@ from fedstat.results.numbers import number
 from fedstat.study import experiment, summary
 from fedstat.study import grid as grids
 from fedstat.study.collect import Grid
-from fedstat.study.compare import OVERALL, SE, compared, line, together, with_all_settings
+from fedstat.study.compare import OVERALL, SE, compared, table_line, together, with_all_settings
 from fedstat.study.reference import Reference
 from fedstat.study.summary import Table
 
@@ -52,7 +52,8 @@ def accuracy(
     beside = [other for other in summary.RULES if other not in (rule, "final")]  # final is in the CSV
     blocks = {
         str(label): pd.DataFrame(
-            line(r, rule, reference) | {more: number(r[more]) for more in (*beside, "optimism", "before", "paper")}
+            table_line(r, rule, reference)
+            | {more: number(r[more]) for more in (*beside, "optimism", "before", "paper")}
             for r in rows.to_dict("records")
         )
         for label, rows in values.groupby("label", sort=False)

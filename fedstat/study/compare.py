@@ -1,17 +1,27 @@
-"""Comparing methods within seeds: means, paired differences with intervals, and lines of tables."""
+"""Comparison of methods and runs within seeds: means, differences with intervals, and the verb ``compare_runs``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from fedstat._utils.lazy import pd
-from fedstat.results.numbers import p_value, plus_minus
+from fedstat import store
+from fedstat._utils import check, guard
+from fedstat._utils.lazy import pd, xr
+from fedstat.results import ComparisonResult
+from fedstat.results.base import WIDTH, line
+from fedstat.results.numbers import megabytes, number, p_value, plus_minus
 from fedstat.results.ranks import difference
 from fedstat.stats import compare
-from fedstat.study.collect import Grid, labels, ordered, title_of
+from fedstat.stats.compare import paired
+from fedstat.study.collect import OF_METHOD, Grid, labels, ordered, origin, stores, title_of
+from fedstat.study.summary import aligned, choose, config_of, few, row, words
 
 SE = "±: standard error over seeds"
 TOGETHER = "[95 %]: for all rows of a block together (Bonferroni), each method's own variance; p by Holm; n pairs"
@@ -98,7 +108,7 @@ def _ordered(names: pd.Series) -> list[str]:
     return sorted(dict.fromkeys(names), key=lambda n: (first.index(n.split(", ")[0]), n))
 
 
-def line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]:
+def table_line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]:
     """Line of a table: name, mean ± standard error, difference from the reference, p."""
     return {
         "method": title_of(str(row["method"])),
@@ -107,3 +117,298 @@ def line(row: Mapping[Any, Any], heading: str, reference: str) -> dict[str, str]
         "p": p_value(row["p_holm"]),
         "n": str(int(row["n"]) or ""),
     }
+
+
+OF_TRAINING = (
+    "net", "width", "norm", "net_options", "rounds", "participation", "sampling", "local_epochs", "batch_size",
+    "optimizer", *OF_METHOD, "optimizer_state", "precision",
+)  # fmt: skip
+"""Settings besides a method's own by which its runs on the same data are told apart."""
+
+COSTS = ("q10", "bytes_up", "bytes_down", "seconds")
+"""Columns of :func:`fedstat.study.summary.row` that stand beside the accuracy, means over seeds."""
+
+Some: TypeAlias = "str | Path | xr.DataTree | Iterable[str | Path | xr.DataTree]"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunsResult(ComparisonResult):
+    """Runs compared within seeds, as :func:`fedstat.study.compare_runs` returns it.
+
+    ``table`` and the other fields of :class:`fedstat.results.ComparisonResult` are over all settings of the data:
+    differences are means over these settings within each seed, and ``n`` is the number of seeds that all settings have.
+
+    Attributes
+    ----------
+    accuracy : str
+        What is compared, in words.
+    settings : mapping from str to ComparisonResult
+        The comparison in each setting of the data, within seeds.
+    costs : DataFrame
+        One row per setting and method, means over seeds: ``setting``, ``method``, ``n`` (seeds); ``q10``, accuracy that
+        a tenth of the clients stay below; ``bytes_up``, ``bytes_down``, sums over all rounds and clients; ``seconds``,
+        median time of a round.
+    """
+
+    accuracy: str
+    settings: Mapping[str, ComparisonResult]
+    costs: pd.DataFrame
+
+    def __repr__(self) -> str:
+        head = (
+            f"Test accuracy, {self.accuracy}: mean ± standard error over seeds;\n"
+            f"difference from {self.reference} within seeds [{100 * self.level:g} %, all rows of a block together];\n"
+            "10 % below: accuracy that a tenth of the clients stay below; sent: up and down, in all rounds"
+        )
+        parts = [head, *(self._block(name, found) for name, found in self.settings.items())]
+        if len(self.settings) > 1 and self.table["difference"].notna().any():
+            rows = [
+                {"": x["method"], "difference": _difference(x, self.reference), "seeds": str(x["n"] or "")}
+                for x in self.table.to_dict("records")
+            ]
+            parts.append(f"these settings (means within each seed)\n{aligned(pd.DataFrame(rows))}")
+        return "\n".join(map(line, "\n\n".join(parts).split("\n")))
+
+    def _block(self, setting: str, found: ComparisonResult) -> str:
+        """What is printed of one setting."""
+        here: dict[Any, Any] = self.costs[self.costs["setting"] == setting].set_index("method").to_dict("index")
+        seeds = dict.fromkeys(found.table["n_values"])
+        several = len(seeds) > 1
+        rows = [
+            {
+                "": x["method"],
+                "accuracy": plus_minus(x["mean"], x["std_error_mean"]),
+                "difference": _difference(x, self.reference),
+                "10 % below": number(here[x["method"]]["q10"]),
+                "sent": megabytes(here[x["method"]]["bytes_up"] + here[x["method"]]["bytes_down"]),
+                "s/round": number(here[x["method"]]["seconds"], 3),
+            }
+            | ({"seeds": str(x["n_values"])} if several else {})
+            for x in found.table.to_dict("records")
+        ]
+        n = next(iter(seeds))
+        if several:
+            setting += "\nmethods lack seeds: each difference is over the seeds of both"
+        said = "" if several else f" ({n} seed{'s' if n > 1 else ''})"
+        return f"{setting}{said}\n{aligned(pd.DataFrame(rows))}"
+
+    def summary(self) -> str:
+        """Comparison, then what was left out or cannot be said, and where the numbers come from."""
+        notes = [textwrap.fill(note, WIDTH, initial_indent="  ", subsequent_indent="    ") for note in self.notes]
+        return "\n".join([repr(self), "", *notes])
+
+
+def _difference(row: Mapping[Any, Any], reference: str) -> str:
+    return "reference" if row["method"] == reference else difference(row)
+
+
+def compare_runs(
+    runs: Some | Mapping[str, Some], *, reference: str | None = None, rule: str | None = None, level: float = 0.95
+) -> RunsResult:
+    """Compare runs within seeds: accuracy, its differences from a reference, the worst-off clients, and costs.
+
+    Parameters
+    ----------
+    runs : path, DataTree, a sequence of these, or a mapping from label to any of these
+        A folder of runs, such as a grid's; stores; or results of :func:`fedstat.fl.train`. Without labels a run has
+        that of its method, with the settings in which runs of the method on the same data differ: "fedprox, mu=0.1".
+    reference : str, optional
+        Label that the others are compared with; by default "fedavg" if it is there, else the first.
+    rule : {"last10", "final", "best10", "validated"}, optional
+        Rounds whose accuracy is compared, see :data:`fedstat.study.summary.RULES`. By default last10, which chooses
+        nothing; final if a run has fewer than ten rounds.
+    level : float in (0, 1)
+        Confidence level of the intervals.
+
+    Returns
+    -------
+    RunsResult
+        Accuracies are means over clients, weighted by their test samples. Intervals and p-values of differences are
+        those of :func:`fedstat.compare`. Unfinished runs are left out, and named in ``notes``.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no run.
+    ValueError
+        If none is finished, two have the same label, setting and seed, or runs of one setting and seed have different
+        data; if the reference is not among the labels.
+
+    Examples
+    --------
+    >>> import fedstat
+    >>> from fedstat.fl import algorithms, nets
+    >>> data = fedstat.sim.generate(clients=6, d=8, m=10, n_train=20, n_test=10)
+    >>> how = {"rounds": 3, "lr": 0.5, "batch_size": 10}
+    >>> methods = [algorithms.fedavg(), algorithms.fedprox(mu=0.1), algorithms.fedprox(mu=1.0)]
+    >>> seeds = range(3)
+    >>> runs = [fedstat.fl.train(data, nets.mlp([8, 10, 1]), m, seed=s, **how) for m in methods for s in seeds]
+    >>> compare_runs(runs).table[["method", "n"]].to_dict("list")
+    {'method': ['fedavg', 'fedprox, mu=0.1', 'fedprox, mu=1.0'], 'n': [0, 3, 3]}
+    """
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    found, unfinished = _read(runs)
+    _require_same_data(found)
+    names = _labels(found)
+    if not isinstance(runs, Mapping) or isinstance(runs, xr.DataTree):
+        names = _sorted(found, names)
+    labels = list(dict.fromkeys(names.values()))
+    if reference is None:
+        reference = "fedavg" if "fedavg" in labels else labels[0]
+    check.choice("reference", reference, labels)
+    table = pd.DataFrame([one.row | {"method": names[i]} for i, one in enumerate(found)])
+    table = table.iloc[sorted(range(len(table)), key=lambda i: (labels.index(names[i]), found[i].seed))]
+    _require_one_each(table)
+    rule = choose(table, rule or ("final" if few(table) else "last10"))
+    settings = {
+        str(label): ComparisonResult(*against(rows, rule, reference, level=level))
+        for label, rows in table.groupby("label", sort=False)
+    }
+    if len(settings) == 1:
+        over = next(iter(settings.values()))
+    else:
+        within, sample = ["label", "seed"], "seed"
+        over = ComparisonResult(
+            *paired(table, reference=reference, value=rule, block=within, sample=sample, level=level)
+        )
+    configs = {label: next(one.config for one in found if one.setting == label) for label in settings}
+    notes = [f"{label}: {note}" for label, one in settings.items() for note in one.notes]
+    return RunsResult(
+        **vars(over) | {"notes": (*notes, *origin(Grid(table, tuple(unfinished), configs)))},
+        accuracy=words(rule, table) or rule,
+        settings=settings,
+        costs=_costs(table),
+    )
+
+
+class _Run(NamedTuple):
+    """One finished run: its label if it was given one, where it is, its row and its settings."""
+
+    label: str | None
+    where: str
+    row: dict[str, Any]
+    config: dict[str, Any]
+
+    @property
+    def setting(self) -> str:
+        return str(self.row["label"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.row["seed"])
+
+
+def _read(runs: Some | Mapping[str, Some]) -> tuple[list[_Run], list[str]]:
+    """Finished runs, and where the others are."""
+    labelled = isinstance(runs, Mapping) and not isinstance(runs, xr.DataTree)
+    given: Iterable[tuple[Any, Any]] = runs.items() if labelled else [(None, runs)]  # type: ignore[union-attr]
+    found, unfinished = [], []
+    for label, some in given:
+        for number_, one in enumerate(_each(some), 1):
+            where = str(one) if isinstance(one, str | Path) else f"run {number_}{f' of {label!r}' if label else ''}"
+            run = one if isinstance(one, xr.DataTree) else store.open_run(one)
+            if "config" in run.attrs and "ended" not in run.attrs:
+                unfinished.append(where)
+                continue
+            try:
+                with store.reading(where):
+                    numbers, config = row(run), config_of(run)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
+            found.append(_Run(None if label is None else str(label), where, numbers, config))
+    if not found:
+        raise ValueError(f"no finished run to compare, but {len(unfinished)} unfinished: {', '.join(unfinished)}")
+    return found, unfinished
+
+
+def _each(some: Any) -> Iterator[str | Path | xr.DataTree]:
+    """Runs one by one; a folder's by name."""
+    if isinstance(some, xr.DataTree):
+        yield some
+    elif isinstance(some, str | Path):
+        single = guard.status(Path(some) / "zarr.json") or not guard.status(some)
+        yield from [some] if single else stores(some)
+    elif isinstance(some, Iterable) and not isinstance(some, Mapping | xr.Dataset):
+        for one in some:
+            yield from _each(one)
+    else:
+        raise ValueError(f"runs must be paths or what fedstat.fl.train returned, but got {type(some).__name__}")
+
+
+def _require_same_data(runs: list[_Run]) -> None:
+    """ValueError, naming the settings that differ, if runs of one setting and seed had different samples."""
+    first: dict[tuple[str, int], _Run] = {}
+    for one in runs:
+        other = first.setdefault((one.setting, one.seed), one)
+        if one.config.get("data_digest") != other.config.get("data_digest"):
+            noted = {**other.config, **one.config}
+            of_data = [k for k in noted if k not in ("algorithm", "algorithm_settings", "data_digest", *OF_TRAINING)]
+            differ = [k for k in of_data if one.config.get(k) != other.config.get(k)]
+            raise ValueError(
+                f"{other.where} and {one.where} have the seed {one.seed} but other samples (they differ in "
+                f"{', '.join(differ) or 'no setting that is noted'}), so that differences within seeds would not be "
+                "those of the methods. Compare runs of the same data, or give settings of data labels of their own."
+            )
+
+
+def _labels(runs: list[_Run]) -> dict[int, str]:
+    """Label of every run: as given, or its method and the settings in which runs of the method on one data differ."""
+    alone = [one for one in runs if one.label is None]
+    methods = {str(one.row["method"]) for one in runs}
+    differ = {method: _differing([one for one in alone if one.row["method"] == method]) for method in methods}
+    found = {}
+    for i, one in enumerate(runs):
+        own, method = _settings(one), str(one.row["method"])
+        more = [f"{name}={_shown(own[name])}" for name in differ[method] if own.get(name) is not None]
+        found[i] = one.label or ", ".join([method, *more])
+    return found
+
+
+def _differing(runs: list[_Run]) -> list[str]:
+    """Settings of a method that have several values in one setting of the data."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    names = list(dict.fromkeys(name for one in runs for name in _settings(one)))
+    for one in runs:
+        for name in names:
+            seen.setdefault((one.setting, name), set()).add(json.dumps(_settings(one).get(name)))
+    return [n for n in names if any(len(values) > 1 for (_, name), values in seen.items() if name == n)]
+
+
+def _settings(run: _Run) -> dict[str, Any]:
+    """The method's settings and those of its training."""
+    return dict(run.config.get("algorithm_settings", {})) | {n: run.config[n] for n in OF_TRAINING if n in run.config}
+
+
+def _shown(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _sorted(runs: list[_Run], names: dict[int, str]) -> dict[int, str]:
+    """The same labels in the order of tables: by method, then by the values of its settings."""
+    methods = ordered(one.row["method"] for one in runs)
+
+    def key(i: int) -> tuple[Any, ...]:
+        own = _settings(runs[i])
+        values = (own.get(n) for part in names[i].split(", ")[1:] if (n := part.partition("=")[0]) in own)
+        return methods.index(runs[i].row["method"]), [
+            (0, v, "") if isinstance(v, int | float) else (1, 0.0, str(v)) for v in values
+        ]
+
+    return {i: names[i] for i in sorted(names, key=key)}
+
+
+def _require_one_each(table: pd.DataFrame) -> None:
+    twice = table[table.duplicated(["label", "method", "seed"])]
+    if len(twice):
+        one = twice.iloc[0]
+        raise ValueError(
+            f"there are several runs of {one['method']}, {one['label']}, seed {one['seed']}, whose settings do not "
+            "tell them apart. Give them labels: compare_runs({label: run, ...})"
+        )
+
+
+def _costs(table: pd.DataFrame) -> pd.DataFrame:
+    by = table.groupby(["label", "method"], sort=False)
+    found = by[list(COSTS)].mean()
+    found.insert(0, "n", by.size())
+    return found.reset_index().rename(columns={"label": "setting"})

@@ -18,7 +18,7 @@ from scipy import stats
 
 from fedstat import open_run, plot
 from fedstat.fl import profile
-from fedstat.study import collect, contrasts, grid, planned, readouts
+from fedstat.study import collect, grid, leaderboard, readouts
 
 LABELS = stores.LABELS[:2]
 GAIN = {"fedavg": 0.0, "fedavg+": 0.3, "fedavg-shrunken": 0.31, "random": 0.2, "fedfac-static, icc": 0.25}
@@ -70,7 +70,7 @@ def test_over_settings_there_is_one_number_a_seed():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 6, 8))
     data = made_up({m: lambda s, i, k=k: x[k, s, i] for k, m in enumerate("abc")})
-    found = contrasts.over_settings(data, [("a", "b"), ("c", "b"), ("a", "c")])
+    found = leaderboard.over_settings(data, [("a", "b"), ("c", "b"), ("a", "c")])
     assert found["comparison"].tolist() == ["a − b", "c − b", "a − c"]
     for row, (one, two) in zip(found.to_dict("records"), [(0, 1), (2, 1), (0, 2)], strict=True):
         d = (x[one] - x[two]).mean(axis=1)
@@ -87,7 +87,7 @@ def test_over_settings_there_is_one_number_a_seed():
 def test_intervals_of_settings_hold_together_over_all():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(2, 5, 8))
-    found = contrasts.by_setting(
+    found = leaderboard.by_setting(
         made_up({"a": lambda s, i: x[0, s, i], "b": lambda s, i: x[1, s, i]}, seeds=5), ("a", "b")
     )
     assert found["label"].tolist() == [f"setting {i}" for i in range(8)]
@@ -167,7 +167,9 @@ def study(script, *, adaptive, split=0.05, gain=EIGHT["gain"], share=EIGHT["shar
     )  # fmt: skip
     labels = tuple(dict.fromkeys(data["label"]))
     runs = pd.DataFrame({"label": labels, "seed": 0, "method": "fedavg", "code": "", "revision": "", "rounds": 12})
-    plan = planned.Planned(collect.Grid(runs, (), {label: {} for label in labels}), "cpu", labels, tuple(range(10)), ())
+    plan = readouts.Planned(
+        collect.Grid(runs, (), {label: {} for label in labels}), "cpu", labels, tuple(range(10)), ()
+    )
     table = script.answers(plan, data, shares, script.Floor(floor, "noise floor"))
     return table.blocks["Answers"].iloc[:, 0].tolist(), table
 
@@ -212,14 +214,14 @@ def test_equal_methods_are_the_same_and_a_high_floor_decides_nothing(script):
 
 def test_a_difference_below_the_floor_is_said_to_be_one(script):
     data = made_up({"a": lambda s, i: 0.02 + 0.001 * s + 0 * i, "b": lambda s, i: 0.0 * s * i})
-    found = script.judged(contrasts.over_settings(data, [("a", "b")]), "conf", script.Floor(0.03, ""))
+    found = script.judged(leaderboard.over_settings(data, [("a", "b")]), "conf", script.Floor(0.03, ""))
     said = script.sentence(found.iloc[0].to_dict())
     assert said.startswith("a differs from b by less than the noise floor (+0.0225 [+0.02")
 
 
 def test_undecided_where_seeds_disagree(script):
     data = made_up({"a": lambda s, i: 0.1 * (-1) ** s + 0 * i, "b": lambda s, i: 0.0 * s * i})
-    found = script.judged(contrasts.over_settings(data, [("a", "b")]), "conf", script.Floor(0.003, ""))
+    found = script.judged(leaderboard.over_settings(data, [("a", "b")]), "conf", script.Floor(0.003, ""))
     assert script.sentence(found.iloc[0].to_dict()).startswith("undecided between a and b (")
     assert (found["low"] < -0.1).all()
     assert (found["high"] > 0.1).all()
@@ -246,15 +248,15 @@ def test_an_unfinished_run_leaves_its_seed_out_and_no_seed_is_refused(some):
             if cell.seed == 1:
                 stores.write(path, cell, accuracy, finish=False)
     with pytest.raises(ValueError, match=r"no seed of .* is complete .* 0 \(9 of 10 runs\), 1 \(9 of 10 runs\)"):
-        planned.planned(collect.collect(runs), file)
+        readouts.planned(collect.collect(runs), file)
 
 
 def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
     runs, file = some / "runs", some / "grid.toml"
     with pytest.raises(ValueError, match="none of the 20 finished runs is in"):
-        planned.planned(collect.collect(runs), stores.FILE)
+        readouts.planned(collect.collect(runs), stores.FILE)
     fewer = stores.plan(some, LABELS[:1])
-    found = planned.planned(collect.collect(runs), fewer)
+    found = readouts.planned(collect.collect(runs), fewer)
     assert found.labels == LABELS[:1]
     assert len(found.grid.table) == 10
     assert "finished runs of the folder that are not in" in found.notes[-1]
@@ -264,10 +266,10 @@ def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
     stores.write(some / "large.zarr", cell, accuracy)
     table = pd.concat([both.table, collect.collect([some / "large.zarr"]).table], ignore_index=True)
     with pytest.raises(ValueError, match=r"runs of several scales .* small, large"):
-        planned.planned(both._replace(table=table), folder / "grid.toml")
+        readouts.planned(both._replace(table=table), folder / "grid.toml")
     twice = both._replace(table=pd.concat([both.table, both.table.iloc[:1]], ignore_index=True))
     with pytest.raises(ValueError, match="is there twice"):
-        planned.planned(twice, folder / "grid.toml")
+        readouts.planned(twice, folder / "grid.toml")
 
 
 def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, tmp_path, script):
@@ -287,11 +289,11 @@ def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, tmp_p
 def test_noise_is_of_other_computations_of_the_same_runs(folder, tmp_path):
     runs = collect.collect(folder / "runs")
     with pytest.raises(ValueError, match="is not another computation of"):
-        contrasts.repeated(runs, runs)
+        leaderboard.repeated(runs, runs)
     cell = next(c for c in grid.cells(folder / "grid.toml", scale="large") if c.algorithm == "fedavg")
     stores.write(tmp_path / "other.zarr", cell, accuracy)
     with pytest.raises(ValueError, match="repeats no run of the grid"):
-        contrasts.repeated(runs, collect.collect(tmp_path))
+        leaderboard.repeated(runs, collect.collect(tmp_path))
 
 
 def test_the_names_are_those_of_the_study(script):

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedstat.data import load, partition
-from fedstat.data._text import LETTERS
-from fedstat.data.shakespeare import roles
+from fedstat.data.leaf import LETTERS, roles
 
 
 def write_leaf(place, folder, blocks, name="all_data_0.json"):

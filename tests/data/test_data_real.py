@@ -9,7 +9,7 @@ import pytest
 from real_data import require_real_data
 
 from fedstat.data import load, partition, to_float
-from fedstat.data.shakespeare import roles
+from fedstat.data.leaf import roles
 
 
 @pytest.fixture(scope="module")

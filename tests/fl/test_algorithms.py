@@ -26,7 +26,7 @@ from fedstat._utils import streams
 from fedstat.fl import algorithms, evaluate, nets, optim, train
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.batches import Rows
-from fedstat.fl.probes import new_clients
+from fedstat.fl.probes import variants
 from fedstat.stats import factor, split
 from fedstat.study import Settings
 
@@ -163,7 +163,7 @@ def test_every_method_says_what_tables_and_command_lines_show(name):
     assert made.about == algorithms.about(name), "whatever its settings"
     assert made.name == name
     assert all(made.about[:4]) or name == "local"
-    assert set(made.about.new_clients) <= set(new_clients.RULES)
+    assert set(made.about.new_clients) <= set(variants.RULES)
     for setting, one in algorithms.settings_of(name).items():
         assert one.help, f"{setting} has no help"
         assert setting not in Settings.__dataclass_fields__, f"{setting} is a setting of runs"

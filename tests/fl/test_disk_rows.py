@@ -22,7 +22,7 @@ from toy_methods import REMEMBERS
 from fedstat import data, store
 from fedstat._utils import check
 from fedstat.fl import algorithms, batches, client_rows, loop, nets, participation, train
-from fedstat.fl import memory as _memory
+from fedstat.fl import chunks as _memory
 from fedstat.fl.disk_rows import DiskRows, SlotFile
 
 SUPPORT = Path(__file__).parents[1] / "support"

@@ -19,7 +19,7 @@ from fedstat.fl import algorithms, evaluate, losses, nets, train
 from fedstat.fl.algorithm import AlgorithmState, Samples
 from fedstat.fl.algorithms.fedrod import _log_prior, two_heads, two_heads_loss
 from fedstat.fl.batches import Rows
-from fedstat.fl.probes import new_clients
+from fedstat.fl.probes import variants
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 
@@ -241,9 +241,9 @@ def test_a_labelled_run_with_everything(name):
 def test_a_new_client_predicts_with_the_servers_model_or_trains_it_as_in_a_round(name):
     j, train_on, test_on = job(make(name)), rows([30, 40], 5), rows([50, 50], 6)
     state = run(j, 3)
-    found = new_clients.accuracy(j, state, train_on, test_on)
+    found = variants.accuracy(j, state, train_on, test_on)
     bare = job(j.algorithm._replace(finetune=()))
-    bare = new_clients.accuracy(bare, state, train_on, test_on)
+    bare = variants.accuracy(bare, state, train_on, test_on)
     np.testing.assert_array_equal(found["finetuned"], bare["finetuned"])
     assert (found["finetuned"] != found["global"]).any()
 

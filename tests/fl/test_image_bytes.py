@@ -73,7 +73,7 @@ def test_either_continues_the_other_and_bytes_on_disk_too(tmp_path, monkeypatch)
     go(data, out=tmp_path / "run.zarr")
     same(whole, go(to_float(data), rounds=3, out=tmp_path / "run.zarr", resume=True))
     data.to_zarr(tmp_path / "data.zarr", consolidated=False)
-    monkeypatch.setattr("fedstat.fl.memory.samples_stay", lambda *_: True)
+    monkeypatch.setattr("fedstat.fl.chunks.samples_stay", lambda *_: True)
     with xr.open_zarr(tmp_path / "data.zarr", consolidated=False) as on_disk:
         same(whole, go(on_disk, rounds=3, memory="2GiB"))
 

@@ -15,7 +15,7 @@ from masked_jobs import CLIENTS, SHAPES, SIZES, SPECS, algorithm, job, mask, who
 from fedstat._utils import streams
 from fedstat.fl import communication_round, masks, nets
 from fedstat.fl.algorithm import SharedMask
-from fedstat.fl.probes import new_clients, variants
+from fedstat.fl.probes import variants
 
 LAYERS = {"fc1": 6, "fc2": 3}
 HALF = {"participation": 0.5, "client_chunk": 2}
@@ -82,7 +82,7 @@ def test_new_clients_hold_what_all_clients_share(spec, n_new):
     j = job(algorithm(mask(spec)), **HALF)
     state = run(j, 2)
     train, test = rows([7, 12, 3, 9, 5, 8][:n_new], 2), rows([40] * n_new, 3)
-    found = new_clients.accuracy(j, state, train, test)
+    found = variants.accuracy(j, state, train, test)
     models = [{name: p[k] for name, p in trainer.models(j, state).items()} for k in range(CLIENTS)]
     for c in range(n_new):
         (x, y), plain = plain_loop.samples(train, c), {}

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 from small_runs import NET, SETTINGS, dense
 
 from fedstat import fl
-from fedstat._utils import progress
+from fedstat._utils import parallel
 from fedstat.fl import algorithms
 
 
 def test_without_a_terminal_a_long_run_says_a_line_now_and_then(monkeypatch, capsys):
     now = iter(range(0, 1000, 20))
-    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(now)))
-    lines = progress.shown(10, "round", label="a run")
+    monkeypatch.setattr(parallel, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    lines = parallel.shown(10, "round", label="a run")
     lines.update(4)  # done earlier
     for _ in range(4):
         lines.update(1)
@@ -27,7 +27,7 @@ def test_without_a_terminal_a_long_run_says_a_line_now_and_then(monkeypatch, cap
 def test_a_run_counts_its_rounds_and_a_short_one_is_silent(monkeypatch, capsys):
     fl.train(dense(), NET, algorithms.fedavg(), **SETTINGS, rounds=2, progress=True)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(parallel, "EVERY", 0.0)
     fl.train(dense(), NET, algorithms.fedavg(), **SETTINGS, rounds=2, progress=True)
     said = capsys.readouterr()
     assert "2 of 2 rounds" in said.err

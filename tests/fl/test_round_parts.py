@@ -14,7 +14,7 @@ from fedstat.fl import algorithms, loop, optim
 from fedstat.fl.chunks import chunks, each_chunk
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.probes import metrics as observed
-from fedstat.fl.probes import new_clients, variants
+from fedstat.fl.probes import variants
 from fedstat.fl.scores import scores
 from fedstat.study import experiment
 
@@ -22,7 +22,7 @@ from fedstat.study import experiment
 def test_new_clients_get_what_each_rule_says():
     j, new = job(algorithms.fedper())
     state = trainer.step(j, trainer.step(j, trainer.start(j)))
-    found = new_clients.accuracy(j, state, *new)
+    found = variants.accuracy(j, state, *new)
     server = {name: p[None] for name, p in state.global_params.items()}
     models = trainer.models(j, state)
     for c in range(2):
@@ -38,14 +38,14 @@ def test_new_clients_train_only_what_is_personal(monkeypatch):
     j, new = job(algorithms.fedper())
     state = trainer.step(j, trainer.start(j))
     seen = []
-    inner = new_clients.scores
+    inner = variants.scores
 
     def keep(job, params, *rest):
         seen.append(params)
         return inner(job, params, *rest)
 
-    monkeypatch.setattr(new_clients, "scores", keep)
-    new_clients.accuracy(j, state, *new)
+    monkeypatch.setattr(variants, "scores", keep)
+    variants.accuracy(j, state, *new)
     _, finetuned, local_train = seen
     for c in range(2):
         assert torch.equal(local_train["fc1.weight"][c], state.global_params["fc1.weight"])
@@ -54,16 +54,16 @@ def test_new_clients_train_only_what_is_personal(monkeypatch):
 
 
 def test_new_clients_train_by_the_phases_of_the_method(monkeypatch):
-    train_chunk, seen = new_clients.train_chunk, []
+    train_chunk, seen = variants.train_chunk, []
 
     def keep(job, params, clients, phases, **rest):
         seen.append(phases)
         return train_chunk(job, params, clients, phases, **rest)
 
-    monkeypatch.setattr(new_clients, "train_chunk", keep)
+    monkeypatch.setattr(variants, "train_chunk", keep)
     for algorithm, finetuned in ((algorithms.fedprox_plus(mu=1.0), 1), (algorithms.fedrep(), 2)):
         j, new = job(algorithm)
-        new_clients.accuracy(j, trainer.start(j), *new)
+        variants.accuracy(j, trainer.start(j), *new)
         without, tuned, local = seen[-3:]
         assert without == ()
         assert len(tuned) == finetuned

@@ -19,7 +19,7 @@ from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.algorithms import ditto, fedavg, local, per_fedavg, pfedme
 from fedstat.fl.local_training import _Batch
-from fedstat.fl.probes import new_clients
+from fedstat.fl.probes import variants
 from fedstat.fl.sealed import sealed
 from fedstat.fl.wrappers.pair import is_own, pair, pair_loss
 
@@ -263,7 +263,7 @@ def test_a_new_client_trains_its_own_model_near_the_global_one_which_stays():
     j = job(pfedme(lam=2, eta=0.2, inner_steps=3))
     state = run(j, 2)
     data, held = rows([8, 5], 7), rows([40, 40], 8)
-    found = new_clients.accuracy(j, state, data, held)
+    found = variants.accuracy(j, state, data, held)
     server = of("global_", state.global_params)
     for c in range(2):
         net = plain_two_models.module(server)

@@ -12,7 +12,7 @@ from matplotlib import pyplot as plt
 from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.plot._figure import look
-from fedstat.plot.leaderboard import _apart
+from fedstat.plot.study import _apart
 from fedstat.stats import ranking
 from fedstat.study.collect import title_of
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from small_runs import NET, SETTINGS, dense
 
-from fedstat.fl import algorithms, ledger, memory, train
+from fedstat.fl import algorithms, chunks, loop, train
 
 
 def main() -> None:
@@ -23,8 +23,8 @@ def main() -> None:
         if sum(seen) == last:  # trained, its rows written, and not committed
             os.kill(os.getpid(), signal.SIGKILL)
 
-    memory.remaining_bytes = lambda *_: 0
-    ledger._SAVE_SECONDS, ledger._SAVE_FRACTION = 0.0, 1e9
+    chunks.remaining_bytes = lambda *_: 0
+    loop._SAVE_SECONDS, loop._SAVE_FRACTION = 0.0, 1e9
     train(dense(), NET, algorithms.fedrep(), rounds=6, out=out, memory="1GiB", progress=progress, **SETTINGS)
 
 

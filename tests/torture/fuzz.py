@@ -39,7 +39,7 @@ from scipy.io import savemat
 import fedstat
 from fedstat import data, store
 from fedstat._utils import check as _check
-from fedstat.data import cifar, idx, leaf, svhn
+from fedstat.data import cifar, leaf, mnist, svhn
 from fedstat.study import Settings, collect, federation, grid, reference
 
 SECONDS, MEMORY, LIMIT = 5, 1 << 30, 1 << 28
@@ -204,7 +204,7 @@ TARGETS: dict[str, Target] = {
     "attributes of a run": (in_run("zarr.json", bytes, tabulated), []),
     "layout of an array": (in_run("metrics/accuracy/zarr.json", bytes, tabulated), []),
     "chunk": (in_run("metrics/loss/c.0.0", chunk, opened), [bytes(Zstd().encode(np.zeros(6, np.float32)))]),
-    "idx": (file("a-idx3-ubyte", lambda path: idx.read_idx([path])), [IMAGES, gzip.compress(IMAGES)]),
+    "idx": (file("a-idx3-ubyte", lambda path: mnist.read_idx([path])), [IMAGES, gzip.compress(IMAGES)]),
     "CIFAR": (file("test_batch", cifar.unpickle), [pickle.dumps(BATCH, protocol=2), pickle.dumps(BATCH, protocol=4)]),
     "MATLAB": (
         file("a.mat", svhn._read),

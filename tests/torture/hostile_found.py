@@ -16,7 +16,7 @@ from fedstat import data, store
 from fedstat.fl import algorithms, custom, nets, train
 from fedstat.ntk import descent
 from fedstat.reporting.document import require_ours
-from fedstat.study import collect, grid, reference, side_by_side
+from fedstat.study import collect, compare, grid, reference
 
 Read = Callable[[], object]
 
@@ -281,7 +281,7 @@ EDGES: dict[str, Callable[[str], object]] = {
     "damage": lambda path: store.damage(path, checksums=True, require=True),
     "report": fedstat.report,
     "report to": lambda path: require_ours("out", Path(path)),
-    "compare": lambda path: side_by_side.compare_runs([path]),
+    "compare": lambda path: compare.compare_runs([path]),
     "collect": collect.collect,
     "claim": lambda path: store.claim(path, "fedstat.fl"),
     "claim, nearly": lambda path: store.claim(path[:250], "fedstat.fl"),

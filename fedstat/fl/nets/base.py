@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat._utils import check
 from fedstat._utils.lazy import torch
-from fedstat.labelled.unit_names import is_table
+from fedstat.labelled.layer_names import is_table
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST and EMNIST in the idx format, gzipped or not."""
+"""Digits: MNIST and its kin in IDX files, and scikit-learn's digits, which need no files."""
 
 from __future__ import annotations
 
@@ -177,3 +177,27 @@ def _shape(path: Path) -> tuple[int, ...]:
         raise damaged(path, min(length, promised), f"the header says {promised} bytes, but got {length}")
     guard.size(path, promised)
     return shape
+
+
+DIGITS = {
+    "digits": Source(
+        "Optical recognition of handwritten digits",
+        "https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
+        {"train": 1797},
+    )
+}
+
+
+def load_digits(name: str, _root: Path, split: Split | None) -> xr.Dataset:
+    """Images x (sample, channel 1, row 8, column 8) uint8 0–16; all are "train", for no split was published."""
+    from sklearn.datasets import load_digits
+
+    if split == "test":
+        raise ValueError('digits has no published test split, but got split="test". Use partition.train_test.')
+    bunch = load_digits()
+    x = bunch.images.astype(np.uint8)[:, None]
+    which = np.full(len(x), "train", dtype=object)
+    data = dataset(x, bunch.target, which, DIGITS[name], ("channel", "row", "column"))
+    data.x.attrs["scale"] = 16
+    data.y.attrs["names"] = list("0123456789")
+    return data
