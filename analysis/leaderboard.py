@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from fedstat import _cli
-from fedstat.results.numbers import megabytes, number, p_value, plus_minus
+from fedstat.results.tables import megabytes, number, p_value, plus_minus
 from fedstat.stats.ranking import Friedman, critical_difference
 from fedstat.study import collect, compare, grid, leaderboard
 from fedstat.study.collect import title_of

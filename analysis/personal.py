@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedstat import _cli
-from fedstat.results.numbers import interval, number, p_value, plus_minus
+from fedstat.results.tables import interval, number, p_value, plus_minus
 from fedstat.stats import resampling
 from fedstat.stats.claims import claim, rank_correlation
 from fedstat.study import collect, leaderboard, readouts

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from fedstat import _cli, attack, open_run
-from fedstat.results.numbers import interval, number
+from fedstat.results.tables import interval, number
 from fedstat.stats import resampling
 from fedstat.stats.split import adjusted_rand, same_state
 from fedstat.study import collect, experiment

@@ -46,10 +46,10 @@ COMMANDS = {
     "attack": Command("fedstat.attack.__main__", "what methods leak: images recovered from what clients send", "study"),
     "report": Command("fedstat.reporting.__main__", "one HTML file on runs and studies", "look after runs"),
     "verify": Command(
-        "fedstat._cli.verify", "check that runs are as they were written, by their checksums", "look after runs"
+        "fedstat.reporting.verify", "check that runs are as they were written, by their checksums", "look after runs"
     ),
     "doctor": Command(
-        "fedstat._cli.doctor", "what fedstat finds here: packages, machine, data, space", "look after runs"
+        "fedstat.reporting.doctor", "what fedstat finds here: packages, machine, data, space", "look after runs"
     ),
 }
 """Commands by name, in the order in which they are listed."""

@@ -7,8 +7,8 @@ import os
 import pytest
 from packaging.requirements import Requirement
 
-from fedstat._cli import doctor
-from fedstat._cli.doctor import Package
+from fedstat.reporting import doctor
+from fedstat.reporting.doctor import Package
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedstat._table_command import Asked, command
-from fedstat.results.numbers import number
+from fedstat.results.tables import number
 from fedstat.study.accuracy import accuracy, of_study
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.summary import Table

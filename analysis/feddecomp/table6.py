@@ -20,7 +20,7 @@ import xarray as xr
 from fedstat import fl
 from fedstat._table_command import Asked, command
 from fedstat.fl import algorithms, nets
-from fedstat.results.numbers import number, plus_minus
+from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
 from fedstat.study import experiment, federation, summary
 from fedstat.study.accuracy import of_study

@@ -20,8 +20,8 @@ from tqdm import tqdm
 
 from fedstat import _cli
 from fedstat._table_command import add_rule
-from fedstat.results.numbers import number, plus_minus
 from fedstat.results.ranks import difference
+from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
 from fedstat.study import collect, summary
 from fedstat.study.collect import METHODS, Grid, caption

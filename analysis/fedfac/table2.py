@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedstat._table_command import Asked, command
 from fedstat._utils.settings import read_toml
-from fedstat.results.numbers import interval, p_value
+from fedstat.results.tables import interval, p_value
 from fedstat.stats import compare
 from fedstat.study import accuracy as study
 from fedstat.study import collect, summary

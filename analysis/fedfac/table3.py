@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from fedstat._table_command import Asked, command
-from fedstat.results.numbers import number
+from fedstat.results.tables import number
 from fedstat.store import open_run
 from fedstat.study import collect, summary
 from fedstat.study.collect import Grid

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import pandas as pd
 
 from fedstat._table_command import Asked, command
-from fedstat.results.numbers import number, p_value
 from fedstat.results.ranks import difference
+from fedstat.results.tables import number, p_value
 from fedstat.stats import compare
 from fedstat.store import open_run
 from fedstat.study import collect, summary

@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from fedstat._table_command import Asked
-from fedstat.results.numbers import number, plus_minus
 from fedstat.results.ranks import difference
+from fedstat.results.tables import number, plus_minus
 from fedstat.stats import compare
 from fedstat.study import collect, summary
 from fedstat.study.collect import METHODS, Grid, labels

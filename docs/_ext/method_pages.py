@@ -18,12 +18,11 @@ import fedstat
 from fedstat.data import partition
 from fedstat.fl import algorithms, nets, optim
 from fedstat.fl.job import Job, TrainConfig
-from fedstat.fl.loop import observed_round
+from fedstat.fl.loop import observed_round, start
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy
 from fedstat.fl.probes import metrics
 from fedstat.fl.sealed import sealed
-from fedstat.fl.start import start
 
 SMALL = nets.mlp([64, 40, 30, 10])
 WRAPPED = {"+": "plus", "-shrunken": "shrunken", "-private-head": "private-head", "-low-rank": "low-rank"}

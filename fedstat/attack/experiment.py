@@ -19,9 +19,8 @@ from fedstat.fl import batches, nets
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
-from fedstat.fl.loop import observed_round
+from fedstat.fl.loop import observed_round, start
 from fedstat.fl.prepare import optimizer_named, prepare
-from fedstat.fl.start import start
 from fedstat.fl.state import State
 from fedstat.fl.training import COMMAND
 from fedstat.results.leakage import LeakageResult, psnr

@@ -9,7 +9,7 @@ from fedstat._table_command import Asked, command
 from fedstat._utils.lazy import pd
 from fedstat.attack.experiment import leakage
 from fedstat.results.leakage import MARGIN, LeakageResult
-from fedstat.results.numbers import interval, number
+from fedstat.results.tables import interval, number
 from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid, ordered, title_of
 from fedstat.study.reference import Reference

@@ -17,12 +17,11 @@ from fedstat._utils.lazy import torch
 from fedstat.fl import chunks, masks, scores
 from fedstat.fl.aggregate import Sent
 from fedstat.fl.algorithm import AlgorithmState, Mask, RoundContext, SharedMask
-from fedstat.fl.cohort import Cohort
+from fedstat.fl.cohort import Cohort, expected
 from fedstat.fl.hooks import Hooks, aggregated
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import Trained, train_locally
 from fedstat.fl.nets import Params
-from fedstat.fl.participation import expected
 from fedstat.fl.state import Download, State
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ def require(job: Job) -> None:
             "clients receive: each downloads a model of its own. Choose by='pooled' or by='client'."
         )
     if choice.by == "layer" or not _on_validation(job):
-        split_halves.require(job, job.algorithm.name, split_halves.fewest(job) if choice.by == "layer" else 1)
+        split_halves.require(job, job.algorithm.name, split_halves.least_clients(job) if choice.by == "layer" else 1)
         if choice.by == "client" and (lone := np.flatnonzero(job.train.sizes < 2)).size:
             raise ValueError(
                 f"{job.algorithm.name} divides each client's training samples, but client(s) {lone[:5].tolist()} have "

@@ -10,10 +10,11 @@ from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import torch, xr
 from fedstat.data import partition
-from fedstat.fl import accountant, batches, checks, chunks, evaluate, losses, nets, participation
+from fedstat.fl import accountant, batches, checks, chunks, evaluate, losses, nets
 from fedstat.fl.aggregate import Aggregator, uniform
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
+from fedstat.fl.cohort import checked, expected, fewest
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig, device_named
 from fedstat.fl.nets import Net
@@ -170,14 +171,14 @@ def require_weights(algorithm: Algorithm, aggregator: Aggregator) -> None:
 def _private(job: Job, privacy: Privacy) -> Job:
     """The job with an algorithm that learns no more than what is released, if the accountant covers the run."""
     accountant.require(job)
-    return replace(job, algorithm=sealed(job.algorithm, privacy, participation.expected(job)))
+    return replace(job, algorithm=sealed(job.algorithm, privacy, expected(job)))
 
 
 def _training(given: TrainConfig, clients: int) -> TrainConfig:
     """The settings, checked in the order in which they are documented."""
-    share = participation.checked(given.participation)
+    share = checked(given.participation)
     check.choice("sampling", given.sampling, ("fixed", "poisson"))
-    if given.sampling == "fixed" and participation.fewest(share, clients) < 1:
+    if given.sampling == "fixed" and fewest(share, clients) < 1:
         raise ValueError(f"participation selects no client: {share} of {clients}. Use at least {1 / clients:.2g}.")
     check.integer("local_epochs", given.local_epochs)
     if given.batch_size is not None:

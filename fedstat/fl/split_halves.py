@@ -9,10 +9,10 @@ import numpy as np
 
 from fedstat._utils import streams
 from fedstat._utils.lazy import torch
-from fedstat.fl import batches, masks, nets, participation
+from fedstat.fl import batches, masks, nets
 from fedstat.fl.algorithm import Phase
 from fedstat.fl.batches import Rows
-from fedstat.fl.cohort import Cohort
+from fedstat.fl.cohort import Cohort, fewest
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Net, Params
@@ -50,7 +50,7 @@ def halves(data: Rows, clients: np.ndarray, *, seed: int, number: int) -> tuple[
     return parts[0], parts[1]
 
 
-def fewest(job: Job) -> int:
+def least_clients(job: Job) -> int:
     """Least number of clients for a probe: two more than the parameters of its fit (mean; slope if sizes differ)."""
     return 4 if len(np.unique(job.train.sizes)) > 1 else 3
 
@@ -58,7 +58,7 @@ def fewest(job: Job) -> int:
 def require(job: Job, what: str, least: int) -> None:
     """ValueError unless every round has ``least`` active clients with two training samples or more."""
     single = int((job.train.sizes < 2).sum())
-    k = participation.fewest(job.participation, job.clients, job.sampling)
+    k = fewest(job.participation, job.clients, job.sampling)
     if k - single < least:
         lone = f", and {single} of the {job.clients} clients have only one training sample" if single else ""
         raise ValueError(

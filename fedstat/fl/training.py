@@ -19,11 +19,11 @@ from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks,
 from fedstat.fl.aggregate import Aggregator, aggregator_named
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.chunks import require_disk
+from fedstat.fl.cohort import fewest
 from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Sampling, TrainConfig, of_rank, tf32
-from fedstat.fl.loop import Ledger
+from fedstat.fl.loop import Ledger, start
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
-from fedstat.fl.participation import fewest
 from fedstat.fl.prepare import group as dataset_group
 from fedstat.fl.prepare import optimizer_named, prepare, unseen
 from fedstat.fl.probes import metrics
@@ -36,7 +36,6 @@ from fedstat.fl.probes.variants import jobs as readout_jobs
 from fedstat.fl.probes.variants import probe as new_clients_probe
 from fedstat.fl.probes.variants import readouts_probe as readouts_probe
 from fedstat.fl.ranks import Relay
-from fedstat.fl.start import start
 from fedstat.fl.state import State
 from fedstat.store import Group, Writer
 

@@ -16,8 +16,8 @@ from fedstat.fl.client_rows import StackedRows
 from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_locally
+from fedstat.fl.loop import pretrain
 from fedstat.fl.nets import Params
-from fedstat.fl.start import pretrain
 from fedstat.fl.state import Download, State
 from fedstat.flower.plan import Arrays, Plan, packed, raw_sums, record, tensors_in, unpacked
 from fedstat.flower.secure import Call, secured

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fedstat import store
 from fedstat._utils import check
-from fedstat.fl import participation
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.algorithm import Algorithm, Mask
 from fedstat.fl.batches import Rows
+from fedstat.fl.cohort import checked, fewest
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.nets import Net, Params
 from fedstat.fl.prepare import assembled, prepare
@@ -141,10 +141,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         check.integer("clients", self.clients)
-        fewest = participation.fewest(participation.checked(self.training.participation), self.clients)
-        if self.secure and fewest < _CROWD:
+        least = fewest(checked(self.training.participation), self.clients)
+        if self.secure and least < _CROWD:
             raise ValueError(
-                f"a secure sum hides no party among fewer than {_CROWD}, but as few as {fewest} of {self.clients} take "
+                f"a secure sum hides no party among fewer than {_CROWD}, but as few as {least} of {self.clients} take "
                 "part in a round. Raise participation, or find more parties."
             )
         check.real("headroom", self.headroom, low=1)

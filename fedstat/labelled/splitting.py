@@ -36,7 +36,7 @@ from fedstat.results import (
     SplitResult,
     Tau,
 )
-from fedstat.results.numbers import coefficient
+from fedstat.results.tables import coefficient
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 

@@ -17,9 +17,8 @@ from fedstat._utils.streams import generator
 from fedstat.fl import algorithms, batches, losses, nets, optim
 from fedstat.fl.batches import Rows
 from fedstat.fl.job import ComputeConfig, Job
-from fedstat.fl.loop import observed_round
+from fedstat.fl.loop import observed_round, start
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.start import start
 from fedstat.fl.state import Download
 from fedstat.motivation import statistics
 from fedstat.store import Group, Target

@@ -13,7 +13,7 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.motivation import statistics
 from fedstat.motivation.experiment import OUTPUTS
 from fedstat.motivation.statistics import entropy_errors, with_errors
-from fedstat.results.numbers import interval
+from fedstat.results.tables import interval
 
 LEVEL, MOST_PEAKS, DRAWS, ERRORS = 0.05, 3, 199, 100
 

@@ -18,8 +18,8 @@ from fedstat.reporting import document, prose, training
 from fedstat.reporting import stored as _parts
 from fedstat.reporting.document import PARAGRAPH, Block, Caution, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, damage_of, versions
-from fedstat.results.numbers import megabytes, number, plus_minus
 from fedstat.results.ranks import difference
+from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.stats.compare import LEAST_PAIRS
 from fedstat.study import accuracy, collect, compare, experiment, summary
 from fedstat.study.collect import Grid, ordered, title_of

@@ -17,7 +17,7 @@ from fedstat.reporting import document, prose
 from fedstat.reporting import stored as _stored
 from fedstat.reporting.document import COMMAND, Block, Caution, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
-from fedstat.results.numbers import coefficient, interval, number
+from fedstat.results.tables import coefficient, interval, number
 from fedstat.stats import split as splitting
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on

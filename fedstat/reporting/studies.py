@@ -23,7 +23,7 @@ from fedstat.reporting import stored as _stored
 from fedstat.reporting.document import COMMAND, Block, Caution, Part, Printed, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, few_replicates
 from fedstat.results import LeakageResult
-from fedstat.results.numbers import number, plus_minus
+from fedstat.results.tables import number, plus_minus
 from fedstat.sim import experiment as printing
 from fedstat.sim.experiment import LAYER
 from fedstat.sim.recovery.__main__ import COMMAND as RECOVERY

@@ -20,7 +20,7 @@ from fedstat.reporting import document, prose
 from fedstat.reporting import stored as _parts
 from fedstat.reporting.document import COMMAND, Caution, Figure, Part, Printed, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
-from fedstat.results.numbers import interval, megabytes, number
+from fedstat.results.tables import interval, megabytes, number
 from fedstat.stats import resampling
 from fedstat.study import experiment, summary
 from fedstat.study.report import report as printed

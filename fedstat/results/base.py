@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, lazy
 from fedstat._utils.lazy import pd
-from fedstat.results import numbers, tables
+from fedstat.results import tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -204,23 +204,23 @@ def listing(head: str, items: Iterable[str], width: int = WIDTH) -> str:
     return text
 
 
-def columns(rows: Sequence[Sequence[str]], *, numbers: int = 0) -> list[str]:
-    """Align the cells of rows, the last ``numbers`` of each on the right.
+def columns(rows: Sequence[Sequence[str]], *, n_right: int = 0) -> list[str]:
+    """Align the cells of rows, the last ``n_right`` of each on the right.
 
     Examples
     --------
-    >>> columns([("method", "n"), ("a", "12")], numbers=1)
+    >>> columns([("method", "n"), ("a", "12")], n_right=1)
     ['  method   n', '  a       12']
     """
     width = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    left = len(width) - numbers
+    left = len(width) - n_right
     sides = [(str.ljust if i < left else str.rjust) for i in range(len(width))]
     return ["  " + "  ".join(f(c, w) for f, c, w in zip(sides, row, width, strict=True)).rstrip() for row in rows]
 
 
 def number(x: float, digits: int = 3) -> str:
-    """As :func:`fedstat.results.numbers.number`, with three digits and the hyphen of a terminal."""
-    return numbers.number(x, digits, none="-")
+    """As :func:`fedstat.results.tables.number`, with three digits and the hyphen of a terminal."""
+    return tables.number(x, digits, none="-")
 
 
 def _plain(value: Any) -> Any:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, line, listing, number, wrapped
-from fedstat.results.numbers import coefficient, count, interval, p_value
-from fedstat.results.tables import beside
+from fedstat.results.tables import beside, coefficient, count, interval, p_value
 from fedstat.stats.entropy import largest_k
 
 FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high", "clustered")

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Result, listing, number, wrapped
-from fedstat.results.numbers import coefficient, count, p_equals
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside
+from fedstat.results.tables import beside, coefficient, count, p_equals
 from fedstat.stats import split as _split
 from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, line
-from fedstat.results.numbers import interval, number
+from fedstat.results.tables import interval, number
 from fedstat.stats import resampling
 
 FLOOR = float(np.finfo(np.float32).eps) ** 2

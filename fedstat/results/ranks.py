@@ -11,7 +11,7 @@ import scipy
 
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Result, columns, line, wrapped
-from fedstat.results.numbers import count, decimals, interval, number, p_equals
+from fedstat.results.tables import count, decimals, interval, number, p_equals
 from fedstat.stats.compare import LEAST_PAIRS
 
 _ROUNDING = 1e-9
@@ -155,7 +155,7 @@ class ComparisonResult(Result):
             [
                 wrapped(f"{self.value}: {self._methods()} {self.reference}, paired by {' and '.join(self.block)}"),
                 *self._about_sample(),
-                *columns(rows, numbers=2),
+                *columns(rows, n_right=2),
                 f"Paired t tests; CIs simultaneous over {count(len(others), 'comparison')} (Bonferroni).",
             ]
         )

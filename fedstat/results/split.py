@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Result, UnitStatistics, line, listing, wrapped
-from fedstat.results.numbers import coefficient, count
-from fedstat.results.tables import beside
+from fedstat.results.tables import beside, coefficient, count
 from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Result, line, listing, wrapped
-from fedstat.results.numbers import count
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside
+from fedstat.results.tables import beside, count
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
 from fedstat.stats.resampling import expanded_percentiles

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Result, listing, wrapped
-from fedstat.results.numbers import coefficient, count, p_equals
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside
+from fedstat.results.tables import beside, coefficient, count, p_equals
 from fedstat.stats.icc import fdr as adjusted
 from fedstat.stats.variance_components import Components, outcomes
 

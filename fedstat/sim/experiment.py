@@ -22,11 +22,10 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.fl import algorithms, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
-from fedstat.fl.loop import Buffer, observed_round
+from fedstat.fl.loop import Buffer, observed_round, start
 from fedstat.fl.prepare import prepare
 from fedstat.fl.probes import metrics
-from fedstat.fl.start import start
-from fedstat.results.numbers import interval, number
+from fedstat.results.tables import interval, number
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
 from fedstat.sim.recovery.accuracy import correlation
 from fedstat.stats import factor, resampling, split

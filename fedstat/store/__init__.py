@@ -1,10 +1,22 @@
 """Runs on disk: labelled arrays in one zarr store, journaled so that nothing is lost and no damage goes unseen."""
 
+from fedstat.store.files import Group, Variable, group
 from fedstat.store.journal import FOLDER as JOURNAL
 from fedstat.store.journal import DamageError
-from fedstat.store.layout import Group, Variable, group
-from fedstat.store.origin import code, now, provenance, to_json
-from fedstat.store.place import attributes, claim, command_of, is_store, remove, replace, settle, stores
+from fedstat.store.origin import (
+    attributes,
+    claim,
+    code,
+    command_of,
+    is_store,
+    now,
+    provenance,
+    remove,
+    replace,
+    settle,
+    stores,
+    to_json,
+)
 from fedstat.store.read import Damage, config_of, damage, describe, open_run, reading, require_sound, run_at
 from fedstat.store.write import Taken, Target, Writer, changed, create, extend, has_state, resume, save
 

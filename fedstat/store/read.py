@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.store import journal, place
+from fedstat.store import journal, origin
 
 NEEDED = {
     "fedstat.fl": ("metrics/accuracy",),
@@ -90,8 +90,8 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
     """
     path = Path(path)
     if not guard.status(path):
-        place.settle(path)  # brings back a store that was being replaced when the process was killed
-    attrs = place.attributes(path)
+        origin.settle(path)  # brings back a store that was being replaced when the process was killed
+    attrs = origin.attributes(path)
     if verify is not False:
         require_sound(path, checksums=verify is True, require=verify is True)
         for name in attrs.keys() & set(_JSON):
@@ -105,12 +105,12 @@ def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
         raise
     except Exception as error:
         # What zarr and xarray raise on files that are cut off or changed is of many types.
-        raise journal.DamageError(f"the run at {path} is damaged ({guard.reason(error)}). {place.AGAIN}") from error
+        raise journal.DamageError(f"the run at {path} is damaged ({guard.reason(error)}). {origin.AGAIN}") from error
     if verify is not False:
         for name in NEEDED.get(str(attrs.get("command")), ()):
             group, _, variable = name.rpartition("/")
             if f"/{group}" not in tree.groups or variable not in tree[group].data_vars:
-                raise journal.DamageError(f"the run at {path} is damaged: {name} is missing. {place.AGAIN}")
+                raise journal.DamageError(f"the run at {path} is damaged: {name} is missing. {origin.AGAIN}")
     return _in_order(_without_journal(tree), attrs)
 
 
@@ -165,7 +165,7 @@ def reading(path: str | Path) -> Iterator[None]:
     except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         require_sound(Path(path), checksums=True)  # damage, which says more
         what = f"it holds other arrays or settings than fedstat writes ({guard.reason(error)})"
-        raise journal.DamageError(f"the run at {path} cannot be used: {what}. {place.AGAIN}") from error
+        raise journal.DamageError(f"the run at {path} cannot be used: {what}. {origin.AGAIN}") from error
 
 
 def _without_journal(tree: xr.DataTree) -> xr.DataTree:
@@ -178,14 +178,14 @@ def _in_order(tree: xr.DataTree, attrs: Mapping[str, Any]) -> xr.DataTree:
     """The tree with the groups of every node in the order that the store notes, or its settings if it is older."""
     there = {path[1:] for path in tree.groups}
     known = there | {path.rpartition("/")[2] for path in there}
-    place: dict[str, int] = {}
+    origin: dict[str, int] = {}
     noted = [name for name in _noted(attrs) if isinstance(name, str) and name in known]
     for i, name in enumerate(noted):
         for path in accumulate(name.split("/"), "{}/{}".format):
-            place.setdefault(path, i)
+            origin.setdefault(path, i)
 
     def rank(path: str) -> tuple[int, str]:
-        return place.get(path, place.get(path.rpartition("/")[2], len(noted))), path
+        return origin.get(path, origin.get(path.rpartition("/")[2], len(noted))), path
 
     for node in tree.subtree:
         if node.children:
@@ -206,7 +206,7 @@ def _noted(attrs: Mapping[str, Any]) -> list[Any]:
 
 def config_of(path: str | Path) -> dict[str, Any]:
     """Settings that a run was started with."""
-    attrs = place.attributes(Path(path))
+    attrs = origin.attributes(Path(path))
     if "config" not in attrs:
         raise ValueError(f"{path} is not a run of fedstat: its attributes hold no settings. Choose another path.")
     found: dict[str, Any] = _settings(Path(path), attrs, "config")
@@ -219,7 +219,7 @@ def _settings(path: Path, attrs: Mapping[str, Any], name: str) -> Any:
         return _JSON[name](guard.parsed(name, attrs[name].encode(), finite=False))
     except (ValueError, TypeError, AttributeError) as error:
         why = f"the settings in its attribute {name} cannot be read ({guard.reason(error)})"
-        raise journal.DamageError(f"the run at {path} is damaged: {why}. {place.AGAIN}") from None
+        raise journal.DamageError(f"the run at {path} is damaged: {why}. {origin.AGAIN}") from None
 
 
 def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[Damage]:

@@ -19,9 +19,9 @@ from typing import IO, Any, Protocol, Self
 import numpy as np
 
 from fedstat._utils.lazy import xr, zarr
-from fedstat.store import journal, place
+from fedstat.store import journal, origin
+from fedstat.store.files import Group
 from fedstat.store.journal import Journal
-from fedstat.store.layout import Group
 from fedstat.store.origin import code, now, revision, to_json
 from fedstat.store.read import GROUPS, Damage, config_of, damage, describe, open_run
 
@@ -73,10 +73,10 @@ def extend(
         if changed(path, json.loads(attrs["config"])) != growth:
             raise BlockingIOError(f"{path} was changed by another process in the meantime. Try again.")
         longer = ", ".join(f"{name} from {there} to {here}" for name, (there, here) in growth.items())
-        before = place.attributes(path)
+        before = origin.attributes(path)
         before.pop("ended", None)
         history = [*before.get("history", "").splitlines(), f"{now()} extended: {longer}"]
-        with place.draft(path) as (folder, lock):
+        with origin.draft(path) as (folder, lock):
             lay_out(folder, groups, {**before, **attrs, "history": "\n".join(history)})
             journal.start(folder)
             writer = Writer(folder, Journal(folder, lock=lock))
@@ -88,7 +88,7 @@ def extend(
                 shutil.copytree(own, folder / journal.FOLDER / own.name, copy_function=os.link)
                 journal.sync(folder / journal.FOLDER / own.name)
             writer.journal.finish()
-            place.replace(folder, path)
+            origin.replace(folder, path)
             files.close()
             lock.release()
 
@@ -186,7 +186,7 @@ class Writer:
         if self._files is None:
             return
         if kind is not None and self._new:
-            place.discard(self.path)
+            origin.discard(self.path)
         self._files.close()
         if kind is not None and self._new:
             with suppress(OSError):  # others may have written there
@@ -275,12 +275,12 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
         If something is there already.
     """
     path = Path(path)
-    place.claim(path, attrs["command"])
+    origin.claim(path, attrs["command"])
     folders = [parent for parent in path.absolute().parents if not parent.exists()]
-    with place.draft(path) as (folder, lock):
+    with origin.draft(path) as (folder, lock):
         lay_out(folder, groups, attrs)
         journal.start(folder)
-        place.put(folder, path)
+        origin.put(folder, path)
     return Writer(path, Journal(path, lock=lock), new=True, folders=folders)
 
 
@@ -304,8 +304,8 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
     from fedstat.store.files import CODED
 
     path = Path(path).resolve()
-    place.claim(path, attrs["command"], overwrite=overwrite, hint="Pass overwrite=True")
-    with place.draft(path) as (folder, lock):
+    origin.claim(path, attrs["command"], overwrite=overwrite, hint="Pass overwrite=True")
+    with origin.draft(path) as (folder, lock):
         _journal_node(folder)
         names = {node.path: list(node.to_dataset(inherit=node is result).variables) for node in result.subtree}
         encoding: Any = {group: dict.fromkeys(variables, CODED) for group, variables in names.items()}
@@ -314,9 +314,9 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
         zarr.open_group(folder, mode="r+").attrs.update({**attrs, GROUPS: order, "ended": now()})
         journal.start(folder)
         if path.exists():
-            place.replace(folder, path)
+            origin.replace(folder, path)
         else:
-            place.put(folder, path)
+            origin.put(folder, path)
         (path / journal.FOLDER / "lock").unlink(missing_ok=True)
         lock.release()
 
@@ -377,8 +377,8 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
         If it was started with other settings, or is damaged where it cannot be computed again; the message says which.
     """
     path = Path(path)
-    place.claim(path, command, resume=True)
-    ended = "ended" in place.attributes(path)
+    origin.claim(path, command, resume=True)
+    ended = "ended" in origin.attributes(path)
     require_journal(path)
     if ended and not journal.left_over(path) and not damage(path, checksums=True):
         _require_same(path, config)
@@ -387,7 +387,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
     try:
         found = damage(path, checksums=True)
         if fixed := [one for one in found if one.fixed]:
-            raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {place.AGAIN}")
+            raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {origin.AGAIN}")
         _require_same(path, config)
         if ended and not found:  # except for the last steps of finishing it
             files.finish()

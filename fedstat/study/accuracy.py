@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedstat._utils.lazy import pd
 from fedstat._utils.settings import read_toml
-from fedstat.results.numbers import number
+from fedstat.results.tables import number
 from fedstat.study import experiment, summary
 from fedstat.study import grid as grids
 from fedstat.study.collect import Grid

@@ -16,8 +16,8 @@ from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, line
-from fedstat.results.numbers import megabytes, number, p_value, plus_minus
 from fedstat.results.ranks import difference
+from fedstat.results.tables import megabytes, number, p_value, plus_minus
 from fedstat.stats import compare
 from fedstat.stats.compare import paired
 from fedstat.study.collect import OF_METHOD, Grid, labels, ordered, origin, stores, title_of

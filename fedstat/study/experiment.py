@@ -16,9 +16,10 @@ from fedstat._utils.lazy import xr
 from fedstat._utils.settings import require_types
 from fedstat.data import arrays
 from fedstat.data._files import folder
-from fedstat.fl import algorithms, custom, masks, nets, participation, prepare
+from fedstat.fl import algorithms, custom, masks, nets, prepare
 from fedstat.fl.aggregate import AGGREGATORS, Aggregator, aggregator_named, private
 from fedstat.fl.algorithm import Algorithm
+from fedstat.fl.cohort import checked
 from fedstat.fl.job import Participation, Precision, Sampling
 from fedstat.fl.training import PROBES, train
 from fedstat.study import federation
@@ -310,7 +311,7 @@ class Settings:
             check.real(name, getattr(self, name), low=0, open_low=True)
         for name in self.probe:
             check.choice("probe", name, PROBES)
-        object.__setattr__(self, "participation", participation.checked(self.participation))
+        object.__setattr__(self, "participation", checked(self.participation))
         check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
         check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
         check.real("new_share", self.new_share, low=0, high=1, open_high=True)

@@ -25,7 +25,7 @@ from fedstat._utils.settings import read_toml, table, tables
 from fedstat.fl import custom
 from fedstat.fl.algorithms import settings_of
 from fedstat.fl.job import ComputeConfig
-from fedstat.store import Group, Target, Writer, place
+from fedstat.store import Group, Target, Writer, origin
 from fedstat.study import experiment
 from fedstat.study.experiment import Settings
 
@@ -567,7 +567,7 @@ def by_this_code(settings: Settings, path: Path) -> bool:
 
 def _draft(settings: Settings, path: Path) -> Path:
     """Return the path at which to repeat a run, beside the old one; remove a draft of other code or data."""
-    draft = path.with_suffix(place.REPEATED)
+    draft = path.with_suffix(origin.REPEATED)
     if draft.exists() and not _as_now(settings, draft):
         store.remove(draft)
     return draft

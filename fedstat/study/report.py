@@ -13,7 +13,7 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.stored import profile
-from fedstat.results.numbers import megabytes, number, plus_minus
+from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.results.variance_components import personal_from
 from fedstat.study import summary
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedstat._utils.lazy import pd
-from fedstat.results.numbers import number, p_value
+from fedstat.results.tables import number, p_value
 from fedstat.stats.compare import LEAST_PAIRS
 from fedstat.study.collect import Grid, title_of
 from fedstat.study.compare import TOGETHER, compared

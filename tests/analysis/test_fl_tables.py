@@ -15,7 +15,7 @@ from scipy import stats
 from scripts import ROOT, load
 
 from fedstat.fl.probes.variants import PARTS
-from fedstat.results.numbers import interval, p_value
+from fedstat.results.tables import interval, p_value
 from fedstat.store import open_run
 from fedstat.study import collect
 from fedstat.study.experiment import Settings

@@ -54,8 +54,7 @@ def work(kind: str) -> None:
             options["rows_folder" if "rows_folder" in Job.__dataclass_fields__ else "kept"] = Path(folder)
         job = Job(rows(samples, 0), rows(5, 1), net, algorithms.named(name), losses.for_outputs(classes), **options)
         try:
-            from fedstat.fl.loop import observed_round
-            from fedstat.fl.start import start
+            from fedstat.fl.loop import observed_round, start
         except ImportError:  # before these modules
             from fedstat.fl.engine import start, step
         else:

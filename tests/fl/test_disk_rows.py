@@ -21,8 +21,9 @@ from toy_methods import REMEMBERS
 
 from fedstat import data, store
 from fedstat._utils import check
-from fedstat.fl import algorithms, batches, client_rows, loop, nets, participation, train
+from fedstat.fl import algorithms, batches, client_rows, loop, nets, train
 from fedstat.fl import chunks as _memory
+from fedstat.fl import cohort as participation
 from fedstat.fl.disk_rows import DiskRows, SlotFile
 
 SUPPORT = Path(__file__).parents[1] / "support"

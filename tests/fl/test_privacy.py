@@ -15,7 +15,8 @@ from small_runs import NET, SETTINGS, dense, same
 from toy_methods import MEASURES, REMEMBERS, by_loss, momentum, toy
 
 from fedstat._utils import streams
-from fedstat.fl import accountant, aggregate, algorithms, loop, nets, optim, participation, train
+from fedstat.fl import accountant, aggregate, algorithms, loop, nets, optim, train
+from fedstat.fl import cohort as participation
 from fedstat.fl.job import ComputeConfig, TrainConfig
 from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy, mean_update

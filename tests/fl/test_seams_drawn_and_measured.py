@@ -16,9 +16,8 @@ from toy_methods import HALF, MEASURES, soft, toy
 from fedstat._utils import streams
 from fedstat.fl import algorithms, batches, nets, optim, train
 from fedstat.fl.algorithm import Phase
-from fedstat.fl.cohort import of_all
+from fedstat.fl.cohort import fewest, of_all
 from fedstat.fl.local_training import train_locally
-from fedstat.fl.participation import fewest
 from fedstat.fl.probes import metrics
 from fedstat.fl.state import Download
 

@@ -13,7 +13,7 @@ from algorithm_jobs import SETTINGS
 from torch import nn
 
 from fedstat._utils import streams
-from fedstat.fl import participation
+from fedstat.fl.cohort import by_size
 
 
 def module(job):
@@ -97,7 +97,7 @@ def fedfomo(job, make_optimizer, rounds, *, downloads=4, epsilon=0.3, decay=0.05
     """
     own, affinity = begun(job), np.zeros((job.clients, job.clients))
     for number in range(rounds):
-        active = [int(c) for c in participation.by_size(job.train, trainer.active(job, number))]
+        active = [int(c) for c in by_size(job.train, trainer.active(job, number))]
         after = {c: trained(job, make_optimizer, own[c], number, c) for c in active}
         new = {}
         for i in active:
@@ -145,7 +145,7 @@ def clustered(job, make_optimizer, rounds, *, eps1=0.4, eps2=1.6, gamma=0.0, max
         parents = list(range(len(clusters)))
         for k, members in enumerate(list(clusters)):
             here = [c for c in members if c in active]
-            rank = [int(c) for c in participation.by_size(job.train, np.array(here, int))].index
+            rank = [int(c) for c in by_size(job.train, np.array(here, int))].index
             if not here:
                 continue
             update = {c: vector(after[c]) - vector(before[k]) for c in here}

@@ -6,9 +6,8 @@ import numpy as np
 
 from fedstat.fl.cohort import Cohort, of_round
 from fedstat.fl.communication_round import round_context, run_round
-from fedstat.fl.loop import observed_round
+from fedstat.fl.loop import observed_round, start
 from fedstat.fl.probes import metrics
-from fedstat.fl.start import start
 from fedstat.fl.state import Download
 
 __all__ = ["active", "context", "measured", "models", "run", "start", "step"]

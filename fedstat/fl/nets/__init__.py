@@ -25,7 +25,7 @@ from fedstat.fl.nets.base import (
     started,
     whole,
 )
-from fedstat.fl.nets.images import cnn, lenet, resnet8, resnet10, resnet18, vgg16
+from fedstat.fl.nets.conv import cnn, lenet, resnet8, resnet10, resnet18, vgg16
 from fedstat.fl.nets.mlp import mlp
 from fedstat.fl.nets.table import NETS, named, takes_text
 from fedstat.fl.nets.text import fasttext, lstm

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedstat._utils import check
-from fedstat.fl.nets import images
+from fedstat.fl.nets import conv
 from fedstat.fl.nets.base import Net
 from fedstat.fl.nets.mlp import mlp
 from fedstat.fl.nets.text import fasttext, lstm
@@ -18,17 +18,17 @@ from fedstat.fl.nets.transformer import transformer
 def _mlp(sample: Sequence[int], outputs: int, *, hidden: int | Sequence[int] = (200,), width: float = 1.0) -> Net:
     sizes = [hidden] if isinstance(hidden, int) else hidden
     sizes = [check.integer("hidden", size) for size in sizes]
-    return mlp([math.prod(sample), *(images.scaled(size, width) for size in sizes), outputs])
+    return mlp([math.prod(sample), *(conv.scaled(size, width) for size in sizes), outputs])
 
 
 NETS: dict[str, Callable[..., Net]] = {
     "mlp": _mlp,
-    "lenet": images.lenet,
-    "cnn": images.cnn,
-    "resnet8": images.resnet8,
-    "resnet10": images.resnet10,
-    "resnet18": images.resnet18,
-    "vgg16": images.vgg16,
+    "lenet": conv.lenet,
+    "cnn": conv.cnn,
+    "resnet8": conv.resnet8,
+    "resnet10": conv.resnet10,
+    "resnet18": conv.resnet18,
+    "vgg16": conv.vgg16,
     "lstm": lstm,
     "fasttext": fasttext,
     "transformer": transformer,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedstat import _cli, store
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.numbers import plus_minus
+from fedstat.results.tables import plus_minus
 from fedstat.sim.model8 import SOURCE
 from fedstat.sim.recovery import accuracy as recovery
 from fedstat.sim.recovery.accuracy import DEFAULT, KAPPA, recover, spectrum, tidy

@@ -112,7 +112,7 @@ def probed(modules: Sequence[str]) -> tuple[dict[str, str], dict[str, Any]]:
     while True:
         left = [name for name in modules if name not in broken]
         done = subprocess.run(  # noqa: S603
-            [sys.executable, "-W", "ignore", "-m", "fedstat._cli.probe", *left],
+            [sys.executable, "-W", "ignore", "-m", "fedstat.reporting.probe", *left],
             capture_output=True,
             text=True,
             check=False,

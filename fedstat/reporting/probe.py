@@ -1,4 +1,4 @@
-"""Packages tried in a process of their own, which a broken one may end: ``python -m fedstat._cli.probe NAME ...``."""
+"""Packages tried in a process of their own, which a broken one may end: ``-m fedstat.reporting.probe NAME ...``."""
 
 from __future__ import annotations
 
