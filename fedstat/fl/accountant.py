@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
-from fedstat.fl.probes.base import Observer, Values
+from fedstat.fl.probes import Observer, Values
 
 INSTALL = "pip install 'fedstat[privacy]'"
 

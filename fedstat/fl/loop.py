@@ -18,7 +18,7 @@ from fedstat.fl.hooks import aggregator_state
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.nets import Params
-from fedstat.fl.probes.base import Observer, Values
+from fedstat.fl.probes import Observer, Values
 from fedstat.fl.ranks import Relay, joined
 from fedstat.fl.state import AlgorithmRows, Download, State
 from fedstat.store import Target

@@ -17,7 +17,7 @@ from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.probes.base import Observer, Values
+from fedstat.fl.probes import Observer, Values
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import AlgorithmRows, Download, State
 from fedstat.stats.factor import Fit

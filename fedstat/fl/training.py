@@ -26,8 +26,7 @@ from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
 from fedstat.fl.prepare import group as dataset_group
 from fedstat.fl.prepare import optimizer_named, prepare, unseen
-from fedstat.fl.probes import metrics
-from fedstat.fl.probes.base import Observer
+from fedstat.fl.probes import Observer, metrics
 from fedstat.fl.probes.measures import drift_probe as drift_probe
 from fedstat.fl.probes.measures import halves_probe as halves_probe
 from fedstat.fl.probes.measures import measures_probe as measures_probe

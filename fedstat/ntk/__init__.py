@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from fedstat._utils.lazy import attach
 
 if TYPE_CHECKING:
-    from fedstat.ntk.constants import TheoryWarning, extreme_eigenvalues, kernel, violations
     from fedstat.ntk.results import ConvergenceResult, ExtremeEigenvalues, GeneralizationResult
+    from fedstat.ntk.samples import TheoryWarning, extreme_eigenvalues, kernel, violations
     from fedstat.ntk.theorem1 import convergence
     from fedstat.ntk.theorem2 import generalization
 
@@ -28,11 +28,11 @@ __getattr__, __dir__ = attach(
         "ConvergenceResult": "fedstat.ntk.results",
         "ExtremeEigenvalues": "fedstat.ntk.results",
         "GeneralizationResult": "fedstat.ntk.results",
-        "TheoryWarning": "fedstat.ntk.constants",
+        "TheoryWarning": "fedstat.ntk.samples",
         "convergence": "fedstat.ntk.theorem1",
-        "extreme_eigenvalues": "fedstat.ntk.constants",
+        "extreme_eigenvalues": "fedstat.ntk.samples",
         "generalization": "fedstat.ntk.theorem2",
-        "kernel": "fedstat.ntk.constants",
-        "violations": "fedstat.ntk.constants",
+        "kernel": "fedstat.ntk.samples",
+        "violations": "fedstat.ntk.samples",
     },
 )

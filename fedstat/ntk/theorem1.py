@@ -16,10 +16,9 @@ from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.parallel import in_order
 from fedstat.ntk import gram as stats
-from fedstat.ntk.constants import Constants, TheoryWarning, constants
 from fedstat.ntk.descent import METHODS, Method, Network, descent, diverged, factor_rule, network
 from fedstat.ntk.results import ConvergenceResult
-from fedstat.ntk.samples import Samples, by_sample, gather
+from fedstat.ntk.samples import Constants, Samples, TheoryWarning, by_sample, constants, gather
 
 
 def convergence(

@@ -17,10 +17,9 @@ from fedstat._utils import check, labels
 from fedstat._utils.lazy import xr
 from fedstat._utils.parallel import in_order
 from fedstat.ntk import gram as stats
-from fedstat.ntk.constants import TheoryWarning, constants, extremes
 from fedstat.ntk.descent import descent, diverged, network, predict
 from fedstat.ntk.results import GeneralizationResult
-from fedstat.ntk.samples import Samples, by_sample, gather
+from fedstat.ntk.samples import Samples, TheoryWarning, by_sample, constants, extremes, gather
 
 
 def generalization(

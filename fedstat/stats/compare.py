@@ -1,4 +1,6 @@
-"""Do methods differ? Paired comparisons within blocks (seeds), and a mixed model over a grid of settings.
+"""Comparison of methods: paired differences within blocks (seeds), and a mixed model over a grid of settings.
+
+Tables in and out, no arrays.
 
 Methods that start from one seed see the same data, partition and initial weights, so accuracies of one seed go
 together: the seed is a block, and only differences within seeds say how methods compare.
@@ -19,10 +21,58 @@ import scipy
 from numpy.typing import NDArray
 
 from fedstat._utils import check
-from fedstat.stats import blocks
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+def told(data: pd.DataFrame, value: str, *labels: str) -> pd.DataFrame:
+    """Return these columns; ValueError unless every row is labelled and its value is finite or NaN."""
+    import pandas as pd
+
+    for column in (value, *labels):
+        if column not in data.columns:
+            check.choice("a column of data", column, [str(c) for c in data.columns])
+    data = data[[value, *labels]].reset_index(drop=True)
+    for column in labels:
+        if (hole := data[column].isna()).any():
+            raise ValueError(
+                f"every row must have its {column!r}, but it is missing in {hole.sum()} of {len(data)}, "
+                f"first in the row with {_where(data[hole], labels)}. Fill in or leave out these rows."
+            )
+    for column in data.columns:
+        if np.iscomplexobj(data[column]) and column == value:
+            raise ValueError(f"{column!r} must hold numbers, but got dtype {data[column].dtype}")
+        numeric = pd.api.types.is_numeric_dtype(data[column])
+        if numeric and (out := np.isinf(data[column].astype(float))).any():
+            raise ValueError(
+                f"{column!r} must be finite or NaN, but got {data.loc[out, column].iloc[0]} in the row with "
+                f"{_where(data[out], labels)}. Enter NaN for a diverged run."
+            )
+    return data
+
+
+def require_one_each(data: pd.DataFrame, method: str, block: list[str]) -> None:
+    """Raise ValueError if a method has two values in a block, naming it and where."""
+    twice = data.duplicated([method, *block])
+    if twice.any():
+        raise ValueError(
+            f"a method must have one value in a block, but got {data.loc[twice, method].iloc[0]!r} twice at "
+            f"{_where(data[twice], block)}. Add what else varies to block, or select one value of it."
+        )
+
+
+def wide(data: pd.DataFrame, value: str, method: str, block: list[str]) -> pd.DataFrame:
+    """Blocks by methods, both in order of appearance; NaN where there is no value."""
+    by_method = data.set_index([*block, method])[value].astype(float)
+    table = by_method.unstack()
+    order = by_method.reset_index(level=-1)
+    return table.reindex(index=list(dict.fromkeys(order.index)), columns=list(dict.fromkeys(order[method])))
+
+
+def _where(rows: pd.DataFrame, labels: Sequence[str]) -> str:
+    return ", ".join(f"{label} = {rows[label].iloc[0]}" for label in labels)
+
 
 SIGN_FLIP_BLOCKS = 16
 """Up to this many blocks all 2ⁿ changes of sign are tried."""
@@ -165,21 +215,21 @@ def paired(
 
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     within = [block] if isinstance(block, str) else list(block)
-    data = blocks.told(data, value, method, *within)
+    data = told(data, value, method, *within)
     data[method] = data[method].astype(str)
     check.choice("reference", reference, list(dict.fromkeys(data[method])))
-    blocks.require_one_each(data, method, within)
-    wide = blocks.wide(data, value, method, within)
+    require_one_each(data, method, within)
+    by_method = wide(data, value, method, within)
     sample = _sample(within, sample)
     rows, few = [], []
     notes: list[str] = []
-    for name in map(str, wide.columns):
-        own = wide[name].dropna()
+    for name in map(str, by_method.columns):
+        own = by_method[name].dropna()
         row = {"method": name, "n_values": len(own), "mean": own.mean() if len(own) else math.nan}
         row["std_error_mean"] = _std_error(np.asarray(_means(own, [sample]), np.float64))
         if name != reference:
-            pairs = wide[[reference, name]].dropna()
-            if lacking := [_name(i) for i in wide.index if i not in pairs.index]:
+            pairs = by_method[[reference, name]].dropna()
+            if lacking := [_name(i) for i in by_method.index if i not in pairs.index]:
                 notes.append(f"{name}: no pair with {reference} in {', '.join(lacking)}; left out")
             differences, partial = _averaged(pairs[name] - pairs[reference], within, sample)
             if partial:
@@ -312,12 +362,12 @@ def mixed(
     from statsmodels.regression.linear_model import OLS
 
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    data = blocks.told(data, value, method, heterogeneity, group).dropna()
+    data = told(data, value, method, heterogeneity, group).dropna()
     groups = data[group].nunique()
     if groups < 2:
         raise ValueError(f"a random intercept needs at least 2 values of {group!r}, but got {groups}")
     design = _design(data, method, heterogeneity, reference)
-    blocks.require_one_each(data, method, [heterogeneity, group])
+    require_one_each(data, method, [heterogeneity, group])
     df = len(data) - groups - (design.shape[1] - 1)
     if df < 1:
         raise ValueError(

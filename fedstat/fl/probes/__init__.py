@@ -1,1 +1,39 @@
-"""Measurements beside training: each probe is an observer with groups of its own in the run's store."""
+"""Observers of a run: measurements beside training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fedstat.fl.cohort import Cohort
+from fedstat.fl.communication_round import Outcome
+from fedstat.fl.job import Job
+from fedstat.fl.state import State
+from fedstat.store import Group
+
+Values = dict[str, Any]
+"""Arrays by "group/variable"."""
+
+
+class Observer(NamedTuple):
+    """A measurement beside training, which it does not change. An observer with groups of its own is a probe.
+
+    Attributes
+    ----------
+    groups : mapping from str to Group
+        Groups of the store.
+    on_round_start : callable (Job, State, Cohort) -> Values, optional
+        Before a round: that round's rows of arrays with the dim ``round``.
+    on_round_end : callable (Job, Outcome) -> Values, optional
+        After a round: rows likewise.
+    on_end : callable (Job, State) -> Values, optional
+        After the last round: whole arrays.
+    only_evaluated : bool
+        True if the first two are called in evaluated rounds only.
+    """
+
+    groups: Mapping[str, Group] = {}
+    on_round_start: Callable[[Job, State, Cohort], Values] | None = None
+    on_round_end: Callable[[Job, Outcome], Values] | None = None
+    on_end: Callable[[Job, State], Values] | None = None
+    only_evaluated: bool = False

@@ -12,7 +12,7 @@ from fedstat.fl import masks, nets, split_halves
 from fedstat.fl.cohort import Cohort
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
-from fedstat.fl.probes.base import Observer, Values
+from fedstat.fl.probes import Observer, Values
 from fedstat.fl.state import Download, State
 
 _OF_CLIENTS = ("client", "other")

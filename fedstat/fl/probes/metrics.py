@@ -15,7 +15,7 @@ from fedstat.fl.evaluate import evaluate
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
-from fedstat.fl.probes.base import Observer, Values
+from fedstat.fl.probes import Observer, Values
 from fedstat.fl.scores import measured, require_finite
 from fedstat.fl.state import Download
 

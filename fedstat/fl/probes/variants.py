@@ -22,7 +22,7 @@ from fedstat.fl.evaluate import evaluate
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
-from fedstat.fl.probes.base import Observer, Values
+from fedstat.fl.probes import Observer, Values
 from fedstat.fl.scores import diverged, scores
 from fedstat.fl.state import AlgorithmRows, Download, State
 
