@@ -62,7 +62,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	for scripts in $(SCRIPTS); do $(BIN)/mypy $$scripts/*.py || exit 1; done  # each folder alone: papers name their scripts alike
+	for scripts in $(SCRIPTS); do MYPYPATH=analysis $(BIN)/mypy $$scripts/*.py || exit 1; done  # each folder alone: scripts import their siblings
 	$(BIN)/lint-imports
 
 check: lint test  ## what CI runs
@@ -85,12 +85,12 @@ figures: figures-motivation $(if $(DATA_DIR),figures-real) runs/vary_p-$(SCALE).
 tables: tables-$(PAPER)  ## tables of PAPER=fedfac, factorized_fl, feddecomp or fedcp, on real data from DATA_DIR, at SCALE=quick, cpu or paper
 
 tables-%: runs/%-$(SCALE)
-	for script in analysis/$*/*.py; do $(BIN)/python $$script --runs $< --out runs/tables-$(SCALE)/$*-$$(basename $$script .py) || exit 1; done
+	for name in $$($(BIN)/python analysis/tables.py $* --names); do $(BIN)/python analysis/tables.py $* $$name --runs $< --out runs/tables-$(SCALE)/$*-$$name || exit 1; done
 
 tables-fedfac: runs/fedfac-$(SCALE) runs/tune-$(SCALE) runs/split-$(SCALE)
-	for n in 2 3 7 8; do $(BIN)/python analysis/fedfac/table$$n.py --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
-	for n in 4 5 6; do $(BIN)/python analysis/fedfac/table$$n.py --runs runs/tune-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
-	$(BIN)/python analysis/fedfac/table8.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/table8-split
+	for n in 2 3 7 8; do $(BIN)/python analysis/tables.py fedfac table$$n --runs runs/fedfac-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
+	for n in 4 5 6; do $(BIN)/python analysis/tables.py fedfac table$$n --runs runs/tune-$(SCALE) --out runs/tables-$(SCALE)/table$$n || exit 1; done
+	$(BIN)/python analysis/tables.py fedfac table8 --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/table8-split
 	$(BIN)/python analysis/fedfac/decomposition.py --runs runs/split-$(SCALE) --out runs/tables-$(SCALE)/decomposition
 
 personal: runs/personal-$(SCALE)  ## the study of personalisation (simulations/personal.md) on real data from DATA_DIR at SCALE=quick or cpu

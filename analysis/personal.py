@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+from _claims import claim, rank_correlation
 
 from fedstat import _cli
 from fedstat.results.tables import interval, number, p_value, plus_minus
 from fedstat.stats import resampling
-from fedstat.stats.claims import claim, rank_correlation
 from fedstat.study import collect, leaderboard, readouts
 from fedstat.study.readouts import Planned, planned
 from fedstat.study.summary import Table, require_writable

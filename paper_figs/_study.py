@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 import fedstat
 from fedstat import _cli, plot
 from fedstat.study import collect
-from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid, ordered, title_of
+from fedstat.study.grid import of_study
 
 SIMULATIONS = ROOT / "simulations"
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import _features as features
 import numpy as np
 import torch
 import xarray as xr
@@ -24,7 +25,7 @@ from fedstat import _cli, plot
 from fedstat.data import to_float
 from fedstat.fl import nets
 from fedstat.fl.nets import Net
-from fedstat.study import collect, experiment, features
+from fedstat.study import collect, experiment
 
 
 def main(argv: Sequence[str] | None = None) -> int:

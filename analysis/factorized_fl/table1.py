@@ -1,20 +1,15 @@
-"""Factorized-FL Table 1: test accuracy where clients number their classes in their own order, and what is sent.
-
-python analysis/factorized_fl/table1.py --runs runs/factorized_fl-quick --out runs/tables/factorized_fl-table1
-"""
+"""Factorized-FL Table 1: test accuracy where clients number their classes in their own order, and what is sent."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+from _tables import Asked, accuracy
 
-from fedstat._table_command import Asked, command
 from fedstat.results.tables import number
-from fedstat.study.accuracy import accuracy, of_study
 from fedstat.study.collect import Grid, ordered, title_of
+from fedstat.study.grid import of_study
 from fedstat.study.summary import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "factorized_fl.toml"
@@ -64,11 +59,3 @@ def sent(grid: Grid, asked: Asked) -> Table:
         "paper: Gb relative to the paper's FedAvg, whose count holds the output layer",
     )
     return Table(f"{TITLE}. Communication", values, blocks, (*said, *asked.paper.notes(grid)))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return command(__file__, __doc__, {"": compared, "-communication": sent}, argv=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,32 +1,28 @@
 """FedDecomp Table 6: how far both parts move when the shared one starts from other clients' training.
 
-python analysis/feddecomp/table6.py --runs runs/feddecomp-quick --out runs/tables/feddecomp-table6
-
 The paper starts from ImageNet weights; here FedAvg has trained the start on half of the clients (the study's runs), and
 the other half go on from it. The data are read from the folder FEDSTAT_DATA.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import xarray as xr
+from _tables import Asked
 
 from fedstat import fl
-from fedstat._table_command import Asked, command
 from fedstat.fl import algorithms, nets
 from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
 from fedstat.study import experiment, federation, summary
-from fedstat.study.accuracy import of_study
 from fedstat.study.collect import Grid
 from fedstat.study.compare import SE
 from fedstat.study.experiment import Settings
+from fedstat.study.grid import of_study
 from fedstat.study.summary import Table
 
 FILE = Path(__file__).parents[2] / "simulations" / "feddecomp.toml"
@@ -101,11 +97,3 @@ def weights(run: xr.DataTree) -> dict[str, np.ndarray]:
         str(layer): node.to_dataset().isel(checkpoint=-1, client=0) for layer, node in run["weights"].children.items()
     }
     return {f"{layer}.{KINDS.get(str(n), n)}": x.to_numpy() for layer, own in last.items() for n, x in own.items()}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return command(__file__, __doc__, {"": build}, argv=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

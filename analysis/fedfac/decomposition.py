@@ -19,7 +19,6 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from fedstat import _cli
-from fedstat._table_command import add_rule
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
 from fedstat.store import open_run
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli = _cli.Parser(description=__doc__.splitlines()[0])
     cli.add_argument("--runs", type=Path, default=Path("runs/fedfac-quick"), help="folder of the grid's stores")
     cli.add_argument("--out", type=Path, help="name without ending: writes NAME-1.csv, NAME-1.md, ...")
-    add_rule(cli)
+    cli.add_argument("--rule", choices=summary.RULES, help="rounds to judge by (default best10)")
     cli.add_argument("--replicates", type=int, default=50, help="bootstrap samples and shuffles (default 50)")
     cli.add_argument("--methods", nargs="+", default=ANALYSED, help="methods whose weights are analysed")
     return _cli.run(cli, work, argv)

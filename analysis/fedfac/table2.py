@@ -1,21 +1,16 @@
-"""FedFac Table 2: test accuracy of all methods, paired with FedFac, and the mixed model of methods and settings.
-
-python analysis/fedfac/table2.py --runs runs/fedfac-quick --out runs/tables/table2
-"""
+"""FedFac Table 2: test accuracy of all methods, paired with FedFac, and the mixed model of methods and settings."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+import _tables as study
 import pandas as pd
+from _mixed import mixed
+from _tables import Asked
 
-from fedstat._table_command import Asked, command
 from fedstat._utils.settings import read_toml
 from fedstat.results.tables import interval, p_value
-from fedstat.stats import compare
-from fedstat.study import accuracy as study
 from fedstat.study import collect, summary
 from fedstat.study import grid as grids
 from fedstat.study.collect import Grid, labels, ordered, origin, title_of
@@ -52,9 +47,7 @@ def interaction(grid: Grid, asked: Asked) -> Table:
             notes.append(f"{name}: one setting only, so no model of heterogeneity")
             continue
         try:
-            fit = compare.mixed(
-                rows, reference=asked.reference or "fedavg", value=rule, heterogeneity="label", group="seed"
-            )
+            fit = mixed(rows, reference=asked.reference or "fedavg", value=rule, heterogeneity="label", group="seed")
         except ValueError as error:
             notes.append(f"{name}: no mixed model: {error}")
             continue
@@ -89,11 +82,3 @@ def tuned(grid: Grid) -> list[str]:
     names = {grids.name_of(run) for scale in read_toml(FILE)["scale"] for run in grids.cells(FILE, scale=scale)}
     of_file = {Path(path).stem in names for path in grid.table["path"]}
     return [note for known, note in ((True, TUNED), (False, UNKNOWN)) if known in of_file]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return command(__file__, __doc__, {"": accuracy, "-mixed": interaction}, argv=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

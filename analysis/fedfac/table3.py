@@ -1,16 +1,10 @@
-"""FedFac Table 3: accuracy of clients that took no part in training.
-
-python analysis/fedfac/table3.py --runs runs/fedfac-quick --out runs/tables/table3
-"""
+"""FedFac Table 3: accuracy of clients that took no part in training."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
 import pandas as pd
+from _tables import Asked
 
-from fedstat._table_command import Asked, command
 from fedstat.results.tables import number
 from fedstat.store import open_run
 from fedstat.study import collect, summary
@@ -58,11 +52,3 @@ def _ways(grid: Grid) -> list[str]:
         if len(row.new_clients) == 1:
             found.setdefault(row.new_clients[0], []).append(row.title)
     return [f"{', '.join(titles)}: {rule}" for rule, titles in found.items()]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return command(__file__, __doc__, {"": new_clients}, argv=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

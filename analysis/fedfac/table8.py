@@ -1,16 +1,10 @@
-"""FedFac Table 8: (A) ablation of shared and personal parts, (B) the split by factor analysis against random splits.
-
-python analysis/fedfac/table8.py --runs runs/fedfac-quick --out runs/tables/table8
-"""
+"""FedFac Table 8: (A) ablation of shared and personal parts, (B) the split by factor analysis against random splits."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
 import pandas as pd
+from _tables import Asked
 
-from fedstat._table_command import Asked, command
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, p_value
 from fedstat.stats import compare
@@ -136,11 +130,3 @@ def random_split(grid: Grid, asked: Asked) -> Table:
     )  # fmt: skip
     title = "Table 8 B. Factor analysis against random splits"
     return Table(title, values, blocks, (*said, *notes, *asked.paper.notes(grid)))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    return command(__file__, __doc__, {"a": ablation, "b": random_split}, argv=argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

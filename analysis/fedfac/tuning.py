@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
+from _tables import Asked, Reference
 
-from fedstat._table_command import Asked
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
 from fedstat.stats import compare
 from fedstat.study import collect, summary
 from fedstat.study.collect import METHODS, Grid, labels
 from fedstat.study.compare import SE, TOGETHER
-from fedstat.study.reference import Reference
 from fedstat.study.summary import Table
 
 STAGES = {"table4": ("layers", "Λ"), "table5": ("tau", "τ"), "table6": ("kappa", "κ")}

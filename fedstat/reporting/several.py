@@ -21,8 +21,9 @@ from fedstat.reporting.stored import Stored, damage_of, versions
 from fedstat.results.ranks import difference
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.stats.compare import LEAST_PAIRS
-from fedstat.study import accuracy, collect, compare, experiment, summary
+from fedstat.study import collect, compare, experiment, summary
 from fedstat.study.collect import Grid, ordered, title_of
+from fedstat.study.grid import variants
 
 _REFERENCES = ("fedavg", "local")
 _FEW_SEEDS = 5
@@ -74,7 +75,7 @@ def _grid(runs: Sequence[Stored]) -> Grid:
     with contextlib.suppress(ValueError, TypeError):  # settings of another fedstat, or of a user's method
         noted = [experiment.noted(one.attrs) for one in runs]
         if all("algorithm" in one for one in noted):
-            table["method"] = accuracy.variants([experiment.Settings(**one) for one in noted])
+            table["method"] = variants([experiment.Settings(**one) for one in noted])
     if table.duplicated(["label", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")

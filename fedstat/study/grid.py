@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from functools import partial
@@ -27,6 +27,7 @@ from fedstat.fl.algorithms import settings_of
 from fedstat.fl.job import ComputeConfig
 from fedstat.store import Group, Target, Writer, origin
 from fedstat.study import experiment
+from fedstat.study.collect import Grid
 from fedstat.study.experiment import Settings
 
 
@@ -590,3 +591,57 @@ def name_of(settings: Settings) -> str:
 def _finished(path: Path) -> bool:
     """Whether a run is complete and undamaged; a damaged one is resumed, which repairs it."""
     return "ended" in store.attributes(path) and not store.damage(path, checksums=True)
+
+
+def of_study(grid: Grid, file: str | Path, study: str) -> Grid:
+    """Runs that belong to a study of a grid's file, with variants of a method told apart by their settings.
+
+    Parameters
+    ----------
+    grid : Grid
+    file : path
+        See :func:`fedstat.study.grid.cells`; runs are recognised by their names, which identify all settings.
+    study : str
+
+    Returns
+    -------
+    Grid
+        Methods are named as "fedavg" or "fedprox, mu=0.1", by the settings that differ within the study.
+
+    Raises
+    ------
+    ValueError
+        If none of the study's runs is there.
+    """
+    scales = read_toml(Path(file)).get("scale", {}) or {None: {}}
+    wanted = {name_of(run): run for scale in scales for run in cells(file, scale=scale, study=study)}
+    table = grid.table[[Path(path).stem in wanted for path in grid.table["path"]]].reset_index(drop=True)
+    if table.empty:
+        raise ValueError(
+            f"no run of the study {study!r} is here. Make them with: python -m fedstat.fl --config {file} "
+            f"--study {study}{_of_one(scales)}"
+        )
+    runs = [wanted[Path(path).stem] for path in table["path"]]
+    table["method"] = variants(runs)
+    return grid._replace(table=table, configs={k: v for k, v in grid.configs.items() if k in set(table["label"])})
+
+
+def _of_one(scales: Iterable[str | None]) -> str:
+    first, *others = (f" --scale {name}" if name else "" for name in scales)
+    return first + (f" (or{','.join(others)})" if others else "")
+
+
+def variants(runs: Iterable[Settings]) -> list[str]:
+    """Name of every run's method, with those of its settings in which runs of the method differ.
+
+    Examples
+    --------
+    >>> runs = [Settings.of(algorithm="fedprox", mu=mu) for mu in (0.1, 1.0)]
+    >>> variants(runs), variants(runs[:1])
+    (['fedprox, mu=0.1', 'fedprox, mu=1.0'], ['fedprox'])
+    """
+    runs = list(runs)
+    common = {
+        one.algorithm: set.intersection(*(set(r.options) for r in runs if r.algorithm == one.algorithm)) for one in runs
+    }
+    return [", ".join([one.algorithm, *(o for o in one.options if o not in common[one.algorithm])]) for one in runs]

@@ -7,7 +7,9 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from fedstat.stats import claims, compare
+from analysis import _claims as claims
+from analysis import _mixed
+from fedstat.stats import compare
 from simulations.inference import pools
 from simulations.inference.table import Case, Claim
 
@@ -86,7 +88,7 @@ def mixed(kind: str, groups: int, rng: np.random.Generator) -> np.ndarray:
     if kind == "one varies 20 times":
         e *= np.where(data["method"] == "m1", 20, 1)
     data["accuracy"] = e + rng.normal(size=groups)[data["seed"]]
-    table = compare.mixed(data).table
+    table = _mixed.mixed(data).table
     return np.asarray(table[table["term"].str.startswith("method")]["p_value"] <= 0.05)
 
 
@@ -121,7 +123,7 @@ CLAIMS = {
     ),
     "compare.mixed, effects of methods": Claim(
         "level",
-        ("fedstat.stats.compare.mixed",),
+        ("analysis._mixed.mixed",),
         (),
         {
             f"{kind}, {groups} seeds": Case(
@@ -134,7 +136,7 @@ CLAIMS = {
     ),
     "claims.rank_correlation": Claim(
         "level",
-        ("fedstat.stats.claims.rank_correlation",),
+        ("analysis._claims.rank_correlation",),
         (),
         {
             f"{n} pairs{', ties' if ties else ''}": Case(partial(spearman, n, ties), replicates=1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _features as features
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
@@ -18,7 +19,7 @@ import fedstat
 from fedstat import plot
 from fedstat.data import to_float
 from fedstat.fl import nets
-from fedstat.study import experiment, features
+from fedstat.study import experiment
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+from _tables import Reference, read_reference
 from fl_stores import grid, write
 from numpy.testing import assert_allclose
 from scipy import stats
@@ -20,10 +21,9 @@ from fedstat.store import open_run
 from fedstat.study import collect
 from fedstat.study.experiment import Settings
 from fedstat.study.grid import cells, name_of
-from fedstat.study.reference import Reference, read
 from fedstat.study.tuning import tune
 
-PAPER = read(ROOT / "analysis" / "fedfac" / "reference.toml")
+PAPER = read_reference(ROOT / "analysis" / "fedfac" / "reference.toml")
 COLLECT = functools.cache(collect.collect)
 CELLS = functools.cache(cells)
 METHODS = ("fedavg", "fedper", "random", "fedfac-dynamic")
@@ -51,7 +51,7 @@ def tuned(tmp_path_factory):
 
 def script(name, *arguments, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    assert load(f"analysis/fedfac/{name}.py").main([*map(str, arguments)]) == 0
+    assert load("analysis/tables.py").main(["fedfac", name, *map(str, arguments)]) == 0
     return capsys.readouterr().out
 
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-import shutil
 
+import _tables
 import numpy as np
 import pytest
+import tables
+from _tables import Reference, leakage_table, read_reference
 from real_data import require_real_data
 from scripts import ROOT, load
 
 from fedstat import open_run
 from fedstat._utils.settings import read_toml
 from fedstat.attack.experiment import leakage
-from fedstat.attack.table import table
 from fedstat.study import collect, experiment, summary
-from fedstat.study.accuracy import of_study
 from fedstat.study.experiment import Settings
-from fedstat.study.grid import cells, run_all
-from fedstat.study.reference import Reference, read
+from fedstat.study.grid import cells, of_study, run_all
 
 PAPERS = ("factorized_fl", "feddecomp", "fedcp")
-SCRIPTS = sorted(path for paper in PAPERS for path in (ROOT / "analysis" / paper).glob("*.py"))
 FIGURES = {
     "feddecomp_fig5": "fig5", "feddecomp_fig6": "table3", "feddecomp_fig7": "table1", "fedcp_fig5": "fig5",
     "fedcp_fig6": "table2", "factorized_fl_fig6": "table1", "factorized_fl_fig7": "fig7",
@@ -32,7 +30,7 @@ SMALL = {"clients": 4, "samples": 40, "participation": 1.0, "net_options": "hidd
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_script_has_its_study_in_the_papers_grid_at_every_scale(paper):
     file = ROOT / "simulations" / f"{paper}.toml"
-    named = {path.stem for path in SCRIPTS if path.parent.name == paper}
+    named = set(tables.TABLES[paper])
     named |= {study for figure, study in FIGURES.items() if figure.startswith(paper)}
     for scale in read_toml(file)["scale"]:
         whole = set(cells(file, scale=scale))
@@ -43,7 +41,7 @@ def test_every_script_has_its_study_in_the_papers_grid_at_every_scale(paper):
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_published_variants_are_named_as_ours(paper):
-    found = read(ROOT / "analysis" / paper / "reference.toml")
+    found = read_reference(ROOT / "analysis" / paper / "reference.toml")
     file = ROOT / "simulations" / f"{paper}.toml"
     for name in ("table1", "table2", "table3", "table4", "table5", "table8", "table10"):
         names = {m for values in found.tables.get(name, {}).values() for m in values if ", " in m}
@@ -58,10 +56,8 @@ def test_published_variants_are_named_as_ours(paper):
 def mini(tmp_path_factory):
     """A paper's folder and grid in small, with its runs."""
     root = tmp_path_factory.mktemp("mini")
-    for folder in ("analysis/feddecomp", "simulations", "runs"):
+    for folder in ("simulations", "runs"):
         (root / folder).mkdir(parents=True)
-    for name in ("table3.py", "reference.toml"):
-        shutil.copy(ROOT / "analysis" / "feddecomp" / name, root / "analysis" / "feddecomp" / name)
     file = root / "simulations" / "feddecomp.toml"
     file.write_text(
         """
@@ -100,10 +96,10 @@ def mini(tmp_path_factory):
     return root
 
 
-def test_a_script_tabulates_the_variants_of_its_study_beside_the_published_values(mini, capsys):
-    script = load(mini / "analysis" / "feddecomp" / "table3.py")
+def test_a_row_tabulates_the_variants_of_its_study_beside_the_published_values(mini, capsys, monkeypatch):
+    monkeypatch.setattr(_tables, "SIMULATIONS", mini / "simulations")
     out = mini / "table3"
-    assert script.main(["--runs", str(mini / "runs"), "--out", str(out)]) == 0
+    assert tables.main(["feddecomp", "table3", "--runs", str(mini / "runs"), "--out", str(out)]) == 0
     said = capsys.readouterr().out
     assert said.startswith("FedDecomp Table 3: personal and shared part trained in turn, or together.")
     lines = [line.split("  ")[0] for line in said.splitlines()]
@@ -190,7 +186,7 @@ def test_the_attack_is_a_table_beside_published_values(tmp_path):
         experiment.run(Settings.of(algorithm=name, optimizer="sgd", lr=0.1, **SMALL), out=tmp_path / f"{name}.zarr")
     result = leakage(sorted(tmp_path.glob("*.zarr")), images=1, iterations=20, labels="given")
     paper = Reference({"table7": {"CIFAR-10": {"fedavg": 13.91, "feddecomp": 11.34}}}, "someone")
-    made = table(result, paper, name="table7", title="T")
+    made = leakage_table(result, paper, name="table7", title="T")
     augmented = result.augment()
     assert made.values["paper"].tolist() == [13.91, 11.34]
     assert made.values["estimate"].tolist() == augmented["estimate"].tolist()

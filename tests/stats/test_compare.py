@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from _mixed import mixed
 from numpy.testing import assert_allclose
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
@@ -34,7 +35,7 @@ def drawn(methods: int, seeds: int, seed: int = 0) -> pd.DataFrame:
 
 @pytest.mark.parametrize("model", GOLDEN["models"], ids=lambda m: m["name"])
 def test_the_mixed_model_is_that_of_nlme_and_lme4(model):
-    found = compare.mixed(pd.DataFrame(model["data"]), reference="fedavg")
+    found = mixed(pd.DataFrame(model["data"]), reference="fedavg")
     rtol = 2e-5 if model["singular"] else GOLDEN["tolerance"]  # nlme stops a little short of the boundary
     for column in ("estimate", "std_error", "df", "statistic"):
         assert_allclose(found.table[column], model[column], rtol=rtol, atol=1e-12)
@@ -86,7 +87,7 @@ def test_an_interval_without_zero_is_never_against_holm(seed):
 def test_a_balanced_mixed_model_of_two_methods_is_the_paired_analysis():
     """At one level of heterogeneity a random intercept and a paired t test are the same inference."""
     data = drawn(2, 6).assign(heterogeneity="one")
-    row = compare.mixed(data).table.set_index("term").loc["method[m1]"]
+    row = mixed(data).table.set_index("term").loc["method[m1]"]
     pair = compare.paired(data, reference="m0").table.iloc[1]
     for column in ("std_error", "statistic", "df", "p_value", "conf_low", "conf_high"):
         assert_allclose(row[column], pair[column], rtol=1e-6)
@@ -95,7 +96,7 @@ def test_a_balanced_mixed_model_of_two_methods_is_the_paired_analysis():
 
 def test_a_number_may_measure_heterogeneity():
     data = pd.concat([drawn(2, 4, i).assign(heterogeneity=h) for i, h in enumerate((0.1, 0.5, 1.0))])
-    assert compare.mixed(data).table["term"].tolist() == [
+    assert mixed(data).table["term"].tolist() == [
         "(intercept)", "method[m1]", "heterogeneity", "method[m1]:heterogeneity",
     ]  # fmt: skip
 
@@ -203,11 +204,11 @@ def test_the_sign_flip_needs_few_blocks():
         ),
         (lambda d: compare.paired(d, reference="m0", value="acuracy"), "got 'acuracy'. Did you mean 'accuracy'"),
         (lambda d: compare.paired(d, reference="m0", level=95), "level must be a finite number in"),
-        (lambda d: compare.mixed(d[d["seed"] == 0]), "at least 2 values of 'seed', but got 1"),
-        (lambda d: compare.mixed(d[(d["method"] == "m0") | (d["heterogeneity"] == "x")]), "none for m1 in y"),
-        (lambda d: compare.mixed(d[(d["seed"] < 2) & (d["heterogeneity"] == "x")].iloc[:3]), "leave no residual"),
-        (lambda d: compare.mixed(d.assign(accuracy=0.5)), "does not vary within methods"),
-        (lambda d: compare.mixed(d.assign(heterogeneity=1.0)), "cannot be told apart"),
+        (lambda d: mixed(d[d["seed"] == 0]), "at least 2 values of 'seed', but got 1"),
+        (lambda d: mixed(d[(d["method"] == "m0") | (d["heterogeneity"] == "x")]), "none for m1 in y"),
+        (lambda d: mixed(d[(d["seed"] < 2) & (d["heterogeneity"] == "x")].iloc[:3]), "leave no residual"),
+        (lambda d: mixed(d.assign(accuracy=0.5)), "does not vary within methods"),
+        (lambda d: mixed(d.assign(heterogeneity=1.0)), "cannot be told apart"),
     ],
 )
 def test_what_cannot_be_compared_is_said(call, message):
@@ -237,20 +238,20 @@ def test_a_row_whose_block_or_method_is_unknown_is_refused(column, hole):
     with pytest.raises(ValueError, match=f"every row must have its {column!r}, but it is missing in 1 of 24.*{first}"):
         compare.paired(data, reference="m0", block=["heterogeneity", "seed"], sample="seed")
     with pytest.raises(ValueError, match=f"every row must have its {column!r}"):
-        compare.mixed(data)
+        mixed(data)
 
 
 def test_values_that_are_no_finite_number_are_refused_but_nan_is_left_out():
     data = drawn(2, 4).assign(heterogeneity="x")
     for bad, seen in ((np.inf, "inf"), (-np.inf, "-inf")):
         broken = data.assign(accuracy=data["accuracy"].where(data["seed"] != 2, bad))
-        for call in (lambda d: compare.paired(d, reference="m0"), compare.mixed):
+        for call in (lambda d: compare.paired(d, reference="m0"), mixed):
             with pytest.raises(ValueError, match=f"'accuracy' must be finite or NaN, but got {seen}.*seed = 2"):
                 call(broken)
     with pytest.raises(ValueError, match="'accuracy' must hold numbers, but got dtype complex128"):
         compare.paired(data.assign(accuracy=data["accuracy"] + 1j), reference="m0")
     with pytest.raises(ValueError, match="'heterogeneity' must be finite"):
-        compare.mixed(data.assign(heterogeneity=[np.inf, 1.0] * 4))
+        mixed(data.assign(heterogeneity=[np.inf, 1.0] * 4))
     with pytest.raises(ValueError, match="sign flip needs finite differences"):
         compare.sign_flip(np.array([1.0, np.nan, 2.0]))
 
@@ -266,4 +267,4 @@ def test_methods_of_one_name_are_one_method():
 def test_a_mixed_model_counts_no_run_twice():
     data = pd.concat([drawn(2, 4, i).assign(heterogeneity=h) for i, h in enumerate("xy")])
     with pytest.raises(ValueError, match="one value in a block, but got 'm0' twice at heterogeneity = x, seed = 0"):
-        compare.mixed(pd.concat([data, data]))
+        mixed(pd.concat([data, data]))

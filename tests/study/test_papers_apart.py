@@ -6,10 +6,9 @@ import ast
 import re
 import tomllib
 
+import _tables
 import pytest
 from scripts import ROOT
-
-from fedstat.study import reference
 
 FILES = sorted(ROOT.glob("analysis/*/reference.toml"))
 PACKAGED = sorted(path for path in (ROOT / "fedstat").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
@@ -51,7 +50,7 @@ def test_the_package_holds_no_published_value():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
 def test_published_values_are_read_in_one_format(path):
-    found = reference.read(path)
+    found = _tables.read_reference(path)
     assert found.source
     percent = tomllib.loads(path.read_text(encoding="utf-8")).get("percent", [])
     for name in percent:
@@ -61,9 +60,9 @@ def test_published_values_are_read_in_one_format(path):
 def test_values_in_percent_are_shares_and_a_list_begins_with_the_mean(tmp_path):
     file = tmp_path / "reference.toml"
     file.write_text('source = "A"\npercent = ["table1"]\n[table1.a]\nfedavg = [25.0, 1.5]\n[table2.a]\nfedavg = 3\n')
-    found = reference.read(file)
+    found = _tables.read_reference(file)
     assert (found.of("table1", "A"), found.of("table2", "a")) == ({"fedavg": 0.25}, {"fedavg": 3})
     assert found.of("table3", "a") == {}
     file.write_text('[table1.a]\nfedavg = "much"\n')
     with pytest.raises(ValueError, match=r"table1.*'a', fedavg must be a number .* but got 'much'"):
-        reference.read(file)
+        _tables.read_reference(file)

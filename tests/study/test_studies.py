@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from _tables import Reference, accuracy
 
 from fedstat.study import collect
-from fedstat.study.accuracy import accuracy, of_study
-from fedstat.study.grid import cells, run_all
-from fedstat.study.reference import Reference
+from fedstat.study.grid import cells, of_study, run_all
 
 
 def test_studies_cross_only_what_belongs_together_and_sweeps_are_expanded(tmp_path):

@@ -28,6 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _tables
 import numpy as np
 import torch
 from google_crc32c import value as crc32c
@@ -40,7 +41,7 @@ import fedstat
 from fedstat import data, store
 from fedstat._utils import check as _check
 from fedstat.data import cifar, leaf, mnist, svhn
-from fedstat.study import Settings, collect, federation, grid, reference
+from fedstat.study import Settings, collect, federation, grid
 
 SECONDS, MEMORY, LIMIT = 5, 1 << 30, 1 << 28
 PLACE = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}"
@@ -181,7 +182,7 @@ TARGETS: dict[str, Target] = {
         [b"[tune]\ntau = [0.5, 'mean']\nseeds = [0]\n[tune.quick]\nkappa = [0.5]\n"],
     ),
     "reference": (
-        file("reference.toml", reference.read),
+        file("reference.toml", _tables.read_reference),
         [b'source = "a"\npercent = ["t"]\n[t."b"]\nfedavg = [0.5, 0.1]\n'],
     ),
     "options": (

@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import _tables
 import numpy as np
 import torch
 from hostile_weights import HOSTILE, LIMIT, entry, hostile, normal, npy_head, safe, zip_bomb
@@ -16,7 +17,7 @@ from fedstat import data, store
 from fedstat.fl import algorithms, custom, nets, train
 from fedstat.ntk import descent
 from fedstat.reporting.document import require_ours
-from fedstat.study import collect, compare, grid, reference
+from fedstat.study import collect, compare, grid
 
 Read = Callable[[], object]
 
@@ -291,7 +292,7 @@ EDGES: dict[str, Callable[[str], object]] = {
     "zarr store of data": descent.read,
     "grid": grid.cells,
     "grid to": lambda path: list(grid.run_all([], path)),
-    "reference": reference.read,
+    "reference": _tables.read_reference,
     "algorithm": lambda path: custom.constructor(f"{path}.py:mine"),
 }
 """What takes a path."""

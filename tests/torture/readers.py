@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import _tables
 import hostile_data
 import hostile_stores
 import hostile_text
@@ -23,7 +24,7 @@ from fedstat.data import arrays
 from fedstat.decompose.__main__ import _require_table
 from fedstat.fl import custom
 from fedstat.reporting.document import MARK, require_ours
-from fedstat.study import federation, grid, reference
+from fedstat.study import federation, grid
 
 Read = Callable[[], object]
 Made = tuple[Path, Read]
@@ -268,7 +269,7 @@ def grid_file(at: Path) -> Made:
 @reader("reference", "nothing inside")
 def reference_file(at: Path) -> Made:
     file = text(at, "reference.toml", 'source = "a"\n[table1."b"]\nfedavg = 0.5\n')
-    return file, lambda: reference.read(file)
+    return file, lambda: _tables.read_reference(file)
 
 
 @reader("algorithm")

@@ -6,10 +6,9 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from _claims import claim, rank_correlation
 from numpy.testing import assert_allclose
 from scipy import stats
-
-from fedstat.stats.claims import claim, rank_correlation
 
 
 @pytest.mark.parametrize(
