@@ -18,8 +18,8 @@ from _claims import claim, rank_correlation
 from fedstat import _cli
 from fedstat.results.tables import interval, number, p_value, plus_minus
 from fedstat.stats import resampling
-from fedstat.study import collect, leaderboard, readouts
-from fedstat.study.readouts import Planned, planned
+from fedstat.study import collect, leaderboard
+from fedstat.study.leaderboard import Planned, planned
 from fedstat.study.summary import Table, require_writable
 
 FILE = Path(__file__).resolve().parents[1] / "simulations" / "personal.toml"
@@ -70,7 +70,7 @@ def work(args: argparse.Namespace) -> None:
     runs = collect.collect(args.runs)
     plan = planned(collect.select(runs, ()), args.config)
     floor = noise_floor(runs, args.noise, len(plan.seeds))
-    outcomes, shares, steps = readouts.gather(plan.grid, readouts.scores, readouts.shares, readouts.steps)
+    outcomes, shares, steps = leaderboard.gather(plan.grid, leaderboard.scores, leaderboard.shares, leaderboard.steps)
     data = named(outcomes, plan)
     tables = {"accuracy": accuracies(plan, data)}
     if len(plan.seeds) > 1:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedstat._utils import interrupts
+from fedstat._utils import lazy
 
 if __name__ == "__main__" or Path(sys.argv[0]).stem == "fedstat":  # python -m fedstat, or the script
-    interrupts.leave_while_loading()
+    lazy.leave_while_loading()
 
 import argparse
 from collections.abc import Sequence

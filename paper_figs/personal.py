@@ -16,8 +16,8 @@ from _stores import ROOT, RUNS, figure_path
 
 from fedstat import _cli, plot
 from fedstat.stats import resampling
-from fedstat.study import collect, leaderboard, readouts
-from fedstat.study.readouts import Planned, planned
+from fedstat.study import collect, leaderboard
+from fedstat.study.leaderboard import Planned, planned
 
 FILE = ROOT / "simulations/personal.toml"
 MARGIN = 0.005
@@ -38,7 +38,7 @@ def work(args: argparse.Namespace) -> None:
     out = figure_path(args.out, f"personal-{args.runs.name.removeprefix('personal-')}")
     plan = planned(collect.select(collect.collect(args.runs), ()), args.config)
     grid = plan.grid._replace(table=plan.grid.table[plan.grid.table["method"] == "fedavg"])
-    outcomes, shares = readouts.gather(grid, readouts.scores, readouts.shares)
+    outcomes, shares = leaderboard.gather(grid, leaderboard.scores, leaderboard.shares)
     figure = plt.figure(figsize=(14, 6.6), layout="constrained")
     grid_spec = figure.add_gridspec(2, 2)
     top = figure.add_subplot(grid_spec[0, 0])

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedstat import _cli, plot
 from fedstat.ntk import ConvergenceResult
-from fedstat.plot import ntk
+from fedstat.plot import fedfac
 
 SCALES = {
     "quick": ["--widths", "64", "256", "--rounds", "60", "--replicates", "3", "--clients", "5", "--n", "10"],
@@ -44,8 +44,8 @@ def work(args: argparse.Namespace) -> None:
     for name, (top, bottom) in zip(DATA, figure.subplots(2, len(DATA)).T, strict=True):
         tree = _cli.open_store(store(name, args), "fedstat.ntk")
         result = ConvergenceResult.from_datatree(tree)
-        ntk.convergence(result, ax=top).set_title(name)
-        ntk.freezing(result, ax=bottom)
+        fedfac.convergence(result, ax=top).set_title(name)
+        fedfac.freezing(result, ax=bottom)
         print(result.summary(), end="\n\n")
         sizes.append(f"{name}: {_theory.origin(tree)}")
     plot.caption(

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedstat import _cli, plot
 from fedstat.ntk import GeneralizationResult
-from fedstat.plot import ntk
+from fedstat.plot import fedfac
 
 SCALES = {
     "quick": ["--widths", "128", "--rounds", "60", "--replicates", "2"],
@@ -45,7 +45,7 @@ def work(args: argparse.Namespace) -> None:
     for x, ax in zip(PANELS, figure.subplots(1, len(PANELS)), strict=True):
         tree = _cli.open_store(store(x, args), "fedstat.ntk")
         result = GeneralizationResult.from_datatree(tree)
-        ntk.generalization(result, x=x, ax=ax).set_title(TITLES[x])
+        fedfac.generalization(result, x=x, ax=ax).set_title(TITLES[x])
         print(result.summary(), end="\n\n")
         sizes.append(f"{TITLES[x]}: {_theory.origin(tree)}")
     plot.caption(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedstat import store
-from fedstat._utils import check, guard, interrupts
+from fedstat._utils import check, guard, lazy
 from fedstat._utils.lazy import xr
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -97,7 +97,7 @@ def run(
     """
     cli.prog = _called.get() or cli.prog
     args = argparse.Namespace()
-    interrupts.raise_again()
+    lazy.raise_again()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("default", UserWarning)

@@ -1,10 +1,14 @@
-"""Packages and names that are imported when first used, as ``lazy import`` (PEP 810) does from Python 3.15 on.
+"""Packages and names that are imported when first used, and Ctrl-C while they load.
 
+This is what ``lazy import`` (PEP 810) does from Python 3.15 on:
 ``from fedstat._utils.lazy import torch`` stands for ``import torch``, which takes a second.
 """
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -56,3 +60,25 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
 
 figures: Callable[[], ModuleType]
 """Import ``fedstat.plot``. The package sets this function, since results, below plot, draw themselves by it."""
+
+
+def leave_while_loading() -> None:
+    """Let Ctrl-C end this process with one line and exit status 130, until :func:`raise_again`.
+
+    An exception would be lost where it rises in a callback of the import system. A process that ignores the signal, as
+    jobs in the background do, goes on ignoring it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def raise_again() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt as usual, where it ended the process while loading."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(*_: Any) -> None:
+    sys.stderr.write("fedstat: interrupted.\n")
+    sys.stderr.flush()
+    os._exit(130)  # at once: what is loading has nothing to tidy up

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedstat._utils import interrupts
+from fedstat._utils import lazy
 
 if __name__ == "__main__":
-    interrupts.leave_while_loading()
+    lazy.leave_while_loading()
 
 import argparse
 import sys
@@ -77,7 +77,7 @@ def _work(args: argparse.Namespace) -> None:
     show = not args.quiet and sys.stderr.isatty()
     run = study(data_dir=args.data_dir, out=args.out, resume=args.resume, progress=show, **where, **chosen)
     if args.plot is not None:
-        from fedstat.plot.motivation import motivation_grid  # seaborn takes a second to import
+        from fedstat.plot.fedfac import motivation_grid
 
         _cli.save_figure(motivation_grid(run, outputs=args.outputs), args.plot, dpi=150, bbox_inches="tight")
     print(report(run, outputs=args.outputs))

@@ -3,9 +3,19 @@
 from fedstat.plot._figure import caption, look, one_legend
 from fedstat.plot.client_plots import client_lines, client_similarity, partition, profile, similarity_over_rounds
 from fedstat.plot.factor import communality, loadings, rounds, scree, split_map
+from fedstat.plot.fedfac import (
+    convergence,
+    entropies,
+    fig1,
+    fig2,
+    freezing,
+    generalization,
+    heatmap,
+    motivation_grid,
+    motivation_origin,
+    relation,
+)
 from fedstat.plot.forests import forest
-from fedstat.plot.motivation import entropies, fig1, fig2, heatmap, motivation_grid, motivation_origin, relation
-from fedstat.plot.ntk import convergence, freezing, generalization
 from fedstat.plot.simulation import (
     accuracy,
     kappa_window,

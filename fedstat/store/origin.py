@@ -255,7 +255,7 @@ def _left_over(folder: Path) -> bool:
 
 PACKAGES = ("fedstat", "numpy", "torch", "scipy", "xarray", "zarr")
 # Sources that decide no number: how commands end, figures and reports.
-_ELSE = ("__main__.py", "interrupts.py", "lazy.py")
+_ELSE = ("__main__.py", "lazy.py")
 _SHOWING = {"_cli", "plot", "reporting"}
 _PACKAGE = Path(__file__).resolve().parents[1]
 

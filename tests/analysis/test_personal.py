@@ -18,7 +18,7 @@ from scipy import stats
 
 from fedstat import open_run, plot
 from fedstat.fl import profile
-from fedstat.study import collect, grid, leaderboard, readouts
+from fedstat.study import collect, grid, leaderboard
 
 LABELS = stores.LABELS[:2]
 GAIN = {"fedavg": 0.0, "fedavg+": 0.3, "fedavg-shrunken": 0.31, "random": 0.2, "fedfac-static, icc": 0.25}
@@ -101,7 +101,7 @@ def test_scores_are_weighted_by_test_samples(folder):
     cells = grid.cells(folder / "grid.toml", scale="small")
     cell = next(c for c in cells if c.given.get("estimator") == "icc")
     tree = open_run(folder / "runs" / f"{grid.name_of(cell)}.zarr")
-    found = readouts.scores(tree)
+    found = leaderboard.scores(tree)
     assert found["method"].tolist() == ["fedfac-static", "fedfac-static+"]
     assert_allclose(found["accuracy"], [accuracy(cell.name, f"fedfac-static{p}, icc", cell.seed) for p in ("", "+")])
     assert abs(float(tree["metrics/accuracy"].isel(round=-1).mean()) - found["accuracy"][0]) > 0.01
@@ -109,7 +109,7 @@ def test_scores_are_weighted_by_test_samples(folder):
 
 def test_shares_are_those_of_the_profile(folder):
     runs = collect.collect(folder / "runs")
-    shares, steps = readouts.gather(runs, readouts.shares, readouts.steps)
+    shares, steps = leaderboard.gather(runs, leaderboard.shares, leaderboard.steps)
     probed = runs.table[runs.table["method"] == "fedavg"]
     assert len(shares) == 3 * len(probed) == 12
     one = probed.iloc[0]
@@ -167,7 +167,7 @@ def study(script, *, adaptive, split=0.05, gain=EIGHT["gain"], share=EIGHT["shar
     )  # fmt: skip
     labels = tuple(dict.fromkeys(data["label"]))
     runs = pd.DataFrame({"label": labels, "seed": 0, "method": "fedavg", "code": "", "revision": "", "rounds": 12})
-    plan = readouts.Planned(
+    plan = leaderboard.Planned(
         collect.Grid(runs, (), {label: {} for label in labels}), "cpu", labels, tuple(range(10)), ()
     )
     table = script.answers(plan, data, shares, script.Floor(floor, "noise floor"))
@@ -248,15 +248,15 @@ def test_an_unfinished_run_leaves_its_seed_out_and_no_seed_is_refused(some):
             if cell.seed == 1:
                 stores.write(path, cell, accuracy, finish=False)
     with pytest.raises(ValueError, match=r"no seed of .* is complete .* 0 \(9 of 10 runs\), 1 \(9 of 10 runs\)"):
-        readouts.planned(collect.collect(runs), file)
+        leaderboard.planned(collect.collect(runs), file)
 
 
 def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
     runs, file = some / "runs", some / "grid.toml"
     with pytest.raises(ValueError, match="none of the 20 finished runs is in"):
-        readouts.planned(collect.collect(runs), stores.FILE)
+        leaderboard.planned(collect.collect(runs), stores.FILE)
     fewer = stores.plan(some, LABELS[:1])
-    found = readouts.planned(collect.collect(runs), fewer)
+    found = leaderboard.planned(collect.collect(runs), fewer)
     assert found.labels == LABELS[:1]
     assert len(found.grid.table) == 10
     assert "finished runs of the folder that are not in" in found.notes[-1]
@@ -266,10 +266,10 @@ def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
     stores.write(some / "large.zarr", cell, accuracy)
     table = pd.concat([both.table, collect.collect([some / "large.zarr"]).table], ignore_index=True)
     with pytest.raises(ValueError, match=r"runs of several scales .* small, large"):
-        readouts.planned(both._replace(table=table), folder / "grid.toml")
+        leaderboard.planned(both._replace(table=table), folder / "grid.toml")
     twice = both._replace(table=pd.concat([both.table, both.table.iloc[:1]], ignore_index=True))
     with pytest.raises(ValueError, match="is there twice"):
-        readouts.planned(twice, folder / "grid.toml")
+        leaderboard.planned(twice, folder / "grid.toml")
 
 
 def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, tmp_path, script):

@@ -11,8 +11,8 @@ from matplotlib.collections import LineCollection
 from scipy import stats
 
 from fedstat.ntk import convergence, descent, generalization
+from fedstat.plot import fedfac as plot
 from fedstat.plot import look
-from fedstat.plot import ntk as plot
 
 mpl.use("Agg")
 ROOT = Path(__file__).parents[2]

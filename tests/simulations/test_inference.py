@@ -34,7 +34,7 @@ OTHERWISE = {
     "analysis.fedfac.checks.certainty": "calls the verb fedstat.permutation_test",
     "notebooks.decomposition": "calls the verb fedstat.permutation_test",
     "fedstat.stats.number_of_factors.parallel_analysis": "quantile of noise: a rule, no p value",
-    "fedstat.plot.motivation._top": "limit of an axis",
+    "fedstat.plot.fedfac._top": "limit of an axis",
 } | dict.fromkeys(
     (
         "fedstat.plot.client_plots.client_lines", "fedstat.reporting.document.over_clients",

@@ -11,7 +11,7 @@ from fl_runs import SMALL, command
 from small_runs import same
 
 from fedstat import open_run, study
-from fedstat.study import collect, experiment, grid, readouts
+from fedstat.study import collect, experiment, grid, leaderboard
 from fedstat.study.experiment import Settings
 
 ARGUMENTS = ("--algorithm", "fedper", "--clients", 8, "--samples", 30, "--participation", 0.5, "--width", 0.2,
@@ -98,7 +98,7 @@ def test_a_grid_has_the_aggregator_as_an_axis(grid_file, runs):
     with pytest.raises(ValueError, match=r"runs of fedavg, .* differ in aggregator \(.weighted mean., "):
         collect.collect(runs)
     found = collect.collect(runs, differ=experiment.OF_AGGREGATOR)
-    assert len(readouts.planned(found, grid_file).grid.table) == 4
+    assert len(leaderboard.planned(found, grid_file).grid.table) == 4
 
 
 def test_a_grid_finds_two_forms_of_one_aggregator(tmp_path):

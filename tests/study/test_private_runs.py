@@ -11,7 +11,7 @@ from fl_runs import SMALL, command
 from fedstat.attack import experiment as attacked
 from fedstat.fl import accountant, aggregate
 from fedstat.fl.job import ComputeConfig
-from fedstat.study import experiment, grid, readouts, report
+from fedstat.study import experiment, grid, leaderboard, report
 from fedstat.study.collect import collect
 from fedstat.study.experiment import Settings
 
@@ -79,7 +79,7 @@ def test_a_grid_crosses_private_and_plain_methods_and_tells_their_runs_apart(tmp
     with pytest.raises(ValueError, match=r"runs of fedavg, .* differ in clip .*; noise_multiplier"):
         collect(tmp_path / "runs")
     found = collect(tmp_path / "runs", differ=experiment.OF_AGGREGATOR)
-    assert len(readouts.planned(found, file).grid.table) == 3
+    assert len(leaderboard.planned(found, file).grid.table) == 3
 
 
 def test_the_report_of_a_plain_run_is_silent_on_privacy():

@@ -26,7 +26,7 @@ from readers import run
 import fedstat
 from fedstat import store
 from fedstat.ntk import descent
-from fedstat.study import collect, grid, readouts
+from fedstat.study import collect, grid, leaderboard
 from fedstat.study.experiment import Settings
 
 Read = Callable[[], object]
@@ -148,7 +148,7 @@ def figure_of_a_run_without_accuracies(at: Path) -> Read:
 def scores_of_a_run_without_attributes(at: Path) -> Read:
     tree = opened_without(at)
     tree.attrs = {}
-    return lambda: readouts.scores(tree)
+    return lambda: leaderboard.scores(tree)
 
 
 @hostile("must be a run that fedstat.fl.train")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedstat._utils import interrupts
+from fedstat._utils import lazy
 
 if __name__ == "__main__":
-    interrupts.leave_while_loading()
+    lazy.leave_while_loading()
 
 import argparse
 import json
