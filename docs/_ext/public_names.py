@@ -68,9 +68,15 @@ class Name(NamedTuple):
 def names(package: str) -> list[Name]:
     """Public names of a package: ``__all__``, or what a module without it defines itself; no modules."""
     module = import_module(package)
-    listed = getattr(module, "__all__", None) or [
-        key for key, value in vars(module).items() if key[0] != "_" and getattr(value, "__module__", None) == package
-    ]
+    listed = (
+        getattr(module, "__all__", None)
+        or (dir(module) if "__getattr__" in vars(module) else None)
+        or [
+            key
+            for key, value in vars(module).items()
+            if key[0] != "_" and getattr(value, "__module__", None) == package
+        ]
+    )
     found = ((name, getattr(module, name)) for name in sorted(listed, key=str.lower))
     return [Name(package, name, value, _kind(value)) for name, value in found if not isinstance(value, ModuleType)]
 

@@ -1,4 +1,4 @@
-"""Aggregators: records of pure functions that can be chained, and their table by name.
+"""Aggregators: records of pure functions that can be chained.
 
 An aggregator is a pair ``init``, ``apply``, like optax's gradient transformations: each takes what the one before it
 returned. Clipping clients' updates, a mean, noise on it and a server's optimiser all have this form. A mean without
@@ -337,39 +337,3 @@ def chain(*aggregators: Aggregator) -> Aggregator:
     needs: Needs = "clients" if any(one.needs == "clients" for one in aggregators) else "sum"
     weighted = all(one.weighted for one in aggregators)
     return Aggregator(init, apply, name, aggregators[0].privacy if aggregators else None, needs, weighted)
-
-
-AGGREGATORS: dict[str, Callable[..., Aggregator]] = {
-    "mean": weighted_mean,
-    "median": median,
-    "trimmed-mean:PROPORTION": trimmed_mean,
-}
-"""Aggregators of command lines and grids. A function whose name here has a colon takes a number, and names its
-aggregator by the text that users write."""
-
-
-def aggregator_named(given: str | Aggregator) -> Aggregator:
-    """Return the aggregator that a name of ``AGGREGATORS`` stands for; return an Aggregator unchanged.
-
-    Raises
-    ------
-    ValueError
-        If there is no such name, or its number is missing, superfluous or out of range.
-
-    Examples
-    --------
-    >>> aggregator_named("trimmed-mean:0.1").name
-    'trimmed-mean:0.1'
-    """
-    if isinstance(given, Aggregator):
-        return given
-    name, colon, number = str(given).partition(":")
-    makers = {form.partition(":")[:2]: make for form, make in AGGREGATORS.items()}
-    try:
-        make, numbers = makers[name, colon], [float(number)] if colon else []
-    except (KeyError, ValueError):
-        raise ValueError(
-            f"aggregator must be one of {', '.join(AGGREGATORS)} (for example trimmed-mean:0.1), but got "
-            f"{given!r:.200}.{check.did_you_mean(given, AGGREGATORS)}"
-        ) from None
-    return make(*numbers)

@@ -16,7 +16,8 @@ from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat._utils.parallel import shown
 from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
-from fedstat.fl.aggregate import Aggregator, aggregator_named
+from fedstat.fl.aggregate import Aggregator
+from fedstat.fl.aggregators import aggregator_named
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.chunks import require_disk
 from fedstat.fl.cohort import fewest
@@ -112,7 +113,7 @@ def train(
     server_lr : float, default 1
         η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
     aggregator : str or Aggregator, default "mean"
-        How the server combines the entries that clients send: a name of ``fedstat.fl.aggregate.AGGREGATORS``, such as
+        How the server combines the entries that clients send: a name of ``fedstat.fl.aggregators.AGGREGATORS``, such as
         "median" or "trimmed-mean:0.1", or an aggregator, such as the differentially private
         :func:`~fedstat.fl.aggregate.private`. "mean" weights clients by their numbers of training samples.
     optimizer_state : {"reset", "keep"}, default "reset"

@@ -119,7 +119,7 @@ def _halves_by_hand(j, state, client, layer):
         net = plain_loop.module(SIZES)
         net.load_state_dict(state.global_params)
         x, y = plain_loop.samples(half, client)
-        rng = plain_loop._random.generator(j.seed, "batches", state.round, 0, client)
+        rng = plain_loop.streams.generator(j.seed, "batches", state.round, 0, client)
         plain_loop.train_client(
             net, x, y, lambda p: torch.optim.SGD(p, lr=0.1), epochs=j.local_epochs, batch_size=j.batch_size, rng=rng
         )

@@ -15,8 +15,8 @@ from scipy.spatial import distance
 
 from fedstat.fl import algorithms, evaluate, nets, optim
 from fedstat.fl.algorithm import Phase
-from fedstat.fl.algorithms import pfedgate
 from fedstat.fl.algorithms.fedcac import critical_entries, overlap, partners
+from fedstat.fl.algorithms.pfedgate import cut, kept
 from fedstat.fl.algorithms.pfedpara import hadamard, inner_rank, is_personal
 from fedstat.fl.batches import Rows
 from fedstat.fl.state import Download
@@ -165,10 +165,10 @@ def solved(scores, sizes, room):
 @pytest.mark.parametrize("sparsity", [0.3, 0.5, 0.9, 1])
 def test_open_blocks_are_the_best_that_fit_and_every_parameter_has_one(sparsity):
     shapes = {"fc1.weight": (20, 7), "fc1.bias": (20,), "fc2.weight": (3, 20), "fc2.bias": (3,)}
-    blocks = pfedgate.cut(shapes, 5)
+    blocks = cut(shapes, 5)
     sizes = np.concatenate([b.sizes for b in blocks.values()])
     scores = np.random.default_rng(0).random((40, len(sizes)))
-    found = pfedgate.kept(torch.from_numpy(scores), blocks, sparsity).numpy()
+    found = kept(torch.from_numpy(scores), blocks, sparsity).numpy()
     assert (found @ sizes <= sparsity * sizes.sum()).all()
     first = [b.first for b in blocks.values()]
     assert found[:, first].all()
@@ -194,7 +194,7 @@ def test_with_all_gates_open_pfedgate_is_fedavg():
 def test_models_have_no_more_entries_than_the_sparsity_and_differ_between_clients():
     j = job(algorithms.pfedgate(sparsity=0.4), optimizer=optim.sgd(0.5))
     gates = models(j)["gate.open"]
-    sizes = torch.tensor([n for b in pfedgate.cut(nets.mlp(SIZES).shapes, 5).values() for n in b.sizes]).float()
+    sizes = torch.tensor([n for b in cut(nets.mlp(SIZES).shapes, 5).values() for n in b.sizes]).float()
     share = ((gates > 0).float() @ sizes) / sizes.sum()
     assert bool(((share > 0.25) & (share <= 0.4)).all())
     assert len((gates > 0).unique(dim=0)) > 1

@@ -7,8 +7,9 @@ from sklearn.metrics import adjusted_rand_score, roc_auc_score
 
 import fedstat
 from fedstat.plot import recovery as plot_recovery
-from fedstat.sim import generate, recover, recovery
+from fedstat.sim import generate, recover
 from fedstat.sim.model8 import Model8, replicate_seed
+from fedstat.sim.recovery import accuracy as recovery
 from fedstat.sim.recovery.__main__ import main, report
 
 mpl.use("Agg")

@@ -8,7 +8,8 @@ import pytest
 
 from fedstat.plot import kappa_window, spectrum_grid
 from fedstat.plot import spectrum as plot_spectrum
-from fedstat.sim import generate, recover, recovery, spectrum
+from fedstat.sim import generate, recover, spectrum
+from fedstat.sim.recovery import accuracy as recovery
 from fedstat.sim.recovery.__main__ import main
 
 mpl.use("Agg")

@@ -28,7 +28,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import _tables
 import numpy as np
 import torch
 from google_crc32c import value as crc32c
@@ -180,10 +179,6 @@ TARGETS: dict[str, Target] = {
     "tuning": (
         file("grid.toml", grid.tuning),
         [b"[tune]\ntau = [0.5, 'mean']\nseeds = [0]\n[tune.quick]\nkappa = [0.5]\n"],
-    ),
-    "reference": (
-        file("reference.toml", _tables.read_reference),
-        [b'source = "a"\npercent = ["t"]\n[t."b"]\nfedavg = [0.5, 0.1]\n'],
     ),
     "options": (
         text(lambda given_: federation.network_options("options", tuple(given_.split(" ")))),

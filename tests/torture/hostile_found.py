@@ -7,7 +7,6 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import _tables
 import numpy as np
 import torch
 from hostile_weights import HOSTILE, LIMIT, entry, hostile, normal, npy_head, safe, zip_bomb
@@ -292,7 +291,6 @@ EDGES: dict[str, Callable[[str], object]] = {
     "zarr store of data": descent.read,
     "grid": grid.cells,
     "grid to": lambda path: list(grid.run_all([], path)),
-    "reference": _tables.read_reference,
     "algorithm": lambda path: custom.constructor(f"{path}.py:mine"),
 }
 """What takes a path."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -89,8 +89,8 @@ SLOW = {"sim, longer"}
 
 def at_every_turn() -> None:
     """Commit, and save the state, after every round: in these runs time must not decide."""
-    sys.modules["fedstat.sim.experiment"].__dict__["_COMMIT_SECONDS"] = -1.0
-    sys.modules["fedstat.fl.loop"].__dict__.update(_COMMIT_SECONDS=-1.0, _SAVE_SECONDS=-1.0, _SAVE_FRACTION=1e9)
+    import_module("fedstat.sim.experiment").__dict__["_COMMIT_SECONDS"] = -1.0
+    import_module("fedstat.fl.loop").__dict__.update(_COMMIT_SECONDS=-1.0, _SAVE_SECONDS=-1.0, _SAVE_FRACTION=1e9)
 
 
 def quietly(job: Callable[[Path], None], out: Path) -> list[str]:

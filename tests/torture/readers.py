@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import _tables
 import hostile_data
 import hostile_stores
 import hostile_text
@@ -264,12 +263,6 @@ def text(at: Path, name: str, content: str) -> Path:
 def grid_file(at: Path) -> Made:
     file = text(at, "grid.toml", 'seeds = [0, 1]\n[[method]]\nalgorithm = "fedavg"\n')
     return file, lambda: grid.cells(file)
-
-
-@reader("reference", "nothing inside")
-def reference_file(at: Path) -> Made:
-    file = text(at, "reference.toml", 'source = "a"\n[table1."b"]\nfedavg = 0.5\n')
-    return file, lambda: _tables.read_reference(file)
 
 
 @reader("algorithm")

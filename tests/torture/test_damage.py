@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import jobs
@@ -150,7 +150,7 @@ def test_of_a_damaged_study_only_the_damaged_cells_are_made_again(sound, tmp_pat
     shutil.copytree(folder / "sim", path)
     (path / ROLES["sim"]["chunk"]).unlink()
     made = []
-    module = sys.modules["fedstat.sim.experiment"]
+    module = import_module("fedstat.sim.experiment")
     monkeypatch.setattr(module, "_run", lambda *a, do=module._run: made.append(a[2]) or do(*a))
     (told,) = jobs.quietly(jobs.study, path)
     assert "damaged: metrics/accuracy (method = dynamic, replicate = 0) is missing. That is computed again" in told

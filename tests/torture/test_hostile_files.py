@@ -40,13 +40,13 @@ OPENERS = {
     "LocalStore", "np.load", "torch.load", "tomllib.load", "json.load", "pickle.load",
 }  # fmt: skip
 ELSEWHERE = {
-    "_cli:whole": "the draft of what is written",
-    "_cli:_discard_output": "the null device",
-    "_doctor:cpu_flags": "of the system",
-    "_doctor:memory": "of the system",
+    "_cli.__init__:whole": "the draft of what is written",
+    "_cli.__init__:_discard_output": "the null device",
+    "reporting.doctor:cpu_flags": "of the system",
+    "reporting.doctor:memory": "of the system",
     "stats.moments:_unused": "of the system",
     "stats.moments:_allowed": "of the system",
-    "fl.memory:_held": "of the system",
+    "fl.chunks:_held": "of the system",
     "fl.__main__:_work": "the null device",
     "fl.custom:_loaded": "code, which the guard has read",
     "fl.disk_rows:SlotFile.__init__": "a file that was found regular, or is made",
@@ -66,8 +66,8 @@ ELSEWHERE = {
     "store.write:_journal_node": "the draft of what is written",
     "data.tiny_imagenet:_image": "a stream of the guard",
     "data._files:open_folder": "a file that was found regular",
-    "_archives:Arrays.head": "a member of what the guard has opened",
-    "_archives:Arrays.read": "a member of what the guard has opened",
+    "_utils.archives:Arrays.head": "a member of what the guard has opened",
+    "_utils.archives:Arrays.read": "a member of what the guard has opened",
 }
 """Functions that open files without the guard, and what these files are."""
 
@@ -164,15 +164,15 @@ def calls() -> Iterator[tuple[str, str]]:
 
     for path in sorted(PACKAGE.rglob("*.py")):
         module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-        if module != "_guard":
+        if module != "_utils.guard":
             yield from of(ast.parse(path.read_text()), module, ())
 
 
 def test_whatever_opens_a_file_asks_the_guard_or_says_why_not() -> None:
     ends = {
-        where for where, what in calls() if {what, what.rpartition(".")[2]} & OPENERS and not what.startswith("_guard.")
+        where for where, what in calls() if {what, what.rpartition(".")[2]} & OPENERS and not what.startswith("guard.")
     }
-    assert ends == ELSEWHERE.keys() | {"_archives:unzipped"}
+    assert ends == ELSEWHERE.keys() | {"_utils.archives:unzipped"}
 
 
 def test_every_call_of_the_guard_is_reached_by_a_reader_of_the_table(tmp_path: Path) -> None:
@@ -184,7 +184,10 @@ def test_every_call_of_the_guard_is_reached_by_a_reader_of_the_table(tmp_path: P
         )
     }
     reached = set(in_a_new_process("trace", tmp_path, list(readers.READERS)))
-    assert asked - {"_archives:unzipped", "_archives:arrays"} == reached - {"_archives:unzipped", "_archives:arrays"}
+    assert asked - {"_utils.archives:unzipped", "_utils.archives:arrays"} == reached - {
+        "_utils.archives:unzipped",
+        "_utils.archives:arrays",
+    }
 
 
 def traced(place: Path, names: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from fedstat._utils import check
 from fedstat.fl import masks
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import About, Algorithm, Phase, Variant
-from fedstat.fl.wrappers.composed import FACTORS, ConvRank, LinearRank, decomposed, require_ranks
+from fedstat.fl.wrappers.low_rank import FACTORS, ConvRank, LinearRank, decomposed, require_ranks
 
 ABOUT = About(
     "FedDecomp",
@@ -43,7 +43,7 @@ def feddecomp(
 
     Wu, Liu, Niu, Wang, Tang, Zhu and Su (2024), "Decoupling general and personalized knowledge in federated learning
     via additive and low-rank decomposition", ACM MM, §3, Algorithm 1; weights and ranks as
-    :func:`fedstat.fl.wrappers.composed.decomposed` says. Up and down: σ and all that is no weight. Private: B and A.
+    :func:`fedstat.fl.wrappers.low_rank.decomposed` says. Up and down: σ and all that is no weight. Private: B and A.
 
     Parameters
     ----------
