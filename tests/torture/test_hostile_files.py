@@ -197,7 +197,7 @@ def traced(place: Path, names: list[str]) -> list[str]:
     def noting(function: Any, *args: Any, **options: Any) -> Any:
         code = sys._getframe(1).f_code
         file = Path(code.co_filename)
-        if file.is_relative_to(PACKAGE) and file.stem != "_guard":
+        if file.is_relative_to(PACKAGE) and file.stem != "guard":
             found.add(
                 f"{'.'.join(file.relative_to(PACKAGE).with_suffix('').parts)}:{code.co_qualname.partition('.<locals>')[0]}"
             )
