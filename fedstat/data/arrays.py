@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat._utils import archives, check, guard, labels
+from fedstat._utils import check, guard, labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.data._files import SAMPLE, SPLITS, Remembered, Split, note
@@ -150,7 +150,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     """
     path = Path(path).expanduser()
     try:
-        with archives.arrays(note(path)) as file:
+        with guard.arrays(note(path)) as file:
             heads = {name: file.head(name) for name in _NAMES if name in file.names}
             _require(path, heads, file.names)
             found = {name: head.read() for name, head in heads.items()}
@@ -185,7 +185,7 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
     return data if split is None else data.isel(sample=np.flatnonzero(which == check.choice("split", split, SPLITS)))
 
 
-def _require(path: Path, heads: Mapping[str, archives.Head], names: list[str]) -> None:
+def _require(path: Path, heads: Mapping[str, guard.Head], names: list[str]) -> None:
     """Raise ValueError unless the arrays are there, of types and shapes that fit together."""
     for name in ("x", "y"):
         if name not in heads:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedstat._utils import archives, guard
+from fedstat._utils import guard
 from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, reading, wanted
 
@@ -92,7 +92,7 @@ def unpickle(path: Path) -> Any:
     ValueError
         If the pickle is truncated or corrupt, or asks for any other class or function (which could run code).
     """
-    stream = archives.Counted(path, read(path))
+    stream = guard.Counted(path, read(path))
     try:
         return _Unpickler(stream).load()
     except guard.LimitError:
@@ -102,7 +102,7 @@ def unpickle(path: Path) -> Any:
         raise damaged(path, stream.tell(), f"{what.removeprefix('UnpicklingError: ')}. Download it again.") from error
 
 
-class _Kind(archives.Stateful):
+class _Kind(guard.Stateful):
     """Type of an array in a pickle: one of numbers, with its byte order."""
 
     def __init__(self, code: str | bytes, _align: object = 0, _copy: object = 1) -> None:
@@ -115,7 +115,7 @@ class _Kind(archives.Stateful):
         self.dtype = self.dtype.newbyteorder(order)
 
 
-class _Stored(archives.Stateful):
+class _Stored(guard.Stateful):
     """Array in a pickle; ``np.asarray`` of it is the array, read-only."""
 
     def __init__(self, _kind: object, _shape: object, _code: object) -> None:
@@ -129,7 +129,7 @@ class _Stored(archives.Stateful):
         return np.array(self.array, dtype=dtype, copy=copy)
 
 
-class _Unpickler(archives.Unpickler):
+class _Unpickler(guard.Unpickler):
     """Knows how arrays and byte strings are written; byte strings of Python 2 stay bytes."""
 
     known: ClassVar[dict[tuple[str, str], Any]] = {
@@ -140,7 +140,7 @@ class _Unpickler(archives.Unpickler):
         ("__builtin__", "bytes"): lambda: b"",
     }
 
-    def __init__(self, stream: archives.Counted) -> None:
+    def __init__(self, stream: guard.Counted) -> None:
         super().__init__(stream, encoding="bytes")
         self._encoded: dict[int, tuple[str, bytes]] = {}
 

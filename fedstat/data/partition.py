@@ -8,15 +8,17 @@ alone, or divide every client's samples afterwards (``train_test``).
 
 from __future__ import annotations
 
-from typing import Literal
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
 from fedstat._utils import check, labels
+from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import xr
 from fedstat._utils.streams import generator
-from fedstat.data._clients import hold_out, label_table, limit, permute_labels, train_test
-from fedstat.data._groups import CIFAR100_DOMAINS, deal, domains, draw_equal, natural, partitioned, share, top_up
+from fedstat.data._clients import hold_out, label_table, limit, numbered, permute_labels, train_test
 
 __all__ = [
     "CIFAR100_DOMAINS",
@@ -33,6 +35,249 @@ __all__ = [
     "permute_labels",
     "train_test",
 ]
+
+
+def share(supply: np.ndarray, proportion: np.ndarray) -> np.ndarray:
+    """Whole numbers nearest to supply × proportion that add up to the supply, row by row.
+
+    Parameters
+    ----------
+    supply : int array (class,)
+    proportion : array (class, client)
+        Rows add up to 1.
+
+    Returns
+    -------
+    int array (class, client)
+
+    Examples
+    --------
+    >>> share(np.array([10]), np.array([[0.25, 0.25, 0.5]]))
+    array([[2, 3, 5]])
+    """
+    reached = np.cumsum(proportion, axis=1)
+    reached *= supply[:, None] / reached[:, -1:]
+    return np.diff(np.rint(reached).astype(np.int64), axis=1, prepend=0)
+
+
+def deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Client of every sample, −1 for those left over, with ``counts`` (class, client) samples drawn at random.
+
+    Parameters
+    ----------
+    y : int array (sample,)
+        Class of each sample, 0 … class − 1.
+    counts : int array (class, client)
+        Row sums at most the number of samples of the class.
+    rng : numpy.random.Generator
+    """
+    left = np.bincount(y, minlength=len(counts)) - counts.sum(axis=1)
+    holders = np.append(np.arange(counts.shape[1]), -1)
+    client = np.empty(len(y), dtype=np.int64)
+    by_class = np.lexsort((rng.random(len(y)), y))
+    client[by_class] = np.repeat(np.tile(holders, len(counts)), np.column_stack([counts, left]).ravel())
+    return client
+
+
+def top_up(counts: np.ndarray, min_size: int) -> int:
+    """Move samples, in place, to clients with fewer than ``min_size``; the number moved."""
+    size = counts.sum(axis=0)
+    moved = 0
+    for poor in np.flatnonzero(size < min_size):
+        while size[poor] < min_size:
+            rich = int(size.argmax())
+            common = int(counts[:, rich].argmax())
+            counts[common, rich] -= 1
+            counts[common, poor] += 1
+            size[rich] -= 1
+            size[poor] += 1
+            moved += 1
+    return moved
+
+
+def draw_equal(proportion: np.ndarray, n: int, supply: np.ndarray) -> tuple[np.ndarray, int]:
+    """Counts (client, class) of n samples per client near its proportions, out of a limited supply.
+
+    Clients draw one after the other. Where a class is used up, the client's other classes fill its place in proportion,
+    and where these are used up, any.
+
+    Returns
+    -------
+    counts : int array (client, class)
+    moved : int
+        Samples whose class is not the one that unlimited supply would give.
+    """
+    ideal = share(np.full(len(proportion), n), proportion)
+    ahead = (np.cumsum(ideal, axis=0) <= supply).all(axis=1)
+    first = int(np.append(ahead, False).argmin())  # the first client for whom a class runs out
+    counts = ideal * (np.arange(len(ideal)) < first)[:, None]
+    supply = supply - counts.sum(axis=0)
+    for got, ask, p in zip(counts[first:], ideal[first:], proportion[first:], strict=True):
+        while ask.any():
+            take = np.minimum(ask, supply)
+            got += take
+            supply -= take
+            open_p = np.where(supply > 0, p, 0.0)
+            weight = open_p if open_p.any() else supply.astype(float)
+            ask = share(np.array([n - got.sum()]), weight[None] / weight.sum())[0] if got.sum() < n else ask * 0
+    return counts, int(np.abs(counts - ideal).sum() // 2)
+
+
+def partitioned(data: xr.Dataset, client: np.ndarray, what: str, *, moved: int = 0) -> xr.Dataset:
+    """Data set with its clients, less the samples of client −1, that says how it was divided."""
+    if moved:
+        warnings.warn(
+            f"{what}: {moved} samples are of other classes than drawn, because classes ran out. "
+            "Use fewer or smaller clients, or a larger concentration.",
+            UserWarning,
+            stacklevel=3,
+        )
+    kept = client >= 0
+    if not kept.all():
+        data, client = data.isel(sample=np.flatnonzero(kept)), client[kept]
+    return data.assign_coords(client=("sample", client)).assign_attrs(partition=what)
+
+
+# Factorized-FL §5.1 names five domains of ten classes each, and not their classes: for all but "Animals" the names of
+# CIFAR-100's superclasses leave one choice. Its animals are here the large ones; the others have eight superclasses.
+CIFAR100_DOMAINS: dict[str, tuple[str, ...]] = {
+    "Household Objects": ("household_electrical_devices", "household_furniture"),
+    "Fruits & Foods": ("fruit_and_vegetables", "food_containers"),
+    "Trees & Flowers": ("trees", "flowers"),
+    "Transport": ("vehicles_1", "vehicles_2"),
+    "Animals": ("large_carnivores", "large_omnivores_and_herbivores"),
+}
+"""Five domains of ten classes each (Factorized-FL §5.1), as groups of CIFAR-100's superclasses by name."""
+
+
+def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Dataset:
+    """Each writer or role is a client (FedFac §5.1: FEMNIST, Shakespeare).
+
+    Parameters
+    ----------
+    data : xarray.Dataset
+        With the coordinate ``by`` (sample).
+    by : str
+        Coordinate that tells the clients apart.
+    min_size : int
+        Clients with fewer samples are left out.
+
+    Returns
+    -------
+    xarray.Dataset
+        With the coordinate client (sample), numbered in the order of ``by``; ``client.attrs["names"]`` are their names.
+
+    Raises
+    ------
+    ValueError
+        If there is no such coordinate, it lacks a value for a sample, or no client is large enough.
+
+    Examples
+    --------
+    >>> from fedstat.data import load
+    >>> fed = natural(load("digits").assign_coords(user=("sample", [7, 3, 7] * 599)))
+    >>> fed.client.values[:3], fed.client.attrs["names"]
+    (array([1, 0, 1]), ['3', '7'])
+    """
+    if by not in data.coords or data[by].dims != ("sample",):
+        raise ValueError(
+            f"by must be a coordinate of the samples, but got {by!r}; there are {list(map(str, data.coords))}"
+        )
+    min_size = check.integer("min_size", min_size, low=1)
+    keys, code, size = np.unique(_labels.complete(by, data[by], "sample"), return_inverse=True, return_counts=True)
+    kept = size >= min_size
+    if not kept.any():
+        raise ValueError(f"min_size must be at most {size.max()}, the size of the largest client, but got {min_size}")
+    known = data[by].attrs.get("names")
+    names = [str(known[key] if known else key) for key in keys[kept]]
+    number = np.where(kept, np.cumsum(kept) - 1, -1)
+    fed = partitioned(data, number[code], f"natural(by={by!r}, min_size={min_size})")
+    fed.client.attrs["names"] = names
+    return fed
+
+
+def domains(
+    data: xr.Dataset,
+    *,
+    groups: Mapping[str, Sequence[Any]] = CIFAR100_DOMAINS,
+    by: str = "coarse",
+    clients_per_domain: int = 4,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Clients that work on different classes of things (Factorized-FL §5.1, domain heterogeneity).
+
+    The samples of each group of classes go at random to that group's clients; labels are numbered within the group.
+    Factorized-FL also permutes them: ``permute_labels(domains(data))``. Its five domains, which it names without their
+    classes, are taken to be these superclasses of CIFAR-100, five classes each: household electrical devices and
+    furniture; fruit and vegetables, and food containers; trees and flowers; vehicles 1 and 2; and of the many
+    animals the large ones, large carnivores and large omnivores and herbivores.
+
+    Parameters
+    ----------
+    data, seed
+        As for ``iid``.
+    groups : mapping
+        Name of each domain to the values of ``by`` in it, or to their names in ``data[by].attrs["names"]``. Samples of
+        no group are left out. By default Factorized-FL's five.
+    by : str
+        Coordinate or variable of the samples: "coarse" (CIFAR-100's superclasses), or "y".
+    clients_per_domain : int
+        Clients of each domain, numbered one domain after the other.
+
+    Returns
+    -------
+    xarray.Dataset
+        With coordinates client (sample), domain (sample) and y_true (sample), the label as it was.
+
+    Raises
+    ------
+    ValueError
+        If a value is unknown or in two groups, or a domain has fewer samples than clients.
+
+    Examples
+    --------
+    >>> from fedstat.data import load
+    >>> fed = domains(load("digits"), groups={"even": "02468", "odd": "13579"}, by="y", clients_per_domain=2)
+    >>> np.unique(fed.y_true[fed.client == 3]).tolist(), np.unique(fed.y[fed.client == 3]).tolist()
+    ([1, 3, 5, 7, 9], [0, 1, 2, 3, 4])
+    """
+    per = check.integer("clients_per_domain", clients_per_domain, low=1)
+    if by not in data.variables or data[by].dims != ("sample",):
+        raise ValueError(
+            f"by must be a variable of the samples, but got {by!r}; there are {list(map(str, data.variables))}"
+        )
+    if not groups:
+        raise ValueError("groups must name at least one domain, but got none")
+    domain = _domain(data[by], groups)
+    client, y = np.full(len(domain), -1), _labels.classes("y", data.y).copy()
+    for g, name in enumerate(groups):
+        here = np.flatnonzero(domain == g)
+        if len(here) < per:
+            raise ValueError(f"domain {name!r} must have at least {per} samples, one per client, but got {len(here)}")
+        rng = generator(seed, "partition", "domains", g)
+        client[here[rng.permutation(len(here))]] = g * per + np.arange(len(here)) * per // len(here)
+        y[here] = np.unique(y[here], return_inverse=True)[1]
+    labels = numbered(int(y[domain >= 0].max()) + 1)
+    marked = data.assign(y=("sample", y, labels)).assign_coords(
+        domain=("sample", domain, {"names": list(groups)}), y_true=("sample", data.y.values, data.y.attrs)
+    )
+    return partitioned(marked, client, f"domains({list(groups)}, clients_per_domain={per}, seed={seed})")
+
+
+def _domain(values: xr.DataArray, groups: Mapping[str, Sequence[Any]]) -> np.ndarray:
+    """Number of the group of each value, −1 for none."""
+    names = {str(name): i for i, name in enumerate(values.attrs.get("names", []))}
+    domain = np.full(values.shape, -1)
+    for g, (name, members) in enumerate(groups.items()):
+        codes = [names.get(m, m) if isinstance(m, str) else m for m in members]
+        here = np.isin(values.values, codes)
+        absent = [m for m, code in zip(members, codes, strict=True) if not np.any(values.values == code)]
+        if absent or (domain[here] >= 0).any():
+            problem = f"no sample has {absent[0]!r}" if absent else "it shares values with another group"
+            raise ValueError(f"groups must divide the values of {values.name!r}, but got {name!r}: {problem}")
+        domain[here] = g
+    return domain
+
 
 _REDRAWS = 1000
 

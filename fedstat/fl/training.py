@@ -17,7 +17,6 @@ from fedstat._utils.lazy import xr
 from fedstat._utils.parallel import shown
 from fedstat.fl import accountant, batches, disk_rows, loop, masks, nets, ranks, record, stored
 from fedstat.fl.aggregate import Aggregator
-from fedstat.fl.aggregators import aggregator_named
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.chunks import require_disk
 from fedstat.fl.cohort import fewest
@@ -25,8 +24,8 @@ from fedstat.fl.job import ComputeConfig, Job, Participation, Precision, Samplin
 from fedstat.fl.loop import Ledger, start
 from fedstat.fl.nets import Net
 from fedstat.fl.optim import Optimizer
+from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unseen
 from fedstat.fl.prepare import group as dataset_group
-from fedstat.fl.prepare import optimizer_named, prepare, unseen
 from fedstat.fl.probes import Observer, metrics
 from fedstat.fl.probes.measures import drift_probe as drift_probe
 from fedstat.fl.probes.measures import halves_probe as halves_probe
@@ -113,7 +112,7 @@ def train(
     server_lr : float, default 1
         η_g: W ← W + η_g Σ n_k Δ_k / Σ n_k.
     aggregator : str or Aggregator, default "mean"
-        How the server combines the entries that clients send: a name of ``fedstat.fl.aggregators.AGGREGATORS``, such as
+        How the server combines the entries that clients send: a name of ``fedstat.fl.prepare.AGGREGATORS``, such as
         "median" or "trimmed-mean:0.1", or an aggregator, such as the differentially private
         :func:`~fedstat.fl.aggregate.private`. "mean" weights clients by their numbers of training samples.
     optimizer_state : {"reset", "keep"}, default "reset"

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, guard
 from fedstat._utils import labels as _labels
-from fedstat._utils.archives import Head
 from fedstat._utils.check import few
+from fedstat._utils.guard import Head
 from fedstat._utils.lazy import torch
 from fedstat.labelled.layer_names import LORA, Fellows, Layout, layout, missing, stem
 from fedstat.labelled.torch_files import Unread

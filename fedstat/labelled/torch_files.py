@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstat._utils import archives, guard
-from fedstat._utils.archives import Counted, Stateful, Unpickler
+from fedstat._utils import guard
+from fedstat._utils.guard import Counted, Stateful, Unpickler
 
 _ZIP = b"PK\3\4"
 _MAGIC = 0x1950A86A20F9469CFC6C  # of files before torch 1.6
@@ -70,7 +70,7 @@ def widened(numbers: NDArray[np.uint16]) -> NDArray[np.float32]:
 
 def _zipped(path: Path, raw: bytes) -> Any:
     """Read a zip file with the pickle ``data.pkl`` and a member for each storage."""
-    with archives.unzipped(path) as file:
+    with guard.unzipped(path) as file:
         members = {m.filename: m for m in file.infolist()}
         head = next((name for name in members if name.rpartition("/")[2] == "data.pkl"), None)
         if head is None:

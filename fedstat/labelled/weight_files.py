@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedstat._utils import archives, guard
-from fedstat._utils.archives import ObjectError
+from fedstat._utils import guard
 from fedstat._utils.check import few
+from fedstat._utils.guard import ObjectError
 from fedstat._utils.lazy import xr
 from fedstat.labelled import states, torch_files
 from fedstat.labelled.layer_names import is_pattern, left_out, matching, require_names, stem
@@ -260,7 +260,7 @@ def _torch(path: Path) -> Any:
 
 def _npz(path: Path, opened: ExitStack) -> State:
     """Shapes and types of the arrays in an .npz file, which stays open for those that are read."""
-    file = opened.enter_context(archives.arrays(path))
+    file = opened.enter_context(guard.arrays(path))
     return {name: file.head(name) for name in file.names}
 
 

@@ -6,7 +6,7 @@ from fedstat._utils.lazy import attach
 
 if TYPE_CHECKING:
     from fedstat.reporting.document import Report
-    from fedstat.reporting.write import report
+    from fedstat.reporting.several import report
 
 __all__ = ["Report", "report"]
 
@@ -14,6 +14,6 @@ __getattr__, __dir__ = attach(
     __name__,
     {
         "Report": "fedstat.reporting.document",
-        "report": "fedstat.reporting.write",
+        "report": "fedstat.reporting.several",
     },
 )

@@ -18,10 +18,10 @@ from fedstat.data import arrays
 from fedstat.data._files import folder
 from fedstat.fl import algorithms, custom, masks, nets, prepare
 from fedstat.fl.aggregate import Aggregator, private
-from fedstat.fl.aggregators import AGGREGATORS, aggregator_named
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.cohort import checked
 from fedstat.fl.job import Participation, Precision, Sampling
+from fedstat.fl.prepare import AGGREGATORS, aggregator_named
 from fedstat.fl.training import PROBES, train
 from fedstat.study import federation
 from fedstat.study.federation import Federation, like, make, network
@@ -239,7 +239,7 @@ class Settings:
     sampling : {"fixed", "poisson"}
         See :func:`fedstat.fl.train`.
     aggregator : str
-        A name of ``fedstat.fl.aggregators.AGGREGATORS``, such as "median" or "trimmed-mean:0.1".
+        A name of ``fedstat.fl.prepare.AGGREGATORS``, such as "median" or "trimmed-mean:0.1".
     clip, noise_multiplier, delta, clip_moments, noise_multiplier_moments : float, optional
         Make the run differentially private, see :func:`fedstat.fl.aggregate.private`: the first two do, the others have
         its defaults. Without ``clip`` the others have no effect.

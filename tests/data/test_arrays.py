@@ -10,7 +10,7 @@ import xarray as xr
 from fl_runs import command
 
 from fedstat import data, fl, store
-from fedstat._utils import archives
+from fedstat._utils import guard
 from fedstat.data import partition
 from fedstat.fl import algorithms, nets
 from fedstat.study import Settings, experiment
@@ -65,7 +65,7 @@ def test_arrays_are_read_as_numpy_reads_them(tmp_path, save):
         "days": np.array(["2024-01-01"], "M8[D]"), "pairs": np.array([(1, 2.0)], "i4,f8"), "long": np.arange(200_000),
     }  # fmt: skip
     save(tmp_path / "a.npz", **arrays)
-    with archives.arrays(tmp_path / "a.npz") as file, np.load(tmp_path / "a.npz") as expected:
+    with guard.arrays(tmp_path / "a.npz") as file, np.load(tmp_path / "a.npz") as expected:
         assert file.names == list(arrays)
         for name in arrays:
             found = file.read(name)

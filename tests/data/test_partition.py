@@ -6,7 +6,7 @@ import pytest
 import xarray as xr
 from scipy.stats import chi2, multinomial
 
-from fedstat.data import _groups, load, partition
+from fedstat.data import load, partition
 
 matplotlib.use("Agg")
 
@@ -145,7 +145,7 @@ def test_time_split_leaves_a_gap_and_drops_short_clients():
 def test_deal_is_uniform_over_the_samples_of_a_class():
     y, counts = np.zeros(6, dtype=int), np.array([[1, 2]])
     rng = np.random.default_rng(0)
-    held = np.array([_groups.deal(y, counts, rng) for _ in range(6000)])
+    held = np.array([partition.deal(y, counts, rng) for _ in range(6000)])
     for client, expected in ((0, 1 / 6), (1, 2 / 6), (-1, 3 / 6)):
         rate = (held == client).mean(axis=0)
         assert abs(rate - expected).max() < 4.5 * np.sqrt(expected * (1 - expected) / 6000)

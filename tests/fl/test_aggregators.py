@@ -15,7 +15,7 @@ from plain_seams import descent
 from small_runs import NET, SETTINGS, dense, same
 from toy_methods import HALF, toy
 
-from fedstat.fl import aggregate, aggregators, algorithms, train
+from fedstat.fl import aggregate, algorithms, prepare, train
 from fedstat.fl.algorithm import SharedMask
 
 MEDIAN, TRIMMED = aggregate.median(), aggregate.trimmed_mean(0.2)
@@ -158,10 +158,10 @@ def test_a_name_stands_for_the_aggregator(name):
 
 
 def test_every_name_of_the_table_is_one():
-    for form in aggregators.AGGREGATORS:
+    for form in prepare.AGGREGATORS:
         name = form.replace("PROPORTION", "0.2")
-        assert aggregators.aggregator_named(name).name in (name, "weighted mean")
-    assert aggregators.aggregator_named("trimmed-mean:.20").name == "trimmed-mean:0.2"
+        assert prepare.aggregator_named(name).name in (name, "weighted mean")
+    assert prepare.aggregator_named("trimmed-mean:.20").name == "trimmed-mean:0.2"
 
 
 NAMES = r"aggregator must be one of mean, median, trimmed-mean:PROPORTION"

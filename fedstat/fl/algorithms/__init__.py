@@ -14,7 +14,7 @@ from fedstat.fl.algorithms.clustered_fl import clustered_fl
 from fedstat.fl.algorithms.ditto import ditto
 from fedstat.fl.algorithms.factorized_fl import factorized_fl
 from fedstat.fl.algorithms.fedamp import fedamp
-from fedstat.fl.algorithms.fedavg import fedavg, fedavg_plus
+from fedstat.fl.algorithms.fedavg import fedavg, fedavg_plus, local
 from fedstat.fl.algorithms.fedbn import fedbn
 from fedstat.fl.algorithms.fedcac import fedcac
 from fedstat.fl.algorithms.fedcp import fedcp
@@ -29,7 +29,6 @@ from fedstat.fl.algorithms.fedrep import fedrep
 from fedstat.fl.algorithms.fedrod import fedrod
 from fedstat.fl.algorithms.fedsplit import fedsplit, random_split
 from fedstat.fl.algorithms.lg_fedavg import lg_fedavg
-from fedstat.fl.algorithms.local import local
 from fedstat.fl.algorithms.per_fedavg import per_fedavg
 from fedstat.fl.algorithms.pfedgate import pfedgate
 from fedstat.fl.algorithms.pfedme import pfedme

@@ -1,11 +1,20 @@
-"""FedAvg, and FedAvg+ whose clients fine-tune its model."""
+"""Local training and FedAvg, between which personalized algorithms lie."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedstat.fl.algorithm import About, Algorithm
+from fedstat.fl import masks
+from fedstat.fl.algorithm import About, Algorithm, SharedMask
 from fedstat.fl.wrappers.finetuned import finetuned
+
+LOCAL = About("Local", shared="nothing", personal="everything", new_clients=("ensemble",))
+
+
+def local() -> Algorithm:
+    """Nothing is shared, and nothing goes up or down: every client trains alone from the common start."""
+    return Algorithm("local", lambda context: SharedMask(masks.share_none(context.net, context.device)), about=LOCAL)
+
 
 ABOUT = About("FedAvg", "McMahan et al. (2017), arXiv:1602.05629", "everything", "nothing", ("global",))
 
