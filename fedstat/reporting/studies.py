@@ -10,11 +10,10 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from fedstat.attack.__main__ import COMMAND as ATTACK
+from fedstat import attack, ntk
 from fedstat.motivation import findings as motivation
 from fedstat.motivation.experiment import COMMAND as MOTIVATION
 from fedstat.ntk import ConvergenceResult, GeneralizationResult
-from fedstat.ntk.__main__ import COMMAND as NTK
 from fedstat.plot import accuracy as draw_accuracy
 from fedstat.plot import convergence, freezing, generalization, leakage_grid, motivation_grid, recovery, study_dataset
 from fedstat.plot import stability as draw_stability
@@ -25,9 +24,9 @@ from fedstat.reporting.stored import Stored, assemble, few_replicates
 from fedstat.results import LeakageResult
 from fedstat.results.tables import number, plus_minus
 from fedstat.sim import experiment as printing
+from fedstat.sim import recovery as sim_recovery
 from fedstat.sim.experiment import LAYER
-from fedstat.sim.recovery.__main__ import COMMAND as RECOVERY
-from fedstat.sim.recovery.__main__ import report as print_recovery
+from fedstat.sim.recovery.accuracy import report as print_recovery
 
 _FEW_CLIENTS = 5
 
@@ -192,9 +191,9 @@ def unknown(stored: Stored) -> Part:
 
 PARTS: dict[str, Callable[[Stored], Part]] = {
     MOTIVATION: of_motivation,
-    NTK: of_ntk,
-    ATTACK: of_attack,
-    RECOVERY: of_recovery,
+    ntk.__name__: of_ntk,
+    attack.__name__: of_attack,
+    sim_recovery.__name__: of_recovery,
 }
 
 

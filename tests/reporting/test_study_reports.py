@@ -19,6 +19,7 @@ from fedstat.ntk import __main__ as ntk
 from fedstat.reporting.document import Printed, Report
 from fedstat.results import LeakageResult
 from fedstat.sim.recovery import __main__ as recovery
+from fedstat.sim.recovery.accuracy import report as printed_report
 
 
 def printed(made: Report) -> str:
@@ -82,7 +83,7 @@ def test_recovery_is_reported_with_a_figure_for_every_setting(tmp_path: Path) ->
     argv = "--clients 3 --d 4 --m 6 --kappa 0.5 --p 0.4 0.5 --alpha 0.4 --replicates 1 --quiet --out"
     assert recovery.main([*argv.split(), str(out)]) == 0
     made, run = fedstat.report(out), fedstat.open_run(out)
-    assert printed(made) == recovery.report(run.to_dataset().assign_attrs(run.attrs))
+    assert printed(made) == printed_report(run.to_dataset().assign_attrs(run.attrs))
     assert images(made) == run.sizes["p"] * run.sizes["alpha"] == 2
     assert cautions(made)["One replicate"] == "there is no standard error and no interval"
     share = 100 * (1 - float(run["converged"].astype(float).mean()))

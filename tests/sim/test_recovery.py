@@ -21,7 +21,8 @@ from fedstat.sim import generate, recover
 from fedstat.sim.model8 import Model8, replicate_seed
 from fedstat.sim.recovery import __main__ as command
 from fedstat.sim.recovery import correlation, tidy
-from fedstat.sim.recovery.__main__ import main, report
+from fedstat.sim.recovery.__main__ import main
+from fedstat.sim.recovery.accuracy import report
 from fedstat.stats import factor, split
 
 mpl.use("Agg")

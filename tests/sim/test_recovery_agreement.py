@@ -10,7 +10,8 @@ from fedstat.plot import recovery as plot_recovery
 from fedstat.sim import generate, recover
 from fedstat.sim.model8 import Model8, replicate_seed
 from fedstat.sim.recovery import accuracy as recovery
-from fedstat.sim.recovery.__main__ import main, report
+from fedstat.sim.recovery.__main__ import main
+from fedstat.sim.recovery.accuracy import report
 
 mpl.use("Agg")
 
