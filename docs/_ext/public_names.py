@@ -17,6 +17,7 @@ import fedstat
 
 PACKAGES = {
     "fedstat": "From weights to a split, and how sure it is",
+    "fedstat.results": "Classes of results",
     "fedstat.plot": "Figures of results and runs",
     "fedstat.data": "Published data sets",
     "fedstat.data.partition": "Data divided among clients",
@@ -40,7 +41,7 @@ PACKAGES = {
 }
 """Packages and modules whose names are public, in the order of the reference, and what each is for."""
 
-INTERNAL = {"labelled", "results", "stats", "store"}
+INTERNAL = {"labelled", "stats", "store"}
 """Packages behind the public ones: what of them is for users is shown where users import it from."""
 
 

@@ -31,19 +31,34 @@ def _index() -> str:
 
 def _package(package: str, purpose: str, known: dict[int, Name]) -> str:
     module = inspect.getdoc(__import__(package, fromlist=["_"])) or ""
-    rows, own = [], []
-    for name in names(package):
-        first = name if name.kind == "data" else known[id(name.value)]
-        own += [name.name] if first.package == package else []
-        said = _plain(" ".join(docstring(name).partition("\n\n")[0].split()))
-        rows.append(f"   * - :doc:`{name.name} </reference/{first.package}/{first.name}>`\n     - {said}")
+    tables, own = [], []
+    for task, part in _tasks(package):
+        rows = []
+        for name in part:
+            first = name if name.kind == "data" else known[id(name.value)]
+            own += [name.name] if first.package == package else []
+            said = _plain(" ".join(docstring(name).partition("\n\n")[0].split()))
+            rows.append(f"   * - :doc:`{name.name} </reference/{first.package}/{first.name}>`\n     - {said}")
+        title = f".. rubric:: {task}\n\n" if task else ""
+        tables.append(f"{title}.. list-table::\n   :widths: 25 75\n\n" + "\n".join(rows))
     toctree = "\n".join(f"   {name}" for name in own)
     lead = module.partition("\n\n")[0] if package != "fedstat" else purpose + "."
     return (
-        f"{heading(package)}\n\n.. py:module:: {package}\n\n{lead}\n\n"
-        ".. list-table::\n   :widths: 25 75\n\n" + "\n".join(rows)
+        f"{heading(package)}\n\n.. py:module:: {package}\n\n{lead}\n\n" + "\n\n".join(tables)
         + f"\n\n.. toctree::\n   :hidden:\n\n{toctree}\n"
     )  # fmt: skip
+
+
+def _tasks(package: str) -> list[tuple[str, list[Name]]]:
+    """Names of a package by task; those of fedstat as its docstring lists them, all others without tasks."""
+    found = {name.name: name for name in names(package)}
+    if package != "fedstat":
+        return [("", [*found.values()])]
+    listed = re.findall(r"(?m)^    (\w[\w ]*?)  +(\w.*)$", __import__(package).__doc__)
+    tasks = [(task.capitalize(), [found.pop(name) for name in part.split(", ")]) for task, part in listed]
+    if found:
+        raise ValueError(f"the docstring of fedstat lists no task for {', '.join(found)}")
+    return tasks
 
 
 def _plain(text: str) -> str:

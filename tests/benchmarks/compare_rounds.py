@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import cycle, islice, permutations
 from pathlib import Path
 from typing import Any
@@ -53,12 +55,13 @@ def work(kind: str) -> None:
         if "room" in options:  # the field had another name
             options["rows_folder" if "rows_folder" in Job.__dataclass_fields__ else "kept"] = Path(folder)
         job = Job(rows(samples, 0), rows(5, 1), net, algorithms.named(name), losses.for_outputs(classes), **options)
-        try:
-            from fedstat.fl.loop import observed_round, start
-        except ImportError:  # before these modules
-            from fedstat.fl.engine import start, step
+        loop = import_module("fedstat.fl.loop") if find_spec("fedstat.fl.loop") else None
+        older = find_spec("fedstat.fl.start") or find_spec("fedstat.fl.engine")  # the base may have other modules
+        start = (import_module(older.name) if older else loop).start
+        if loop:
+            step = lambda job, state: loop.observed_round(job, state, ())[0]  # noqa: E731
         else:
-            step = lambda job, state: observed_round(job, state, ())[0]  # noqa: E731
+            step = import_module("fedstat.fl.engine").step
         state = step(job, step(job, start(job)))
         print("ready", flush=True)
         for line in sys.stdin:
