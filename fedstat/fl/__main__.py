@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstat import _cli, store
-from fedstat._utils import check as _check
+from fedstat._utils.check import in_bytes
 from fedstat._utils.parallel import shown
 from fedstat._utils.settings import add_arguments, given
 from fedstat.fl import algorithms, custom, ranks
@@ -153,7 +153,7 @@ def _kept(args: argparse.Namespace) -> str:
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:
     if args.memory is not None:
-        _check.in_bytes("--memory", args.memory)
+        in_bytes("--memory", args.memory)
     return {"data_dir": args.data_dir, "memory": args.memory} | _cli.compute(args)
 
 

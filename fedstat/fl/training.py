@@ -27,13 +27,8 @@ from fedstat.fl.optim import Optimizer
 from fedstat.fl.prepare import aggregator_named, optimizer_named, prepare, unseen
 from fedstat.fl.prepare import group as dataset_group
 from fedstat.fl.probes import Observer, metrics
-from fedstat.fl.probes.measures import drift_probe as drift_probe
-from fedstat.fl.probes.measures import halves_probe as halves_probe
-from fedstat.fl.probes.measures import measures_probe as measures_probe
-from fedstat.fl.probes.variants import ablation_probe as ablation_probe
-from fedstat.fl.probes.variants import jobs as readout_jobs
-from fedstat.fl.probes.variants import probe as new_clients_probe
-from fedstat.fl.probes.variants import readouts_probe as readouts_probe
+from fedstat.fl.probes.measures import drift_probe, halves_probe, measures_probe
+from fedstat.fl.probes.variants import ablation_probe, new_clients_probe, readout_jobs, readouts_probe
 from fedstat.fl.ranks import Relay
 from fedstat.fl.state import State
 from fedstat.store import Group, Writer

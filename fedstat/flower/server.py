@@ -27,9 +27,9 @@ from fedstat.fl.loop import Buffer
 from fedstat.fl.nets import Params
 from fedstat.fl.probes import metrics
 from fedstat.fl.state import State
-from fedstat.flower import plan as _plan
 from fedstat.flower import secure
 from fedstat.flower.plan import Arrays, Plan, arrays_in, moments_of, packed, raw_sums, unpacked
+from fedstat.flower.plan import record as to_record
 from fedstat.flower.secure import Answering, Unseen, moments_alone, refusal, require_unsolvable
 from fedstat.stats.moments import Moments
 
@@ -104,7 +104,7 @@ class Strategy(FlowerStrategy):
     def initial_arrays(self) -> ArrayRecord:
         """The common start of :func:`fedstat.fl.train` with the plan's seed."""
         net = Hooks(self.plan.algorithm, self.plan.net, self.plan.clients).wrap()
-        return _plan.record(net.init(streams.generator(self.plan.training.seed, "start")))
+        return to_record(net.init(streams.generator(self.plan.training.seed, "start")))
 
     def summary(self) -> None:
         """Nothing: the plan says what is run."""
@@ -113,7 +113,7 @@ class Strategy(FlowerStrategy):
 
     def _begin(self, grid: Grid, server: Params) -> None:
         nodes = self._connected(grid)
-        content = {"start": _plan.record(server), "plan": ConfigRecord({"settings": json.dumps(self.plan.settings)})}
+        content = {"start": to_record(server), "plan": ConfigRecord({"settings": json.dumps(self.plan.settings)})}
         asked = [Message(RecordDict(dict(content)), n, MessageType.QUERY) for n in nodes]
         about = {
             m.metadata.src_node_id: m.content["about"] for m in grid.send_and_receive(asked, timeout=self._timeout)
@@ -184,7 +184,7 @@ class Strategy(FlowerStrategy):
         self._rest = max(0.0, 1 - float(weights.sum()))
         ranges = secure.entry_ranges(state.global_params, named, float(weights.max()), self.plan.headroom)
         contents = [
-            _ask(state.round, weight=w) | content | {"up": _plan.record(self._up)}
+            _ask(state.round, weight=w) | content | {"up": to_record(self._up)}
             for w, content in zip(weights.tolist(), down, strict=True)
         ]
         return self._messages(clients, contents, ranges)
@@ -200,7 +200,7 @@ class Strategy(FlowerStrategy):
         server = update_global(state.global_params, means, state.mask, self._mask, self._job.server_lr)
         self._state = State(state.round + 1, StackedRows(), {}, server, self._mask, StackedRows())
         self.rounds.append(self._state)
-        return _plan.record(server), None
+        return to_record(server), None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -254,7 +254,7 @@ class Strategy(FlowerStrategy):
         for name, p in state.global_params.items():
             own = masks.of_clients(state.mask.shared[name], p.ndim, who)
             mask[name] = own[0] if own.ndim > p.ndim else own
-        return {"down": _plan.record(packed(state.global_params, mask)), "mask": _plan.record(mask)}
+        return {"down": to_record(packed(state.global_params, mask)), "mask": to_record(mask)}
 
     def _messages(
         self,

@@ -14,8 +14,8 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.labelled.arrays import labels, less_mean, need_dims, numpy_of, precision, refuse_replicates
 from fedstat.labelled.inputs import layers_of_run
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
-from fedstat.stats import eigenvalues as _rank
 from fedstat.stats.compare import paired
+from fedstat.stats.eigenvalues import effective_rank as rank_of
 
 
 def compare(
@@ -200,7 +200,7 @@ def _ranks(weights: xr.DataArray, layer: str, *, mean: bool) -> tuple[xr.DataArr
                 f"the weights of client(s) {few(labels(weights, 'client', 0)[bad])} in layer {layer!r} hold NaN or "
                 'infinite values. Clients that were not active are NaN: leave them out, as .dropna("client") does.'
             )
-        found[i] = _rank.effective_rank(less_mean(x, precision(weights)) if mean else x)
+        found[i] = rank_of(less_mean(x, precision(weights)) if mean else x)
     coords = {d: weights[d] for d in (*lead, "client") if d in weights.coords}
     dims = (*lead, "client")
     return xr.DataArray(found if lead else found[0], coords, dims), min(units, rest)

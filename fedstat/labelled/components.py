@@ -18,8 +18,8 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, labels, need_dims, numpy_of
 from fedstat.results.variance_components import ComponentsResult
-from fedstat.stats import reml as _reml
-from fedstat.stats import variance_components as _moments
+from fedstat.stats import reml
+from fedstat.stats import variance_components as by_moments
 from fedstat.stats.icc import agreement
 from fedstat.stats.icc import sums as icc_sums
 from fedstat.stats.variance_components import BadWeightsError, Components, NoNoiseError
@@ -125,7 +125,7 @@ def variance_components(
     of = {"client": clients, "replicate": labels(weights, "replicate", 1)}
     x = None if covariate is None else _labels.matched("covariate", covariate, {"client": clients})
     n = None if sizes is None else _labels.matched("sizes", sizes, of)
-    estimate: Any = _reml.components if method == "reml" else _moments.components
+    estimate: Any = reml.components if method == "reml" else by_moments.components
     found: list[Components] = []
     pooled: list[Any] = []
     alike: list[NDArray[np.float64]] = []
@@ -133,7 +133,7 @@ def variance_components(
     for at, w in _unit_blocks(weights):
         here = units[at]
         try:
-            sums = _reml.gram(w, n, x) if method == "reml" else _moments.parts(w, x)
+            sums = reml.gram(w, n, x) if method == "reml" else by_moments.parts(w, x)
             found.append(estimate(sums, level=level))
         except BadWeightsError as error:
             raise BadWeightsError(here[error.unit], _name(clients, error.client)) from None

@@ -23,8 +23,7 @@ from fedstat.results.uncertainty import (
     PermutationResult,
     StabilityResult,
 )
-from fedstat.stats import factor, number_of_factors
-from fedstat.stats import resampling as _bootstrap
+from fedstat.stats import factor, number_of_factors, resampling
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 
@@ -127,10 +126,10 @@ def _bootstrap_layer(
     at_hand = split_sums(found, tau=tau, kappa=kappa, of_change=start is not None, **options)
     say_if_contradicted(at_hand)
     m, fitting = found.moments, {"seed": seed, "executor": executor, "kappa": kappa, **options}
-    drawn = _bootstrap.bootstrap(m, tau=tau, replicates=replicates, **fitting)
+    drawn = resampling.bootstrap(m, tau=tau, replicates=replicates, **fitting)
     fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
     if len(m.n) >= _FEW_CLIENTS:
-        fields["half_samples"] = numpy_of(_bootstrap.half_samples(m, **fitting))
+        fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
     return BootstrapResult(split=at_hand, level=level, **fields)
 
 
@@ -189,7 +188,7 @@ def _permuted_layer(
     found = client_sums(change(weights, start))
     options = {k: start_by_unit(v, found.units) if k == "start" else v for k, v in options.items()}
     at_hand = split_sums(found, tau=0.5, kappa=kappa, of_change=start is not None, **options)
-    drawn = _bootstrap.permutation(found.moments, kappa=kappa, **how, **options)
+    drawn = resampling.permutation(found.moments, kappa=kappa, **how, **options)
     return PermutationResult(at_hand, numpy_of(drawn.communality))
 
 

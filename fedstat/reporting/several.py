@@ -18,7 +18,7 @@ from fedstat.plot import accuracy_curves, loss_curves
 from fedstat.plot import clients as draw_clients
 from fedstat.plot._figure import literal
 from fedstat.reporting import document, prose, split, stored, studies, training
-from fedstat.reporting import stored as _parts
+from fedstat.reporting import stored as stores
 from fedstat.reporting.document import (
     PARAGRAPH,
     Block,
@@ -128,7 +128,7 @@ def _grouped(runs: Sequence[Stored]) -> list[Caution]:
     for one in runs:
         check = partial(training.of_run, one, training.rounds_done(one))
         checked, lost = one.attempt({"the other warnings": check})
-        own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *_parts.cautions(one)]
+        own = [*damage_of(one), *lost, *checked.get("the other warnings", []), *stores.cautions(one)]
         for caution in own:
             found.setdefault((caution.title, caution.grave), []).append((one.name, caution.text))
     made = []
@@ -310,7 +310,7 @@ def _versions(runs: Sequence[Stored]) -> list[Table]:
     """Versions behind the runs, each once."""
     seen: dict[str, set[str]] = {}
     for one in runs:
-        made = {k: v for k, v in _parts.made(one).items() if k != "time (UTC)"} | versions(one)
+        made = {k: v for k, v in stores.made(one).items() if k != "time (UTC)"} | versions(one)
         for name, value in made.items():
             seen.setdefault(name, set()).add(value)
     return [Table.pairs("Versions", {name: listed(sorted(values), most=8) for name, values in seen.items()})]

@@ -14,7 +14,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from fedstat.reporting import document, prose
-from fedstat.reporting import stored as _stored
+from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Block, Caution, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
 from fedstat.results.tables import coefficient, interval, number
@@ -49,14 +49,14 @@ def _ran(stored: Stored, nodes: Mapping[str, xr.Dataset]) -> Table:
     c, n = stored.config, _n_clients(nodes)
     options = {name: value for name, value in c.items() if name not in _WRITES}
     rows = {
-        "command": _stored.command_line("fedstat.decompose", options, positional=("files",)),
+        "command": stores.command_line("fedstat.decompose", options, positional=("files",)),
         "weights": f"of {'clients' if n is None else f'{n} clients'}, from {listed(c.get('files') or (), most=4)}",
         "common start": f"{c['minus']}, subtracted from every client's weights" if c.get("minus") else "not subtracted",
         "layers": str(len(nodes)),
         "method": f"agreement between clients, τ = {c.get('tau')}" if c.get("method") == "icc"
         else f"{c.get('method')}, {_size(c)}, τ = {c.get('tau')}",
         "resampled": f"clients, {c['bootstrap']} times, seed {c.get('seed')}" if c.get("bootstrap") else "not",
-    } | _stored.made(stored)  # fmt: skip
+    } | stores.made(stored)  # fmt: skip
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
 
 

@@ -18,7 +18,7 @@ from fedstat.plot import accuracy as draw_accuracy
 from fedstat.plot import convergence, freezing, generalization, leakage_grid, motivation_grid, recovery, study_dataset
 from fedstat.plot import stability as draw_stability
 from fedstat.reporting import document, prose, training
-from fedstat.reporting import stored as _stored
+from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Block, Caution, Part, Printed, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, few_replicates
 from fedstat.results import LeakageResult
@@ -60,8 +60,8 @@ def _study(
 def _ran(stored: Stored, positional: tuple[str, ...]) -> Table:
     hidden = ("out", "overwrite", "quiet", "plot", "spectrum")
     options = {name: value for name, value in stored.config.items() if name not in hidden}
-    command = _stored.command_line(stored.command, options, positional=positional) if stored.command else ""
-    rows = {"command": command, "seed": stored.attrs.get("seed")} | _stored.made(stored)
+    command = stores.command_line(stored.command, options, positional=positional) if stored.command else ""
+    rows = {"command": command, "seed": stored.attrs.get("seed")} | stores.made(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value not in (None, "")})
 
 
@@ -219,7 +219,7 @@ def part(stored: Stored) -> Part:
 def _ran_simulation(stored: Stored) -> Table:
     c = stored.config
     rows = {
-        "command": _stored.command_line("fedstat.sim", c),
+        "command": stores.command_line("fedstat.sim", c),
         "clients": f"{c.get('clients')}, {c.get('n_train')} training and {c.get('n_test')} test samples each",
         "model": f"(8) of FedFac: {c.get('d')} covariates, {c.get('m')} hidden neurons",
         "shared shares": f"of the neurons p = {_listing(c.get('p'))}; of the covariates α = {_listing(c.get('alpha'))}",
@@ -227,7 +227,7 @@ def _ran_simulation(stored: Stored) -> Table:
         "rounds": str(c.get("rounds")),
         "local training": prose.local_training({**c, "optimizer": "sgd"}),
         "replicates": f"{c.get('replicates')}, seeds from {c.get('seed')} on",
-    } | _stored.made(stored)
+    } | stores.made(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
 
 

@@ -17,7 +17,7 @@ from fedstat.fl.stored import profile
 from fedstat.plot import profile as draw_profile
 from fedstat.plot import rounds as draw_rounds
 from fedstat.reporting import document, prose
-from fedstat.reporting import stored as _parts
+from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Caution, Figure, Part, Printed, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.tables import interval, megabytes, number
@@ -190,7 +190,7 @@ def ran(stored: Stored, done: int) -> Table:
         "active clients": prose.participation(c.get("participation")),
         "local training": prose.local_training(c),
         "seed": str(c.get("seed", "")),
-    } | _parts.made(stored)
+    } | stores.made(stored)
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items() if value})
 
 

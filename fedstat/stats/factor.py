@@ -14,8 +14,8 @@ from array_api_compat import device as device_of
 
 from fedstat._utils import check
 from fedstat._utils.streams import generator
-from fedstat.stats import eigenvalues as _eigenvalues
 from fedstat.stats import factor_solvers
+from fedstat.stats.eigenvalues import full, leading, pays, with_diagonal
 from fedstat.stats.factor_solvers import minimise, objective
 
 Array = Any
@@ -188,15 +188,15 @@ def fit(
     # A dead unit becomes a zero row and column: its eigenvalue 0 and coordinate eigenvector touch no other unit.
     r = xp.where(dead[..., :, None] | dead[..., None, :], xp.zeros_like(r), r)
     ones = xp.astype(~dead, xp.float64)
-    unit = _eigenvalues.with_diagonal(xp, r, ones)
+    unit = with_diagonal(xp, r, ones)
     g, most = (None, 0) if n_factors is None else _given(xp, n_factors, live)
     iterates, given_start = method in ITERATE, not isinstance(start, str)
     if iterates and given_start:  # vectors of R are not needed
         values, vectors = xp.flip(xp.linalg.eigvalsh(unit), axis=-1), unit
-    elif g is None or (not given_start and start == "smc") or not _eigenvalues.pays(r.shape[-1], most):
-        values, vectors = _eigenvalues.full(xp, unit)
+    elif g is None or (not given_start and start == "smc") or not pays(r.shape[-1], most):
+        values, vectors = full(xp, unit)
     else:
-        values, vectors = _eigenvalues.leading(xp, unit, most, accuracy=_accuracy(tol))
+        values, vectors = leading(xp, unit, most, accuracy=_accuracy(tol))
     g = count_factors(values, kappa=kappa) if g is None else g
 
     n_iter, converged, residual = xp.ones_like(g), xp.ones_like(g, dtype=xp.bool), xp.zeros_like(live, dtype=xp.float64)
@@ -311,10 +311,10 @@ def _iterate(
 
 def _top(xp: Any, r: Array, h: Array, g: Array, guess: Array | None, tol: float) -> tuple[Array, Array]:
     """Leading eigenpairs of the reduced correlation matrix R − Σ_ε, whose diagonal is h."""
-    reduced, most = _eigenvalues.with_diagonal(xp, r, h), int(xp.max(g))
-    if _eigenvalues.pays(r.shape[-1], most):
-        return _eigenvalues.leading(xp, reduced, most, guess=guess, accuracy=_accuracy(tol))
-    return _eigenvalues.full(xp, reduced)
+    reduced, most = with_diagonal(xp, r, h), int(xp.max(g))
+    if pays(r.shape[-1], most):
+        return leading(xp, reduced, most, guess=guess, accuracy=_accuracy(tol))
+    return full(xp, reduced)
 
 
 def _accuracy(tol: float) -> float:

@@ -13,12 +13,12 @@ from fedstat import store
 from fedstat._utils import streams
 from fedstat._utils.lazy import torch
 from fedstat.fl import cohort, masks, nets
-from fedstat.fl import evaluate as _evaluate
 from fedstat.fl.algorithm import Algorithm, InitContext, Mask, Phase
 from fedstat.fl.batches import Rows, whole
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.client_rows import StackedRows
-from fedstat.fl.evaluate import evaluate
+from fedstat.fl.evaluate import dims, evaluate
+from fedstat.fl.evaluate import require as require_choice
 from fedstat.fl.job import Job
 from fedstat.fl.local_training import train_chunk
 from fedstat.fl.nets import Params
@@ -91,11 +91,11 @@ def _noise(job: Job, names: list[str], params: Params, clients: np.ndarray, draw
     return noise
 
 
-def jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
+def readout_jobs(job: Job, readouts: Mapping[str, Callable[[Algorithm], Algorithm]]) -> dict[str, Job]:
     """The job with the algorithm of each readout; ValueError if the data do not allow the choice of one."""
     found = {name: replace(job, algorithm=make(job.algorithm)) for name, make in readouts.items()}
     for one in found.values():
-        _evaluate.require(one)
+        require_choice(one)
     return found
 
 
@@ -114,7 +114,7 @@ def readouts_probe(job: Job, readouts: Mapping[str, Job]) -> Observer:
             one = replace(job, algorithm=other.algorithm)
             scores = evaluate(one, state)
             step = np.asarray(scores.get("choice/step", 1.0 if one.algorithm.finetune else 0.0))
-            step = step[:, None] if _evaluate.dims(one).get("step") == ("client",) else step
+            step = step[:, None] if dims(one).get("step") == ("client",) else step
             found["step"].append(np.broadcast_to(step, (one.clients, len(nets.layers(one.net)))))
             for name in ("accuracy", "loss"):
                 found[name].append(scores[name])
@@ -134,7 +134,7 @@ def rules(job: Job) -> tuple[str, ...]:
     return ("finetuned", "local_train") if job.own_labels else RULES
 
 
-def probe(job: Job, train: Rows, test: Rows) -> Observer:
+def new_clients_probe(job: Job, train: Rows, test: Rows) -> Observer:
     """Group ``new``: accuracy (rule, client), see :func:`accuracy`."""
     attrs = {"long_name": "test accuracy"}
     if left_out := [rule for rule in RULES if rule not in rules(job)]:
