@@ -31,7 +31,7 @@ NO_FORMULA = {
     "fedstat.sim.same_state", "fedstat.sim.summary", "fedstat.sim.recovery.tidy", "fedstat.motivation.summary",
     "fedstat.motivation.correlations", "fedstat.attack.leakage_of", "fedstat.attack.observe",
     "fedstat.fl.algorithms.about", "fedstat.fl.algorithms.constructor", "fedstat.fl.algorithms.named",
-    "fedstat.fl.algorithms.require_settings", "fedstat.fl.algorithms.settings_of", "fedstat.fl.algorithms.fedavg",
+    "fedstat.fl.algorithms.require_settings", "fedstat.fl.algorithms.settings_of", "fedstat.fl.algorithms.local",
     "fedstat.fl.wrappers.composed.composed",
 }  # fmt: skip
 

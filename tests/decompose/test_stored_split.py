@@ -129,7 +129,7 @@ def test_what_a_store_does_not_hold_is_said(clients: Path, tmp_path: Path) -> No
         fedstat.read_split(tmp_path / "none.zarr")
     data = fedstat.sim.generate(clients=3, d=4, m=5, n_train=5, n_test=5)
     net = fedstat.fl.nets.mlp([4, 5, 1])
-    fedstat.fl.train(data, net, fedstat.fl.algorithms.fedavg(), rounds=1, out=tmp_path / "run.zarr")
+    fedstat.fl.train(data, net, fedstat.fl.algorithms.local(), rounds=1, out=tmp_path / "run.zarr")
     with pytest.raises(ValueError, match=r"holds no split: it was made by fedstat.fl.*If it is a run with weights"):
         fedstat.read_split(tmp_path / "run.zarr")
 
@@ -141,7 +141,7 @@ def test_a_run_is_split_by_the_command_and_its_output_layer_is_not(
     data = fedstat.sim.generate(clients=5, d=4, m=6, n_train=20, n_test=5)
     net = fedstat.fl.nets.mlp([4, 6, 1])
     path = tmp_path / "run.zarr"
-    run = fedstat.fl.train(data, net, fedstat.fl.algorithms.fedavg(), rounds=2, lr=0.1, checkpoints=[1], out=path)
+    run = fedstat.fl.train(data, net, fedstat.fl.algorithms.local(), rounds=2, lr=0.1, checkpoints=[1], out=path)
     for more, weights_of in (([], run["weights/fc1/w"][-1]), (["--checkpoint", "1"], run["weights/fc1/w"][0])):
         assert main([str(path), *FIT, *more]) == 0
         text = capsys.readouterr().out

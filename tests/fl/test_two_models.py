@@ -17,7 +17,7 @@ from scipy.special import log_softmax
 from fedstat.fl import aggregate, algorithms, evaluate, losses, nets, optim
 from fedstat.fl.aggregate import uniform
 from fedstat.fl.algorithm import Phase
-from fedstat.fl.algorithms import ditto, fedavg, per_fedavg, pfedme
+from fedstat.fl.algorithms import ditto, fedavg, local, per_fedavg, pfedme
 from fedstat.fl.local_training import _Batch
 from fedstat.fl.probes import variants
 from fedstat.fl.sealed import sealed
@@ -45,7 +45,7 @@ def test_dittos_global_model_is_fedavgs_whatever_lambda(lam):
 
 def test_without_a_pull_dittos_own_models_are_trained_alone():
     """As Local's, on the batches of a second stretch of training, which Ditto's own models draw."""
-    alone = fedavg()._replace(phases=(Phase(is_trainable=lambda _: False), Phase()))
+    alone = local()._replace(phases=(Phase(is_trainable=lambda _: False), Phase()))
     a, b = (job(method, participation=0.7) for method in (ditto(lam=0), alone))
     one, other = run(a), run(b)
     assert_equal(of("own_", trainer.models(a, one)), trainer.models(b, other))
