@@ -40,9 +40,8 @@ def test_nobody_imports_a_command() -> None:
     assert {name for name, found in asked.items() if any(one.endswith("__main__") for one in found)} == set()
 
 
-@pytest.mark.parametrize("module", ["fedstat", "fedstat.fl", "fedstat.sim", "fedstat.results"])
+@pytest.mark.parametrize("module", ["fedstat", "fedstat.fl", "fedstat.data", "fedstat.plot", "fedstat.sim"])
 def test_a_package_lists_public_names_only(module: str) -> None:
     package = __import__(module, fromlist=["x"])
-    names = dir(package) if "__getattr__" in vars(package) else package.__all__
-    assert [name for name in names if name.startswith("_")] == []
-    assert all(getattr(package, name) is not None for name in names)
+    assert [name for name in dir(package) if name.startswith("_")] == []
+    assert all(getattr(package, name) is not None for name in dir(package))

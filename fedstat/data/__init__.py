@@ -27,6 +27,10 @@ SOURCES: dict[str, Source] = {name: source for sources, _ in _LOADERS for name, 
 """Data sets by name: their files, sizes and where they are published."""
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def load(
     name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, split: Split | None = None, **options: Any
 ) -> xr.Dataset:

@@ -97,3 +97,7 @@ __all__ = [
     "study_grid",
     "trade_off",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
