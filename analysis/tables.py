@@ -12,6 +12,8 @@ from factorized_fl import table1 as factorized_table1
 from feddecomp import table6 as feddecomp_table6
 from fedfac import table2, table3, table8, tuning
 
+from fedstat import _cli
+
 TABLES: dict[str, dict[str, Row]] = {
     "fedfac": {
         "table2": Row(
@@ -139,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if paper in TABLES and name in TABLES[paper]:
         return command(paper, TABLES[paper][name], argv[2:], f"tables.py {paper} {name}")
-    cli = argparse.ArgumentParser(
+    cli = _cli.Parser(
         description=(__doc__ or "").partition(":")[0],
         epilog=listed(),
         formatter_class=argparse.RawDescriptionHelpFormatter,

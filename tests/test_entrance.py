@@ -22,7 +22,9 @@ LATER = (
     "dask", "distributed", "flwr", "opacus", "scipy.stats", "scipy.optimize", "scipy.signal", "scipy.special",
 )  # fmt: skip
 MODULES = {one.module.removesuffix(".__main__"): name for name, one in entrance.COMMANDS.items()}
-RUN_AS_MODULES = [module for module in MODULES if not module.startswith("fedstat._")]
+RUN_AS_MODULES = [
+    one.module.removesuffix(".__main__") for one in entrance.COMMANDS.values() if one.module.endswith("__main__")
+]
 HELP = "import sys\nsys.argv[0] = {where!r}\nfrom fedstat.__main__ import main\nmain({argv!r})"
 
 

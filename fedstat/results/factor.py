@@ -17,6 +17,7 @@ from fedstat.stats import number_of_factors
 from fedstat.stats import split as _split
 
 Rotation = Literal["varimax", "promax", "oblimin"]
+"""Rotations of loadings, by the names that factor_analyzer gives them."""
 ROTATIONS: tuple[Rotation, ...] = ("varimax", "promax", "oblimin")
 Floats = NDArray[np.float64]
 _ROUNDING = 1e-12  # of the longest row of loadings: a shorter one is rounding noise

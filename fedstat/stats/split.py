@@ -55,6 +55,7 @@ class Absolute:
 
 
 Tau = float | Absolute
+"""Threshold of a split: a quantile in (0, 1), ±inf, or a value (:class:`Absolute`)."""
 
 
 def threshold(statistic: Array, tau: Tau) -> Array:

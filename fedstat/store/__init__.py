@@ -1,6 +1,5 @@
 """Runs on disk: labelled arrays in one zarr store, journaled so that nothing is lost and no damage goes unseen."""
 
-from fedstat.store.files import Group, Variable, group
 from fedstat.store.journal import FOLDER as JOURNAL
 from fedstat.store.journal import DamageError
 from fedstat.store.origin import (
@@ -18,7 +17,20 @@ from fedstat.store.origin import (
     to_json,
 )
 from fedstat.store.read import Damage, config_of, damage, describe, open_run, reading, require_sound, run_at
-from fedstat.store.write import Taken, Target, Writer, changed, create, extend, has_state, resume, save
+from fedstat.store.write import (
+    Group,
+    Taken,
+    Target,
+    Variable,
+    Writer,
+    changed,
+    create,
+    extend,
+    group,
+    has_state,
+    resume,
+    save,
+)
 
 __all__ = [
     "JOURNAL",

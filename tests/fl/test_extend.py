@@ -104,18 +104,18 @@ def test_between_old_and_new_one_of_them_stands(tmp_path, monkeypatch):
     """Killed before the new store takes its place, or between the two renames: the old one goes on."""
     out = tmp_path / "run.zarr"
     old = go("fedavg", out, rounds=2).load()
-    replace = store.place.replace
+    replace = store.origin.replace
 
     def killed(folder, path):
         shutil.copytree(folder, tmp_path / "run.zarr.partial-abcdefgh")
         path.rename(tmp_path / "run.zarr.replaced-01234567")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store.place, "replace", killed)
+    monkeypatch.setattr(store.origin, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         go("fedavg", out, rounds=4, resume=True)
-    monkeypatch.setattr(store.place, "replace", replace)
-    monkeypatch.setattr(store.place, "_YOUNG", -1)
+    monkeypatch.setattr(store.origin, "replace", replace)
+    monkeypatch.setattr(store.origin, "_YOUNG", -1)
     assert not out.exists()
     same(old, store.open_run(out, verify=True))
     (out / "journal" / "lock").unlink(missing_ok=True)
