@@ -21,9 +21,9 @@ from fedstat._utils.lazy import xr
 from fedstat.decompose.stored import COMMAND, table, to_dataset, whole, write_table
 from fedstat.labelled import bootstrap, permutation_test, split, stability
 from fedstat.labelled.inputs import layers_of
-from fedstat.results import Absolute, ByLayer, Tau
+from fedstat.results import Absolute, ByLayer
 from fedstat.results.base import said_of
-from fedstat.stats.split import METHODS
+from fedstat.stats.split import METHODS, Tau
 
 _FITTING = ("kappa", "n_factors", "method", "start", "max_iter")
 

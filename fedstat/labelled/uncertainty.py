@@ -16,7 +16,7 @@ from fedstat.labelled.arrays import Weights, client_sums, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, fa, say_if_alone, start_by_unit
 from fedstat.labelled.inputs import change, each, over_layers
 from fedstat.labelled.splitting import say_if_contradicted, split_sums
-from fedstat.results import ConvergenceWarning, SplitResult, Tau
+from fedstat.results import ConvergenceWarning, SplitResult
 from fedstat.results.uncertainty import (
     BootstrapResult,
     NFactorsResult,
@@ -26,6 +26,7 @@ from fedstat.results.uncertainty import (
 from fedstat.stats import factor, number_of_factors, resampling
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
+from fedstat.stats.split import Tau
 
 _N_STARTS = 5
 _FEW_CLIENTS = 4  # whose halves can be fitted

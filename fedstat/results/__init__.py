@@ -9,7 +9,7 @@ from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitMapResult, SplitResult
 from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
 from fedstat.results.variance_components import ComponentsResult, personal_from
-from fedstat.stats.split import Absolute, Tau
+from fedstat.stats.split import Absolute
 
 __all__ = [
     "Absolute",
@@ -31,6 +31,5 @@ __all__ = [
     "SplitMapResult",
     "SplitResult",
     "StabilityResult",
-    "Tau",
     "personal_from",
 ]

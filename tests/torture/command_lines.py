@@ -299,7 +299,7 @@ LINES = [
         for n in range(2, 9)
         for line in _lines("analysis/tables.py", TABLES)
     ),
-    *_lines("analysis/tables.py", "fedfac | required: table\nfedfac table9 | invalid choice\nnobody t | invalid choice"),
+    *_lines("analysis/tables.py", "fedfac | required: table\nfedfac table9 | invalid choice\nx t | invalid choice"),
     *_lines("analysis/fedfac/decomposition.py", "--runs nowhere | there is no run\n"
             "--runs grid --replicates x | invalid int value\n--runs grid --out file.txt/t | --out"),
     *_lines("analysis/sim_table.py", "nowhere.zarr t.csv | there is no run at nowhere.zarr\nsim.zarr | required: csv\n"
