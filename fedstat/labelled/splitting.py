@@ -34,11 +34,11 @@ from fedstat.results import (
     IccResult,
     SplitMapResult,
     SplitResult,
-    Tau,
 )
 from fedstat.results.tables import coefficient
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
+from fedstat.stats.split import Tau
 
 _OF_TEST = ("fdr", "margin", "undecided", "covariate")
 
