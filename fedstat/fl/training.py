@@ -171,7 +171,7 @@ def train(
         ``/ablation``: accuracy (part, draw, client), see :func:`fedstat.fl.probes.variants.ablated_accuracy`;
         ``/choice``: step, finetuning (round, ...), what a method chose, see :class:`fedstat.fl.evaluate.Chosen`;
         ``/probe``: between, within (round, client, layer), see :func:`fedstat.fl.split_halves.parts`;
-        ``/drift``: distance (round, client, layer), see :func:`fedstat.fl.probes.measures.probe`;
+        ``/drift``: distance (round, client, layer), see :func:`fedstat.fl.probes.measures.drift_probe`;
         ``/uploads/<layer>``: w, b as in ``/weights``, before aggregation, NaN for clients that were not active;
         ``/parameters/<layer>``: the parameters of a composed network by their own names (``weight`` as w), dims
         (checkpoint, stage, client, ...) with the stages "trained" (before aggregation, NaN for clients that were not
