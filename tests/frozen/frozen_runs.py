@@ -13,6 +13,8 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ import xarray as xr
 import zarr
 
 import fedstat
-from fedstat.fl import aggregate, algorithms, chunks, nets, train
+from fedstat.fl import aggregate, algorithms, nets, train
 
 # Where the API of the base differs: a setting (its name, or a value that is a string) here -> in the base.
 BASE_SETTINGS: dict[str, str] = {}
@@ -295,11 +297,14 @@ def leaves(value: Any, name: str) -> dict[str, np.ndarray]:
 
 def make_all(folder: Path, names: list[str], *, base: bool) -> None:
     """Make runs, and store the arrays of each in one file."""
-    budget = "remaining_bytes" if hasattr(chunks, "remaining_bytes") else "left"  # the base may have the old name
-    remaining, first = getattr(chunks, budget), not dist.is_initialized() or not dist.get_rank()
+    memory = import_module(
+        "fedstat.fl.room" if find_spec("fedstat.fl.room") else "fedstat.fl.chunks"
+    )  # of the base, too
+    budget = "remaining_bytes" if hasattr(memory, "remaining_bytes") else "left"
+    remaining, first = getattr(memory, budget), not dist.is_initialized() or not dist.get_rank()
     for name in names:
         run, out = RUNS[name], folder / f"{name}.zarr"
-        setattr(chunks, budget, (lambda *_: 0) if run.on_disk else remaining)
+        setattr(memory, budget, (lambda *_: 0) if run.on_disk else remaining)
         try:
             result = make(run, out, base=base)
             if first:
