@@ -32,7 +32,7 @@ from matplotlib import pyplot as plt
 import fedstat as fs
 from fedstat.data import load, partition, to_float
 from fedstat.fl import algorithms, client_weights, nets
-from fedstat.plot import clusters as plot
+from fedstat.plot import client_plots as plot
 
 sns.set_theme(style="ticks")
 SEEDS = range(4)

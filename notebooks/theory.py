@@ -27,11 +27,11 @@ import seaborn as sns
 from matplotlib import pyplot as plt
 
 import fedstat.ntk
-from fedstat.ntk import datasets
-from fedstat.plot import ntk as plot
+from fedstat.ntk.descent import digits
+from fedstat.plot import fedfac as plot
 
 sns.set_theme(style="ticks")
-data = datasets.digits(clients=10, n=20, n_test=50)
+data = digits(clients=10, n=20, n_test=50)
 train = data.isel(sample=data["split"].values == "train")
 
 # %% [markdown]
@@ -70,7 +70,7 @@ plt.show()
 # the loss is never larger. The statement itself implies that it says something only where $8C^2/(1+1/C) < N$.
 
 # %%
-iid = datasets.digits(clients=10, n=30, n_test=20, partition="iid")
+iid = digits(clients=10, n=30, n_test=20, partition="iid")
 general = fedstat.ntk.generalization(iid, clients=[1, 2, 5, 10], width=128, rounds=100, replicates=2)
 general
 
