@@ -78,7 +78,7 @@ METHODS = {
 }
 titles = {name: algorithms.about(name).title or name for name in METHODS}
 about = {titles[m]: algorithms.about(m)._asdict() for m in METHODS}
-pd.DataFrame(about).T[["shared", "own"]].style.set_properties(**{"text-align": "left"})
+pd.DataFrame(about).T[["shared", "personal"]].style.set_properties(**{"text-align": "left"})
 
 
 # %%
