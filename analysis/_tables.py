@@ -1,7 +1,8 @@
 """Tables of papers: runs beside published values, compared within seeds, and the command that makes them.
 
-The file is TOML: ``source``, in words; for every setting of every published table a table ``[NAME."SETTING"]`` from
-method to value, or to a list of value and standard deviation; ``percent`` lists the tables that are in percent.
+Published values stand in TOML, see :func:`read_reference`: ``source``, in words; for every setting of every published
+table a table ``[NAME."SETTING"]`` from method to value, or to a list of value and standard deviation; ``percent`` lists
+the tables that are in percent.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Number of factors by five rules; fit indices and sampling adequacy, defined as in R's psych.
 
-NumPy in, NumPy out: one correlation matrix or its eigenvalues.
+NumPy in, NumPy out: one correlation matrix without dead units, or its eigenvalues.
 
-NumPy in, NumPy out, for one correlation matrix without dead units. Likelihood indices take rows as independent. The
-rows of a layer, (client, weight) pairs, are not: a client's weights come from one training run. The indices
-therefore describe the fit; for inference resample clients (:mod:`fedstat.stats.resampling`).
+Likelihood indices take rows as independent. The rows of a layer, (client, weight) pairs, are not: a client's weights
+come from one training run. The indices therefore describe the fit; for inference resample clients
+(:mod:`fedstat.stats.resampling`).
 """
 
 from __future__ import annotations
