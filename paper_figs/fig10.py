@@ -118,7 +118,7 @@ def draw(fedfac: xr.DataTree, fedavg: xr.DataTree, layer: str, args: argparse.Na
     x = images[args.image]
     net = experiment.network(same, fed)
     *maps, shared = side_by_side(fedfac, fedavg, net, layer, torch.from_numpy(x), client=args.client)
-    figure = plot.feature_grid((x - x.min()) / (x.max() - x.min()), *maps, shared)
+    figure = features.feature_grid((x - x.min()) / (x.max() - x.min()), *maps, shared)
     attrs = fedfac.attrs
     filters = f"{int(shared.sum())} of {len(shared)} filters are shared"
     plot.caption(

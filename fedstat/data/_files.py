@@ -7,7 +7,7 @@ import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -140,11 +140,26 @@ SAMPLE = 64
 
 
 class Source(NamedTuple):
-    """What a data set is called, where to download its files, and how many rows were published."""
+    """A published data set.
+
+    Attributes
+    ----------
+    title : str
+    home : str
+        Where to download its files.
+    rows : mapping from split to int
+        Published numbers of rows.
+    places : tuple of str
+        Folders below the folder of data where its files may lie.
+    first : tuple of str
+        Names that the first file to be read may have; empty for a data set without files.
+    """
 
     title: str
     home: str
     rows: Mapping[str, int]
+    places: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
 
 
 class Part(NamedTuple):
@@ -160,46 +175,32 @@ def folder(data_dir: str | os.PathLike[str] | None) -> Path:
     return Path(data_dir or os.environ.get("FEDSTAT_DATA") or Path.home() / "fedstat_data").expanduser()
 
 
-def find(root: Path, places: Iterable[str], names: Iterable[str], source: Source) -> Path:
-    """First of ``names`` (files or folders) in one of the ``places`` under ``root``.
+def find(root: Path, names: Sequence[str], source: Source, places: Sequence[str] | None = None) -> Path:
+    """Return the first of ``names`` (files or folders) in one of the source's places, or those given, under ``root``.
 
     Raises
     ------
     FileNotFoundError
         Names what was looked for, where, and where to download the data set.
     """
-    names, looked = list(names), [root / place for place in places]
-    for place in looked:
-        for name in names:
-            if guard.status(place / name):
-                if _looking.get():
-                    raise _LocatedError(place / name)
-                return note(place / name)
+    places = source.places if places is None else places
+    if path := _first(root, places, names):
+        return note(path)
     raise FileNotFoundError(
-        f"{source.title} needs {' or '.join(names)}, looked for in {', '.join(map(str, looked))}, but there is none. "
-        f"Download it from {source.home}, and name its folder by data_dir or the environment variable FEDSTAT_DATA."
+        f"{source.title} needs {' or '.join(names)}, looked for in {', '.join(str(root / place) for place in places)}, "
+        f"but there is none. Download it from {source.home}, and name its folder by data_dir or the environment "
+        "variable FEDSTAT_DATA."
     )
 
 
-class _LocatedError(Exception):
-    """The first file of a data set was found."""
+def located(root: Path, source: Source) -> Path | None:
+    """Return the path of the data set's first file, or None if there is none; nothing is read."""
+    return _first(root, source.places, source.first)
 
 
-_looking: ContextVar[bool] = ContextVar("_looking", default=False)
-
-
-def located(load: Callable[[], object]) -> Path | None:
-    """Where the first file lies that loading a data set would read, which nothing reads here; None if there is none."""
-    before = _looking.set(True)
-    try:
-        load()
-    except _LocatedError as found:
-        return Path(found.args[0])
-    except FileNotFoundError:
-        return None
-    finally:
-        _looking.reset(before)
-    return None
+def _first(root: Path, places: Sequence[str], names: Sequence[str]) -> Path | None:
+    paths = (root / place / name for place in places for name in names)
+    return next((path for path in paths if guard.status(path)), None)
 
 
 P = ParamSpec("P")

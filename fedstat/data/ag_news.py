@@ -17,13 +17,16 @@ from fedstat.data._files import Part, Source, Split, damaged, find, joined, read
 
 SOURCES = {
     "ag-news": Source(
-        "AG News", "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html", {"train": 120_000, "test": 7_600}
+        "AG News",
+        "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
+        {"train": 120_000, "test": 7_600},
+        places=("ag_news_csv", "ag_news", ""),
+        first=("train.csv",),
     )
 }
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 LENGTH = 200
 PAD, UNKNOWN = 0, 1
-_PLACES = ("ag_news_csv", "ag_news", "")
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?|[^\sa-z0-9]")
 
 
@@ -44,7 +47,7 @@ def load(name: str, root: Path, split: Split | None, *, vocabulary: Sequence[str
     source = SOURCES[name]
     texts, labels = {}, {}
     for part in wanted(split):
-        texts[part], labels[part] = _rows(find(root, _PLACES, [f"{part}.csv"], source))
+        texts[part], labels[part] = _rows(find(root, [f"{part}.csv"], source))
     if vocabulary is None:
         count = Counter(word for row in texts.get("train", texts.get("test", [])) for word in row)
         vocabulary = sorted(count, key=lambda w: (-count[w], w))

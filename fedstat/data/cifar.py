@@ -14,16 +14,24 @@ from fedstat.data._files import Part, Source, Split, damaged, find, joined, read
 
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SOURCES = {
-    "cifar-10": Source("CIFAR-10", _HOME, {"train": 50_000, "test": 10_000}),
-    "cifar-100": Source("CIFAR-100", _HOME, {"train": 50_000, "test": 10_000}),
+    "cifar-10": Source(
+        "CIFAR-10",
+        _HOME,
+        {"train": 50_000, "test": 10_000},
+        places=("cifar-10-batches-py", "", "cifar-10/cifar-10-batches-py"),
+        first=("data_batch_1",),
+    ),
+    "cifar-100": Source(
+        "CIFAR-100",
+        _HOME,
+        {"train": 50_000, "test": 10_000},
+        places=("cifar-100-python", "", "cifar-100/cifar-100-python"),
+        first=("train",),
+    ),
 }
 _FILES = {
     "cifar-10": {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"], "meta": ["batches.meta"]},
     "cifar-100": {"train": ["train"], "test": ["test"], "meta": ["meta"]},
-}
-_PLACES = {
-    "cifar-10": ("cifar-10-batches-py", "", "cifar-10/cifar-10-batches-py"),
-    "cifar-100": ("cifar-100-python", "", "cifar-100/cifar-100-python"),
 }
 _IMAGE = (3, 32, 32)
 
@@ -33,11 +41,11 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     source, files, hundred = SOURCES[name], _FILES[name], name == "cifar-100"
     parts = {}
     for part in wanted(split):
-        batches = [_batch(find(root, _PLACES[name], [f], source), hundred) for f in files[part]]
+        batches = [_batch(find(root, [f], source), hundred) for f in files[part]]
         extra = {"coarse": np.concatenate([b[2] for b in batches])} if hundred else {}
         parts[part] = Part(np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]), extra)
     data = joined(parts, source, ("channel", "row", "column"), root)
-    meta = find(root, _PLACES[name], files["meta"], source)
+    meta = find(root, files["meta"], source)
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = _names(meta, b"fine_label_names" if hundred else b"label_names")
     if hundred:

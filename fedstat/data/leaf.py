@@ -43,15 +43,16 @@ def codes(text: str) -> np.ndarray:
     return found
 
 
-_HOME = "https://leaf.cmu.edu"
 _AGAIN = "Make or download it again."
+
+
+def _leaf(title: str, *places: str) -> Source:
+    return Source(f"{title} (LEAF)", "https://leaf.cmu.edu", {}, places, first=("train", "all_data"))
+
+
 SOURCES = {
-    "femnist": Source("FEMNIST (LEAF)", _HOME, {}),
-    "shakespeare-leaf": Source("Shakespeare by role (LEAF)", _HOME, {}),
-}
-_PLACES = {
-    "femnist": ("femnist/data", "femnist", ""),
-    "shakespeare-leaf": ("shakespeare/data", "shakespeare/leaf_sample", "shakespeare", ""),
+    "femnist": _leaf("FEMNIST", "femnist/data", "femnist", ""),
+    "shakespeare-leaf": _leaf("Shakespeare by role", "shakespeare/data", "shakespeare/leaf_sample", "shakespeare", ""),
 }
 
 
@@ -64,14 +65,14 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     FEMNIST: x (sample, channel 1, row, column) float32 0–1. Shakespeare: x (sample, character) codes of the 80
     characters before the one to predict, y; the characters are ``y.attrs["names"]``.
     """
-    source, places = SOURCES[name], _PLACES[name]
-    whole = [place for place in places if (root / place / "all_data").is_dir()]
-    unsplit = whole and not any((root / place / "train").is_dir() for place in places)
+    source = SOURCES[name]
+    whole = [place for place in source.places if (root / place / "all_data").is_dir()]
+    unsplit = whole and not any((root / place / "train").is_dir() for place in source.places)
     folders: dict[Split, str] = (
         {"train": "all_data"} if unsplit and split != "test" else {part: part for part in wanted(split)}
     )
     users: dict[str, int] = {}
-    parts = {part: _part(find(root, places, [f], source), part, name, users, source) for part, f in folders.items()}
+    parts = {part: _part(find(root, [f], source), part, name, users, source) for part, f in folders.items()}
     data = joined(parts, source, ("channel", "row", "column") if name == "femnist" else ("character",), root)
     order = np.argsort(np.array(list(users), dtype=object), kind="stable")
     rank = np.empty(len(users), dtype=np.int64)
@@ -184,7 +185,13 @@ def _windows(path: Path, user: str, block: dict[str, Any]) -> tuple[np.ndarray, 
 
 
 SHAKESPEARE = {
-    "shakespeare": Source("Shakespeare by role", "https://www.gutenberg.org/files/100/old/1994-01-100.zip", {})
+    "shakespeare": Source(
+        "Shakespeare by role",
+        "https://www.gutenberg.org/files/100/old/1994-01-100.zip",
+        {},
+        places=("shakespeare", "shakespeare/data/raw_data", ""),
+        first=tuple(f"{n}{end}" for n in ("t8.shakespeare.txt", "100.txt", "raw_data.txt") for end in ("", ".gz")),
+    )
 }
 _ROLE = re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)")
 _MORE = re.compile(r"    (.*)")
@@ -202,8 +209,7 @@ def load_shakespeare(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """
     if split == "test":
         raise ValueError('shakespeare has no published test split, but got split="test". Use partition.train_test.')
-    names = [f"{n}{end}" for n in ("t8.shakespeare.txt", "100.txt", "raw_data.txt") for end in ("", ".gz")]
-    path = find(root, ("shakespeare", "shakespeare/data/raw_data", ""), names, SHAKESPEARE[name])
+    path = find(root, SHAKESPEARE[name].first, SHAKESPEARE[name])
     text = read(path).decode("latin-1")
     if text.count("by William Shakespeare") < 2:
         raise damaged(path, 0, 'the plays start at the second "by William Shakespeare", but got fewer')

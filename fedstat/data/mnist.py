@@ -24,7 +24,6 @@ from fedstat.data._files import (
     zipped,
 )
 
-_EMNIST = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _DIGITS = tuple("0123456789")
 _CLOTHES = ("T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _UPPER = tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -32,19 +31,36 @@ _LOWER = tuple("abcdefghijklmnopqrstuvwxyz")
 _MERGED = (*_DIGITS, *_UPPER, *"abdefghnqrt")  # the lower-case letters that do not look like their capitals
 
 
-def _rows(train: int, test: int) -> dict[str, int]:
-    return {"train": train, "test": test}
+def _spellings(base: str, ndim: int) -> tuple[str, ...]:
+    return tuple(f"{base}{dash}idx{ndim}-ubyte{end}" for end in ("", ".gz") for dash in "-.")
+
+
+def _source(title: str, home: str, train: int, test: int, places: tuple[str, ...], stem: str = "") -> Source:
+    return Source(title, home, {"train": train, "test": test}, places, first=_spellings(f"{stem}train-images", 3))
+
+
+def _emnist(part: str, train: int, test: int) -> Source:
+    home = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
+    places = ("", "emnist", "gzip", "EMNIST/raw", "emnist/gzip")
+    title = {"byclass": "by class", "bymerge": "by merge", "mnist": "MNIST"}.get(part, part)
+    return _source(f"EMNIST {title}", home, train, test, places, stem=f"emnist-{part}-")
 
 
 SOURCES = {
-    "mnist": Source("MNIST", "http://yann.lecun.com/exdb/mnist", _rows(60_000, 10_000)),
-    "fashion": Source("Fashion-MNIST", "https://github.com/zalandoresearch/fashion-mnist", _rows(60_000, 10_000)),
-    "emnist-balanced": Source("EMNIST balanced", _EMNIST, _rows(112_800, 18_800)),
-    "emnist-byclass": Source("EMNIST by class", _EMNIST, _rows(697_932, 116_323)),
-    "emnist-bymerge": Source("EMNIST by merge", _EMNIST, _rows(697_932, 116_323)),
-    "emnist-digits": Source("EMNIST digits", _EMNIST, _rows(240_000, 40_000)),
-    "emnist-letters": Source("EMNIST letters", _EMNIST, _rows(124_800, 20_800)),
-    "emnist-mnist": Source("EMNIST MNIST", _EMNIST, _rows(60_000, 10_000)),
+    "mnist": _source("MNIST", "http://yann.lecun.com/exdb/mnist", 60_000, 10_000, ("", "mnist", "MNIST/raw", "MNIST")),
+    "fashion": _source(
+        "Fashion-MNIST",
+        "https://github.com/zalandoresearch/fashion-mnist",
+        60_000,
+        10_000,
+        ("fashion", "fashion-mnist", "FashionMNIST/raw"),
+    ),
+    "emnist-balanced": _emnist("balanced", 112_800, 18_800),
+    "emnist-byclass": _emnist("byclass", 697_932, 116_323),
+    "emnist-bymerge": _emnist("bymerge", 697_932, 116_323),
+    "emnist-digits": _emnist("digits", 240_000, 40_000),
+    "emnist-letters": _emnist("letters", 124_800, 20_800),
+    "emnist-mnist": _emnist("mnist", 60_000, 10_000),
 }
 CLASSES = {
     "mnist": _DIGITS,
@@ -56,11 +72,6 @@ CLASSES = {
     "emnist-letters": _UPPER,
     "emnist-mnist": _DIGITS,
 }
-_PLACES = {
-    "mnist": ("", "mnist", "MNIST/raw", "MNIST"),
-    "fashion": ("fashion", "fashion-mnist", "FashionMNIST/raw"),
-    "emnist": ("", "emnist", "gzip", "EMNIST/raw", "emnist/gzip"),
-}
 
 
 def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
@@ -69,13 +80,13 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     EMNIST's images are stored lying on their side and its letters numbered from 1; both are put right here.
     """
     source = SOURCES[name]
-    stem, family = (f"{name}-", "emnist") if name.startswith("emnist") else ("", name)
+    stem = f"{name}-" if name.startswith("emnist") else ""
     images, labels = {}, {}
     for part in wanted(split):
         published = "t10k" if part == "test" and not stem else part
         base = f"{stem}{published}-"
-        images[part] = find(root, _PLACES[family], _spellings(f"{base}images", 3), source)
-        labels[part] = find(root, _PLACES[family], _spellings(f"{base}labels", 1), source)
+        images[part] = find(root, _spellings(f"{base}images", 3), source)
+        labels[part] = find(root, _spellings(f"{base}labels", 1), source)
     x, ends = read_idx(list(images.values()))
     y, label_ends = read_idx(list(labels.values()))
     for part, end, label_end in zip(images, ends, label_ends, strict=True):
@@ -106,10 +117,6 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = list(CLASSES[name])
     return data
-
-
-def _spellings(base: str, ndim: int) -> list[str]:
-    return [f"{base}{dash}idx{ndim}-ubyte{end}" for end in ("", ".gz") for dash in "-."]
 
 
 def read_idx(paths: list[Path]) -> tuple[np.ndarray, list[int]]:

@@ -16,7 +16,13 @@ from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Source, Split, damaged, find, joined, reading, wanted
 
 SOURCES = {
-    "svhn": Source("SVHN (cropped digits)", "http://ufldl.stanford.edu/housenumbers", {"train": 73_257, "test": 26_032})
+    "svhn": Source(
+        "SVHN (cropped digits)",
+        "http://ufldl.stanford.edu/housenumbers",
+        {"train": 73_257, "test": 26_032},
+        places=("svhn", "SVHN", ""),
+        first=("train_32x32.mat",),
+    )
 }
 # Numbers of MATLAB's classes of arrays, and of its types of elements; cells and structures are not read.
 _CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
@@ -31,7 +37,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """Images x (sample, channel, row, column) uint8 0–255 and digits; the files' label 10 is the digit 0."""
     parts = {}
     for part in wanted(split):
-        path = find(root, ("svhn", "SVHN", ""), [f"{part}_32x32.mat"], SOURCES[name])
+        path = find(root, [f"{part}_32x32.mat"], SOURCES[name])
         parts[part] = Part(*_read(path))
     data = joined(parts, SOURCES[name], ("channel", "row", "column"), root)
     data.x.attrs["scale"] = 255

@@ -13,7 +13,15 @@ from fedstat._utils import guard
 from fedstat._utils.lazy import xr
 from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, reading, wanted
 
-SOURCES = {"tiny-imagenet": Source("Tiny-ImageNet", "http://cs231n.stanford.edu", {"train": 100_000, "test": 10_000})}
+SOURCES = {
+    "tiny-imagenet": Source(
+        "Tiny-ImageNet",
+        "http://cs231n.stanford.edu",
+        {"train": 100_000, "test": 10_000},
+        places=("tiny-imagenet-200", "", "tiny-imagenet/tiny-imagenet-200"),
+        first=("wnids.txt",),
+    )
+}
 _SIDE = 64
 
 
@@ -23,7 +31,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     The published test images have no labels: "test" is the folder ``val``, as in the papers that use the set.
     """
     source = SOURCES[name]
-    base = find(root, ("tiny-imagenet-200", "", "tiny-imagenet/tiny-imagenet-200"), ["wnids.txt"], source).parent
+    base = find(root, source.first, source).parent
     wnids = _text(base / "wnids.txt").split()
     if again := [wnid for wnid, n in Counter(wnids).items() if n > 1]:
         raise damaged(base / "wnids.txt", f"class {again[0]!r:.100}", "it stands there twice. Download it again.")
@@ -47,7 +55,7 @@ def _train(base: Path, label: dict[str, int], source: Source) -> list[tuple[Path
     folders = {}
     for wnid in label:
         guard.inside(base / "train", wnid, base / "wnids.txt")
-        folders[wnid] = find(base, (f"train/{wnid}",), ["images"], source)
+        folders[wnid] = find(base, ["images"], source, [f"train/{wnid}"])
     return [(f, label[wnid]) for wnid, images in folders.items() for f in _images(images)]
 
 
@@ -61,14 +69,14 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _validation(base: Path, label: dict[str, int], source: Source) -> list[tuple[Path, int]]:
-    table = find(base, ("val",), ["val_annotations.txt"], source)
+    table = find(base, ["val_annotations.txt"], source, ["val"])
     files = []
     for number, line in enumerate(_text(table).splitlines(), start=1):
         cells = line.split("\t")
         if len(cells) < 2 or cells[1] not in label:
             raise damaged(table, f"line {number}", f"expected file name and class of wnids.txt, but got {line[:60]!r}")
         guard.inside(base / "val" / "images", cells[0], f"{table} at line {number}")
-        files.append((find(base, ("val/images",), [cells[0]], source), label[cells[1]]))
+        files.append((find(base, [cells[0]], source, ["val/images"]), label[cells[1]]))
     return files
 
 

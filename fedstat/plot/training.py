@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat.plot._figure import given, interval, literal, looks, ordered, over_runs, refusal
@@ -136,70 +135,6 @@ def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None) -> Axes:
         handles = [handle for handle in legend.legend_handles if handle is not None]
         ax.legend(handles, [literal(about(m).title) for m in names], frameon=False)
     return ax
-
-
-def feature_grid(
-    image: NDArray[Any], fedfac: NDArray[Any], fedavg: NDArray[Any], shared: NDArray[np.bool_], *, units: int = 8
-) -> Figure:
-    """Feature maps of personal and shared filters, with those of FedAvg's same filters beside (FedFac Fig. 10).
-
-    Parameters
-    ----------
-    image : array (row, column) or (channel, row, column)
-        Values in [0, 1].
-    fedfac, fedavg : array (unit, row, column)
-        Output of one convolution of both networks.
-    shared : bool array (unit,)
-        FedFac's split of that layer.
-    units : int
-        Largest number of filters of each kind to show: those whose maps vary most in FedFac.
-
-    Returns
-    -------
-    matplotlib Figure
-        Four rows: personal filters of FedFac, the same filters in FedAvg, shared filters of FedFac, the same in
-        FedAvg. Every map has a grey scale of its own.
-
-    Raises
-    ------
-    ValueError
-        If the layer has filters of one kind only.
-    """
-    if shared.all() or not shared.any():
-        kind = "shared" if shared.all() else "personal"
-        raise ValueError(f"the layer must have shared and personal filters, but all {len(shared)} are {kind}")
-    spread = fedfac.std(axis=(1, 2))
-    chosen = {kind: _most(spread, flags, units) for kind, flags in {"personal": ~shared, "shared": shared}.items()}
-    columns = max(map(len, chosen.values()))
-    figure = plt.figure(figsize=(1.25 * columns + 2.6, 5.6), layout="constrained")
-    grid = figure.add_gridspec(4, columns + 2)
-    big = figure.add_subplot(grid[1:3, :2])
-    big.imshow(image if image.ndim == 2 else np.moveaxis(image, 0, -1).squeeze(), cmap="gray", vmin=0, vmax=1)
-    big.set_title("image", fontsize="medium")
-    _bare(big)
-    rows = [(kind, name, maps) for kind in chosen for name, maps in (("FedFac", fedfac), ("FedAvg", fedavg))]
-    for i, (kind, name, maps) in enumerate(rows):
-        for j, unit in enumerate(chosen[kind]):
-            ax = figure.add_subplot(grid[i, j + 2])
-            ax.imshow(maps[unit], cmap="gray", interpolation="nearest")
-            _bare(ax)
-            if name == "FedFac":
-                ax.set_title(f"filter {unit}", fontsize="x-small", pad=2)
-            if j == 0:
-                where = kind if name == "FedFac" else "same filters"
-                ax.set_ylabel(f"{name}\n{where}", fontsize="small")
-    return figure
-
-
-def _most(spread: NDArray[Any], flags: NDArray[np.bool_], units: int) -> NDArray[np.int64]:
-    """Units of a kind whose maps vary most, in order of their numbers."""
-    here = np.flatnonzero(flags)
-    return np.sort(here[np.argsort(-spread[here], kind="stable")[:units]])
-
-
-def _bare(ax: Axes) -> None:
-    ax.set_xticks([])
-    ax.set_yticks([])
 
 
 def _table(data: Any, figure: str, of_run: Callable[[Any], pd.DataFrame]) -> pd.DataFrame:

@@ -13,7 +13,6 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Sequence
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -195,10 +194,10 @@ def memory() -> str:
 def _data(args: argparse.Namespace) -> list[str]:
     root = folder(args.data_dir)
     there, missing = [], []
-    for name in data.SOURCES:
+    for name, source in data.SOURCES.items():
         if name == "digits":  # comes with scikit-learn
             continue
-        path = located(partial(data.load, name, root))
+        path = located(root, source)
         if path is None:
             missing.append(name)
         else:

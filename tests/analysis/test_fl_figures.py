@@ -103,12 +103,12 @@ def test_feature_maps_are_those_of_the_convolution_itself():
 
 
 def test_filters_are_shown_by_kind_beside_fedavg(digits, tmp_path, monkeypatch):
-    fig10, drawn = load("paper_figs/fig10.py"), plot.feature_grid
+    fig10, drawn = load("paper_figs/fig10.py"), features.feature_grid
     made, seen, shown, images = fig10.side_by_side, [], [], []
     monkeypatch.setattr(
         fig10, "side_by_side", lambda *a, **k: images.append(a[4]) or seen.append(made(*a, **k)) or seen[-1]
     )
-    monkeypatch.setattr(plot, "feature_grid", lambda *a: shown.append(a) or drawn(*a))
+    monkeypatch.setattr(features, "feature_grid", lambda *a: shown.append(a) or drawn(*a))
     assert fig10.main(["--runs", str(digits), "--out", str(tmp_path / "figure.png")]) == 0
     assert (tmp_path / "figure.png").stat().st_size > 20_000
     for ours, theirs in zip(shown[0][1:], seen[0], strict=True):
@@ -133,7 +133,7 @@ def test_maps_are_those_of_each_runs_own_model_and_of_its_split(digits):
 def test_rows_of_the_figure_are_of_the_filters_that_they_name():
     shared = np.array([True, False, False, True, True])
     maps = {name: np.random.default_rng(i).normal(size=(5, 4, 4)) for i, name in enumerate(("FedFac", "FedAvg"))}
-    axes = plot.feature_grid(np.zeros((4, 4)), maps["FedFac"], maps["FedAvg"], shared).axes[1:]
+    axes = features.feature_grid(np.zeros((4, 4)), maps["FedFac"], maps["FedAvg"], shared).axes[1:]
     of = [("FedFac", 1), ("FedFac", 2), ("FedAvg", 1), ("FedAvg", 2)]
     of += [(name, unit) for name in maps for unit in (0, 3, 4)]
     for ax, (name, unit) in zip(axes, of, strict=True):
@@ -160,8 +160,8 @@ def test_stored_weights_predict_as_the_run_did(digits):
 def test_a_layer_of_one_kind_has_nothing_to_compare():
     maps = np.random.default_rng(0).normal(size=(4, 5, 5))
     with pytest.raises(ValueError, match="all 4 are shared"):
-        plot.feature_grid(np.zeros((5, 5)), maps, maps, np.ones(4, dtype=bool))
-    mixed = plot.feature_grid(np.zeros((5, 5)), maps, maps, np.array([True, False, False, True]), units=2)
+        features.feature_grid(np.zeros((5, 5)), maps, maps, np.ones(4, dtype=bool))
+    mixed = features.feature_grid(np.zeros((5, 5)), maps, maps, np.array([True, False, False, True]), units=2)
     assert len(mixed.axes) == 1 + 4 * 2
 
 

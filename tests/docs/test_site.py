@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
 
 import docstring_rules
@@ -15,6 +16,7 @@ import pytest
 import reference_pages
 from public_names import Name
 
+from fedstat import plot
 from fedstat.fl import algorithms
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -45,6 +47,14 @@ def test_no_public_name_lacks_a_page():
     shown = {f"{name.package}/{name.name}.rst" for name in public_names.every_name()}
     assert shown <= pages
     assert "fedstat/split.rst" in shown
+
+
+def test_every_plot_has_a_picture_in_the_gallery():
+    drawn = set(re.findall(r"^plot\.(\w+)\(", (DOCS / "gallery.md").read_text(encoding="utf-8"), re.MULTILINE))
+    returned = {name: signature(getattr(plot, name)).return_annotation for name in plot.__all__}
+    plots = {name for name, kind in returned.items() if kind in ("Axes", "Figure")}
+    assert len(plots) > 30
+    assert drawn == plots
 
 
 def test_docstrings_say_arguments_shapes_and_sources():

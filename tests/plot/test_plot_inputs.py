@@ -39,7 +39,7 @@ MEANT = {
     "stability": {"StabilityResult"},
 }  # fmt: skip
 # What takes no result at all: names, figures, text, tables, and maps of filters.
-OTHERS = {"by_setting", "caption", "feature_grid", "look", "motivation_origin", "one_legend", "origin", "study_dataset"}
+OTHERS = {"by_setting", "caption", "look", "motivation_origin", "one_legend", "origin", "study_dataset"}
 
 
 @pytest.fixture(autouse=True)

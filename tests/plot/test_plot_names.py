@@ -88,7 +88,7 @@ OTHERS: dict[str, Callable[[Sequence[str]], Any]] = {
 WITHOUT = {
     "accuracy", "accuracy_grid", "convergence", "freezing", "generalization", "recovery", "recovery_grid", "stability",
     "stability_grid", "study_grid", "study_dataset", "origin", "spectrum", "spectrum_grid", "kappa_window",
-    "heatmap", "entropies", "relation", "fig1", "fig2", "motivation_grid", "motivation_origin", "feature_grid",
+    "heatmap", "entropies", "relation", "fig1", "fig2", "motivation_grid", "motivation_origin",
     "caption", "one_legend", "look", "partition", "rounds", "scree", "communality", "loadings", "split_map",
     "client_lines", "similarity_over_rounds", "leakage", "leakage_grid", "profile", "shares", "client_similarity",
 }  # fmt: skip

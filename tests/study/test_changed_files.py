@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,16 @@ def test_what_is_dealt_is_what_the_files_hold_now(read: str, tmp_path: Path) -> 
         assert fed.identical(fresh)
 
 
-@pytest.mark.parametrize("name", data.SOURCES)
-def test_every_published_data_set_is_looked_for_where_changes_are_seen(name: str, tmp_path: Path) -> None:
-    """All files come from one function, which notes them, and which says here where it looked."""
-    if name == "digits":
-        assert located(partial(data.load, name, tmp_path)) is None
-        return
-    with pytest.raises(FileNotFoundError, match="looked for in"):
+@pytest.mark.parametrize("name", [name for name in data.SOURCES if name != "digits"])
+def test_the_first_file_of_a_published_data_set_is_where_it_is_looked_for(name: str, tmp_path: Path) -> None:
+    source = data.SOURCES[name]
+    assert located(tmp_path, source) is None
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / source.places[-1]))) as error:
         data.load(name, tmp_path)
+    assert any(first in str(error.value) for first in source.first)
+    (tmp_path / source.places[-1]).mkdir(parents=True, exist_ok=True)
+    (path := tmp_path / source.places[-1] / source.first[-1]).touch()
+    assert located(tmp_path, source) == path
 
 
 def test_a_file_that_keeps_its_size_and_time_of_change_is_seen(tmp_path: Path) -> None:
