@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,6 +149,28 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
         labels or their vocabulary would take more than the limit, see :func:`fedstat.data.load`; others are not read.
     """
     path = Path(path).expanduser()
+    found = _read(path)
+    x = _channels_first(found["x"])
+    classes, y = np.unique(labels.classes(f"y in {path}", found["y"]), return_inverse=True)
+    dims = ("channel", "row", "column") if x.ndim == 4 else tuple(f"axis{i}" for i in range(1, x.ndim))
+    which = np.asarray(found.get("split", np.full(len(x), "train"))).astype(str).astype(object)
+    for name in dict.fromkeys(which):
+        check.choice(f"split in {path}", name, SPLITS)
+    data = xr.Dataset(
+        {
+            "x": (("sample", *dims), x, _values(path, x)),
+            "y": ("sample", y.astype(np.int64), {"names": [str(c) for c in classes]}),
+        },
+        {"split": ("sample", which)},
+        {"title": path.name},
+    )
+    if "client" in found:
+        data = data.assign_coords(user=("sample", found["client"]))
+    return data if split is None else data.isel(sample=np.flatnonzero(which == check.choice("split", split, SPLITS)))
+
+
+def _read(path: Path) -> dict[str, NDArray[Any]]:
+    """The file's arrays of the names that have a meaning; no value is missing."""
     try:
         with guard.arrays(note(path)) as file:
             heads = {name: file.head(name) for name in _NAMES if name in file.names}
@@ -158,31 +180,28 @@ def load(path: str | Path, split: Split | None = None) -> xr.Dataset:
         raise FileNotFoundError(f"there is no file {path}. It must hold {ARRAYS}") from None
     for name in found.keys() - {"x"}:
         labels.complete(f"{name} in {path}", found[name], "sample")
-    x, n = found["x"], len(found["x"])
+    return found
+
+
+def _channels_first(x: NDArray[Any]) -> NDArray[Any]:
+    """Images as (sample, channel, row, column); other arrays as they are."""
     if x.dtype == np.uint8 and x.ndim == 3:
-        x = x[:, None]
+        return x[:, None]
     if x.ndim == 4 and x.shape[1] not in _CHANNELS and x.shape[3] in _CHANNELS:
-        x = np.ascontiguousarray(np.moveaxis(x, 3, 1))  # channels last
-    classes, y = np.unique(labels.classes(f"y in {path}", found["y"]), return_inverse=True)
-    dims = ("channel", "row", "column") if x.ndim == 4 else tuple(f"axis{i}" for i in range(1, x.ndim))
-    which = np.asarray(found.get("split", np.full(n, "train"))).astype(str).astype(object)
-    for name in dict.fromkeys(which):
-        check.choice(f"split in {path}", name, SPLITS)
-    data = xr.Dataset(
-        {"x": (("sample", *dims), x), "y": ("sample", y.astype(np.int64), {"names": [str(c) for c in classes]})},
-        {"split": ("sample", which)},
-        {"title": path.name},
-    )
-    if "client" in found:
-        data = data.assign_coords(user=("sample", found["client"]))
+        return np.ascontiguousarray(np.moveaxis(x, 3, 1))
+    return x
+
+
+def _values(path: Path, x: NDArray[Any]) -> dict[str, Any]:
+    """``attrs`` of x: the scale of images, the vocabulary of tokens."""
     if x.dtype == np.uint8 and x.ndim == 4:
-        data.x.attrs["scale"] = 255
-    elif x.dtype.kind in "iu":
-        if x.min() < 0:
-            raise ValueError(f"x in {path} holds integers, which are tokens 0, 1, ..., but the least is {x.min()}")
-        guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
-        data.x.attrs["vocabulary"] = [str(i) for i in range(int(x.max()) + 1)]
-    return data if split is None else data.isel(sample=np.flatnonzero(which == check.choice("split", split, SPLITS)))
+        return {"scale": 255}
+    if x.dtype.kind not in "iu":
+        return {}
+    if x.min() < 0:
+        raise ValueError(f"x in {path} holds integers, which are tokens 0, 1, ..., but the least is {x.min()}")
+    guard.size(path, (int(x.max()) + 1) * SAMPLE, f"a vocabulary with the token {x.max()}")
+    return {"vocabulary": [str(i) for i in range(int(x.max()) + 1)]}
 
 
 def _require(path: Path, heads: Mapping[str, guard.Head], names: list[str]) -> None:

@@ -283,31 +283,40 @@ def cells(path: str | Path, *, scale: str | None = None, study: str | None = Non
 def _read(path: Path) -> dict[str, Any]:
     """The file, its keys known and the files of its algorithms with whole paths."""
     read = read_toml(path)
-    scales = table(read, "scale", path)
-    of_scale = [table(scales, name, f"{path}, [scale]") for name in scales]
-    sets, methods, tune = tables(read, "dataset", path), tables(read, "method", path), table(read, "tune", path)
-    if "method" in read and not all(methods):
+    if "method" in read and not all(tables(read, "method", path)):
         raise ValueError(
             f"{path} has an empty [[method]], which would run {Settings.algorithm}. Name one, such as "
             'algorithm = "fedavg", or leave the heading out.'
         )
-    parts = {f"[scale.{name}]": ("scale.NAME", one) for name, one in zip(scales, of_scale, strict=True)}
-    places = [(str(path), "", read), (f"{path}, [tune]", "tune", tune)]
-    places += [(f"{path}, {head}", *part) for head, part in parts.items()]
-    places += [
-        (f"{path}, [[{kind}]]", kind, one) for kind, every in (("dataset", sets), ("method", methods)) for one in every
-    ]
-    places += [(f"{where}, {name}", kind, one[name]) for where, kind, one in [*places] for name in scales
-               if kind in ("dataset", "method", "tune") and isinstance(one.get(name), dict)]  # fmt: skip
-    places += [(f"{where}, sweep", "method.sweep", one["sweep"]) for where, kind, one in [*places]
-               if kind == "method" and isinstance(one.get("sweep"), dict)]  # fmt: skip
+    places = [*_tables(read, path)]
     for _, _, one in places:
         _resolve(one, path.parent)
-    every = [name for _, _, one in places for name in _several(one.get("algorithm"))]
-    known = experiment.names(every)
+    known = experiment.names([name for _, _, one in places for name in _several(one.get("algorithm"))])
+    scales = table(read, "scale", path)
     for where, kind, one in places:
-        experiment.require(one, kind, [*known, *(scales if kind in ("dataset", "method", "tune") else ())], where)
+        experiment.require(one, kind, [*known, *(scales if kind in _SCALED else ())], where)
     return read
+
+
+_SCALED = ("dataset", "method", "tune")
+"""Tables that may hold a table for a scale."""
+
+
+def _tables(read: dict[str, Any], path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Place (for messages), kind (as in :attr:`fedstat.study.experiment.Key.tables`) and content of all tables."""
+    scales = table(read, "scale", path)
+    yield str(path), "", read
+    for name in scales:
+        yield f"{path}, [scale.{name}]", "scale.NAME", table(scales, name, f"{path}, [scale]")
+    scaled = [(f"{path}, [tune]", "tune", table(read, "tune", path))]
+    scaled += [(f"{path}, [[{kind}]]", kind, one) for kind in ("dataset", "method") for one in tables(read, kind, path)]
+    for where, kind, one in scaled:
+        parts = [(where, one)] + [(f"{where}, {name}", part) for name, part in one.items() if name in scales]
+        for place, part in parts:
+            if isinstance(part, dict):
+                yield place, kind, part
+                if kind == "method" and isinstance(part.get("sweep"), dict):
+                    yield f"{place}, sweep", "method.sweep", part["sweep"]
 
 
 def _several(given: Any) -> list[Any]:
@@ -491,36 +500,27 @@ def run_all(
     require_distinct(runs, "the grid")
     if guard.status(folder) and (not folder.is_dir() or guard.status(folder / "zarr.json")):
         raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
-    paths = [folder / f"{name_of(settings)}.zarr" for settings in runs]
-    absent = [settings for settings, path in zip(runs, paths, strict=True) if not guard.status(path)]
-    experiment.read_data(absent, where.get("data_dir"))
+    parts = [_Part(one, folder / f"{name_of(one)}.zarr", number, len(runs)) for number, one in enumerate(runs)]
+    experiment.read_data([part.settings for part in parts if not guard.status(part.path)], where.get("data_dir"))
     if executor is not None:  # whose workers may stand in other folders
-        paths, progress = [path.absolute() for path in paths], None
+        parts, progress = [part._replace(path=part.path.absolute()) for part in parts], None
         if where.get("data_dir") is not None:
             where["data_dir"] = Path(where["data_dir"]).absolute()
-    parts = [_Part(*one, number, len(runs)) for number, one in enumerate(zip(runs, paths, strict=True))]
-    left: dict[type[Exception], list[str]] = {FloatingPointError: [], BlockingIOError: []}
-    for (settings, path, *_), made in as_done(executor, partial(_make, repeat, progress, where), parts):
+    failed: list[tuple[type[Exception], str]] = []
+    for part, made in as_done(executor, partial(_make, repeat, progress, where), parts):
         try:
             new = made()
-        except (ValueError, BlockingIOError) as error:
-            if executor is None or isinstance(error, ValueError):
-                raise type(error)(f"{_which(settings)}: {error}") from error
-            left[BlockingIOError].append(f"{_which(settings)}: {error}")
-        except FloatingPointError as error:
-            left[FloatingPointError].append(f"{_which(settings)} ({path.name}): {error}")
         except Exception as error:
-            error.add_note(_which(settings))
-            raise
-        else:
-            if not path.exists():
-                raise FileNotFoundError(
-                    f"a worker has stored {path}, which is not there: workers must share the folder"
-                )
-            yield settings, path, new
-    for kind, messages in left.items():
-        if messages:
-            raise kind("\n".join(message for every in left.values() for message in every))
+            failed.append(_failure(error, part, alone=executor is None))
+            continue
+        if not part.path.exists():
+            raise FileNotFoundError(
+                f"a worker has stored {part.path}, which is not there: workers must share the folder"
+            )
+        yield part.settings, part.path, new
+    if failed:
+        failed.sort(key=lambda one: one[0] is not FloatingPointError)
+        raise failed[0][0]("\n".join(message for _, message in failed))
 
 
 class _Part(NamedTuple):
@@ -530,6 +530,19 @@ class _Part(NamedTuple):
     path: Path
     number: int
     of: int
+
+
+def _failure(error: Exception, part: _Part, *, alone: bool) -> tuple[type[Exception], str]:
+    """Return kind and message of an error after which other runs can be made; raise any other, naming the run."""
+    name = _which(part.settings)
+    if isinstance(error, FloatingPointError):
+        return FloatingPointError, f"{name} ({part.path.name}): {error}"
+    if isinstance(error, BlockingIOError) and not alone:
+        return BlockingIOError, f"{name}: {error}"
+    if isinstance(error, ValueError | BlockingIOError):
+        raise type(error)(f"{name}: {error}") from error
+    error.add_note(name)
+    raise error
 
 
 def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], part: _Part) -> bool:
