@@ -6,11 +6,12 @@ import asyncio
 import logging
 import os
 import signal
-import warnings
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Executor
 from contextlib import contextmanager
 from typing import Any
+
+from fedstat._utils import check
 
 # Seconds in which a scheduler must answer.
 _PATIENCE = 5
@@ -119,7 +120,7 @@ def _require_fedstat(client: Any, address: str) -> None:
 
     theirs = client.run(_code, on_error="return")
     if not theirs:
-        warnings.warn(f"the scheduler at {address} has no workers yet: waiting for them", stacklevel=2)
+        check.warn(f"the scheduler at {address} has no workers yet: waiting for them")
     for worker, found in theirs.items():
         if found != code():
             what = found if isinstance(found, Exception) else f"its code is {found}, and here it is {code()}"

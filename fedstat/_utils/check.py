@@ -1,17 +1,23 @@
-"""Argument checks shared by every public function: one wording for one mistake."""
+"""Argument checks shared by every public function, one wording for one mistake, and warnings at the user's line."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
+import sys
+import warnings
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from itertools import islice
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from array_api_compat import is_torch_array
+
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 class NoEffectError(ValueError):
@@ -123,6 +129,14 @@ def distinct(name: str, values: Collection[Any]) -> Any:
     if not values or len({*map(str, values)}) < len(values):
         raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r:.200}")
     return values
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line that called the package: the first one up the stack that is not in it."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 def one_array(name: str, values: Any) -> Any:

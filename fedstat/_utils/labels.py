@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -252,11 +251,9 @@ def _stacked(parts: list[Any], dim: str) -> xr.DataArray:
                     one, moved[i] = one.isel({d: at}), d
         found.append(one.transpose(*first.dims).to_numpy())
     if moved:
-        warnings.warn(
+        check.warn(
             f"{dim}(s) {few(moved)} of the list had the labels of the first in another order, of the dim(s) "
-            f"{few(dict.fromkeys(moved.values()))}. They were put in the order of the first.",
-            UserWarning,
-            stacklevel=4,
+            f"{few(dict.fromkeys(moved.values()))}. They were put in the order of the first."
         )
     if shapes := [x.shape for x in found if x.shape != found[0].shape]:
         raise ValueError(f"arrays of the list must have one shape, but got {found[0].shape} and {shapes[0]}")

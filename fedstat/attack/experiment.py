@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,10 +111,9 @@ def states(run: Stored, job: Job, rounds: Sequence[int]) -> Iterator[tuple[int, 
             kept = run.tree["metrics/loss"].sel(round=number).to_numpy()
             again = evaluate(job, state)["loss"] if np.isfinite(kept).any() else kept
             if not np.allclose(again, kept, rtol=_SAME, equal_nan=True):
-                warnings.warn(
+                check.warn(
                     f"{run.name} trained again has other losses after round {number} than its store: the code or the "
-                    "device differs. The attack is on the run as it is made now.",
-                    stacklevel=2,
+                    "device differs. The attack is on the run as it is made now."
                 )
         yield number, state
 

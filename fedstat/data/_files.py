@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any, BinaryIO, Generic, Literal, NamedTuple, ParamSpec, TypeV
 
 import numpy as np
 
-from fedstat._utils import guard, labels
+from fedstat._utils import check, guard, labels
 from fedstat._utils.lazy import xr
 
 _INDEX = "dataset.json"
@@ -326,11 +325,7 @@ def check_rows(source: Source, split: str, rows: int, where: Path) -> None:
     guard.size(where, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
     published = source.rows.get(split, rows)
     if rows != published:
-        warnings.warn(
-            f"{source.title}: the {split} split has {rows:,} rows, but {published:,} were published",
-            UserWarning,
-            stacklevel=2,
-        )
+        check.warn(f"{source.title}: the {split} split has {rows:,} rows, but {published:,} were published")
 
 
 def wanted(split: str | None) -> tuple[Split, ...]:

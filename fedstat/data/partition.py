@@ -8,7 +8,6 @@ alone, or divide every client's samples afterwards (``train_test``).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -126,11 +125,9 @@ def draw_equal(proportion: np.ndarray, n: int, supply: np.ndarray) -> tuple[np.n
 def partitioned(data: xr.Dataset, client: np.ndarray, what: str, *, moved: int = 0) -> xr.Dataset:
     """Data set with its clients, less the samples of client −1, that says how it was divided."""
     if moved:
-        warnings.warn(
+        check.warn(
             f"{what}: {moved} samples are of other classes than drawn, because classes ran out. "
-            "Use fewer or smaller clients, or a larger concentration.",
-            UserWarning,
-            stacklevel=3,
+            "Use fewer or smaller clients, or a larger concentration."
         )
     kept = client >= 0
     if not kept.all():

@@ -142,7 +142,7 @@ def _work(options: argparse.Namespace) -> None:
     with warnings.catch_warnings(record=True) as said:
         found = decompose(options)
     for text, kind in dict.fromkeys((str(one.message), one.category) for one in said):  # once, whoever says it
-        warnings.warn(text, kind, stacklevel=2)
+        check.warn(text, kind)
     if options.out is not None:
         save(options, found)
     if options.plot is not None:

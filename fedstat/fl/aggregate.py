@@ -14,7 +14,6 @@ large updates:
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -204,10 +203,9 @@ def trimmed_mean(proportion: float) -> Aggregator:
     def dropped(n: int) -> int:
         k = int(proportion * n + _ROUNDING)
         if proportion and not k:
-            warnings.warn(
+            check.warn(
                 f"A round has fewer than {math.ceil(1 / proportion - _ROUNDING)} clients, so that {name} drops no "
-                "values and is the unweighted mean. Raise participation or the proportion.",
-                stacklevel=2,
+                "values and is the unweighted mean. Raise participation or the proportion."
             )
         return k
 

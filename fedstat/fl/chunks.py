@@ -6,7 +6,6 @@ import math
 import resource
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -63,7 +62,7 @@ def _within_memory(job: Job, n: int, work: Callable[[slice], None]) -> None:
                 raise
             torch.cuda.empty_cache()
             if "client_chunk" not in job.limits:
-                warnings.warn(f"the GPU's memory does not hold {size} clients at a time: taking fewer", stacklevel=2)
+                check.warn(f"the GPU's memory does not hold {size} clients at a time: taking fewer")
             job.limits["client_chunk"] = size = max(1, size // 2)
             continue
         low += size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -199,10 +198,9 @@ class ComputeConfig:
         """The same without the device; threads default to the number of cores."""
         threads = self.threads or os.cpu_count() or 1
         if self.precision == "bfloat16" and device_named(self.device).type == "cpu" and not _multiplies_bfloat16():
-            warnings.warn(
+            check.warn(
                 "this CPU has no instructions for bfloat16 (AVX-512-BF16, AMX): training is slower than with "
-                "precision='float32', and less exact",
-                stacklevel=3,
+                "precision='float32', and less exact"
             )
         return Computing(client_chunk=self.client_chunk, threads=threads, precision=self.precision)
 

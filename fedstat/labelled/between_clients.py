@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -122,21 +121,17 @@ def _with_warning(result: EntropyResult) -> EntropyResult:
     if (n_tied > 0).any():
         most, some = n_tied.argmax(), (n_tied > 0).sum()
         of = f" in the series with most ties; {some} of {len(n)} series have some" if len(n) > 1 else ""
-        warnings.warn(
+        check.warn(
             f"{n_tied[most]} of {n[most]} samples have an exact copy{of}. Copies shorten the distance to "
             f"neighbor {result.k}: the entropy is too low, and no interval is given. If values were rounded, use "
             "ties='jitter' with their resolution; if a value has a mass of its own, ties='atoms' and a smaller k; if "
-            "samples came twice, drop the copies. A larger k lessens the error.",
-            UserWarning,
-            stacklevel=3,
+            "samples came twice, drop the copies. A larger k lessens the error."
         )
     if clustered.any():
         of = f" in {clustered.sum()} of {len(n)} series" if len(n) > 1 else ""
-        warnings.warn(
+        check.warn(
             f"samples lie in narrow groups{of}, and many groups are too small for neighbor {result.k}: the entropy is "
-            "too high, and no interval is given. Use a smaller k or more samples, or take the entropy of each group.",
-            UserWarning,
-            stacklevel=3,
+            "too high, and no interval is given. Use a smaller k or more samples, or take the entropy of each group."
         )
     return result
 

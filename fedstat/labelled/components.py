@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from functools import reduce
 from operator import add
@@ -144,11 +143,9 @@ def variance_components(
         alike.append(agreement(icc_sums(w.mean(1))))
         n_replicates, n_weights = w.shape[1], w.shape[3]
     if equal.any() and not equal.all():
-        warnings.warn(
+        check.warn(
             f"the replicates of client(s) {few(clients[equal])} are identical bit for bit, as if without noise: the "
-            "personal share comes out too high. Were they trained on different samples? Leave these clients out.",
-            UserWarning,
-            stacklevel=2,
+            "personal share comes out too high. Were they trained on different samples? Leave these clients out."
         )
     return ComponentsResult(
         components=_joined(found),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypedDict
@@ -282,11 +281,9 @@ def start_by_unit(start: Any, units: NDArray[Any]) -> Any:
 def say_if_alone(n_clients: int) -> None:
     """Warn that one client alone cannot agree with another."""
     if n_clients == 1:
-        warnings.warn(
+        check.warn(
             "the weights are of one client, so that agreement between clients cannot enter: the split says which units "
-            "of that client go together. Give the weights of several clients.",
-            UserWarning,
-            stacklevel=6,
+            "of that client go together. Give the weights of several clients."
         )
 
 
@@ -375,19 +372,16 @@ def analyse(
         )
     live = int((~result.dead).sum())
     if method != "leverage" and (rank := _exhausted(numpy_of(fit.eigenvalues)[: result.n_factors], live)):
-        warnings.warn(
+        check.warn(
             f"there are as many factors as the rank of the correlations, {rank} for {live} live units: "
-            "every communality is 1 and says nothing. Lower kappa or n_factors, or use more rows.",
-            UserWarning,
-            stacklevel=7,
+            "every communality is 1 and says nothing. Lower kappa or n_factors, or use more rows."
         )
     if not result.converged:
-        warnings.warn(
+        check.warn(
             f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "
             f"factors for {live} units. Raise max_iter (1000 is usually enough), lower kappa or n_factors, use "
             "method='minres', or see fedstat.stability for whether the split moves too.",
             ConvergenceWarning,
-            stacklevel=7,
         )
     return result.rotate(rotation) if rotation is not None else result
 

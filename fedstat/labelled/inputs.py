@@ -6,8 +6,8 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
@@ -184,10 +184,10 @@ def each(
     if not given.several:
         ((name, w),) = given.layers.items()
         return analyse(w, starts[name], **settings)
-    results = {}
-    for name, w in given.layers.items():
-        with _naming(name, several=len(given.layers) > 1):
-            results[name] = analyse(w, starts[name], **settings)
+    results = {
+        name: _of_layer(name, partial(analyse, w, starts[name], **settings), several=len(given.layers) > 1)
+        for name, w in given.layers.items()
+    }
     return ByLayer(results, given.left_out)
 
 
@@ -365,15 +365,15 @@ def _common(w: xr.DataArray, layer: str) -> Any:
     return values[0]
 
 
-@contextmanager
-def _naming(layer: str, *, several: bool) -> Iterator[None]:
-    """Make warnings name their layer, and plain errors too where there are several."""
+def _of_layer(layer: str, analyse: Callable[[], R], *, several: bool) -> R:
+    """Analyse a layer; its warnings name it, and its plain errors too where there are several."""
     with warnings.catch_warnings(record=True) as said:
         try:
-            yield
+            result = analyse()
         except ValueError as error:
             if type(error) is ValueError and several:
                 raise ValueError(f"layer {layer!r}: {error}") from error
             raise
     for one in said:
-        warnings.warn(f"{layer}: {one.message}", one.category, stacklevel=5)
+        check.warn(f"{layer}: {one.message}", one.category)
+    return result

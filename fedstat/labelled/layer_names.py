@@ -9,7 +9,6 @@ matrices one below the other: a unit has a row in each.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import combinations
@@ -379,12 +378,10 @@ def _warn_if_unlike(key: str, shape: tuple[int, ...], state: State) -> None:
     after = next((k for k in keys[keys.index(key) + 1 :] if stem(k).rpartition(".")[0] == parent), key)
     size = tuple(getattr(state[after], "shape", ()))
     if len(shape) > 2 and after.endswith("weight") and size == shape[1:2] != shape[:1]:
-        warnings.warn(
+        check.warn(
             f"{key!r} is read as the weight of a convolution, {shape[0]} units first, but the normalisation after it, "
             f"{after!r}, has {size[0]} numbers, as after a transposed one. If it is one, give modules in place of "
-            f"state_dicts, or fedstat.read_weights(sources, unit_axis={{{layer!r}: 1}}).",
-            UserWarning,
-            stacklevel=7,
+            f"state_dicts, or fedstat.read_weights(sources, unit_axis={{{layer!r}: 1}})."
         )
 
 

@@ -261,12 +261,11 @@ def say_if_contradicted(result: SplitResult) -> None:
     """Warn where the labels of a split and agreement between clients contradict each other."""
     if result.contradicted:
         shared, personal = (coefficient(result.median_icc(g)) for g in ("shared", "personal"))
-        warnings.warn(
+        check.warn(
             f"clients agree less on the shared units (median ICC2 {shared}) than on the personal ones "
             f"({personal}): here shared means explained by the other units, not alike over clients. "
             "Use method='icc' to share units on which clients agree, or try another kappa: the labels depend on it.",
             AgreementWarning,
-            stacklevel=5,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import re
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from math import prod
 from typing import Any, NamedTuple
@@ -386,19 +385,15 @@ def warn_of(stacks: dict[str, Stack]) -> None:
     """Warn of layers too wide for their correlations, and of factors that have no units."""
     for name, stack in stacks.items():
         if (size := stack.w.shape[1] ** 2 * 8) > guard.limit():
-            warnings.warn(
+            check.warn(
                 f"layer {name!r} has {stack.w.shape[1]:,} units: their correlations alone take {size / 1e9:,.0f} GB "
-                "when it is split. Leave it out by layers=[...], or split a part of its units.",
-                UserWarning,
-                stacklevel=4,
+                "when it is split. Leave it out by layers=[...], or split a part of its units."
             )
     if factors := [name for name in stacks if LORA.search(name)]:
-        warnings.warn(
+        check.warn(
             f"{few(factors)}: factors of low-rank updates BA. Units of one factor cannot be compared over clients, as "
             "(BG)(inverse of G)A is the same update for every G. Give the products BA, or merged weights. Base weights "
-            "beside the factors are without the update.",
-            UserWarning,
-            stacklevel=4,
+            "beside the factors are without the update."
         )
 
 

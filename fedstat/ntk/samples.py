@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import xr
 from fedstat.ntk import gram
@@ -203,7 +203,7 @@ def constants(samples: Samples) -> Constants:
     """Kernels, eigenvalues and Assumption 1 of the samples; warns where the theory does not apply."""
     found = gram.violations(samples.x)
     if found:
-        warnings.warn(describe(found), TheoryWarning, stacklevel=3)
+        check.warn(describe(found), TheoryWarning)
     h_shared = gram.kernel(samples.x)
     blocks = [gram.kernel(x) for x in samples.blocks(samples.x)]
     return Constants(h_shared, blocks, extremes([h_shared], "H^s"), extremes(blocks, "H^p"), found)
@@ -243,19 +243,17 @@ def extremes(blocks: list[np.ndarray], name: str) -> ExtremeEigenvalues:
         blocks=len(blocks),
     )
     if result.resolved and not result.positive:
-        warnings.warn(
+        check.warn(
             f"the smallest eigenvalue of {name} is {result.lambda_min:.3g}, below 0: it is no kernel, counts as 0 and "
             "gives no rate.",
             TheoryWarning,
-            stacklevel=3,
         )
     elif not result.resolved:
-        warnings.warn(
+        check.warn(
             f"the smallest eigenvalue of {name} is {result.lambda_min:.3g}, at or below what float64 resolves here "
             f"({result.resolution:.3g}): it counts as 0 and gives no rate. Are samples (nearly) parallel, or more of "
             "them than directions?",
             TheoryWarning,
-            stacklevel=3,
         )
     return result
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -304,13 +303,12 @@ def _report_divergence(data: xr.Dataset, steps: stats.Steps, known: Constants) -
     if len(bad):
         m, w, k = bad[0]
         stable = steps.divisor / (2 * steps.local_steps * known.personal.lambda_max)
-        warnings.warn(
+        check.warn(
             f"gradient descent diverged in {len(bad)} run(s), first {data['method'].values[m]!s} of width "
             f"{data['width'].values[w]}, replicate {k}, in round {data['diverged_at'].values[m, w, k]}, with lr = "
             f"{steps.lr:.3g}, server_lr = {steps.server_lr:.3g}. It is stable at lr <= {stable:.3g} (lr='stable') and "
             "server_lr <= 1.",
             TheoryWarning,
-            stacklevel=3,
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -156,10 +155,9 @@ def _setting(train: Samples, test: Samples, constant: float, delta: float, serve
     known = constants(train)
     sizes = train.sizes
     if min(sizes) != max(sizes):
-        warnings.warn(
+        check.warn(
             f"Theorem 2 is for clients of equal size, but got {min(sizes)} to {max(sizes)}: n is their mean.",
             TheoryWarning,
-            stacklevel=3,
         )
     personal = _block_diagonal(train, known.h_shared)
     low = extremes([known.h_shared + personal], "H^s + H^p").usable
@@ -229,12 +227,11 @@ def _report_divergence(
     bad = [run for run, (loss, _) in zip(runs, losses, strict=True) if math.isnan(loss)]
     if bad:
         train, _, steps, replicate = bad[0]
-        warnings.warn(
+        check.warn(
             f"gradient descent diverged in {len(bad)} of {len(runs)} runs, first with {len(train.names)} clients, "
             f"replicate {replicate}, with lr = {steps.lr:.3g}, server_lr = {steps.server_lr:.3g}: they have no loss. "
             f"It is stable at lr <= {_stable(train, steps.local_steps):.3g} (lr='stable') and server_lr <= 1.",
             TheoryWarning,
-            stacklevel=3,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -283,11 +282,10 @@ def _class_shares(y: NDArray[np.int64], means: str) -> dict[str, Any]:
     one_class = float(np.mean(majority > 1 - _RARE))
     if one_class > 0.5:
         hint = ' means="independent" avoids it.' if means == "shared" else " Another seed, p or alpha may avoid it."
-        warnings.warn(
+        check.warn(
             f"{one_class:.0%} of the clients have less than {_RARE:.0%} of their labels in the rarer class "
             f"(mean share of the commoner class {majority.mean():.3f}): accuracies will hardly differ between "
             f"methods.{hint}",
             OneClassWarning,
-            stacklevel=3,
         )
     return {"majority_share": float(majority.mean()), "one_class_share": one_class}

@@ -9,7 +9,6 @@ import itertools
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import product
@@ -18,6 +17,7 @@ from typing import IO, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
+from fedstat._utils import check
 from fedstat._utils.lazy import xr, zarr
 from fedstat.store import journal, origin
 from fedstat.store.journal import Journal
@@ -476,7 +476,7 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
             files.close()
             return Writer(path, None)
         if found:
-            warnings.warn(f"the run at {path} is damaged: {describe(found)}. That is computed again.", stacklevel=2)
+            check.warn(f"the run at {path} is damaged: {describe(found)}. That is computed again.")
             files.forget(one.file for one in found)
         writer = Writer(path, files, damaged=found)
         if ended:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-
+from fedstat._utils import check
 from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm, InitContext, SharedMask
 
@@ -38,9 +37,8 @@ def fedbn() -> Algorithm:
 def _sharing(context: InitContext) -> SharedMask:
     own = nets.normalisation(context.net)
     if not own:
-        warnings.warn(
+        check.warn(
             "fedbn keeps normalisation with the client, but the network has none, so that this is FedAvg. Take a "
-            "network that normalises, such as one with norm='group' or norm='batch'.",
-            stacklevel=2,
+            "network that normalises, such as one with norm='group' or norm='batch'."
         )
     return masks.keep_parameters(own.__contains__)(context)
