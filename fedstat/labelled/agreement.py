@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
-from fedstat.labelled.inputs import each, over_layers, require_related, start_of
+from fedstat.labelled.inputs import by_layer, require_related, start_of
 from fedstat.results.icc import INFERENCE, IccResult, Inference
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests
@@ -24,7 +24,13 @@ from fedstat.stats.moments import available_memory
 _TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
 
 
-@over_layers
+def _check(*, inference: Inference, level: float, replicates: int, **_: object) -> None:
+    check.choice("inference", inference, INFERENCE)
+    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
+    check.integer("replicates", replicates, low=0)
+
+
+@by_layer(baseline="start", checks=_check)
 def icc(
     weights: Weights,
     *,
@@ -132,23 +138,6 @@ def icc(
       highest: 1 (0.81), 0 (0.79), 2 (0.03), 3 (-0.04)
       lowest:  3 (-0.04), 2 (0.03), 0 (0.79), 1 (0.81)
     """
-    check.choice("inference", inference, INFERENCE)
-    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    check.integer("replicates", replicates, low=0)
-    how = {"inference": inference, "level": level, "replicates": replicates, "seed": seed}
-    return each(weights, icc_of, layer=layer, checkpoint=checkpoint, minus=start, **how)
-
-
-def icc_of(
-    weights: Weights,
-    start: Any = None,
-    *,
-    inference: Inference = "sign-flip",
-    level: float = 0.95,
-    replicates: int = 0,
-    seed: int = 0,
-) -> IccResult:
-    """As :func:`icc`, of one layer."""
     refuse_replicates(weights)
     units, total, origin = labels(weights, "unit", 1), None, None
     drawn: tuple[Any, Any] = (None, None)

@@ -15,7 +15,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
-from fedstat.labelled.inputs import change, each, over_layers
+from fedstat.labelled.inputs import by_layer, change
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.stats import eigenvalues, entropy, factor, split
 from fedstat.stats.moments import correlation, require_memory
@@ -120,7 +120,11 @@ _OF_ITERATION = ("start", "n_starts", "heywood", "max_iter", "tol")
 KAPPA = 0.85
 
 
-@over_layers
+def _check(*, method: str, n_factors: int | None, kappa: float, **options: Any) -> None:
+    require_effect(method, n_factors, kappa, options)
+
+
+@by_layer(checks=_check)
 def fa(
     z: Any,
     *,
@@ -210,18 +214,14 @@ def fa(
       lowest nu:  3 0.00, 1 0.47, 0 0.50, 2 0.55
     """
     options = {"start": start, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
-    require_effect(method, n_factors, kappa, options)
-    fitting = {"kappa": kappa, "n_factors": n_factors, "method": method, "rotation": rotation, "options": options}
-    return each(z, _fa, layer=layer, checkpoint=checkpoint, minus=minus, corr=corr, n_obs=n_obs, **fitting)
-
-
-def _fa(z: Any, start: Any, *, corr: bool, n_obs: int | None, **fitting: Any) -> FactorResult:
-    """Factor analysis of a matrix, or of weights."""
+    fitting: dict[str, Any] = {
+        "kappa": kappa, "n_factors": n_factors, "method": method, "rotation": rotation, "options": options
+    }  # fmt: skip
     if n_obs is not None and not corr:
         raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Leave it out.")
     if not corr and _is_weights(z):
-        return of_weights(z, start, **fitting)
-    if start is not None:
+        return of_weights(z, minus, **fitting)
+    if minus is not None:
         raise ValueError("minus is taken off weights (client, unit, weight...), but got a matrix. Subtract it first.")
     units = labels(z, "unit", -1)
     if corr and isinstance(z, xr.DataArray):
@@ -232,7 +232,7 @@ def _fa(z: Any, start: Any, *, corr: bool, n_obs: int | None, **fitting: Any) ->
             f"z must have two dims (row, unit), but got shape {tuple(z.shape)}. "
             "Use fedstat.layer_matrix(weights), or select one round or layer first."
         )
-    require_room(z, len(units), fitting["method"], fitting["n_factors"], fitting["options"]["start"])
+    require_room(z, len(units), method, n_factors, start)
     if corr:
         return analyse(correlation_matrix(z), units, n_obs, None, **fitting)
     m, exponent = row_sums(z, units)

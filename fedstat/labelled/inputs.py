@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
@@ -132,11 +133,6 @@ class _Verb(Protocol[P, R]):
     def __call__(self, weights: Any, /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
-def over_layers(verb: Callable[Concatenate[Any, P], R]) -> _Verb[P, R]:
-    """Return a verb as it is; for type checkers, its result is ``R`` for one array and open for what holds layers."""
-    return cast("_Verb[P, R]", verb)
-
-
 class Given(NamedTuple):
     """Weights as the statistics take them.
 
@@ -154,41 +150,53 @@ class Given(NamedTuple):
     left_out: dict[str, str]
 
 
-def each(
-    weights: Any,
-    analyse: Callable[..., Any],
-    *,
-    layer: str | Sequence[str] | None = None,
-    checkpoint: int | None = None,
-    minus: Any = None,
-    **settings: Any,
-) -> Any:
-    """Analyse weights in any form that :func:`fedstat.split` takes.
+def by_layer(
+    *, baseline: str = "minus", checks: Callable[..., object] | None = None
+) -> Callable[[Callable[Concatenate[Any, P], R]], _Verb[P, R]]:
+    """Let a verb that is written for one layer take weights in any form that :func:`fedstat.split` takes.
+
+    The verb's body gets the weights of one layer, (client, unit, weight...), and as its baseline what the clients of
+    this layer started from, None without one. It declares ``layer`` and ``checkpoint`` for its signature alone: they
+    are used here. Of several layers the result is a :class:`ByLayer`; warnings, and errors of one of several layers,
+    name the layer.
 
     Parameters
     ----------
-    weights, layer, checkpoint, minus
-        As in :func:`fedstat.split`.
-    analyse : callable (weights, start, **settings) -> result
-        Of one layer: its weights, (client, unit, weight...), and what clients started from, None without ``minus``.
-    **settings
-        Further arguments of ``analyse``.
-
-    Returns
-    -------
-    result or ByLayer
-        Warnings, and errors of one of several layers, name the layer.
+    baseline : str
+        The verb's argument for what is subtracted from the weights.
+    checks : callable (**arguments), optional
+        Of the verb's other arguments, defaults included; called once, before weights are read.
     """
-    given = layers_of(weights, layer, checkpoint)
-    starts = _starts(minus, given)
-    if not given.several:
-        ((name, w),) = given.layers.items()
-        return analyse(w, starts[name], **settings)
-    results = {
-        name: _of_layer(name, partial(analyse, w, starts[name], **settings), several=len(given.layers) > 1)
-        for name, w in given.layers.items()
-    }
-    return ByLayer(results, given.left_out)
+
+    def over_layers(verb: Callable[Concatenate[Any, P], R]) -> _Verb[P, R]:
+        signature, one_layer = inspect.signature(verb), cast("Callable[..., R]", verb)
+
+        @wraps(verb)
+        def over(*args: Any, **settings: Any) -> Any:
+            try:
+                call = signature.bind(*args, **settings)
+            except TypeError:
+                return one_layer(*args, **settings)  # which says what is wrong with the call
+            call.apply_defaults()
+            if checks is not None:
+                _, *others = call.arguments
+                checks(**{name: call.arguments[name] for name in others})
+            (weights,), settings = call.args, call.kwargs
+            given = layers_of(weights, settings.pop("layer"), settings.pop("checkpoint"))
+            starts = _starts(settings.pop(baseline), given)
+
+            def analyse(layer: str) -> R:
+                return one_layer(given.layers[layer], **{baseline: starts[layer]}, **settings)
+
+            if not given.several:
+                return analyse(*given.layers)
+            several = len(given.layers) > 1
+            results = {layer: _naming(layer, partial(analyse, layer), several=several) for layer in given.layers}
+            return ByLayer(results, given.left_out)
+
+        return cast("_Verb[P, R]", over)
+
+    return over_layers
 
 
 def layers_of(weights: Any, layer: str | Sequence[str] | None = None, checkpoint: int | None = None) -> Given:
@@ -365,7 +373,7 @@ def _common(w: xr.DataArray, layer: str) -> Any:
     return values[0]
 
 
-def _of_layer(layer: str, analyse: Callable[[], R], *, several: bool) -> R:
+def _naming(layer: str, analyse: Callable[[], R], *, several: bool) -> R:
     """Analyse a layer; its warnings name it, and its plain errors too where there are several."""
     with warnings.catch_warnings(record=True) as said:
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from fedstat._utils import check
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import pd
-from fedstat.labelled.agreement import icc, icc_of
+from fedstat.labelled.agreement import icc
 from fedstat.labelled.arrays import LayerSums, Weights, labels, numpy_of, sums
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import (
@@ -26,7 +26,7 @@ from fedstat.labelled.factor import (
     require_effect,
     say_if_alone,
 )
-from fedstat.labelled.inputs import change, each, over_layers
+from fedstat.labelled.inputs import by_layer, change
 from fedstat.results import (
     AgreementWarning,
     ConvergenceWarning,
@@ -43,7 +43,7 @@ from fedstat.stats.split import Tau
 _OF_TEST = ("fdr", "margin", "undecided", "covariate")
 
 
-@over_layers
+@by_layer()
 def split(
     weights: Weights,
     *,
@@ -144,21 +144,13 @@ def split(
     >>> split(np.concatenate([unlike, own], axis=1), method="icc", tau=Absolute(0.5)).shared.tolist()
     [True, True, True, True, False, False]
     """
-    how: dict[str, Any] = {"kappa": kappa, "tau": tau, "options": options}
-    return each(weights, _split_layer, layer=layer, checkpoint=checkpoint, minus=minus, **how)
-
-
-def _split_layer(
-    weights: Weights, start: Any, *, kappa: float, tau: Tau | Literal["test"], options: SplitOptions
-) -> SplitResult:
-    """Split one layer."""
     given: dict[str, Any] = {**options}
     method = check.choice("method", given.get("method", CHOICES["method"]), _split.METHODS)
     tested = {name: given.pop(name) for name in _OF_TEST if name in given}
     if method == "icc":
         _require_none_of_factors(kappa, given)
         if tau == "test":
-            if start is not None:
+            if minus is not None:
                 raise ValueError("tau='test' compares replicates of clients, which have one start. Leave out minus.")
             found = variance_components(weights, covariate=tested.pop("covariate", None))
             return found.split(**tested)
@@ -170,9 +162,9 @@ def _split_layer(
             f"method={method!r}. Use method='icc', with weights that have a dim replicate."
         )
     if method == "icc":
-        return icc_of(weights, start).split(tau=tau)
+        return icc(weights, start=minus).split(tau=tau)
     fitting = _fitting(kappa, given)
-    result = of_weights(weights, start, **fitting).split(tau=tau)
+    result = of_weights(weights, minus, **fitting).split(tau=tau)
     say_if_contradicted(result)
     return result
 
@@ -287,7 +279,13 @@ def _require_none_of_factors(kappa: float, options: dict[str, Any]) -> None:
             )
 
 
-@over_layers
+def _check_map(*, methods: Sequence[str], kappas: Sequence[float], **_: object) -> None:
+    for method in check.distinct("methods", list(methods)):
+        check.choice("method", method, _split.METHODS)
+    check.distinct("kappas", list(kappas))
+
+
+@by_layer(checks=_check_map)
 def split_map(
     weights: Weights,
     *,
@@ -345,17 +343,7 @@ def split_map(
       4 shared in all, 4 personal in all, 0 depend on the analysis, 0 dead
       adjusted Rand index of two analyses: median 1.00, least 1.00
     """
-    for method in check.distinct("methods", list(methods)):
-        check.choice("method", method, _split.METHODS)
-    check.distinct("kappas", list(kappas))
-    which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
-    return each(weights, _map_layer, **which, kappas=kappas, methods=methods, tau=tau)
-
-
-def _map_layer(
-    weights: Weights, start: Any, *, kappas: Sequence[float], methods: Sequence[_split.Method], tau: _split.Tau
-) -> SplitMapResult:
-    m, _, units, n_clients, agreement = sums(change(weights, start))
+    m, _, units, n_clients, agreement = sums(change(weights, minus))
     say_if_alone(n_clients)
     if "icc" in methods and np.isnan(agreement).all():
         raise ValueError("method 'icc' needs at least 2 clients and 2 weights per unit. Leave it out of methods.")

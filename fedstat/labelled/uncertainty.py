@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -12,9 +13,9 @@ import numpy as np
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat._utils.streams import generator
-from fedstat.labelled.arrays import Weights, client_sums, numpy_of
+from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, fa, say_if_alone, start_by_unit
-from fedstat.labelled.inputs import change, each, over_layers
+from fedstat.labelled.inputs import by_layer, change
 from fedstat.labelled.splitting import say_if_contradicted, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult
 from fedstat.results.uncertainty import (
@@ -30,10 +31,28 @@ from fedstat.stats.split import Tau
 
 _N_STARTS = 5
 _FEW_CLIENTS = 4  # whose halves can be fitted
-_WHICH = ("layer", "checkpoint", "minus")
+_OF_FITS = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
 
 
-@over_layers
+def _check_repeats(verb: str, **arguments: Any) -> None:
+    """Raise TypeError for an option that repeated fits do not take, listing those that they do."""
+    options = arguments.pop("options")
+    if unknown := sorted(set(options) - set(_OF_FITS)):
+        known = ", ".join([*arguments, *_OF_FITS])
+        raise TypeError(f"{verb} takes {known} after the weights, but got {', '.join(unknown)}")
+    _refuse_agreement(verb, options.get("method"))
+    check.real("level", arguments.get("level", 0.5), low=0, high=1, open_low=True, open_high=True)
+
+
+def _refuse_agreement(verb: str, method: object, **_: object) -> None:
+    if method == "icc":
+        raise ValueError(
+            f"{verb} repeats factor analyses, and agreement is not one, but got method='icc'. "
+            "fedstat.icc(weights, replicates=B) resamples clients for agreement; split its result by .split(tau=...)."
+        )
+
+
+@by_layer(checks=partial(_check_repeats, "bootstrap"))
 def bootstrap(
     weights: Weights,
     *,
@@ -101,32 +120,9 @@ def bootstrap(
     >>> result.p_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    own = ("tau", "replicates", "level", "seed", "kappa", "executor", *_WHICH)
-    _known("bootstrap", own, options)
-    check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    how: dict[str, Any] = {"replicates": replicates, "seed": seed, "kappa": kappa, "executor": executor}
-    which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
-    about: dict[str, Any] = {"tau": tau, "level": level}
-    return each(weights, _bootstrap_layer, **which, **about, options={**options}, **how)
-
-
-def _bootstrap_layer(
-    weights: Weights,
-    start: Any,
-    *,
-    tau: Tau,
-    level: float,
-    kappa: float,
-    seed: int,
-    executor: Executor | None,
-    replicates: int,
-    options: dict[str, Any],
-) -> BootstrapResult:
-    found = client_sums(change(weights, start))
-    options = {k: start_by_unit(v, found.units) if k == "start" else v for k, v in options.items()}
-    at_hand = split_sums(found, tau=tau, kappa=kappa, of_change=start is not None, **options)
+    found, at_hand, fitting = _at_hand(weights, minus, tau=tau, kappa=kappa, **options)
     say_if_contradicted(at_hand)
-    m, fitting = found.moments, {"seed": seed, "executor": executor, "kappa": kappa, **options}
+    m, fitting = found.moments, {"seed": seed, "executor": executor, **fitting}
     drawn = resampling.bootstrap(m, tau=tau, replicates=replicates, **fitting)
     fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
     if len(m.n) >= _FEW_CLIENTS:
@@ -134,7 +130,7 @@ def _bootstrap_layer(
     return BootstrapResult(split=at_hand, level=level, **fields)
 
 
-@over_layers
+@by_layer(checks=partial(_check_repeats, "permutation_test"))
 def permutation_test(
     weights: Weights,
     *,
@@ -177,23 +173,22 @@ def permutation_test(
     >>> permutation_test(own, n_factors=1, replicates=99).p_value > 0.05
     True
     """
-    _known("permutation_test", ("replicates", "seed", "kappa", "executor", *_WHICH), options)
-    how: dict[str, Any] = {"replicates": replicates, "seed": seed, "kappa": kappa, "executor": executor}
-    which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
-    return each(weights, _permuted_layer, **which, options={**options}, **how)
-
-
-def _permuted_layer(
-    weights: Weights, start: Any, *, kappa: float, options: dict[str, Any], **how: Any
-) -> PermutationResult:
-    found = client_sums(change(weights, start))
-    options = {k: start_by_unit(v, found.units) if k == "start" else v for k, v in options.items()}
-    at_hand = split_sums(found, tau=0.5, kappa=kappa, of_change=start is not None, **options)
-    drawn = resampling.permutation(found.moments, kappa=kappa, **how, **options)
+    found, at_hand, fitting = _at_hand(weights, minus, tau=0.5, kappa=kappa, **options)
+    drawn = resampling.permutation(found.moments, replicates=replicates, seed=seed, executor=executor, **fitting)
     return PermutationResult(at_hand, numpy_of(drawn.communality))
 
 
-@over_layers
+def _at_hand(
+    weights: Weights, minus: Any, *, tau: Tau, **fitting: Any
+) -> tuple[LayerSums, SplitResult, dict[str, Any]]:
+    """Sums of each client, the split by their total, and the arguments of the fits that repeat it."""
+    found = client_sums(change(weights, minus))
+    if "start" in fitting:
+        fitting["start"] = start_by_unit(fitting["start"], found.units)
+    return found, split_sums(found, tau=tau, of_change=minus is not None, **fitting), fitting
+
+
+@by_layer(checks=partial(_refuse_agreement, "stability"))
 def stability(
     weights: Weights,
     *,
@@ -231,25 +226,7 @@ def stability(
         Non-convergence is a column of its table, not a warning for each variant; each variant stops by the rule of the
         reference, but for the one of ``tol``. A :class:`fedstat.results.ByLayer` of results where layers are several.
     """
-    _refuse_agreement("stability", method)
-    how: dict[str, Any] = {"tau": tau, "kappa": kappa, "method": method, "kappas": kappas, "taus": taus}
-    which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
-    return each(weights, _stability_layer, **which, **how, n_starts=n_starts, seed=seed)
-
-
-def _stability_layer(
-    weights: Weights,
-    start: Any,
-    *,
-    tau: Tau,
-    kappa: float,
-    method: factor.Method,
-    kappas: Sequence[float],
-    taus: Sequence[Tau],
-    n_starts: int,
-    seed: int,
-) -> StabilityResult:
-    found = client_sums(change(weights, start))
+    found = client_sums(change(weights, minus))
     say_if_alone(found.n_clients)
     r = correlation(found.total)
     n_starts = check.integer("n_starts", n_starts, low=0)
@@ -268,7 +245,7 @@ def _stability_layer(
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        reference = split_sums(found, tau=tau, kappa=kappa, of_change=start is not None, method=method)
+        reference = split_sums(found, tau=tau, kappa=kappa, of_change=minus is not None, method=method)
         rows = []
         warnings.simplefilter("ignore", UserWarning)  # of variants: what they end in are columns
         for varied, value, changes in variants:
@@ -279,7 +256,7 @@ def _stability_layer(
     return StabilityResult(reference, pd.DataFrame(rows))
 
 
-@over_layers
+@by_layer()
 def n_factors(
     z: Any,
     *,
@@ -334,36 +311,12 @@ def n_factors(
     >>> n_factors(z).numbers["parallel_fa"]
     2
     """
-    how: dict[str, Any] = {"kappa": kappa, "draws": draws, "quantile": quantile, "seed": seed}
-    which: dict[str, Any] = {"layer": layer, "checkpoint": checkpoint, "minus": minus}
-    return each(z, _n_factors_layer, **which, corr=corr, n_obs=n_obs, **how)
-
-
-def _n_factors_layer(
-    z: Any, start: Any, *, corr: bool, n_obs: int | None, kappa: float, **drawing: Any
-) -> NFactorsResult:
-    fit = fa(z, corr=corr, n_obs=n_obs, n_factors=1, method="pc", minus=start)
+    fit = fa(z, corr=corr, n_obs=n_obs, n_factors=1, method="pc", minus=minus)
     if fit.n_obs is None:
         raise ValueError("n_obs must be given with a correlation matrix: parallel analysis needs it, but got None")
     live = fit.correlation[np.ix_(~fit.dead, ~fit.dead)]
-    numbers, curves = number_of_factors.compare(live, fit.n_obs, kappa=kappa, **drawing)
+    numbers, curves = number_of_factors.compare(live, fit.n_obs, kappa=kappa, draws=draws, quantile=quantile, seed=seed)
     return NFactorsResult(numbers, curves, kappa, fit.n_obs)
-
-
-def _known(verb: str, own: tuple[str, ...], options: Mapping[str, Any]) -> None:
-    """Raise TypeError for an argument that the replicates do not take, listing those that they do."""
-    fitting = ("n_factors", "method", "start", "max_iter", "tol", "heywood")
-    if unknown := sorted(set(options) - set(fitting)):
-        raise TypeError(f"{verb} takes {', '.join(own + fitting)} after the weights, but got {', '.join(unknown)}")
-    _refuse_agreement(verb, options.get("method"))
-
-
-def _refuse_agreement(verb: str, method: object) -> None:
-    if method == "icc":
-        raise ValueError(
-            f"{verb} repeats factor analyses, and agreement is not one, but got method='icc'. "
-            "fedstat.icc(weights, replicates=B) resamples clients for agreement; split its result by .split(tau=...)."
-        )
 
 
 def _row(varied: str, value: str, reference: SplitResult, other: SplitResult) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import tomllib
@@ -42,7 +43,7 @@ def test_options_that_are_shown_are_those_that_are_taken() -> None:
         with pytest.raises(TypeError) as refused:
             verb(weights(), nonsense=1)
         said = str(refused.value).partition(" after the weights")[0].partition("takes ")[2].split(", ")
-        own = list(verb.__kwdefaults__)
+        own = list(inspect.signature(verb).parameters)
         assert [name for name in said if name not in own] == [
             "n_factors", "method", "start", "max_iter", "tol", "heywood"
         ]  # fmt: skip
@@ -85,4 +86,4 @@ def test_a_program_is_checked_against_the_package_and_its_mistakes_are_found(tmp
     assert "Revealed type is" in done.stdout
     assert "fedstat.results.split.SplitResult" in done.stdout
     wrong = [line.split(":")[1] for line in done.stdout.splitlines() if ": error: " in line]
-    assert wrong == ["11", "12", "13", "14"], done.stdout
+    assert [*dict.fromkeys(wrong)] == ["11", "12", "13", "14"], done.stdout  # mypy may say two things of a line
