@@ -22,7 +22,8 @@ Gradient = Callable[["Tensor"], "Tensor"]
 """From the gradient of the outputs (client, sample, output), or of features, to that of what they were made of."""
 
 _BLOCK = 256  # samples
-_NORMALISATION = ("scale", "shift", "running_mean", "running_var")
+_STATISTICS = ("running_mean", "running_var")
+_NORMALISATION = ("scale", "shift", *_STATISTICS)
 
 
 class Piece(NamedTuple):
@@ -170,6 +171,11 @@ def normalisation(net: Net) -> list[str]:
     ['conv1.scale', 'conv1.shift', 'conv2.scale', 'conv2.shift']
     """
     return [name for name in net.shapes if name.rpartition(".")[2] in _NORMALISATION]
+
+
+def is_statistic(name: str) -> bool:
+    """Return True for a running statistic of batch normalisation."""
+    return name.rpartition(".")[2] in _STATISTICS
 
 
 def n_outputs(net: Net) -> int:

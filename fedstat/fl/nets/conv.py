@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from fedstat._utils import check
 from fedstat._utils.lazy import functional, torch
 from fedstat.fl.nets import dense
-from fedstat.fl.nets.base import Net, Params
+from fedstat.fl.nets.base import Net, Params, is_statistic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,7 +80,7 @@ def assemble(
     for name, layer in layers.items():
         shapes |= {f"{name}.{kind}": shape for kind, shape in _shapes(layer).items()}
     widest = max((layer.outputs for layer in layers.values() if layer.kernel), default=0)
-    buffers = tuple(name for name in shapes if name.endswith((".running_mean", ".running_var")))
+    buffers = tuple(filter(is_statistic, shapes))
 
     last = list(layers)[-1]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedstat._utils import check
-from fedstat.fl.nets.base import Net, Params, Piece, layer_of
+from fedstat.fl.nets.base import Net, Params, Piece, is_statistic, layer_of
 from fedstat.fl.nets.conv import channels_last
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -108,11 +108,11 @@ def adapted(module: nn.Module) -> Draws:
 
 
 def is_recurrent(part: nn.Module) -> bool:
-    """Whether a module is one of the recurrent ones that :func:`pieces` takes."""
+    """Whether a module is one of the recurrent ones that :func:`recurrent_pieces` takes."""
     return type(part) in _PART_KINDS
 
 
-def pieces(part: nn.Module, number: int) -> dict[str, Piece]:
+def recurrent_pieces(part: nn.Module, number: int) -> dict[str, Piece]:
     """Tensors of a recurrent module, in layers of their own: "lstm1", "lstm2", ... from ``number``.
 
     A layer's weight (unit, gate, input + unit) and bias (unit, gate, 2) hold all of one unit in a row, so that one
@@ -138,8 +138,9 @@ def kind_of(part: nn.Module) -> str:
     return _PART_KINDS[type(part)]
 
 
-def assembled(named: dict[str, Piece], tensors: Params) -> Params:
+def assembled(named: dict[str, Piece], module: nn.Module) -> Params:
     """Parameters of one client from the tensors of a module."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     parts: dict[str, list[Tensor]] = {}
     for theirs, piece in named.items():
         tensor = tensors[theirs].detach()
@@ -153,6 +154,7 @@ def assembled(named: dict[str, Piece], tensors: Params) -> Params:
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
+_STACKED = (*_CONVOLUTIONS, *_NORMS, nn.Linear, nn.Embedding, nn.RNNBase, nn.RNNCellBase)
 _RANDOM = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 _KINDS = {"weight": "scale", "bias": "shift"}
 
@@ -215,76 +217,77 @@ def from_module(
     draws = adapted(module)
     one = sample if isinstance(sample, Tensor) else torch.zeros(tuple(sample))
     order, outputs = _trial(module, one)
-    dropped = _dropped(module, one, draws)
-    refuses_one = _refuses_one(module, one)
-    named = _names(order)  # theirs -> where it stands
-
-    def parameters(source: nn.Module) -> Params:
-        return assembled(named, {**dict(source.named_parameters()), **dict(source.named_buffers())})
+    pieces, noise = _names(order), _dropped(module, one, draws)
 
     def init(rng: np.random.Generator) -> Params:
-        return parameters(_redrawn(module, rng) if start == "random" else module)
+        return assembled(pieces, _redrawn(module, rng) if start == "random" else module)
 
-    shapes = {name: tuple(p.shape) for name, p in parameters(module).items()}
+    shapes = {name: tuple(p.shape) for name, p in assembled(pieces, module).items()}
     last = next(reversed(shapes))
-    path = next(theirs for theirs, piece in named.items() if piece.name == last).rpartition(".")[0]
+    path = next(theirs for theirs, piece in pieces.items() if piece.name == last).rpartition(".")[0]
     _require_last(last, path, shapes[last][0], outputs)
-    statistic = tuple(n for n in shapes if n.endswith((".running_mean", ".running_var")))
-    frozen = _frozen(module, named)
-    body = _body(module, path, one)
-    if body is not None and _dropped(body, one, _draws(body)) != dropped:  # after the last layer
-        body = None
-    of_body = {theirs: piece for theirs, piece in named.items() if layer_of(piece.name) != layer_of(last)}
-    kinds = [n.rpartition(".")[2] for n in shapes if layer_of(n) == layer_of(last)]
-    skeletons = {kind: copy.deepcopy(part).to("meta") for kind, part in (("module", module), ("body", body)) if part}
-    own = threading.local()
-
-    def run(
-        kind: str,
-        named: dict[str, Piece],
-        params: Params,
-        x: Tensor,
-        live: Tensor | None = None,
-        noise: Params | None = None,
-    ) -> Tensor:
-        # functional_call puts tensors into the module while it runs, so every thread needs its own module.
-        if not hasattr(own, kind):
-            setattr(own, kind, copy.deepcopy(skeletons[kind]))
-        mine = getattr(own, kind)
-        mine.train(live is not None)
-        parts = {piece.name: params[piece.name].unbind() for piece in named.values()}
-        return torch.stack(
-            [
-                _forward(
-                    mine,
-                    {
-                        theirs: piece.of(_buffer(parts[piece.name][c], piece.name in statistic))
-                        for theirs, piece in named.items()
-                    },
-                    x[c],
-                    None if live is None or bool(live[c].all()) else live[c],
-                    twice=refuses_one and live is not None,
-                    noise=None if noise is None else [noise[name][c] for name in dropped],
-                )
-                for c in range(len(x))
-            ]
-        )
-
-    def head(params: Params, h: Tensor) -> Tensor:
-        clients = zip(h.unbind(), *(params[f"{layer_of(last)}.{kind}"].unbind() for kind in kinds), strict=True)
-        return torch.stack([functional.linear(*own) for own in clients])
-
-    return Net(
+    running, twice = tuple(filter(is_statistic, shapes)), _refuses_one(module, one)
+    net = Net(
         shapes,
         init,
-        partial(run, "module", named),
-        buffers=(*statistic, *frozen),
-        unshared=statistic if statistics == "local" else (),
-        features=None if body is None else partial(run, "body", of_body),
-        head=None if body is None else head,
-        noise=dropped,
-        pieces=named | _counts(module, order),
+        _Stacked(module, pieces, tuple(noise), twice),
+        buffers=(*running, *_frozen(module, pieces)),
+        unshared=running if statistics == "local" else (),
+        noise=noise,
+        pieces=pieces | _counts(module, order),
     )
+    body = _body(module, path, one, noise)
+    if body is None:
+        return net
+    of_head = [name for name in shapes if layer_of(name) == layer_of(last)]
+    of_body = {theirs: piece for theirs, piece in pieces.items() if piece.name not in of_head}
+    return net._replace(features=_Stacked(body, of_body, tuple(noise), twice), head=partial(_linear, of_head))
+
+
+class _Stacked:
+    """A module as a function of the parameters of all clients, computed one by one.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        It is copied.
+    pieces : mapping from str to Piece
+        Where the module's tensors stand.
+    noise : sequence of str
+        Names of the draws of its dropouts, in the order of their calls.
+    twice : bool
+        Whether a single sample is duplicated in training.
+    """
+
+    def __init__(self, module: nn.Module, pieces: dict[str, Piece], noise: Sequence[str], twice: bool) -> None:
+        self._empty = copy.deepcopy(module).to("meta")
+        self._pieces, self._noise, self._twice = pieces, noise, twice
+        self._names = dict.fromkeys(piece.name for piece in pieces.values())
+        self._of_thread = threading.local()
+
+    def __call__(
+        self, params: Params, x: Tensor, live: Tensor | None = None, noise: Mapping[str, Tensor] | None = None
+    ) -> Tensor:
+        # functional_call puts tensors into the module while it runs, so every thread needs its own module.
+        if not hasattr(self._of_thread, "module"):
+            self._of_thread.module = copy.deepcopy(self._empty)
+        module = self._of_thread.module
+        module.train(live is not None)
+        parts = {name: _by_client(name, params[name]) for name in self._names}
+
+        def of_client(c: int) -> Tensor:
+            tensors = {theirs: piece.of(parts[piece.name][c]) for theirs, piece in self._pieces.items()}
+            real = None if live is None or bool(live[c].all()) else live[c]
+            draws = [] if noise is None else [noise[name][c] for name in self._noise]
+            return _forward(module, tensors, x[c], real, twice=self._twice and live is not None, noise=draws)
+
+        return torch.stack([of_client(c) for c in range(len(x))])
+
+
+def _linear(names: Sequence[str], params: Params, h: Tensor) -> Tensor:
+    """Outputs (client, sample, output) of a Linear whose weight, and perhaps bias, have these names."""
+    clients = zip(h.unbind(), *(params[name].unbind() for name in names), strict=True)
+    return torch.stack([functional.linear(*own) for own in clients])
 
 
 def _require_last(name: str, path: str, units: int, outputs: int) -> None:
@@ -296,7 +299,7 @@ def _require_last(name: str, path: str, units: int, outputs: int) -> None:
         )
 
 
-def _body(module: nn.Module, path: str, sample: Tensor) -> nn.Module | None:
+def _body(module: nn.Module, path: str, sample: Tensor, noise: Mapping[str, tuple[int, ...]]) -> nn.Module | None:
     """The module without its last layer, if that is a Linear whose only input is what the rest returns; else None."""
     last = module.get_submodule(path)
     if not path or not isinstance(last, nn.Linear):
@@ -311,7 +314,9 @@ def _body(module: nn.Module, path: str, sample: Tensor) -> nn.Module | None:
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError):
             return None  # its forward reads the layer itself
     fits = isinstance(features, Tensor) and features.shape == (2, last.in_features)
-    return body if fits and torch.equal(last(features), expected) else None
+    if not fits or not torch.equal(last(features), expected):
+        return None
+    return body if _dropped(body, sample, _draws(body)) == noise else None  # no dropout after the last layer
 
 
 def _redrawn(module: nn.Module, rng: np.random.Generator) -> nn.Module:
@@ -335,7 +340,7 @@ def _forward(
     live: Tensor | None,
     *,
     twice: bool,
-    noise: Sequence[Tensor] | None,
+    noise: Sequence[Tensor],
 ) -> Tensor:
     """Outputs of one client; if ``live`` is given, 0 for padding. ``twice``: a single sample is duplicated."""
     if x.is_floating_point():
@@ -358,9 +363,12 @@ def _forward(
     return out if live is None else out.new_zeros(len(x), *out.shape[1:]).index_put((live.nonzero()[:, 0],), out)
 
 
-def _buffer(p: Tensor, is_buffer: bool) -> Tensor:
-    """Detach a buffer from the version count of all clients' tensor, which another client's update would increase."""
-    return p.data if is_buffer else p
+def _by_client(name: str, p: Tensor) -> Sequence[Tensor]:
+    """Every client's part of a parameter.
+
+    That of a statistic has a version count of its own: an update of another client's must not count as a change.
+    """
+    return [own.data for own in p.unbind()] if is_statistic(name) else p.unbind()
 
 
 def _require_known(module: nn.Module) -> None:
@@ -375,8 +383,7 @@ def _require_known(module: nn.Module) -> None:
         if isinstance(part, nn.Embedding) and (part.max_norm is not None or part.sparse):
             raise ValueError(f"{what} must have max_norm=None and sparse=False, but does not")
         tensors = _own(part)
-        stacked = (*_CONVOLUTIONS, *_NORMS, nn.Linear, nn.Embedding, nn.RNNBase, nn.RNNCellBase)
-        if tensors and not isinstance(part, stacked):
+        if tensors and not isinstance(part, _STACKED):
             raise ValueError(
                 f"{what} holds {next(iter(tensors))} itself, and its units are unknown. Parameters and buffers must "
                 "belong to Conv, Linear, Embedding, LSTM, GRU, RNN, BatchNorm, GroupNorm or LayerNorm modules; write "
@@ -455,7 +462,7 @@ def _names(order: list[tuple[str, nn.Module]]) -> dict[str, Piece]:
         size = next(iter(own.values())).shape[0]
         if is_recurrent(part):
             kind = kind_of(part)
-            here = pieces(part, count[kind] + 1)
+            here = recurrent_pieces(part, count[kind] + 1)
             count[kind] += len({layer_of(piece.name) for piece in here.values()})
             before, units = f"{kind}{count[kind]}", int(part.hidden_size)  # type: ignore[arg-type]
         elif isinstance(part, _NORMS):
