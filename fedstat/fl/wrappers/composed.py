@@ -59,6 +59,18 @@ class Part(NamedTuple):
         """Factors besides ``plus``."""
         return [kind for kind in self.shapes if kind != self.plus]
 
+    def gradients(self, factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
+        """Return the gradients at some of the others, from the others (client, ...) and the gradient at the weight."""
+        if callable(self.pullback):
+            return self.pullback(factors, derivative, kinds)
+        if self.pullback is not None:
+            return {kind: self.pullback[kind](factors, derivative) for kind in kinds}
+        leaves = {kind: p.data.requires_grad_(kind in kinds) for kind, p in factors.items()}
+        with torch.enable_grad():
+            value = self.value(leaves)
+        grads = torch.autograd.grad(value, [leaves[kind] for kind in kinds], derivative, materialize_grads=True)
+        return dict(zip(kinds, grads, strict=True))
+
 
 def composed(net: Net, parts: Mapping[str, Part]) -> Net:
     """Network with W = value(factors) wherever a part is given, which trains the factors in place of W.
@@ -104,143 +116,158 @@ def composed(net: Net, parts: Mapping[str, Part]) -> Net:
         check.choice("a composed weight", weight, [name for name in net.shapes if name not in net.buffers])
         _require(weight, part, net.shapes[weight])
     names = {weight: {kind: f"{layer_of(weight)}.{kind}" for kind in part.shapes} for weight, part in parts.items()}
-    divided = {names[weight].get(kind) for weight, part in parts.items() for kind in (_kind(weight), *part.by_unit)}
-    made = _Composed(net, parts, names)
+    weights = {weight: _Weight(weight, part, names[weight]) for weight, part in parts.items()}
+    made = _Composed(net, weights)
     return net._replace(
         shapes=made.shapes(),
         init=made.init,
-        apply=lambda params, x, **given: net.apply(made.weights(params, parts), x, **given),
+        apply=made.apply,
         accumulate=made.accumulate if net.accumulate else None,
         features=made.features if net.features else None,
         head=made.head if net.head else None,
-        undivided=(*net.undivided, *(own for of in names.values() for own in of.values() if own not in divided)),
+        undivided=(*net.undivided, *(name for weight in weights.values() for name in weight.undivided())),
         base=nets.base_of(net),
-        whole=lambda params: nets.whole(net, made.weights(params, parts, thin=False)),
+        whole=lambda params: nets.whole(net, made.parameters(params)),
         thin=tuple(name for name in net.thin if name not in parts),
         constants=made.constants,
     )
 
 
+class _Weight(NamedTuple):
+    """A weight W, its part, and the names that its factors have among the parameters of the composed network."""
+
+    name: str
+    part: Part
+    names: Mapping[str, str]
+
+    @property
+    def constant(self) -> str:
+        """Name among the parameters of a value that stays as it is."""
+        return f"{self.name}:value"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {self.names[kind]: shape for kind, shape in self.part.shapes.items()}
+
+    def undivided(self) -> list[str]:
+        """Parameters whose axis 0 is not the layer's units."""
+        by_unit = {_kind(self.name), *self.part.by_unit}
+        return [name for kind, name in self.names.items() if kind not in by_unit]
+
+    def moving(self, moving: Collection[str]) -> list[str]:
+        """Factors besides ``plus`` whose parameters move."""
+        return [kind for kind in self.part.others if self.names[kind] in moving]
+
+    def factors(self, params: Params) -> Params:
+        """Factors besides ``plus``, by their names in the part."""
+        return {kind: params[self.names[kind]] for kind in self.part.others}
+
+    def value(self, params: Params) -> Tensor:
+        """W without ``plus``."""
+        return params[self.constant] if self.constant in params else self.part.value(self.factors(params))
+
+    def compose(self, params: Params) -> Params:
+        """W, by its name."""
+        plus = self.part.plus
+        return {self.name: self.value(params) if plus is None else params[self.names[plus]] + self.value(params)}
+
+    def pull_back(self, params: Params, derivative: Tensor, moving: Collection[str]) -> Params:
+        """Gradients at the parameters that move, from that at W."""
+        found = self.part.gradients(self.factors(params), derivative, self.moving(moving))
+        if self.part.plus and self.names[self.part.plus] in moving:
+            found[self.part.plus] = derivative
+        return {self.names[kind]: grad for kind, grad in found.items()}
+
+    def uncomposed(self, params: Params) -> Params:
+        """Factors in ``params`` as the network knows them: ``plus`` is W, and the others are thin factors beside it.
+
+        Their derivatives are those of the parameters. Without thin factors that holds while ``plus`` moves alone.
+        """
+        plus = self.part.plus
+        return {self.name if kind == plus else n: params[n] for kind, n in self.names.items() if n in params}
+
+
 class _Composed(NamedTuple):
-    """A network, the parts of its composed weights, and the parameter names of their factors."""
+    """A network and its composed weights."""
 
     net: Net
-    parts: Mapping[str, Part]
-    names: Mapping[str, Mapping[str, str]]
+    weights: Mapping[str, _Weight]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of all parameters, with factors in place of their weight."""
         found: dict[str, tuple[int, ...]] = {}
         for name, shape in self.net.shapes.items():
-            new = {name: shape}
-            if name in self.parts:
-                new = {own: self.parts[name].shapes[kind] for kind, own in self.names[name].items()}
+            new = self.weights[name].shapes() if name in self.weights else {name: shape}
             if twice := [own for own in new if own in found or (own in self.net.shapes and own != name)]:
                 raise ValueError(f"{name!r}: the name of its factor {twice[0]!r} is taken by another parameter")
             found |= new
         return found
 
-    def factors(self, params: Params, weight: str) -> Params:
-        """Factors of one weight that its value is made of, by their names in its part."""
-        return {kind: params[self.names[weight][kind]] for kind in self.parts[weight].others}
-
-    def constants(self, params: Params, moving: Collection[str]) -> Params:
-        """Values that stay as they are while only the named parameters move."""
-        still = [w for w, part in self.parts.items() if not any(self.names[w][kind] in moving for kind in part.others)]
-        return {_value(weight): self.parts[weight].value(self.factors(params, weight)) for weight in still}
-
-    def thin(self, params: Params, weight: str) -> bool:
-        """Whether the network takes two thin factors of this weight."""
-        return self.parts[weight].thin and weight in self.net.thin and _value(weight) not in params
-
-    def weights(self, params: Params, wanted: Collection[str], *, thin: bool = True) -> Params:
-        """Parameters of the network, without the composed weights that are not wanted."""
-        made: Params = {}
-        for name in self.net.shapes:
-            if name not in self.parts:
-                made[name] = params[name]
-            elif name in wanted:
-                plus = self.parts[name].plus
-                if thin and self.thin(params, name):
-                    made |= {f"{layer_of(name)}.{kind}": p for kind, p in self.factors(params, name).items()}
-                    made[name] = params[self.names[name][str(plus)]]
-                    continue
-                value = params.get(_value(name))
-                if value is None:
-                    value = self.parts[name].value(self.factors(params, name))
-                made[name] = value if plus is None else params[self.names[name][plus]] + value
-        return made
-
     def init(self, rng: np.random.Generator) -> Params:
         """One client's start: that of the network, with the parts' factors."""
         start = dict(self.net.init(rng))
-        for weight, part in self.parts.items():
-            found = part.init(rng, start.pop(weight))
-            _require_shapes(f"{weight!r}: the start of its factors", found, part.shapes)
-            start |= {self.names[weight][kind]: p for kind, p in found.items()}
+        for name, weight in self.weights.items():
+            found = weight.part.init(rng, start.pop(name))
+            _require_shapes(f"{name!r}: the start of its factors", found, weight.part.shapes)
+            start |= {weight.names[kind]: p for kind, p in found.items()}
         return {name: start[name] for name in self.shapes()}
+
+    def constants(self, params: Params, moving: Collection[str]) -> Params:
+        """Values that stay as they are while only the named parameters move."""
+        return {w.constant: w.value(params) for w in self.weights.values() if not w.moving(moving)}
+
+    def thin(self, params: Params, rows: int | None = None) -> list[str]:
+        """Weights of which the network takes two thin factors; of so many rows, if that is cheaper."""
+        can = [w.name for w in self.weights.values() if w.part.thin and w.name in self.net.thin]
+        can = [name for name in can if self.weights[name].constant not in params]
+        return can if rows is None else [name for name in can if dense.cheaper(rows, self.net.shapes[name])]
+
+    def parameters(self, params: Params, thin: Collection[str] = (), without: Collection[str] = ()) -> Params:
+        """Parameters of the network, with thin factors of some composed weights, and without some others."""
+        made: Params = {}
+        for name in self.net.shapes:
+            if name not in self.weights:
+                made[name] = params[name]
+            elif name not in without:
+                weight = self.weights[name]
+                made |= weight.uncomposed(params) if name in thin else weight.compose(params)
+        return made
+
+    def apply(self, params: Params, x: Tensor, **given: Any) -> Tensor:
+        """Outputs of the network."""
+        return self.net.apply(self.parameters(params, self.thin(params)), x, **given)
+
+    def features(self, params: Params, x: Tensor, **given: Any) -> Tensor:
+        """The network up to its output layer."""
+        last = [name for name in self.weights if layer_of(name) in nets.head_layers(self.net)]
+        return self.net.features(self.parameters(params, self.thin(params), last), x, **given)  # type: ignore[misc]
+
+    def head(self, params: Params, h: Tensor) -> Tensor:
+        """The output layer."""
+        body = [name for name in self.weights if layer_of(name) not in nets.head_layers(self.net)]
+        return self.net.head(self.parameters(params, self.thin(params), body), h)  # type: ignore[misc]
 
     def accumulate(
         self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
     ) -> None:
         """Into ← beta·into + alpha·∂loss, through alpha·∂loss/∂W for every W with a factor in ``into``."""
-        direct = {name: p for name, p in into.items() if name in self.net.shapes and name not in self.parts}
-        thin = [w for w in self.parts if self.thin(params, w) and dense.cheaper(x.shape[1], self.net.shapes[w])]
-        seen = self.weights(params, thin) | self.weights(params, [w for w in self.parts if w not in thin], thin=False)
-        at: Params = {}
-        trained = {
-            weight: [kind for kind in part.others if self.names[weight][kind] in into]
-            for weight, part in self.parts.items()
-        }
-        for weight, part in self.parts.items():
-            plus = self.names[weight].get(part.plus or "")
-            if trained[weight] and weight not in thin:
-                at[weight] = torch.zeros_like(seen[weight])
-            elif plus in into:
-                direct[weight] = into[plus]
-            for kind in trained[weight] if weight in thin else ():
-                direct[f"{layer_of(weight)}.{kind}"] = into[self.names[weight][kind]]
-        self.net.accumulate(seen, x, gradient, direct | at, beta, alpha, **given)  # type: ignore[misc]
-        for weight, derivative in at.items():
+        thin = self.thin(params, x.shape[1])
+        seen = self.parameters(params, thin)
+        direct = {name: p for name, p in into.items() if name in self.net.shapes and name not in self.weights}
+        derivatives: Params = {}
+        for name, weight in self.weights.items():
+            if name in thin or not weight.moving(into):
+                direct |= weight.uncomposed(into)
+            else:
+                derivatives[name] = torch.zeros_like(seen[name])
+        self.net.accumulate(seen, x, gradient, direct | derivatives, beta, alpha, **given)  # type: ignore[misc]
+        for name, derivative in derivatives.items():
             # Take the gradients of all factors before any of them moves: each depends on the others.
-            part, own = self.parts[weight], self.names[weight]
-            found = _pulled(part, self.factors(params, weight), derivative, trained[weight])
-            if part.plus and own[part.plus] in into:
-                found[part.plus] = derivative
-            for kind, grad in found.items():
-                into[own[kind]].mul_(beta).add_(grad)
-
-    def features(self, params: Params, x: Tensor, **given: Any) -> Tensor:
-        """The network up to its output layer."""
-        body = [weight for weight in self.parts if layer_of(weight) not in nets.head_layers(self.net)]
-        return self.net.features(self.weights(params, body), x, **given)  # type: ignore[misc]
-
-    def head(self, params: Params, h: Tensor) -> Tensor:
-        """The output layer."""
-        last = [weight for weight in self.parts if layer_of(weight) in nets.head_layers(self.net)]
-        return self.net.head(self.weights(params, last), h)  # type: ignore[misc]
+            for own, grad in self.weights[name].pull_back(params, derivative, into).items():
+                into[own].mul_(beta).add_(grad)
 
 
 def _kind(name: str) -> str:
     return name.rpartition(".")[2]
-
-
-def _value(weight: str) -> str:
-    """Name of a weight's constant value among the parameters."""
-    return f"{weight}:value"
-
-
-def _pulled(part: Part, factors: Params, derivative: Tensor, kinds: Collection[str]) -> Params:
-    """Gradients at some factors, from the gradient at the weight."""
-    if callable(part.pullback):
-        return part.pullback(factors, derivative, kinds)
-    if part.pullback is not None:
-        return {kind: part.pullback[kind](factors, derivative) for kind in kinds}
-    leaves = {kind: p.data.requires_grad_(kind in kinds) for kind, p in factors.items()}
-    with torch.enable_grad():
-        value = part.value(leaves)
-    grads = torch.autograd.grad(value, [leaves[kind] for kind in kinds], derivative, materialize_grads=True)
-    return dict(zip(kinds, grads, strict=True))
 
 
 def _require(weight: str, part: Part, shape: tuple[int, ...]) -> None:
@@ -281,7 +308,7 @@ def _require(weight: str, part: Part, shape: tuple[int, ...]) -> None:
             f"{weight!r}: the pull-back of its part must have the factors {list(others)}, but has "
             f"{list(part.pullback)}. Leave it out to take gradients by autograd."
         )
-    pulled = _pulled(part, zeros, torch.zeros_like(value), others)
+    pulled = part.gradients(zeros, torch.zeros_like(value), others)
     _require_shapes(f"{weight!r}: the pull-back of its part", {kind: p[0] for kind, p in pulled.items()}, others)
 
 
