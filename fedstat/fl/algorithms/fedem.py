@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +56,7 @@ def _e_step(net: Net, params: Params, samples: Samples, _: AlgorithmState) -> Te
     with torch.no_grad():
         x, y = samples.x, samples.y
         blocks = nets.sample_blocks(y.shape[1])
-        parts = [of_class(log_joint(net.apply(params, x[:, at])), y[:, at]).softmax(-1) for at in blocks]
-        r = torch.cat(parts, 1)
+        r = torch.cat([responsibilities(net.apply(params, x[:, at]), y[:, at]) for at in blocks], 1)
         real = samples.live.to(r.dtype).unsqueeze(-1)
         params[WEIGHTS].copy_((r * real).sum(1) / real.sum(1))
         return r
@@ -70,59 +71,75 @@ def mixture(net: Net, components: int) -> Net:
     Its outputs (client, sample, component, output + 1) are those of each component, and log π_k. Components start from
     different draws, π from 1/K.
     """
-    prefixes = [f"component{k}_" for k in range(1, components + 1)]
+    made = _Mixture(net, [f"component{k}_" for k in range(1, components + 1)])
+    return copies(
+        net,
+        made.prefixes,
+        {WEIGHTS: (components,)},
+        init=made.init,
+        apply=made.apply,
+        accumulate=made.accumulate if net.accumulate else None,
+        activations=components * net.activations if net.activations else None,
+        noise=join([net.noise] * components, made.prefixes),
+        base=None if net.base is None else mixture(net.base, components),
+    )
 
-    def combine(params: Params, outputs: list[Tensor]) -> Tensor:
-        z = torch.stack(outputs, 2)
-        return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
 
-    def own(given: dict[str, Any], prefix: str) -> dict[str, Any]:
-        """Further arguments of a component: its own noise."""
-        return given | {"noise": part(given["noise"], prefix)} if given.get("noise") else given
+class _Mixture(NamedTuple):
+    """The network of each component, and the prefixes of the components' parameters."""
 
-    def apply(params: Params, x: Tensor, **given: Any) -> Tensor:
-        return combine(params, [net.apply(part(params, prefix), x, **own(given, prefix)) for prefix in prefixes])
+    net: Net
+    prefixes: Sequence[str]
 
-    def accumulate(
-        params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
-    ) -> None:
-        def derivative(seen: list[Tensor]) -> Tensor:
-            """Run the other components inside this one's forward pass: the loss needs all outputs at once."""
-            if len(seen) == components:
-                return gradient(combine(params, seen))
-            found: list[Tensor] = []
-
-            def at_outputs(z: Tensor) -> Tensor:
-                found.append(derivative([*seen, z]))
-                return found[0][:, :, len(seen), :-1].contiguous()
-
-            prefix = prefixes[len(seen)]
-            parts = part(params, prefix), x, at_outputs, part(into, prefix), beta, alpha
-            net.accumulate(*parts, **own(given, prefix))  # type: ignore[misc]
-            return found[0]
-
-        derivative([])
-
-    def init(rng: np.random.Generator) -> Params:
-        starts = [net.init(rng) for _ in range(components)]
-        if components > 1 and all(torch.equal(p, starts[1][name]) for name, p in starts[0].items()):
+    def init(self, rng: np.random.Generator) -> Params:
+        """One client's start; ValueError if components would start equal."""
+        starts = [self.net.init(rng) for _ in self.prefixes]
+        if len(starts) > 1 and all(torch.equal(p, starts[1][name]) for name, p in starts[0].items()):
             raise ValueError(
                 "the components of a mixture would start and stay equal, as the network always starts from the same "
                 "parameters. Make it with from_module(..., start='random')."
             )
-        return {WEIGHTS: torch.full((components,), 1 / components)} | join(starts, prefixes)
+        return {WEIGHTS: torch.full((len(starts),), 1 / len(starts))} | join(starts, self.prefixes)
 
-    return copies(
-        net,
-        prefixes,
-        {WEIGHTS: (components,)},
-        init=init,
-        apply=apply,
-        accumulate=accumulate if net.accumulate else None,
-        activations=components * net.activations if net.activations else None,
-        noise=join([net.noise] * components, prefixes),
-        base=None if net.base is None else mixture(net.base, components),
-    )
+    def apply(self, params: Params, x: Tensor, **given: Any) -> Tensor:
+        """Outputs of all components, and log π."""
+        outputs = [self.net.apply(part(params, prefix), x, **_own_noise(given, prefix)) for prefix in self.prefixes]
+        return self.combine(params, outputs)
+
+    def accumulate(
+        self, params: Params, x: Tensor, gradient: Gradient, into: Params, beta: float, alpha: float, **given: Any
+    ) -> None:
+        """Into ← beta·into + alpha·∂loss, as ``Net.accumulate``.
+
+        The loss needs all outputs at once: every component runs inside the forward pass of the one before.
+        """
+        outputs: list[Tensor] = []
+        derivatives: list[Tensor] = []  # at all outputs, once they are known
+
+        def run(k: int) -> None:
+            own, moving = (part(values, self.prefixes[k]) for values in (params, into))
+            options = _own_noise(given, self.prefixes[k])
+            self.net.accumulate(own, x, partial(at_outputs, k), moving, beta, alpha, **options)  # type: ignore[misc]
+
+        def at_outputs(k: int, z: Tensor) -> Tensor:
+            outputs.append(z)
+            if len(outputs) < len(self.prefixes):
+                run(k + 1)
+            else:
+                derivatives.append(gradient(self.combine(params, outputs)))
+            return derivatives[0][:, :, k, :-1].contiguous()
+
+        run(0)
+
+    def combine(self, params: Params, outputs: list[Tensor]) -> Tensor:
+        """Outputs of the mixture, from those of its components."""
+        z = torch.stack(outputs, 2)
+        return torch.cat([z, params[WEIGHTS].log()[:, None, :, None].expand(*z.shape[:3], 1)], -1)
+
+
+def _own_noise(given: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Further arguments of a component, with its own noise."""
+    return given | {"noise": part(given["noise"], prefix)} if given.get("noise") else given
 
 
 def mixture_loss(inner: Loss) -> Loss:
@@ -134,7 +151,7 @@ def mixture_loss(inner: Loss) -> Loss:
 
     def gradient(out: Tensor, y: Tensor, weight: Tensor, r: Tensor | None = None) -> Tensor:
         total = torch.zeros_like(out)
-        r = of_class(log_joint(out), y).softmax(-1) if r is None else r
+        r = responsibilities(out, y) if r is None else r
         for k in range(out.shape[2]):
             total[:, :, k, :-1] = inner.gradient(out[:, :, k, :-1].clone(), y, weight * r[..., k])
         return total
@@ -156,6 +173,11 @@ def log_joint(out: Tensor) -> Tensor:
         else torch.log_softmax(z, -1)
     )
     return log_p + out[..., -1:]
+
+
+def responsibilities(out: Tensor, y: Tensor) -> Tensor:
+    """Posterior probabilities (client, sample, component) of the components, from the outputs and the classes y."""
+    return of_class(log_joint(out), y).softmax(-1)
 
 
 def of_class(joint: Tensor, y: Tensor) -> Tensor:
