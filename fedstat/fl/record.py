@@ -13,7 +13,7 @@ from fedstat import store
 from fedstat._utils import guard
 from fedstat._utils.lazy import torch, xr
 from fedstat.fl import client_rows, disk_rows, evaluate, nets
-from fedstat.fl.algorithm import SharedMask
+from fedstat.fl.algorithm import Mask, SharedMask
 from fedstat.fl.communication_round import Outcome
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Net, Params
@@ -381,20 +381,58 @@ def save_state(writer: Relay, job: Job, state: State) -> None:
 
     Each of several processes saves the rows of its clients.
     """
-    fits = {layer: [_tensor(part) for part in fit] for layer, fit in state.mask.fits.items()}
-    alike, decided = (
-        {layer: torch.from_numpy(values) for layer, values in of.items()} for of in (state.mask.icc, state.mask.decided)
-    )
     parts = {_STORED.get(name, name): part for name, part in state._asdict().items()}
-    parts |= {"sharing": (state.mask.shared, fits, alike, decided)}
     parts |= {name: parts[name].saved() for name in ("params", "optimizer")}
-    parts["memory"] = (state.algorithm_state.clients.saved(), dict(state.algorithm_state.server))
+    parts |= {"memory": (state.algorithm_state.clients.saved(), dict(state.algorithm_state.server))}
+    parts |= {"sharing": _saved_mask(state.mask)}
     if job.process_group.several:
         parts["of"] = job.process_group.number
     if job.process_group.rank:
         parts = {name: parts[name] for name in ("params", "optimizer", "memory")}
     with writer.write_state() as file:
         torch.save(parts, file)
+
+
+def load_state(files: Sequence[Path], job: Job) -> State | None:
+    """Read what :func:`save_state` wrote, of this process's clients; None if there is nothing."""
+    if not files:
+        return None
+    parts = _read_parts(files, job)
+    of_clients, of_server = parts["memory"]
+    saved = {"params": parts["params"], "optimizer": parts["optimizer"], "memory": of_clients}
+    parts |= client_rows.restore(job, saved, files[0].parent / disk_rows.FOLDER)
+    parts |= {"memory": AlgorithmRows(parts["memory"], of_server)}
+    parts |= {"sharing": _read_mask(job, *parts["sharing"])}
+    return State(**{name: parts[_STORED.get(name, name)] for name in State._fields})
+
+
+def _read_parts(files: Sequence[Path], job: Job) -> dict[str, Any]:
+    """Read the parts of a state, with rows of this process's clients from the files of all that saved it."""
+    parts = _loaded(files[0], map_location=job.device, mmap=job.rows_folder is not None)
+    number = parts.pop("of", 1)
+    if number > 1 or job.process_group.several:
+        all_ranks = [parts, *(_loaded(file, map_location="cpu", mmap=True) for file in files[1:number])]
+        for name in ("params", "optimizer"):
+            parts[name] = _rows([rank[name] for rank in all_ranks], job)
+        parts["memory"] = (_rows([rank["memory"][0] for rank in all_ranks], job), parts["memory"][1])
+    return parts
+
+
+def _saved_mask(mask: SharedMask) -> tuple[Any, ...]:
+    """Return the parts of a mask as tensors."""
+    fits = {layer: [_tensor(part) for part in fit] for layer, fit in mask.fits.items()}
+    of_units = ({layer: _tensor(values) for layer, values in of.items()} for of in (mask.icc, mask.decided))
+    return mask.shared, fits, *of_units
+
+
+def _read_mask(job: Job, shared: Mask, fits: Mapping[str, Any], *of_units: Mapping[str, Any]) -> SharedMask:
+    """Return the mask of the parts that :func:`_saved_mask` made.
+
+    Earlier versions did not save the last ones, of units: the agreement of clients, and what a test decided.
+    """
+    numpy = job.device.type == "cpu"
+    read = {layer: Fit(*(part.numpy() if numpy else part for part in fit)) for layer, fit in fits.items()}
+    return SharedMask(shared, read, *({layer: p.cpu().numpy() for layer, p in of.items()} for of in of_units))
 
 
 def _tensor(part: Any) -> torch.Tensor:
@@ -409,26 +447,3 @@ def _loaded(file: Path, **options: Any) -> dict[str, Any]:
         raise store.DamageError(
             f"the state to resume from, {file}, cannot be read ({guard.reason(error)}). Remove the run and run again."
         ) from error
-
-
-def load_state(files: Sequence[Path], job: Job) -> State | None:
-    """Read what :func:`save_state` wrote, of this process's clients; None if there is nothing."""
-    if not files:
-        return None
-    parts = _loaded(files[0], map_location=job.device, mmap=job.rows_folder is not None)
-    number = parts.pop("of", 1)
-    if number > 1 or job.process_group.several:
-        others = [_loaded(f, map_location="cpu", mmap=True) for f in files[1:number]]
-        for name in ("params", "optimizer"):
-            parts[name] = _rows([one[name] for one in (parts, *others)], job)
-        of_clients = _rows([one["memory"][0] for one in (parts, *others)], job)
-        parts["memory"] = (of_clients, parts["memory"][1])
-    shared, fits, *of_units = parts.pop("sharing")  # earlier versions kept no decided units
-    numpy = job.device.type == "cpu"
-    back = {layer: Fit(*(part.numpy() if numpy else part for part in own)) for layer, own in fits.items()}
-    units = ({layer: values.cpu().numpy() for layer, values in of.items()} for of in of_units)
-    saved = {name: parts.pop(name) for name in ("params", "optimizer")} | {"memory": parts["memory"][0]}
-    rows = client_rows.restore(job, saved, files[0].parent / disk_rows.FOLDER)
-    parts["memory"] = AlgorithmRows(rows.pop("memory"), parts["memory"][1])
-    parts |= rows | {"sharing": SharedMask(shared, back, *units)}
-    return State(**{name: parts[_STORED.get(name, name)] for name in State._fields})

@@ -12,7 +12,7 @@ from fl_runs import command
 from small_runs import NET, SETTINGS, dense, same, three_splits
 
 from fedstat import sim, store
-from fedstat.fl import algorithms, loop, train
+from fedstat.fl import algorithms, loop, record, train
 from fedstat.sim.__main__ import main
 
 ADAM = {"optimizer": "adam", "lr": 0.01, "optimizer_state": "keep"}
@@ -168,6 +168,14 @@ def test_a_run_finished_without_a_state_says_what_to_do(tmp_path):
     with pytest.raises(ValueError, match=r"which stored no state .* new run of 3 rounds at another path"):
         go("fedavg", out, rounds=3, resume=True)
     assert len(go("fedavg", out, rounds=2, resume=True)["metrics"]["round"]) == 2
+
+
+def test_a_run_goes_on_from_a_state_of_a_version_that_saved_no_agreement(tmp_path, monkeypatch):
+    out, case, saved = tmp_path / "run.zarr", "fedfac-dynamic, Adam", record._saved_mask
+    with monkeypatch.context() as earlier:
+        earlier.setattr(record, "_saved_mask", lambda mask: saved(mask)[:2])
+        go(case, out, rounds=2)
+    same(go(case, rounds=3), go(case, out, rounds=3, resume=True))
 
 
 def test_a_damaged_run_is_mended_before_it_is_made_longer(tmp_path):
