@@ -23,6 +23,7 @@ from fedstat.fl.prepare import prepare
 from fedstat.fl.privacy import Privacy
 from fedstat.fl.probes import metrics
 from fedstat.fl.sealed import sealed
+from fedstat.reporting.references import REFERENCES
 
 SMALL = nets.mlp([64, 40, 30, 10])
 WRAPPED = {"+": "plus", "-shrunken": "shrunken", "-private-head": "private-head", "-low-rank": "low-rank"}
@@ -68,7 +69,7 @@ def _index() -> str:
 
 def _method(name: str) -> str:
     about, inner = algorithms.about(name), _constructor(name)
-    facts = [["name", f"``{name}``"], ["source", _linked(about.citation) or "–"], ["shared", about.shared]]
+    facts = [["name", f"``{name}``"], ["source", _linked(about.keys) or "–"], ["shared", about.shared]]
     facts += [["a client's own", about.personal], ["new clients", _new_clients(about.new_clients)]]
     ending = _end(name)
     more = f"\n{_first(algorithms.WRAPPERS[ending])} See :doc:`any-{WRAPPED[ending]}`.\n" if ending else ""
@@ -245,8 +246,9 @@ def _end(name: str) -> str:
     return next((end for end in ("-shrunken", "+") if name.endswith(end)), "")
 
 
-def _linked(citation: str) -> str:
-    return re.sub(r"arXiv:(\d{4}\.\d{5})", r"`arXiv:\1 <https://arxiv.org/abs/\1>`__", citation)
+def _linked(keys: tuple[str, ...]) -> str:
+    sources = "; ".join(REFERENCES[key].source for key in keys)
+    return re.sub(r"arXiv:(\d{4}\.\d{5})", r"`arXiv:\1 <https://arxiv.org/abs/\1>`__", sources)
 
 
 def _reference(make: Any) -> str:

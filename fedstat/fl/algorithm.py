@@ -366,8 +366,8 @@ class About(NamedTuple):
     ----------
     title : str
         In tables and figures, as "FedFac dynamic"; empty: the algorithm's name.
-    citation : str
-        Short, with arXiv where there is one.
+    keys : tuple of str
+        Its sources, by their keys in ``fedstat/reporting/references.bib``.
     shared, personal : str
         What is shared, and what each client keeps.
     new_clients : tuple of str
@@ -375,10 +375,14 @@ class About(NamedTuple):
     """
 
     title: str = ""
-    citation: str = ""
+    keys: tuple[str, ...] = ()
     shared: str = ""
     personal: str = ""
     new_clients: tuple[str, ...] = ("local_train", "ensemble")
+
+    def citing(self, *keys: str) -> About:
+        """Return the row with further sources, each once."""
+        return self._replace(keys=tuple(dict.fromkeys((*self.keys, *keys))))
 
 
 class Algorithm(NamedTuple):

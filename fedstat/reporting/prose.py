@@ -76,7 +76,7 @@ def software(runs: Iterable[Stored]) -> str:
 def cited(key: str) -> str:
     """Author and year inside brackets, such as "Jeong and Hwang, 2022"."""
     one = REFERENCES[key]
-    return f"{one.cited.rpartition(' (')[0]}, {one.year}"
+    return f"{one.authors}, {one.fields['year']}"
 
 
 def estimator(name: object) -> str:

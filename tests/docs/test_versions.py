@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 import fedstat
+from fedstat.reporting.references import REFERENCES
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -30,7 +31,7 @@ def test_the_citation_is_of_this_version_and_names_its_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
     assert citation["authors"] == PROJECT["authors"]
-    assert fedstat.__version__ == PROJECT["version"]
+    assert fedstat.__version__ == PROJECT["version"] == REFERENCES["fedstat"].fields["version"]
     assert [one["notes"] for one in citation["references"]] == [
         "FedSplit, FedFac",
         "Factorized-FL",

@@ -27,6 +27,7 @@ from fedstat.fl import algorithms, evaluate, nets, optim, train
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.fl.batches import Rows
 from fedstat.fl.probes import variants
+from fedstat.reporting.references import REFERENCES
 from fedstat.stats import factor, split
 from fedstat.study import Settings
 
@@ -154,7 +155,8 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 def test_the_readme_lists_the_methods_as_they_say_themselves():
     found = README.partition("| algorithm |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = {name: algorithms.about(name) for name in ALGORITHMS}
-    assert found == [f"| `{name}` | {row.shared} | {row.personal} | {row.citation} |" for name, row in rows.items()]
+    sources = {name: "; ".join(REFERENCES[key].source for key in row.keys) for name, row in rows.items()}
+    assert found == [f"| `{name}` | {row.shared} | {row.personal} | {sources[name]} |" for name, row in rows.items()]
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import fedstat
+from fedstat.reporting.references import bibliography
 
 
 def main(clone: Path) -> None:
@@ -33,7 +34,10 @@ def main(clone: Path) -> None:
         sys.exit(f"a split of four alike units and two others came out as {found.shared.tolist()}")
     for name in dir(fedstat):
         getattr(fedstat, name)
-    print(f"fedstat {fedstat.__version__} in {package}: {len(tracked.stdout.split())} files, a split, all public names")
+    if not bibliography().startswith("@software{fedstat,"):
+        sys.exit("the bibliography, fedstat/reporting/references.bib, cannot be read from the wheel")
+    whole = "a split, all public names, the bibliography"
+    print(f"fedstat {fedstat.__version__} in {package}: {len(tracked.stdout.split())} files, {whole}")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "Clustered-FL",
-    "Sattler, Müller and Samek (2019), arXiv:1910.01991",
+    ("sattler2019",),
     "everything, within clusters of clients",
     "nothing",
     ("global", "ensemble"),

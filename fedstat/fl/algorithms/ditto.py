@@ -11,7 +11,7 @@ from fedstat.fl.wrappers.pair import counterpart, is_own, pair, pair_loss, share
 
 ABOUT = About(
     "Ditto",
-    "Li et al. (2021), arXiv:2012.04221",
+    ("li2021",),
     "a global model",
     "a second model, held near the global one",
     ("local_train",),

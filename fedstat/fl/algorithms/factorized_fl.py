@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ALPHA = About(
     "Factorized-FL α",
-    "Jeong and Hwang (2022), arXiv:2202.00270",
+    ("jeong2022",),
     "u of weights u vᵀ + μ, each client's mean over clients of similar v",
     "v, μ, biases and the output layer",
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "FedAMP",
-    "Huang et al. (2021), arXiv:2007.03797",
+    ("huang2021",),
     "everything; clients stay near a mean of similar clients' models",
     "a model",
     ("finetuned", "ensemble"),

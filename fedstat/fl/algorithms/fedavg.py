@@ -16,7 +16,7 @@ def local() -> Algorithm:
     return Algorithm("local", lambda context: SharedMask(masks.share_none(context.net, context.device)), about=LOCAL)
 
 
-ABOUT = About("FedAvg", "McMahan et al. (2017), arXiv:1602.05629", "everything", "nothing", ("global",))
+ABOUT = About("FedAvg", ("mcmahan2017",), "everything", "nothing", ("global",))
 
 
 def fedavg() -> Algorithm:

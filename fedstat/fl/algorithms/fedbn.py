@@ -8,7 +8,7 @@ from fedstat.fl.algorithm import About, Algorithm, InitContext, SharedMask
 
 ABOUT = About(
     "FedBN",
-    "Li et al. (2021), arXiv:2102.07623",
+    ("li2021bn",),
     "all but normalisation",
     "scales, shifts and statistics of normalisation",
     ("local_train",),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "FedCAC",
-    "Wu et al. (2023), arXiv:2309.11103",
+    ("wu2023",),
     "uncritical entries with all clients, critical ones with clients that have similar ones",
     "critical entries, once no client is similar enough",
     ("global", "finetuned"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "FedCP",
-    "Zhang et al. (2023), arXiv:2307.01217",
+    ("zhang2023",),
     "all but the last layer; the mean of the global and the last layer; the policy between these two",
     "the last layer",
     ("local_train",),

@@ -15,7 +15,7 @@ from fedstat.fl.wrappers.low_rank import FACTORS, ConvRank, LinearRank, decompos
 
 ABOUT = About(
     "FedDecomp",
-    "Wu et al. (2024), ACM MM",
+    ("wu2024",),
     "a full part of every weight, and all other parameters",
     "a low-rank part of every weight, which is trained first",
 )

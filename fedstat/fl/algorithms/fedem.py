@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "FedEM",
-    "Marfoq et al. (2021), arXiv:2108.10252",
+    ("marfoq2021",),
     "several components",
     "the weights of their mixture",
     ("local_train",),

@@ -19,9 +19,7 @@ from fedstat.stats import factor, icc, variance_components
 from fedstat.stats import split as splitting
 from fedstat.stats.moments import Moments, correlation, moments
 
-STATIC = About(
-    "FedFac static", "Wang, Tang and Li", "units of high ν, or agreement, in the layers Λ", "the other units of Λ"
-)
+STATIC = About("FedFac static", ("wang2023",), "units of high ν, or agreement, in the layers Λ", "the other units of Λ")
 DYNAMIC = STATIC._replace(title="FedFac dynamic", shared=f"{STATIC.shared}, anew in every round")
 
 Limit = splitting.Tau | Literal["mean", "test"]

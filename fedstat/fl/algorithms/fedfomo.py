@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "FedFomo",
-    "Zhang et al. (2021), arXiv:2012.08565",
+    ("zhang2021",),
     "everything, as each client's own mixture of other clients' models",
     "the weights of the mixture",
     ("finetuned", "ensemble"),

@@ -7,7 +7,7 @@ from typing import Annotated
 from fedstat.fl import masks
 from fedstat.fl.algorithm import About, Algorithm
 
-ABOUT = About("FedPer", "Arivazhagan et al. (2019), arXiv:1912.00818", "all but the last layers", "the last layers")
+ABOUT = About("FedPer", ("arivazhagan2019",), "all but the last layers", "the last layers")
 
 PersonalLayers = Annotated[int, "last layers that are a client's own"]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "FedPHP",
-    "Li et al. (2021), ECML PKDD",
+    ("li2021php",),
     "everything",
     "a moving average of the models that it trained: its teacher, and what it predicts with",
     ("finetuned",),

@@ -12,7 +12,7 @@ from fedstat.fl.wrappers.finetuned import finetuned
 
 ABOUT = About(
     "FedProx",
-    "Li et al. (2020), arXiv:1812.06127",
+    ("li2020",),
     "everything; clients stay near the server's model",
     "nothing",
     ("global",),

@@ -12,7 +12,7 @@ from fedstat.fl.nets import Net
 
 ABOUT = About(
     "FedRep",
-    "Collins et al. (2021), arXiv:2102.07078",
+    ("collins2021",),
     "all but the last layers",
     "the last layers, which are trained first",
     ("local_train",),

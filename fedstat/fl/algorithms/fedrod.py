@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "FedRoD",
-    "Chen and Chao (2022), arXiv:2107.00778",
+    ("chen2022",),
     "everything, with an output layer trained as if classes were balanced",
     "a second output layer, which is added to it",
     ("local_train",),

@@ -13,7 +13,7 @@ from fedstat.fl.algorithm import About, Algorithm, InitContext, Mask, RoundConte
 from fedstat.fl.nets import Net
 from fedstat.stats import split as splitting
 
-_PAPER = "Wang, Tang and Li"
+_PAPER = ("wang2023",)
 FEDSPLIT = About("FedSplit", _PAPER, "units of a given split", "the other units")
 RANDOM = About("random split", _PAPER, "units of the layers Λ, by chance", "the other units of Λ")
 REDRAWN = RANDOM._replace(title="random, redrawn", shared="units of the layers Λ, by chance, drawn anew in every round")

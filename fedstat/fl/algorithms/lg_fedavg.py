@@ -8,9 +8,7 @@ from fedstat.fl import masks, nets
 from fedstat.fl.algorithm import About, Algorithm
 from fedstat.fl.nets import Net
 
-ABOUT = About(
-    "LG-FedAvg", "Liang et al. (2020), arXiv:2001.01523", "the last layers", "the first layers", ("ensemble",)
-)
+ABOUT = About("LG-FedAvg", ("liang2020",), "the last layers", "the first layers", ("ensemble",))
 
 
 def lg_fedavg(*, global_layers: Annotated[int, "last layers that are shared"] = 1) -> Algorithm:

@@ -74,7 +74,7 @@ def per_fedavg(
         weights=uniform,
         about=About(
             "Per-FedAvg (HF)" if hessian_free else "Per-FedAvg",
-            "Fallah et al. (2020), arXiv:2002.07948",
+            ("fallah2020",),
             f"everything; a model one step from good ones of the clients' own ({kind})",
             "a copy after a step of gradient descent, to predict with",
             ("finetuned",),

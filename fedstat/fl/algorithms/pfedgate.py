@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "pFedGate",
-    "Chen et al. (2023), arXiv:2305.02776",
+    ("chen2023",),
     "everything that is gated",
     "a gating layer, and the blocks of the shared parameters that it opens",
     ("local_train",),

@@ -12,7 +12,7 @@ from fedstat.fl.wrappers.pair import counterpart, is_own, pair, pair_loss, share
 
 ABOUT = About(
     "pFedMe",
-    "Dinh et al. (2020), arXiv:2006.08848",
+    ("dinh2020",),
     "a global model, which follows the clients' own",
     "a second model, held near the global one",
     ("local_train",),

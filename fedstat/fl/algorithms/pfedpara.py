@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "pFedPara",
-    "Hyeon-Woo et al. (2022), arXiv:2108.06098",
+    ("hyeonwoo2022",),
     "W₁ of weights W₁ ⊙ (W₂ + 1), both of low rank, and all that is no weight",
     "W₂",
     ("local_train",),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ABOUT = About(
     "pFedSD",
-    "Jin et al. (2022), IEEE TPDS",
+    ("jin2022",),
     "everything",
     "the model that it trained last: its teacher, and what it predicts with",
     ("finetuned",),

@@ -83,7 +83,7 @@ def finetuned(
         name=f"{algorithm.name}+",
         finetune=ways[-1],
         settings=settings,
-        about=with_copy(algorithm, "+", "a fine-tuned copy to predict with", "arXiv:1910.10252"),
+        about=with_copy(algorithm, "+", "a fine-tuned copy to predict with", "wang2019"),
     )
     if len(ways) == 1:
         if held_out is not None or by != "pooled":
@@ -96,13 +96,12 @@ def finetuned(
     )
 
 
-def with_copy(algorithm: Algorithm, end: str, copy: str, citation: str) -> About:
+def with_copy(algorithm: Algorithm, end: str, copy: str, key: str) -> About:
     """Row of a method whose clients predict with another copy of their download."""
     row = algorithm.about
     personal = copy if row.personal in ("", "nothing") else f"{row.personal}; {copy}"
-    return row._replace(
+    return row.citing(key)._replace(
         title=f"{row.title or algorithm.name}{end}",
-        citation="; ".join(filter(None, (row.citation, citation))),
         personal=personal,
         new_clients=("finetuned",) if row.new_clients == ("global",) else row.new_clients,
     )
@@ -192,7 +191,7 @@ def shrunken(
         choice = Choice(steps, by=by, held_out=checked(held_out))
         settings |= {"grid": list(steps), "held_out": held_out}
     copy = "a copy moved towards the fine-tuned one as far as held-out data say"
-    about = with_copy(algorithm, " shrunken", copy, "Efron and Morris (1973)")
+    about = with_copy(algorithm, " shrunken", copy, "efron1973")
     return base._replace(name=f"{algorithm.name}-shrunken", choice=choice, settings=settings, about=about)
 
 
@@ -251,7 +250,7 @@ def private_head(algorithm: Algorithm) -> Algorithm:
         upload_mask=upload_mask if algorithm.upload_mask else None,
         encode=encode if algorithm.encode else None,
         on_download=on_download if algorithm.on_download else None,
-        about=algorithm.about._replace(
+        about=algorithm.about.citing("jeong2022")._replace(
             title=f"{algorithm.about.title or algorithm.name}, private head",
             personal="; ".join(filter(None, (algorithm.about.personal, "the output layer"))),
             new_clients=("local_train", "ensemble"),

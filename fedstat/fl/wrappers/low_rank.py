@@ -56,7 +56,7 @@ def low_rank(algorithm: Algorithm, *, rank_linear: LinearRank = 0.6, rank_conv: 
         name=f"{algorithm.name}-low-rank",
         wrap=wrap,
         settings={**algorithm.settings, "rank_linear": rank_linear, "rank_conv": rank_conv},
-        about=algorithm.about._replace(title=title),
+        about=algorithm.about.citing("wu2024")._replace(title=title),
     )
 
 
