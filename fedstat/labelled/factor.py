@@ -210,8 +210,8 @@ def fa(
     Factor analysis (pa): 4 units, 2000 rows, 1 factors (given)
       converged in 7 steps, residual 9.4e-04
       nu: median 0.48, 0 Heywood, 0 dead
-      highest nu: 2 0.55, 0 0.50, 1 0.47, 3 0.00
-      lowest nu:  3 0.00, 1 0.47, 0 0.50, 2 0.55
+      highest: 2 (0.55), 0 (0.50), 1 (0.47), 3 (0.00)
+      lowest:  3 (0.00), 1 (0.47), 0 (0.50), 2 (0.55)
     """
     options = {"start": start, "n_starts": n_starts, "seed": seed, "heywood": heywood, "max_iter": max_iter, "tol": tol}
     fitting: dict[str, Any] = {

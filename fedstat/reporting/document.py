@@ -31,6 +31,7 @@ from fedstat._utils import guard
 from fedstat.plot._figure import literal
 from fedstat.plot.factor import bin_edges
 from fedstat.reporting.references import REFERENCES, bibliography
+from fedstat.results.base import Caution
 from fedstat.study.collect import title_of
 
 SIZE = (5.2, 3.5)
@@ -239,25 +240,6 @@ class Section:
 
     title: str
     blocks: Sequence[Block]
-
-
-@dataclass(frozen=True)
-class Caution:
-    """Something to know before the numbers are relied on.
-
-    Attributes
-    ----------
-    title : str
-        What it is, the same words for every run.
-    text : str
-        Where, and how much.
-    grave : bool
-        Whether numbers below are missing or wrong by it, not only less certain.
-    """
-
-    title: str
-    text: str
-    grave: bool = False
 
 
 @dataclass(frozen=True)

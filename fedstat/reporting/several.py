@@ -22,7 +22,6 @@ from fedstat.reporting import stored as stores
 from fedstat.reporting.document import (
     PARAGRAPH,
     Block,
-    Caution,
     Part,
     Report,
     Section,
@@ -33,6 +32,7 @@ from fedstat.reporting.document import (
     shown,
 )
 from fedstat.reporting.stored import Run, Stored, damage_of, versions
+from fedstat.results.base import Caution
 from fedstat.results.ranks import difference
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
-from fedstat.reporting.document import COMMAND, Block, Caution, Part, Section, Table, Text, listed, shown
+from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
-from fedstat.results.tables import coefficient, interval, number
+from fedstat.results.base import Caution
+from fedstat.results.tables import interval, number
 from fedstat.stats import split as splitting
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on
@@ -101,8 +102,8 @@ def _cautions(layer: str, data: xr.Dataset) -> Iterator[Caution]:
     n_clients = _glance(data).get("n_clients", 0)
     if "icc" in data and splitting.contradicted(data["shared"].to_numpy(), data["icc"].to_numpy(), n_clients):
         text = (
-            f"layer {layer}: median ICC2 is {coefficient(_median(data, shared=True))} on shared and "
-            f"{coefficient(_median(data, shared=False))} on personal units. Shared here means explained by other "
+            f"layer {layer}: median ICC2 is {number(_median(data, shared=True), 2)} on shared and "
+            f"{number(_median(data, shared=False), 2)} on personal units. Shared here means explained by other "
             "units, not alike over clients"
         )
         yield Caution("Clients agree less on shared units", text, grave=True)
@@ -156,7 +157,7 @@ def _findings(layer: str, data: xr.Dataset) -> Iterator[str]:
             f"{int((p < 0.1).sum())} a client's own in more than 90 % of the samples; {_doubtful(data)} lie between."
         )
     if "icc" in data:
-        shared, own = (coefficient(_median(data, shared=flag)) for flag in (True, False))
+        shared, own = (number(_median(data, shared=flag), 2) for flag in (True, False))
         yield f"Layer {layer}: clients agree on shared units with a median ICC2 of {shared}, on the others with {own}."
 
 
@@ -202,7 +203,7 @@ def _units(data: xr.Dataset, name: str, label: str) -> list[Block]:
             interval(float(one[name]), low, high, 3, sign=False),
         ]
         row += [f"{100 * float(one['p_shared']):.0f} %"] if "p_shared" in data else []
-        row += [coefficient(float(one["icc"]))] if "icc" in data and name != "icc" else []
+        row += [number(float(one["icc"]), 2)] if "icc" in data and name != "icc" else []
         rows.append(row)
     caption = "Units from the highest to the lowest" + (
         f"; {more} between the two ends are left out" if more > 5 else ""

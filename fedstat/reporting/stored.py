@@ -13,7 +13,8 @@ import xarray as xr
 
 from fedstat import store
 from fedstat._utils import guard
-from fedstat.reporting.document import PARAGRAPH, Caution, Part, Section, Table, listed, shown
+from fedstat.reporting.document import PARAGRAPH, Part, Section, Table, listed, shown
+from fedstat.results.base import Caution
 
 _HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "quiet")
 

@@ -19,9 +19,10 @@ from fedstat.plot import convergence, freezing, generalization, leakage_grid, mo
 from fedstat.plot import stability as draw_stability
 from fedstat.reporting import document, prose, training
 from fedstat.reporting import stored as stores
-from fedstat.reporting.document import COMMAND, Block, Caution, Part, Printed, Section, Table, Text, listed, shown
+from fedstat.reporting.document import COMMAND, Block, Part, Printed, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, few_replicates
 from fedstat.results import LeakageResult
+from fedstat.results.base import Caution
 from fedstat.results.tables import number, plus_minus
 from fedstat.sim import experiment as printing
 from fedstat.sim import recovery as sim_recovery

@@ -18,8 +18,9 @@ from fedstat.plot import profile as draw_profile
 from fedstat.plot import rounds as draw_rounds
 from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
-from fedstat.reporting.document import COMMAND, Caution, Figure, Part, Printed, Section, Table, Text, listed, shown
+from fedstat.reporting.document import COMMAND, Figure, Part, Printed, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
+from fedstat.results.base import Caution
 from fedstat.results.tables import interval, megabytes, number
 from fedstat.stats import resampling
 from fedstat.study import experiment, summary

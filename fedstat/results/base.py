@@ -7,7 +7,7 @@ import math
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -26,12 +26,35 @@ TERMINAL = 80
 """Columns of a print that is wrapped, not cut."""
 
 
+@dataclass(frozen=True)
+class Caution:
+    """Something to know before the numbers are relied on.
+
+    Attributes
+    ----------
+    title : str
+        What it is, the same words for every result.
+    text : str
+        Where, and how much.
+    grave : bool
+        Whether numbers are missing or wrong by it, not only less certain.
+    """
+
+    title: str
+    text: str
+    grave: bool = False
+
+    def __str__(self) -> str:
+        return f"{'Warning' if self.grave else 'Caution'}: {self.text}"
+
+
 class Result(ABC):
     """What all results have in common.
 
     A result is frozen, and its fields hold what was found. For every result
 
-    - ``repr`` says what was found, in at most 100 columns; ``summary()`` is the full report;
+    - ``repr`` says what was found, in at most 100 columns, then its cautions; ``summary()`` is the full report;
+    - ``cautions()`` say what to know before its numbers are relied on;
     - ``tidy()`` is a table with one row per term: a unit, a method, a rule, or a run and round;
     - ``glance()`` is one row for the whole;
     - ``to_dict()`` holds these two tables as plain values; ``to_latex()`` and ``to_markdown()`` are the first of them;
@@ -46,9 +69,16 @@ class Result(ABC):
     # matplotlib and seaborn, a second to import, are loaded by the first figure only.
     _figure: ClassVar[str]
 
-    @abstractmethod
     def __repr__(self) -> str:
-        """What was found, in at most 100 columns."""
+        return "\n".join(map(wrapped, [*self._lines(), *map(str, self.cautions())]))
+
+    def _lines(self) -> list[str]:
+        """What was found, in lines that are wrapped to 80 columns; or a class has a ``repr`` of its own."""
+        raise NotImplementedError
+
+    def cautions(self) -> list[Caution]:
+        """Return what to know before the numbers are relied on; mostly nothing."""
+        return []
 
     @abstractmethod
     def tidy(self) -> pd.DataFrame:
@@ -172,8 +202,14 @@ class UnitStatistics(Protocol):
     def glance(self) -> pd.DataFrame:
         """One row for the whole analysis."""
 
+    def cautions(self) -> list[Caution]:
+        """What to know before the numbers are relied on."""
+
     def summary(self) -> str:
         """Full report as text."""
+
+    def _lines(self) -> list[str]:
+        """What was found."""
 
 
 def line(text: str) -> str:
@@ -218,9 +254,25 @@ def columns(rows: Sequence[Sequence[str]], *, n_right: int = 0) -> list[str]:
     return ["  " + "  ".join(f(c, w) for f, c, w in zip(sides, row, width, strict=True)).rstrip() for row in rows]
 
 
-def number(x: float, digits: int = 3) -> str:
-    """As :func:`fedstat.results.tables.number`, with three digits and the hyphen of a terminal."""
-    return tables.number(x, digits, none="-")
+def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], most: int = 8) -> list[str]:
+    """Lines of a print that name the highest and the lowest values; those that are missing are left out.
+
+    Examples
+    --------
+    >>> extremes(np.array([0.5, np.nan, 0.7]), ["a", "b", "c"])
+    ['  highest: c (0.70), a (0.50)', '  lowest:  a (0.50), c (0.70)']
+    """
+    order = np.argsort(-values, kind="stable")[: int((~np.isnan(values)).sum())]
+    named = [f"{names[j]} ({tables.number(values[j], 2)})" for j in order]
+    return [
+        listing("  highest:", named[:most], TERMINAL),
+        listing("  lowest: ", named[: -most - 1 : -1], TERMINAL),
+    ]
+
+
+def constant(units: NDArray[Any], dead: NDArray[np.bool_]) -> list[str]:
+    """Line of a print that names the units without variance, if there are any."""
+    return [listing("  constant:", map(str, units[dead]), TERMINAL)] if dead.any() else []
 
 
 def _plain(value: Any) -> Any:
@@ -290,6 +342,14 @@ class ByLayer(Mapping[str, R]):
     def summary(self) -> str:
         """Full report of every layer, each below its name."""
         return self._text([one.summary() for one in self.values()])
+
+    def cautions(self) -> list[Caution]:
+        """Cautions of all layers, each with the name of its layer."""
+        return [
+            replace(caution, text=f"layer {layer}: {caution.text}")
+            for layer, one in self.items()
+            for caution in one.cautions()
+        ]
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """``to_dict()`` of each layer's result."""

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Result, line, listing, number, wrapped
-from fedstat.results.tables import beside, coefficient, count, interval, p_value
+from fedstat.results.base import Caution, Result, extremes, line
+from fedstat.results.tables import beside, count, interval, median_and_ends, number, p_value
 from fedstat.stats.entropy import largest_k
 
 FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high", "clustered")
@@ -105,16 +105,15 @@ class EntropyResult(Result):
         entropy and no interval.
         """
         table = self.tidy()
-        known = table["estimate"].dropna()
-        least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
+        median, least, most = median_and_ends(table["estimate"].to_numpy())
         row = {
             "n_series": len(table),
             "k": self.k,
             "n_min": int(table["n"].min()),
             "n_max": int(table["n"].max()),
-            "entropy_median": float(median),
-            "entropy_min": float(least),
-            "entropy_max": float(most),
+            "entropy_median": median,
+            "entropy_min": least,
+            "entropy_max": most,
             "std_error_median": float(table["std_error"].median()),
             "level": self.level,
             "interval_width_median": float((table["conf_high"] - table["conf_low"]).median()),
@@ -126,11 +125,8 @@ class EntropyResult(Result):
         }
         return pd.DataFrame([row])
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         table, x = self.tidy(), self.glance().to_dict("records")[0]
-        labels = table[list(map(str, self.to_dataset()["entropy"].dims))].astype(str).agg(", ".join, axis=1)
-        order = table["estimate"].dropna().sort_values(kind="stable").index
-        named = [f"{labels[i]}: {coefficient(table.loc[i, 'estimate'])}" for i in order] if len(table) > 1 else []
         size = f"{x['n_min']}" if x["n_min"] == x["n_max"] else f"{x['n_min']} to {x['n_max']}"
         middle, least, most = (number(float(x[f"entropy_{end}"]), 2) for end in ("median", "min", "max"))
         dims = [str(d) for d in self.to_dataset()["entropy"].dims]
@@ -151,21 +147,26 @@ class EntropyResult(Result):
                 f"{x['n_undefined']} undefined (too few other samples)"
             )
         lines += self._without_interval(table)
-        if named:
-            lines += [listing("  lowest: ", named[:8]), listing("  highest:", named[: -min(9, len(named) + 1) : -1])]
-        return "\n".join(map(wrapped, lines))
+        if len(table) > 1:
+            labels = table[dims].astype(str).agg(", ".join, axis=1)
+            lines += extremes(table["estimate"].to_numpy(), labels.to_numpy())
+        return lines
 
-    def _without_interval(self, table: pd.DataFrame) -> list[str]:
-        """How many series have no interval, and why."""
-        lines = []
+    def cautions(self) -> list[Caution]:
+        """Return how many series have a biased entropy, and which way."""
+        table, found = self.tidy(), []
         if tied := int((table["n_tied"] > 0).sum()):
             share = 100 * float((table["n_tied"] / table["n"]).max())
-            lines.append(f"Caution: {tied} with ties (up to {share:.0f}% of the samples): entropy too low, no CI")
+            text = f"{tied} with ties (up to {share:.0f}% of the samples): entropy too low, no CI"
+            found.append(Caution("Ties", text))
         if clustered := int(table["clustered"].sum()):
-            lines.append(
-                f"Caution: {clustered} with samples in narrow groups, too small for k = {self.k}: "
-                "entropy too high, no CI"
-            )
+            text = f"{clustered} with samples in narrow groups, too small for k = {self.k}: entropy too high, no CI"
+            found.append(Caution("Samples in narrow groups", text))
+        return found
+
+    def _without_interval(self, table: pd.DataFrame) -> list[str]:
+        """Why there are no intervals where the bias is unknown."""
+        lines = []
         least = table.loc[table["estimate"].notna(), "n"].min()
         if self._dimension > 3:
             lines.append(f"No CIs: the bias is unknown in {self._dimension} dimensions (known up to 3)")
@@ -295,7 +296,7 @@ class ClientClustersResult(Result):
     def __repr__(self) -> str:
         sizes = ", ".join(str(n) for n in np.bincount(self.cluster)[1:])
         head = f"{len(self.clients)} clients in {self.cluster.max()} clusters of {sizes}"
-        again = f"mean adjusted Rand index {coefficient(self.recurs)} ({self.resamples} draws)"
+        again = f"mean adjusted Rand index {number(self.recurs, 2)} ({self.resamples} draws)"
         lines = [
             f"{head}: average linkage on 1 - cosine similarity of {self.n_values} values",
             *(["  what is compared: vectors less their mean over clients"] if self.minus else []),
@@ -306,7 +307,7 @@ class ClientClustersResult(Result):
             equal = "draws" if self.std_error == 0 else ""
             rand = interval(self.adjusted_rand, self.conf_low, self.conf_high, 2, sign=False, equal=equal)
             how = f"all {self.permutations} arrangements" if self.exact else f"{self.permutations} random permutations"
-            within, error = coefficient(self.contrast), f"delete-{self.left_out} jackknife"
+            within, error = number(self.contrast, 2), f"delete-{self.left_out} jackknife"
             lines += [
                 f"Known groups: {len(counts)} of {', '.join(map(str, counts))} clients",
                 f"  adjusted Rand index of clusters and groups {rand}, p {p_value(self.p_value)}",

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, labels
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Result, line, listing, number
+from fedstat.results.base import Caution, Result, constant, extremes
 from fedstat.results.split import SplitResult
+from fedstat.results.tables import count, number
 from fedstat.stats import number_of_factors
 from fedstat.stats import split as _split
 
@@ -314,7 +315,7 @@ class FactorResult(Result):
 
     def _index_lines(self) -> list[str]:
         x = self._indices
-        lines = [f"RMSR {number(x['rmsr'])}, corrected for df {number(x['rmsr_corrected'])}; df {x['df']:.0f}"]
+        lines = [f"RMSR {number(x['rmsr'], 3)}, corrected for df {number(x['rmsr_corrected'], 3)}; df {x['df']:.0f}"]
         if x["df"] <= 0:
             return [
                 *lines,
@@ -327,29 +328,41 @@ class FactorResult(Result):
         return [
             *lines,
             f"chi2 {number(x['chi2'], 2)} with p {x['p_value']:.3g} (rows taken as independent)",
-            f"TLI {number(x['tli'])}; BIC {number(x['bic'], 1)}",
-            f"RMSEA {number(x['rmsea'])}, 90 % from {number(x['rmsea_low'])} to {number(x['rmsea_high'])}",
+            f"TLI {number(x['tli'], 3)}; BIC {number(x['bic'], 1)}",
+            f"RMSEA {number(x['rmsea'], 3)}, 90 % from {number(x['rmsea_low'], 3)} to {number(x['rmsea_high'], 3)}",
         ]
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         d, nu = len(self.units), self.communality
         how = f"kappa {self.kappa:g}" if self.kappa is not None else "given"
         size = "" if self.n_obs is None else f", {self.n_obs} rows"
         size += " of changes from the start" if self.of_change else ""
         end = f"converged in {self.n_iter} steps" if self.converged else f"NOT converged in {self.n_iter} steps"
         starts = "" if self.n_starts == 1 else f"; {self.n_minima} solutions from {self.n_starts} starts"
-        order = np.argsort(np.where(self.dead, -np.inf, -nu))[int(self.dead.sum()) :]
-        named = [f"{self.units[j]} {nu[j]:.2f}" for j in order]
-        lines = [
+        return [
             f"Factor analysis ({self.method}): {d} units{size}, {self.n_factors} factors ({how})",
             f"  {end}, residual {self.residual:.1e}{starts}",
             f"  nu: median {np.nanmedian(nu):.2f}, {int(self.heywood.sum())} Heywood, {int(self.dead.sum())} dead",
-            listing("  highest nu:", named[:8]),
-            listing("  lowest nu: ", named[: -min(9, len(named) + 1) : -1]),
+            *extremes(nu, self.units),
+            *constant(self.units, self.dead),
         ]
-        if self.dead.any():
-            lines.append(listing("  dead:", (str(u) for u in self.units[self.dead])))
-        return "\n".join(map(line, lines))
+
+    def cautions(self) -> list[Caution]:
+        """Return whether the iteration stopped early, and improper solutions; mostly nothing."""
+        found = []
+        if not self.converged:
+            text = (
+                f"communalities still moved by {self.residual:.2g} after {self.n_iter} steps: raise max_iter, or lower "
+                "kappa"
+            )
+            found.append(Caution("Factor analysis not converged", text))
+        if n := int(self.heywood.sum()):
+            text = (
+                f"{n} of {count(len(self.units), 'unit')} with a communality of 1 or more (Heywood cases): the factor "
+                "model is improper there, and their order, so the split, depends on where the iteration stops"
+            )
+            found.append(Caution("Heywood cases", text))
+        return found
 
 
 def _rows_of(z: Any) -> pd.Index | None:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Result, listing, number, wrapped
+from fedstat.results.base import TERMINAL, Caution, Result, constant, extremes, listing
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, coefficient, count, p_equals
+from fedstat.results.tables import beside, count, median_and_ends, number, p_equals
 from fedstat.stats import split as _split
 from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
@@ -168,17 +168,16 @@ class IccResult(Result):
         deviations.
         """
         icc, t = self.agreement, TYPES.index(HEADLINE)
-        known = icc[~np.isnan(icc)]
-        least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
+        median, least, most = median_and_ends(icc)
         row = {
             "d": len(self.units),
             "n_clients": self.n_clients,
             "n_weights": self.n_weights,
             "of_change": self.of_change,
             "type": HEADLINE,
-            "icc_median": float(median),
-            "icc_min": float(least),
-            "icc_max": float(most),
+            "icc_median": median,
+            "icc_min": least,
+            "icc_max": most,
             "inference": self.inference,
             "n_permutations": 0 if self.test is None else self.test.n_patterns,
             "n_agreeing": self.n_agreeing,
@@ -263,25 +262,27 @@ class IccResult(Result):
         """What a rejected hypothesis of a unit says: "clients agree (sign-flip test, FDR 0.05)", say."""
         return f"clients agree ({self.inference} test, FDR {1 - self.level:.2g})"
 
-    def cautions(self) -> list[str]:
-        """Sentences on what the intervals and tests of these clients do not allow for; mostly none."""
+    def cautions(self) -> list[Caution]:
+        """Return what the intervals and tests of these clients do not allow for; mostly nothing."""
         few = self.influence is None or self.test is None or self.n_clients < 3
         found = [] if few else [*self._of_sizes(), *self._of_likeness()]
         apart = self.agreement[~self._identical & ~np.isnan(self.agreement)]
         if not self.of_change and len(apart) and np.median(apart) >= _NEAR_1:
-            found.append(f"{HEADLINE} near 1 may come from common initial parameters; start= subtracts them")
+            text = f"{HEADLINE} near 1 may come from common initial parameters; start= subtracts them"
+            found.append(Caution("Common initial parameters", text))
         return found
 
-    def _of_sizes(self) -> Iterator[str]:
+    def _of_sizes(self) -> Iterator[Caution]:
         """Caution on clients of unlike size."""
         share, without = cast(Influence, self.influence)
         top, n = int(np.argmax(share)), cast(Influence, self.influence).n_effective
         if n < _UNEQUAL * self.n_clients:
             one = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
             sizes = f"clients vary in size (effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"
-            yield f"{sizes}; {one} (without it, {HEADLINE} = {coefficient(without[top])})"
+            text = f"{sizes}; {one} (without it, {HEADLINE} = {number(without[top], 2)})"
+            yield Caution("Clients of unlike size", text)
 
-    def _of_likeness(self) -> Iterator[str]:
+    def _of_likeness(self) -> Iterator[Caution]:
         """Caution on clients that are copies of each other, or fall into groups."""
         similarity, but = cast(AgreementTest, self.test).similarity, "but CIs and tests assume independent clients"
         if len(similarity) < self.n_clients or np.isnan(similarity).any():
@@ -289,10 +290,12 @@ class IccResult(Result):
         if len(copies := equal_objects(similarity)):
             a, b = self._names[copies[0]]
             pairs = f"{len(copies)} pairs of clients ({a} and {b}, ...)"
-            yield f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {but}"
+            text = f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {but}"
+            yield Caution("Equal clients", text)
         elif (groups := separate_groups(similarity)) is not None:
             sizes = ", ".join(map(str, sorted(np.bincount(groups).tolist(), reverse=True)))
-            yield f"clients fall into {groups.max() + 1} groups (sizes {sizes}), {but}; see fedstat.client_clusters"
+            text = f"clients fall into {groups.max() + 1} groups (sizes {sizes}), {but}; see fedstat.client_clusters"
+            yield Caution("Groups of clients", text)
 
     @property
     def _names(self) -> NDArray[Any]:
@@ -304,12 +307,10 @@ class IccResult(Result):
         ms = self.mean_squares
         return np.asarray((ms.clients == 0) & (ms.residual == 0) & ~self.dead)
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         x, icc = self.glance().iloc[0], self.agreement
-        order = np.argsort(-icc, kind="stable")[: int((~np.isnan(icc)).sum())]
-        named = [f"{self.units[j]} ({coefficient(icc[j])})" for j in order]
         size = f"{count(len(icc), 'unit')} ({HEADLINE} = ICC(A,1)), {self.n_weights} weights per unit"
-        median, least, most = (coefficient(x[f"icc_{name}"]) for name in ("median", "min", "max"))
+        median, least, most = (number(x[f"icc_{name}"], 2) for name in ("median", "min", "max"))
         lines = [
             f"Agreement of {self.n_clients} clients on {size}",
             *["Weights minus the common initial parameters"] * self.of_change,
@@ -317,18 +318,16 @@ class IccResult(Result):
             *self._of_layer(),
             f"Units: {HEADLINE} median {median}, range {least} to {most}; {self.dead.sum()} constant{self._untested()}",
             f"  {self._found()}",
-            listing("  highest:", named[:8], TERMINAL),
-            listing("  lowest: ", named[: -min(9, len(named) + 1) : -1], TERMINAL),
+            *extremes(icc, self.units),
         ]
         if n := int(self._identical.sum()):
             units = f"{count(n, 'unit')} {'is' if n == 1 else 'are'}"
             lines.append(f"{units} identical in all clients (averaged, or never trained): {HEADLINE} = 1")
-        if self.dead.any():
-            lines.append(listing("  constant:", map(str, self.units[self.dead]), TERMINAL))
+        lines += constant(self.units, self.dead)
         if (unclear := np.isnan(icc) & ~self.dead).any():
             why = "clients differ in means only"
             lines.append(listing(f"  undefined ({why}):", map(str, self.units[unclear]), TERMINAL))
-        return "\n".join(map(wrapped, [*lines, *(f"Caution: {text}" for text in self.cautions())]))
+        return lines
 
     def _interval(self) -> str:
         """Interval of the layer's coefficient, and what it rests on."""

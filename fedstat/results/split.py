@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Result, UnitStatistics, line, listing, wrapped
-from fedstat.results.tables import beside, coefficient, count
+from fedstat.results.base import TERMINAL, Caution, Result, UnitStatistics, line, listing
+from fedstat.results.tables import beside, count, number
 from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]
@@ -204,7 +204,7 @@ class SplitResult(Result):
         )
         return f"Rule: shared if {name} >= {self.threshold:.3g} (tau = {self.tau}{share})"
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         groups, (n_shared, n_personal, n_dead) = self.group, self._counts
         by = "test" if self.outcome is not None else _NAMES[self.fit.statistic_name]
         head = f"{n_shared} shared, {n_personal} personal"
@@ -217,7 +217,7 @@ class SplitResult(Result):
             close = [f"{self.fit.units[j]} ({self.margin[j]:+.3f})" for j in by_margin[:6] if not self.fit.dead[j]]
             lines.append(listing("Nearest to the threshold:", close, TERMINAL))
         median = {name: self.median_icc(name) for name in ("shared", "personal", "undecided")}
-        if known := [f"{coefficient(x)} on {_SAYS.get(k, k)}" for k, x in median.items() if np.isfinite(x)]:
+        if known := [f"{number(x, 2)} on {_SAYS.get(k, k)}" for k, x in median.items() if np.isfinite(x)]:
             lines.append(f"Agreement (median ICC2): {', '.join(known)} units")
         if self.fdr is not None and self.fdr <= 0.05:
             wrong, some = (f"{100 * rate:.0f}%" for rate in WRONG_SIDE)
@@ -225,14 +225,23 @@ class SplitResult(Result):
                 f"In simulations with trained networks, at most {wrong} of such conclusions were wrong, and some "
                 f"conclusion was wrong in up to {some} of layers"
             )
+        return [*lines, *self.fit._lines()]
+
+    def cautions(self) -> list[Caution]:
+        """Return cautions on what clients have in common, then those of the analysis behind the split."""
+        found = []
         if self.contradicted:
-            lines.append("Warning: clients agree less on shared than on personal units")
-        if self.outcome is not None and median["shared"] < _HARDLY:
-            lines.append(
-                "Caution: clients hardly agree on shared units; there the average over clients has the lower expected "
-                "error, but it may hold nothing that they have in common"
+            text = "clients agree less on shared than on personal units"
+            means = ": shared means explained by other units, not alike over clients"
+            of_factors = self.fit.statistic_name == "nu"
+            found.append(Caution("Clients agree less on shared units", text + means * of_factors, grave=True))
+        if self.outcome is not None and self.median_icc("shared") < _HARDLY:
+            text = (
+                "clients hardly agree on shared units; there the average over clients has the lower expected error, "
+                "but it may hold nothing that they have in common"
             )
-        return "\n".join([*map(wrapped, lines), repr(self.fit)])
+            found.append(Caution("Clients hardly agree", text))
+        return [*found, *self.fit.cautions()]
 
     @property
     def _counts(self) -> list[int]:
@@ -314,7 +323,7 @@ class SplitMapResult(Result):
         by = [f"{names} at kappa {', '.join(f'{k:g}' for k in dict.fromkeys(of_nu['kappa']))}" for names in by]
         by += ["icc"] if self.analyses["kappa"].isna().any() else []
         doubt = np.argsort(np.abs(p - 0.5), kind="stable")[: x["n_depends"]]
-        least, median = (coefficient(x[f"adjusted_rand_{end}"]) for end in ("min", "median"))
+        least, median = (number(x[f"adjusted_rand_{end}"], 2) for end in ("min", "median"))
         always = f"{x['n_shared']} shared in all, {x['n_personal']} personal in all"
         lines = [
             f"Split of {x['d']} units in {n} analyses, tau {self.tau}",

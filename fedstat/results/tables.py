@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from array_api_compat import is_torch_array
+from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.check import few
@@ -19,26 +20,22 @@ NONE = "–"
 """Printed where there is no number."""
 
 
-def number(x: float | None, digits: int = 4, *, none: str = NONE) -> str:
-    """Print a number, or a dash where there is none.
+def number(x: float | None, digits: int = 4) -> str:
+    """Print a number, or a dash where there is none; what rounds to 0 has no sign.
 
     Examples
     --------
-    >>> number(0.5), number(None), number(math.nan, none="-"), number(-math.inf, 2)
-    ('0.5000', '–', '-', '-inf')
+    >>> number(0.5), number(None), number(math.nan), number(-math.inf, 2), number(-0.001, 2)
+    ('0.5000', '–', '–', '-inf', '0.00')
     """
-    return none if x is None or math.isnan(x) else f"{x:.{digits}f}"
+    return NONE if x is None or math.isnan(x) else f"{x:z.{digits}f}"
 
 
-def coefficient(x: float, digits: int = 2, *, none: str = "-") -> str:
-    """Print a number as :func:`number` does, and what rounds to 0 without a sign.
-
-    Examples
-    --------
-    >>> coefficient(-0.001), number(-0.001, 2)
-    ('0.00', '-0.00')
-    """
-    return number(round(x, digits) + 0.0, digits, none=none)
+def median_and_ends(values: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return median, least and most of the values that are not missing; NaN if all are."""
+    known = values[~np.isnan(values)]
+    least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
+    return float(median), float(least), float(most)
 
 
 def plus_minus(mean: float, error: float, digits: int = 4) -> str:

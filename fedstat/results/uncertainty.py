@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Result, line, listing, wrapped
+from fedstat.results.base import TERMINAL, Caution, Result, line, listing
 from fedstat.results.split import SplitResult
 from fedstat.results.tables import beside, count
 from fedstat.stats import split as _split
@@ -151,7 +151,7 @@ class BootstrapResult(Result):
         at_hand = float(gap(factors.eigenvalues, np.asarray(factors.n_factors)))
         return at_hand / spread if spread > 0 else np.nan
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         x, p = self.glance().iloc[0], self.p_shared
         fit, split, n = self.split.fit, self.split, int(x["n_clients"])
         by_doubt = np.argsort(np.abs(p - 0.5))[: int(x["n_doubtful"])]
@@ -163,7 +163,7 @@ class BootstrapResult(Result):
             if (of := split.group == name).any() and len(self.half_samples)
         ]
         often = f"{len(doubtful)} of {count(len(p), 'unit')} change group often (shared in 10% to 90% of the samples)"
-        lines = [
+        return [
             f"Bootstrap ({x['replicates']:.0f} samples of {n} clients) of a split: {sizes}",
             f"ARI with the observed split: mean {x['adjusted_rand']:.2f}, 5% quantile {x['adjusted_rand_low']:.2f}",
             often,
@@ -171,17 +171,23 @@ class BootstrapResult(Result):
             f"Factors: {x['n_factors_low']:.0f} to {x['n_factors_high']:.0f}; converged: {100 * x['converged']:.0f}%",
             *[f"Mean communality (in random halves): {', '.join(means)}"] * bool(means),
             self.interval_label[:1].upper() + self.interval_label[1:],
-            *(f"Caution: {text}" for text in self.cautions()),
         ]
-        return "\n".join(map(wrapped, lines))
 
-    def cautions(self) -> list[str]:
-        """Sentences on where groups that recur may still be wrong; mostly none."""
+    def cautions(self) -> list[Caution]:
+        """Return where groups that recur may still be wrong, and whether refits stopped early; mostly nothing."""
         found, gap = [], self._eigenvalue_gap()
         if gap < _APART:
-            found.append(f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified")
+            text = f"eigenvalues at the cut are {gap:.1f} SE apart: factors are not identified"
+            found.append(Caution("Factors not identified", text))
         if self.separation < _APART:
-            found.append(f"groups are {self.separation:.1f} SE apart: a group that recurs often may still be wrong")
+            text = f"groups are {self.separation:.1f} SE apart: a group that recurs often may still be wrong"
+            found.append(Caution("Groups near each other", text))
+        if (stopped := 1 - float(self.converged.mean())) > 0:
+            text = (
+                f"{100 * stopped:.0f}% of the refits had not converged: they stopped as the split itself does, and "
+                "their spread is that of this many steps"
+            )
+            found.append(Caution("Refits not converged", text))
         return found
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Result, listing, wrapped
+from fedstat.results.base import Result, constant, extremes
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, coefficient, count, p_equals
+from fedstat.results.tables import beside, count, median_and_ends, number, p_equals
 from fedstat.stats.icc import fdr as adjusted
 from fedstat.stats.variance_components import Components, outcomes
 
@@ -286,8 +286,8 @@ class ComponentsResult(Result):
 
     def glance(self) -> pd.DataFrame:
         """One row: sizes; the layer's components and verdict; personal over units (median, least, most) and counts."""
-        layer, known = self.layer.iloc[0], self.personal[~np.isnan(self.personal)]
-        least, median, most = np.quantile(known, [0, 0.5, 1]) if len(known) else [np.nan] * 3
+        layer = self.layer.iloc[0]
+        median, least, most = median_and_ends(self.personal)
         row = {
             "d": len(self.units),
             "n_clients": self.n_clients,
@@ -302,9 +302,9 @@ class ComponentsResult(Result):
             "layer_high": float(layer["conf_high"]),
             "layer_p_value": float(layer["p_value"]),
             "verdict": self.verdict,
-            "personal_median": float(median),
-            "personal_min": float(least),
-            "personal_max": float(most),
+            "personal_median": median,
+            "personal_min": least,
+            "personal_max": most,
             "n_beyond_noise": self._beyond_noise,
             "n_own": int((self.components.conf_low > 0.5).sum()),
             "n_mean_better": int((self.components.conf_high < 0.5).sum()),
@@ -368,32 +368,27 @@ class ComponentsResult(Result):
         """Units whose test rejects at a false discovery rate of 1 − level."""
         return int((self.p_adjusted <= 1 - self.level + 1e-12).sum())
 
-    def __repr__(self) -> str:
-        x, known = self.glance().iloc[0], self.personal
-        order = np.argsort(-known, kind="stable")[: int((~np.isnan(known)).sum())]
-        named = [f"{self.units[j]} ({coefficient(known[j])})" for j in order]
-        share, low, high = (coefficient(float(x[f"layer_{name}"])) for name in ("personal", "low", "high"))
+    def _lines(self) -> list[str]:
+        x = self.glance().iloc[0]
+        share, low, high = (number(float(x[f"layer_{name}"]), 2) for name in ("personal", "low", "high"))
         by = "restricted maximum likelihood" if self.method == "reml" else "method of moments"
         tested = int((~np.isnan(self.p_adjusted)).sum())
         beyond = f"{x['n_beyond_noise']} of {tested} differ beyond training noise (one-sided, FDR {1 - self.level:.2g})"
         include = int(((self.components.conf_low <= 0.5) & (self.components.conf_high >= 0.5)).sum())
         sides = f"{x['n_own']} above 0.5, {x['n_mean_better']} below, {include} include it"
         lines = [
-            f"Reliability of client differences: {count(len(known), 'unit')}, {self.n_weights} weights per unit",
+            f"Reliability of client differences: {count(len(self.units), 'unit')}, {self.n_weights} weights per unit",
             f"{self.n_clients} clients x {self.n_replicates} replicates; {by}",
             *["Clients are adjusted for a covariate"] * self.adjusted,
             f"Layer: reliability = {share}, {100 * self.level:g}% CI [{low}, {high}] (jackknife over clients)",
             f"  {self._conclusion()}",
-            f"Units: median {coefficient(float(x['personal_median']))}; {beyond}",
+            f"Units: median {number(float(x['personal_median']), 2)}; {beyond}",
             f"  {100 * self.level:g}% CIs for these {self.n_clients} clients (unadjusted): {sides}",
-            listing("  highest:", named[:8], TERMINAL),
-            listing("  lowest: ", named[: -min(9, len(named) + 1) : -1], TERMINAL),
+            *extremes(self.personal, self.units),
         ]
         if n := int(self.identical.sum()):
             lines.append(f"{count(n, 'unit')} {'is' if n == 1 else 'are'} identical in all clients: no differences")
-        if self.dead.any():
-            lines.append(listing("  constant:", map(str, self.units[self.dead]), TERMINAL))
-        return "\n".join(map(wrapped, lines))
+        return lines + constant(self.units, self.dead)
 
     def _conclusion(self) -> str:
         """What the interval of the layer says, in a sentence."""

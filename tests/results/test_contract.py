@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, fields
 from html.parser import HTMLParser
@@ -20,7 +21,7 @@ from made_results import DATA, MADE, NAMES, TABLE, made, outputs
 from matplotlib import pyplot as plt
 
 import fedstat
-from fedstat.results.base import WIDTH, Result
+from fedstat.results.base import WIDTH, ByLayer, Caution, Result
 
 
 def classes(of: type = Result) -> Iterator[type]:
@@ -42,6 +43,7 @@ def test_results_keep_the_contract(name: str) -> None:
     text = repr(result)
     assert max(map(len, text.splitlines())) <= WIDTH
     assert len(result.summary()) >= len(text)
+    assert " ".join(text.split()).endswith(" ".join(map(str, result.cautions())))
     tidy, glance = result.tidy(), result.glance()
     assert len(tidy) >= 1
     assert tidy.columns.is_unique
@@ -51,6 +53,33 @@ def test_results_keep_the_contract(name: str) -> None:
     assert list(plain["glance"]) == [str(c) for c in glance]
     with pytest.raises(FrozenInstanceError):
         setattr(result, fields(result)[0].name, None)
+
+
+@pytest.fixture
+def stopped() -> fedstat.results.SplitResult:
+    """A split whose iteration was stopped early, with Heywood cases."""
+    w = np.random.default_rng(0).normal(size=(4, 12, 9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fedstat.split(w, n_factors=5, max_iter=40)
+
+
+def test_a_result_words_its_cautions_once_and_a_split_has_those_of_its_analysis(stopped) -> None:
+    found = {one.title: one for one in stopped.cautions()}
+    assert set(found) == {"Factor analysis not converged", "Heywood cases"}
+    assert stopped.cautions() == stopped.fit.cautions()
+    assert f"{int(stopped.fit.heywood.sum())} of 12 units" in found["Heywood cases"].text
+    text = " ".join(repr(stopped).split())
+    for caution in found.values():
+        assert text.count(f"Caution: {caution.text}") == 1
+    assert ByLayer({"fc1": stopped}).cautions()[0].text == f"layer fc1: {stopped.cautions()[0].text}"
+
+
+def test_grave_cautions_are_printed_as_warnings() -> None:
+    assert [str(Caution("What", "so much", grave=flag)) for flag in (True, False)] == [
+        "Warning: so much",
+        "Caution: so much",
+    ]
 
 
 class Tags(HTMLParser):

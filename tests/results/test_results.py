@@ -136,7 +136,7 @@ def test_prints_fit_100_columns_at_any_size(d: int) -> None:
         result = fs.split(w, kappa=0.5)
     for text in (repr(result), repr(result.fit), result.summary()):
         assert max(map(len, text.splitlines())) <= 100
-    assert f"dead: {d // 2}" in repr(result)
+    assert f"constant: {d // 2}" in repr(result)
     assert "1 dead" in repr(result)
     assert "SS loadings" in result.summary()
 
