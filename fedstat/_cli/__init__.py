@@ -104,6 +104,7 @@ def run(
             warnings.showwarning = _show
             try:
                 cli.parse_args(argv, args)
+                require_figure("--plot", getattr(args, "plot", None))
                 status = work(args)
             finally:
                 sys.stdout.flush()
@@ -181,6 +182,58 @@ def executor(args: argparse.Namespace) -> AbstractContextManager[Executor | None
     from fedstat._cli.dask import dask_executor
 
     return dask_executor(args.dask, args.threads)
+
+
+def add_output(
+    cli: argparse.ArgumentParser,
+    out: str,
+    *,
+    title: str = "output",
+    metavar: str = "STORE",
+    default: Path | None = None,
+    resume: str = "",
+    overwrite: bool = False,
+    plot: str = "",
+    plot_default: Path | None = None,
+    quiet: bool = True,
+) -> argparse._ArgumentGroup:
+    """Give a command the options on what it writes and prints, and return their group; :func:`run` checks ``--plot``.
+
+    Parameters
+    ----------
+    cli : argparse.ArgumentParser
+    out : str
+        Help text of ``--out``.
+    title : str
+        Of the group.
+    metavar : str
+        What ``--out`` is.
+    default : path, optional
+        Of ``--out``.
+    resume : str
+        Help text of ``--resume``; without it there is no such option.
+    overwrite : bool
+        Whether there is ``--overwrite``.
+    plot : str
+        What ``--plot`` draws; without it there is no such option.
+    plot_default : path, optional
+        What ``--plot`` writes if no file is named.
+    quiet : bool
+        Whether there is ``--quiet``.
+    """
+    group = cli.add_argument_group(title)
+    add = group.add_argument
+    add("--out", type=Path, default=default, metavar=metavar, help=out)
+    if resume:
+        add("--resume", action="store_true", help=resume)
+    if overwrite:
+        add("--overwrite", action="store_true", help="replace what this command wrote to --out before")
+    if plot:
+        add("--plot", type=Path, nargs="?" if plot_default else None, const=plot_default, metavar="FILE.png",
+            help=f"draw {plot} (png, pdf or svg)")  # fmt: skip
+    if quiet:
+        add("--quiet", action="store_true", help="no progress bar")
+    return group
 
 
 def fill_out(args: argparse.Namespace, name: str) -> None:

@@ -10,14 +10,17 @@ if __name__ == "__main__":
 import argparse
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from fedstat import _cli, store
 from fedstat._utils.lazy import xr
+from fedstat._utils.settings import add_arguments, given
 from fedstat.attack import leakage
-from fedstat.attack.experiment import LABELS, modes_of, read, rounds_of
+from fedstat.attack.experiment import Attack, modes_of, read, rounds_of
 from fedstat.results import LeakageResult
 
 COMMAND = "fedstat.attack"
@@ -34,29 +37,16 @@ def parser() -> _cli.Parser:
         "runs", nargs="+", type=Path, metavar="RUN", help="store of python -m fedstat.fl; all of the same data"
     )
     _cli.add_data_dir(cli.add_argument_group("data"))
-    add = cli.add_argument_group("method").add_argument
-    add("--rounds", type=int, nargs="+", metavar="T", help="rounds done before the attacked step; 0 is the common "
-        "start (default: those of 10 20 30 40 50 that all runs have, or the last)")  # fmt: skip
-    add(
-        "--victims",
-        "--clients",
-        dest="clients",
-        type=int,
-        metavar="N",
-        help="victims, drawn by the seed (default: all clients)",
-    )
-    add("--images", type=int, default=5, metavar="N", help="training images of each victim (default 5)")
-    add("--labels", choices=(*LABELS, "both"), default="both", help="whether the attacker knows the classes, or infers "
-        "them (default both)")  # fmt: skip
-    add("--iterations", type=int, default=200, metavar="N", help="steps of Adam (default 200)")
-    add("--restarts", type=int, default=1, metavar="N", help="starts from noise; the nearest wins (default 1)")
-    add("--seed", type=int, default=0, help="seed of victims, images and starts (default 0)")
+    groups = add_arguments(cli, Attack)
+    groups["method"].add_argument("--rounds", type=int, nargs="+", metavar="T", help="rounds done before the attacked "
+        "step; 0 is the common start (default: those of 10 20 30 40 50 that all runs have, or the last)")  # fmt: skip
     _cli.add_compute(cli)
-    add = cli.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="STORE", help="write PSNR and images to this zarr store, or the table to this .csv")
-    add("--overwrite", action="store_true", help="replace an existing STORE")
-    add("--plot", type=Path, metavar="FILE.png", help="draw recovered images and PSNR by round (png, pdf or svg)")
-    add("--quiet", action="store_true", help="no progress bar")
+    _cli.add_output(
+        cli,
+        "write PSNR and images to this zarr store, or the table to this .csv",
+        overwrite=True,
+        plot="recovered images and PSNR by round",
+    )
     return cli
 
 
@@ -66,7 +56,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> None:
-    _cli.require_figure("--plot", args.plot)
     table = args.out is not None and args.out.suffix.lower() == ".csv"
     if table:
         _cli.require_file("--out", args.out)
@@ -75,17 +64,16 @@ def _work(args: argparse.Namespace) -> None:
     elif args.out is not None:
         _cli.claim(args, COMMAND)
     where, begun = _cli.compute(args), time.monotonic()
+    attack = asdict(Attack(**given(args, Attack)))
     rounds = rounds_of(args.rounds, [(one.name, one.settings.rounds) for one in map(read, args.runs)])
-    total = len(args.runs) * len(rounds) * len(modes_of(args.labels))
-    names = ("clients", "images", "labels", "iterations", "restarts", "seed", "data_dir")
-    options = {name: getattr(args, name) for name in names}
+    total = len(args.runs) * len(rounds) * len(modes_of(attack["labels"]))
     with tqdm(total=total, unit="attack", disable=args.quiet or not sys.stderr.isatty()) as bar:
-        result = leakage(args.runs, rounds=rounds, progress=bar.update, **options, **where)
+        result = leakage(args.runs, rounds=rounds, data_dir=args.data_dir, progress=bar.update, **attack, **where)
     if table:
         with _cli.whole(args.out) as draft:
             result.tidy().to_csv(draft, index=False)
     elif args.out is not None:
-        _save(args, result)
+        _save(args, attack, result)
     if args.plot is not None:
         from fedstat.plot.training import leakage_grid
 
@@ -96,8 +84,9 @@ def _work(args: argparse.Namespace) -> None:
         print(f"\nStored: {args.out}" if table else f"\nStored: fedstat.open_run({str(args.out)!r})")
 
 
-def _save(args: argparse.Namespace, result: LeakageResult) -> None:
-    config = {k: [*map(str, v)] if k == "runs" else str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+def _save(args: argparse.Namespace, attack: dict[str, Any], result: LeakageResult) -> None:
+    given = {k: [*map(str, v)] if k == "runs" else str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    config = given | attack
     attrs = store.provenance("deep leakage from gradients", config, command=COMMAND)
     store.save(args.out, xr.DataTree.from_dict({"/leakage": result.to_dataset()}), attrs, overwrite=args.overwrite)
 

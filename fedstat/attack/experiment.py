@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 from fedstat import _cli, store
 from fedstat._utils import check, streams
 from fedstat._utils.lazy import torch, xr
+from fedstat._utils.settings import check_fields, setting
 from fedstat.attack.matching import Observed, Recovered, by_sign, matched, observe, recover
 from fedstat.fl import batches, nets
 from fedstat.fl.chunks import each_chunk
@@ -123,42 +124,47 @@ LABELS = ("given", "inferred")
 Labels = Literal["given", "inferred", "both"]
 
 
-class Attack(NamedTuple):
-    """Settings of an attack, see :func:`leakage`."""
+@dataclass(frozen=True)
+class Attack:
+    """Settings of an attack.
 
-    clients: int | None = None
-    images: int = 5
-    labels: Labels = "both"
-    iterations: int = 200
-    restarts: int = 1
-    seed: int = 0
+    Parameters
+    ----------
+    clients : int, optional
+        Number of victims, drawn by the seed; all by default.
+    images : int
+        Training images of each victim, drawn by the seed: the same for every run and round.
+    labels : {"given", "inferred", "both"}
+        Whether the attacker knows the classes.
+    iterations : int
+    restarts : int
+        Starts from noise; the nearest gradient wins.
+    seed : int
+    """
 
-    def checked(self) -> Attack:
-        """The same; ValueError if a number is out of range."""
-        for name in ("images", "iterations", "restarts"):
-            check.integer(name, getattr(self, name))
-        if self.clients is not None:
-            check.integer("clients", self.clients)
-        check.integer("seed", self.seed, low=0)
-        check.choice("labels", self.labels, (*LABELS, "both"))
-        return self
+    clients: int | None = setting(
+        None, "method", "victims, drawn by the seed (default: all clients)", low=1, aliases=("--victims",)
+    )
+    images: int = setting(5, "method", "training images of each victim", low=1)
+    labels: Labels = setting("both", "method", "whether the attacker knows the classes, or infers them")
+    iterations: int = setting(200, "method", "steps of Adam", low=1)
+    restarts: int = setting(1, "method", "starts from noise; the nearest wins", low=1)
+    seed: int = setting(0, "method", "seed of victims, images and starts", low=0)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def leakage(
     runs: str | Path | Sequence[str | Path],
     *,
     rounds: Sequence[int] | None = None,
-    clients: int | None = None,
-    images: int = 5,
-    labels: Labels = "both",
-    iterations: int = 200,
-    restarts: int = 1,
-    seed: int = 0,
     data_dir: str | Path | None = None,
     device: str = "cpu",
     client_chunk: int | None = None,
     threads: int | None = None,
     progress: Callable[[int], object] | None = None,
+    **attack: Any,
 ) -> LeakageResult:
     """Attack finished runs by deep leakage from gradients (Zhu, Liu and Han 2019; FedDecomp §4.6, FedCP Appendix B).
 
@@ -174,20 +180,12 @@ def leakage(
     rounds : sequence of int, optional
         Rounds done before the attacked step, 0 being the common start. By default those of 10, 20, 30, 40 and 50 that
         all runs have, or the last.
-    clients : int, optional
-        Number of victims, drawn by the seed; all by default.
-    images : int, default 5
-        Training images of each victim, drawn by the seed: the same for every run and round.
-    labels : {"given", "inferred", "both"}, default "both"
-        Whether the attacker knows the classes.
-    iterations : int, default 200
-    restarts : int, default 1
-        Starts from noise; the nearest gradient wins.
-    seed : int, default 0
     data_dir, device, client_chunk, threads
         See :func:`fedstat.study.experiment.run`.
     progress : callable (int), optional
         Called with 1 after every run, round and way to have the labels.
+    **attack
+        See :class:`fedstat.attack.experiment.Attack`.
 
     Returns
     -------
@@ -199,7 +197,7 @@ def leakage(
         If a run is not one of images with its settings, lacks a round, or sends nothing; if runs differ in their data,
         or a client has fewer images than asked for.
     """
-    attack = Attack(clients, images, labels, iterations, restarts, seed).checked()
+    chosen = Attack(**attack)
     given = [runs] if isinstance(runs, str | Path) else list(runs)
     if not given:
         raise ValueError("runs must name at least one run, but got none")
@@ -211,7 +209,7 @@ def leakage(
     for one in found:
         job, fed = job_of(one, data_dir, replace(machine, precision=one.settings.precision))
         scale = fed.x.attrs["mean"], fed.x.attrs["sd"]
-        parts.append(leaks(job, states(one, job, at), attack, scale=scale, progress=progress))
+        parts.append(leaks(job, states(one, job, at), chosen, scale=scale, progress=progress))
     methods, seeds = [one.name for one in found], [one.settings.seed for one in found]
     several = len(set(seeds)) > 1
     names = [f"{name}, seed {seed}" if several else name for name, seed in zip(methods, seeds, strict=True)]
@@ -226,9 +224,9 @@ def leakage_of(
 ) -> LeakageResult:
     """As :func:`leakage`, for a job of any algorithm, network and images; ``scale`` is their mean and sd by channel.
 
-    ``attack`` takes clients, images, labels, iterations, restarts and seed.
+    ``attack`` takes the settings of :class:`Attack`.
     """
-    chosen = Attack(**attack).checked()
+    chosen = Attack(**attack)
     found = leaks(job, _states(job, rounds), chosen, scale=scale)
     data = _joined([found], "run", np.array([job.algorithm.name], object))
     return LeakageResult(

@@ -22,30 +22,11 @@ from fedstat._utils.check import in_bytes
 from fedstat._utils.parallel import shown
 from fedstat._utils.settings import add_arguments, given
 from fedstat.fl import algorithms, custom, ranks
-from fedstat.fl.training import COMMAND, PROBES
+from fedstat.fl.training import COMMAND
 from fedstat.study import experiment, federation, grid, report
 from fedstat.study.compare import compare_runs
-from fedstat.study.experiment import MEANINGS, Settings, named
+from fedstat.study.experiment import Settings, named
 from fedstat.study.tuning import check, first_runs, takes_of, tune, value_of
-
-GROUPS = {
-    "data": (
-        "data", "partition", "clients", "samples", "min_size", "test", "validation", "new_share", "labels", "domains",
-        "label",
-    ),
-    "method": ("algorithm", "options", "net", "width", "norm", "net_options"),
-    "training": (
-        "rounds", "participation", "sampling", "local_epochs", "batch_size", "optimizer", "lr", "server_lr",
-        "aggregator", "precision", "seed",
-    ),
-    "privacy": ("clip", "noise_multiplier", "delta", "clip_moments", "noise_multiplier_moments"),
-    "what is measured": ("evaluate_every", "ablation", "probe", "readouts", "keep_weights"),
-}  # fmt: skip
-CHOICES = {
-    "norm": ("group", "batch"), "optimizer": ("sgd", "adam"), "precision": ("float32", "tf32", "bfloat16"),
-    "probe": tuple(PROBES), "labels": ("common", "permuted"), "sampling": ("fixed", "poisson"),
-}  # fmt: skip
-
 
 _TAKEN = (
     *Settings.__dataclass_fields__, "config", "scale", "study", "tune", "tuned", "repeat", "data_dir", "device",
@@ -62,7 +43,7 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         "grid; print accuracy over clients, communication, and the split.",
         usage="%(prog)s [--data NAME] [--algorithm NAME] [other options, listed by --help]",
     )
-    groups = add_arguments(cli, Settings, MEANINGS, CHOICES, GROUPS)
+    groups = add_arguments(cli, Settings)
     _cli.add_data_dir(groups["data"])
     of_methods = cli.add_argument_group("settings of single algorithms")
     for name, (said, several) in flags(more).items():
@@ -86,14 +67,11 @@ def parser(more: Iterable[str] = ()) -> _cli.Parser:
         help="most memory to take, such as 2GiB: beyond it, rows of clients are kept on disk, in the store",
     )
     _cli.add_dask(where, "run of --config")
-    add = cli.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="STORE", help="store to write, or folder for a grid (default runs/fl-<time>.zarr)")
-    add(
-        "--resume",
-        action="store_true",
-        help="continue the run at --out, if there is one, with its settings or more --rounds; grids always do",
+    _cli.add_output(
+        cli,
+        "store to write, or folder for a grid (default runs/fl-<time>.zarr)",
+        resume="continue the run at --out, if there is one, with its settings or more --rounds; grids always do",
     )
-    add("--quiet", action="store_true", help="no progress bar")
     return cli
 
 

@@ -9,36 +9,12 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from pathlib import Path
 
-from fedstat import _cli, data
+from fedstat import _cli
 from fedstat._utils.settings import add_arguments, given
-from fedstat.motivation.experiment import COMMAND, OUTPUTS, PARTITIONS, Settings, study
+from fedstat.motivation.experiment import COMMAND, OUTPUTS, Settings, study
 from fedstat.motivation.findings import report
 from fedstat.store import config_of
-
-HELP = {
-    "data": "image data set, of " + ", ".join(data.SOURCES),
-    "cases": "partitions among the clients",
-    "clients": "clients C",
-    "hidden": "hidden units",
-    "local_epochs": "epochs of training",
-    "batch_size": "samples in a batch",
-    "lr": "learning rate of Adam",
-    "mean": "subtracted from the inputs in [0, 1]",
-    "sd": "divisor of the inputs, after the mean is subtracted",
-    "common_samples": "samples of the common evaluation set",
-    "k": "neighbour of the entropy estimate",
-    "kappa": "share of the eigenvalues' sum that decides the number of factors; pa takes at most 50 steps, and many "
-    "factors need more",
-    "replicates": "half-samples of the clients behind intervals",
-    "seed": "seed of every draw",
-}
-GROUPS = {
-    "data": ("data", "cases", "clients", "mean", "sd", "common_samples"),
-    "method": ("hidden", "k", "kappa", "replicates"),
-    "training": ("local_epochs", "batch_size", "lr", "seed"),
-}
 
 
 def parser() -> _cli.Parser:
@@ -48,17 +24,18 @@ def parser() -> _cli.Parser:
         description="The motivating study of FedFac: one MLP for each client, and how the outputs of its hidden "
         "neurons differ between clients. The default data come with scikit-learn and need no files.",
     )
-    groups = add_arguments(cli, Settings, HELP, {"cases": tuple(PARTITIONS)}, GROUPS)
+    groups = add_arguments(cli, Settings)
     _cli.add_data_dir(groups["data"])
     add = groups["method"].add_argument
     add("--outputs", choices=OUTPUTS, default="own", help="outputs shown: over the client's own training samples, or "
         "over a common evaluation set; both are stored (default own)")  # fmt: skip
     _cli.add_compute(cli)
-    add = cli.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="STORE", help="store to write (default runs/motivation-<time>.zarr)")
-    add("--resume", action="store_true", help="go on with the study at --out, if there is one, with its settings")
-    add("--plot", type=Path, metavar="FILE.png", help="draw heat maps, entropies and communalities (png, pdf or svg)")
-    add("--quiet", action="store_true", help="no progress bar")
+    _cli.add_output(
+        cli,
+        "store to write (default runs/motivation-<time>.zarr)",
+        resume="go on with the study at --out, if there is one, with its settings",
+        plot="heat maps, entropies and communalities",
+    )
     return cli
 
 
@@ -68,7 +45,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> None:
-    _cli.require_figure("--plot", args.plot)
     where = _cli.compute(args)
     _cli.fill_out(args, "motivation")
     _cli.claim(args, COMMAND)

@@ -13,6 +13,7 @@ import numpy as np
 from fedstat import data, store
 from fedstat._utils import check
 from fedstat._utils.lazy import torch, xr
+from fedstat._utils.settings import check_fields, setting
 from fedstat._utils.streams import generator
 from fedstat.fl import algorithms, batches, losses, nets, optim
 from fedstat.fl.batches import Rows
@@ -69,37 +70,34 @@ class Settings:
         Seed of the partition, the start, the batches and the half-samples.
     """
 
-    data: str = "digits"
-    cases: tuple[str, ...] = ("iid", "one-class")
-    clients: int = 100
-    hidden: int = 200
-    local_epochs: int = 5
-    batch_size: int = 16
-    lr: float = 1e-3
-    mean: float = 0.0
-    sd: float = 1.0
-    common_samples: int = 2000
-    k: int = 3
-    kappa: float = 0.75
-    replicates: int = 100
-    seed: int = 0
+    data: str = setting("digits", "data", f"image data set, of {', '.join(data.SOURCES)}", choices=tuple(data.SOURCES))
+    cases: tuple[str, ...] = setting(
+        tuple(PARTITIONS), "data", "partitions among the clients", choices=tuple(PARTITIONS), distinct=True
+    )
+    clients: int = setting(100, "data", "clients C", low=1)
+    hidden: int = setting(200, "method", "hidden units", low=1)
+    local_epochs: int = setting(5, "training", "epochs of training", low=1)
+    batch_size: int = setting(16, "training", "samples in a batch", low=1)
+    lr: float = setting(1e-3, "training", "learning rate of Adam", above=0)
+    mean: float = setting(0.0, "data", "subtracted from the inputs in [0, 1]")
+    sd: float = setting(1.0, "data", "divisor of the inputs, after the mean is subtracted", above=0)
+    common_samples: int = setting(2000, "data", "samples of the common evaluation set", low=1)
+    k: int = setting(3, "method", "neighbour of the entropy estimate", low=1)
+    kappa: float = setting(
+        0.75,
+        "method",
+        "share of the eigenvalues' sum that decides the number of factors; pa takes at most 50 steps, and many factors "
+        "need more",
+        above=0,
+        high=1,
+    )
+    replicates: int = setting(100, "method", "half-samples of the clients behind intervals", low=2)
+    seed: int = setting(0, "training", "seed of every draw", low=0)
 
     def __post_init__(self) -> None:
-        check.choice("data", self.data, list(data.SOURCES))
-        cases = (self.cases,) if isinstance(self.cases, str) else tuple(self.cases)
-        for case in check.distinct("cases", cases):
-            check.choice("cases", case, list(PARTITIONS))
-        object.__setattr__(self, "cases", cases)
-        for name in ("hidden", "local_epochs", "batch_size", "common_samples", "k"):
-            check.integer(name, getattr(self, name))
-        check.integer("replicates", self.replicates, low=2)
-        check.integer("seed", self.seed, low=0)
+        check_fields(self)
         # Half of the clients must hold more than k, or their entropy is undefined.
         check.integer("clients", self.clients, low=2 * (self.k + 1))
-        check.real("lr", self.lr, low=0, open_low=True)
-        check.real("mean", self.mean)
-        check.real("sd", self.sd, low=0, open_low=True)
-        check.real("kappa", self.kappa, low=0, open_low=True, high=1)
 
 
 def study(

@@ -10,20 +10,64 @@ if __name__ == "__main__":
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from fedstat import _cli
-from fedstat._utils import check
 from fedstat._utils.lazy import xr
+from fedstat._utils.settings import add_arguments, check_fields, given, setting
 from fedstat.fl.job import device_named
 from fedstat.ntk import ConvergenceResult, GeneralizationResult, convergence, descent, generalization
-from fedstat.ntk.descent import METHODS
+from fedstat.ntk.descent import METHODS, Method
 from fedstat.store import provenance, save
 
 COMMAND = "fedstat.ntk"
 _OF_THEOREM = {1: ("methods", "reduction", "kappa", "device"), 2: ("constant", "delta", "init_scale")}
 _OF_DATA = {"gaussian": "d", "digits": "partition"}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the command, as its store notes them; the verbs say more of each."""
+
+    data: str = setting("gaussian", "data", "gaussian, digits or a zarr store with x and y")
+    partition: Literal["one-class", "iid"] = setting("one-class", "data", "of digits")
+    clients: tuple[int, ...] = setting((10,), "data", "clients; several (theorem 2): all samples are kept", low=1)
+    n: tuple[int, ...] = setting(
+        (20,), "data", "training samples per client; several: theorem 2 at each", low=1, aliases=("--n-train",)
+    )
+    n_test: int = setting(50, "data", "test samples per client", low=0)
+    d: int = setting(50, "data", "covariates of gaussian", low=1)
+    normalize: bool = setting(False, "data", "scale samples to unit length (stores only)")
+    theorem: int = setting(1, "method", "1: convergence; 2: generalisation", choices=(1, 2))
+    methods: tuple[Method, ...] = setting(METHODS[:3], "method", "theorem 1: ways to train")
+    widths: tuple[int, ...] = setting(
+        (256, 1024), "method", "shared units, and as many personal ones; theorem 2 uses the last", low=1
+    )
+    kappa: float = setting(
+        0.75, "method", "dynamic: share of the eigenvalues' sum that decides the number of factors", above=0, high=1
+    )
+    constant: float = setting(1.0, "method", "factor c of theorem 2's confidence term", low=0)
+    delta: float = setting(0.05, "method", "probability with which theorem 2's bound may fail", above=0, below=1)
+    init_scale: float = setting(0.1, "method", "alpha of theorem 2", above=0)
+    rounds: int = setting(200, "training", "communication rounds", low=1)
+    local_steps: int = setting(5, "training", "steps of gradient descent in a round", low=1)
+    lr: str = setting("stable", "training", "learning rate: a number, stable or theorem")
+    server_lr: float = setting(1.0, "training", "learning rate of the server", above=0)
+    reduction: Literal["sum", "mean"] = setting("sum", "training", "theorem 1: gradients over samples")
+    replicates: int = setting(5, "training", "starts of the networks", low=1)
+    seed: int = setting(0, "training", "seed of every draw", low=0)
+    device: str | None = setting(None, "where", "cpu or cuda: compute with torch there (default: NumPy)")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        unused = {name: f"theorem {n}" for n, names in _OF_THEOREM.items() if n != self.theorem for name in names}
+        unused |= {name: f"--data {data}" for data, name in _OF_DATA.items() if data != self.data}
+        for name, use in unused.items():
+            if getattr(self, name) != getattr(Settings, name):
+                raise ValueError(f"--{name.replace('_', '-')} is for {use} only: leave it out")
+        if self.device is not None:
+            device_named(self.device)
 
 
 def parser() -> _cli.Parser:
@@ -32,42 +76,8 @@ def parser() -> _cli.Parser:
         prog="python -m fedstat.ntk",
         description="Check Theorems 1 and 2 of FedFac on data: convergence and generalisation of wide networks.",
     )
-    add = p.add_argument_group("data").add_argument
-    add("--data", default="gaussian", help="gaussian, digits or a zarr store with x and y (default gaussian)")
-    add("--partition", choices=("one-class", "iid"), default="one-class", help="of digits (default one-class)")
-    add("--clients", type=int, nargs="+", default=[10], metavar="C",
-        help="clients; several (theorem 2): all samples are kept (default 10)")  # fmt: skip
-    add("--n-train", "--n", dest="n", type=int, nargs="+", default=[20], metavar="N",
-        help="training samples per client; several: theorem 2 at each (default 20)")  # fmt: skip
-    add("--n-test", type=int, default=50, metavar="N", help="test samples per client (default 50)")
-    add("--d", type=int, default=50, metavar="N", help="covariates of gaussian (default 50)")
-    add("--normalize", action="store_true", help="scale samples to unit length (stores only)")
-    add = p.add_argument_group("method").add_argument
-    add("--theorem", type=int, choices=(1, 2), default=1, help="1: convergence; 2: generalisation (default 1)")
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS[:3]),
-        help=f"theorem 1: ways to train (default {' '.join(METHODS[:3])})")  # fmt: skip
-    add("--widths", type=int, nargs="+", default=[256, 1024], metavar="M",
-        help="shared units, and as many personal ones; theorem 2 uses the last (default 256 1024)")  # fmt: skip
-    add("--kappa", type=float, default=0.75, metavar="X",
-        help="dynamic: share of the eigenvalues' sum that decides the number of factors (default 0.75)")  # fmt: skip
-    add("--constant", type=float, default=1.0, metavar="X", help="factor c of theorem 2's confidence term (default 1)")
-    add("--delta", type=float, default=0.05, metavar="X",
-        help="probability with which theorem 2's bound may fail (default 0.05)")  # fmt: skip
-    add("--init-scale", type=float, default=0.1, metavar="X", help="alpha of theorem 2 (default 0.1)")
-    add = p.add_argument_group("training").add_argument
-    add("--rounds", type=int, default=200, metavar="N", help="communication rounds (default 200)")
-    add("--local-steps", type=int, default=5, metavar="N", help="steps of gradient descent in a round (default 5)")
-    add("--lr", default="stable", metavar="X", help="learning rate: a number, stable or theorem (default stable)")
-    add("--server-lr", type=float, default=1.0, metavar="X", help="learning rate of the server (default 1)")
-    add("--reduction", choices=("sum", "mean"), default="sum", help="theorem 1: gradients over samples (default sum)")
-    add("--replicates", type=int, default=5, metavar="N", help="starts of the networks (default 5)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of every draw (default 0)")
-    add = p.add_argument_group("where").add_argument
-    add("--device", help="cpu or cuda: compute with torch there (default: NumPy)")
-    add = p.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="STORE", help="store to write (default: none)")
-    add("--overwrite", action="store_true", help="replace what this command stored at --out before")
-    add("--quiet", action="store_true", help="no progress bar")
+    add_arguments(p, Settings)
+    _cli.add_output(p, "store to write (default: none)", overwrite=True)
     return p
 
 
@@ -77,41 +87,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> None:
-    _require_used(args)
     if args.out is not None:
         _cli.claim(args, COMMAND)
-    check.real("kappa", args.kappa, low=0, open_low=True, high=1)
-    check.real("constant", args.constant, low=0)
-    check.real("delta", args.delta, low=0, open_low=True, high=1, open_high=True)
-    if args.device is not None:
-        device_named(args.device)
-    args.quiet = args.quiet or not sys.stderr.isatty()
-    result: ConvergenceResult | GeneralizationResult = _first(args) if args.theorem == 1 else _second(args)
+    settings, show = Settings(**given(args, Settings)), not args.quiet and sys.stderr.isatty()
+    result: ConvergenceResult | GeneralizationResult = (_first if settings.theorem == 1 else _second)(settings, show)
     if args.out is not None:
-        config = {k: v for k, v in vars(args).items() if k not in ("out", "overwrite", "quiet")}
-        title = f"Theorem {args.theorem} on {result.data.attrs['title']}"
-        device = args.device or "cpu"
-        attrs = provenance(title, config, command=COMMAND, device=device, references="FedFac §3.3")
+        title = f"Theorem {settings.theorem} on {result.data.attrs['title']}"
+        device = settings.device or "cpu"
+        attrs = provenance(title, asdict(settings), command=COMMAND, device=device, references="FedFac §3.3")
         save(args.out, result.to_datatree(), attrs, overwrite=args.overwrite)
     print(result.summary())
 
 
-def _require_used(args: argparse.Namespace) -> None:
-    """ValueError if an option was given that has no use for this theorem or these data."""
-    unused = {name: f"theorem {n}" for n, names in _OF_THEOREM.items() if n != args.theorem for name in names}
-    unused |= {name: f"--data {data}" for data, name in _OF_DATA.items() if data != args.data}
-    for name, use in unused.items():
-        if getattr(args, name) != parser().get_default(name):
-            raise ValueError(f"--{name.replace('_', '-')} is for {use} only: leave it out")
-
-
-def _data(args: argparse.Namespace) -> xr.Dataset:
-    clients, n = max(args.clients), max(args.n)
-    if args.data == "gaussian":
-        return descent.gaussian(clients=clients, n=n, d=args.d, n_test=args.n_test, seed=args.seed)
-    if args.data == "digits":
-        return descent.digits(clients=clients, n=n, n_test=args.n_test, partition=args.partition, seed=args.seed)
-    return descent.read(args.data, clients=clients, n=n, n_test=args.n_test)
+def _data(settings: Settings) -> xr.Dataset:
+    sizes = {"clients": max(settings.clients), "n": max(settings.n), "n_test": settings.n_test}
+    if settings.data == "gaussian":
+        return descent.gaussian(**sizes, d=settings.d, seed=settings.seed)
+    if settings.data == "digits":
+        return descent.digits(**sizes, partition=settings.partition, seed=settings.seed)
+    return descent.read(settings.data, **sizes)
 
 
 def _lr(text: str) -> Any:
@@ -123,27 +117,30 @@ def _lr(text: str) -> Any:
         raise ValueError(f"lr must be 'stable', 'theorem' or a number, but got {text!r}") from None
 
 
-def _first(args: argparse.Namespace) -> ConvergenceResult:
-    if len(args.clients) > 1 or len(args.n) > 1:
+def _common(settings: Settings) -> dict[str, Any]:
+    """Arguments that both verbs take."""
+    names = ("rounds", "local_steps", "server_lr", "replicates", "seed", "normalize")
+    return {name: getattr(settings, name) for name in names} | {"lr": _lr(settings.lr)}
+
+
+def _first(settings: Settings, show: bool) -> ConvergenceResult:
+    if len(settings.clients) > 1 or len(settings.n) > 1:
         raise ValueError("theorem 1 takes one --clients and one --n, but got several. Run it once for each.")
-    data = _data(args)
-    result = convergence(
-        data, widths=args.widths, methods=args.methods, rounds=args.rounds, local_steps=args.local_steps,
-        lr=_lr(args.lr), server_lr=args.server_lr, reduction=args.reduction, replicates=args.replicates, seed=args.seed,
-        normalize=args.normalize, kappa=args.kappa, device=args.device, progress=not args.quiet,
-    )  # fmt: skip
+    data = _data(settings)
+    names = ("widths", "methods", "reduction", "kappa", "device")
+    own = {name: getattr(settings, name) for name in names}
+    result = convergence(data, **own, **_common(settings), progress=show)
     result.data.attrs["title"] = data.attrs["title"]
     return result
 
 
-def _second(args: argparse.Namespace) -> GeneralizationResult:
-    data = _data(args)
+def _second(settings: Settings, show: bool) -> GeneralizationResult:
+    data = _data(settings)
+    own = {name: getattr(settings, name) for name in ("constant", "delta", "init_scale")}
     result = generalization(
-        data, clients=args.clients if len(args.clients) > 1 else None, samples=args.n if len(args.n) > 1 else None,
-        constant=args.constant, delta=args.delta, width=args.widths[-1], rounds=args.rounds,
-        local_steps=args.local_steps, server_lr=args.server_lr, init_scale=args.init_scale, replicates=args.replicates,
-        seed=args.seed, normalize=args.normalize, progress=not args.quiet,
-        lr=_lr(args.lr),
+        data, clients=settings.clients if len(settings.clients) > 1 else None,
+        samples=settings.n if len(settings.n) > 1 else None, width=settings.widths[-1],
+        **own, **_common(settings), progress=show,
     )  # fmt: skip
     result.data.attrs["title"] = data.attrs["title"]
     return result

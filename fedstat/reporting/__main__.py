@@ -22,18 +22,21 @@ def parser() -> _cli.Parser:
         description="Write a report of runs or studies: one HTML file with warnings, results, how sure they are, and a "
         "methods paragraph with citations. It needs no network, can be read on a phone, and printed.",
     )
-    add = cli.add_argument
-    add(
+    cli.add_argument(
         "runs",
         nargs="+",
         type=Path,
         metavar="RUN",
         help="a store of any fedstat command, or a folder of stores: runs of fedstat.fl are compared within seeds",
     )
-    add(
-        "--out", type=Path, default=Path("report.html"), metavar="FILE.html", help="file to write (default report.html)"
+    _cli.add_output(
+        cli,
+        "file to write (default report.html)",
+        metavar="FILE.html",
+        default=Path("report.html"),
+        overwrite=True,
+        quiet=False,
     )
-    add("--overwrite", action="store_true", help="replace a report that is there")
     return cli
 
 

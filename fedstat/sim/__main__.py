@@ -15,44 +15,8 @@ from typing import Any
 from fedstat import _cli
 from fedstat._utils import check
 from fedstat._utils.settings import add_arguments, given, read_toml, require_known, require_types
-from fedstat.sim.experiment import COMMAND, METHODS, Settings, report, study
-from fedstat.stats.factor import METHODS as ESTIMATORS
+from fedstat.sim.experiment import COMMAND, Settings, report, study
 from fedstat.store import config_of
-
-HELP = {
-    "p": "shared shares of the neurons",
-    "alpha": "shared shares of the covariates",
-    "methods": "ways to split",
-    "clients": "clients C",
-    "d": "covariates",
-    "m": "hidden neurons",
-    "n_train": "training samples per client",
-    "n_test": "test samples per client",
-    "sigma": "standard deviation of the noise before the labels",
-    "means": "means of covariates and personal weights: independent, or shared as the paper writes",
-    "rounds": "communication rounds",
-    "local_epochs": "epochs of local training in a round",
-    "batch_size": "samples in a batch, 0 for all",
-    "lr": "learning rate of local SGD",
-    "participation": "share of the clients active in a round",
-    "kappa": "share of the eigenvalues' sum that decides the number of factors",
-    "tau": "quantile of the communalities from which neurons are shared; the true share by default",
-    "estimator": f"estimator of the communality, of {', '.join(ESTIMATORS)}",
-    "replicates": "replicates: the first has --seed, each other one a seed of its own",
-    "seed": "seed of the study",
-    "replicate_seeds": "how replicates get their seeds: named, or consecutive as studies of earlier versions did",
-}
-GROUPS = {
-    "data": ("p", "alpha", "clients", "d", "m", "n_train", "n_test", "sigma", "means"),
-    "method": ("methods", "kappa", "tau", "estimator"),
-    "training": (
-        "rounds", "participation", "local_epochs", "batch_size", "lr", "replicates", "seed", "replicate_seeds",
-    ),
-}  # fmt: skip
-CHOICES = {
-    "means": ("independent", "shared"), "estimator": ESTIMATORS, "methods": METHODS,
-    "replicate_seeds": ("named", "consecutive"),
-}  # fmt: skip
 
 
 def parser() -> _cli.Parser:
@@ -63,22 +27,19 @@ def parser() -> _cli.Parser:
         "personal ones works. The defaults are of the paper's size and take about two minutes on two cores; "
         "--replicates 10 --rounds 100 is the full setting.",
     )
-    add_arguments(cli, Settings, HELP, CHOICES, GROUPS)
+    add_arguments(cli, Settings)
     add = cli.add_argument_group("settings from a file").add_argument
     add("--config", type=Path, metavar="FILE.toml", help="settings from a file; the command line overrides them")
     add("--scale", metavar="NAME", help="table of --config whose settings override those outside of tables")
     where = _cli.add_compute(cli)
     _cli.add_dask(where, "run, a method on a replicate,")
-    add = cli.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="STORE", help="store to write (default runs/sim-<time>.zarr)")
-    add(
-        "--resume",
-        action="store_true",
-        help="go on with the study at --out, if there is one, with its settings or more --replicates, --p, --alpha, "
+    _cli.add_output(
+        cli,
+        "store to write (default runs/sim-<time>.zarr)",
+        resume="go on with the study at --out, if there is one, with its settings or more --replicates, --p, --alpha, "
         "--methods",
+        plot="accuracies, stability and split",
     )
-    add("--plot", type=Path, metavar="FILE.png", help="draw accuracies, stability and split (png, pdf or svg)")
-    add("--quiet", action="store_true", help="no progress bar")
     return cli
 
 
@@ -90,7 +51,6 @@ def main(argv: list[str] | None = None) -> int:
 def _work(args: argparse.Namespace) -> None:
     if args.scale is not None and args.config is None:
         raise ValueError("--scale needs --config, the file that has the scale")
-    _cli.require_figure("--plot", args.plot)
     where = _cli.compute(args)
     _cli.fill_out(args, "sim")
     _cli.claim(args, COMMAND)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat import store
-from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
+from fedstat._utils.settings import check_fields, setting
 from fedstat.fl import algorithms, nets, optim, record
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.job import ComputeConfig, Job, TrainConfig
@@ -219,48 +218,45 @@ class Settings:
         studies with neighbouring seeds share replicates; such a study is resumed as it was begun.
     """
 
-    p: tuple[float, ...] = (0.5,)
-    alpha: tuple[float, ...] = (0.4,)
-    methods: tuple[str, ...] = METHODS
-    clients: int = 100
-    d: int = 100
-    m: int = 200
-    n_train: int = 100
-    n_test: int = 100
-    sigma: float = 1.0
-    means: Means = "independent"
-    rounds: int = 30
-    local_epochs: int = 5
-    batch_size: int = 10
-    lr: float = 0.05
-    participation: float = 1.0
-    kappa: float = 0.85
-    tau: float | None = None
-    estimator: factor.Method = "pa"
-    replicates: int = 5
-    seed: int = 0
-    replicate_seeds: Literal["named", "consecutive"] = "named"
+    p: tuple[float, ...] = setting((0.5,), "data", "shared shares of the neurons", low=0, high=1, distinct=True)
+    alpha: tuple[float, ...] = setting((0.4,), "data", "shared shares of the covariates", low=0, high=1, distinct=True)
+    methods: tuple[str, ...] = setting(METHODS, "method", "ways to split", choices=METHODS, distinct=True)
+    clients: int = setting(100, "data", "clients C", low=1)
+    d: int = setting(100, "data", "covariates", low=1)
+    m: int = setting(200, "data", "hidden neurons", low=1)
+    n_train: int = setting(100, "data", "training samples per client", low=1)
+    n_test: int = setting(100, "data", "test samples per client", low=1)
+    sigma: float = setting(1.0, "data", "standard deviation of the noise before the labels", low=0)
+    means: Means = setting(
+        "independent", "data", "means of covariates and personal weights: independent, or shared as the paper writes"
+    )
+    rounds: int = setting(30, "training", "communication rounds", low=1)
+    local_epochs: int = setting(5, "training", "epochs of local training in a round", low=1)
+    batch_size: int = setting(10, "training", "samples in a batch, 0 for all", low=0)
+    lr: float = setting(0.05, "training", "learning rate of local SGD", above=0)
+    participation: float = setting(1.0, "training", "share of the clients active in a round", above=0, high=1)
+    kappa: float = setting(
+        0.85, "method", "share of the eigenvalues' sum that decides the number of factors", above=0, high=1
+    )
+    tau: float | None = setting(
+        None,
+        "method",
+        "quantile of the communalities from which neurons are shared; the true share by default",
+        above=0,
+        below=1,
+        infinite=True,
+    )
+    estimator: factor.Method = setting("pa", "method", f"estimator of the communality, of {', '.join(factor.METHODS)}")
+    replicates: int = setting(
+        5, "training", "replicates: the first has --seed, each other one a seed of its own", low=1
+    )
+    seed: int = setting(0, "training", "seed of the study", low=0)
+    replicate_seeds: Literal["named", "consecutive"] = setting(
+        "named", "training", "how replicates get their seeds: named, or consecutive as studies of earlier versions did"
+    )
 
     def __post_init__(self) -> None:
-        for name in ("p", "alpha", "methods"):
-            values = getattr(self, name)
-            values = (values,) if isinstance(values, str) or np.ndim(values) == 0 else tuple(values)
-            object.__setattr__(self, name, check.distinct(name, values))
-        for method in self.methods:
-            check.choice("methods", method, METHODS)
-        for name in ("rounds", "local_epochs", "n_train", "n_test", "replicates"):
-            check.integer(name, getattr(self, name))
-        check.integer("batch_size", self.batch_size, low=0)
-        for p, alpha in product(self.p, self.alpha):
-            self.model(p, alpha, 0)
-        check.real("sigma", self.sigma, low=0)
-        check.real("lr", self.lr, low=0, open_low=True)
-        check.real("participation", self.participation, low=0, open_low=True, high=1)
-        check.real("kappa", self.kappa, low=0, open_low=True, high=1)
-        if self.tau is not None and not (isinstance(self.tau, float) and math.isinf(self.tau)):
-            check.real("tau", self.tau, low=0, open_low=True, high=1, open_high=True)
-        check.choice("estimator", self.estimator, factor.METHODS)
-        check.choice("replicate_seeds", self.replicate_seeds, ("named", "consecutive"))
+        check_fields(self)
 
     def replicate_seed(self, replicate: int) -> int:
         """Seed of a replicate, as :func:`fedstat.sim.generate` takes it."""
@@ -274,7 +270,6 @@ class Settings:
 
     def model(self, p: float, alpha: float, replicate: int) -> Model8:
         """Model (8) of one cell of the grid."""
-        check.integer("seed", self.seed, low=0)
         return Model8(self.clients, self.d, self.m, p, alpha, self.means, self.replicate_seed(replicate))
 
 

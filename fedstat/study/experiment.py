@@ -13,7 +13,7 @@ from fedstat import data as datasets
 from fedstat import store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import xr
-from fedstat._utils.settings import require_types
+from fedstat._utils.settings import check_fields, setting
 from fedstat.data import arrays
 from fedstat.data._files import folder
 from fedstat.fl import algorithms, custom, masks, nets, prepare
@@ -31,57 +31,6 @@ def named() -> list[str]:
     """Algorithms that a command line can make; FedSplit is not one, as it needs a split."""
     every = ((name, algorithms.settings_of(name).values()) for name in algorithms.ALGORITHMS)
     return [name for name, settings in every if all(one.default is not Parameter.empty for one in settings)]
-
-
-MEANINGS: dict[str, str] = {
-    "label": "name of this setting in tables",
-    "data": f"data set: {', '.join(datasets.SOURCES)}, or the path of one's own arrays, own.npz, with {arrays.ARRAYS}; "
-    "with :train or :test, only its published part",
-    "partition": f"how samples go to clients: {', '.join(federation.PARTITIONS)}",
-    "clients": "number of clients C; the partition natural has its own",
-    "samples": "largest number of samples per client",
-    "min_size": "smallest number of samples per client",
-    "test": "share of a client's samples for test",
-    "validation": "share of a client's samples for validation",
-    "new_share": "share of new clients, which do not train and are evaluated at the end",
-    "labels": "permuted: every client numbers the classes in an order of its own",
-    "domains": "domains of the partition domains, or superclasses (default "
-    f"{', '.join(map(repr, federation.DOMAINS))}); clients are dealt to them evenly",
-    "net": f"network: {', '.join(nets.NETS)}",
-    "width": "factor of the network's channels and hidden units",
-    "norm": "normalisation of the network's layers",
-    "net_options": "further arguments of the network, such as hidden=32 or hidden=64,32",
-    "algorithm": f"algorithm: {', '.join(named())}; with + (fine-tuned), -shrunken, -low-rank or -private-head at the "
-    "end, or the last followed by + or -shrunken; or path/to/file.py:name, a function that makes an Algorithm, whose "
-    "arguments are options too",
-    "options": "settings of the algorithm and of its suffix, such as by=client",
-    "rounds": "communication rounds T",
-    "participation": "share of the clients active in a round, or a range from which it is drawn in every round",
-    "sampling": "fixed: that share is active in every round; poisson: each client with that probability",
-    "aggregator": f"how the server combines each parameter over clients: {', '.join(AGGREGATORS)} (0.1 drops a "
-    "tenth of the values at each end)",
-    "clip": "make the run differentially private: largest norm of a client's update (needs --noise-multiplier)",
-    "noise_multiplier": "standard deviation of the noise on the sum of updates, over --clip",
-    "delta": "δ of --clip: probability with which ε may fail (default 1e-5)",
-    "clip_moments": "largest norm of what a client tells of its weights for FedFac's split, in units of that of the "
-    "server's copy (default 1)",
-    "noise_multiplier_moments": "--noise-multiplier of FedFac's moments (default the same)",
-    "local_epochs": "epochs of local training in a round",
-    "batch_size": "samples in a batch, 0 for all",
-    "optimizer": "local optimiser",
-    "lr": "local learning rate",
-    "server_lr": "learning rate of the server",
-    "seed": "seed of partition, start, participation and batches",
-    "evaluate_every": "rounds between evaluations",
-    "ablation": "number of draws of random values that replace shared or personal units at the end",
-    "probe": "halves: also train active clients on each half of their samples, to tell what is their own from noise; "
-    "drift: distance of clients from the server's aggregate; uploads: weights before aggregation; "
-    "parameters: factors of composed weights",
-    "keep_weights": "layers whose weights are stored, or all, or none",
-    "readouts": "other ways to predict after the last round, such as fedavg+ or 'fedavg-shrunken by=layer'",
-    "precision": "precision of matrix products in training",
-}
-"""What the settings of a run mean, in a line for command lines and documentation."""
 
 
 class Key(NamedTuple):
@@ -138,7 +87,7 @@ def keys(algorithms_too: Iterable[str] = ()) -> list[Key]:
     ("μ, strength of the penalty on distance from the server's model", 0.01, ('fedprox', 'fedprox+'))
     """
     found = [*STRUCTURE]
-    found += [Key(one.name, ANYWHERE, MEANINGS[one.name], one.default) for one in fields(Settings)]
+    found += [Key(one.name, ANYWHERE, one.metadata["help"], one.default) for one in fields(Settings)]
     takers: dict[tuple[str, str, Any], list[str]] = {}
     for method in (*algorithms.ALGORITHMS, *algorithms_too):
         for name, one in algorithms.settings_of(method).items():
@@ -250,72 +199,123 @@ class Settings:
         Layers whose weights are stored, or "all" or "none" alone.
     """
 
-    label: str | None = None
-    data: str = "digits"
-    partition: str = "dirichlet:0.1"
-    clients: int = 100
-    samples: int | None = None
-    min_size: int = 10
-    test: float = 0.2
-    validation: float = 0.0
-    new_share: float = 0.0
-    net: str = "mlp"
-    width: float = 1.0
-    norm: Literal["group", "batch"] | None = None
-    net_options: tuple[str, ...] = ()
-    algorithm: str = "fedfac-dynamic"
-    options: tuple[str, ...] = ()
-    rounds: int = 20
-    participation: Participation = 0.1
-    local_epochs: int = 1
-    batch_size: int = 32
-    optimizer: Literal["sgd", "adam"] = "adam"
-    lr: float = 1e-3
-    server_lr: float = 1.0
-    seed: int = 0
-    evaluate_every: int = 1
-    ablation: int = 0
-    probe: tuple[str, ...] = ()
-    readouts: tuple[str, ...] = ()
-    precision: Precision = "float32"
-    labels: Literal["common", "permuted"] = "common"
-    domains: tuple[str, ...] = ()
-    sampling: Sampling = "fixed"
-    aggregator: str = "mean"
-    clip: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    clip_moments: float | None = None
-    noise_multiplier_moments: float | None = None
-    keep_weights: tuple[str, ...] = ("all",)
+    label: str | None = setting(None, "data", "name of this setting in tables")
+    data: str = setting(
+        "digits",
+        "data",
+        f"data set: {', '.join(datasets.SOURCES)}, or the path of one's own arrays, own.npz, with {arrays.ARRAYS}; "
+        "with :train or :test, only its published part",
+    )
+    partition: str = setting("dirichlet:0.1", "data", f"how samples go to clients: {', '.join(federation.PARTITIONS)}")
+    clients: int = setting(100, "data", "number of clients C; the partition natural has its own", low=1)
+    samples: int | None = setting(None, "data", "largest number of samples per client", low=1)
+    min_size: int = setting(10, "data", "smallest number of samples per client", low=1)
+    test: float = setting(0.2, "data", "share of a client's samples for test", above=0, below=1)
+    validation: float = setting(0.0, "data", "share of a client's samples for validation")
+    new_share: float = setting(
+        0.0, "data", "share of new clients, which do not train and are evaluated at the end", low=0, below=1
+    )
+    net: str = setting("mlp", "method", f"network: {', '.join(nets.NETS)}", choices=tuple(nets.NETS))
+    width: float = setting(1.0, "method", "factor of the network's channels and hidden units", above=0)
+    norm: Literal["group", "batch"] | None = setting(None, "method", "normalisation of the network's layers")
+    net_options: tuple[str, ...] = setting(
+        (), "method", "further arguments of the network, such as hidden=32 or hidden=64,32"
+    )
+    algorithm: str = setting(
+        "fedfac-dynamic",
+        "method",
+        f"algorithm: {', '.join(named())}; with + (fine-tuned), -shrunken, -low-rank or -private-head at the end, or "
+        "the last followed by + or -shrunken; or path/to/file.py:name, a function that makes an Algorithm, whose "
+        "arguments are options too",
+    )
+    options: tuple[str, ...] = setting((), "method", "settings of the algorithm and of its suffix, such as by=client")
+    rounds: int = setting(20, "training", "communication rounds T", low=1)
+    participation: Participation = setting(
+        0.1, "training", "share of the clients active in a round, or a range from which it is drawn in every round"
+    )
+    local_epochs: int = setting(1, "training", "epochs of local training in a round", low=1)
+    batch_size: int = setting(32, "training", "samples in a batch, 0 for all", low=0)
+    optimizer: Literal["sgd", "adam"] = setting("adam", "training", "local optimiser")
+    lr: float = setting(1e-3, "training", "local learning rate", above=0)
+    server_lr: float = setting(1.0, "training", "learning rate of the server", above=0)
+    seed: int = setting(0, "training", "seed of partition, start, participation and batches", low=0)
+    evaluate_every: int = setting(1, "what is measured", "rounds between evaluations", low=1)
+    ablation: int = setting(
+        0,
+        "what is measured",
+        "number of draws of random values that replace shared or personal units at the end",
+        low=0,
+    )
+    probe: tuple[str, ...] = setting(
+        (),
+        "what is measured",
+        "halves: also train active clients on each half of their samples, to tell what is their own from noise; "
+        "drift: distance of clients from the server's aggregate; uploads: weights before aggregation; "
+        "parameters: factors of composed weights",
+        choices=tuple(PROBES),
+    )
+    readouts: tuple[str, ...] = setting(
+        (),
+        "what is measured",
+        "other ways to predict after the last round, such as fedavg+ or 'fedavg-shrunken by=layer'",
+    )
+    precision: Precision = setting("float32", "training", "precision of matrix products in training")
+    labels: Literal["common", "permuted"] = setting(
+        "common", "data", "permuted: every client numbers the classes in an order of its own"
+    )
+    domains: tuple[str, ...] = setting(
+        (),
+        "data",
+        f"domains of the partition domains, or superclasses (default {', '.join(map(repr, federation.DOMAINS))}); "
+        "clients are dealt to them evenly",
+    )
+    sampling: Sampling = setting(
+        "fixed", "training", "fixed: that share is active in every round; poisson: each client with that probability"
+    )
+    aggregator: str = setting(
+        "mean",
+        "training",
+        f"how the server combines each parameter over clients: {', '.join(AGGREGATORS)} (0.1 drops a tenth of the "
+        "values at each end)",
+    )
+    clip: float | None = setting(
+        None,
+        "privacy",
+        "make the run differentially private: largest norm of a client's update (needs --noise-multiplier)",
+        above=0,
+    )
+    noise_multiplier: float | None = setting(
+        None, "privacy", "standard deviation of the noise on the sum of updates, over --clip", above=0
+    )
+    delta: float | None = setting(None, "privacy", "δ of --clip: probability with which ε may fail (default 1e-5)")
+    clip_moments: float | None = setting(
+        None,
+        "privacy",
+        "largest norm of what a client tells of its weights for FedFac's split, in units of that of the server's copy "
+        "(default 1)",
+        above=0,
+    )
+    noise_multiplier_moments: float | None = setting(
+        None, "privacy", "--noise-multiplier of FedFac's moments (default the same)", above=0
+    )
+    keep_weights: tuple[str, ...] = setting(
+        ("all",), "what is measured", "layers whose weights are stored, or all, or none"
+    )
 
     def __post_init__(self) -> None:
         # What can be checked before the data are read; the rest is checked where it is used.
         for name in ("options", "net_options", "readouts", "probe", "domains", "keep_weights"):
             object.__setattr__(self, name, federation.strings(name, getattr(self, name)))
         object.__setattr__(self, "keep_weights", self.keep_weights or Settings.keep_weights)
-        require_types(vars(self), Settings)
+        check_fields(self)
         for name in ("data", "algorithm"):
             object.__setattr__(self, name, custom.within(getattr(self, name), "."))
         object.__setattr__(self, "options", _canonical(self.algorithm, self.options))
         federation.source_of(self.data)
         kind, _ = federation.partition_of(self.partition)
-        check.choice("net", self.net, list(nets.NETS))
-        for name in ("clients", "min_size", "rounds", "local_epochs", "evaluate_every"):
-            check.integer(name, getattr(self, name))
-        for name in ("batch_size", "seed", "ablation"):
-            check.integer(name, getattr(self, name), low=0)
         federation.require_domains(kind, self.domains, self.clients)
-        if self.samples is not None:
-            check.integer("samples", self.samples)
-        for name in ("width", "lr", "server_lr"):
-            check.real(name, getattr(self, name), low=0, open_low=True)
-        for name in self.probe:
-            check.choice("probe", name, PROBES)
         object.__setattr__(self, "participation", checked(self.participation))
-        check.real("test", self.test, low=0, open_low=True, high=1, open_high=True)
         check.real("validation", self.validation, low=0, high=1 - self.test, open_high=True)
-        check.real("new_share", self.new_share, low=0, high=1, open_high=True)
         aggregator = self.make_aggregator()
         if ":" in self.aggregator:  # one form of its number: "trimmed-mean:.10" to "trimmed-mean:0.1"
             object.__setattr__(self, "aggregator", aggregator.name)
@@ -442,12 +442,12 @@ def _canonical(algorithm: str, options: tuple[str, ...]) -> tuple[str, ...]:
     takes, given = algorithms.settings_of(algorithm), federation.network_options("options", options)
     algorithms.require_settings(algorithm, given)
     found = []
-    for name, setting in takes.items():
+    for name, taken in takes.items():
         if name in given:
             value = given[name]
-            if isinstance(value, tuple) and not setting.several:
+            if isinstance(value, tuple) and not taken.several:
                 raise ValueError(f"{name} must be one value, but got {value!s:.200}")
-            if setting.number and isinstance(value, int) and not isinstance(value, bool):
+            if taken.number and isinstance(value, int) and not isinstance(value, bool):
                 value = float(value)
             found.append(f"{name}={federation.text(name, value)}")
     return tuple(found)

@@ -247,7 +247,7 @@ BAD = {
     "rounds": (["--rounds", "0"], "rounds must be an integer >= 1, but got 0"),
     "kappa": (["--kappa", "0"], "kappa must be a finite number in (0, 1], but got 0.0"),
     "tau": (["--tau", "1.2"], "tau must be"),
-    "method": (["--methods", "best"], "invalid choice: 'best'"),
+    "method": (["--methods", "best"], "methods must be one of 'true', 'oracle'"),
     "device": (["--device", "gpu"], "device must be a name like"),
     "resume": (["--resume"], "--resume needs --out"),
     "scale": (["--scale", "quick"], "--scale needs --config"),

@@ -104,7 +104,7 @@ SIM = """
 --p half | invalid float value: 'half'
 --p | expected at least one argument
 --alpha 2 | alpha must be a finite number
---methods best | invalid choice: 'best'
+--methods best | methods must be one of
 --methods true true | methods must hold at least one value and none twice
 --clients 0 | clients must be an integer >=
 --clients 1e3 | invalid int value: '1e3'
@@ -112,7 +112,7 @@ SIM = """
 --n-train 0 | n_train must be an integer >= 1
 --n-test 0 | n_test must be an integer >= 1
 --sigma -1 | sigma must be a finite number
---means other | invalid choice: 'other'
+--means other | means must be one of
 --rounds 0 | rounds must be an integer >= 1, but got 0
 --local-epochs 0 | local_epochs must be an integer
 --batch-size -1 | batch_size must be an integer >= 0
@@ -122,7 +122,7 @@ SIM = """
 --kappa 0 | kappa must be a finite number in (0, 1], but got 0.0
 --tau 1.2 | tau must be
 --tau nan | tau must be
---estimator ml | invalid choice: 'ml'
+--estimator ml | estimator must be one of
 --replicates 0 | replicates must be an integer
 --scale tiny | --scale needs --config
 --config nowhere.toml | nowhere.toml cannot be read
@@ -173,7 +173,7 @@ MOTIVATION = """
 --data ag-news --data-dir nowhere | AG News needs
 --data mnist --data-dir nowhere | MNIST needs
 --data mnist --data-dir file.txt | MNIST needs
---cases one | invalid choice: 'one'
+--cases one | cases must be one of
 --cases iid iid | cases
 --hidden 0 | hidden must be an integer
 --local-epochs 0 | local_epochs must be
@@ -201,8 +201,8 @@ NTK = """
 --data ntk.zarr | ntk.zarr
 --data foreign.zarr | foreign.zarr
 --data '' | data must be
---partition two | invalid choice: 'two'
---theorem 3 | invalid choice: 3
+--partition two | partition must be one of
+--theorem 3 | theorem must be one of 1, 2, but got 3
 --clients 0 | clients must be an integer >= 1
 --clients 2 3 | theorem 1 takes one --clients
 --n 0 | n must be an integer >= 1
@@ -211,14 +211,14 @@ NTK = """
 --d 0 | d must be an integer >= 1
 --widths 0 | width
 --widths | expected at least one argument
---methods none | invalid choice: 'none'
+--methods none | methods must be one of
 --rounds 0 | rounds must be
 --local-steps 0 | local_steps must be
 --lr fast | lr must be 'stable', 'theorem' or a number, but got 'fast'
 --lr 0 | lr
 --lr nan | lr
 --server-lr 0 | server_lr
---reduction max | invalid choice: 'max'
+--reduction max | reduction must be one of
 --replicates 0 | replicates must be
 --kappa 0 --methods dynamic | kappa must be
 --theorem 2 --kappa 0.5 | --kappa is for theorem 1 only: leave it out
@@ -259,8 +259,8 @@ a.npz b.npz --tau abs:nan | abs
 a.npz b.npz --tau abs: | abs
 a.npz b.npz --tau nan | --tau
 a.npz b.npz --tau x | --tau
-a.npz b.npz --method ml | invalid choice: 'ml'
-a.npz b.npz --start none | invalid choice
+a.npz b.npz --method ml | method must be one of
+a.npz b.npz --start none | start must be one of 'pc', 'smc', but got 'none'
 a.npz b.npz --n-starts 0 | n_starts
 a.npz b.npz --bootstrap -1 | bootstrap must be
 a.npz b.npz --permutation -1 | permutation must be

@@ -62,10 +62,10 @@ FL = """
 --clients 8 --participation 0.01 | participation selects no client
 --local-epochs 0 | local_epochs must be
 --batch-size -1 | batch_size must be
---optimizer lbfgs | invalid choice
+--optimizer lbfgs | optimizer must be one of 'sgd', 'adam'
 --lr 0 | lr must be
 --evaluate-every 0 | evaluate_every must be
---precision float16 | invalid choice
+--precision float16 | precision must be one of 'float32', 'tf32', 'bfloat16'
 --precision tf32 --clients 8 | needs a CUDA device
 --scale quick | --scale needs --config
 --tune | --tune needs --config
@@ -124,7 +124,7 @@ ATTACK = """
 --clients 9999 | 9999 clients are to be attacked, but the run has
 --iterations 0 | iterations must be an integer >= 1
 --restarts 0 | restarts must be an integer >= 1
---labels guessed | invalid choice: 'guessed'
+--labels guessed | labels must be one of 'given', 'inferred', 'both'
 --seed -1 | seed must be an integer >= 0
 --out file.csv/t.csv | --out
 """

@@ -41,14 +41,10 @@ def parser() -> _cli.Parser:
     add("--kappa", type=float, nargs="+", default=list(KAPPA), metavar="K", help="eigenvalue-ratio thresholds")
     add("--estimators", nargs="+", default=list(DEFAULT), metavar="E",
         help=f"of {', '.join(recovery.ESTIMATORS)}; icc is agreement between clients and needs no kappa")  # fmt: skip
-    add = cli.add_argument_group("output").add_argument
-    add("--out", type=Path, metavar="STORE", help="store to write (default: none)")
-    add("--overwrite", action="store_true", help="replace what this command stored at --out before")
-    add("--plot", type=Path, metavar="FILE.png", help="draw the AUC against kappa (png, pdf or svg)")
-    add("--spectrum", type=Path, metavar="FILE.png",
+    output = _cli.add_output(cli, "store to write (default: none)", overwrite=True, plot="the AUC against kappa")
+    output.add_argument("--spectrum", type=Path, metavar="FILE.png",
         help="draw which neurons the eigenvectors of R belong to, where kappa cuts and what that does to the "
         "communalities, in the first draw (png, pdf or svg)")  # fmt: skip
-    add("--quiet", action="store_true", help="no progress bar")
     return cli
 
 
@@ -58,7 +54,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _work(args: argparse.Namespace) -> None:
-    _cli.require_figure("--plot", args.plot)
     _cli.require_figure("--spectrum", args.spectrum)
     if args.plot is not None and args.plot == args.spectrum:
         raise ValueError(f"--plot and --spectrum must be two files, but both are {args.plot}")
