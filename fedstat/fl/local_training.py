@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -194,67 +194,41 @@ def _train_reordered(
 
 def _run_phase(job: Job, phase: Phase, chunk: _Chunk, key: tuple[int | str, ...]) -> np.ndarray:
     """Run one phase; return the number of batches (client,)."""
-    params, clients = chunk.params, chunk.clients
+    train, clients = job.train, chunk.clients
     own = None if phase.sample_weights is None else _weigh(job, phase, chunk)
-    epochs = phase.length(job.local_epochs)
-    trained = phase.moves(job.net)
+    epochs, trained = phase.length(job.local_epochs), phase.moves(job.net)
     if not trained or (epochs == 0 and phase.steps is None):
         return np.zeros(len(clients))
-    anchor = _anchor(phase, chunk)
-    rule, state = _scaled(phase.optimizer or job.optimizer, phase.lr), chunk.optimizer
-    if phase.optimizer:
-        state = rule.init({name: params[name] for name in trained})
-    lr = None if phase.penalty or phase.gradient else rule.plain_lr
-    grads = {name: torch.zeros_like(params[name]) for name in trained} if lr is None else {}
+    all_clients = _Step.of_chunk(job, phase, chunk, trained)
     schedule = batches.schedule(
-        job.train, clients, epochs=epochs, batch_size=job.batch_size, seed=job.seed, key=key, steps=phase.steps
+        train, clients, epochs=epochs, batch_size=job.batch_size, seed=job.seed, key=key, steps=phase.steps
     )
-    noise = _noise(job, schedule, clients, key)
-    # ``post_step`` may also change what does not train.
-    constants = job.net.constants(params, trained) if job.net.constants and not phase.post_step else {}
-    y, live = job.train.y[schedule.rows], 0
-    for s, k in enumerate(schedule.live):
+    y, noise, first = train.y[schedule.rows], _noise(job, schedule, clients, key), train.start[clients]
+
+    def batch_of(number: int, k: int) -> _Batch:
+        rows = schedule.rows[number, :k]
+        extra = () if own is None else (_of_rows(own[:k], rows, first[:k]),)
+        draws = {name: p[number, :k] for name, p in noise.items()} if noise else {}
+        return _Batch(batches.taken(train.x, rows), y[number, :k], schedule.weight[number, :k], extra, draws)
+
+    step, live = all_clients, 0
+    for number, k in enumerate(schedule.live):
         if k != live:  # the first k clients still have batches; new views of them when k decreases
-            live, now, fixed = k, _first(params, k), _first(constants, k)
-            into, before, moments = _first(grads, k), _first(anchor, k), _first(state, k)
-            if lr is not None:
-                into = {name: now[name] for name in trained}
-        rows, weight = schedule.rows[s, :k], schedule.weight[s, :k]
-        x = batches.taken(job.train.x, rows)
-        extra = () if own is None else (_of_rows(own[:k], rows, job.train.start[clients[:k]]),)
-        batch = _Batch(x, y[s, :k], weight, extra, {name: draws[s, :k] for name, draws in noise.items()}, fixed)
+            step, live = all_clients.of_first(k), k
+        batch = batch_of(number, k)
         for repeat in range(phase.repeats):
-            total = chunk.loss[:k] if job.track and repeat == 0 else None
-            if lr is not None:
-                _accumulate(job, now, batch, into, 1.0, -lr, total)
-            else:
-                _direction(job, phase, now, before, batch, into, rule, total)
-                rule.step(now, into, moments)
-            _hold(chunk, now, k)
-            if phase.post_step:
-                phase.post_step(now, before, _rate(rule), s * phase.repeats + repeat)
-                _hold(chunk, now, k)
+            step.take(batch, number * phase.repeats + repeat, step.loss if repeat == 0 else None)
     return (schedule.live > np.arange(len(clients))[:, None]).sum(1)
 
 
-def _hold(chunk: _Chunk, now: Params, k: int) -> None:
-    """Put back the entries of the first k clients that do not move."""
-    for name, (mask, fixed) in chunk.held.items():
-        torch.where(mask, fixed[:k], now[name], out=now[name])
-
-
 class _Batch(NamedTuple):
-    """One batch (client, sample, ...): inputs, targets, weights, results of ``sample_weights``, random draws.
-
-    ``constants`` are those of the network, which hold for all batches of a phase.
-    """
+    """One batch (client, sample, ...): inputs, targets, weights, results of ``sample_weights``, random draws."""
 
     x: Tensor
     y: Tensor
     weight: Tensor
     extra: tuple[Tensor, ...]
     noise: Params
-    constants: Params
 
     def part(self, first: int, of: int) -> _Batch:
         """Every ``of``-th sample, with weights that again sum to 1; one other for a client that has none of these."""
@@ -266,39 +240,100 @@ class _Batch(NamedTuple):
         weight /= weight.sum(1, keepdim=True)
         rows = torch.arange(len(n), device=n.device)[:, None], at
         extra, noise = tuple(e[rows] for e in self.extra), {name: p[rows] for name, p in self.noise.items()}
-        return _Batch(self.x[rows], self.y[rows], weight, extra, noise, self.constants)
+        return _Batch(self.x[rows], self.y[rows], weight, extra, noise)
 
 
-def _direction(
-    job: Job,
-    phase: Phase,
-    now: Params,
-    anchor: Params,
-    batch: _Batch,
-    into: Params,
-    rule: Optimizer,
-    total: Tensor | None,
-) -> None:
-    """Into ← gradient for the optimiser: of the loss, or the phase's own direction, plus that of the penalty."""
-    if phase.gradient is None:
-        _accumulate(job, now, batch, into, 0.0, 1.0, total)
-    else:
+class _Step(NamedTuple):
+    """What the steps of a phase read and change: clients of a chunk, the first ones when others have no more batches.
 
-        def gradient(params: Params, part: int = 0, of: int = 1) -> Params:
-            found = {name: torch.zeros_like(p) for name, p in into.items()}
-            some = (batch.part(part, of) if of > 1 else batch)._replace(constants={})  # any parameters may be given
-            _accumulate(job, params, some, found, 0.0, 1.0, None)
-            return found
+    Attributes
+    ----------
+    job : Job
+    phase : Phase
+    rule : Optimizer
+    lr : float, optional
+        Learning rate of steps that the network takes while it differentiates, without a gradient in memory.
+    params, seen, anchor, moments : Params (client, ...)
+        Present parameters, these and the network's constants, the phase's anchor, and the optimiser state.
+    into : Params (client, ...)
+        Gradients of what is trained; with ``lr`` what is trained itself.
+    held : mapping from name to (bool Tensor, Tensor (client, ...))
+    loss : Tensor (client,), optional
+        As in :class:`_Chunk`, if losses are tracked.
+    """
 
-        if total is not None:
-            total += _loss(job, now, batch)
-        for name, p in phase.gradient(gradient, now, _rate(rule)).items():
-            into[name].copy_(p)
-    if phase.penalty:
-        gradients: Any = phase.penalty(now, anchor)  # no loss: see Hooks.phases
-        for name, p in gradients.items():
-            if name in into:
-                into[name].add_(p)
+    job: Job
+    phase: Phase
+    rule: Optimizer
+    lr: float | None
+    params: Params
+    seen: Params
+    anchor: Params
+    moments: Params
+    into: Params
+    held: Mapping[str, tuple[Tensor, Tensor]]
+    loss: Tensor | None
+
+    @classmethod
+    def of_chunk(cls, job: Job, phase: Phase, chunk: _Chunk, trained: Sequence[str]) -> _Step:
+        """Return the step of all clients of a chunk."""
+        params, rule = chunk.params, _scaled(phase.optimizer or job.optimizer, phase.lr)
+        lr = None if phase.penalty or phase.gradient else rule.plain_lr
+        into = {name: params[name] if lr is not None else torch.zeros_like(params[name]) for name in trained}
+        moments = rule.init({name: params[name] for name in trained}) if phase.optimizer else chunk.optimizer
+        # ``post_step`` may also change what does not train.
+        constants = job.net.constants(params, trained) if job.net.constants and not phase.post_step else {}
+        seen, anchor, loss = {**params, **constants}, _anchor(phase, chunk), chunk.loss if job.track else None
+        return cls(job, phase, rule, lr, params, seen, anchor, moments, into, chunk.held, loss)
+
+    def of_first(self, k: int) -> _Step:
+        """Return the step of the first k clients, with views of the tensors."""
+        seen, anchor, moments = _first(self.seen, k), _first(self.anchor, k), _first(self.moments, k)
+        params = {name: seen[name] for name in self.params}
+        into = _first(self.into, k) if self.lr is None else {name: seen[name] for name in self.into}
+        held = {name: (mask, fixed[:k]) for name, (mask, fixed) in self.held.items()}
+        loss = None if self.loss is None else self.loss[:k]
+        return _Step(self.job, self.phase, self.rule, self.lr, params, seen, anchor, moments, into, held, loss)
+
+    def take(self, batch: _Batch, number: int, loss: Tensor | None) -> None:
+        """Take one step, in place; add the batch's mean loss to ``loss`` (client,), if given."""
+        if self.lr is not None:
+            _accumulate(self.job, self.seen, batch, self.into, 1.0, -self.lr, loss)
+        else:
+            self._differentiate(batch, loss)
+            self.rule.step(self.params, self.into, self.moments)
+        if self.held:
+            self._hold()
+        if self.phase.post_step:
+            self.phase.post_step(self.params, self.anchor, _rate(self.rule), number)
+            self._hold()
+
+    def _differentiate(self, batch: _Batch, loss: Tensor | None) -> None:
+        """Into ← gradient for the optimiser: of the loss, or the phase's own, plus that of the penalty."""
+        if self.phase.gradient is None:
+            _accumulate(self.job, self.seen, batch, self.into, 0.0, 1.0, loss)
+        else:
+            if loss is not None:
+                loss += _loss(self.job, self.params, batch)
+            own = self.phase.gradient(partial(self._gradient, batch), self.params, _rate(self.rule))
+            for name, p in own.items():
+                self.into[name].copy_(p)
+        if self.phase.penalty:
+            gradients: Any = self.phase.penalty(self.params, self.anchor)  # no loss: see Hooks.phases
+            for name, p in gradients.items():
+                if name in self.into:
+                    self.into[name].add_(p)
+
+    def _gradient(self, batch: _Batch, params: Params, part: int = 0, of: int = 1) -> Params:
+        """Gradient of the loss at any parameters, on every ``of``-th sample of a batch."""
+        found = {name: torch.zeros_like(p) for name, p in self.into.items()}
+        _accumulate(self.job, params, batch.part(part, of) if of > 1 else batch, found, 0.0, 1.0, None)
+        return found
+
+    def _hold(self) -> None:
+        """Put back the entries that do not move."""
+        for name, (mask, fixed) in self.held.items():
+            torch.where(mask, fixed, self.params[name], out=self.params[name])
 
 
 def _anchor(phase: Phase, chunk: _Chunk) -> Params:
@@ -387,7 +422,6 @@ def _accumulate(
     """Into ← beta·into + alpha·∂loss, by the network's own derivative or by autograd."""
     net, gradient = job.net, partial(_gradient, job.loss, batch, total)
     given = in_training(net, batch.weight, batch.noise)
-    params = {**params, **batch.constants} if batch.constants else params
     # A context that changes nothing would take microseconds of every step.
     reduced: AbstractContextManager[object] = nullcontext()
     at_outputs: Callable[[Tensor], Tensor] = gradient

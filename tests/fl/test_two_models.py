@@ -189,7 +189,7 @@ def test_a_batch_is_cut_into_parts_that_have_all_its_samples_and_none_is_empty()
     sizes = torch.tensor([7, 3, 2, 1])
     live = torch.arange(7) < sizes[:, None]
     rows = torch.arange(7).expand(4, -1) + 10 * torch.arange(4)[:, None]
-    batch = _Batch(rows.unsqueeze(-1), rows, live / sizes[:, None], (rows,), {"n": rows}, {})
+    batch = _Batch(rows.unsqueeze(-1), rows, live / sizes[:, None], (rows,), {"n": rows})
     parts = [batch.part(first, 3) for first in range(3)]
     taken = [[part.y[c][part.weight[c] > 0].tolist() for part in parts] for c in range(4)]
     assert taken == [[[0, 3, 6], [1, 4], [2, 5]], [[10], [11], [12]], [[20], [21], [20]], [[30], [30], [30]]]
