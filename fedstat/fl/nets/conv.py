@@ -76,60 +76,64 @@ def assemble(
     check.choice("statistics", statistics, ("shared", "local"))
     for layer in layers.values():
         check.choice("norm", layer.norm, (None, "group", "batch"))
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, layer in layers.items():
-        shapes |= {f"{name}.{kind}": shape for kind, shape in _shapes(layer).items()}
+    shapes = {f"{name}.{kind}": shape for name, layer in layers.items() for kind, shape in _shapes(layer).items()}
     widest = max((layer.outputs for layer in layers.values() if layer.kernel), default=0)
-    buffers = tuple(filter(is_statistic, shapes))
+    buffers, made = tuple(filter(is_statistic, shapes)), _Assembled(layers, features, convolution, widest)
+    return Net(
+        shapes,
+        partial(dense.draw_parameters, shapes),
+        partial(made.run, made.whole),  # each client through all layers, so that only its activations are in the cache
+        buffers=buffers,
+        unshared=buffers if statistics == "local" else (),
+        features=partial(made.run, made.body),
+        head=partial(made.run, made.head),
+        thin=dense.weights(name for name, layer in layers.items() if not layer.kernel),
+    )
 
-    last = list(layers)[-1]
 
-    def body(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
-        k, unfold = len(x), way(x) == "unfold"
+class _Assembled(NamedTuple):
+    """What :func:`assemble` is given, and the most channels of a convolution."""
+
+    layers: Mapping[str, Layer]
+    features: Callable[[Run, Tensor], Tensor]
+    convolution: Way
+    widest: int
+
+    def run(self, part: Callable[..., Tensor], params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """Run a part of the network for all clients at once, or for one client after the other."""
+        if self.way(x) != "loop":
+            return part(params, x, live)
+        return torch.cat([part(own, x[c : c + 1], _one(live, c)) for c, own in enumerate(_each(params))])
+
+    def way(self, x: Tensor) -> Way:
+        """How to convolve x; for a single client "grouped" is what the loop would do."""
+        if len(x) == 1:
+            return "unfold" if self.convolution == "unfold" else "grouped"
+        return choose(self.widest, x.device) if self.convolution == "auto" else self.convolution
+
+    def whole(self, params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """The network."""
+        return self.head(params, self.body(params, x, live))
+
+    def body(self, params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
+        """The network up to its output layer."""
+        k, unfold = len(x), self.way(x) == "unfold"
         real = None if live is None or bool(live.all()) else live
 
         def run(name: str, h: Tensor) -> Tensor:
-            layer = layers[name]
+            layer = self.layers[name]
             if not layer.kernel:
                 return dense.linear_autograd(params, name, _rows(h, k))
             h = convolve(h, params[f"{name}.weight"], params.get(f"{name}.bias"), layer.stride, layer.padding, unfold)
             if layer.norm == "group":
-                scale, shift = params[f"{name}.scale"].flatten(), params[f"{name}.shift"].flatten()
-                h = functional.group_norm(h, k * groups_of(layer.outputs), scale, shift, EPS)
-            elif layer.norm == "batch":
-                h = batch_norm(params, name, h, live is not None, real)
-            return h
+                return group_norm(params, name, h)
+            return batch_norm(params, name, h, live is not None, real) if layer.norm == "batch" else h
 
-        return _rows(features(run, _fold(x.to(next(iter(params.values())).dtype))), k)
+        return _rows(self.features(run, _fold(x.to(next(iter(params.values())).dtype))), k)
 
-    def way(x: Tensor) -> Way:
-        """How to convolve x; for a single client "grouped" is what the loop would do."""
-        if len(x) == 1:
-            return "unfold" if convolution == "unfold" else "grouped"
-        return choose(widest, x.device) if convolution == "auto" else convolution
-
-    def output(params: Params, h: Tensor, _: Tensor | None = None) -> Tensor:
-        return dense.linear_autograd(params, last, h)
-
-    def whole(params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
-        return output(params, body(params, x, live))
-
-    def run_part(part: Callable[..., Tensor], params: Params, x: Tensor, live: Tensor | None = None) -> Tensor:
-        """Run a part of the network for all clients at once, or for one client after the other."""
-        if way(x) != "loop":
-            return part(params, x, live)
-        return torch.cat([part(own, x[c : c + 1], _one(live, c)) for c, own in enumerate(_each(params))])
-
-    return Net(
-        shapes,
-        partial(dense.draw_parameters, shapes),
-        partial(run_part, whole),  # each client through all layers, so that only its activations are in the cache
-        buffers=buffers,
-        unshared=buffers if statistics == "local" else (),
-        features=partial(run_part, body),
-        head=partial(run_part, output),
-        thin=dense.weights(name for name, layer in layers.items() if not layer.kernel),
-    )
+    def head(self, params: Params, h: Tensor, _: Tensor | None = None) -> Tensor:
+        """The output layer."""
+        return dense.linear_autograd(params, [*self.layers][-1], h)
 
 
 def choose(channels: int, device: torch.device) -> Way:
@@ -161,6 +165,13 @@ def convolve(
     seen = seen.view(n, k, inputs * size.numel(), rows * cols).permute(1, 2, 0, 3).flatten(2)
     out = torch.bmm(weight.flatten(2), seen).view(k * outputs, n, rows, cols).transpose(0, 1)
     return out if flat is None else out + flat.view(-1, 1, 1)
+
+
+def group_norm(params: Params, name: str, h: Tensor) -> Tensor:
+    """Normalise the channels of h (sample, client·channel, row, column) in groups, each client's on their own."""
+    scale, shift = params[f"{name}.scale"], params[f"{name}.shift"]
+    k, channels = scale.shape
+    return functional.group_norm(h, k * groups_of(channels), scale.flatten(), shift.flatten(), EPS)
 
 
 def batch_norm(params: Params, name: str, h: Tensor, training: bool, real: Tensor | None) -> Tensor:
