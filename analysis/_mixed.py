@@ -11,7 +11,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fedstat._utils import check
-from fedstat.stats import compare
+from fedstat.labelled import comparison
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,7 +78,7 @@ def mixed(
     ------
     ValueError
         If there is one group only, a combination of method and heterogeneity has no value, no residual is left, or
-        as :func:`fedstat.stats.compare.paired`.
+        as :func:`fedstat.compare`.
 
     Notes
     -----
@@ -100,12 +100,12 @@ def mixed(
     from statsmodels.regression.linear_model import OLS
 
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    data = compare.told(data, value, method, heterogeneity, group).dropna()
+    data = comparison.told(data, value, method, heterogeneity, group).dropna()
     groups = data[group].nunique()
     if groups < 2:
         raise ValueError(f"a random intercept needs at least 2 values of {group!r}, but got {groups}")
     design = _design(data, method, heterogeneity, reference)
-    compare.require_one_each(data, method, [heterogeneity, group])
+    comparison.require_one_each(data, method, [heterogeneity, group])
     df = len(data) - groups - (design.shape[1] - 1)
     if df < 1:
         raise ValueError(

@@ -132,7 +132,7 @@ def against_random(grid: Grid, *, value: str | None = None) -> pd.DataFrame:
     -------
     DataFrame
         ``label``, ``method``, ``layers``, ``kappa``, ``tau``, ``estimator``, and the columns of
-        :func:`fedstat.stats.compare.paired`; Holm's adjustment runs over all rows.
+        :func:`fedstat.compare`; Holm's adjustment runs over all rows.
     """
     table, value = collect.in_order(grid), summary.choose(grid.table, value)
     chance = table[table["method"] == "random"].set_index(["label", "layers", "tau", "seed"])[value]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 from _tables import Asked
 
+from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, p_value
-from fedstat.stats import compare
 from fedstat.store import open_run
 from fedstat.study import collect, summary
 from fedstat.study.collect import Grid
@@ -43,7 +43,7 @@ def ablation(grid: Grid, asked: Asked) -> Table:
     table = pd.DataFrame(rows)
     blocks, values, notes = {}, [], []
     for heading, own in table.groupby("heading", sort=False):
-        found = compare.paired(own, reference="none", value="masked")
+        found = compare(own, reference="none", value="masked")
         block, first = found.table, own.iloc[0]
         of_split = [name for name in own.columns if name not in found.table and name not in ("seed", "masked")]
         block[of_split] = first[of_split].to_list()

@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 from _tables import Asked, Reference
 
+from fedstat.labelled import compare
 from fedstat.results.ranks import difference
 from fedstat.results.tables import number, plus_minus
-from fedstat.stats import compare
 from fedstat.study import collect, summary
 from fedstat.study.collect import METHODS, Grid, labels
 from fedstat.study.compare import SE, TOGETHER
@@ -89,7 +89,7 @@ def _best_of(rows: pd.DataFrame, name: str, config: Mapping[str, Any]) -> Any:
 def _tuned(rows: pd.DataFrame, varied: str, chosen: Any) -> pd.DataFrame:
     """Comparison of the values of one setting with the chosen one, in the order of the rows."""
     names = rows.assign(value=rows[varied].map(str))
-    table = compare.paired(names, reference=str(chosen), value="validated", method="value").table
+    table = compare(names, reference=str(chosen), value="validated", method="value").table
     means = names.groupby("value")[["validation", "best10"]].agg(["mean", "sem"])
     table["chosen"] = table["method"] == str(chosen)
     for name in ("validation", "best10"):

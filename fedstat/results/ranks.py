@@ -88,7 +88,12 @@ class ComparisonResult(Result):
     Attributes
     ----------
     table : DataFrame
-        One row per method; columns as in :class:`fedstat.stats.compare.Comparison`.
+        One row per method, in the order of appearance: ``method``; ``n_values``, ``mean`` and ``std_error_mean`` of its
+        own values; ``n_pairs``, blocks that it shares with the reference; ``n``, size of the sample: values of the
+        column ``sample``; ``difference``, mean over the sample of value − reference within blocks, with ``std_error``,
+        ``statistic`` (t), ``df``, ``p_value``, ``conf_low`` and ``conf_high``; ``p_holm``, adjusted over all methods;
+        ``sim_conf_low`` and ``sim_conf_high``, simultaneous intervals for all methods; ``p_sign_flip``. NaN for the
+        reference itself; without a test and intervals where ``n`` is less than 3.
     reference : str
     level : float
         Confidence level of the intervals.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -14,12 +14,11 @@ import numpy as np
 from fedstat import store
 from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
+from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
 from fedstat.results.base import WIDTH, line
 from fedstat.results.ranks import difference
 from fedstat.results.tables import megabytes, number, p_value, plus_minus
-from fedstat.stats import compare
-from fedstat.stats.compare import paired
 from fedstat.study.collect import OF_METHOD, Grid, labels, ordered, origin, stores, title_of
 from fedstat.study.summary import aligned, choose, config_of, few, row, words
 
@@ -51,11 +50,11 @@ def against_zero(data: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row per name: the name, ``n``, ``difference`` and the rest of :func:`fedstat.stats.compare.paired`.
+        One row per name: the name, ``n``, ``difference`` and the rest of :func:`fedstat.compare`.
     """
     zero = data[["label", "seed"]].drop_duplicates()
     zero[name], zero[value] = "zero", 0.0
-    found = compare.paired(
+    found = compare(
         pd.concat([zero, data]), reference="zero", value=value, method=name, block=["label", "seed"], sample="seed"
     ).table.iloc[1:]
     return found.drop(columns=["mean", "std_error_mean", "n_values"]).rename(columns={"method": name})
@@ -84,7 +83,7 @@ def with_all_settings(
     if rows["label"].nunique() < 2 or reference not in set(rows["method"]):
         return values, notes
     place = rows["method"].map({m: i for i, m in enumerate(ordered(rows["method"]))})
-    found = compare.paired(
+    found = compare(
         rows.assign(place=place).sort_values(["place", "label", "seed"]), reference=reference, value=value,
         block=["label", "seed"], sample="seed",
     )  # fmt: skip
@@ -92,14 +91,14 @@ def with_all_settings(
     return pd.concat([values, over], ignore_index=True), [*notes, *(f"all settings: {n}" for n in found.notes)]
 
 
-def against(rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.95) -> compare.Comparison:
+def against(rows: pd.DataFrame, value: str, reference: str, *, level: float = 0.95) -> ComparisonResult:
     """Comparison within seeds of one setting and its notes; without the reference, means alone."""
     if reference in set(rows["method"]):
-        return compare.paired(rows, reference=reference, value=value, level=level)
-    alone = compare.paired(rows, reference=str(rows["method"].iloc[0]), value=value, level=level)
+        return compare(rows, reference=reference, value=value, level=level)
+    alone = compare(rows, reference=str(rows["method"].iloc[0]), value=value, level=level)
     table = alone.table[["method", "n_values", "mean", "std_error_mean"]].reindex(columns=alone.table.columns)
     notes = (f"{reference} was not run, so nothing is compared with it",)
-    return alone._replace(table=table.assign(n=0, n_pairs=0), reference=reference, notes=notes)
+    return replace(alone, table=table.assign(n=0, n_pairs=0), reference=reference, notes=notes)
 
 
 def _ordered(names: pd.Series) -> list[str]:
@@ -261,16 +260,13 @@ def compare_runs(
     _require_one_each(table)
     rule = choose(table, rule or ("final" if few(table) else "last10"))
     settings = {
-        str(label): ComparisonResult(*against(rows, rule, reference, level=level))
-        for label, rows in table.groupby("label", sort=False)
+        str(label): against(rows, rule, reference, level=level) for label, rows in table.groupby("label", sort=False)
     }
     if len(settings) == 1:
         over = next(iter(settings.values()))
     else:
         within, sample = ["label", "seed"], "seed"
-        over = ComparisonResult(
-            *paired(table, reference=reference, value=rule, block=within, sample=sample, level=level)
-        )
+        over = compare(table, reference=reference, value=rule, block=within, sample=sample, level=level)
     configs = {label: next(one.config for one in found if one.setting == label) for label in settings}
     notes = [f"{label}: {note}" for label, one in settings.items() for note in one.notes]
     return RunsResult(

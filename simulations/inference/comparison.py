@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis import _claims as claims
 from analysis import _mixed
-from fedstat.stats import compare
+from fedstat.labelled import compare
 from simulations.inference import pools
 from simulations.inference.table import Case, Claim
 
@@ -72,7 +72,7 @@ def paired(kind: str, seeds: int, methods: int, rng: np.random.Generator) -> lis
         sample = sample.split(",")[0]
     else:
         data, block = accuracies(kind, seeds, methods, rng), ["seed"]
-    table = compare.paired(data, reference="m0", block=block, sample=sample).table.query("method != 'm0'")
+    table = compare(data, reference="m0", block=block, sample=sample).table.query("method != 'm0'")
     own = (table["sim_conf_low"] > 0) | (table["sim_conf_high"] < 0)
     flips = np.where(table["p_sign_flip"].isna(), np.nan, table["p_sign_flip"] <= 0.05)
     if table["p_value"].isna().all():
@@ -104,7 +104,8 @@ CLAIMS = {
     "compare, m methods with a reference": Claim(
         "level",
         (
-            "fedstat.stats.compare._difference", "fedstat.stats.compare._adjusted", "fedstat.stats.compare.sign_flip",
+            "fedstat.stats.compare.paired_test", "fedstat.labelled.comparison._adjusted",
+            "fedstat.stats.compare.sign_flip",
         ),
         tuple(
             f"{result}.{name}"
