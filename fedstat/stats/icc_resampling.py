@@ -1,10 +1,8 @@
 """Intraclass correlations with clients as the sample: the jackknife and the bootstrap over clients.
 
 F tests and intervals (:func:`fedstat.stats.icc.coefficients`) assume independent weights; weights of networks are not.
-Here clients are independent, and weights are as they are. Weights may be NumPy arrays or torch tensors; results are
-NumPy arrays, on the host.
-
-Weights may be NumPy arrays or torch tensors; the coefficients are NumPy arrays, on the host.
+Here clients are independent, and weights are as they are. Weights may be NumPy arrays or torch tensors; the
+coefficients are NumPy arrays, on the host.
 """
 
 from __future__ import annotations
@@ -91,12 +89,15 @@ class OverClients(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Contribution of each client, arrays (client, unit) in units of :attr:`TwoWay.exponent`."""
+    """Contribution of each client, arrays (client, unit) in units of :attr:`TwoWay.exponent`.
 
-    own: Floats  # squares of its weights, less its mean and the profile
-    along: Floats  # products of the same with the profile
-    mean: Floats  # its mean, less the mean of all
-    squares: Floats  # of its weights, less its mean
+    In the notation of :func:`_without`, with w̄_c for the mean of the client's weights.
+    """
+
+    own: Floats  # Σ_i r_ci²
+    along: Floats  # Σ_i r_ci p_i
+    mean: Floats  # d_c
+    squares: Floats  # Σ_i (w_ci − w̄_c)²
     varies: NDArray[np.bool_]
 
 
@@ -153,10 +154,14 @@ def over_clients(
     few = (n_varies < min(k, LEAST_CLIENTS)) & (n_varies > 0)
     of_units = _coefficients(units, left[0], found.statistic, found.p_value, level, few)
     of_layer = _coefficients(layer, left[1], found.layer_statistic, found.layer_p_value, level)
-    own = part.own @ by**2
+    return OverClients(of_units, of_layer, found, _influence(part.own @ by**2, left[1]))
+
+
+def _influence(own: Floats, left: MeanSquares | None) -> Influence:
+    """Influence of clients whose weights have these squares (client,), with the layer's mean squares without each."""
+    k = len(own)
     share = own / own.sum() if own.any() else np.full(k, 1 / k)
-    without = np.full(k, np.nan) if left[1] is None else _six(left[1])[:, TYPES.index("ICC2")]
-    return OverClients(of_units, of_layer, found, Influence(share, without))
+    return Influence(share, np.full(k, np.nan) if left is None else _six(left)[:, TYPES.index("ICC2")])
 
 
 def _of_clients(w: Array, start: Array | None, t: TwoWay, units: slice = slice(None)) -> tuple[_Part, Array]:
@@ -209,7 +214,12 @@ def _rows(read: Callable[[slice], Array], size: Floats, varies: NDArray[np.bool_
 
 
 def _left_out(t: TwoWay, part: _Part) -> tuple[MeanSquares, MeanSquares]:
-    """Mean squares of units and of the layer without each client: arrays (client, unit) and (client,)."""
+    """Mean squares of units and of the layer without each client: arrays (client, unit) and (client,).
+
+    The layer's targets are the weights of all units u: its profile is p_ui + m_u − m, a client's deviation d_c the mean
+    of its d_cu over units, and the rest r_cui + d_cu − d_c, so that sums over the layer are those over units, and n
+    times those over the units' means.
+    """
     k, (d, n) = int(t.n), t.profile.shape
     squares = np.vecdot(t.profile, t.profile)
     units = _without(part.own, part.along, part.mean, squares, t.residual, t.clients, t.mean, t.exponent, k, n)
@@ -229,10 +239,41 @@ def _without(
     own: Floats, along: Floats, mean: Floats, squares: Any, residual: Any, clients: Any, offset: Any, exponent: Any,
     k: int, n: int,
 ) -> MeanSquares:  # fmt: skip
-    more = k / (k - 1)  # a client's deviation from the others, beside that from all
-    between = (k - 1) * squares - 2 * along + own / (k - 1)
-    rest = np.maximum(residual - more * own, 0)
-    return mean_squares_of(between, n * np.maximum(clients - more * mean**2, 0), rest, offset**2, exponent, k - 1, n)
+    """Mean squares of a layout clients x weights without each client, from its sums and the client's contribution.
+
+    Weight i of client c is w_ci = m + d_c + p_i + r_ci: mean of all, deviation of the client's mean, profile, rest,
+    with Σ_c d_c = Σ_i p_i = 0, Σ_c r_ci = 0 for each i and Σ_i r_ci = 0 for each c. Without client c the k − 1 others
+    have the profile p − r_c/(k − 1), and each of them the deviation d_j + d_c/(k − 1) and the rest r_j + r_c/(k − 1).
+    Their sums of squares therefore need no other pass over the weights.
+
+    Parameters
+    ----------
+    own, along, mean : array (client, ...)
+        Σ_i r_ci², Σ_i r_ci p_i and d_c.
+    squares, residual, clients : array (...)
+        Σ_i p_i², Σ_c Σ_i r_ci² and Σ_c d_c².
+    offset : array (...)
+        m.
+    exponent : array (...)
+        Of the unit in which all are given, as in :class:`TwoWay`.
+    k, n : int
+        Clients, the one that is left out included, and weights.
+    """
+    between = _weights_without(squares, along, own, k)
+    clients = n * _deviations_without(clients, mean**2, k)
+    residual = _deviations_without(residual, own, k)
+    return mean_squares_of(between, clients, residual, offset**2, exponent, k - 1, n)
+
+
+def _weights_without(squares: Any, along: Floats, own: Floats, k: int) -> Floats:
+    """(k − 1) Σ_i (p_i − r_ci/(k − 1))² = (k − 1) Σ_i p_i² − 2 Σ_i r_ci p_i + Σ_i r_ci²/(k − 1)."""
+    return (k - 1) * squares - 2 * along + own / (k - 1)
+
+
+def _deviations_without(total: Any, own: Floats, k: int) -> Floats:
+    """Σ_{j≠c} (x_j + x_c/(k − 1))² = Σ_j x_j² − k/(k − 1) x_c², for deviations x_j that add up to 0."""
+    more = k / (k - 1)
+    return np.maximum(total - more * own, 0)
 
 
 def _coefficients(
