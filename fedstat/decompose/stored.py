@@ -188,6 +188,12 @@ def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> 
     return ByLayer(found, guard.parsed("left_out", noted["left_out"].encode()))
 
 
+def layer_results(run: xr.DataTree, layer: str) -> dict[str, Any]:
+    """Return all results that a store holds of a layer, by kind; none if it was written by an earlier version."""
+    there = run[_GROUP].children[layer].children if _GROUP in run.children else {}
+    return {kind: from_dataset(there[kind].to_dataset(inherit=False)) for kind in KINDS if kind in there}
+
+
 def whole(found: Mapping[str, ByLayer[Any]]) -> dict[str, xr.Dataset]:
     """Groups of a store that :func:`read_split` reads, from results by kind."""
     noted = {"layers": json.dumps(list(found["split"])), "left_out": json.dumps(found["split"].left_out)}

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstat._utils.lazy import pd, xr
 from fedstat.ntk.gram import largest_informative_clients, least_width, theorem_lr
-from fedstat.results.base import Result
+from fedstat.results.base import Caution, Result, few
 from fedstat.stats import resampling
 
 # Below this share of the first loss, what is left is rounding.
@@ -99,9 +99,18 @@ class _Result(Result):
     data: xr.Dataset
     _title: ClassVar[str] = ""
 
+    _diverged: ClassVar[str] = ""
+
     @abstractmethod
     def summary(self) -> str:
         """Text a reader can check the theorem by."""
+
+    def cautions(self) -> list[Caution]:
+        """Return which runs diverged, and how few replicates there are; mostly nothing."""
+        x = self.glance().iloc[0]
+        text = f"{x['n_diverged']:.0f} of {x['n_runs']:.0f} {self._diverged}"
+        diverged = [Caution("Diverged", text, grave=True)] if x["n_diverged"] else []
+        return [*diverged, *few(self.data.sizes.get("replicate", 1), "replicate")]
 
     @abstractmethod
     def by_setting(self) -> pd.DataFrame:
@@ -145,6 +154,7 @@ class ConvergenceResult(_Result):
     """
 
     _title = "Theorem 1: convergence of FedSplit"
+    _diverged = "runs diverged (diverged_at says when): they have no rate, and no mean or comparison is made with them"
     _figure = "convergence"
 
     def bound(self) -> xr.DataArray:
@@ -283,15 +293,43 @@ class ConvergenceResult(_Result):
             )  # fmt: skip
         return pd.DataFrame(rows)
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
         held = f"bound held in {x['n_held']:.0f} of {x['n_bounded']:.0f} runs that have one"
         size = f"{x['clients']:.0f} clients, {x['n_runs']:.0f} runs of {x['rounds']:.0f} rounds"
-        return f"{self._title}, {size}\n  {held}; {x['n_diverged']:.0f} diverged"
+        return [f"{self._title}, {size}", f"  {held}; {x['n_diverged']:.0f} diverged"]
 
     def summary(self) -> str:
         """Assumption, constants, bound, observation, verdict."""
-        return convergence_report(self)
+        a = self.data.attrs
+        each = self.by_setting()
+        rates = ["bound", "rate", "std_error", "worst", "limit", "fill", "looseness", "held", "diverged"]
+        kernels = ["flipped", "gap_shared", "drift_shared", "gap_personal", "drift_personal"]
+        size = f"{a['n']}" if a["n"] == a["n_min"] else f"{a['n_min']} to {a['n']}"
+        lines = [
+            "Theorem 1 (FedFac §3.3): ‖y − h(t)‖² <= (1 − ½(ρ1 λ^s + ρ2 λ^p))^t ‖y − h(0)‖²",
+            "",
+            f"data         {a['clients']} clients x {size} samples, {a['features']} features, N = {a['samples']}",
+            (
+                f"descent      {a['rounds']} rounds, G = {a['local_steps']}, lr = {a['lr']:.3g} ({a['lr_rule']}), "
+                f"server_lr = {a['server_lr']:.3g}, reduction = {a['reduction']!r}"
+            ),
+            f"assumption 1 {_assumption(a)}",
+            f"constants    {_constant(a, 's')}; {_constant(a, 'p')}",
+            f"             ρ1 = {a['rho1']:.4g}, ρ2 = {a['rho2']:.4g}",
+            f"conditions   {_conditions(a, each)}",
+            "",
+            "Factor of ‖y − h(t)‖² per round",
+            _table(each, ["method", "width", *rates]),
+            "",
+            "Kernels (relative to ‖H∞‖_F) and activation patterns",
+            _table(each, ["method", "width", *kernels]),
+        ]
+        if "fedavg" in self.data["method"].values and len(self.data["method"]) > 1:
+            lines += ["", "Against FedAvg (estimate = ln rate(FedAvg) − ln rate; > 0: faster)"]
+            columns = ["term", "width", "n", "missing", "estimate", "conf_low", "conf_high", "p_value", "speedup"]
+            lines.append(_table(self.faster(), columns))
+        return "\n".join([*lines, "", *_verdicts(self, each), *map(str, self.cautions())])
 
 
 class GeneralizationResult(_Result):
@@ -308,6 +346,7 @@ class GeneralizationResult(_Result):
     """
 
     _title = "Theorem 2: generalisation of FedSplit"
+    _diverged = "networks diverged: they have no loss, and a setting without theirs has no mean and no verdict"
     _figure = "generalization"
 
     def glance(self) -> pd.DataFrame:
@@ -349,52 +388,46 @@ class GeneralizationResult(_Result):
         """One row per setting and replicate."""
         return self.data.to_dataframe().reset_index()
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
-        n = f"{x['n_settings']:.0f}"
         said = f"{x['n_settings'] - x['n_vacuous']:.0f}"
-        text = f"{self._title}, {n} settings\n  bound held in {x['n_held']:.0f}; it says something (< 1) in {said}"
-        return f"{text}; {x['n_diverged']:.0f} of {x['n_runs']:.0f} networks diverged" if x["n_diverged"] else text
+        return [
+            f"{self._title}, {x['n_settings']:.0f} settings",
+            f"  bound held in {x['n_held']:.0f}; it says something (< 1) in {said}",
+        ]
 
     def summary(self) -> str:
         """Bound and observation per setting, and where the bound says nothing."""
-        return generalization_report(self)
+        each, a = self.by_setting(), self.data.attrs
+        columns = [
+            "clients", "n", "complexity", "confidence", "bound", "test", "std_error", "train", "diverged", "test_limit",
+            "zero", "vacuous",
+        ]  # fmt: skip
+        lines = [
+            "Theorem 2 (FedFac §3.3): E loss <= 2 √((C/n) yᵀ(H^s + H^p)⁻¹y) + c √(log(N/(λδ)) / (2N))",
+            (
+                f"loss min(|h − y|, 1); δ = {a['delta']:.3g}, c = {a['constant']:.3g} (the paper gives the order "
+                f"only); width {a['width']}, {a['rounds']} rounds, start {a['init_scale']:.3g}·N(0, I)"
+            ),
+            "",
+            _table(each, columns),
+            "",
+            (
+                f"verdict      bound held in {int(each['held'].eq(True).sum())} of {len(each)} settings; it says "
+                f"something (< 1) in {int((~each['vacuous']).sum())} of {len(each)}"
+            ),
+        ]
+        if none := int(each["bound"].isna().sum()):
+            lines.append(f"             no bound in {none}: λ^s is not above 0, and the theorem says nothing")
+        if a["labels"] == "signs":
+            most = {int(n): largest_informative_clients(int(n)) for n in sorted(set(each["clients"] * each["n"]))}
+            text = ", ".join(f"N = {n}: C <= {c}" for n, c in most.items())
+            lines.append(f"             for labels ±1 it can say something only where 8C²/(1 + 1/C) < N ({text})")
+        return "\n".join([*lines, *map(str, self.cautions())])
 
 
 _DELTA = 0.05
 """Probability with which Theorem 1 may fail, at which its width is printed."""
-
-
-def convergence_report(result: ConvergenceResult) -> str:
-    """Theorem 1: assumption, constants, bound, observed, verdict."""
-    a = result.data.attrs
-    each = result.by_setting()
-    rates = ["method", "width", "bound", "rate", "std_error", "worst", "limit", "fill", "looseness", "held", "diverged"]
-    size = f"{a['n']}" if a["n"] == a["n_min"] else f"{a['n_min']} to {a['n']}"
-    lines = [
-        "Theorem 1 (FedFac §3.3): ‖y − h(t)‖² <= (1 − ½(ρ1 λ^s + ρ2 λ^p))^t ‖y − h(0)‖²",
-        "",
-        f"data         {a['clients']} clients x {size} samples, {a['features']} features, N = {a['samples']}",
-        (
-            f"descent      {a['rounds']} rounds, G = {a['local_steps']}, lr = {a['lr']:.3g} ({a['lr_rule']}), "
-            f"server_lr = {a['server_lr']:.3g}, reduction = {a['reduction']!r}"
-        ),
-        f"assumption 1 {_assumption(a)}",
-        f"constants    {_constant(a, 's')}; {_constant(a, 'p')}",
-        f"             ρ1 = {a['rho1']:.4g}, ρ2 = {a['rho2']:.4g}",
-        f"conditions   {_conditions(a, each)}",
-        "",
-        "Factor of ‖y − h(t)‖² per round",
-        _table(each, rates),
-        "",
-        "Kernels (relative to ‖H∞‖_F) and activation patterns",
-        _table(each, ["method", "width", "flipped", "gap_shared", "drift_shared", "gap_personal", "drift_personal"]),
-    ]
-    if "fedavg" in result.data["method"].values and len(result.data["method"]) > 1:
-        lines += ["", "Against FedAvg (estimate = ln rate(FedAvg) − ln rate; > 0: faster)"]
-        columns = ["term", "width", "n", "missing", "estimate", "conf_low", "conf_high", "p_value", "speedup"]
-        lines.append(_table(result.faster(), columns))
-    return "\n".join([*lines, "", *_verdicts(result, each)])
 
 
 def _assumption(a: dict[str, float]) -> str:
@@ -445,11 +478,6 @@ def _verdicts(result: ConvergenceResult, each: pd.DataFrame) -> list[str]:
                 f"{method}: bound did NOT hold in {runs - held} of {runs} runs"
                 + (f" ({lost} diverged)" if lost else "")
             )
-    if each["diverged"].any():
-        lines.append(
-            f"{int(each['diverged'].sum())} of {int(each['replicates'].sum())} runs diverged (diverged_at says when): "
-            "they have no rate, and no mean or comparison is made with them"
-        )
     if {"fedavg", "fedsplit"} <= set(each["method"]):
         lines.append(_faster(result.faster().query("term == 'fedsplit vs fedavg'")))
     return [f"verdict      {line}" for line in lines]
@@ -476,41 +504,6 @@ def _faster(table: pd.DataFrame) -> str:
 def _span(values: pd.Series) -> str:
     ends = dict.fromkeys(f"{v:.3g}" for v in (values.min(), values.max()))
     return " to ".join(ends)
-
-
-def generalization_report(result: GeneralizationResult) -> str:
-    """Theorem 2: bound, observed, where it is vacuous."""
-    each, a = result.by_setting(), result.data.attrs
-    columns = [
-        "clients", "n", "complexity", "confidence", "bound", "test", "std_error", "train", "diverged", "test_limit",
-        "zero", "vacuous",
-    ]  # fmt: skip
-    lines = [
-        "Theorem 2 (FedFac §3.3): E loss <= 2 √((C/n) yᵀ(H^s + H^p)⁻¹y) + c √(log(N/(λδ)) / (2N))",
-        (
-            f"loss min(|h − y|, 1); δ = {a['delta']:.3g}, c = {a['constant']:.3g} (the paper gives the order only); "
-            f"width {a['width']}, {a['rounds']} rounds, start {a['init_scale']:.3g}·N(0, I)"
-        ),
-        "",
-        _table(each, columns),
-        "",
-        (
-            f"verdict      bound held in {int(each['held'].eq(True).sum())} of {len(each)} settings; it says something "
-            f"(< 1) in {int((~each['vacuous']).sum())} of {len(each)}"
-        ),
-    ]
-    if none := int(each["bound"].isna().sum()):
-        lines.append(f"             no bound in {none}: λ^s is not above 0, and the theorem says nothing")
-    if lost := each["diverged"].sum():
-        lines.append(
-            f"             {lost} of {each['replicates'].sum()} networks diverged: they have no loss, and a setting "
-            "without theirs has no mean and no verdict"
-        )
-    if a["labels"] == "signs":
-        most = {int(n): largest_informative_clients(int(n)) for n in sorted(set(each["clients"] * each["n"]))}
-        text = ", ".join(f"N = {n}: C <= {c}" for n, c in most.items())
-        lines.append(f"             for labels ±1 it can say something only where 8C²/(1 + 1/C) < N ({text})")
-    return "\n".join(lines)
 
 
 def _table(table: pd.DataFrame, columns: list[str]) -> str:

@@ -31,7 +31,8 @@ from fedstat._utils import guard
 from fedstat.plot._figure import literal
 from fedstat.plot.factor import bin_edges
 from fedstat.reporting.references import REFERENCES, bibliography
-from fedstat.results.base import Caution
+from fedstat.results.base import Caution, wrapped
+from fedstat.results.tables import ends
 from fedstat.study.collect import title_of
 
 SIZE = (5.2, 3.5)
@@ -181,8 +182,8 @@ MARK = b'<meta name="generator" content="fedstat"'
 """Bytes by which a file is known as a report that fedstat made."""
 
 _MOST = 300  # characters of one cell or name: what is longer is a mistake or an attack
-COMMAND, PARAGRAPH = 3000, 8000
-"""Characters of a command, and of a methods paragraph, that are shown."""
+COMMAND, PARAGRAPH, PRINTED = 3000, 8000, 100_000
+"""Characters of a command, of a methods paragraph, and of a print that are shown."""
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,13 @@ class Table:
     def of(cls, caption: str, frame: pd.DataFrame) -> Table:
         """The table of a data frame of texts."""
         return cls(caption, [str(c) for c in frame.columns], [[str(x) for x in row] for row in frame.to_numpy()])
+
+    @classmethod
+    def ends(cls, caption: str, frame: pd.DataFrame, by: str | None, most: int = 25) -> Table:
+        """The table of a result, see :func:`fedstat.results.tables.ends`."""
+        rows = [[shown(text) for text in row] for row in ends(frame, by=by, most=most)]
+        order = f"; from high to low {by}" if by else ""
+        return cls(f"{caption}{order}", [shown(c) for c in frame.columns], rows)
 
     @classmethod
     def pairs(cls, caption: str, values: Mapping[str, str]) -> Table:
@@ -251,10 +259,11 @@ class Part:
     title : str
     ran : Table
         What was run.
-    cautions, findings : sequence
-        Warnings, and statements with their numbers.
+    cautions : sequence of Caution
+    summary : str
+        What was found, as the result prints it.
     sections : sequence of Section
-        Results.
+        Figures and tables.
     methods : str
         Paragraph for a paper.
     cites : sequence of str
@@ -266,7 +275,7 @@ class Part:
     title: str
     ran: Table
     cautions: Sequence[Caution] = ()
-    findings: Sequence[str] = ()
+    summary: str = ""
     sections: Sequence[Section] = ()
     methods: str = ""
     cites: Sequence[str] = ()
@@ -329,9 +338,8 @@ class Report:
         grave = sum(one.grave for one in self.cautions)
         lines = [f"Report: {self.title}", f"  {len(self.cautions)} warnings, {grave} of them grave"]
         lines += [f"  {'! ' if one.grave else ''}{one.title}: {one.text}" for one in self.cautions]
-        lines += [f"  {text}" for part in self.parts for text in part.findings]
-        shown = [line if len(line) <= 100 else f"{line[:96]} ..." for line in lines]
-        return "\n".join([*shown, "  .save(path) writes the page"])
+        found = [part.summary for part in self.parts if part.summary]
+        return "\n".join([*map(wrapped, lines), *found, "  .save(path) writes the page"])
 
 
 def require_ours(option: str, path: Path) -> None:

@@ -77,7 +77,7 @@ def part(runs: Sequence[Stored]) -> Part:
                 *sections,
             ]
     tables = [Table.pairs("Settings common to all runs", _common(runs)), *_versions(runs)]
-    return Part(shown(title), _ran(runs), cautions, said, sections, shown(methods, PARAGRAPH), cites, tables)
+    return Part(shown(title), _ran(runs), cautions, "\n".join(said), sections, shown(methods, PARAGRAPH), cites, tables)
 
 
 def _usable(one: Stored) -> bool:

@@ -2,58 +2,71 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import xarray as xr
-from numpy.typing import NDArray
 
+from fedstat.decompose.stored import layer_results
 from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble
-from fedstat.results.base import Caution
-from fedstat.results.tables import interval, number
-from fedstat.stats import split as splitting
+from fedstat.results import ByLayer, SplitResult
+from fedstat.results.base import Caution, Result
 
 _WRITES = ("overwrite", "out", "plot", "summary", "csv", "latex")  # options that no number depends on
-_ENDS = 10  # units listed from either end
+_CAPTIONS = {
+    "split": "units by what the split rests on, and the threshold",
+    "bootstrap": "communality of every unit with its interval, clients resampled",
+    "permutation": "communalities, and those that are expected if units are shuffled within clients",
+    "stability": "the split under other choices, compared with the reference",
+}
+_COLUMNS = {
+    "split": "h2: communality ν; icc: agreement between clients, ICC2; margin: distance from the threshold",
+    "bootstrap": "estimate: communality ν; half_sample: its mean in random halves of the clients; p_shared: proportion "
+    "of bootstrap samples that share the unit",
+    "permutation": "estimate: communality ν; p_value: one-sided; p_adjusted: false discovery rate",
+    "stability": "same_state: proportion of units in the same group as in the reference",
+}
+_EARLIER = "The store was written by an earlier version of fedstat, which kept tables and not the result."
+
+Kinds = Mapping[str, Result]
+"""Results of a layer: "split", and "bootstrap", "permutation" and "stability" where they were asked for."""
 
 
 def part(stored: Stored) -> Part:
     """Report of the splits in a store."""
-    layers = stored.tree["split"].children if stored.tree is not None and "split" in stored.tree.children else {}
-    sections: dict[str, Callable[[], Section | None]] = {
-        f"layer {shown(layer)}": partial(_layer, shown(layer), node.to_dataset()) for layer, node in layers.items()
+    tree = xr.DataTree() if stored.tree is None else stored.tree
+    layers = tree["split"].children if "split" in tree.children else {}
+    found, lost = stored.attempt({layer: partial(layer_results, tree, layer) for layer in layers})
+    sections: dict[str, Callable[[xr.DataTree], Section | None]] = {
+        f"layer {shown(layer)}": partial(_layer, layer, kinds) for layer, kinds in found.items()
     }
-    nodes = {shown(layer): node.to_dataset() for layer, node in layers.items()}
+    n_clients = _n_clients(found)
     return assemble(
-        stored, _ran(stored, nodes), sections,
-        checks=lambda: (one for layer, data in nodes.items() for one in _cautions(layer, data)),
-        brief=lambda: [text for layer, data in nodes.items() for text in _findings(layer, data)],
-        methods=_methods(stored, _n_clients(nodes)),
+        stored, _ran(stored, len(layers), n_clients), sections, checks=lambda _: [*lost, *_cautions(found)],
+        summary=lambda _: "\n".join(f"{layer}: {one!r}" for layer, kinds in found.items() for one in kinds.values()),
+        methods=_methods(stored, n_clients),
     )  # fmt: skip
 
 
-def _n_clients(nodes: Mapping[str, xr.Dataset]) -> int | None:
+def _n_clients(found: Mapping[str, Kinds]) -> int | None:
     """Number of clients whose weights were split, None if it cannot be read."""
-    found = next((_glance(data).get("n_clients") for data in nodes.values()), None)
-    return found if isinstance(found, int) else None
+    splits = (kinds["split"] for kinds in found.values() if "split" in kinds)
+    return next((one.fit.n_clients for one in splits if isinstance(one, SplitResult)), None)
 
 
-def _ran(stored: Stored, nodes: Mapping[str, xr.Dataset]) -> Table:
-    c, n = stored.config, _n_clients(nodes)
+def _ran(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
+    c = stored.config
     options = {name: value for name, value in c.items() if name not in _WRITES}
+    whose = "clients" if n_clients is None else f"{n_clients} clients"
     rows = {
         "command": stores.command_line("fedstat.decompose", options, positional=("files",)),
-        "weights": f"of {'clients' if n is None else f'{n} clients'}, from {listed(c.get('files') or (), most=4)}",
+        "weights": f"of {whose}, from {listed(c.get('files') or (), most=4)}",
         "common start": f"{c['minus']}, subtracted from every client's weights" if c.get("minus") else "not subtracted",
-        "layers": str(len(nodes)),
+        "layers": str(n_layers),
         "method": f"agreement between clients, τ = {c.get('tau')}" if c.get("method") == "icc"
         else f"{c.get('method')}, {_size(c)}, τ = {c.get('tau')}",
         "resampled": f"clients, {c['bootstrap']} times, seed {c.get('seed')}" if c.get("bootstrap") else "not",
@@ -66,154 +79,34 @@ def _size(c: Mapping[str, Any]) -> str:
     return f"{c['n_factors']} factors" if c.get("n_factors") else f"κ = {c.get('kappa')}"
 
 
-def _glance(data: xr.Dataset) -> dict[str, Any]:
-    """The row of ``split.glance()``, {} if it cannot be read."""
-    try:
-        return dict(json.loads(data.attrs.get("glance", "{}")).items())
-    except (ValueError, TypeError, AttributeError):
-        return {}
+def _cautions(found: Mapping[str, Kinds]) -> Iterator[Caution]:
+    """Cautions of all results, and of splits without any that says how certain they are."""
+    for layer, kinds in found.items():
+        for one in kinds.values():
+            yield from ByLayer({shown(layer): one}).cautions()
+        split = kinds.get("split")
+        if isinstance(split, SplitResult) and "bootstrap" not in kinds:
+            how = "fedstat.icc(weights, replicates=500)" if split.fit.method == "icc" else "--bootstrap 500"
+            text = f"layer {shown(layer)}: clients were not resampled, so nothing is said of certainty; {how} does that"
+            yield Caution("Certainty not estimated", text)
 
 
-def _cautions(layer: str, data: xr.Dataset) -> Iterator[Caution]:
-    glance = _glance(data)
-    if glance.get("converged") is False:
-        text = (
-            f"layer {layer}: the communalities still moved after {shown(glance.get('n_iter'))} steps; raise --max-iter"
-        )
-        yield Caution("Factor analysis not converged", text)
-    if (failed := 1 - float(data.attrs.get("replicates_converged", 1))) > 0:
-        text = (
-            f"layer {layer}: {100 * failed:.0f} % of the factor analyses of resampled clients had not converged. They "
-            "stopped by the rule of the split itself, so that their spread is that of this many steps"
-        )
-        yield Caution("Resamples not converged", text)
-    if "heywood" in data and (n := int(data["heywood"].sum())):
-        text = (
-            f"layer {layer}: communalities of {n} of {data.sizes['unit']} units exceed 1. The factor model is improper "
-            "there: their order, and so the split, depends on where the iteration stops"
-        )
-        yield Caution("Heywood cases", text)
-    groups = _groups(data)
-    if n := int((groups == "dead").sum()):
-        names = data["unit"].to_numpy()[groups == "dead"]
-        yield Caution(
-            "Dead units", f"layer {layer}: {n} of {len(groups)} units have constant weights ({listed(names)})"
-        )
-    n_clients = _glance(data).get("n_clients", 0)
-    if "icc" in data and splitting.contradicted(data["shared"].to_numpy(), data["icc"].to_numpy(), n_clients):
-        text = (
-            f"layer {layer}: median ICC2 is {number(_median(data, shared=True), 2)} on shared and "
-            f"{number(_median(data, shared=False), 2)} on personal units. Shared here means explained by other "
-            "units, not alike over clients"
-        )
-        yield Caution("Clients agree less on shared units", text, grave=True)
-    if "p_shared" not in data:
-        how = "fedstat.icc(weights, replicates=500)" if data.attrs.get("method") == "icc" else "--bootstrap 500"
-        text = f"layer {layer}: clients were not resampled, so nothing is said of certainty; {how} does that"
-        yield Caution("Certainty not estimated", text)
-    elif doubtful := _doubtful(data):
-        text = (
-            f"layer {layer}: {doubtful} of {len(groups)} units are shared in 10 to 90 % of the resamples of "
-            "clients, so that their label is uncertain"
-        )
-        yield Caution("Doubtful units", text)
-
-
-def _groups(data: xr.Dataset) -> NDArray[np.str_]:
-    """Group of every unit; zarr's strings are of a type that cannot be cast."""
-    return np.array([str(group) for group in data["group"].to_numpy()])
-
-
-def _median(data: xr.Dataset, *, shared: bool) -> float:
-    values = data["icc"].to_numpy()[data["shared"].to_numpy() == shared]
-    return float(np.nanmedian(values)) if np.isfinite(values).any() else math.nan
-
-
-def _doubtful(data: xr.Dataset) -> int:
-    p = data["p_shared"].to_numpy()
-    return int(((p >= 0.1) & (p <= 0.9)).sum())
-
-
-def _statistic(data: xr.Dataset) -> tuple[str, str]:
-    """Name and label of what the threshold applies to."""
-    by_agreement = data.attrs.get("method") == "icc"
-    return ("icc", "agreement between clients, ICC2") if by_agreement else ("communality", "communality ν")
-
-
-def _findings(layer: str, data: xr.Dataset) -> Iterator[str]:
-    groups = _groups(data)
-    count = {name: int((groups == name).sum()) for name in ("shared", "personal", "dead")}
-    _, label = _statistic(data)
-    dead = f", {count['dead']} dead" if count["dead"] else ""
-    yield (
-        f"Layer {layer}: {count['shared']} units shared ({label} at or above {number(_threshold(data), 3)}), "
-        f"{count['personal']} a client's own{dead}. How many follows from τ = {shown(data.attrs.get('tau'))}; "
-        "which ones, from the data."
-    )
-    if "p_shared" in data:
-        p = data["p_shared"].to_numpy()
-        yield (
-            f"Layer {layer}: when clients are resampled, {int((p > 0.9).sum())} units are shared and "
-            f"{int((p < 0.1).sum())} a client's own in more than 90 % of the samples; {_doubtful(data)} lie between."
-        )
-    if "icc" in data:
-        shared, own = (number(_median(data, shared=flag), 2) for flag in (True, False))
-        yield f"Layer {layer}: clients agree on shared units with a median ICC2 of {shared}, on the others with {own}."
-
-
-def _threshold(data: xr.Dataset) -> float:
-    try:
-        return float(data.attrs.get("threshold", math.nan))
-    except (TypeError, ValueError):
-        return math.nan
-
-
-def _layer(layer: str, data: xr.Dataset) -> Section:
-    name, label = _statistic(data)
-    shared, threshold = data["shared"].to_numpy().astype(bool), _threshold(data)
-    values = data[name].to_numpy().astype(float)
-    draw = partial(document.split_histogram, values, shared, threshold, label)
-    blocks: list[Block] = [document.figure(draw, f"{layer}: {label} of the units, and the threshold.")]
-    if "conf_low" in data:
-        table = pd.DataFrame({"estimate": values, "low": data["conf_low"], "high": data["conf_high"], "shared": shared})
-        table = table.dropna()
-        about = data.attrs.get("intervals", "95 % intervals")  # stores of earlier versions do not say
-        caption = f"{layer}: {label} of every unit, clients resampled; {about}."
-        intervals = partial(document.units_interval, table, threshold, label)
-        blocks.append(document.figure(intervals, caption) if len(table) else Text(caption))
-    return Section(f"Layer {layer}", [*blocks, *_units(data, name, label)])
-
-
-def _units(data: xr.Dataset, name: str, label: str) -> list[Block]:
-    """Units from the highest to the lowest statistic; of many, both ends and those nearest to the threshold."""
-    order = np.argsort(-np.nan_to_num(data[name].to_numpy().astype(float), nan=-np.inf), kind="stable")
-    more = len(order) - 2 * _ENDS
-    kept = order if more <= 5 else np.concatenate([order[:_ENDS], order[-_ENDS:]])
-    bounds = "conf_low" in data and bool(data["conf_low"].notnull().any())
-    columns = ["unit", "group", f"{label}{' [95 %]' if bounds else ''}"]
-    columns += ["shared in resamples"] if "p_shared" in data else []
-    columns += ["ICC2"] if "icc" in data and name != "icc" else []
-    rows = []
-    for i in kept:
-        one = data.isel(unit=int(i))
-        low, high = (float(one[k]) if bounds else math.nan for k in ("conf_low", "conf_high"))
-        row = [
-            shown(one["unit"].item()),
-            shown(one["group"].item()),
-            interval(float(one[name]), low, high, 3, sign=False),
+def _layer(layer: str, found: Kinds, run: xr.DataTree) -> Section:
+    """Figure and table of each result of a layer; of an earlier version, which stored none, the table."""
+    name = shown(layer)
+    blocks: list[Block] = []
+    for kind, one in found.items():
+        blocks.append(document.figure(one.plot, f"{name}: {_CAPTIONS[kind]}."))
+        blocks.append(Table.ends(f"{name}, {kind}. {_COLUMNS[kind]}", *one._by_row()))
+    if not found:
+        data = run["split"][layer].to_dataset()
+        units = data[[variable for variable, values in data.data_vars.items() if values.dims == ("unit",)]]
+        by = "icc" if data.attrs.get("method") == "icc" else "communality"
+        blocks += [
+            Text(_EARLIER),
+            Table.ends(f"{name}, split. {_COLUMNS['split']}", units.to_dataframe().reset_index(), by),
         ]
-        row += [f"{100 * float(one['p_shared']):.0f} %"] if "p_shared" in data else []
-        row += [number(float(one["icc"]), 2)] if "icc" in data and name != "icc" else []
-        rows.append(row)
-    caption = "Units from the highest to the lowest" + (
-        f"; {more} between the two ends are left out" if more > 5 else ""
-    )
-    found: list[Block] = [Table(caption, columns, rows)]
-    return (
-        [*found, Text(f'All units are in the store: fedstat.open_run(...)["split"], variable {name!r}.')]
-        if more > 5
-        else found
-    )
+    return Section(f"Layer {name}", blocks)
 
 
 def _methods(stored: Stored, n_clients: int | None) -> tuple[str, list[str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import xarray as xr
 
 from fedstat import store
 from fedstat._utils import guard
-from fedstat.reporting.document import PARAGRAPH, Part, Section, Table, listed, shown
+from fedstat.reporting.document import PARAGRAPH, PRINTED, Part, Section, Table, listed, shown
 from fedstat.results.base import Caution
 
 _HIDDEN = ("shapes", "data_digest", "algorithm_settings", "out", "overwrite", "quiet")
@@ -121,27 +122,18 @@ def _value(value: Any) -> str:
     return shown(value)
 
 
-_FEW = 5
-_CHECKS, _BRIEF = "the other warnings", "the statements in brief"
-
-
-def few_replicates(n: int) -> Iterator[Caution]:
-    """What so many replicates can and cannot say."""
-    if n == 1:
-        yield Caution("One replicate", "there is no standard error and no interval")
-    elif n < _FEW:
-        df = f"{n - 1} degree{'s' if n > 2 else ''} of freedom"
-        yield Caution("Few replicates", f"{n}: standard errors and intervals rest on {df}")
+_CHECKS, _SUMMARY = "the other warnings", "what was found"
 
 
 def assemble(
     stored: Stored,
     ran: Table,
-    sections: Mapping[str, Callable[[], Section | None]],
+    sections: Mapping[str, Callable[[xr.DataTree], Section | None]],
     *,
+    run: xr.DataTree | None = None,
     title: str = "",
-    checks: Callable[[], Iterable[Caution]] = tuple,
-    brief: Callable[[], Iterable[str]] = tuple,
+    checks: Callable[[xr.DataTree], Iterable[Caution]] = lambda _: (),
+    summary: Callable[[xr.DataTree], str] = lambda _: "",
     methods: tuple[str, list[str]] = ("", []),
 ) -> Part:
     """Part on one store: what can be read of it, with the warnings that its files and its origin give.
@@ -151,27 +143,29 @@ def assemble(
     stored : Stored
     ran : Table
         What was run.
-    sections : mapping from title to callable () -> Section or None
+    sections : mapping from title to callable (run) -> Section or None
         Results; None is left out.
+    run : DataTree, optional
+        What is reported; by default all that is stored.
     title : str
         By default that of the store.
-    checks, brief : callable
-        Further warnings, and statements with their numbers.
+    checks, summary : callable (run)
+        Further warnings, and what was found, as the command prints it.
     methods : (str, list of str)
         Paragraph for a paper, and the keys of the entries that it cites.
     """
     made: dict[str, Any] = {}
     lost: list[Caution] = []
-    if stored.tree is not None:
-        makes = {_CHECKS: lambda: list(checks()), _BRIEF: lambda: list(brief()), **sections}
-        made, lost = stored.attempt(makes)
+    if (tree := stored.tree if run is None else run) is not None:
+        makes = {_CHECKS: lambda run: list(checks(run)), _SUMMARY: summary, **sections}
+        made, lost = stored.attempt({name: partial(make, tree) for name, make in makes.items()})
     warned = [*damage_of(stored), *lost, *made.pop(_CHECKS, []), *cautions(stored)]
-    said = made.pop(_BRIEF, [])
+    found = made.pop(_SUMMARY, "")
     return Part(
         shown(title) or stored.title,
         ran,
         warned,
-        said,
+        shown(found, PRINTED),
         list(made.values()),
         shown(methods[0], PARAGRAPH),
         methods[1],
@@ -235,7 +229,7 @@ class Stored(NamedTuple):
             try:
                 made = make()
             except Exception as error:  # what damaged and foreign files make the parts raise is of many types
-                lost.append(f"{name} ({shown(error)})")
+                lost.append(f"{shown(name)} ({shown(error)})")
                 continue
             if made is not None:
                 found[name] = made

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import xarray as xr
 
 from fedstat import attack, ntk
@@ -19,17 +18,14 @@ from fedstat.plot import convergence, freezing, generalization, leakage_grid, mo
 from fedstat.plot import stability as draw_stability
 from fedstat.reporting import document, prose, training
 from fedstat.reporting import stored as stores
-from fedstat.reporting.document import COMMAND, Block, Part, Printed, Section, Table, Text, listed, shown
-from fedstat.reporting.stored import Stored, assemble, few_replicates
+from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
+from fedstat.reporting.stored import Stored, assemble
 from fedstat.results import LeakageResult
-from fedstat.results.base import Caution
-from fedstat.results.tables import number, plus_minus
+from fedstat.results.base import Caution, few
 from fedstat.sim import experiment as printing
 from fedstat.sim import recovery as sim_recovery
 from fedstat.sim.experiment import LAYER
 from fedstat.sim.recovery.accuracy import report as print_recovery
-
-_FEW_CLIENTS = 5
 
 
 def _study(
@@ -41,19 +37,12 @@ def _study(
     positional: tuple[str, ...] = (),
 ) -> Part:
     """Part on a store of which the command's own text and figure say what was found."""
-    run = stored.tree
-
-    def section(title: str, make: Callable[[xr.DataTree], Iterable[Block]]) -> Callable[[], Section | None]:
-        return lambda: Section(title, list(make(run))) if run is not None else None
-
     done = [] if stored.finished or not stored.attrs else [
         Caution("Not finished", "what is not done is missing below. --resume goes on", grave=True)
     ]  # fmt: skip
     return assemble(
-        stored, _ran(stored, positional),
-        {"what was found": section("What was found", lambda tree: [Printed(printed(tree))]),
-         "figures": section("Figures", drawn)},
-        checks=lambda: [*done, *(checks(run) if run is not None else ())],
+        stored, _ran(stored, positional), {"figures": lambda run: Section("Figures", list(drawn(run)))},
+        checks=lambda run: [*done, *checks(run)], summary=printed,
         methods=(f"{methods[0]} {prose.software([stored])}".strip(), methods[1]),
     )  # fmt: skip
 
@@ -116,16 +105,11 @@ def of_ntk(stored: Stored) -> Part:
             caption = "How far FedSplit's kernels and activation patterns are from standing still, by width."
             yield document.figure(partial(freezing, found), caption, size=(5.2, 4.4))
 
-    def checks(run: xr.DataTree) -> Iterator[Caution]:
-        found = result(run).glance().iloc[0]
-        if found["n_diverged"]:
-            yield Caution("Diverged", f"{found['n_diverged']:.0f} of {found['n_runs']:.0f} runs", grave=True)
-        yield from few_replicates(run["ntk"].sizes.get("replicate", 1))
-
     methods = (
         f"The theorems of {prose.cited('wang2023')} (§3.3) were compared with training, over replicates of the start."
     )
-    return _study(stored, lambda run: result(run).summary(), drawn, checks, (methods, ["wang2023"]))
+    words = (lambda run: result(run).summary()), drawn, (lambda run: result(run).cautions())
+    return _study(stored, *words, (methods, ["wang2023"]))
 
 
 def of_attack(stored: Stored) -> Part:
@@ -133,11 +117,6 @@ def of_attack(stored: Stored) -> Part:
 
     def result(run: xr.DataTree) -> LeakageResult:
         return LeakageResult(run["leakage"].to_dataset().load())
-
-    def checks(run: xr.DataTree) -> Iterator[Caution]:
-        n = run["leakage"].sizes["client"]
-        if n < _FEW_CLIENTS:
-            yield Caution("Few clients", f"{n}: intervals are over clients, and are wide or cannot be given")
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         caption = "Original and recovered images, best and median case, and PSNR by round with intervals over clients."
@@ -148,7 +127,8 @@ def of_attack(stored: Stored) -> Part:
         f"({prose.cited('zhu2019')}); PSNR is compared with that of the mean training image, with Student's t "
         "intervals over clients."
     )
-    return _study(stored, lambda run: result(run).summary(), drawn, checks, (methods, ["zhu2019"]), ("runs",))
+    words = (lambda run: result(run).summary()), drawn, (lambda run: result(run).cautions())
+    return _study(stored, *words, (methods, ["zhu2019"]), ("runs",))
 
 
 def of_recovery(stored: Stored) -> Part:
@@ -163,7 +143,7 @@ def of_recovery(stored: Stored) -> Part:
             share = 100 * (1 - float(data["converged"].astype(float).mean()))
             text = f"{share:.0f} % of the analyses; marked * in the table, the last iterate counts"
             yield Caution("Factor analysis not converged", text)
-        yield from few_replicates(data.sizes["replicate"])
+        yield from few(data.sizes["replicate"], "replicate")
 
     def drawn(run: xr.DataTree) -> Iterator[Block]:
         data = result(run)
@@ -187,7 +167,7 @@ def unknown(stored: Stored) -> Part:
         f"fedstat has no more to say of stores that {shown(stored.command)} makes." if stored.command
         else "Nothing says which command made this store."
     )  # fmt: skip
-    return assemble(stored, _ran(stored, ()), {"what was found": lambda: Section("What was found", [Text(text)])})
+    return assemble(stored, _ran(stored, ()), {"what was found": lambda _: Section("What was found", [Text(text)])})
 
 
 PARTS: dict[str, Callable[[Stored], Part]] = {
@@ -203,17 +183,9 @@ _REFERENCE = "true"
 
 def part(stored: Stored) -> Part:
     """Report of a study, as far as it got."""
-    run = stored.tree
-    sections: dict[str, Callable[[], Section | None]] = {}
-    if run is not None:
-        sections = {
-            "accuracy by way to split": partial(_tables, run),
-            "figures": partial(_figures, run),
-            "what the command prints": lambda: Section("As the command prints it", [Printed(printing.report(run))]),
-        }
     return assemble(
-        stored, _ran_simulation(stored), sections, checks=lambda: _cautions(stored),
-        brief=lambda: _findings(printing.summary(run)) if run is not None else (), methods=_methods(stored),
+        stored, _ran_simulation(stored), {"figures": _figures}, checks=lambda run: _cautions(stored, run),
+        summary=printing.report, methods=_methods(stored),
     )  # fmt: skip
 
 
@@ -236,9 +208,7 @@ def _listing(values: Any) -> str:
     return ", ".join(map(str, values)) if isinstance(values, list | tuple) else str(values)
 
 
-def _cautions(stored: Stored) -> Iterator[Caution]:
-    if (run := stored.tree) is None:
-        return
+def _cautions(stored: Stored, run: xr.DataTree) -> Iterator[Caution]:
     done, rounds = run["metrics/rounds_done"], run["metrics"].sizes["round"]
     missing = int((done < rounds).sum())
     if missing or not stored.finished:
@@ -247,7 +217,7 @@ def _cautions(stored: Stored) -> Iterator[Caution]:
             "and intervals. --resume goes on"
         )
         yield Caution("Not finished", text, grave=True)
-    yield from few_replicates(done.sizes["replicate"])
+    yield from few(done.sizes["replicate"], "replicate")
     split = run[f"split/{LAYER}"].to_dataset()
     if "communality" in split:
         nu = split["communality"].stack(analysis=[d for d in split["communality"].dims if d != "unit"])
@@ -257,60 +227,6 @@ def _cautions(stored: Stored) -> Iterator[Caution]:
         if there.any():
             converged = split["converged"].stack(analysis=list(nu["analysis"].to_index().names)).to_numpy()
             yield from training.factors(LAYER, values[there], converged[there], "analyses")
-
-
-def _findings(table: pd.DataFrame) -> list[str]:
-    """For every setting, which ways differ from the true split."""
-    said = []
-    for (p, alpha), rows in table.groupby(["p", "alpha"], sort=False):
-        where, others = f"p = {p:g}, α = {alpha:g}", rows[rows["method"] != _REFERENCE]
-        known = others.dropna(subset="difference_low")
-        alike = others[others["equal"]]
-        if len(alike):
-            names = ", ".join(f"{shown(r['method'])} ({r['difference']:+.4f})" for r in alike.to_dict("records"))
-            said.append(f"{where}: equal difference from the true split in all replicates, so no interval: {names}.")
-        if not len(known):
-            said.append(f"{where}: no interval can be given for differences from the true split.")
-            continue
-        clear = known[(known["difference_low"] > 0) | (known["difference_high"] < 0)]
-        told = "; ".join(_claim(row) for row in clear.to_dict("records")) or "none"
-        rest = ", ".join(map(shown, known.loc[~known.index.isin(clear.index), "method"]))
-        said.append(
-            f"{where}: different from the true split, each by its own 95 % interval over "
-            f"{int(known['replicates'].min())} "
-            f"replicates: {told}." + (f" Not told apart from it: {rest}." if rest else "")
-        )
-        first = rows.iloc[0]
-        if np.isfinite(first["auc"]):
-            said.append(
-                f"{where}: factor analysis of the true weights orders shared above personal neurons with AUC "
-                f"{number(first['auc'], 3)}; adjusted Rand index with the true split {number(first['ari'], 3)}."
-            )
-    return said
-
-
-def _claim(row: Any) -> str:
-    return f"{shown(row['method'])} {printing.from_true(row)}"
-
-
-def _tables(run: xr.DataTree) -> Section:
-    blocks: list[Block] = []
-    for (p, alpha), rows in printing.summary(run).groupby(["p", "alpha"], sort=False):
-        lines = [
-            [shown(r["method"]), plus_minus(r["accuracy"], r["std_error"]),
-             "reference" if r["method"] == _REFERENCE else printing.from_true(r),
-             number(r["stable"], 3), str(r["replicates"])]
-            for r in rows.to_dict("records")
-        ]  # fmt: skip
-        columns = ["split", "accuracy ± se", "difference from true [95 %]", "stable", "replicates"]
-        blocks.append(Table(f"p = {p:g}, α = {alpha:g}", columns, lines))
-    meaning = (
-        "Accuracy: clients' mean test accuracy after the last round; se: standard error over replicates. Differences "
-        "are paired within replicates; each interval stands alone (Student's t), not adjusted for their number. "
-        "Stable: share of neurons that keep their state from one round to the next, mean over the last "
-        f"{printing.LAST} rounds."
-    )
-    return Section("Accuracy by way to split", [*blocks, Text(meaning)])
 
 
 def _figures(run: xr.DataTree) -> Section | None:

@@ -18,11 +18,10 @@ from fedstat.plot import profile as draw_profile
 from fedstat.plot import rounds as draw_rounds
 from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
-from fedstat.reporting.document import COMMAND, Figure, Part, Printed, Section, Table, Text, listed, shown
+from fedstat.reporting.document import COMMAND, Figure, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.base import Caution
-from fedstat.results.tables import interval, megabytes, number
-from fedstat.stats import resampling
+from fedstat.results.tables import interval, number
 from fedstat.study import experiment, summary
 from fedstat.study.report import report as printed
 
@@ -157,20 +156,18 @@ _MANY = 40  # clients that a table lists one by one
 def part(stored: Stored) -> Part:
     """Report of one run, as far as it got."""
     done = rounds_done(stored)
-    sections: dict[str, Callable[[], Section | None]] = {}
-    if stored.tree is not None and done:
-        run = stored.tree.isel(round=slice(done), missing_dims="ignore")
-        sections = {
-            "learning curves": partial(_learning, run),
-            "accuracy by client": partial(_clients, run),
-            "the split over rounds": partial(_split, run),
-            "how personal each layer is": partial(_probed, run),
-            "what the command prints": lambda: Section("As the command prints it", [Printed(printed(run))]),
-        }
+    run = stored.tree.isel(round=slice(done), missing_dims="ignore") if stored.tree is not None and done else None
+    results: dict[str, Callable[[xr.DataTree], Section | None]] = {
+        "learning curves": _learning,
+        "accuracy by client": _clients,
+        "the split over rounds": _split,
+        "how personal each layer is": _probed,
+    }
+    title = _joined(_setting(stored.config), stored.title)
     return assemble(
-        stored, ran(stored, done), sections, title=_joined(_setting(stored.config), stored.title),
-        checks=lambda: [*of_run(stored, done), one_seed(stored)],
-        brief=lambda: findings(run, stored) if sections else (), methods=prose.of_training([stored]),
+        stored, ran(stored, done), results if done else {}, run=run, title=title,
+        checks=lambda _: [*of_run(stored, done), one_seed(stored)],
+        summary=lambda run: printed(run) if done else "", methods=prose.of_training([stored]),
     )  # fmt: skip
 
 
@@ -209,48 +206,6 @@ def command(stored: Stored) -> str:
     if noted.get("label") == experiment.Settings(data=str(noted["data"]), partition=str(noted["partition"])).name:
         given.pop("label", None)
     return command_line("fedstat.fl", given)
-
-
-def findings(run: xr.DataTree, stored: Stored) -> list[str]:
-    """Statements with their numbers."""
-    row, own = summary.row(run), summary.clients(run)["accuracy"].dropna()
-    rounds = int(row["rounds"])
-    value = row["last10"] if math.isfinite(row["last10"]) else row["final"]
-    when = "mean over the last 10 rounds" if math.isfinite(row["last10"]) else f"after round {rounds}"
-    said = []
-    if math.isfinite(value):
-        low, high = own.quantile([0.1, 0.9])
-        said.append(
-            f"Test accuracy {number(value)} ({when}, {len(own)} clients' own models, weighted by their test samples). "
-            f"The middle 80 % of the clients lie between {number(low, 3)} and {number(high, 3)}."
-        )
-    if len(own) > 1:
-        mean = resampling.mean(own)
-        shown_mean = interval(mean.mean, mean.low, mean.high, sign=False, equal=f"{len(own)} clients")
-        how = "" if mean.equal else f": the 95 % interval is over clients (Student's t, {len(own)} clients)"
-        said.append(
-            f"Unweighted mean over clients {shown_mean}{how}. It says nothing about other seeds: this is one run, of "
-            f"seed {row['seed']}."
-        )
-    for state in summary.states(run).to_dict("records"):
-        stays = (
-            f"; {number(100 * state['stable'], 1)} % of its units keep their state from one round to the next (mean "
-            f"over the last {min(summary.WINDOW, rounds)} rounds)"
-        )
-        said.append(
-            f"Layer {shown(state['layer'])}: {state['shared']} of {state['units']} units are shared after round "
-            f"{rounds}{stays if math.isfinite(state['stable']) else ''}."
-        )
-    if math.isfinite(row["bytes_up"]):
-        said.append(
-            f"Sent by all clients over all rounds: {megabytes(row['bytes_up'])} up, {megabytes(row['bytes_down'])} "
-            f"down; {number(row['seconds'], 2)} s a round (median)."
-        )
-    if "epsilon" in run["metrics"]:
-        delta = (stored.config.get("privacy") or {}).get("delta", math.nan)
-        epsilon = float(run["metrics/epsilon"].to_numpy()[-1])
-        said.append(f"Differentially private for clients: ε = {epsilon:.4g} at δ = {delta:g}.")
-    return said
 
 
 def curves(run: xr.DataTree) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:

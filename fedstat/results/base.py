@@ -48,6 +48,26 @@ class Caution:
         return f"{'Warning' if self.grave else 'Caution'}: {self.text}"
 
 
+_FEW = 5
+
+
+def few(n: int, noun: str) -> list[Caution]:
+    r"""Caution on intervals over so few replicates or clients; none from 5 on.
+
+    Examples
+    --------
+    >>> print(*few(3, "replicate"), *few(1, "client"), *few(5, "client"), sep="\n")
+    Caution: 3 replicates: standard errors and intervals rest on 2 degrees of freedom
+    Caution: 1 client: there is no standard error and no interval
+    """
+    if n >= _FEW:
+        return []
+    rest = f"standard errors and intervals rest on {tables.count(n - 1, 'degree')} of freedom"
+    none = "there is no standard error and no interval"
+    title = f"Few {noun}s" if n > 1 else f"One {noun}"
+    return [Caution(title, f"{tables.count(n, noun)}: {rest if n > 1 else none}")]
+
+
 class Result(ABC):
     """What all results have in common.
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Result, line
+from fedstat.results.base import Caution, Result, few, line
 from fedstat.results.tables import interval, number
 from fedstat.stats import resampling
 
@@ -209,7 +209,11 @@ class LeakageResult(Result):
         level += "" if len(by_method) else "; other seeds may differ"
         said = f"recovered: nearer than the guess and than others' images{same}; traces: only than the latter;"
         rest = f"nothing: not nearer than these by {MARGIN:g} dB; undecided: neither is shown"
-        return "\n".join(map(line, [head, without, *rows, share, level, said, rest, *feet]))
+        return "\n".join(map(line, [head, without, *rows, share, level, said, rest, *feet, *map(str, self.cautions())]))
+
+    def cautions(self) -> list[Caution]:
+        """Return on how few clients the intervals rest; mostly nothing."""
+        return few(self.data.sizes["client"], "client")
 
     def summary(self) -> str:
         """Table of the runs, PSNR as the papers define it, and PSNR by round."""

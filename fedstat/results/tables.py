@@ -201,8 +201,8 @@ def markdown(table: pd.DataFrame, *, digits: int) -> str:
     return "\n".join([lines[0], "|" + "|".join(sides) + "|", *lines[1:]])
 
 
-def ends_html(table: pd.DataFrame, *, by: str | None = None, most: int = 10, digits: int = 3) -> str:
-    """HTML of the rows with the highest and the lowest values of a column, and how many are left out between them.
+def ends(table: pd.DataFrame, *, by: str | None = None, most: int = 10, digits: int = 3) -> list[list[str]]:
+    """Return the rows with the highest and the lowest values of a column, as text.
 
     Parameters
     ----------
@@ -215,28 +215,32 @@ def ends_html(table: pd.DataFrame, *, by: str | None = None, most: int = 10, dig
 
     Returns
     -------
-    str
-        Names and values are escaped.
+    list of list of str
+        Between the two ends a row of one cell says how many are left out.
     """
     n_known = len(table)
     if by is not None:
         table = table.sort_values(by, ascending=False, kind="stable", na_position="last")
         n_known = int(table[by].notna().sum())
-    rows = ["<tr>" + "".join(f"<td>{_in_html(cell(x, digits))}</td>" for x in row) + "</tr>"
-            for row in table.itertuples(index=False)]  # fmt: skip
-    if len(rows) > most:
-        top, bottom = min(most // 2, n_known), max(most // 2, n_known - most // 2)
-        more = f"{len(rows) - top - (n_known - bottom)} more" + (f", in the order of {by}" if by is not None else "")
-        if len(rows) > n_known:
-            more += f"; {len(rows) - n_known} of them without a value"
-        gap = f'<tr><td colspan="{table.shape[1]}" style="text-align: center">… {_in_html(more)} …</td></tr>'
-        rows = [*rows[:top], gap, *rows[bottom:n_known]]
-    head = "".join(f"<th>{_in_html(str(c))}</th>" for c in table.columns)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    rows = [[cell(x, digits) for x in row] for row in table.itertuples(index=False)]
+    if len(rows) <= most:
+        return rows
+    top, bottom = min(most // 2, n_known), max(most // 2, n_known - most // 2)
+    more = f"{len(rows) - top - (n_known - bottom)} more" + (f", in the order of {by}" if by is not None else "")
+    if len(rows) > n_known:
+        more += f"; {len(rows) - n_known} of them without a value"
+    return [*rows[:top], [f"… {more} …"], *rows[bottom:n_known]]
 
 
-def _in_html(text: str) -> str:
-    return html.escape(text)
+def ends_html(table: pd.DataFrame, *, by: str | None = None) -> str:
+    """HTML of :func:`ends`, with names and values escaped."""
+    gap = f'<td colspan="{table.shape[1]}" style="text-align: center">'
+    rows = [
+        "".join(f"{gap if len(row) < table.shape[1] else '<td>'}{html.escape(text)}</td>" for text in row)
+        for row in ends(table, by=by)
+    ]
+    head = "".join(f"<th>{html.escape(str(c))}</th>" for c in table.columns)
+    return f"<table><thead><tr>{head}</tr></thead><tbody><tr>{'</tr><tr>'.join(rows)}</tr></tbody></table>"
 
 
 def _in_markdown(text: str) -> str:

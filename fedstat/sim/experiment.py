@@ -131,8 +131,9 @@ def report(run: xr.DataTree) -> str:
         parts.append("\n".join(lines))
     parts.append(
         "accuracy: clients' mean test accuracy after the last round; se: standard error over replicates.\n"
-        "Differences are paired within replicates. stable: share of neurons that keep their state, mean\n"
-        f"over the last {LAST} rounds. oracle split: factor analysis of the true weights."
+        "Differences are paired within replicates; each interval stands alone (Student's t), not adjusted\n"
+        "for their number. stable: share of neurons that keep their state, mean over the last "
+        f"{LAST} rounds.\noracle split: factor analysis of the true weights."
     )
     return "\n\n".join(parts)
 

@@ -15,6 +15,7 @@ from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.stored import profile
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.results.variance_components import personal_from
+from fedstat.stats import resampling
 from fedstat.study import summary
 
 MEAN = weighted_mean().name
@@ -42,7 +43,7 @@ def report(run: xr.DataTree) -> str:
         f"sent: {megabytes(row['bytes_up'])} up, {megabytes(row['bytes_down'])} down, over all rounds and clients"
         f"{first}\ntime: {row['seconds']:.2f} s a round (median, without evaluation{first})"
     )
-    parts = [who, _accuracies(row), cost]
+    parts = [who, _accuracies(row, summary.clients(run)["accuracy"].dropna()), cost]
     if len(states := summary.states(run)):
         last = min(summary.WINDOW, int(row["rounds"]))
         head = f"layer          shared   factors   kept their state (last {last} rounds)   converged"
@@ -75,7 +76,7 @@ def _share(participation: float | list[float]) -> str:
     return "all clients" if participation == 1 else f"{100 * participation:.4g} % of the clients"
 
 
-def _accuracies(row: dict[str, float]) -> str:
+def _accuracies(row: dict[str, float], clients: pd.Series) -> str:
     last = "last 10 rounds" if summary.span(int(row["rounds"])) > 1 else "last round"
     means = f" (over the {row['evaluated']} that were evaluated)" if row["evaluated"] < summary.WINDOW else ""
     what = {
@@ -86,8 +87,10 @@ def _accuracies(row: dict[str, float]) -> str:
         "before": f"active clients, as they leave local training, {last}",
     }
     lines = [f"  {row[name]:.4f}   {text}" for name, text in what.items() if not math.isnan(row[name])]
+    over_clients = resampling.mean(clients)
+    limits = f", 95 % CI [{over_clients.low:.4f}, {over_clients.high:.4f}]" if np.isfinite(over_clients.low) else ""
     over = (
-        f"  over clients, {last}: mean {row['unweighted']:.4f}, standard deviation {row['spread']:.4f}, "
+        f"  over clients, {last}: mean {row['unweighted']:.4f}{limits}, standard deviation {row['spread']:.4f}, "
         f"10 % quantile {row['q10']:.4f}"
     )
     return "\n".join(["test accuracy of the clients' models, weighted by their test samples", *lines, over])

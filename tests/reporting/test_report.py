@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import xarray as xr
 from fl_stores import grid, write
+from scipy import stats
 from statsmodels.stats.proportion import proportion_confint
 
 import fedstat
 from fedstat import store
 from fedstat.decompose import __main__ as decompose
+from fedstat.decompose import read_split
 from fedstat.fl import __main__ as fl
 from fedstat.reporting import __main__ as cli
 from fedstat.reporting import document, training
@@ -25,6 +27,7 @@ from fedstat.reporting.stored import Stored
 from fedstat.sim import __main__ as sim
 from fedstat.study import experiment, summary
 from fedstat.study.experiment import Settings
+from fedstat.study.report import report as printed
 
 VOID = {"meta", "img", "link", "br", "hr", "input"}
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{$ \x00 \ud800 {{ 7 * 7 }} \u202e'
@@ -80,8 +83,13 @@ def test_a_run_is_reported_with_its_numbers(run):
     made, tree = fedstat.report(run), fedstat.open_run(run)
     text = page(made).text
     row = summary.row(tree)
-    assert f"Test accuracy {row['last10']:.4f} (mean over the last 10 rounds, 6 clients' own models" in text
-    assert "Layer conv1: 4 of 8 units are shared after round 24; 100.0 % of its units keep their state" in text
+    (part,) = made.parts
+    assert part.summary == printed(tree)
+    assert f"{row['last10']:.4f} mean of the last 10 rounds" in text
+    assert re.search(r"conv1 4/8 \d+ 1\.000", text)
+    own = summary.clients(tree)["accuracy"].to_numpy()
+    half = stats.t.ppf(0.975, len(own) - 1) * own.std(ddof=1) / np.sqrt(len(own))
+    assert f"mean {own.mean():.4f}, 95 % CI [{own.mean() - half:.4f}, {own.mean() + half:.4f}]" in text
     accuracy, n = tree["metrics/accuracy"].values[-1], tree["metrics/n_test"].values
     for client, share in enumerate(accuracy):  # Wilson's interval by another rule: the formula of 1927
         k, z = round(share * n[client]), 1.959964
@@ -102,7 +110,7 @@ def test_a_run_is_reported_with_its_numbers(run):
 def test_one_run_claims_nothing_over_seeds(run):
     made = fedstat.report(run)
     assert "One seed" in [one.title for one in made.cautions]
-    assert "It says nothing about other seeds: this is one run, of seed 0." in page(made).text
+    assert "a single run, of seed 0: no interval over seeds can be given" in page(made).text
     assert "interval over seeds" not in page(made).text.replace("no interval over seeds can be given", "")
 
 
@@ -120,7 +128,8 @@ def test_analyses_that_failed_come_first(tmp_path):
     assert text["Dead units"].startswith("layer conv1: 1 of 8 units")
     assert text["Diverged"] == "the test loss of 1 client is not finite, first in round 21"
     assert made.cautions[0].title == "Diverged"
-    assert made.html.index("Heywood cases") < made.html.index("In brief") < made.html.index("Learning curves")
+    places = [made.html.index(text) for text in ("Heywood cases", "What was run", "What was found", "Learning curves")]
+    assert places == sorted(places)
 
 
 def test_a_clean_run_has_no_warning_of_its_numbers(tmp_path):
@@ -140,7 +149,7 @@ def test_an_unfinished_run_is_reported_as_far_as_it_got(tmp_path):
     assert made.cautions[0].title == "Not finished"
     assert made.cautions[0].text.startswith("15 of 24 rounds are done")
     expected = summary.row(tree.isel(round=slice(15), missing_dims="ignore"))["last10"]
-    assert f"Test accuracy {expected:.4f} (mean over the last 10 rounds" in page(made).text
+    assert f"{expected:.4f} mean of the last 10 rounds" in page(made).text
 
 
 def test_nothing_done_is_said_and_not_raised(tmp_path):
@@ -287,16 +296,26 @@ def test_a_split_is_reported(tmp_path):
     made = fedstat.report(out)
     text = page(made).text
     data = fedstat.open_run(out)["split/fc1"]
-    assert f"Layer fc1: {int(data['shared'].sum())} units shared" in text
+    split, drawn = (read_split(out, "fc1", kind=kind) for kind in ("split", "bootstrap"))
+    assert made.parts[0].summary == f"fc1: {split!r}\nfc1: {drawn!r}"
+    assert f"{int(data['shared'].sum())} shared, {int((~data['shared']).sum())} personal" in text
     p = data["p_shared"].values
-    assert f"{int(((p >= 0.1) & (p <= 0.9)).sum())} of 30 units are shared in 10 to 90 %" in text
+    assert f"{int(((p > 0.1) & (p < 0.9)).sum())} of 30 units change group often" in text
+    rows = made.parts[0].sections[0].blocks[1].rows  # both ends of the split's table
+    assert rows[0][:2] == [str(data["unit"].values[np.argmax(data["communality"].values)]), "shared"]
+    assert len(rows) == 25
+    assert rows[12] == ["… 6 more, in the order of h2 …"]
+    told = {one.title: one.text for one in made.cautions}
+    for one in (*split.cautions(), *drawn.cautions()):
+        assert told[one.title] == f"layer fc1: {one.text}"
+    assert "Certainty not estimated" not in told
     assert "principal axis factor analysis (Harman, 1976)" in text
     command = re.search(r"python -m fedstat\.decompose .*?--seed \d+", text)[0]
     assert decompose.parser().parse_args(shlex.split(command)[3:]).files == files
     stopped = ["--n-factors", "3", "--max-iter", "2", "--bootstrap", "20", "--out", str(out), "--overwrite"]
     assert decompose.main([*files, *stopped]) == 0
     cautions = {one.title: one.text for one in fedstat.report(out).cautions}
-    assert cautions["Resamples not converged"].startswith("layer fc1: 100 % of the factor analyses of resampled")
+    assert cautions["Refits not converged"].startswith("layer fc1: 100% of the refits had not converged")
     assert decompose.main([*files, "--method", "icc", "--out", str(out), "--overwrite"]) == 0
     made = fedstat.report(out)
     assert "the intraclass correlation ICC2 (Shrout and Fleiss, 1979)" in page(made).text
@@ -309,7 +328,7 @@ def test_a_split_is_reported(tmp_path):
 def test_the_command_writes_once_and_replaces_only_reports(run, tmp_path, capsys):
     out = tmp_path / "report.html"
     assert cli.main([str(run), "--out", str(out)]) == 0
-    assert "Test accuracy" in capsys.readouterr().out
+    assert "test accuracy of the clients' models" in capsys.readouterr().out
     assert Page(out.read_text(encoding="utf-8")).tags
     for argv, words in (
         ([str(run), "--out", str(out)], "exists. Add --overwrite"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray as xr
 from fl_stores import write
 
 import fedstat
@@ -50,11 +51,39 @@ def test_a_common_start_that_was_subtracted_is_said(given: Path, tmp_path: Path)
     assert "pa, 2 factors, τ = 0.5" in text
 
 
-def test_a_split_whose_numbers_cannot_be_read_is_of_clients_without_their_number(given: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def stored(tmp_path: Path) -> xr.DataTree:
+    """A split of two layers, as it is stored."""
+    rng, folder = np.random.default_rng(1), tmp_path / "two"
+    folder.mkdir()
+    for i in range(5):
+        np.savez(folder / f"{i}.npz", **{f"fc{n}.weight": rng.normal(size=(9, 9)) for n in (1, 2)})
     out = tmp_path / "split.zarr"
-    assert decompose.main([str(given / "clients"), "--method", "icc", "--out", str(out)]) == 0
-    tree = fedstat.open_run(out).load()
-    tree["split/fc1"].attrs["glance"] = "{"
-    text = fedstat.report(tree).html
-    assert f"of clients, from {given / 'clients'}" in text
-    assert "Hidden units of the clients&#39; networks were split" in text
+    assert decompose.main([str(folder), "--layer", "*", "--method", "icc", "--out", str(out)]) == 0
+    return fedstat.open_run(out).load()
+
+
+def test_a_layer_whose_result_cannot_be_read_does_not_take_the_others_with_it(stored: xr.DataTree) -> None:
+    stored["result/fc1/split"].attrs["result"] = "{"
+    made = fedstat.report(stored)
+    (part,) = made.parts
+    assert "fc1 (" in next(one.text for one in made.cautions if one.title == "Not in this report")
+    assert [section.title for section in part.sections] == ["Layer fc2"]
+    assert part.summary.startswith("fc2: Split of 9 units by agreement")
+    assert "Hidden units of 5 clients&#39; networks were split" in made.html
+
+
+def test_a_store_of_an_earlier_version_which_kept_no_result_is_a_table(stored: xr.DataTree) -> None:
+    made = fedstat.report(stored.drop_nodes("result"))
+    (part,) = made.parts
+    assert [section.title for section in part.sections] == ["Layer fc1", "Layer fc2"]
+    note, table = part.sections[0].blocks
+    assert "earlier version" in note.text
+    best = stored["split/fc1"].to_dataset().sortby("icc").isel(unit=-1)
+    assert table.rows[0][0] == str(best["unit"].item())
+    assert "Hidden units of the clients&#39; networks were split" in made.html
+
+
+def test_a_split_that_was_not_resampled_says_nothing_of_certainty(stored: xr.DataTree) -> None:
+    told = [one.text for one in fedstat.report(stored).cautions if one.title == "Certainty not estimated"]
+    assert [text.partition(":")[0] for text in told] == ["layer fc1", "layer fc2"]

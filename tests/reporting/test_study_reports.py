@@ -16,7 +16,7 @@ from fedstat import motivation, store
 from fedstat.attack.__main__ import COMMAND as ATTACK
 from fedstat.motivation import findings as of_motivation
 from fedstat.ntk import __main__ as ntk
-from fedstat.reporting.document import Printed, Report
+from fedstat.reporting.document import Report
 from fedstat.results import LeakageResult
 from fedstat.sim.recovery import __main__ as recovery
 from fedstat.sim.recovery.accuracy import report as printed_report
@@ -24,7 +24,7 @@ from fedstat.sim.recovery.accuracy import report as printed_report
 
 def printed(made: Report) -> str:
     (part,) = made.parts
-    return next(b.text for s in part.sections for b in s.blocks if isinstance(b, Printed))
+    return part.summary
 
 
 def images(made: Report) -> int:
@@ -75,7 +75,7 @@ def test_theorems_are_reported(tmp_path: Path, theorem: int, more: list[str], fi
     assert sorted(printed(made).splitlines()) == sorted(expected.splitlines())
     assert images(made) == figures
     assert said in made.html
-    assert cautions(made)["Few replicates"] == "2: standard errors and intervals rest on 1 degree of freedom"
+    assert cautions(made)["Few replicates"] == "2 replicates: standard errors and intervals rest on 1 degree of freedom"
 
 
 def test_recovery_is_reported_with_a_figure_for_every_setting(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_recovery_is_reported_with_a_figure_for_every_setting(tmp_path: Path) ->
     made, run = fedstat.report(out), fedstat.open_run(out)
     assert printed(made) == printed_report(run.to_dataset().assign_attrs(run.attrs))
     assert images(made) == run.sizes["p"] * run.sizes["alpha"] == 2
-    assert cautions(made)["One replicate"] == "there is no standard error and no interval"
+    assert cautions(made)["One replicate"] == "1 replicate: there is no standard error and no interval"
     share = 100 * (1 - float(run["converged"].astype(float).mean()))
     assert ("Factor analysis not converged" in cautions(made)) == (share > 0)
     assert "were drawn 1 times for 3 clients" in made.html
@@ -99,7 +99,7 @@ def test_an_attack_is_reported(tmp_path: Path) -> None:
     made = fedstat.report(out)
     assert printed(made) == LeakageResult(found).summary()
     assert images(made) == 1
-    assert cautions(made)["Few clients"].startswith("4: intervals are over clients")
+    assert cautions(made)["Few clients"].startswith("4 clients: standard errors and intervals rest on 3 degrees")
     assert "python -m fedstat.attack a.zarr b.zarr --images 2" in made.html
     assert "@inproceedings{zhu2019," in made.html
     assert "<b>bold</b>" not in made.html
@@ -114,6 +114,6 @@ def test_a_setting_that_fedstat_does_not_write_costs_one_section_of_a_report(tmp
     made = fedstat.report(store.open_run(path, verify=False) if opened else path)
     lost = next(one for one in made.cautions if one.title == "Not in this report")
     assert lost.grave
-    assert "what the command prints" in lost.text
+    assert "what was found" in lost.text
     assert lost.text.startswith("settings or values that fedstat" if opened else "the damage to the files")
     assert "Learning curves" in made.html

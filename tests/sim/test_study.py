@@ -17,7 +17,6 @@ from scipy import stats
 
 from fedstat import sim, store
 from fedstat.fl import algorithms, nets, train
-from fedstat.reporting import studies
 from fedstat.sim import experiment
 from fedstat.sim.__main__ import main
 from fedstat.sim.experiment import METHODS
@@ -134,9 +133,6 @@ def test_a_split_that_equals_the_true_one_in_every_replicate_has_no_interval(run
     assert "+0.0000, equal in all replicates" in text
     assert "+0.0100, equal in all replicates" in text
     assert "[+0.0000, +0.0000]" not in text
-    said = studies._findings(sim.summary(alike))
-    assert any("equal difference from the true split in all replicates" in one for one in said)
-    assert any("static (+0.0100)" in one for one in said)
 
 
 def test_one_replicate_has_no_standard_error():
