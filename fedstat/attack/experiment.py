@@ -18,9 +18,9 @@ from fedstat.attack.matching import Observed, Recovered, by_sign, matched, obser
 from fedstat.fl import batches, nets
 from fedstat.fl.chunks import each_chunk
 from fedstat.fl.evaluate import evaluate
-from fedstat.fl.job import ComputeConfig, Job, TrainConfig
+from fedstat.fl.job import ComputeConfig, Job
 from fedstat.fl.loop import observed_round, start
-from fedstat.fl.prepare import optimizer_named, prepare
+from fedstat.fl.prepare import prepare
 from fedstat.fl.state import State
 from fedstat.fl.training import COMMAND
 from fedstat.results.leakage import LeakageResult, psnr
@@ -77,17 +77,7 @@ def job_of(run: Stored, data_dir: str | Path | None, machine: ComputeConfig) -> 
     """
     s = run.settings
     fed, new = experiment.federated(s, data_dir)
-    training = TrainConfig(
-        optimizer=optimizer_named(s.optimizer, s.lr),
-        participation=s.participation,
-        sampling=s.sampling,
-        local_epochs=s.local_epochs,
-        batch_size=s.batch_size or None,
-        server_lr=s.server_lr,
-        aggregator=s.make_aggregator(),
-        seed=s.seed,
-    )
-    job = prepare(fed, network(s, fed), s.make_algorithm(), training, machine)
+    job = prepare(fed, network(s, fed), s.make_algorithm(), s.training(), machine)
     unseen = [] if new is None else [batches.rows_of(new, part, job.device) for part in ("train", "test")]
     if batches.digest(*job.subsets.values(), *unseen) != json.loads(run.tree.attrs["config"])["data_digest"]:
         raise ValueError(

@@ -70,7 +70,7 @@ def _within_memory(job: Job, n: int, work: Callable[[slice], None]) -> None:
 
 def chunks(job: Job, n: int) -> Iterator[slice]:
     """Cut n clients into chunks: ``client_chunk`` if given, else what fits a core's cache (CPU) or memory (GPU)."""
-    size = job.limits.get("client_chunk") or job.client_chunk
+    size = job.limits.get("client_chunk") or job.compute.client_chunk
     if not n:
         return iter(())
     if size is None:
@@ -141,7 +141,7 @@ def remaining_bytes(job: Job, memory: str | int) -> int:
     matrices = 16 * job.clients**2 if job.algorithm.mixing_weights else 0
     x = job.train.x
     read = k * int(job.train.sizes.max()) * 4 * math.prod(x.shape[1:]) if isinstance(x, batches.Stored) else 0
-    at_once = min(job.client_chunk or 0, job.clients)
+    at_once = min(job.compute.client_chunk or 0, job.clients)
     needed = (_MODELS * k + 2 * at_once) * model + read + _OF_CLIENT * job.clients + matrices + _BESIDE
     if there + needed > budget:
         what = f"a round of {k} active clients takes about {_said(needed)}"

@@ -46,16 +46,47 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Computing:
-    """How a run is computed; changes results only by rounding."""
+class ComputeConfig:
+    """Settings of how a run is computed, which change results only by rounding; see :func:`fedstat.fl.train`.
 
+    Raises
+    ------
+    ValueError
+        If the device is unknown, absent or lacks the precision, or a number is not an integer >= 1.
+    """
+
+    device: str = "cpu"
     client_chunk: int | None = None
-    threads: int = 1
+    threads: int | None = None
     precision: Precision = "float32"
+    memory: str | int | None = None
+
+    def __post_init__(self) -> None:
+        if self.device != "cpu":  # the CPU is there, and asking would load torch for every default
+            device_named(self.device)
+        for name in ("client_chunk", "threads"):
+            if getattr(self, name) is not None:
+                check.integer(name, getattr(self, name))
+        check.choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
+        if self.memory is not None:
+            check.in_bytes("memory", self.memory)
+        if self.precision == "tf32" and device_named(self.device).type != "cuda":
+            raise ValueError(f"precision='tf32' needs a CUDA device, but got device {self.device!r}. Use 'float32'.")
+
+    def warn_if_slow(self) -> None:
+        """Warn if the precision makes training slower on this CPU."""
+        if self.precision == "bfloat16" and device_named(self.device).type == "cpu" and not _multiplies_bfloat16():
+            check.warn(
+                "this CPU has no instructions for bfloat16 (AVX-512-BF16, AMX): training is slower than with "
+                "precision='float32', and less exact"
+            )
+
+
+_ONE_THREAD = ComputeConfig(threads=1)
 
 
 @dataclass(frozen=True)
-class Job(TrainConfig, Computing):
+class Job(TrainConfig):
     """A run: its data, network and algorithm, and its settings.
 
     Attributes
@@ -73,6 +104,8 @@ class Job(TrainConfig, Computing):
         The processes of the run; the data are those of this process's clients.
     own_labels : bool
         Whether clients number their classes differently, so that no entry of an output layer may be shared.
+    compute : ComputeConfig
+        How it is computed; the data are on its device already.
     track : bool
         Whether batch losses and the accuracy before aggregation are measured too.
     rows_folder : Path, optional
@@ -92,6 +125,7 @@ class Job(TrainConfig, Computing):
     everyone: int | None = None
     process_group: ProcessGroup = ALONE
     own_labels: bool = False
+    compute: ComputeConfig = _ONE_THREAD
     track: bool = False
     rows_folder: Path | None = None
     room: int | None = None
@@ -101,6 +135,11 @@ class Job(TrainConfig, Computing):
     def device(self) -> torch.device:
         """Device of the data, on which everything is computed."""
         return self.train.x.device
+
+    @property
+    def threads(self) -> int:
+        """Chunks trained in parallel on the CPU; by default the number of cores."""
+        return self.compute.threads or os.cpu_count() or 1
 
     @property
     def clients(self) -> int:
@@ -164,45 +203,6 @@ def device_named(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but PyTorch sees no CUDA device. Use device='cpu'.")
     return device
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputeConfig:
-    """Where a run is computed, as users specify it: see :func:`fedstat.fl.train`.
-
-    Raises
-    ------
-    ValueError
-        If the device is unknown, absent or lacks the precision, or a number is not an integer >= 1.
-    """
-
-    device: str = "cpu"
-    client_chunk: int | None = None
-    threads: int | None = None
-    precision: Precision = "float32"
-    memory: str | int | None = None
-
-    def __post_init__(self) -> None:
-        if self.device != "cpu":  # the CPU is there, and asking would load torch for every default
-            device_named(self.device)
-        for name in ("client_chunk", "threads"):
-            if getattr(self, name) is not None:
-                check.integer(name, getattr(self, name))
-        check.choice("precision", self.precision, ("float32", "tf32", "bfloat16"))
-        if self.memory is not None:
-            check.in_bytes("memory", self.memory)
-        if self.precision == "tf32" and device_named(self.device).type != "cuda":
-            raise ValueError(f"precision='tf32' needs a CUDA device, but got device {self.device!r}. Use 'float32'.")
-
-    def computing(self) -> Computing:
-        """The same without the device; threads default to the number of cores."""
-        threads = self.threads or os.cpu_count() or 1
-        if self.precision == "bfloat16" and device_named(self.device).type == "cpu" and not _multiplies_bfloat16():
-            check.warn(
-                "this CPU has no instructions for bfloat16 (AVX-512-BF16, AMX): training is slower than with "
-                "precision='float32', and less exact"
-            )
-        return Computing(client_chunk=self.client_chunk, threads=threads, precision=self.precision)
 
 
 def _multiplies_bfloat16() -> bool:

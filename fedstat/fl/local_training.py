@@ -425,7 +425,7 @@ def _accumulate(
     # A context that changes nothing would take microseconds of every step.
     reduced: AbstractContextManager[object] = nullcontext()
     at_outputs: Callable[[Tensor], Tensor] = gradient
-    if job.precision == "bfloat16":
+    if job.compute.precision == "bfloat16":
         reduced = torch.autocast(job.device.type, torch.bfloat16)
 
         def at_outputs(out: Tensor) -> Tensor:

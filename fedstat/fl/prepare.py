@@ -173,6 +173,7 @@ def assembled(
     checked = _training(training, clients)
     require_weights(algorithm, training.aggregator)
     net = nets.require(Hooks(algorithm, net, clients).wrap())
+    machine.warn_if_slow()
     job = Job(
         train,
         test,
@@ -181,9 +182,9 @@ def assembled(
         Hooks(algorithm, net, clients).loss(loss),
         validation,
         own_labels=own_labels,
+        compute=machine,
         track=track,
         **vars(checked),
-        **vars(machine.computing()),
     )
     checks.phases(algorithm, net, job.local_epochs)
     evaluate.require(job)

@@ -66,7 +66,8 @@ def scores(job: Job, params: Params, data: Rows, clients: np.ndarray) -> tuple[n
         at = torch.arange(block.start, block.stop)
         real = (at < sizes[:, None]).to(job.device)
         rows = (first[:, None] + torch.minimum(at, sizes[:, None] - 1)).to(job.device)
-        with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=job.precision == "bfloat16"):
+        half = job.compute.precision == "bfloat16"
+        with torch.no_grad(), torch.autocast(job.device.type, torch.bfloat16, enabled=half):
             out = job.net.apply(params, batches.taken(data.x, rows)).float()
             y = data.y[rows]
             right += ((job.loss.predict(out) == y) & real).sum(1).cpu()

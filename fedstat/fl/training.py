@@ -343,7 +343,7 @@ def _make(job: Job, plan: _Plan, path: Path) -> None:
 
     writer = job.process_group.first(opened)
     # With matrices of a few hundred units BLAS threads gain nothing, and on a busy machine cost much.
-    calm = (tf32(job.precision == "tf32"), threadpool_limits(1, user_api="blas"))
+    calm = (tf32(job.compute.precision == "tf32"), threadpool_limits(1, user_api="blas"))
     with writer or nullcontext(), calm[0], calm[1], job.process_group.watched():
         out = Relay(job.process_group, writer)
         if out.finished():

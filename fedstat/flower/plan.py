@@ -117,7 +117,7 @@ class Plan:
     algorithm : Algorithm
         One whose server needs no more than sums over clients: masks, phases and penalties of any kind, FedFac, and
         fine-tuning. ``estimator="icc"`` is excluded, whose sums are a client's weights if there is one client.
-    training : Training
+    training : TrainConfig
         Optimiser, participation, batch size, seed and the like.
     clients : int
         Number of parties.

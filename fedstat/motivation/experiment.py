@@ -226,7 +226,7 @@ def _job(settings: Settings, net: Net, rows: Rows, machine: ComputeConfig) -> Jo
     return Job(
         rows, rows, net, algorithms.local(), losses.for_outputs(nets.n_outputs(net)),
         optimizer=optim.adam(settings.lr), local_epochs=settings.local_epochs, batch_size=settings.batch_size,
-        seed=settings.seed, **vars(machine.computing()),
+        seed=settings.seed, compute=machine,
     )  # fmt: skip
 
 

@@ -273,6 +273,16 @@ class Settings:
         """Model (8) of one cell of the grid."""
         return Model8(self.clients, self.d, self.m, p, alpha, self.means, self.replicate_seed(replicate))
 
+    def training(self, replicate: int) -> TrainConfig:
+        """Settings of training in one replicate."""
+        return TrainConfig(
+            optimizer=optim.sgd(self.lr),
+            participation=self.participation,
+            local_epochs=self.local_epochs,
+            batch_size=self.batch_size or None,
+            seed=self.replicate_seed(replicate),
+        )
+
 
 def study(
     *,
@@ -365,13 +375,7 @@ def _begin(settings: Settings, writer: Target, machine: ComputeConfig) -> Make:
             data,
             nets.mlp([settings.d, settings.m, 1]),
             _algorithm(settings, settings.methods[method], data["unit_shared"].to_numpy(), oracle),
-            TrainConfig(
-                optimizer=optim.sgd(settings.lr),
-                participation=settings.participation,
-                local_epochs=settings.local_epochs,
-                batch_size=settings.batch_size or None,
-                seed=settings.replicate_seed(replicate),
-            ),
+            settings.training(replicate),
             machine,
         )
         _run(job, settings.rounds, cell.where, writer, tick)

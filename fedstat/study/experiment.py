@@ -20,8 +20,8 @@ from fedstat.fl import algorithms, custom, masks, nets, prepare
 from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.cohort import checked
-from fedstat.fl.job import Participation, Precision, Sampling
-from fedstat.fl.prepare import AGGREGATORS, aggregator_named
+from fedstat.fl.job import Participation, Precision, Sampling, TrainConfig
+from fedstat.fl.prepare import AGGREGATORS, aggregator_named, optimizer_named
 from fedstat.fl.training import PROBES, train
 from fedstat.study import federation
 from fedstat.study.federation import Federation, like, make, network
@@ -380,6 +380,19 @@ class Settings:
         """The algorithm with its given settings."""
         return algorithms.named(self.algorithm, **self.given)
 
+    def training(self) -> TrainConfig:
+        """Settings of training, with the optimiser and the aggregator that are named."""
+        return TrainConfig(
+            optimizer=optimizer_named(self.optimizer, self.lr),
+            participation=self.participation,
+            sampling=self.sampling,
+            local_epochs=self.local_epochs,
+            batch_size=self.batch_size or None,
+            server_lr=self.server_lr,
+            aggregator=self.make_aggregator(),
+            seed=self.seed,
+        )
+
     def make_aggregator(self) -> Aggregator:
         """Return the private aggregator if ``clip`` is given, else the named one."""
         given = {name: value for name in OF_PRIVACY if (value := getattr(self, name)) is not None}
@@ -459,21 +472,20 @@ def run(
     out: str | Path | None = None,
     resume: bool = False,
     data_dir: str | Path | None = None,
-    device: str = "cpu",
-    client_chunk: int | None = None,
-    threads: int | None = None,
-    memory: str | int | None = None,
     progress: Callable[[int], object] | None = None,
+    **where: Any,
 ) -> xr.DataTree:
     """Make the data, the network and the algorithm that the settings name, and train.
 
     Parameters
     ----------
     settings : Settings
-    out, resume, device, client_chunk, threads, memory, progress
+    out, resume, progress
         See :func:`fedstat.fl.train`.
     data_dir : path, optional
         See :func:`fedstat.data.load`.
+    **where
+        device, client_chunk, threads and memory, see :func:`fedstat.fl.train`.
 
     Returns
     -------
@@ -491,20 +503,9 @@ def run(
         fed,
         network(settings, fed),
         settings.make_algorithm(),
-        rounds=settings.rounds,
-        participation=settings.participation,
-        sampling=settings.sampling,
-        local_epochs=settings.local_epochs,
-        batch_size=settings.batch_size or None,
-        optimizer=settings.optimizer,
+        **vars(settings.training()) | {"optimizer": settings.optimizer},  # by name, as the run notes it
         lr=settings.lr,
-        server_lr=settings.server_lr,
-        aggregator=settings.make_aggregator(),
-        seed=settings.seed,
-        device=device,
-        client_chunk=client_chunk,
-        threads=threads,
-        memory=memory,
+        rounds=settings.rounds,
         precision=settings.precision,
         out=out,
         resume=resume,
@@ -516,6 +517,7 @@ def run(
         readouts=settings.make_readouts(),
         progress=progress,
         about=about(settings) | files(settings),
+        **where,
     )
 
 

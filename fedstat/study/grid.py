@@ -70,7 +70,7 @@ class Study:
         Layout of the store; called only for a new or extended one.
     cells : sequence of Cell
         In the order of making.
-    begin : callable (Target, Machine) -> Make
+    begin : callable (Target, ComputeConfig) -> Make
         Called once, unless the study is complete; with an executor, by its workers, once for every cell.
     done : str
         Array of the layout with the steps done, one dim for each dim of a cell.
@@ -109,7 +109,7 @@ def make(
     Parameters
     ----------
     study : Study
-    machine : Machine
+    machine : ComputeConfig
     out : path, optional
         Store to stream to, a zarr folder; without it the study stays in memory.
     resume : bool

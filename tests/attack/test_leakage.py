@@ -41,8 +41,9 @@ def job(algorithm, *, net=None, side=4, channels=1, **options):
     net = net or nets.mlp([channels * side**2, 12, 3])
     loss = losses.for_outputs(nets.n_outputs(net))
     net = algorithm.wrap(net) if algorithm.wrap else net
-    settings = {"batch_size": 3, "seed": 1, "optimizer": optim.sgd(LR), "threads": 1} | options
-    return Job(rows, rows, net, algorithm, algorithm.loss(loss, net) if algorithm.loss else loss, **settings)
+    settings = {"batch_size": 3, "seed": 1, "optimizer": optim.sgd(LR), "local_epochs": 1} | options
+    loss = algorithm.loss(loss, net) if algorithm.loss else loss
+    return Job(rows, rows, net, algorithm, loss, **trainer.settings(**settings))
 
 
 def after(j, rounds=2):
@@ -220,7 +221,7 @@ def test_fedpers_attack_does_not_depend_on_clients_heads():
 def test_results_do_not_depend_on_how_victims_are_cut_into_chunks():
     j = job(make("fedavg"))
     options = {"rounds": [0, 1], "images": 2, "iterations": 6, "restarts": 2}
-    one, other = (leakage_of(replace(j, client_chunk=n), **options).data for n in (1, 7))
+    one, other = (leakage_of(trainer.in_chunks(j, n), **options).data for n in (1, 7))
     xr.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
 

@@ -11,7 +11,7 @@ from training_rounds import peak_memory
 
 from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job
+from fedstat.fl.job import ComputeConfig, Job
 
 WORKLOADS = {
     "MLP 100-200-1, 100 samples, batch 10": ([100, 200, 1], 100, 10, 0.05),
@@ -29,7 +29,7 @@ def make(sizes, samples, batch_size, lr, *, threads, algorithm=None):
     job = Job(
         rows, rows, nets.mlp(sizes), algorithm or algorithms.fedavg(), losses.for_outputs(sizes[-1]),
         optimizer=optim.sgd(lr),
-        local_epochs=EPOCHS, batch_size=batch_size, threads=threads,
+        local_epochs=EPOCHS, batch_size=batch_size, compute=ComputeConfig(threads=threads),
     )  # fmt: skip
     return training_rounds.stacked(job)
 

@@ -28,7 +28,7 @@ def make(name):
     algorithm, net, rows = algorithms.named(name), nets.named("cnn", (1, 28, 28), 10), data()
     job = Job(
         rows, rows, algorithm.wrap(net) if algorithm.wrap else net, algorithm, losses.cross_entropy,
-        optimizer=optim.adam(LR), participation=ACTIVE / CLIENTS, batch_size=BATCH, local_epochs=EPOCHS, threads=1,
+        optimizer=optim.adam(LR), participation=ACTIVE / CLIENTS, batch_size=BATCH, local_epochs=EPOCHS,
     )  # fmt: skip
     return training_rounds.stacked(job)
 

@@ -10,7 +10,7 @@ import trainer
 
 from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job
+from fedstat.fl.job import ComputeConfig, Job
 
 SIZES, CLIENTS, SAMPLES, BATCH, LR = [784, 200, 10], 100, 600, 16, 1e-3
 
@@ -28,7 +28,7 @@ def bench_client_mlps(compare, rows, threads):
     job = Job(
         rows, rows, nets.mlp(SIZES), algorithms.local(), losses.cross_entropy,
         optimizer=optim.adam(LR),
-        batch_size=BATCH, threads=2,
+        local_epochs=1, batch_size=BATCH, compute=ComputeConfig(threads=2),
     )  # fmt: skip
     start = trainer.start(job)
 

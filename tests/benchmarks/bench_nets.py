@@ -14,7 +14,7 @@ from training_rounds import peak_memory
 from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
 from fedstat.fl.evaluate import evaluate
-from fedstat.fl.job import Job
+from fedstat.fl.job import ComputeConfig, Job
 
 CLIENTS, ACTIVE, SAMPLES, BATCH, LR = 100, 10, 600, 50, 1e-3
 OPTIMIZERS = {
@@ -44,8 +44,8 @@ def make(optimizer, *, threads, chunk=None, algorithm=None):
     rows = Rows(x, y, np.arange(CLIENTS + 1) * SAMPLES)
     job = Job(
         rows, rows, nets.cnn((1, 28, 28), 10), algorithm or algorithms.fedavg(), losses.cross_entropy,
-        optimizer=OPTIMIZERS[optimizer][0], participation=ACTIVE / CLIENTS, batch_size=BATCH,
-        threads=threads, client_chunk=chunk,
+        optimizer=OPTIMIZERS[optimizer][0], participation=ACTIVE / CLIENTS, local_epochs=1,
+        batch_size=BATCH, compute=ComputeConfig(threads=threads, client_chunk=chunk),
     )  # fmt: skip
     return training_rounds.stacked(job)
 
@@ -98,7 +98,7 @@ def many_clients(algorithm):
     job = Job(
         rows, rows, nets.mlp([784, 1000, 200, 10]), algorithm, losses.cross_entropy,
         optimizer=optim.adam(LR),
-        participation=0.1, batch_size=10, threads=2,
+        participation=0.1, local_epochs=1, batch_size=10, compute=ComputeConfig(threads=2),
     )  # fmt: skip
     evaluate(job, trainer.step(job, trainer.step(job, trainer.start(job))))
 

@@ -15,7 +15,7 @@ from fedstat.fl import algorithms, nets, optim, split_halves
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.batches import Rows
 from fedstat.fl.cohort import of_round
-from fedstat.fl.job import Job
+from fedstat.fl.job import ComputeConfig, Job
 from fedstat.fl.local_training import train_locally
 from fedstat.fl.losses import for_outputs
 from fedstat.fl.state import Download
@@ -33,10 +33,10 @@ def rows(each: int, seed: int) -> Rows:
 @pytest.fixture(scope="module")
 def job() -> Job:
     net = nets.named("cnn", (3, 32, 32), 10, width=0.25)
-    settings = {"participation": 0.1, "local_epochs": 5, "batch_size": 32, "threads": 2, "track": True}
+    settings = {"participation": 0.1, "local_epochs": 5, "batch_size": 32, "track": True}
     return Job(
         rows(TRAIN, 0), rows(TEST, 1), net, algorithms.fedavg(), for_outputs(10), optimizer=optim.adam(1e-3),
-        validation=rows(10, 2), **settings,
+        validation=rows(10, 2), compute=ComputeConfig(threads=2), **settings,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import training_rounds
 
 from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job
+from fedstat.fl.job import ComputeConfig, Job
 
 CLIENTS, SAMPLES = 20, 600
 RULES = {"sgd": optim.sgd(0.01), "adam": optim.adam(1e-3)}
@@ -28,7 +28,7 @@ def rounds(net, rule, batch, precision):
     data = Rows(x, torch.from_numpy(rng.integers(0, 10, len(x))), np.arange(CLIENTS + 1) * SAMPLES)
     job = Job(
         data, data, make(), algorithms.fedavg(), losses.cross_entropy, optimizer=RULES[rule],
-        participation=0.5, batch_size=batch, threads=1, precision=precision,
+        participation=0.5, local_epochs=1, batch_size=batch, compute=ComputeConfig(threads=1, precision=precision),
     )  # fmt: skip
     return training_rounds.stacked(job)
 

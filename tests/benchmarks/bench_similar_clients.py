@@ -31,7 +31,7 @@ def made(name, **settings):
     train, held_out = rows(SAMPLES), rows(HELD_OUT)
     return Job(
         train, held_out, nets.mlp([100, 200, 2]), algorithms.named(name, **settings), losses.cross_entropy, held_out,
-        optimizer=optim.sgd(LR), local_epochs=5, batch_size=10, threads=1,
+        optimizer=optim.sgd(LR), local_epochs=5, batch_size=10,
     )  # fmt: skip
 
 

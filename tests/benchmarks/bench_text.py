@@ -11,7 +11,7 @@ from training_rounds import peak_memory
 
 from fedstat.fl import algorithms, losses, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job
+from fedstat.fl.job import ComputeConfig, Job
 
 CLIENTS, SAMPLES, BATCH, LENGTH, VOCABULARY, HIDDEN, FC = 10, 128, 32, 80, 80, 64, 64
 WORKLOAD = f"LSTM, {CLIENTS} clients of {SAMPLES} texts of {LENGTH}, batch {BATCH}, hidden {HIDDEN}"
@@ -30,7 +30,7 @@ def make(*, threads=2, algorithm=None, cell=None):
     job = Job(
         rows, rows, net, algorithm or algorithms.fedavg(), losses.cross_entropy,
         optimizer=optim.adam(1e-3),
-        local_epochs=1, batch_size=BATCH, threads=threads,
+        local_epochs=1, batch_size=BATCH, compute=ComputeConfig(threads=threads),
     )  # fmt: skip
     return training_rounds.stacked(job)
 

@@ -50,7 +50,9 @@ def work(kind: str) -> None:
 
     images = len(shape) > 1
     net = nets.named("cnn", shape, classes, width=0.25) if images else nets.mlp([*shape, 2 * shape[0], classes])
-    options: dict[str, Any] = {"optimizer": optim.sgd(0.05), "local_epochs": 1, "threads": 1, **settings}
+    options: dict[str, Any] = {"optimizer": optim.sgd(0.05), "local_epochs": 1, "batch_size": None, **settings}
+    if "threads" in Job.__dataclass_fields__:  # the field is now part of another, whose default is one thread
+        options["threads"] = 1
     with tempfile.TemporaryDirectory() as folder:
         if "room" in options:  # the field had another name
             options["rows_folder" if "rows_folder" in Job.__dataclass_fields__ else "kept"] = Path(folder)

@@ -15,7 +15,7 @@ import trainer
 
 from fedstat.fl import algorithms, job, losses, nets, optim, ranks
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job
+from fedstat.fl.job import ComputeConfig, Job
 
 ROUNDS = 7
 
@@ -30,7 +30,8 @@ def make(net: str, threads: int, algorithm: algorithms.Algorithm, clients: int, 
     made = nets.cnn(shape, 10) if net == "cnn" else nets.mlp([784, 200, 10])
     return Job(
         rows, few, made, algorithm, losses.cross_entropy,
-        optimizer=optim.adam(1e-3), threads=threads, batch_size=32, local_epochs=1 if net == "cnn" else 5,
+        optimizer=optim.adam(1e-3), compute=ComputeConfig(threads=threads),
+        batch_size=32, local_epochs=1 if net == "cnn" else 5,
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def test_chunks_and_threads_do_not_change_a_choice():
     shrunken = algorithms.shrunken(algorithms.fedavg())
     one = with_validation(shrunken, participation=0.5, client_chunk=1, threads=2)
     state = run(one, 2)
-    found, want = (evaluate.evaluate(j, state) for j in (one, replace(one, client_chunk=None, threads=1)))
+    found, want = (evaluate.evaluate(j, state) for j in (one, trainer.in_chunks(one, None)))
     assert found["choice/step"] == want["choice/step"]
     np.testing.assert_allclose(found["loss"], want["loss"], rtol=1e-5)
 

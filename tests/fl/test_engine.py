@@ -46,7 +46,7 @@ def job(algorithm, *, sizes=UNEQUAL, layers=SIZES, **options):
         net,
         algorithm,
         losses.for_outputs(layers[-1]),
-        **settings,
+        **trainer.settings(**settings),
     )
 
 
@@ -227,7 +227,7 @@ def test_runs_repeat_bit_by_bit_and_chunks_agree_to_rounding(make):
     for name, p in first.items():
         assert torch.equal(p, again[name])
     for chunk in (1, 3, 7, None):
-        other = trainer.models(j, run(replace(j, client_chunk=chunk, threads=1)))
+        other = trainer.models(j, run(trainer.in_chunks(j, chunk)))
         for name, p in first.items():
             torch.testing.assert_close(p, other[name], atol=1e-5, rtol=1e-5)
 

@@ -13,7 +13,7 @@ from torch import nn
 from fedstat._utils import streams
 from fedstat.fl import algorithms, losses, masks, nets, optim
 from fedstat.fl.batches import Rows
-from fedstat.fl.job import Job
+from fedstat.fl.job import ComputeConfig, Job
 
 CLIENTS, SAMPLES, LENGTH, VOCABULARY, OUTPUTS = 3, 5, 7, 11, 4
 
@@ -214,7 +214,7 @@ def test_an_lstm_trained_by_the_engine_is_a_loop_of_torch_modules():
     rows = Rows(x, torch.from_numpy(rng.integers(0, OUTPUTS, n)), np.concatenate([[0], np.cumsum(sizes)]))
     job = Job(
         rows, rows, net, algorithms.fedavg(), losses.cross_entropy, optimizer=optim.adam(0.01), local_epochs=2,
-        batch_size=4, seed=3, threads=2, client_chunk=2,
+        batch_size=4, seed=3, compute=ComputeConfig(threads=2, client_chunk=2),
     )  # fmt: skip
     state = trainer.start(job)
     server = {name: p.clone() for name, p in state.global_params.items()}
@@ -284,6 +284,8 @@ def test_factor_analysis_splits_an_lstm_layer():
         algorithms.fedfac(["lstm2", "fc1"]),
         losses.cross_entropy,
         optimizer=optim.adam(0.01),
+        local_epochs=1,
+        batch_size=None,
     )
     state = trainer.step(job, trainer.start(job))
     assert state.mask.fits["lstm2"].communality.shape == (6,)

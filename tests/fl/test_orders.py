@@ -39,7 +39,7 @@ def test_halves_equal_a_loop_over_clients(name, sizes, batch_size):
     every = of_all(j)
     plain = plain_halves.components(j, state, np.arange(j.clients), j.phases)
     for chunk in (None, 1, 4):
-        found = split_halves.parts(replace(j, client_chunk=chunk), Download(j, state), every, j.phases)
+        found = split_halves.parts(trainer.in_chunks(j, chunk), Download(j, state), every, j.phases)
         assert j.algorithm.mixing_weights or j.algorithm.on_download or set(found) == set(plain)
         for layer, part in found.items():
             for mine, theirs in zip((part.between, part.within), plain[layer], strict=True):
@@ -61,7 +61,7 @@ def test_choices_equal_a_loop_over_clients(name, sizes, batch_size, way):
     (accuracy, loss), best = plain_halves.choose(j, state)
     ways = len(j.algorithm.choice.steps)
     for chunk in (None, 1, 4):
-        found = evaluate.evaluate(replace(j, client_chunk=chunk), state)
+        found = evaluate.evaluate(trainer.in_chunks(j, chunk), state)
         np.testing.assert_allclose(found["loss"], loss, rtol=2e-3, atol=1e-5)
         np.testing.assert_allclose(found["accuracy"], accuracy, atol=1e-6)
         if "choice/step" in found:

@@ -50,7 +50,7 @@ def private_server(clip, sigma, seed, expected):
 
 def prepared(method, aggregator, *, net=NET, data=None, **options):
     """A job made with all checks, of clients of equal sizes."""
-    training = TrainConfig(optimizer=optim.sgd(LR), batch_size=4, aggregator=aggregator, **options)
+    training = TrainConfig(optimizer=optim.sgd(LR), local_epochs=1, batch_size=4, aggregator=aggregator, **options)
     return prepare(dense(8) if data is None else data, net, method, training, ComputeConfig(threads=1))
 
 

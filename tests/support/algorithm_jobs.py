@@ -97,7 +97,7 @@ def job(algorithm, *, net=None, data=None, sizes=SAMPLES, **options):
         net,
         algorithm,
         algorithm.loss(loss, net) if algorithm.loss else loss,
-        **settings,
+        **trainer.settings(**settings),
     )
 
 

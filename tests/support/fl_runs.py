@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+import trainer
 
 from fedstat.fl import __main__ as cli
 from fedstat.fl import batches, losses, nets, optim
@@ -20,7 +21,11 @@ def job(algorithm, samples=40, **options):
     settings = {"participation": 1.0, "local_epochs": 2, "batch_size": 10, "optimizer": optim.adam(0.01)} | options
     rows = {name: rows_of(fed, name) for name in ("train", "test")}
     made = Job(
-        **rows, net=nets.mlp([64, 12, 10]), algorithm=algorithm, loss=losses.cross_entropy, threads=1, **settings
+        **rows,
+        net=nets.mlp([64, 12, 10]),
+        algorithm=algorithm,
+        loss=losses.cross_entropy,
+        **trainer.settings(**settings),
     )
     return made, tuple(rows_of(new, name) for name in ("train", "test"))
 

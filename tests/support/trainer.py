@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from fedstat.fl.cohort import Cohort, of_round
 from fedstat.fl.communication_round import round_context, run_round
+from fedstat.fl.job import ComputeConfig
 from fedstat.fl.loop import observed_round, start
 from fedstat.fl.probes import metrics
 from fedstat.fl.state import Download
 
-__all__ = ["active", "context", "measured", "models", "run", "start", "step"]
+__all__ = ["active", "context", "in_chunks", "measured", "models", "run", "settings", "start", "step"]
+
+
+def settings(**given):
+    """Settings of a job, with one thread if none is given; those of ComputeConfig are put into one."""
+    compute = {name: given.pop(name) for name in ComputeConfig.__dataclass_fields__ if name in given}
+    return given | {"compute": ComputeConfig(**{"threads": 1} | compute)}
+
+
+def in_chunks(job, client_chunk):
+    """Return the job with so many clients at a time, in one thread."""
+    return replace(job, compute=ComputeConfig(client_chunk=client_chunk, threads=1))
 
 
 def active(job, number):

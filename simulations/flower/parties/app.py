@@ -11,8 +11,6 @@ import numpy as np
 import xarray as xr
 from flwr.app import Context
 
-from fedstat.fl.job import TrainConfig
-from fedstat.fl.prepare import optimizer_named
 from fedstat.flower import Plan, client_app, server_app
 from fedstat.flower.client import partition_id
 from fedstat.study.experiment import Settings, federated, network
@@ -38,14 +36,7 @@ def plan(context: Context) -> Plan:
     return Plan(
         net=network(run, dealt(context)),
         algorithm=run.make_algorithm(),
-        training=TrainConfig(
-            optimizer=optimizer_named(run.optimizer, run.lr),
-            participation=run.participation,
-            local_epochs=run.local_epochs,
-            batch_size=run.batch_size or None,
-            server_lr=run.server_lr,
-            seed=run.seed,
-        ),
+        training=run.training(),
         clients=run.clients,
         secure=bool(config["secure"]),
         headroom=float(config["headroom"]),
