@@ -20,6 +20,11 @@ def shapes(layer: str, n_in: int, n_out: int) -> dict[str, tuple[int, ...]]:
     return {f"{layer}.weight": (n_out, n_in), f"{layer}.bias": (n_out,)}
 
 
+def norm_shapes(layer: str, units: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of a normalisation of a layer's outputs."""
+    return {f"{layer}.scale": (units,), f"{layer}.shift": (units,)}
+
+
 def weights(layers: Iterable[str]) -> tuple[str, ...]:
     """Names of dense layers' weights."""
     return tuple(f"{layer}.weight" for layer in layers)

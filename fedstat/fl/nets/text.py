@@ -42,6 +42,11 @@ def is_real(x: Tensor, padding: int | None) -> Tensor:
     return torch.ones_like(x, dtype=torch.bool) if padding is None else x != padding
 
 
+def mean_weights(real: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights (..., token) of a mean over tokens that are not padding; 0 in a text of padding alone."""
+    return real.to(dtype) / real.sum(-1, keepdim=True).clamp(min=1)
+
+
 def scaled(name: str, size: int, width: float, *, multiple: int = 1) -> int:
     """Number of hidden units times ``width``, rounded to a positive multiple of ``multiple``."""
     _check.real("width", width, low=0, open_low=True)
@@ -128,8 +133,7 @@ def fasttext(
 
     def features(params: Params, x: Tensor) -> Tensor:
         table = params["embedding.weight"].mT.flatten(0, 1)
-        real = is_real(x, padding).to(table.dtype)
-        share = real / real.sum(-1, keepdim=True).clamp(min=1)
+        share = mean_weights(is_real(x, padding), table.dtype)
         at = rows(x, vocabulary).flatten(0, 1)
         h = functional.embedding_bag(at, table, mode="sum", per_sample_weights=share.flatten(0, 1))
         return dense.linear(params, "fc1", h.view(*x.shape[:2], dim))

@@ -75,18 +75,13 @@ def transformer(
         raise ValueError(f"embedding must be a multiple of heads={heads}, but got {embedding}")
     dim = text.scaled("embedding", embedding, width, multiple=heads)
     hidden, numbers = text.scaled("feedforward", feedforward, width), range(1, check.integer("blocks", blocks) + 1)
-    normal = {"scale": (dim,), "shift": (dim,)}
-
-    def normalised(layer: str) -> dict[str, tuple[int, ...]]:
-        return {f"{layer}.{kind}": shape for kind, shape in normal.items()}
-
-    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (dim, vocabulary), **normalised("embedding")}
+    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (dim, vocabulary), **dense.norm_shapes("embedding", dim)}
     shapes["position.weight"] = (dim, length)
     for b in numbers:
         shapes |= {f"attention{b}.weight": (dim, 3, dim), f"attention{b}.bias": (dim, 3)}
-        shapes |= dense.shapes(f"project{b}", dim, dim) | normalised(f"project{b}")
+        shapes |= dense.shapes(f"project{b}", dim, dim) | dense.norm_shapes(f"project{b}", dim)
         shapes |= dense.shapes(f"up{b}", dim, hidden)
-        shapes |= dense.shapes(f"down{b}", hidden, dim) | normalised(f"down{b}")
+        shapes |= dense.shapes(f"down{b}", hidden, dim) | dense.norm_shapes(f"down{b}", dim)
     shapes |= dense.shapes("out", dim, outputs)
 
     def init(rng: np.random.Generator) -> Params:
@@ -102,27 +97,28 @@ def transformer(
         return params | dense.start(rng, "out", dim, outputs)
 
     def features(params: Params, x: Tensor) -> Tensor:
-        clients, samples, _ = x.shape
         if x.shape[2] != length:
             raise ValueError(f"the network takes texts of {length} tokens, but got {x.shape[2]}")
         real = text.is_real(x, padding)
         # A text of padding alone attends to itself; its mean is still 0.
-        seen = (real | ~real.any(-1, keepdim=True)).view(clients * samples, 1, 1, length)
+        seen = (real | ~real.any(-1, keepdim=True)).view(-1, 1, 1, length)
         h = functional.embedding(text.rows(x, vocabulary), params["embedding.weight"].mT.flatten(0, 1))
         h = (h + params["position.weight"].mT.unsqueeze(1)).flatten(1, 2)
-        before = "embedding"
         for b in numbers:
-            mixed = _attention(params, f"attention{b}", dense.layer_norm(params, before, h), seen, heads)
-            h = h + dense.linear(params, f"project{b}", mixed)
-            up = dense.linear(params, f"up{b}", dense.layer_norm(params, f"project{b}", h))
-            h = h + dense.linear(params, f"down{b}", torch.relu(up))
-            before = f"down{b}"
-        h = dense.layer_norm(params, before, h).view(clients, samples, length, dim)
-        share = real.to(h.dtype) / real.sum(-1, keepdim=True).clamp(min=1)
-        return (share.unsqueeze(2) @ h).squeeze(2)
+            h = _block(params, b, h, seen, heads)
+        h = dense.layer_norm(params, f"down{numbers[-1]}", h).view(*x.shape, dim)
+        return (text.mean_weights(real, h.dtype).unsqueeze(2) @ h).squeeze(2)
 
     inner = [f"{kind}{b}" for b in numbers for kind in ("project", "up", "down")]
     return dense.with_head(shapes, init, features, *inner, "out")
+
+
+def _block(params: Params, b: int, h: Tensor, seen: Tensor, heads: int) -> Tensor:
+    """Block b: attention and two dense layers, each added to h (client, text and token, unit) after a normalisation."""
+    normalised = dense.layer_norm(params, f"down{b - 1}" if b > 1 else "embedding", h)
+    h = h + dense.linear(params, f"project{b}", _attention(params, f"attention{b}", normalised, seen, heads))
+    up = dense.linear(params, f"up{b}", dense.layer_norm(params, f"project{b}", h))
+    return h + dense.linear(params, f"down{b}", torch.relu(up))
 
 
 def _attention(params: Params, layer: str, h: Tensor, seen: Tensor, heads: int) -> Tensor:
