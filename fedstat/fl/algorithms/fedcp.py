@@ -319,16 +319,15 @@ def separated(net: Net, parts: Parts) -> Net:
     features = nets.n_features(net)
     nets.require_uncomposed(net)
     made = _Separated(net, parts, features, nets.head_layers(net)[-1])
-    policy, sampled = parts.policy, parts.policy is not None and parts.sampled
-    return Net(
-        made.shapes(),
-        made.init,
-        made.apply,
+    policy = parts.policy
+    return nets.derive(
+        net,
+        shapes=made.shapes(),
+        init=made.init,
+        apply=made.apply,
         buffers=(*net.buffers, *made.client(), *(policy.buffers if policy else ())),
-        unshared=net.unshared,
         heads=(GLOBAL, made.own) if parts.global_head else (made.own,),
-        noise={**net.noise, **({NOISE: (features,)} if sampled else {})},
-        undivided=net.undivided,
+        noise={**net.noise, **({NOISE: (features,)} if policy and parts.sampled else {})},
     )
 
 

@@ -100,17 +100,8 @@ def two_heads(net: Net) -> Net:
         personal = {name: params[mine] for mine, name in heads.items()}
         return torch.cat([net.head(generic, h), net.head(personal, h.detach())], -1)  # type: ignore[misc]
 
-    return Net(
-        {**net.shapes, **{mine: net.shapes[generic] for mine, generic in heads.items()}},
-        init,
-        apply,
-        buffers=net.buffers,
-        unshared=net.unshared,
-        activations=net.activations,
-        heads=(*nets.head_layers(net), PERSONAL),
-        noise=net.noise,
-        undivided=net.undivided,
-    )
+    shapes = {**net.shapes, **{mine: net.shapes[generic] for mine, generic in heads.items()}}
+    return nets.derive(net, shapes=shapes, init=init, apply=apply, heads=(*nets.head_layers(net), PERSONAL))
 
 
 def two_heads_loss(inner: Loss) -> Loss:

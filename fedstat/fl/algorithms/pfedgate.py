@@ -220,16 +220,13 @@ def gated(net: Net, sparsity: float, blocks: int) -> Net:
         )
     made = _Gated(net, sparsity, cut({n: s for n, s in net.shapes.items() if n not in net.buffers}, blocks), inputs)
     kept(torch.zeros(1, made.number), made.blocks, sparsity)  # raises
-    return net._replace(
+    return nets.derive(
+        net,
         shapes=made.shapes(),
         init=made.init,
         apply=made.apply,
         accumulate=made.accumulate if net.accumulate else None,
         buffers=(*net.buffers, OPEN),
-        features=None,
-        head=None,
-        thin=(),
-        pieces={},
         inputs=inputs,
     )
 

@@ -127,6 +127,21 @@ class Net(NamedTuple):
     inputs: int | None = None
 
 
+def derive(net: Net, **fields: Any) -> Net:
+    """Return a network that calls the functions of another, with parameters of its own.
+
+    Parameters
+    ----------
+    net : Net
+    **fields
+        ``shapes``, ``init``, ``apply``, and other fields of the new network. Buffers, noise and the like are those of
+        ``net`` if they are not named; what calls functions of ``net`` past ``apply``, or says where its parameters
+        stand, is left out.
+    """
+    alone = net._replace(accumulate=None, features=None, head=None, constants=None, thin=(), pieces={})
+    return alone._replace(**fields)
+
+
 def layer_of(name: str) -> str:
     """Layer that a parameter belongs to: ``"fc1.weight"`` to ``"fc1"``."""
     return name.rpartition(".")[0]

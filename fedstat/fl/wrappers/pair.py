@@ -53,20 +53,10 @@ def copies(net: Net, prefixes: Sequence[str], more: Mapping[str, tuple[int, ...]
         weights = [nets.whole(net, part(params, prefix)) for prefix in prefixes]
         return {name: params[name] for name in more} | join(weights, prefixes)
 
-    made = net._replace(
-        shapes={**more, **join([net.shapes] * len(prefixes), prefixes)},
-        buffers=every(net.buffers),
-        unshared=every(net.unshared),
-        features=None,
-        head=None,
-        heads=every(nets.head_layers(net)),
-        undivided=every(net.undivided),
-        whole=whole if net.whole else None,
-        thin=every(net.thin),
-        constants=None,
-        pieces={},
-    )
-    return made._replace(**fields)
+    shapes = {**more, **join([net.shapes] * len(prefixes), prefixes)}
+    heads, weights = every(nets.head_layers(net)), whole if net.whole else None
+    names = {name: every(getattr(net, name)) for name in ("buffers", "unshared", "undivided", "thin")}
+    return nets.derive(net, shapes=shapes, heads=heads, whole=weights, **names, **fields)
 
 
 GLOBAL, OWN = "global_", "own_"
