@@ -102,7 +102,7 @@ def fedcp(
         return samples.y
 
     def own_layers(net: Net) -> list[str]:
-        return [layer for layer in nets.layers(net) if layer in (CLIENT, nets.head_layers(net)[-1])]
+        return [layer for layer in nets.layers(net) if layer in (CLIENT, nets.output_layer(net))]
 
     weights = weigh if policy or aligned else None
     phases = (Phase(is_trainable=lambda name: nets.layer_of(name) != GLOBAL, sample_weights=weights),)
@@ -146,7 +146,7 @@ def _features(net: Net, params: Params, samples: Samples) -> Tensor:
 
 def _mean_head(context: RoundContext) -> Params:
     """The mean of the global and the own head, in the global head's place (eq. 6)."""
-    own = nets.head_layers(context.net)[-1]
+    own = nets.output_layer(context.net)
     names = {name: own + name.removeprefix(GLOBAL) for name in context.after if nets.layer_of(name) == GLOBAL}
     return {name: (context.after[name] + context.after[mine]) / 2 for name, mine in names.items()}
 
@@ -318,7 +318,7 @@ def separated(net: Net, parts: Parts) -> Net:
     """
     features = nets.n_features(net)
     nets.require_uncomposed(net)
-    made = _Separated(net, parts, features, nets.head_layers(net)[-1])
+    made = _Separated(net, parts, features, nets.output_layer(net))
     policy = parts.policy
     return nets.derive(
         net,
@@ -401,7 +401,7 @@ class _Separated(NamedTuple):
 
 def cut(net: Net, out: Tensor) -> Outputs:
     """Parts of the outputs of a separated network."""
-    n, k = nets.n_outputs(net), math.prod(net.shapes[f"{nets.head_layers(net)[-1]}.weight"][1:])
+    n, k = nets.n_outputs(net), math.prod(net.shapes[f"{nets.output_layer(net)}.weight"][1:])
     return Outputs(out[..., :n], out[..., n : n + k], out[..., n + k :])
 
 
@@ -425,7 +425,7 @@ def separated_loss(inner: Loss, net: Net, lam: float, *, of_loss: float = 1.0) -
 
 def client_vector(net: Net, params: Params) -> Tensor:
     """Column sums (client, feature) of each client's own head, over their norm; 0 where all are 0."""
-    return _direction(params[f"{nets.head_layers(net)[-1]}.weight"])
+    return _direction(params[f"{nets.output_layer(net)}.weight"])
 
 
 def _direction(weight: Tensor) -> Tensor:

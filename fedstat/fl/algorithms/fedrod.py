@@ -88,7 +88,7 @@ def two_heads(net: Net) -> Net:
     """
     nets.n_features(net)
     nets.require_uncomposed(net)
-    heads = {PERSONAL + name.removeprefix(nets.head_layers(net)[-1]): name for name in nets.head_parameters(net)}
+    heads = {PERSONAL + name.removeprefix(nets.output_layer(net)): name for name in nets.head_parameters(net)}
 
     def init(rng: np.random.Generator) -> Params:
         start = dict(net.init(rng))

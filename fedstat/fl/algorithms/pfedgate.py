@@ -263,14 +263,16 @@ class _Gated(NamedTuple):
         return sum(b.number for b in self.blocks.values())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        own = dense.shapes(GATE, self.inputs, self.number)
-        return own | dict.fromkeys((f"{GATE}.scale", f"{GATE}.shift", OPEN), (self.number,)) | dict(self.net.shapes)
+        return self.of_gate() | {OPEN: (self.number,)} | dict(self.net.shapes)
+
+    def of_gate(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the gating layer's parameters."""
+        return dense.shapes(GATE, self.inputs, self.number) | dense.norm_shapes(GATE, self.number)
 
     def init(self, rng: np.random.Generator) -> Params:
         """One client's start: that of the network, then the gating layer's."""
-        start = dict(self.net.init(rng)) | dense.start(rng, GATE, self.inputs, self.number)
-        start |= {f"{GATE}.scale": torch.ones(self.number), f"{GATE}.shift": torch.zeros(self.number)}
-        return {name: (start | {OPEN: torch.ones(self.number)})[name] for name in self.shapes()}
+        start = {**self.net.init(rng), **dense.draw_parameters(self.of_gate(), rng), OPEN: torch.ones(self.number)}
+        return {name: start[name] for name in self.shapes()}
 
     def gates(self, params: Params, x: Tensor, live: Tensor) -> Tensor:
         """Gates (client, block) of a batch, straight through what stays."""

@@ -137,6 +137,14 @@ def derive(net: Net, **fields: Any) -> Net:
         ``shapes``, ``init``, ``apply``, and other fields of the new network. Buffers, noise and the like are those of
         ``net`` if they are not named; what calls functions of ``net`` past ``apply``, or says where its parameters
         stand, is left out.
+
+    Examples
+    --------
+    >>> from fedstat.fl.nets import mlp
+    >>> net = mlp([4, 3, 2])
+    >>> twice = derive(net, apply=lambda params, x: 2 * net.apply(params, x))
+    >>> twice.inputs, net.accumulate is None, twice.accumulate is None
+    (4, False, True)
     """
     alone = net._replace(accumulate=None, features=None, head=None, constants=None, thin=(), pieces={})
     return alone._replace(**fields)
@@ -165,6 +173,11 @@ def layers(net: Net) -> dict[str, int]:
 def head_layers(net: Net) -> list[str]:
     """Output layers: the last layer, or one per component of a mixture."""
     return list(net.heads) or list(layers(net))[-1:]
+
+
+def output_layer(net: Net) -> str:
+    """The output layer; of several, the last."""
+    return head_layers(net)[-1]
 
 
 def head_parameters(net: Net) -> list[str]:
@@ -202,7 +215,7 @@ def n_outputs(net: Net) -> int:
     >>> n_outputs(mlp([784, 200, 10])), n_features(mlp([784, 200, 10]))
     (10, 200)
     """
-    return layers(net)[head_layers(net)[-1]]
+    return layers(net)[output_layer(net)]
 
 
 def n_features(net: Net) -> int:
@@ -212,7 +225,7 @@ def n_features(net: Net) -> int:
             "the method needs a network with features and one dense output layer, but this one has no features. "
             "Those in nets.NETS have; so does a module whose last layer is a torch.nn.Linear."
         )
-    return math.prod(base_of(net).shapes[f"{head_layers(net)[-1]}.weight"][1:])
+    return math.prod(base_of(net).shapes[f"{output_layer(net)}.weight"][1:])
 
 
 def require_uncomposed(net: Net, method: str = "the method") -> Net:

@@ -30,11 +30,6 @@ def weights(layers: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{layer}.weight" for layer in layers)
 
 
-def start(rng: np.random.Generator, layer: str, n_in: int, n_out: int) -> Params:
-    """Starting values as in ``torch.nn.Linear``: weight and bias from U(−1/√in, 1/√in)."""
-    return uniform(rng, shapes(layer, n_in, n_out), 1 / math.sqrt(n_in))
-
-
 def draw_parameters(shapes: Mapping[str, tuple[int, ...]], rng: np.random.Generator) -> Params:
     """Draw starting values as in ``torch.nn`` of dense layers, convolutions and normalisation, in this order."""
     start: Params = {}

@@ -124,12 +124,10 @@ def fasttext(
     _, outputs, vocabulary = check(sample, outputs, vocabulary)
     padding = check_padding(padding, vocabulary)
     dim = scaled("embedding", embedding, width)
-    shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (dim, vocabulary)}
-    shapes |= dense.shapes("fc1", dim, dim) | dense.shapes("fc2", dim, outputs)
+    layers = dense.shapes("fc1", dim, dim) | dense.shapes("fc2", dim, outputs)
 
     def init(rng: np.random.Generator) -> Params:
-        params = {"embedding.weight": normal(rng, shapes["embedding.weight"])}
-        return params | dense.start(rng, "fc1", dim, dim) | dense.start(rng, "fc2", dim, outputs)
+        return {"embedding.weight": normal(rng, (dim, vocabulary))} | dense.draw_parameters(layers, rng)
 
     def features(params: Params, x: Tensor) -> Tensor:
         table = params["embedding.weight"].mT.flatten(0, 1)
@@ -138,7 +136,7 @@ def fasttext(
         h = functional.embedding_bag(at, table, mode="sum", per_sample_weights=share.flatten(0, 1))
         return dense.linear(params, "fc1", h.view(*x.shape[:2], dim))
 
-    return dense.with_head(shapes, init, features, "fc1", "fc2")
+    return dense.with_head({"embedding.weight": (dim, vocabulary)} | layers, init, features, "fc1", "fc2")
 
 
 Cell = Literal["fused", "stacked"]
@@ -207,7 +205,7 @@ def lstm(
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (embedding, vocabulary)}
     for name, n_in in zip(names, inputs, strict=True):
         shapes |= {f"{name}.weight": (hidden, 4, n_in + hidden), f"{name}.bias": (hidden, 4)}
-    shapes |= dense.shapes("fc1", hidden, fc) | dense.shapes("fc2", fc, outputs)
+    after = dense.shapes("fc1", hidden, fc) | dense.shapes("fc2", fc, outputs)
 
     def init(rng: np.random.Generator) -> Params:
         params = {"embedding.weight": normal(rng, shapes["embedding.weight"])}
@@ -215,7 +213,7 @@ def lstm(
             own = {n: shapes[n] for n in (f"{name}.weight", f"{name}.bias")}
             params |= dense.uniform(rng, own, 1 / math.sqrt(hidden))
             params[f"{name}.bias"] += dense.uniform(rng, {"": (hidden, 4)}, 1 / math.sqrt(hidden))[""]
-        return params | dense.start(rng, "fc1", hidden, fc) | dense.start(rng, "fc2", fc, outputs)
+        return params | dense.draw_parameters(after, rng)
 
     def features(params: Params, x: Tensor) -> Tensor:
         table = params["embedding.weight"].mT.flatten(0, 1)
@@ -227,7 +225,7 @@ def lstm(
         h = _fused(h, gates) if fused else _stacked(h, gates)
         return torch.relu(dense.linear(params, "fc1", h))
 
-    return dense.with_head(shapes, init, features, "fc1", "fc2")
+    return dense.with_head(shapes | after, init, features, "fc1", "fc2")
 
 
 Gates = tuple["Tensor", "Tensor", "Tensor"]

@@ -77,11 +77,12 @@ def transformer(
     hidden, numbers = text.scaled("feedforward", feedforward, width), range(1, check.integer("blocks", blocks) + 1)
     shapes: dict[str, tuple[int, ...]] = {"embedding.weight": (dim, vocabulary), **dense.norm_shapes("embedding", dim)}
     shapes["position.weight"] = (dim, length)
+    dense_of = {}
     for b in numbers:
-        shapes |= {f"attention{b}.weight": (dim, 3, dim), f"attention{b}.bias": (dim, 3)}
-        shapes |= dense.shapes(f"project{b}", dim, dim) | dense.norm_shapes(f"project{b}", dim)
-        shapes |= dense.shapes(f"up{b}", dim, hidden)
-        shapes |= dense.shapes(f"down{b}", hidden, dim) | dense.norm_shapes(f"down{b}", dim)
+        dense_of[b] = dense.shapes(f"project{b}", dim, dim) | dense.norm_shapes(f"project{b}", dim)
+        dense_of[b] |= dense.shapes(f"up{b}", dim, hidden)
+        dense_of[b] |= dense.shapes(f"down{b}", hidden, dim) | dense.norm_shapes(f"down{b}", dim)
+        shapes |= {f"attention{b}.weight": (dim, 3, dim), f"attention{b}.bias": (dim, 3), **dense_of[b]}
     shapes |= dense.shapes("out", dim, outputs)
 
     def init(rng: np.random.Generator) -> Params:
@@ -92,9 +93,8 @@ def transformer(
             # Xavier's bound, with the query, key and value matrices taken as one.
             weight = f"attention{b}.weight"
             params |= dense.uniform(rng, {weight: shapes[weight]}, math.sqrt(6 / (3 * dim + dim)))
-            params |= dense.start(rng, f"project{b}", dim, dim) | {f"project{b}.bias": torch.zeros(dim)}
-            params |= dense.start(rng, f"up{b}", dim, hidden) | dense.start(rng, f"down{b}", hidden, dim)
-        return params | dense.start(rng, "out", dim, outputs)
+            params |= dense.draw_parameters(dense_of[b], rng) | {f"project{b}.bias": torch.zeros(dim)}
+        return params | dense.draw_parameters(dense.shapes("out", dim, outputs), rng)
 
     def features(params: Params, x: Tensor) -> Tensor:
         if x.shape[2] != length:
