@@ -293,8 +293,8 @@ def effective_rank(weights: Any, *, minus: Any = "mean", level: float = 0.95) ->
     >>> rng = np.random.default_rng(0)
     >>> own = rng.normal(size=(10, 20, 2)) @ rng.normal(size=(10, 2, 30))  # of rank 2
     >>> effective_rank(own, minus=None)
-    Effective rank of the weights: mean over 10 clients [95 % interval]
-      weights: 1.96 [1.94, 1.99] of at most 20
+    Effective rank of client weights (mean over 10 clients)
+      weights  1.96, 95% CI [1.94, 1.99] (t); maximum 20
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     if isinstance(weights, xr.DataTree):

@@ -207,9 +207,9 @@ def fa(
     >>> rng = np.random.default_rng(0)
     >>> z = np.outer(rng.normal(size=2000), [1, 1, 1, 0]) + rng.normal(size=(2000, 4))
     >>> fa(z, n_factors=1)
-    Factor analysis (pa): 4 units, 2000 rows, 1 factors (given)
-      converged in 7 steps, residual 9.4e-04
-      nu: median 0.48, 0 Heywood, 0 dead
+    Factor analysis (pa): 4 units, 2000 rows
+    1 factor (given); converged in 7 iterations (last change 0.0009)
+    Communality: median 0.48, range 0.00 to 0.55; 0 Heywood cases, 0 constant
       highest: 2 (0.55), 0 (0.50), 1 (0.47), 3 (0.00)
       lowest:  3 (0.00), 1 (0.47), 0 (0.50), 2 (0.55)
     """

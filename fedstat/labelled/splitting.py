@@ -338,10 +338,10 @@ def split_map(
     >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
     >>> weights = np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1)
     >>> split_map(weights, kappas=(0.3, 0.5), methods=("pc", "icc"))
-    Split of 8 units in 3 analyses, tau 0.5
+    Split of 8 units under 3 specifications (tau = 0.5)
       pc at kappa 0.3, 0.5; icc
-      4 shared in all, 4 personal in all, 0 depend on the analysis, 0 dead
-      adjusted Rand index of two analyses: median 1.00, least 1.00
+    4 units shared in all, 4 personal in all, 0 vary, 0 constant
+    ARI between two specifications: median 1.00, minimum 1.00
     """
     m, _, units, n_clients, agreement = sums(change(weights, minus))
     say_if_alone(n_clients)

@@ -225,11 +225,11 @@ class UnitStatistics(Protocol):
     def cautions(self) -> list[Caution]:
         """What to know before the numbers are relied on."""
 
-    def summary(self) -> str:
-        """Full report as text."""
-
     def _lines(self) -> list[str]:
-        """What was found."""
+        """Return the print's lines on the analysis."""
+
+    def _details(self) -> str:
+        """Return what a summary adds to the print."""
 
 
 def line(text: str) -> str:

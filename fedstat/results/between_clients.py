@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Caution, Result, extremes, line
-from fedstat.results.tables import beside, count, interval, median_and_ends, number, p_value
+from fedstat.results.base import Caution, Result, extremes
+from fedstat.results.tables import beside, count, median_and_ends, number, p_equals
 from fedstat.stats.entropy import largest_k
 
 FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high", "clustered")
@@ -293,27 +293,33 @@ class ClientClustersResult(Result):
         row["n_groups"] = 0 if self.groups is None else len(np.unique(self.groups))
         return pd.DataFrame([row | {name: getattr(self, name) for name in names}])
 
-    def __repr__(self) -> str:
-        sizes = ", ".join(str(n) for n in np.bincount(self.cluster)[1:])
-        head = f"{len(self.clients)} clients in {self.cluster.max()} clusters of {sizes}"
-        again = f"mean adjusted Rand index {number(self.recurs, 2)} ({self.resamples} draws)"
+    def _lines(self) -> list[str]:
+        n = len(self.clients)
         lines = [
-            f"{head}: average linkage on 1 - cosine similarity of {self.n_values} values",
-            *(["  what is compared: vectors less their mean over clients"] if self.minus else []),
-            f"  found again without {self.left_out} clients: {again}",
+            f"{count(int(self.cluster.max()), 'cluster')} of {count(n, 'client')} (sizes {_sizes(self.cluster)})",
+            f"Average linkage on 1 - cosine similarity, {self.n_values} values per client",
+            *["Vectors minus their mean over clients"] * bool(self.minus),
+            (
+                f"Mean ARI with clusters of random subsamples of {n - self.left_out} clients: {number(self.recurs, 2)} "
+                f"({self.resamples} draws)"
+            ),
         ]
-        if self.groups is not None:
-            _, counts = np.unique(self.groups, return_counts=True)
-            equal = "draws" if self.std_error == 0 else ""
-            rand = interval(self.adjusted_rand, self.conf_low, self.conf_high, 2, sign=False, equal=equal)
-            how = f"all {self.permutations} arrangements" if self.exact else f"{self.permutations} random permutations"
-            within, error = number(self.contrast, 2), f"delete-{self.left_out} jackknife"
-            lines += [
-                f"Known groups: {len(counts)} of {', '.join(map(str, counts))} clients",
-                f"  adjusted Rand index of clusters and groups {rand}, p {p_value(self.p_value)}",
-                f"  mean similarity within groups minus between {within}, p {p_value(self.contrast_p_value)}",
-                f"  p: one-sided, {how} of the groups' labels; {100 * self.level:g} % interval: {error}",
-            ]
-            if equal:
-                lines.append("  the same index in every draw: they cannot say how rare a difference is")
-        return "\n".join(map(line, lines))
+        if self.groups is None:
+            return lines
+        ari, contrast = number(self.adjusted_rand, 2), number(self.contrast, 2)
+        certain = "no CI: the same in every subsample"
+        if self.std_error != 0:
+            ends = f"[{number(self.conf_low, 2)}, {number(self.conf_high, 2)}]"
+            certain = f"{100 * self.level:g}% CI {ends} (delete-{self.left_out} jackknife)"
+        which = f"all {self.permutations} arrangements" if self.exact else f"{self.permutations} permutations"
+        return [
+            *lines,
+            f"Known groups: {len(np.unique(self.groups))} (sizes {_sizes(self.groups)})",
+            f"  ARI with the clusters: {ari}, {certain}",
+            f"    {p_equals(self.p_value)} (one-sided, {which} of group membership)",
+            f"  Mean similarity within minus between groups: {contrast}, {p_equals(self.contrast_p_value)} (same test)",
+        ]
+
+
+def _sizes(group: NDArray[Any]) -> str:
+    return ", ".join(map(str, np.unique(group, return_counts=True)[1]))

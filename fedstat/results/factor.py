@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fedstat._utils import check, labels
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import Caution, Result, constant, extremes
+from fedstat.results.base import Caution, Result, constant, extremes, wrapped
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import count, number
+from fedstat.results.tables import count, median_and_ends, number, p_equals
 from fedstat.stats import number_of_factors
 from fedstat.stats import split as _split
 
@@ -285,7 +285,7 @@ class FactorResult(Result):
             rows = labels.by_label(name, rows, z["unit"].to_numpy(), self.units, "unit")
         return np.asarray(rows[:, ~self.dead])
 
-    def summary(self, *, rows: int = 12, factors: int = 6) -> str:
+    def summary(self, *, rows: int = 12, factors: int = 5) -> str:
         """Report in the words of R's psych: h2, u2, com, SS loadings, RMSR, χ², TLI, RMSEA, BIC.
 
         Parameters
@@ -293,6 +293,9 @@ class FactorResult(Result):
         rows, factors : int
             Number of units to print, by descending h2, and of factors.
         """
+        return f"{self!r}\n\n{self._details(rows, factors)}"
+
+    def _details(self, rows: int = 12, factors: int = 5) -> str:
         g = min(factors, self.n_factors)
         table = self.tidy().rename(columns={"complexity": "com"}).sort_values("h2", ascending=False)
         table = table[["term", *(f"factor_{m + 1}" for m in range(g)), "h2", "u2", "com"]].head(rows)
@@ -306,43 +309,51 @@ class FactorResult(Result):
         cut = "" if rows >= len(self.units) and g == self.n_factors else "(largest h2 and first factors only)"
         return "\n".join(
             [
-                repr(self), "", f"Loadings {cut}".rstrip(),
+                f"Loadings {cut}".rstrip(),
                 table.to_string(index=False, float_format="%.2f"), "",
                 variance.to_string(float_format="%.2f"), "",
-                *self._index_lines(),
+                *map(wrapped, self._index_lines()),
             ]
         )  # fmt: skip
 
     def _index_lines(self) -> list[str]:
         x = self._indices
-        lines = [f"RMSR {number(x['rmsr'], 3)}, corrected for df {number(x['rmsr_corrected'], 3)}; df {x['df']:.0f}"]
+        rmsr = f"RMSR = {number(x['rmsr'], 3)} (df-corrected {number(x['rmsr_corrected'], 3)})"
         if x["df"] <= 0:
-            return [
-                *lines,
-                "df <= 0: the model has as many parameters as R has correlations; chi2, TLI, RMSEA say nothing",
-            ]
+            return [f"{rmsr}; df <= 0: the model has as many parameters as R has correlations: no chi2, TLI, RMSEA"]
         if self.n_obs is None:
-            return [*lines, "n_obs unknown: chi2, TLI, RMSEA and BIC need it"]
+            return [f"{rmsr}; chi2, TLI, RMSEA and BIC need n_obs"]
         if np.isnan(x["chi2"]):
-            return [*lines, "R or the model is singular: chi2, TLI, RMSEA and BIC are undefined"]
+            return [f"{rmsr}; chi2, TLI, RMSEA and BIC are undefined: R or the model is singular"]
         return [
-            *lines,
-            f"chi2 {number(x['chi2'], 2)} with p {x['p_value']:.3g} (rows taken as independent)",
-            f"TLI {number(x['tli'], 3)}; BIC {number(x['bic'], 1)}",
-            f"RMSEA {number(x['rmsea'], 3)}, 90 % from {number(x['rmsea_low'], 3)} to {number(x['rmsea_high'], 3)}",
+            f"{rmsr}; TLI = {number(x['tli'], 3)}; BIC = {number(x['bic'], 1)}",
+            f"RMSEA = {number(x['rmsea'], 3)}, 90% CI [{number(x['rmsea_low'], 3)}, {number(x['rmsea_high'], 3)}]",
+            (
+                f"chi2({x['df']:.0f}) = {number(x['chi2'], 2)}, {p_equals(x['p_value'])}; "
+                f"H0: {count(self.n_factors, 'factor')} fit exactly"
+            ),
+            "All but RMSR assume independent rows; weights of a unit are not independent",
         ]
 
     def _lines(self) -> list[str]:
-        d, nu = len(self.units), self.communality
-        how = f"kappa {self.kappa:g}" if self.kappa is not None else "given"
-        size = "" if self.n_obs is None else f", {self.n_obs} rows"
-        size += " of changes from the start" if self.of_change else ""
-        end = f"converged in {self.n_iter} steps" if self.converged else f"NOT converged in {self.n_iter} steps"
-        starts = "" if self.n_starts == 1 else f"; {self.n_minima} solutions from {self.n_starts} starts"
+        nu, n = self.communality, self.n_clients
+        _, least, most = median_and_ends(nu)
+        size = count(len(self.units), "unit")
+        if self.n_obs is not None:
+            of_clients = f" ({count(n, 'client')} x {self.n_obs // n} weights)" if n and self.n_obs % n == 0 else ""
+            size += f", {self.n_obs} rows{of_clients}"
+        chosen = f"kappa = {self.kappa:g}" if self.kappa is not None else "given"
+        end = "converged in" if self.converged else "NOT converged after"
+        end += f" {count(self.n_iter, 'iteration')} (last change {self.residual:.1g})"
+        if self.n_starts > 1:
+            end += f"; {count(self.n_minima, 'solution')} from {self.n_starts} initial values"
         return [
-            f"Factor analysis ({self.method}): {d} units{size}, {self.n_factors} factors ({how})",
-            f"  {end}, residual {self.residual:.1e}{starts}",
-            f"  nu: median {np.nanmedian(nu):.2f}, {int(self.heywood.sum())} Heywood, {int(self.dead.sum())} dead",
+            f"Factor analysis ({self.method}): {size}{', baseline subtracted' * self.of_change}",
+            f"{count(self.n_factors, 'factor')} ({chosen})" + f"; {end}" * (self.method in ("pa", "minres")),
+            (
+                f"Communality: median {number(np.nanmedian(nu), 2)}, range {number(least, 2)} to {number(most, 2)}; "
+                f"{count(int(self.heywood.sum()), 'Heywood case')}, {int(self.dead.sum())} constant"
+            ),
             *extremes(nu, self.units),
             *constant(self.units, self.dead),
         ]

@@ -239,12 +239,15 @@ class IccResult(Result):
         rows : int
             Number of units to print, by descending ICC2.
         """
+        return f"{self!r}\n\n{self._details(rows)}"
+
+    def _details(self, rows: int = 12) -> str:
         n = len(self.units) * self.n_weights
         cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)} by {HEADLINE})"
-        units = self.augment().sort_values("icc", ascending=False).head(rows).drop(columns="dead")
+        shown = ["unit", "icc", "conf_low", "conf_high", "p_adjusted"]
+        units = self.augment().sort_values("icc", ascending=False).head(rows)[shown]
         return "\n".join(
             [
-                repr(self), "",
                 f"Layer: targets are its {n} weights, raters {self.n_clients} clients",
                 self.layer.to_string(index=False, float_format="%.3g"), "",
                 f"Units{cut}",

@@ -66,19 +66,29 @@ class EffectiveRankResult(Result):
         row |= {"n_undefined": int(rank.isnull().sum()), "minus": self.minus, "level": self.level}
         return pd.DataFrame([row])
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         off = {"mean": " minus their mean", "nothing": ""}.get(self.minus, f" minus {self.minus!r}")
-        row = self.glance().iloc[0]
-        level = f"[{100 * self.level:g} % interval]"
-        lines = [f"Effective rank of the weights{off}: mean over {row['n_clients']} clients {level}"]
-        for one in self.tidy().to_dict("records"):
-            when = f", round {one['checkpoint']}" if "checkpoint" in one else ""
-            equal = f"{one['n_clients']} clients" if one["n_clients"] > 1 else ""
-            value = interval(one["estimate"], one["conf_low"], one["conf_high"], 2, sign=False, equal=equal)
-            lines.append(f"  {one['term']}{when}: {value} of at most {one['largest']}")
+        row, table = self.glance().iloc[0], self.tidy()
+        when = [f", round {number}" for number in table["checkpoint"]] if "checkpoint" in table else [""] * len(table)
+        rows = [(f"{x['term']}{at}", self._estimate(x)) for at, (_, x) in zip(when, table.iterrows(), strict=True)]
+        lines = [
+            f"Effective rank of client weights{off} (mean over {count(row['n_clients'], 'client')})",
+            *columns(rows),
+        ]
         if row["n_undefined"]:
-            lines.append(f"  {row['n_undefined']} without a rank: nothing of the weights is the client's own")
-        return "\n".join(map(line, lines))
+            lines.append(f"  {row['n_undefined']} undefined: nothing of the weights is personal")
+        return lines
+
+    def _estimate(self, x: pd.Series[Any]) -> str:
+        """Mean over clients with its interval, or the reason why there is none, and the largest possible rank."""
+        if np.isfinite(x["conf_low"]):
+            ends = f"[{number(x['conf_low'], 2)}, {number(x['conf_high'], 2)}]"
+            certain = f", {100 * self.level:g}% CI {ends} (t)"
+        elif x["n_clients"] > 1:
+            certain = f" (no CI: equal in all {x['n_clients']} clients)"
+        else:
+            certain = f" (no CI: {count(x['n_clients'], 'client')} with a rank)"
+        return f"{number(x['estimate'], 2)}{certain}; maximum {x['largest']}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

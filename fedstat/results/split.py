@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, UnitStatistics, line, listing
+from fedstat.results.base import TERMINAL, Caution, Result, UnitStatistics, listing
 from fedstat.results.tables import beside, count, number
 from fedstat.stats import split as _split
 
@@ -173,7 +173,7 @@ class SplitResult(Result):
 
     def summary(self) -> str:
         """Return the split, then the summary of the analysis behind it."""
-        return f"{self!r}\n\n{self.fit.summary()}"
+        return f"{self!r}\n\n{self.fit._details()}"
 
     def median_icc(self, group: str) -> float:
         """Median ICC2 over the units of a :attr:`group`, of a test over those of an outcome; NaN where none has any."""
@@ -315,25 +315,29 @@ class SplitMapResult(Result):
         first, second = np.array([*combinations(range(len(self.shared)), 2)], dtype=int).reshape(-1, 2).T
         return np.asarray(_split.adjusted_rand(self.shared[first], self.shared[second]))
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         x, p = self.glance().to_dict("records")[0], self.p_shared
         n = x["n_analyses"]
         of_nu = self.analyses[self.analyses["kappa"].notna()]
         by = [] if of_nu.empty else [", ".join(dict.fromkeys(of_nu["method"]))]
         by = [f"{names} at kappa {', '.join(f'{k:g}' for k in dict.fromkeys(of_nu['kappa']))}" for names in by]
         by += ["icc"] if self.analyses["kappa"].isna().any() else []
-        doubt = np.argsort(np.abs(p - 0.5), kind="stable")[: x["n_depends"]]
+        varying = np.argsort(np.abs(p - 0.5), kind="stable")[: x["n_depends"]]
+        named = [f"{self.units[j]} ({self.shared[:, j].sum()})" for j in varying]
         least, median = (number(x[f"adjusted_rand_{end}"], 2) for end in ("min", "median"))
-        always = f"{x['n_shared']} shared in all, {x['n_personal']} personal in all"
-        lines = [
-            f"Split of {x['d']} units in {n} analyses, tau {self.tau}",
+        return [
+            f"Split of {count(x['d'], 'unit')} under {count(n, 'specification')} (tau = {self.tau})",
             f"  {'; '.join(by)}",
-            f"  {always}, {x['n_depends']} depend on the analysis, {x['n_dead']} dead",
-            f"  adjusted Rand index of two analyses: median {median}, least {least}",
+            (
+                f"{count(x['n_shared'], 'unit')} shared in all, {x['n_personal']} personal in all, "
+                f"{x['n_depends']} vary, {x['n_dead']} constant"
+            ),
+            f"ARI between two specifications: median {median}, minimum {least}",
+            *[listing(f"Most variable (shared in x of {n}):", named, TERMINAL)] * bool(named),
         ]
-        if x["n_depends"]:
-            named = [f"{self.units[j]} {self.shared[:, j].sum()}" for j in doubt]
-            lines.append(listing(f"  most in doubt, shared in so many of {n}:", named))
-        if x["n_not_converged"]:
-            lines.append(f"  {x['n_not_converged']} did not converge: fedstat.split(..., max_iter=1000) usually does")
-        return "\n".join(map(line, lines))
+
+    def cautions(self) -> list[Caution]:
+        """Return how many specifications did not converge; mostly nothing."""
+        n = int((~self.analyses["converged"]).sum())
+        text = f"{count(n, 'specification')} did not converge: fedstat.split(..., max_iter=1000) usually does"
+        return [Caution("Specifications not converged", text)] * bool(n)

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
-from fedstat.results.base import TERMINAL, Caution, Result, line, listing
+from fedstat.results.base import TERMINAL, Caution, Result, columns, listing
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, count
+from fedstat.results.tables import beside, count, number, p_equals
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
 from fedstat.stats.resampling import expanded_percentiles
@@ -253,29 +253,26 @@ class PermutationResult(Result):
         return pd.DataFrame([row | {"replicates": len(self.communality), "n_units": found}])
 
     def verdict(self) -> str:
-        """What the test says at 5 %, in a sentence."""
-        least = 2 / (1 + len(self.communality))
-        if least > _LEVEL:
-            return f"too few shuffles for a verdict: p cannot fall below {least:.2g}"
+        """Return what the test concludes at 5%, in a sentence."""
+        if 2 / (1 + len(self.communality)) > _LEVEL:
+            return "too few permutations for a conclusion at 5%"
         if self.p_value > _LEVEL:
-            return f"at {_LEVEL:.0%} nu spreads as after shuffling; whether clients agree: test of labels, fedstat.icc"
-        null = float(np.nanstd(self.communality, axis=1).mean())
-        how = "more" if self.statistic > null else "less"
-        return f"at {_LEVEL:.0%} nu spreads {how} than after shuffling: labels of units mean something across clients"
+            return "no evidence against H0, which does not show exchangeability (for agreement see fedstat.icc)"
+        return f"H0 is rejected at {_LEVEL:.0%}"
 
-    def __repr__(self) -> str:
+    def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
-        p = f"p {x['p_value']:.3g}, two-sided"
-        more = f"have more explained than shuffled ones (one-sided, false discovery rate {_LEVEL:.0%})"
-        return "\n".join(
-            [
-                f"Permutation test of the spread of nu, {x['replicates']:.0f} shuffles of the units within clients",
-                "  null hypothesis: clients could name their units in any order",
-                f"  spread of nu over units {x['statistic']:.3f}, {x['null_mean']:.3f} expected; {p}",
-                f"  {self.verdict()}",
-                f"  {x['n_units']:.0f} of {len(self.split.shared)} units {more}",
-            ]
-        )
+        least, size = p_equals(2 / (1 + x["replicates"])), len(self.split.shared)
+        return [
+            f"Permutation test of communalities ({x['replicates']:.0f} permutations of units within clients)",
+            "H0: units are exchangeable within clients",
+            (
+                f"SD of communality over {count(size, 'unit')}: {x['statistic']:.3f} observed, "
+                f"{x['null_mean']:.3f} expected under H0"
+            ),
+            f"  {p_equals(x['p_value'])} (two-sided; smallest possible {least}): {self.verdict()}",
+            f"Units: {x['n_units']:.0f} of {size} have a higher communality than under H0 (one-sided, FDR {_LEVEL:g})",
+        ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -302,11 +299,28 @@ class StabilityResult(Result):
         """One row: the smallest adjusted Rand index for each thing varied."""
         return self.table.groupby("varied", sort=False)["adjusted_rand"].min().to_frame().T.reset_index(drop=True)
 
-    def __repr__(self) -> str:
-        first, *rest = repr(self.reference).splitlines()
-        settings = [text for text in rest if text.startswith(("  tau ", "Factor analysis", "  converged", "  NOT "))]
-        head = [f"Stability of the reference: {first}", *settings, "Compared with it:"]
-        return "\n".join([*map(line, head), self.table.to_string(index=False, float_format="%.2f")])
+    def _lines(self) -> list[str]:
+        split, factors = self.reference, self.reference.factors
+        counts = ", ".join(f"{int((split.group == name).sum())} {name}" for name in ("shared", "personal"))
+        kappa = "" if factors.kappa is None else f"kappa = {factors.kappa:g}, "
+        settings = f"{factors.method}, {kappa}tau = {split.tau}, {count(factors.n_factors, 'factor')}"
+        rows = [("setting", "value", "ARI", "unchanged", "factors", "converged", "Heywood")]
+        rows += [
+            (
+                x["varied"], str(x["value"]), number(x["adjusted_rand"], 2), number(x["same_state"], 2),
+                str(x["n_factors"]), "yes" if x["converged"] else "no", str(x["n_heywood"]),
+            )
+            for x in self.table.to_dict("records")
+        ]  # fmt: skip
+        return [
+            "Sensitivity of the split to analysis choices, changed one at a time",
+            f"Reference: {counts} ({settings})",
+            *columns(rows, n_right=6),
+            (
+                "ARI with the reference: 1 identical, 0 chance. unchanged: proportion of units in the same group "
+                "(ARI = 1, unchanged = 0: groups swapped)."
+            ),
+        ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -333,12 +347,12 @@ class NFactorsResult(Result):
     def tidy(self) -> pd.DataFrame:
         """One row per rule: term, n_factors, share of the eigenvalues' sum that they hold, what the rule says."""
         says = {
-            "kappa": f"eigenvalues hold {self.kappa:g} of their sum",
-            "kaiser": "eigenvalue above 1",
-            "parallel_pc": "eigenvalue of R above that of noise",
-            "parallel_fa": "eigenvalue of R with SMC diagonal above that of noise",
-            "map": "smallest mean squared partial correlation",
-            "scree": "before the sharpest bend of the eigenvalues",
+            "kappa": f"proportion of the eigenvalue sum >= {self.kappa:g}",
+            "kaiser": "eigenvalue > 1",
+            "parallel_pc": "eigenvalue above random data",
+            "parallel_fa": "eigenvalue above random data, SMCs on diagonal",
+            "map": "minimum mean squared partial correlation",
+            "scree": "sharpest bend of the eigenvalues",
         }
         share = np.concatenate([[0.0], np.cumsum(self.curves["eigenvalues"]) / np.sum(self.curves["eigenvalues"])])
         rows = [
@@ -352,6 +366,21 @@ class NFactorsResult(Result):
         row: dict[str, Any] = {"d": len(self.curves["eigenvalues"]), "n_obs": self.n_obs}
         return pd.DataFrame([row | self.numbers])
 
-    def __repr__(self) -> str:
-        head = f"Number of factors of {len(self.curves['eigenvalues'])} units, {self.n_obs} rows"
-        return head + "\n" + self.tidy().to_string(index=False, float_format="%.2f")
+    def _lines(self) -> list[str]:
+        names = {
+            "kappa": f"kappa = {self.kappa:g}",
+            "kaiser": "Kaiser",
+            "parallel_pc": "parallel analysis, PC",
+            "parallel_fa": "parallel analysis, FA",
+            "map": "MAP",
+        }
+        size = f"{count(len(self.curves['eigenvalues']), 'unit')}, {self.n_obs} rows"
+        numbers, says = self.numbers, self.tidy()["criterion"]
+        width = max(len(names.get(rule, rule)) for rule in numbers)
+        return [
+            f"Number of factors ({size}): the rules range from {min(numbers.values())} to {max(numbers.values())}",
+            *(
+                f"  {names.get(rule, rule):<{width}}  {n:>4}  {criterion}"
+                for (rule, n), criterion in zip(numbers.items(), says, strict=True)
+            ),
+        ]

@@ -351,11 +351,13 @@ class ComponentsResult(Result):
         rows : int
             Number of units to print, by descending personal share.
         """
+        return f"{self!r}\n\n{self._details(rows)}"
+
+    def _details(self, rows: int = 12) -> str:
         cut = "" if rows >= len(self.units) else f" (the {rows} highest of {len(self.units)})"
         units = self.tidy().sort_values("personal", ascending=False, kind="stable").head(rows)
         return "\n".join(
             [
-                repr(self), "",
                 "Layer",
                 self.layer.to_string(index=False, float_format="%.3g"), "",
                 f"Units by personal share{cut}",

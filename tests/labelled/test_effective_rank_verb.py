@@ -34,7 +34,7 @@ def test_without_the_shared_factor_the_rank_is_that_of_the_personal_one():
     assert rank["layer"].values.tolist() == ["fc1"]
     np.testing.assert_allclose(rank.sel(layer="fc1"), [of_matrices(BA[2]), of_matrices(BA[4])], rtol=1e-6)
     np.testing.assert_allclose(rank.sel(checkpoint=2), 1, rtol=1e-6)
-    assert "fc1, round 2: 1.00, equal in all 5 clients of at most 6" in repr(found)
+    assert "fc1, round 2  1.00 (no CI: equal in all 5 clients); maximum 6" in repr(found)
 
 
 def test_layers_stand_in_the_order_of_the_network():
@@ -64,7 +64,7 @@ def test_units_that_are_shared_are_nothing_personal():
     w[:] = w[0]
     alike = fedstat.effective_rank(w)
     assert np.isnan(alike.rank["rank"]).all()
-    assert "7 without a rank: nothing of the weights is the client's own" in repr(alike)
+    assert "7 undefined: nothing of the weights is personal" in repr(alike)
 
 
 @pytest.mark.parametrize(

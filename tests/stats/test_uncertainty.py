@@ -223,17 +223,17 @@ def test_the_permutation_test_finds_units_with_an_identity_and_only_those() -> N
     assert (table["p_value"][6:] > 0.05).all()
     assert_allclose(table["p_adjusted"], stats.false_discovery_control(table["p_value"]))
     said = repr(found)
-    assert "p 0.02, two-sided" in said
-    assert "at 5% nu spreads more than after shuffling: labels of units mean something across clients" in said
-    assert "6 of 10 units have more explained than shuffled ones (one-sided, false discovery rate 5%)" in said
+    assert "p = 0.02 (two-sided; smallest possible p = 0.02): H0 is rejected at 5%" in said
+    assert "Units: 6 of 10 have a higher communality than under H0 (one-sided, FDR 0.05)" in said
 
 
 def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() -> None:
     few = fs.permutation_test(weights(), n_factors=2, method="pc", replicates=19)
-    assert few.verdict() == "too few shuffles for a verdict: p cannot fall below 0.1"
+    assert few.verdict() == "too few permutations for a conclusion at 5%"
+    assert "smallest possible p = 0.10" in repr(few)
     own = np.random.default_rng(0).normal(size=(8, 6, 30))
     found = fs.permutation_test(own, n_factors=1, replicates=99)
-    assert "at 5% nu spreads as after shuffling; whether clients agree: test of labels, fedstat.icc" in repr(found)
+    assert "no evidence against H0" in repr(found)
     own[:, 0] = 0
     table = fs.permutation_test(own, n_factors=1, method="pc", replicates=39).tidy()
     assert table[["p_value", "p_adjusted"]].isna().all(axis=1).tolist() == [True] + [False] * 5
@@ -246,7 +246,7 @@ def test_the_permutation_test_says_that_it_does_not_ask_about_agreement() -> Non
     found = fs.permutation_test(agreeing, n_factors=2, method="pc", replicates=99)
     assert found.p_value > 0.05
     assert fs.icc(agreeing).agreement.min() > 0.3
-    assert "whether clients agree: test of labels, fedstat.icc" in found.verdict()
+    assert "no evidence against H0, which does not show exchangeability (for agreement see" in found.verdict()
 
 
 def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
@@ -276,10 +276,8 @@ def test_stability_varies_one_choice_at_a_time() -> None:
     assert more["same_state"] == 1
     said = repr(result)
     for part in (
-        "Stability of the reference: Split of 10 units",
-        "tau      0.3",
-        "Factor analysis (pa)",
-        "(kappa 0.5)",
+        "Reference: 5 shared, 5 personal (pa, kappa = 0.5, tau = 0.5,",
+        "  tau            0.3  ",
     ):
         assert part in said
 
