@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
 from operator import add
 from typing import Any, Literal
@@ -130,14 +131,9 @@ def variance_components(
     alike: list[NDArray[np.float64]] = []
     equal: Any = True
     for at, w in _unit_blocks(weights):
-        here = units[at]
-        try:
+        with _naming(units[at], clients):
             sums = reml.gram(w, n, x) if method == "reml" else by_moments.parts(w, x)
             found.append(estimate(sums, level=level))
-        except BadWeightsError as error:
-            raise BadWeightsError(here[error.unit], _name(clients, error.client)) from None
-        except NoNoiseError as error:
-            raise NoNoiseError(here[error.units]) from None
         pooled.append(sums.pooled())
         equal = equal & numpy_of((w[:, :1] == w[:, 1:]).reshape(len(clients), -1).all(axis=1))
         alike.append(agreement(icc_sums(w.mean(1))))
@@ -158,6 +154,18 @@ def variance_components(
         agreement=np.concatenate(alike),
         adjusted=covariate is not None,
     )
+
+
+@contextmanager
+def _naming(units: NDArray[Any], clients: NDArray[Any]) -> Iterator[None]:
+    """Let errors of the statistics, which know positions, name units and clients."""
+    try:
+        yield
+    except BadWeightsError as error:
+        client = None if error.client is None else clients[error.client]
+        raise BadWeightsError(units[error.unit], client) from None
+    except NoNoiseError as error:
+        raise NoNoiseError(units[error.units]) from None
 
 
 def _unit_blocks(weights: Weights) -> Iterator[tuple[slice, Any]]:
@@ -197,10 +205,6 @@ def _dense(weights: Any) -> Any:
                     f"{shapes[0][0]}, but client {c} has {len(of_client)}, number {r} of shape {shape}"
                 )
     return np.array([[np.asarray(w) for w in client] for client in weights])
-
-
-def _name(clients: NDArray[Any], position: int | None) -> Any:
-    return None if position is None else clients[position]
 
 
 def _joined(found: list[Components]) -> Components:

@@ -370,20 +370,25 @@ def analyse(
             f"communality above 1 (Heywood case) in unit(s) {few(units[result.heywood])}. "
             "Lower kappa or n_factors, or pass heywood='bound' or method='minres'."
         )
+    _say_if_improper(result, numpy_of(fit.eigenvalues))
+    return result.rotate(rotation) if rotation is not None else result
+
+
+def _say_if_improper(result: FactorResult, eigenvalues: NDArray[Any]) -> None:
+    """Warn where communalities say nothing, or were still moving."""
     live = int((~result.dead).sum())
-    if method != "leverage" and (rank := _exhausted(numpy_of(fit.eigenvalues)[: result.n_factors], live)):
+    if result.method != "leverage" and (rank := _exhausted(eigenvalues[: result.n_factors], live)):
         check.warn(
             f"there are as many factors as the rank of the correlations, {rank} for {live} live units: "
             "every communality is 1 and says nothing. Lower kappa or n_factors, or use more rows."
         )
     if not result.converged:
         check.warn(
-            f"{method} was still moving by {result.residual:.2g} after {result.n_iter} steps with {result.n_factors} "
-            f"factors for {live} units. Raise max_iter (1000 is usually enough), lower kappa or n_factors, use "
-            "method='minres', or see fedstat.stability for whether the split moves too.",
+            f"{result.method} was still moving by {result.residual:.2g} after {result.n_iter} steps with "
+            f"{result.n_factors} factors for {live} units. Raise max_iter (1000 is usually enough), lower kappa or "
+            "n_factors, use method='minres', or see fedstat.stability for whether the split moves too.",
             ConvergenceWarning,
         )
-    return result.rotate(rotation) if rotation is not None else result
 
 
 def _exhausted(leading: NDArray[Any], live: int) -> int | None:

@@ -152,13 +152,14 @@ def read_layers(
             states.fill(filled, wanted, state, c, names, module, unit_axis)
             del state
     states.warn_of(filled)
-    tree = xr.DataTree()
+    tree = xr.DataTree.from_dict({name: xr.Dataset({"w": _labelled(stack, names)}) for name, stack in filled.items()})
     tree.attrs = {"left_out": ignored} if ignored else {}
-    for name, stack in filled.items():
-        dims = ["client", *stack.layout.dims(stack.w.ndim - 1)]
-        coords, attrs = {"client": names}, {"layout": str(stack.layout)}
-        tree[name] = xr.DataTree(xr.Dataset({"w": xr.DataArray(stack.w, dims=dims, coords=coords, attrs=attrs)}))
     return tree, without
+
+
+def _labelled(stack: Stack, clients: Sequence[Any]) -> xr.DataArray:
+    dims = ["client", *stack.layout.dims(stack.w.ndim - 1)]
+    return xr.DataArray(stack.w, {"client": clients}, dims, attrs={"layout": str(stack.layout)})
 
 
 def _compared(state: State, layers: Sequence[str] | None) -> list[str]:

@@ -190,29 +190,19 @@ def fit(
     ones = xp.astype(~dead, xp.float64)
     unit = with_diagonal(xp, r, ones)
     g, most = (None, 0) if n_factors is None else _given(xp, n_factors, live)
-    iterates, given_start = method in ITERATE, not isinstance(start, str)
-    if iterates and given_start:  # vectors of R are not needed
-        values, vectors = xp.flip(xp.linalg.eigvalsh(unit), axis=-1), unit
-    elif g is None or (not given_start and start == "smc") or not pays(r.shape[-1], most):
-        values, vectors = full(xp, unit)
-    else:
-        values, vectors = leading(xp, unit, most, accuracy=_accuracy(tol))
+    values, vectors = _decomposed(xp, unit, most, method, start, tol)
     g = count_factors(values, kappa=kappa) if g is None else g
-
-    n_iter, converged, residual = xp.ones_like(g), xp.ones_like(g, dtype=xp.bool), xp.zeros_like(live, dtype=xp.float64)
-    if iterates:
-        h = _start(xp, start, values, vectors, ones)
+    if method == "pa":
+        h, bound = _start(xp, start, values, vectors, ones), heywood == "bound"
         known = (values, vectors) if isinstance(start, str) and start == "pc" else None
-        if method == "pa":
-            bound = heywood == "bound"
-            a, h, n_iter, residual = _iterate(xp, r, h, g, known, bound, max_iter, tol, wanted=loadings or bound)
-        else:
-            h, n_iter, residual = minimise(r, ones, g, h, max_iter=max_iter, tol=tol)
-            a = _loadings(xp, *_top(xp, r, h, g, None, tol), g)
-        converged = residual <= tol
+        a, h, n_iter, residual = _iterate(xp, r, h, g, known, bound, max_iter, tol, wanted=loadings or bound)
+    elif method == "minres":
+        h = _start(xp, start, values, vectors, ones)
+        h, n_iter, residual = minimise(r, ones, g, h, max_iter=max_iter, tol=tol)
+        a = _loadings(xp, *_top(xp, r, h, g, None, tol), g)
     else:
         a = _loadings(xp, values, vectors, g) if method == "pc" else vectors * _leading(xp, values, g - 1)
-        h = xp.sum(a**2, axis=-1)
+        h, n_iter, residual = xp.sum(a**2, axis=-1), xp.ones_like(g), xp.zeros_like(live, dtype=xp.float64)
     nan = xp.asarray(float("nan"), dtype=xp.float64, device=device_of(h))
     return Fit(
         communality=xp.where(dead, nan, h),
@@ -220,10 +210,20 @@ def fit(
         eigenvalues=_padded(xp, values, r.shape[-1]),
         n_factors=g,
         n_iter=n_iter,
-        converged=converged,
+        converged=residual <= tol,
         heywood=(h > 1 + _IMPROPER) | ((h > 1 - _IMPROPER) & (xp.sum(a**2, axis=-1) > 1 + _IMPROPER)),
         residual=residual,
     )
+
+
+def _decomposed(xp: Any, r: Array, most: int, method: Method, start: Start, tol: float) -> tuple[Array, Array]:
+    """Eigenvalues of R that are needed, and vectors where they are: all, or those of ``most`` factors, 0 if unknown."""
+    given_start = not isinstance(start, str)
+    if given_start and method in ITERATE:  # the vectors are not needed
+        return xp.flip(xp.linalg.eigvalsh(r), axis=-1), r
+    if not most or (not given_start and start == "smc") or not pays(r.shape[-1], most):
+        return full(xp, r)
+    return leading(xp, r, most, accuracy=_accuracy(tol))
 
 
 def starts(r: Array, n_starts: int, *, seed: int, apart: float = 0.01, **options: Any) -> tuple[Fit, int]:
