@@ -348,5 +348,5 @@ def test_non_convergence_is_a_line_on_stderr(tmp_path: Path, capsys: pytest.Capt
     assert main([*paths, "--kappa", "0.5"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("w: Split of 30 units")
-    assert "NOT converged in 50 steps" in captured.out
+    assert "NOT converged after 50 iterations" in captured.out
     assert captured.err.startswith("warning: w: pa was still moving")
