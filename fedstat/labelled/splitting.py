@@ -35,7 +35,6 @@ from fedstat.results import (
     SplitMapResult,
     SplitResult,
 )
-from fedstat.results.tables import number
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau

@@ -28,12 +28,9 @@ from numpy.typing import NDArray
 
 from fedstat import _cli
 from fedstat._utils import guard
-from fedstat.plot._figure import literal
-from fedstat.plot.factor import bin_edges
 from fedstat.reporting.references import REFERENCES, bibliography
 from fedstat.results.base import Caution, wrapped
 from fedstat.results.tables import ends
-from fedstat.study.collect import title_of
 
 SIZE = (5.2, 3.5)
 """Inches; at the width of a phone letters of 10 points stay readable."""
@@ -88,25 +85,6 @@ def _svg(made: matplotlib.figure.Figure) -> str:
     return _CONTROL.sub("", drawn.getvalue()).encode("utf-8", "replace").decode()
 
 
-def over_clients(rounds: NDArray[Any], mean: NDArray[Any], values: NDArray[Any], label: str, ax: Axes) -> None:
-    """Mean of a metric over rounds, and the band of the middle 80 % of clients.
-
-    Parameters
-    ----------
-    rounds, mean : array (round,)
-        Rounds without a value are left out.
-    values : array (round, client)
-    label : str
-        Of the y axis.
-    ax : matplotlib Axes
-    """
-    there = np.isfinite(mean)
-    low, high = np.nanquantile(values[there], [0.1, 0.9], axis=1)
-    ax.fill_between(rounds[there], low, high, color=_BAND, linewidth=0)
-    ax.plot(rounds[there], mean[there], color=_INK, linewidth=1.6, marker="o" if there.sum() < 30 else "", markersize=3)
-    _rounds(ax, label)
-
-
 def over_seeds(draw: Callable[..., Axes], curves: pd.DataFrame, ax: Axes) -> None:
     """Curves of several methods, as ``plot.accuracy_curves`` draws them, with the legend below, where it hides none."""
     draw(curves, ax=ax)
@@ -136,46 +114,9 @@ def split_map(shared: NDArray[np.bool_], ax: Axes) -> None:
     _rounds(ax, "units")
 
 
-def split_histogram(values: NDArray[Any], shared: NDArray[np.bool_], threshold: float, label: str, ax: Axes) -> None:
-    """Statistic of the units of a layer, by what became of them, with the threshold."""
-    known = np.isfinite(values)
-    groups = [values[known & shared], values[known & ~shared]]
-    edges = bin_edges(values[known], threshold).tolist()
-    ax.hist(groups, bins=edges, stacked=True, color=[_INK, _ORANGE], label=["shared", "a client's own"], rwidth=0.94)
-    if np.isfinite(threshold):
-        ax.axvline(threshold, color="0.2", linestyle="--", linewidth=1, label="threshold")
-    ax.set(xlabel=label, ylabel="units")
-    ax.legend(frameon=False, fontsize="small")
-
-
-def units_interval(table: pd.DataFrame, threshold: float, label: str, ax: Axes) -> None:
-    """Estimate of every unit in ascending order with its interval; ``estimate``, ``low``, ``high``, ``shared``."""
-    found = table.sort_values("estimate", ignore_index=True)
-    for flag, colour, name in ((True, _INK, "shared"), (False, _ORANGE, "a client's own")):
-        rows = found[found["shared"] == flag]
-        ax.vlines(
-            rows.index + 1, rows["low"], rows["high"], color=colour, alpha=0.35, linewidth=max(0.6, 90 / len(found))
-        )
-        ax.plot(rows.index + 1, rows["estimate"], "o", color=colour, markersize=2.5, label=name)
-    if np.isfinite(threshold):
-        ax.axhline(threshold, color="0.2", linestyle="--", linewidth=1, label="threshold")
-    ax.set(xlabel="units, in ascending order", ylabel=label)
-    ax.legend(frameon=False, fontsize="small")
-
-
 def _rounds(ax: Axes, label: str) -> None:
     ax.set(xlabel="round", ylabel=label)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-
-def forest(data: pd.DataFrame, label: str, ax: Axes) -> None:
-    """Differences with their intervals, one line each: ``method``, ``difference``, ``low``, ``high``."""
-    at = np.arange(len(data))
-    ax.hlines(at, data["low"], data["high"], color=_INK, linewidth=1.4)
-    ax.plot(data["difference"], at, "o", color=_INK, markersize=4.5)
-    ax.axvline(0, color="0.5", linewidth=0.9)
-    ax.set_yticks(at, [literal(shown(title_of(str(method)))) for method in data["method"]])
-    ax.set(xlabel=label, ylim=(-0.6, len(data) - 0.4))
 
 
 MARK = b'<meta name="generator" content="fedstat"'

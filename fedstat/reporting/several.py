@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
+import xarray as xr
 
 from fedstat import store
 from fedstat.fl.training import COMMAND as TRAINING
 from fedstat.plot import accuracy_curves, loss_curves
 from fedstat.plot import clients as draw_clients
-from fedstat.plot._figure import literal
 from fedstat.reporting import document, prose, split, stored, studies, training
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import (
     PARAGRAPH,
+    PRINTED,
     Block,
     Part,
     Report,
     Section,
     Table,
-    Text,
     listed,
     require_ours,
     shown,
 )
 from fedstat.reporting.stored import Run, Stored, damage_of, versions
+from fedstat.results import ComparisonResult
 from fedstat.results.base import Caution
-from fedstat.results.ranks import difference
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.sim.experiment import COMMAND as SIMULATION
-from fedstat.stats.compare import LEAST_PAIRS
-from fedstat.study import collect, compare, experiment, summary
-from fedstat.study.collect import Grid, ordered, title_of
+from fedstat.study import collect, compare_runs, experiment, summary
+from fedstat.study.collect import ordered, title_of
 from fedstat.study.grid import variants
 
 _REFERENCES = ("fedavg", "local")
-_FEW_SEEDS = 5
 _MOST_LABELS = 12  # settings that get figures of their own
 
 
@@ -56,28 +52,24 @@ def part(runs: Sequence[Stored]) -> Part:
     methods, cites = prose.of_training(runs)
     title = f"{len(runs)} runs: {listed(dict.fromkeys(str(one.config.get('label') or '') for one in whole), most=3)}"
     sections: list[Section] = []
-    said: list[str] = []
+    compared = None
     if whole:
-        grid = _grid(whole)
-        rule = summary.choose(grid.table)
-        cautions += _of_seeds(grid.table)
-        sections.append(_costs(grid))
+        table = _table(whole)
         try:
-            collect.same_scale([dict(one.config) for one in whole], list(grid.table["label"]))
+            collect.same_scale([dict(one.config) for one in whole], list(table["label"]))
+            compared = compare_runs(_by_method(whole, table), reference=_reference(table))
         except ValueError as error:
             cautions.append(Caution("Not compared", str(error), grave=True))
         else:
-            reference = _reference(grid.table)
-            values, notes = compare.compared(grid.table, grid, rule, reference)
-            values, notes = compare.with_all_settings(values, notes, grid.table, rule, reference)
-            said = _findings(values, reference)
-            sections = [
-                *_by_label(whole, grid, values, rule, reference),
-                _meaning(grid, rule, reference, notes),
-                *sections,
-            ]
-    tables = [Table.pairs("Settings common to all runs", _common(runs)), *_versions(runs)]
-    return Part(shown(title), _ran(runs), cautions, "\n".join(said), sections, shown(methods, PARAGRAPH), cites, tables)
+            cautions += compared.cautions()
+            for label, found in list(compared.settings.items())[:_MOST_LABELS]:
+                here = table[table["label"] == label]
+                sections.append(Section(shown(label), _figures([whole[i] for i in here.index], here, found)))
+        sections.append(_costs(table))
+    return Part(
+        shown(title), _ran(runs), cautions, shown("" if compared is None else compared.summary(), PRINTED), sections,
+        shown(methods, PARAGRAPH), cites, [Table.pairs("Settings common to all runs", _common(runs)), *_versions(runs)],
+    )  # fmt: skip
 
 
 def _usable(one: Stored) -> bool:
@@ -85,8 +77,8 @@ def _usable(one: Stored) -> bool:
     return one.tree is not None and one.finished and not one.damaged and "metrics" in one.tree.children
 
 
-def _grid(runs: Sequence[Stored]) -> Grid:
-    """Rows of the runs, with variants of a method told apart by their settings."""
+def _table(runs: Sequence[Stored]) -> pd.DataFrame:
+    """One row per run, with variants of a method told apart by their settings."""
     table = pd.DataFrame([summary.row(one.tree) | {"path": one.name} for one in runs if one.tree is not None])
     with contextlib.suppress(ValueError, TypeError):  # settings of another fedstat, or of a user's method
         noted = [experiment.noted(one.attrs) for one in runs]
@@ -95,9 +87,13 @@ def _grid(runs: Sequence[Stored]) -> Grid:
     if table.duplicated(["label", "method", "seed"]).any():
         again = table.groupby("path").cumcount()
         table["method"] += ", " + table["path"] + again.map(lambda n: f" ({n + 1})" if n else "")
-    firsts = table.drop_duplicates("label")
-    configs = {label: dict(runs[i].config) for i, label in zip(firsts.index, firsts["label"], strict=True)}
-    return Grid(table, (), configs)
+    return table
+
+
+def _by_method(runs: Sequence[Stored], table: pd.DataFrame) -> dict[str, list[xr.DataTree]]:
+    """Runs by the names that tell methods and their variants apart, in the order of tables."""
+    of_method = {name: table.index[table["method"] == name] for name in ordered(table["method"])}
+    return {name: [tree for i in rows if (tree := runs[i].tree) is not None] for name, rows in of_method.items()}
 
 
 def _reference(table: pd.DataFrame) -> str:
@@ -143,118 +139,39 @@ def _grouped(runs: Sequence[Stored]) -> list[Caution]:
 _LEFT_OUT = ("Not finished", "Damaged files")
 
 
-def _of_seeds(table: pd.DataFrame) -> list[Caution]:
-    n = table.groupby("label")["seed"].nunique()
-    if n.max() == 1:
-        text = "every method was run with one seed: differences between methods have no interval, and may be chance"
-        return [Caution("One seed", text)]
-    if n.min() < _FEW_SEEDS:
-        text = (
-            f"{n.min()} in the setting with fewest: intervals rest on few degrees of freedom, and on the normal "
-            "distribution of differences"
-        )
-        return [Caution("Few seeds", text)]
-    return []
-
-
-def _findings(values: pd.DataFrame, reference: str) -> list[str]:
-    """For every setting, which methods are told apart from the reference."""
-    said = []
-    for label, rows in values.groupby("label", sort=False):
-        others = rows[rows["method"] != reference]
-        known = others.dropna(subset="sim_conf_low")
-        name = shown(title_of(reference))
-        if not len(others):
-            continue
-        if not len(known):
-            if others["difference"].notna().any():
-                best = others.iloc[int(np.nanargmax(others["difference"].to_numpy()))]
-                few = not (others["n"] >= LEAST_PAIRS).any()
-                why = "too few seeds to tell methods apart" if few else "differences are equal in all seeds"
-                said.append(
-                    f"{shown(label)}: {why}. Largest difference from {name}: "
-                    f"{shown(title_of(str(best['method'])))}, {best['difference']:+.4f}, without an interval."
-                )
-            continue
-        groups = {
-            "above": known[known["sim_conf_low"] > 0],
-            "below": known[known["sim_conf_high"] < 0],
-            "not told apart from": known[(known["sim_conf_low"] <= 0) & (known["sim_conf_high"] >= 0)],
-        }
-        text = "; ".join(
-            f"{word} {name}: {listed((_claim(row, bare='not' in word) for row in own.to_dict('records')), most=8)}"
-            for word, own in groups.items()
-            if len(own)
-        )
-        said.append(f"{shown(label)}: {text} (simultaneous 95 % intervals, {_pairs(rows, label)}).")
-    return said
-
-
-def _pairs(rows: pd.DataFrame, label: object) -> str:
-    return f"{int(rows['n_values'].max())} {'settings and seeds' if label == 'all settings' else 'seeds'}"
-
-
-def _claim(row: Mapping[Any, Any], *, bare: bool) -> str:
-    """A method with its difference; those that are not told apart have theirs in the table."""
-    title = title_of(str(row["method"]))
-    return title if bare else f"{title} {difference(row)}"
-
-
-def _by_label(runs: Sequence[Stored], grid: Grid, values: pd.DataFrame, rule: str, reference: str) -> list[Section]:
-    made = []
-    labels = [str(label) for label in values["label"].unique()]
-    for number_, label in enumerate(labels):
-        rows = values[values["label"] == label]
-        columns = [compare.table_line(row, rule, reference) for row in rows.to_dict("records")]
-        blocks: list[Block] = [Table.of(f"Test accuracy ({summary.words(rule, grid.table)})", pd.DataFrame(columns))]
-        if label != "all settings" and number_ < _MOST_LABELS:
-            blocks += _figures(
-                [runs[i] for i in grid.table.index[grid.table["label"] == label]], grid, rows, label, reference
-            )
-        made.append(Section(shown(label), blocks))
-    return made
-
-
-def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str, reference: str) -> list[Block]:
+def _figures(runs: Sequence[Stored], table: pd.DataFrame, found: ComparisonResult) -> list[Block]:
     """Learning curves, differences and clients of one setting."""
-    table = grid.table[grid.table["label"] == label]
     methods = ordered(table["method"])
-    seeds = int(table.groupby("method")["seed"].nunique().min())
+    trees = [(one.tree, row) for one, row in zip(runs, table.to_dict("records"), strict=True) if one.tree is not None]
     band = (
         "Thick lines: means over seeds; thin ones: the seeds; bands: 95 % intervals of the means (Student's t)."
-        if seeds >= document.FEW else "One line for each seed: too few for an interval."
-    )  # fmt: skip
+        if table.groupby("method")["seed"].nunique().min() >= document.FEW
+        else "One line for each seed: too few for an interval."
+    )
     blocks: list[Block] = []
     for name, axis, draw_curves in (
         ("accuracy", "test accuracy", accuracy_curves),
         ("train_loss", "training loss", loss_curves),
     ):
         parts = [
-            summary.curve(one.tree, name).assign(method=method, seed=seed)
-            for one, method, seed in zip(runs, table["method"], table["seed"], strict=True)
-            if one.tree is not None and name in one.tree["metrics"]
+            summary.curve(tree, name).assign(method=row["method"], seed=row["seed"])
+            for tree, row in trees
+            if name in tree["metrics"]
         ]
         if parts and len(curves := pd.concat(parts)):
             draw = partial(document.over_seeds, draw_curves, curves)
             caption = f"{axis.capitalize()} over rounds, mean over clients weighted by their samples. {band}"
             blocks.append(document.figure(draw, caption, size=(5.2, 3.6 + 0.1 * len(methods))))
-    found = rows[(rows["method"] != reference) & rows["sim_conf_low"].notna()]
-    if len(found):
-        data = found.rename(columns={"sim_conf_low": "low", "sim_conf_high": "high"})
-        data = data[["method", "difference", "low", "high"]].iloc[::-1]
-        blocks.append(
-            document.figure(
-                partial(document.forest, data, f"difference of test accuracy from {literal(title_of(reference))}"),
-                f"Differences from {shown(title_of(reference))} within seeds, with simultaneous 95 % intervals "
-                f"(Bonferroni).",
-                size=(5.2, 1.3 + 0.28 * len(data)),
-            )
+    others = found.tidy()
+    if others["sim_conf_low"].notna().any():
+        differences = (
+            f"Differences from {shown(title_of(found.reference))} within seeds, with simultaneous 95 % intervals"
         )
-    every = [
-        summary.clients(one.tree).assign(method=shown(method))
-        for one, method in zip(runs, table["method"], strict=True)
-        if one.tree is not None
-    ]
+        size = (5.2, 1.3 + 0.28 * len(others))
+        blocks.append(document.figure(found.plot, f"{differences} (Bonferroni).", size=size))
+        columns = ["term", "n", "estimate", "sim_conf_low", "sim_conf_high", "p_holm"]
+        blocks.append(Table.ends(f"{differences}, and p by Holm", others[columns], None))
+    every = [summary.clients(tree).assign(method=shown(row["method"])) for tree, row in trees]
     last = f"mean over the last {summary.WINDOW} rounds" if table["rounds"].min() >= summary.WINDOW else "last round"
     blocks.append(
         document.figure(
@@ -267,17 +184,10 @@ def _figures(runs: Sequence[Stored], grid: Grid, rows: pd.DataFrame, label: str,
     return blocks
 
 
-def _meaning(grid: Grid, rule: str, reference: str, notes: Sequence[str]) -> Section:
-    """What the columns mean."""
-    said = [f"{rule}: {summary.words(rule, grid.table)}", compare.SE, *compare.together(grid, reference)[:1]]
-    said += [compare.OVERALL] if grid.table["label"].nunique() > 1 else []
-    return Section("What the tables mean", [Text(f"{shown(text)}.") for text in [*said, *notes]])
-
-
-def _costs(grid: Grid) -> Section:
+def _costs(table: pd.DataFrame) -> Section:
     """Accuracy of clients and communication, mean over seeds."""
     rows = []
-    for (label, method), own in grid.table.groupby(["label", "method"], sort=False):
+    for (label, method), own in table.groupby(["label", "method"], sort=False):
         rows.append(
             [shown(label), shown(title_of(str(method))), plus_minus(*own["final"].agg(["mean", "sem"])),
              number(own["spread"].mean(), 3), number(own["q10"].mean(), 3), number(own["before"].mean(), 4),

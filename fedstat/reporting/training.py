@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -14,11 +13,12 @@ from numpy.typing import NDArray
 from statsmodels.stats.proportion import proportion_confint
 
 from fedstat.fl.stored import profile
+from fedstat.plot import client_lines, communality
 from fedstat.plot import profile as draw_profile
 from fedstat.plot import rounds as draw_rounds
 from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
-from fedstat.reporting.document import COMMAND, Figure, Part, Section, Table, Text, listed, shown
+from fedstat.reporting.document import COMMAND, Part, Section, Table, Text, listed, shown
 from fedstat.reporting.stored import Stored, assemble, command_line, n_parameters, settings_of_method
 from fedstat.results.base import Caution
 from fedstat.results.tables import interval, number
@@ -208,32 +208,20 @@ def command(stored: Stored) -> str:
     return command_line("fedstat.fl", given)
 
 
-def curves(run: xr.DataTree) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
-    """Mean (round,) and values (round, client) of the metrics that learning curves show."""
-    metrics, found = run["metrics"].to_dataset(), {}
-    for name, size in (("accuracy", "n_test"), ("train_loss", "n_train")):
-        if name in metrics:
-            values = metrics[name].transpose("round", "client").to_numpy().astype(float)
-            weight = metrics[size].to_numpy().astype(float) if size in metrics else np.ones(values.shape[1])
-            found[name] = (summary.weighted(values, weight), values)
-    return found
-
-
 def _learning(run: xr.DataTree) -> Section | None:
-    rounds = run["metrics"]["round"].to_numpy()
-    labels = {
-        "accuracy": ("test accuracy", "Test accuracy of the clients' models after aggregation", "test samples"),
-        "train_loss": ("training loss", "Training loss of the active clients", "training samples"),
+    names = {
+        "accuracy": ("test accuracy of a client", "Test accuracy of the clients' models after aggregation"),
+        "train_loss": ("training loss of a client", "Training loss of the active clients"),
     }
     blocks = []
-    for name, (mean, values) in curves(run).items():
-        if np.isfinite(mean).any():
-            label, what, weight = labels[name]
+    for name, (label, what) in names.items():
+        if name in run["metrics"] and bool(np.isfinite(run["metrics"][name]).any()):
+            values = run["metrics"][name].assign_attrs(long_name=label, units="")
             caption = (
-                f"{what}. Line: mean over clients, weighted by their {weight}. Band: the middle 80 % of the clients, "
-                "which is their spread, not an interval of the mean."
+                f"{what}: thin lines of clients, their median, and a band of the middle half, which is spread over "
+                "clients, not an interval."
             )
-            blocks.append(document.figure(partial(document.over_clients, rounds, mean, values, label), caption))
+            blocks.append(document.figure(partial(client_lines, values), caption))
     return Section("Learning curves", blocks) if blocks else None
 
 
@@ -298,7 +286,9 @@ def _split(run: xr.DataTree) -> Section | None:
                     "of each round's split with the last one (1: the same, 0: as by chance).",
                 ),
             ]
-        blocks += _statistic(node, shared[-1], name)
+        if any(name in node and np.isfinite(node[name][-1]).any() for name in ("communality", "icc")):
+            what = f"{name}: what decided the split in the last round, by what became of the units."
+            blocks.append(document.figure(partial(communality, node), what))
     blocks.append(
         Text(
             "Stability over rounds is not certainty over clients: how often a unit would be shared had other clients "
@@ -322,17 +312,6 @@ def _state_table(states: pd.DataFrame) -> Table:
         "Converged: share of the rounds' factor analyses.",
         columns, rows,
     )  # fmt: skip
-
-
-def _statistic(node: xr.Dataset, shared: NDArray[np.bool_], name: str) -> list[Figure]:
-    """Histogram of what decided the last round's split."""
-    for variable, label in (("communality", "communality ν"), ("icc", "agreement between clients, ICC2")):
-        if variable in node and np.isfinite(values := node[variable].to_numpy()[-1].astype(float)).any():
-            own, others = values[shared], values[~shared]
-            limit = np.nanmin(own) if np.isfinite(own).any() and np.isfinite(others).any() else math.nan
-            what = f"{name}: {label} of the units in the last round, by what became of them."
-            return [document.figure(partial(document.split_histogram, values, shared, limit, label), what)]
-    return []
 
 
 def _probed(run: xr.DataTree) -> Section | None:

@@ -283,7 +283,7 @@ def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], m
     ['  highest: c (0.70), a (0.50)', '  lowest:  a (0.50), c (0.70)']
     """
     order = np.argsort(-values, kind="stable")[: int((~np.isnan(values)).sum())]
-    named = [f"{names[j]} ({tables.number(values[j], 2)})" for j in order]
+    named = [f"{names[j]} ({tables.coefficient(values[j])})" for j in order]
     return [
         listing("  highest:", named[:most], TERMINAL),
         listing("  lowest: ", named[: -most - 1 : -1], TERMINAL),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Caution, Result, extremes
-from fedstat.results.tables import beside, count, median_and_ends, number, p_equals
+from fedstat.results.tables import beside, coefficient, count, median_and_ends, p_equals
 from fedstat.stats.entropy import largest_k
 
 FIELDS = ("entropy", "std_error", "n", "atom_value", "atom_mass", "n_tied", "conf_low", "conf_high", "clustered")
@@ -128,17 +128,17 @@ class EntropyResult(Result):
     def _lines(self) -> list[str]:
         table, x = self.tidy(), self.glance().to_dict("records")[0]
         size = f"{x['n_min']}" if x["n_min"] == x["n_max"] else f"{x['n_min']} to {x['n_max']}"
-        middle, least, most = (number(float(x[f"entropy_{end}"]), 2) for end in ("median", "min", "max"))
+        middle, least, most = (coefficient(float(x[f"entropy_{end}"])) for end in ("median", "min", "max"))
         dims = [str(d) for d in self.to_dataset()["entropy"].dims]
         series = count(x["n_series"], "unit") if dims == ["unit"] else f"{x['n_series']} series"
-        error = number(float(x["std_error_median"]), 2)
+        error = coefficient(float(x["std_error_median"]))
         lines = [
             f"Differential entropy (nats), nearest-neighbor estimate, k = {self.k}",
             f"{series}, {size} samples{' each' * (x['n_series'] > 1)}: median {middle}, range {least} to {most}"
             + f"; median SE {error}" * bool(np.isfinite(x["std_error_median"])),
         ]
         if np.isfinite(x["interval_width_median"]):
-            width = number(float(x["interval_width_median"]), 2)
+            width = coefficient(float(x["interval_width_median"]))
             lines.append(f"{100 * self.level:g}% CIs, widened for bias: median width {width}")
         if x["n_with_atoms"]:
             most_mass = float(table["atom_mass"].max())
@@ -300,16 +300,16 @@ class ClientClustersResult(Result):
             f"Average linkage on 1 - cosine similarity, {self.n_values} values per client",
             *["Vectors minus their mean over clients"] * bool(self.minus),
             (
-                f"Mean ARI with clusters of random subsamples of {n - self.left_out} clients: {number(self.recurs, 2)} "
+                f"Mean ARI with clusters of random subsamples of {n - self.left_out} clients: {coefficient(self.recurs)} "
                 f"({self.resamples} draws)"
             ),
         ]
         if self.groups is None:
             return lines
-        ari, contrast = number(self.adjusted_rand, 2), number(self.contrast, 2)
+        ari, contrast = coefficient(self.adjusted_rand), coefficient(self.contrast)
         certain = "no CI: the same in every subsample"
         if self.std_error != 0:
-            ends = f"[{number(self.conf_low, 2)}, {number(self.conf_high, 2)}]"
+            ends = f"[{coefficient(self.conf_low)}, {coefficient(self.conf_high)}]"
             certain = f"{100 * self.level:g}% CI {ends} (delete-{self.left_out} jackknife)"
         which = f"all {self.permutations} arrangements" if self.exact else f"{self.permutations} permutations"
         return [

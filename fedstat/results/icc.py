@@ -14,7 +14,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, constant, extremes, listing
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, count, median_and_ends, number, p_equals
+from fedstat.results.tables import beside, coefficient, count, median_and_ends, p_equals
 from fedstat.stats import split as _split
 from fedstat.stats.clustering import equal_objects, separate_groups
 from fedstat.stats.icc import TYPES, Coefficients, MeanSquares, Type, fdr
@@ -268,24 +268,26 @@ class IccResult(Result):
     def cautions(self) -> list[Caution]:
         """Return what the intervals and tests of these clients do not allow for; mostly nothing."""
         few = self.influence is None or self.test is None or self.n_clients < 3
-        found = [] if few else [*self._of_sizes(), *self._of_likeness()]
+        found = []
+        if not few:
+            found += [Caution("Clients of unlike size", text) for text in self._of_sizes()]
+            found += [Caution("Clients not independent", text) for text in self._of_likeness()]
         apart = self.agreement[~self._identical & ~np.isnan(self.agreement)]
         if not self.of_change and len(apart) and np.median(apart) >= _NEAR_1:
             text = f"{HEADLINE} near 1 may come from common initial parameters; start= subtracts them"
             found.append(Caution("Common initial parameters", text))
         return found
 
-    def _of_sizes(self) -> Iterator[Caution]:
+    def _of_sizes(self) -> Iterator[str]:
         """Caution on clients of unlike size."""
         share, without = cast(Influence, self.influence)
         top, n = int(np.argmax(share)), cast(Influence, self.influence).n_effective
         if n < _UNEQUAL * self.n_clients:
             one = f"client {self._names[top]} holds {100 * share[top]:.0f}% of the squared deviations"
             sizes = f"clients vary in size (effective number {n:.1f} of {self.n_clients}), so that CIs may be too short"
-            text = f"{sizes}; {one} (without it, {HEADLINE} = {number(without[top], 2)})"
-            yield Caution("Clients of unlike size", text)
+            yield f"{sizes}; {one} (without it, {HEADLINE} = {coefficient(without[top])})"
 
-    def _of_likeness(self) -> Iterator[Caution]:
+    def _of_likeness(self) -> Iterator[str]:
         """Caution on clients that are copies of each other, or fall into groups."""
         similarity, but = cast(AgreementTest, self.test).similarity, "but CIs and tests assume independent clients"
         if len(similarity) < self.n_clients or np.isnan(similarity).any():
@@ -293,12 +295,10 @@ class IccResult(Result):
         if len(copies := equal_objects(similarity)):
             a, b = self._names[copies[0]]
             pairs = f"{len(copies)} pairs of clients ({a} and {b}, ...)"
-            text = f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {but}"
-            yield Caution("Equal clients", text)
+            yield f"{f'clients {a} and {b}' if len(copies) == 1 else pairs} have equal weights, {but}"
         elif (groups := separate_groups(similarity)) is not None:
             sizes = ", ".join(map(str, sorted(np.bincount(groups).tolist(), reverse=True)))
-            text = f"clients fall into {groups.max() + 1} groups (sizes {sizes}), {but}; see fedstat.client_clusters"
-            yield Caution("Groups of clients", text)
+            yield f"clients fall into {groups.max() + 1} groups (sizes {sizes}), {but}; see fedstat.client_clusters"
 
     @property
     def _names(self) -> NDArray[Any]:
@@ -313,11 +313,11 @@ class IccResult(Result):
     def _lines(self) -> list[str]:
         x, icc = self.glance().iloc[0], self.agreement
         size = f"{count(len(icc), 'unit')} ({HEADLINE} = ICC(A,1)), {self.n_weights} weights per unit"
-        median, least, most = (number(x[f"icc_{name}"], 2) for name in ("median", "min", "max"))
+        median, least, most = (coefficient(x[f"icc_{name}"]) for name in ("median", "min", "max"))
         lines = [
             f"Agreement of {self.n_clients} clients on {size}",
             *["Weights minus the common initial parameters"] * self.of_change,
-            f"Layer: {HEADLINE} = {number(float(x['layer_icc']), 2)}{self._interval()}",
+            f"Layer: {HEADLINE} = {coefficient(float(x['layer_icc']))}{self._interval()}",
             *self._of_layer(),
             f"Units: {HEADLINE} median {median}, range {least} to {most}; {self.dead.sum()} constant{self._untested()}",
             f"  {self._found()}",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, UnitStatistics, listing
-from fedstat.results.tables import beside, count, number
+from fedstat.results.tables import beside, coefficient, count
 from fedstat.stats import split as _split
 
 Floats = NDArray[np.float64]
@@ -217,7 +217,7 @@ class SplitResult(Result):
             close = [f"{self.fit.units[j]} ({self.margin[j]:+.3f})" for j in by_margin[:6] if not self.fit.dead[j]]
             lines.append(listing("Nearest to the threshold:", close, TERMINAL))
         median = {name: self.median_icc(name) for name in ("shared", "personal", "undecided")}
-        if known := [f"{number(x, 2)} on {_SAYS.get(k, k)}" for k, x in median.items() if np.isfinite(x)]:
+        if known := [f"{coefficient(x)} on {_SAYS.get(k, k)}" for k, x in median.items() if np.isfinite(x)]:
             lines.append(f"Agreement (median ICC2): {', '.join(known)} units")
         if self.fdr is not None and self.fdr <= 0.05:
             wrong, some = (f"{100 * rate:.0f}%" for rate in WRONG_SIDE)
@@ -324,7 +324,7 @@ class SplitMapResult(Result):
         by += ["icc"] if self.analyses["kappa"].isna().any() else []
         varying = np.argsort(np.abs(p - 0.5), kind="stable")[: x["n_depends"]]
         named = [f"{self.units[j]} ({self.shared[:, j].sum()})" for j in varying]
-        least, median = (number(x[f"adjusted_rand_{end}"], 2) for end in ("min", "median"))
+        least, median = (coefficient(x[f"adjusted_rand_{end}"]) for end in ("min", "median"))
         return [
             f"Split of {count(x['d'], 'unit')} under {count(n, 'specification')} (tau = {self.tau})",
             f"  {'; '.join(by)}",

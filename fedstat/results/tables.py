@@ -31,6 +31,11 @@ def number(x: float | None, digits: int = 4) -> str:
     return NONE if x is None or math.isnan(x) else f"{x:z.{digits}f}"
 
 
+def coefficient(x: float) -> str:
+    """Print a correlation, a proportion or another number of about 1 to two places."""
+    return number(x, 2)
+
+
 def median_and_ends(values: NDArray[np.float64]) -> tuple[float, float, float]:
     """Return median, least and most of the values that are not missing; NaN if all are."""
     known = values[~np.isnan(values)]

@@ -15,7 +15,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import pd
 from fedstat.results.base import Result, constant, extremes
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, count, median_and_ends, number, p_equals
+from fedstat.results.tables import beside, coefficient, count, median_and_ends, p_equals
 from fedstat.stats.icc import fdr as adjusted
 from fedstat.stats.variance_components import Components, outcomes
 
@@ -372,7 +372,7 @@ class ComponentsResult(Result):
 
     def _lines(self) -> list[str]:
         x = self.glance().iloc[0]
-        share, low, high = (number(float(x[f"layer_{name}"]), 2) for name in ("personal", "low", "high"))
+        share, low, high = (coefficient(float(x[f"layer_{name}"])) for name in ("personal", "low", "high"))
         by = "restricted maximum likelihood" if self.method == "reml" else "method of moments"
         tested = int((~np.isnan(self.p_adjusted)).sum())
         beyond = f"{x['n_beyond_noise']} of {tested} differ beyond training noise (one-sided, FDR {1 - self.level:.2g})"
@@ -384,7 +384,7 @@ class ComponentsResult(Result):
             *["Clients are adjusted for a covariate"] * self.adjusted,
             f"Layer: reliability = {share}, {100 * self.level:g}% CI [{low}, {high}] (jackknife over clients)",
             f"  {self._conclusion()}",
-            f"Units: median {number(float(x['personal_median']), 2)}; {beyond}",
+            f"Units: median {coefficient(float(x['personal_median']))}; {beyond}",
             f"  {100 * self.level:g}% CIs for these {self.n_clients} clients (unadjusted): {sides}",
             *extremes(self.personal, self.units),
         ]

@@ -16,7 +16,7 @@ from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
-from fedstat.results.base import WIDTH, line
+from fedstat.results.base import WIDTH, Caution, line
 from fedstat.results.ranks import difference
 from fedstat.results.tables import megabytes, number, p_value, plus_minus
 from fedstat.study.collect import OF_METHOD, Grid, labels, ordered, origin, stores, title_of
@@ -124,6 +124,8 @@ OF_TRAINING = (
 )  # fmt: skip
 """Settings besides a method's own by which its runs on the same data are told apart."""
 
+_FEW_SEEDS = 5
+
 COSTS = ("q10", "bytes_up", "bytes_down", "seconds")
 """Columns of :func:`fedstat.study.summary.row` that stand beside the accuracy, means over seeds."""
 
@@ -166,7 +168,18 @@ class RunsResult(ComparisonResult):
                 for x in self.table.to_dict("records")
             ]
             parts.append(f"these settings (means within each seed)\n{aligned(pd.DataFrame(rows))}")
-        return "\n".join(map(line, "\n\n".join(parts).split("\n")))
+        cautions = "\n".join(map(str, self.cautions()))
+        return "\n".join(map(line, "\n\n".join(filter(None, [*parts, cautions])).split("\n")))
+
+    def cautions(self) -> list[Caution]:
+        """Return how little few seeds can show."""
+        seeds = [int(found.table["n_values"].max()) for found in self.settings.values()]
+        if max(seeds) == 1:
+            return [Caution("One seed", "one seed: differences between methods have no interval, and may be chance")]
+        if min(seeds) < _FEW_SEEDS:
+            text = f"{min(seeds)} seeds: intervals rest on few degrees of freedom, and on normal differences"
+            return [Caution("Few seeds", text)]
+        return []
 
     def _block(self, setting: str, found: ComparisonResult) -> str:
         """What is printed of one setting."""

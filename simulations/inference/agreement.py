@@ -66,7 +66,7 @@ def covered(population: str, clients: int, rng: np.random.Generator) -> list[Any
     """Whether intervals of ICC2 cover, units and layer; nothing is claimed with a caution on the clients."""
     sample = POPULATIONS[population].draw(clients, rng)
     found = fedstat.icc(sample.weights)
-    if any(text.startswith("client") for text in found.cautions()):
+    if any(one.text.startswith("client") for one in found.cautions()):
         return [np.nan, np.nan]
     tables = [t.query("type == 'ICC2'")[["conf_low", "conf_high"]].to_numpy().T for t in (found.tidy(), found.layer)]
     return [
@@ -80,7 +80,7 @@ def cautioned(population: str, clients: int, sound: bool, rng: np.random.Generat
     sample = POPULATIONS[population].draw(clients, rng)
     if sample.sound != sound:
         return np.nan
-    return float(any(text.startswith("client") for text in fedstat.icc(sample.weights).cautions()))
+    return float(any(one.text.startswith("client") for one in fedstat.icc(sample.weights).cautions()))
 
 
 def f_tests(kind: Noise, clients: int, rng: np.random.Generator) -> list[np.ndarray]:

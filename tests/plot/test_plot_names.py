@@ -20,7 +20,6 @@ import fedstat
 from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
 from fedstat.plot._figure import LOOKS, look, looks
-from fedstat.reporting import document
 from fedstat.results import LeakageResult
 
 mpl.use("Agg")
@@ -67,7 +66,6 @@ METHODS: dict[str, Callable[[Sequence[str]], Any]] = {
     "forest": lambda names: plot.forest(
         fedstat.compare(one(table(names)).query("round == 1"), reference=names[-1])
     ),
-    "reporting.forest": lambda names: document.forest(differences(names, ["a"]), "label", plt.figure().gca()),
 }  # fmt: skip
 OTHERS: dict[str, Callable[[Sequence[str]], Any]] = {
     "settings of differences": lambda names: plot.differences(differences(["x"], names)),

@@ -25,7 +25,7 @@ from fedstat.reporting import __main__ as cli
 from fedstat.reporting import document, training
 from fedstat.reporting.stored import Stored
 from fedstat.sim import __main__ as sim
-from fedstat.study import experiment, summary
+from fedstat.study import compare_runs, experiment, summary
 from fedstat.study.experiment import Settings
 from fedstat.study.report import report as printed
 
@@ -225,12 +225,14 @@ def test_attributes_that_are_no_json_are_no_error(tmp_path, name):
 def test_a_grid_is_compared_within_seeds(tmp_path):
     made = fedstat.report(grid(tmp_path / "runs", seeds=3, methods=("fedavg", "fedfac-dynamic")))
     rows = [summary.row(fedstat.open_run(p)) for p in sorted((tmp_path / "runs").glob("*.zarr"))]
-    here = {(r["method"], r["seed"]): r["best10"] for r in rows if r["label"] == "CIFAR-10, π = 0.1"}
+    here = {(r["method"], r["seed"]): r["last10"] for r in rows if r["label"] == "CIFAR-10, π = 0.1"}
     difference = np.mean([here["fedfac-dynamic", s] - here["fedavg", s] for s in range(3)])
+    (part,) = made.parts
+    assert part.summary == compare_runs(tmp_path / "runs").summary()
     text = page(made).text
-    assert f"FedFac dynamic {difference:+.4f} [" in text
-    assert "CIFAR-10, π = 0.5" in text
-    assert "all settings" in text
+    assert f"{difference:+.4f} [" in text
+    assert [section.title for section in part.sections][:2] == ["CIFAR-10, π = 0.1", "CIFAR-10, π = 0.5"]
+    assert "these settings (means within each seed)" in text
     assert "Few seeds" in [one.title for one in made.cautions]
     assert "Runs were repeated with 3 seeds (0, 1, 2), common to all methods." in text
     assert all(f"@{kind}" in text for kind in ("inproceedings{mcmahan2017", "misc{wang2023", "article{holm1979"))
@@ -240,9 +242,9 @@ def test_a_grid_is_compared_within_seeds(tmp_path):
 def test_a_grid_of_one_seed_claims_no_interval(tmp_path):
     made = fedstat.report(grid(tmp_path / "runs", seeds=1, methods=("fedavg", "fedper")))
     text = page(made).text
-    assert "every method was run with one seed" in text
-    assert "too few seeds to tell methods apart" in text
-    assert not re.search(r"FedPer [+-]0\.\d+ \[", text)
+    assert "One seed. one seed: differences between methods have no interval, and may be chance" in text
+    assert "(too few seeds)" in text
+    assert not re.search(r"fedper .*[+-]0\.\d+ \[", made.parts[0].summary)
 
 
 def test_runs_of_different_scale_are_not_compared(tmp_path):

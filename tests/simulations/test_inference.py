@@ -37,12 +37,10 @@ OTHERWISE = {
     "fedstat.plot.fedfac._top": "limit of an axis",
 } | dict.fromkeys(
     (
-        "fedstat.plot.client_plots.client_lines", "fedstat.reporting.document.over_clients",
-        "fedstat.reporting.training._client_table", "fedstat.reporting.training.findings",
-        "fedstat.results.variance_components.ComponentsResult.glance",
-        "fedstat.results.between_clients.EntropyResult.glance", "fedstat.results.icc.IccResult.glance",
-        "fedstat.results.uncertainty.BootstrapResult.glance", "fedstat.study.leaderboard._measured",
-        "fedstat.study.report._choice", "fedstat.study.summary.row", "notebooks.four_decompositions",
+        "fedstat.plot.client_plots.client_lines", "fedstat.reporting.training._client_table",
+        "fedstat.results.tables.median_and_ends", "fedstat.results.uncertainty.BootstrapResult.glance",
+        "fedstat.study.leaderboard._measured", "fedstat.study.report._choice", "fedstat.study.summary.row",
+        "notebooks.four_decompositions",
     ),
     SPREAD,
 )  # fmt: skip
