@@ -321,7 +321,7 @@ class Relay:
 
     @contextmanager
     def _writer_of(self, draft: Path) -> Iterator[IO[bytes]]:
-        with journal.checked(draft) as file:
+        with journal.open_checked(draft) as file:
             yield file  # type: ignore[misc]
         self._group.each((file.size, file.crc))
 

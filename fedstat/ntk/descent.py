@@ -154,10 +154,10 @@ def read(
 
 def _opened(path: Path) -> xr.Dataset:
     """Store whose x and y are numbers of the expected dims, and with all coordinates within the limit; not yet read."""
-    from fedstat.store.files import root_group
+    from fedstat.store.files import open_root_group
 
     try:
-        data = root_group(path)
+        data = open_root_group(path)
     except guard.LimitError:
         raise
     except Exception as error:  # zarr and xarray raise many kinds on what is no store

@@ -1,4 +1,4 @@
-"""Zarr stores of regular files of bounded size; a module of its own, since zarr takes half a second to import."""
+"""Zarr stores of regular files of bounded size. Import it only when needed: zarr takes half a second to import."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ CODED = {"compressors": (ZstdCodec(), Crc32cCodec())}
 _PLAIN, _PACKED = {"bytes", "vlen-utf8", "transpose", "crc32c"}, {"zstd", "blosc", "gzip"}
 _METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
 _CHUNK = 2**12
-"""Bytes set aside for each chunk of an array (1,048,576 of them)."""
+"""Bytes of the limit that each chunk of an array accounts for: at most 1,048,576 chunks are read."""
 
 
 class Guarded(LocalStore):
-    """zarr's store of local files, which opens regular files of bounded size alone."""
+    """zarr's store of local files, restricted to regular files of bounded size."""
 
     def _metadata(self, key: str, prototype: BufferPrototype | None) -> Buffer | None:
-        """A file of metadata, read at once: it is small, and handing it to a thread takes longer."""
+        """Read a file of metadata in this thread: it is small, and passing it to another thread takes longer."""
         try:
             raw = guard.content(self.root / key, share=guard.HEAD)
         except FileNotFoundError:
@@ -48,13 +48,13 @@ class Guarded(LocalStore):
         return (prototype or default_buffer_prototype()).buffer.from_bytes(raw)
 
     def _require(self, key: str) -> None:
-        with suppress(FileNotFoundError):  # which zarr takes for a chunk that was never written
+        with suppress(FileNotFoundError):  # to zarr, a missing file is a chunk that was never written
             guard.regular(self.root / key)
 
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """As zarr's."""
+        """Read a file, as zarr does."""
         if key.endswith(_METADATA):
             return self._metadata(key, prototype)
         self._require(key)
@@ -63,7 +63,7 @@ class Guarded(LocalStore):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """As zarr's."""
+        """Read a file asynchronously, as zarr does."""
         if key.endswith(_METADATA):
             return self._metadata(key, prototype)
         self._require(key)
@@ -71,18 +71,18 @@ class Guarded(LocalStore):
 
 
 class Journaled(Guarded):
-    """A store whose writes go through the journal."""
+    """Zarr store whose writes go through the journal."""
 
     def __init__(self, files: Journal, *, read_only: bool = False) -> None:
         super().__init__(files.root, read_only=read_only)
         self._files = files
 
     def with_read_only(self, read_only: bool = False) -> Journaled:
-        """As zarr's."""
+        """Return a store of its files, read-only or not, as zarr does."""
         return Journaled(self._files, read_only=read_only)
 
     def set_sync(self, key: str, value: Buffer) -> None:
-        """Stage the file, which counts from the next commit on."""
+        """Stage the file; the next commit puts it into its place."""
         with self._files.stage(key) as file:
             file.write(value.as_buffer_like())
 
@@ -92,13 +92,13 @@ class Journaled(Guarded):
     def get_sync(
         self, key: str, *, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """The file as last staged."""
+        """Read the newest content of the file, staged or committed."""
         return super().get_sync(self._key(key), prototype=prototype, byte_range=byte_range)
 
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """The file as last staged."""
+        """Read the newest content of the file asynchronously, staged or committed."""
         return await super().get(self._key(key), prototype, byte_range)
 
     def _key(self, key: str) -> str:
@@ -106,62 +106,70 @@ class Journaled(Guarded):
 
 
 class Bounded(BatchedCodecPipeline):
-    """zarr's decoding of chunks, by known codecs, of which none unpacks to more bytes than the chunk's shape takes."""
+    """zarr's decoding of chunks, restricted to known codecs and to as many bytes as the shape of a chunk takes."""
 
     packer = ""
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Any], **options: Any) -> Self:
-        """As zarr's; ValueError if a codec is unknown, as one of zarr 2 runs code, or two of them compress."""
-        made = super().from_codecs(codecs, **options)
-        names = [name for codec in made for name in _names(codec)]
+        """Build the pipeline, as zarr does, from known codecs, of which at most one compresses.
+
+        Other codecs of zarr 2 could run code.
+
+        Raises
+        ------
+        ValueError
+            If a codec is unknown, or if two codecs compress.
+        """
+        pipeline = super().from_codecs(codecs, **options)
+        names = [name for codec in pipeline for name in _list_codecs(codec)]
         if unknown := [name for name in names if name not in _PLAIN | _PACKED]:
             raise ValueError(f"its codec {unknown[0]!r:.100} is not one of {', '.join(sorted(_PLAIN | _PACKED))}")
-        if len(packed := [name for name in names if name in _PACKED]) > 1:
-            raise ValueError(f"it is compressed more than once, by {' and '.join(packed[:8])}")
-        object.__setattr__(made, "packer", "".join(packed))
-        return made
+        if len(packers := [name for name in names if name in _PACKED]) > 1:
+            raise ValueError(f"it is compressed more than once, by {' and '.join(packers[:8])}")
+        object.__setattr__(pipeline, "packer", "".join(packers))
+        return pipeline
 
     async def decode_batch(self, chunk_bytes_and_specs: Iterable[tuple[Any, Any]]) -> Iterable[Any]:
-        """As zarr's; ValueError if a chunk would unpack to more than its shape takes."""
+        """Decode chunks, as zarr does; raise ValueError if one would unpack to more bytes than its shape takes."""
         pairs = list(chunk_bytes_and_specs)
         for raw, spec in pairs:
             if raw is not None and self.packer:
                 dtype = spec.dtype.to_native_dtype()
-                most = prod(spec.shape) * dtype.itemsize if dtype.kind in "biufc" else guard.limit()
-                if _unpacked(raw.as_numpy_array().view("u1"), self.packer, most) > most:
-                    raise ValueError(f"a chunk would unpack to more than the {most:,} bytes that its shape takes")
+                max_bytes = prod(spec.shape) * dtype.itemsize if dtype.kind in "biufc" else guard.limit()
+                if _get_unpacked_size(raw.as_numpy_array().view("u1"), self.packer, max_bytes) > max_bytes:
+                    raise ValueError(f"a chunk would unpack to more than the {max_bytes:,} bytes that its shape takes")
         return await super().decode_batch(pairs)
 
 
 register_pipeline(Bounded)
 
 
-def _names(codec: Any) -> Iterable[str]:
-    """Names of a codec, or of the several that one of zarr 2 consists of."""
+def _list_codecs(codec: Any) -> Iterable[str]:
+    """Return the name of a codec; for a codec of zarr 2, the names of its filters and its compressor."""
     parts = [*(codec.filters or ()), codec.compressor] if hasattr(codec, "filters") else [codec]
-    return [str(getattr(one, "codec_id", None) or one.to_dict()["name"]) for one in parts if one is not None]
+    return [str(getattr(part, "codec_id", None) or part.to_dict()["name"]) for part in parts if part is not None]
 
 
-def _unpacked(raw: np.ndarray, packer: str, most: int) -> float:
-    """Bytes that a chunk unpacks to, as its head says; infinity where it does not say."""
+def _get_unpacked_size(raw: np.ndarray, packer: str, max_bytes: int) -> float:
+    """Return the number of bytes that a chunk unpacks to; infinity if its header lacks that size."""
     head = raw[:18].tobytes()
     if packer == "blosc":
         return int.from_bytes(head[4:8], "little")
     if packer == "gzip":
         with gzip.GzipFile(fileobj=io.BytesIO(raw.tobytes())) as stream:
-            return len(stream.read(most + 1))
+            return len(stream.read(max_bytes + 1))
     if len(head) < 6 or not head.startswith(b"\x28\xb5\x2f\xfd"):
-        return 0  # no zstd, as the decoder will say
+        return 0  # not zstd: the decoder raises the error
     single, width = head[4] >> 5 & 1, 1 << (head[4] >> 6)  # RFC 8878, section 3.1.1.1
     if width == 1 and not single:
         return np.inf
-    at = 6 - single + (0, 1, 2, 4)[head[4] & 3]
-    return int.from_bytes(head[at : at + width], "little") + 256 * (width == 2)
+    start = 6 - single + (0, 1, 2, 4)[head[4] & 3]
+    return int.from_bytes(head[start : start + width], "little") + 256 * (width == 2)
 
 
 class _Array(ZarrArrayWrapper):
-    """Array of a store, of which no more than the limit is read at once, and which errors name."""
+    """Array of a store: one access reads at most the limit, and errors name the array."""
 
     __slots__ = ("_place",)
 
@@ -176,15 +184,15 @@ class _Array(ZarrArrayWrapper):
 
     def __getitem__(self, key: Any) -> Any:
         if self._bytes(self.shape) > guard.limit():
-            each = zip(key.tuple, self.shape, strict=True)
-            sizes = [len(range(n)[k]) if isinstance(k, slice) else np.size(k) for k, n in each]
+            axes = zip(key.tuple, self.shape, strict=True)
+            sizes = [len(range(n)[k]) if isinstance(k, slice) else np.size(k) for k, n in axes]
             size = max(sizes) if isinstance(key, VectorizedIndexer) else prod(sizes)
-            guard.size(self._place, size * self.dtype.itemsize, "what is read of it at once")
+            guard.size(self._place, size * self.dtype.itemsize, "one access to it")
         try:
             return super().__getitem__(key)
         except guard.LimitError:
             raise
-        except Exception as error:  # what damaged chunks make zarr raise is of many types
+        except Exception as error:  # damaged chunks make zarr raise errors of many types
             raise DamageError(
                 f"{self._place} is damaged ({guard.reason(error)}). Compare the files with their checksums by "
                 "fedstat.open_run(path, verify=True), or: python -m fedstat verify PATH"
@@ -192,36 +200,36 @@ class _Array(ZarrArrayWrapper):
 
 
 class _Store(ZarrStore):
-    """xarray's view of a group, of guarded arrays."""
+    """xarray's view of a group, with guarded arrays."""
 
     __slots__ = ()
 
     def open_store_variable(self, name: str) -> xr.Variable:
-        found = super().open_store_variable(name)
+        variable = super().open_store_variable(name)
         array = _Array(self.members[name], self.zarr_group.store.root)
-        return xr.Variable(found.dims, LazilyIndexedArray(array), found.attrs, found.encoding)
+        return xr.Variable(variable.dims, LazilyIndexedArray(array), variable.attrs, variable.encoding)
 
 
-def _guarded() -> Any:
-    """Context in which zarr makes arrays whose chunks are decoded by :class:`Bounded`."""
+def _limit_decoding() -> Any:
+    """Return a context in which zarr decodes the chunks of new arrays by :class:`Bounded`."""
     return zarr.config.set({"codec_pipeline.path": f"{Bounded.__module__}.{Bounded.__qualname__}"})
 
 
-def groups(path: Path) -> dict[str, Dataset]:
-    """Open the groups of a store, by their paths; arrays are read when they are used."""
-    with _guarded():
-        found = _Store.open_store(Guarded(path, read_only=True), group="/", consolidated=False)
-        return {name: open_dataset(store, engine="store") for name, store in found.items()}
+def open_groups(path: Path) -> dict[str, Dataset]:
+    """Open the groups of a store, by their paths; arrays are read on access."""
+    with _limit_decoding():
+        stores = _Store.open_store(Guarded(path, read_only=True), group="/", consolidated=False)
+        return {name: open_dataset(store, engine="store") for name, store in stores.items()}
 
 
-def root_group(path: Path) -> Dataset:
+def open_root_group(path: Path) -> Dataset:
     """Open the group at the top of a store."""
-    with _guarded():
+    with _limit_decoding():
         return open_dataset(_Store.open_group(Guarded(path, read_only=True), consolidated=False), engine="store")
 
 
-def labels(path: Path, at: Iterable[int]) -> list[Any]:
-    """Some values of a coordinate."""
-    with _guarded():
+def read_labels(path: Path, positions: Iterable[int]) -> list[Any]:
+    """Read the values of a coordinate at some positions."""
+    with _limit_decoding():
         array = zarr.open_array(Guarded(path, read_only=True), mode="r")
-        return [array[i] for i in at]
+        return [array[position] for position in positions]

@@ -1,9 +1,10 @@
-"""A folder that loses nothing: files are written beside their places, noted with checksums, and then put in place.
+"""Journal of a store: commits that survive interruptions, with a checksum of every file.
 
-The folder ``journal`` of a store holds the file ``log``, with one line per commit: the files of the commit, each with
-its size, its CRC-32 and the name under which it was staged. A commit (1) brings the staged files to the disk, (2) adds
-its line to the log and brings that to the disk, (3) renames the files to their places. After any interruption, what the
-log names is on the disk, in its place or still staged, and what the log does not name was never written.
+The folder ``journal`` of a store holds the file ``log``, with one line per commit. A line names the files of the
+commit, each with its size, its CRC-32 and the name under which it was staged. A commit (1) syncs the staged files to
+the disk, (2) adds its line to the log and syncs the log, (3) renames the files to their places. After any interruption,
+every file that the log names is on the disk, in its place or still staged. A file that the log does not name counts as
+never written.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from fedstat._utils import guard
 
 FOLDER = "journal"
 FIRST = "0"
-"""Staged name given to the files that a store began with."""
+"""Staged name of the files that a new store holds."""
 _BLOCK = 1 << 22
-# A log of more lines than this is written anew, with one line for all files.
+# A longer log is rewritten as one line for all files.
 _LINES = 1000
 _LOG = 32  # fraction of the limit that the log may take
-_INFLATION = 1032  # holes and blocks of zeros may stand for so many times their room on the disk
+_READ = "Read what is sound with fedstat.open_run(path, verify=False)."
+_INFLATION = 1032  # a sparse file may have this many times the bytes that it takes on the disk
 
 
 class Entry(NamedTuple):
-    """What the log says of one file: its size in bytes, its CRC-32, and the name under which it was staged."""
+    """Entry of the log for one file: its size in bytes, its CRC-32, and the name under which it was staged."""
 
     size: int
     crc: int
@@ -43,23 +45,23 @@ class Entry(NamedTuple):
 
 
 class DamageError(ValueError):
-    """A store does not hold what was written to it."""
+    """Error of a store whose content differs from what was written."""
 
 
 class Journal:
-    """The files of a store, open for writing by this process alone.
+    """Files of a store, open for writing by this process alone.
 
     Parameters
     ----------
     root : Path
         The store; its folder ``journal`` exists.
     lock : FileLock, optional
-        The store's lock, if this process has it already.
+        Lock of the store, if this process holds it already.
 
     Raises
     ------
     BlockingIOError
-        If another process, or another part of this one, is writing to the store.
+        If another process, or another writer in this process, is writing to the store.
     DamageError
         If the log cannot be read.
     """
@@ -82,11 +84,11 @@ class Journal:
             raise
 
     def _recover(self) -> None:
-        """Finish a commit that was cut off, and remove files that no commit names."""
+        """Finish an interrupted commit, and delete files that no commit names."""
         for key, entry in self.files.items():
-            if self._draft(entry).is_file() and problem(self._draft(entry), entry) is None:
+            if self._draft(entry).is_file() and find_problem(self._draft(entry), entry) is None:
                 self._place(self._draft(entry), key)
-        for path in left_over(self.root):
+        for path in find_leftovers(self.root):
             if path.name != "lock":
                 path.unlink()
 
@@ -96,7 +98,7 @@ class Journal:
         staged.replace(target)
 
     def path(self, key: str) -> Path:
-        """Where the newest content of a file stands."""
+        """Return the path of a file's newest content, staged or committed."""
         if (entry := self._staged.get(key)) and (draft := self._draft(entry)).exists():
             return draft
         return self.root / key
@@ -105,19 +107,19 @@ class Journal:
         return self.root / FOLDER / entry.staged
 
     def draft(self) -> Path:
-        """Where new content may be written, before :meth:`adopt`."""
+        """Return a new path to write content to, before :meth:`adopt`."""
         return self.root / FOLDER / next(self._names)
 
     @contextmanager
     def stage(self, key: str) -> Iterator[IO[bytes]]:
-        """File to write the new content of ``key`` to; it counts from the next commit on."""
+        """Open a draft of the new content of ``key``; the next commit puts it into its place."""
         draft = self.draft()
-        with checked(draft) as file:
+        with open_checked(draft) as file:
             yield file  # type: ignore[misc]
         self.adopt(key, draft, file.size, file.crc)
 
     def adopt(self, key: str, draft: Path, size: int, crc: int) -> None:
-        """Let a draft be the new content of ``key`` from the next commit on."""
+        """Stage a draft as the new content of ``key``, for the next commit."""
         before, self._staged[key] = self._staged.get(key), Entry(size, crc, draft.name)
         if before and before.staged not in self._logged:
             self._draft(before).unlink(missing_ok=True)
@@ -125,7 +127,7 @@ class Journal:
     def commit(self) -> None:
         """Commit all staged files at once.
 
-        A commit that is interrupted or fails can be done again: what is staged stays so until it is in its place.
+        A commit that fails or is interrupted can be repeated: files stay staged until they are in their places.
         """
         staged = {key: entry for key, entry in self._staged.items() if self._draft(entry).exists()}
         if staged:
@@ -142,7 +144,7 @@ class Journal:
             self._rewrite()
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Remove files, so that they read as never written."""
+        """Delete files, so that they read as never written."""
         keys = tuple(keys)
         for key in keys:
             self.files.pop(key, None)
@@ -150,14 +152,14 @@ class Journal:
         self._log({}, keys)
 
     def finish(self) -> None:
-        """Commit, bring all names to the disk, and leave a log of one line."""
+        """Commit, sync all folders to the disk, and rewrite the log as one line."""
         self.commit()
         for folder in {(self.root / key).parent for key in self.files}:
             sync(folder)
         self._rewrite()
 
     def close(self) -> None:
-        """Let others write; what is not committed was never written."""
+        """Release the lock; files that are not committed count as never written."""
         if self._lock.is_locked:
             (self.root / FOLDER / "lock").unlink(missing_ok=True)
             self._lock.release()
@@ -167,17 +169,17 @@ class Journal:
         size = log.stat().st_size if log.exists() else 0
         try:
             with guard.written(log), log.open("ab") as file:
-                file.write(_line(files, without))
+                file.write(_format_commit(files, without))
             sync(log)
         except BaseException:
-            os.truncate(log, size)  # or the next line would stand behind half a line
+            os.truncate(log, size)  # else the next line would follow half a line
             raise
         self._lines += 1
 
     def _rewrite(self) -> None:
         draft = self.root / FOLDER / next(self._names)
         with guard.written(draft):
-            draft.write_bytes(_line(self.files))
+            draft.write_bytes(_format_commit(self.files))
         sync(draft)
         draft.replace(self.root / FOLDER / "log")
         sync(self.root / FOLDER)
@@ -185,23 +187,26 @@ class Journal:
 
 
 @contextmanager
-def checked(draft: Path) -> Iterator[Checked]:
-    """File to write, which is removed if writing fails; then an OSError names it, whatever its writer made of that."""
-    made: Checked | None = None
+def open_checked(draft: Path) -> Iterator[Checked]:
+    """Open a new file that computes its checksum; delete it if writing fails.
+
+    An OSError of the file replaces the error that its writer makes of it, and names the file.
+    """
+    output: Checked | None = None
     try:
         with guard.written(draft), draft.open("wb") as file:
-            made = Checked(file)
-            yield made
+            output = Checked(file)
+            yield output
     except BaseException as error:
         draft.unlink(missing_ok=True)
-        if made and made.failed and error is not made.failed:
-            made.failed.filename = str(draft)
-            raise made.failed from error
+        if output and output.failed and error is not output.failed:
+            output.failed.filename = str(draft)
+            raise output.failed from error
         raise
 
 
 class Checked:
-    """A file that counts and checks what is written to it."""
+    """File that counts the bytes written to it and computes their CRC-32."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.size, self.crc = file, 0, 0
@@ -210,70 +215,72 @@ class Checked:
     def write(self, data: Any) -> int:
         """Write bytes."""
         block = memoryview(data).cast("B")
-        with self._noting():
+        with self._record_error():
             self._file.write(block)
         self.size += len(block)
         self.crc = zlib.crc32(block, self.crc)
         return len(block)
 
     def flush(self) -> None:
-        """Hand them to the system."""
-        with self._noting():
+        """Pass buffered bytes to the operating system."""
+        with self._record_error():
             self._file.flush()
 
     @contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _record_error(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:  # torch raises an error of its own in its place
+        except OSError as error:  # torch replaces this error by another
             self.failed = error
             raise
 
 
 def hold(root: Path) -> FileLock:
-    """Take the lock of a store, which no dead process holds.
+    """Acquire the lock of a store; a process that ends releases it.
 
     Raises
     ------
     BlockingIOError
-        If another process has it.
+        If another process holds it.
+    DamageError
+        If the lock is not a regular file.
     """
     path = root / FOLDER / "lock"
-    if path.is_symlink() or (guard.status(path) and not path.is_file()):  # the lock is emptied as it is opened
+    if path.is_symlink() or (guard.status(path) and not path.is_file()):  # opening the lock empties the file
         raise DamageError(f"the run at {root} is damaged: {FOLDER}/lock is not a regular file. Remove it.")
     lock = FileLock(path, blocking=False, thread_local=False)
     try:
         lock.acquire()
     except Timeout:
         raise BlockingIOError(
-            f"{root} is being written by another process. Wait until that has ended, or stop it."
+            f"{root} is being written by another process. Wait until that process ends, or stop it."
         ) from None
     return lock
 
 
 def start(root: Path) -> None:
-    """Note all files that a new store holds, and bring them to the disk."""
+    """Write the first log of a new store, with all its files, and sync them to the disk."""
     folder = root / FOLDER
     files = {}
     for path in sorted(root.rglob("*")):
         if path.is_file() and path != folder / "lock":
-            files[path.relative_to(root).as_posix()] = Entry(path.stat().st_size, crc(path), FIRST)
-    (folder / "log").write_bytes(_line(files))
+            files[path.relative_to(root).as_posix()] = Entry(path.stat().st_size, compute_crc(path), FIRST)
+    (folder / "log").write_bytes(_format_commit(files))
     for path in [*root.rglob("*"), root]:
         sync(path)
 
 
-def left_over(root: Path) -> list[Path]:
-    """Files in the journal that its log does not name: a lock, and what a killed process had staged.
+def find_leftovers(root: Path) -> list[Path]:
+    """Return files in the journal that its log does not name: a lock, and files that a killed process staged.
 
-    Not those in folders of the journal, which grow and which the state checks itself.
+    Folders of the journal are left out: they grow, and the state verifies their files.
     """
     named = {root / FOLDER / "log", *(root / key for key in read_log(root))}
     return [path for path in (root / FOLDER).iterdir() if path not in named and not path.is_dir()]
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Sync a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         with guard.written(path):
@@ -283,58 +290,58 @@ def sync(path: Path) -> None:
 
 
 def read_log(root: Path) -> dict[str, Entry]:
-    """Files of a store, by their path in it, as the log names them.
+    """Read the log of a store: its files, by their path in the store.
 
     Raises
     ------
     FileNotFoundError
         If there is no log.
     DamageError
-        If a line of it cannot be read, unless it is the truncated end of an interrupted commit.
+        If a line cannot be read, unless it is the truncated last line of an interrupted commit.
     """
     return _read(root)[0]
 
 
 def _read(root: Path) -> tuple[dict[str, Entry], bool]:
-    """Files that the log names, and whether its last line is whole."""
+    """Return the files that the log names, and True if its last line is complete."""
     try:
         stream = io.BytesIO(guard.content(root / FOLDER / "log", share=_LOG))
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
         why = f"{FOLDER}/log cannot be read ({guard.reason(error)})"
-        raise DamageError(f"the run at {root} is damaged: {why}") from None
+        raise DamageError(f"the run at {root} is damaged: {why}. {_READ}") from None
     files: dict[str, Entry] = {}
     number, sound = 0, False
     for number, line in enumerate(stream, 1):
-        sound, found = line.endswith(b"\n"), _parse(line.removesuffix(b"\n"))
-        if found is None:
-            if number > 1 and not stream.read(1) and _torn(line.removesuffix(b"\n"), ended=sound):
+        sound, commit = line.endswith(b"\n"), _parse_commit(line.removesuffix(b"\n"))
+        if commit is None:
+            if number > 1 and not stream.read(1) and _is_torn(line.removesuffix(b"\n"), ended=sound):
                 return files, False
-            raise DamageError(f"the run at {root} is damaged: line {number} of {FOLDER}/log")
-        files.update(found[0])
-        for key in found[1]:
+            raise DamageError(f"the run at {root} is damaged: line {number} of {FOLDER}/log is not valid. {_READ}")
+        files.update(commit[0])
+        for key in commit[1]:
             files.pop(key, None)
     if number == 0:
-        raise DamageError(f"the run at {root} is damaged: line 1 of {FOLDER}/log")
+        raise DamageError(f"the run at {root} is damaged: {FOLDER}/log is empty. {_READ}")
     return files, sound
 
 
-def _line(files: dict[str, Entry], without: tuple[str, ...] = ()) -> bytes:
+def _format_commit(files: dict[str, Entry], without: tuple[str, ...] = ()) -> bytes:
     text = json.dumps({"files": files, "without": without}, separators=(",", ":")).encode()
     return b"%08x %d %b\n" % (zlib.crc32(text), len(text), text)
 
 
-def _parse(line: bytes) -> tuple[dict[str, Entry], list[str]] | None:
-    """Files and removals of a commit; None if the line is damaged, or names what cannot be in the store."""
+def _parse_commit(line: bytes) -> tuple[dict[str, Entry], list[str]] | None:
+    """Return the files and removals of a commit; None if the line is damaged or names a file outside the store."""
     check, _, rest = line.partition(b" ")
     length, _, text = rest.partition(b" ")
     if check != b"%08x" % zlib.crc32(text) or length != b"%d" % len(text):
         return None
     try:
-        found = guard.parsed("a line of the log", text)
-        files = {key: Entry(*entry) for key, entry in found["files"].items()}
-        without = list(found["without"])
+        content = guard.parsed("a line of the log", text)
+        files = {key: Entry(*entry) for key, entry in content["files"].items()}
+        without = list(content["without"])
         sound = all(map(_is_entry, files.values())) and all(map(_is_inside, (*files, *without)))
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -353,45 +360,48 @@ def _is_inside(key: str) -> bool:
 
 
 def _require_folders(root: Path, files: Iterable[str]) -> None:
-    """Raise DamageError if a folder that is written to is a link, which may lead out of the store."""
+    """Raise DamageError if a folder is a link, through which files would be written outside the store."""
     folders = {parent for key in files for parent in Path(key).parents if parent.name} | {Path(FOLDER)}
     for folder in sorted(folders):
         if (root / folder).is_symlink():
             raise DamageError(
-                f"the run at {root} is damaged: {folder} is a link, and nothing is written through one. Copy the run."
+                f"the run at {root} is damaged: {folder} is a link, through which nothing is written. Copy the run."
             )
 
 
-def _torn(line: bytes, *, ended: bool) -> bool:
-    """Whether a line may be what a power cut left of a commit that never counted: cut off, or blocks of it zero."""
+def _is_torn(line: bytes, *, ended: bool) -> bool:
+    """Return True if a power cut may explain a damaged last line: it is truncated, or blocks of it are zero."""
     head = re.match(rb"[0-9a-f]{8} ([0-9]{1,12}) ", line)
     return b"\0" in line or (not ended and (head is None or len(line) - head.end() < int(head[1])))
 
 
-def crc(path: Path) -> int:
-    """CRC-32 of a file; not CRC-32C, which is the same for all chunks that end in their own."""
-    found = 0
+def compute_crc(path: Path) -> int:
+    """Compute the CRC-32 of a file; CRC-32C is equal for all chunks, which end in their CRC-32C."""
+    checksum = 0
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
-            found = zlib.crc32(block, found)
-    return found
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
-def problem(path: Path, entry: Entry, *, checksum: bool = True) -> str | None:
-    """What is wrong with a file, None if it is as the log says; its content is read only for the checksum."""
+def find_problem(path: Path, entry: Entry, *, checksum: bool = True) -> str | None:
+    """Describe the damage to a file, or return None if it matches its entry of the log.
+
+    The content of the file is read only if ``checksum`` is True.
+    """
     try:
-        found = guard.status(path)
-        if found is None:
+        status = guard.status(path)
+        if status is None:
             return "is missing"
-        if not stat.S_ISREG(found.st_mode):
-            return "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a regular file"
-        if found.st_size != entry.size:
-            return f"has {found.st_size} bytes in place of {entry.size}"
+        if not stat.S_ISREG(status.st_mode):
+            return "is a folder" if stat.S_ISDIR(status.st_mode) else "is not a regular file"
+        if status.st_size != entry.size:
+            return f"has {status.st_size} bytes in place of {entry.size}"
         if not checksum:
             return None
-        if entry.size > guard.limit() and getattr(found, "st_blocks", entry.size) * 512 * _INFLATION < entry.size:
+        if entry.size > guard.limit() and getattr(status, "st_blocks", entry.size) * 512 * _INFLATION < entry.size:
             return f"has {entry.size} bytes, but nearly all are holes"
-        if crc(path) != entry.crc:
+        if compute_crc(path) != entry.crc:
             return "has another checksum than when it was written"
     except (OSError, ValueError) as error:
         return f"cannot be read ({getattr(error, 'strerror', None) or error})"

@@ -1,4 +1,4 @@
-"""Places that stores may take, and the origin that they note."""
+"""Paths of stores, and the origin that stores record."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from fedstat._utils import guard
 from fedstat.store import journal
 
 AGAIN = "Remove it and run again."
-# A draft without a lock is not yet locked rather than left over if it is younger than this, in seconds.
+# A draft without a lock may be about to be locked if it is younger than this, in seconds.
 _YOUNG = 60
 _TRIES, _PAUSE = 5, 0.05
-# What follows a store's name in those of a half replaced store and of a draft; a grid's draft of a run made again.
+# Suffixes of a half-replaced store, of a draft, and of a grid's draft of a repeated run.
 _REPLACED, _PARTIAL, REPEATED = "replaced-[0-9a-f]{8}", "partial-[0-9a-z_]{8}", ".repeat"
-_LEFT = re.compile(rf"\.({_REPLACED}|{_PARTIAL}|{REPEATED[1:]})$")
+_LEFTOVER = re.compile(rf"\.({_REPLACED}|{_PARTIAL}|{REPEATED[1:]})$")
 
 
 def claim(
     path: str | Path, command: str, *, resume: bool = False, overwrite: bool = False, hint: str = "Pass resume=True"
 ) -> None:
-    """Refuse a path that a command must not write to; the one rule for every command that writes.
+    """Raise an error if a command must not write to a path; all commands that write call it.
 
-    What exists is left alone unless the same command made it and it is asked to go on with it or to replace it.
+    An existing store is left alone, unless the command itself wrote it and may resume or replace it.
 
     Parameters
     ----------
@@ -51,26 +51,26 @@ def claim(
     command : str
         Command that wants to write, such as ``"fedstat.sim"``.
     resume, overwrite : bool
-        What may be done with a store of that command.
+        Permit the command to resume, or to replace, a store that it wrote.
     hint : str
-        How to allow it, for the message.
+        Advice of the message: the argument that permits it.
 
     Raises
     ------
     FileExistsError
-        If something is there that is not a store of that command, or that must not be touched.
+        If the path exists, and is not a store that the command may resume or replace.
     NotADirectoryError, PermissionError
-        If nothing can be written there.
+        If the path cannot be written.
     """
     path = Path(path)
-    guard.status(path.parent / f"{path.name}.replaced-01234567")  # a name that it may have for a moment
+    guard.status(path.parent / f"{path.name}.replaced-01234567")  # the longest name that the store has temporarily
     settle(path)
     if os.path.lexists(path):
-        theirs = command_of(path)
-        if theirs != command:
+        maker = command_of(path)
+        if maker != command:
             what = "is not a store of this version of fedstat"
-            if theirs is not None:
-                what = f"was made by {theirs}, not by {command}"
+            if maker is not None:
+                what = f"was made by {maker}, not by {command}"
             raise FileExistsError(f"{path} exists already and {what}. Choose another path; it is left as it is.")
         if not (resume or overwrite):
             raise FileExistsError(f"{path} exists already. {hint}, choose another path, or remove it first.")
@@ -82,33 +82,33 @@ def claim(
 
 
 def is_store(path: Path) -> bool:
-    """Whether a folder is a store, sound or damaged: it has what stores have in them, or their name."""
+    """Return True if a folder is a store, sound or damaged, by its files or its name."""
     inside = any(guard.status(path / name) for name in ("zarr.json", journal.FOLDER))
     return inside or (path.suffix == ".zarr" and path.is_dir())
 
 
 def stores(path: str | Path) -> list[Path]:
-    """The store at a path, or those in the folder there, sorted, without what killed processes left beside them.
+    """Return the store at a path, or all stores in a folder, sorted, without leftovers of killed processes.
 
     Raises
     ------
     FileNotFoundError
-        If there is none.
+        If there is no store.
     """
     path = Path(path)
     if is_store(path):
         return [path]
-    inside = sorted(path.iterdir()) if path.is_dir() else []
-    found = [one for one in inside if is_store(one) and not _LEFT.search(one.name)]
-    if not found:
+    children = sorted(path.iterdir()) if path.is_dir() else []
+    paths = [child for child in children if is_store(child) and not _LEFTOVER.search(child.name)]
+    if not paths:
         raise FileNotFoundError(
             f"there is no run at {path}, and none in it: a run is a folder with a file zarr.json in it"
         )
-    return found
+    return paths
 
 
 def command_of(path: Path) -> str | None:
-    """Command that made a store, None if it cannot be told."""
+    """Return the command that wrote a store, or None if the store does not say."""
     try:
         return str(attributes(path)["command"])
     except (OSError, ValueError, KeyError):
@@ -116,14 +116,14 @@ def command_of(path: Path) -> str | None:
 
 
 def attributes(path: Path) -> dict[str, Any]:
-    """Attributes of a store.
+    """Read the attributes of a store.
 
     Raises
     ------
     FileNotFoundError
         If there is no store.
     DamageError
-        If they cannot be read.
+        If the attributes cannot be read.
     """
     guard.status(path)
     try:
@@ -140,12 +140,12 @@ def attributes(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
-    """Folder beside ``path`` to make a store in, and its lock; removed if the store is not made."""
+    """Create a folder beside ``path`` for a new store, with its lock; delete it if an error occurs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{path.name}.partial-", dir=path.parent))
     try:
         (folder / journal.FOLDER).mkdir()
-        journal.sync(folder)  # so that it is known as ours before anything else can be in it
+        journal.sync(folder)  # marks the folder as a draft before it has other files
         lock = journal.hold(folder)
         try:
             folder.chmod(0o755)
@@ -160,12 +160,12 @@ def draft(path: Path) -> Iterator[tuple[Path, FileLock]]:
 
 
 def put(folder: Path, path: Path) -> None:
-    """Give a finished draft its name.
+    """Rename a finished draft to the path of its store.
 
     Raises
     ------
     FileExistsError
-        If something stands there now.
+        If the path exists by now.
     """
     try:
         if os.path.lexists(path):  # a rename would replace an empty folder
@@ -173,16 +173,17 @@ def put(folder: Path, path: Path) -> None:
         folder.rename(path)
     except OSError as error:
         if os.path.lexists(path):
-            made = f"{path} was made by another process in the meantime. Choose another path."
-            raise FileExistsError(made) from error
+            message = f"{path} was made by another process in the meantime. Choose another path."
+            raise FileExistsError(message) from error
         raise
     journal.sync(path.parent)
 
 
 def replace(folder: Path, path: str | Path) -> None:
-    """Replace a store by a finished one; after any interruption one of the two is in place, or will be put back.
+    """Replace a store by a finished draft.
 
-    Between the two renames the old store has a name of its own, from which :func:`settle` brings it back.
+    After any interruption, one of the two stores is in place or can be restored. Between the two renames, the old store
+    has a temporary name, from which :func:`settle` restores it.
     """
     path = Path(path).resolve()
     old = path.with_name(f"{path.name}.replaced-{uuid.uuid4().hex[:8]}")
@@ -198,52 +199,52 @@ def replace(folder: Path, path: str | Path) -> None:
 
 
 def settle(path: str | Path) -> None:
-    """Clear up what killed processes left beside ``path``: a store half replaced comes back, drafts go.
+    """Restore half-replaced stores and delete drafts.
 
-    Only folders with the names and the content that :func:`draft` and :func:`replace` give are touched.
+    Only folders beside ``path`` with names and content of :func:`draft` and :func:`replace` are touched.
     """
     path = Path(path)
     if not path.parent.is_dir():
         return
-    for old in _beside(path, _REPLACED):
+    for old in _list_beside(path, _REPLACED):
         if command_of(path) is not None:
             remove(old)
         elif not os.path.lexists(path) and command_of(old) is not None:
             old.rename(path)
-    for folder in _beside(path, _PARTIAL):
-        if _left_over(folder):
+    for folder in _list_beside(path, _PARTIAL):
+        if _is_abandoned(folder):
             remove(folder)
 
 
 def remove(folder: Path) -> None:
-    """Remove a store or a draft, its journal last: what a killed process leaves of it is still known as ours."""
-    ours = folder / journal.FOLDER
+    """Delete a store or a draft, its journal last, so that a later call recognizes a half-deleted one."""
+    journal_folder = folder / journal.FOLDER
     for path in folder.iterdir():
         if not path.is_dir():
             path.unlink(missing_ok=True)
-        elif path != ours:
+        elif path != journal_folder:
             shutil.rmtree(path, ignore_errors=True)
     journal.sync(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def discard(folder: Path) -> None:
-    """Remove a store whose writing failed, until it stays away: zarr's threads may not have noticed yet."""
+    """Remove a partial store; retry while zarr still writes."""
     for _ in range(_TRIES):
         if folder.exists():
             remove(folder)
         time.sleep(_PAUSE)
 
 
-def _beside(path: Path, ending: str) -> list[Path]:
-    """Folders beside ``path`` with its name and that ending, which are ours by what is in them."""
-    named = re.compile(re.escape(path.name) + r"\." + ending)
-    found = (p for p in path.parent.iterdir() if named.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
-    return sorted(p for p in found if (p / journal.FOLDER).is_dir() or not any(p.iterdir()))
+def _list_beside(path: Path, ending: str) -> list[Path]:
+    """Return folders beside ``path``, named ``path`` and a suffix, that are empty or hold a journal."""
+    pattern = re.compile(re.escape(path.name) + r"\." + ending)
+    paths = (p for p in path.parent.iterdir() if pattern.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+    return sorted(p for p in paths if (p / journal.FOLDER).is_dir() or not any(p.iterdir()))
 
 
-def _left_over(folder: Path) -> bool:
-    """Whether a draft is abandoned."""
+def _is_abandoned(folder: Path) -> bool:
+    """Return True if the process that wrote a draft has ended."""
     if not (folder / journal.FOLDER / "lock").exists():
         return time.time() - folder.stat().st_mtime > _YOUNG
     try:
@@ -254,9 +255,9 @@ def _left_over(folder: Path) -> bool:
 
 
 PACKAGES = ("fedstat", "numpy", "torch", "scipy", "xarray", "zarr")
-# Sources that decide no number: how commands end, figures and reports.
-_ELSE = ("__main__.py", "lazy.py")
-_SHOWING = {"_cli", "plot", "reporting"}
+# Sources that do not affect any number: command lines, figures and reports.
+_COMMAND_FILES = ("__main__.py", "lazy.py")
+_DISPLAY_FOLDERS = {"_cli", "plot", "reporting"}
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -269,29 +270,29 @@ def provenance(
     references: str = "",
     own: Sequence[object] = (),
 ) -> dict[str, Any]:
-    """Attributes of a store that say where it comes from.
+    """Return the attributes that record the origin of a store.
 
     Parameters
     ----------
     title : str
     config : mapping
-        Settings; a run is resumed only with equal ones.
+        Settings; a run is resumed only with equal settings.
     command : str
-        Command that makes the store, such as ``"fedstat.sim"``; no other command resumes or replaces it.
+        Command that writes the store, such as ``"fedstat.sim"``; no other command resumes or replaces it.
     device, references : str
     own : sequence
-        What may be a user's own code behind the numbers, see :func:`code`.
+        Functions that a user may have written, see :func:`code`.
     """
     return {
         "title": title,
         "command": command,
-        "source": f"fedstat {_versions()['fedstat']}",
+        "source": f"fedstat {_get_versions()['fedstat']}",
         "references": references,
         "config": to_json(config),
         "seed": json.loads(to_json(config)).get("seed"),
         "device": device,
-        "versions": json.dumps({"python": platform.python_version()} | _versions()),
-        "revision": revision(),
+        "versions": json.dumps({"python": platform.python_version()} | _get_versions()),
+        "revision": get_revision(),
         "code": code(*own),
         "started": now(),
         "run": uuid.uuid4().hex,
@@ -299,55 +300,55 @@ def provenance(
 
 
 def to_json(config: Mapping[str, Any]) -> str:
-    """Settings as JSON; NumPy scalars and arrays become numbers and lists."""
+    """Write settings as JSON; NumPy scalars and arrays become numbers and lists."""
     return json.dumps(config, default=lambda value: np.asarray(value).tolist())
 
 
 def now() -> str:
-    """Time in UTC, ISO 8601."""
+    """Return the time in UTC (ISO 8601)."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def code(*own: object) -> str:
-    """Fingerprint of the sources that numbers come from.
+def code(*functions: object) -> str:
+    """Return a digest of the code that computes the numbers of a store.
 
     Parameters
     ----------
-    *own
-        Functions that may be a user's own, or tuples and mappings of functions, as an Algorithm is.
+    *functions
+        Functions that a user may have written, or tuples and mappings of functions, such as an Algorithm.
 
     Returns
     -------
     str
-        Digest of the package without figures and command lines. Where ``own`` leads to functions from elsewhere, also
-        through closures, "+" and a digest follow: of the files that define them, or of their compiled code where there
-        is no file, as in a notebook. Imports of these files are not followed.
+        Digest of the package without figures and command lines. If ``functions`` lead to code outside the package, also
+        through closures, "+" and a second digest follow. It covers the files that define the functions, or their
+        compiled code if there is no file, as in a notebook. Imports of these files are not followed.
     """
-    found: dict[str, bytes] = {}
-    for function in _functions(own, set()):
+    sources: dict[str, bytes] = {}
+    for function in _walk_functions(functions, set()):
         path = Path(function.__code__.co_filename)
-        if path.is_file() and not _noted(path):
-            found[str(path)] = path.read_bytes()
+        if path.is_file() and not _is_versioned(path):
+            sources[str(path)] = path.read_bytes()
         elif not path.is_file():
-            found[f"{function.__module__}.{function.__qualname__}"] = _compiled(function.__code__)
-    if not found:
-        return _of_package()
-    return f"{_of_package()}+{hashlib.sha256(b''.join(sorted(found.values()))).hexdigest()[:16]}"
+            sources[f"{function.__module__}.{function.__qualname__}"] = _serialize_code(function.__code__)
+    if not sources:
+        return _digest_package()
+    return f"{_digest_package()}+{hashlib.sha256(b''.join(sorted(sources.values()))).hexdigest()[:16]}"
 
 
 @cache
-def _noted(path: Path) -> bool:
-    """Whether a file is of this package, of Python, or of a package whose version is noted anyway."""
+def _is_versioned(path: Path) -> bool:
+    """Return True if a file is of Python, of this package, or of a package whose version is recorded."""
     places = [_PACKAGE, *(Path(sysconfig.get_path("purelib")) / name for name in PACKAGES)]
     python = Path(sysconfig.get_path("stdlib")) in path.parents and "site-packages" not in path.parts
     return python or any(place in path.resolve().parents or place in path.parents for place in places)
 
 
-def _functions(thing: object, seen: set[int]) -> Iterator[FunctionType]:
-    """Python functions that a function, a partial, a method, a tuple or a mapping leads to, each once."""
-    if id(thing) in seen:
+def _walk_functions(thing: object, visited: set[int]) -> Iterator[FunctionType]:
+    """Iterate over the Python functions in a function, partial, method, tuple or mapping, each once."""
+    if id(thing) in visited:
         return
-    seen.add(id(thing))
+    visited.add(id(thing))
     parts: list[object] = []
     if isinstance(thing, FunctionType):
         yield thing
@@ -363,36 +364,36 @@ def _functions(thing: object, seen: set[int]) -> Iterator[FunctionType]:
     elif callable(thing):
         parts = [vars(type(thing)).get("__call__")]
     for part in parts:
-        yield from _functions(part, seen)
+        yield from _walk_functions(part, visited)
 
 
-def _compiled(code_: CodeType) -> bytes:
-    """What a function does, without the place where it stands."""
-    consts = [_compiled(c) if isinstance(c, CodeType) else repr(c).encode() for c in code_.co_consts]
-    return b"\0".join([code_.co_code, repr((code_.co_names, code_.co_varnames)).encode(), *consts])
+def _serialize_code(code_object: CodeType) -> bytes:
+    """Serialize the compiled code of a function without its file and line numbers."""
+    consts = [_serialize_code(c) if isinstance(c, CodeType) else repr(c).encode() for c in code_object.co_consts]
+    return b"\0".join([code_object.co_code, repr((code_object.co_names, code_object.co_varnames)).encode(), *consts])
 
 
 @cache
-def _of_package() -> str:
-    found = hashlib.sha256()
+def _digest_package() -> str:
+    digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         name = path.relative_to(_PACKAGE)
-        if name.name not in _ELSE and _SHOWING.isdisjoint(name.parts):
-            found.update(name.as_posix().encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+        if name.name not in _COMMAND_FILES and _DISPLAY_FOLDERS.isdisjoint(name.parts):
+            digest.update(name.as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 @cache
-def _versions() -> dict[str, str]:
+def _get_versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in PACKAGES}
 
 
 @cache
-def revision() -> str:
-    """Git revision of the package's own source when it was first asked for, "" where it is not a checkout."""
+def get_revision() -> str:
+    """Return the Git revision of the package at the first call, "" if it is not a checkout."""
     git = shutil.which("git")
     if git is None or not (_PACKAGE.parent / ".git").exists():
         return ""
     command = [git, "-C", str(_PACKAGE), "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    return done.stdout.strip()
+    process = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    return process.stdout.strip()

@@ -1,4 +1,4 @@
-"""Reading runs, and finding what in them is not as it was written."""
+"""Functions that read runs and find damage in them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ NEEDED = {
     "fedstat.sim": ("metrics/accuracy", "metrics/rounds_done", "split/fc1/shared", "truth/communality"),
     "fedstat.motivation": ("outputs/accuracy", "outputs/done", "dispersion/entropy", "relation/spearman"),
 }
-"""Arrays that the stores of a command have since its first version, and that their readers count on."""
+"""Arrays that the stores of a command have had since its first version, and that readers need."""
 GROUPS = "groups"
-"""Attribute that lists a store's groups in their order, which the file system does not keep."""
+"""Attribute that lists the groups of a store in order, which the file system does not keep."""
 _JSON = {"config": dict, "about": dict, "versions": dict, "pieces": dict, GROUPS: list}
-"""Attributes that are JSON, and of what."""
+"""Attributes that are JSON, and the type of their content."""
 
 
 class Damage(NamedTuple):
-    """A file of a store that is not as it was written.
+    """File of a store that differs from what was written.
 
     Attributes
     ----------
     file : str
-        Its path in the store.
+        Path of the file in the store.
     problem : str
+        Description of the damage.
     array : str
-        ``"group/variable"``; "" where the file belongs to no array.
+        ``"group/variable"``; "" if the file belongs to no array.
     region : mapping from dim to (first, last)
         Indices of the array that the file holds, for dims that are split over several files.
     cell : str
-        The same in words, by the values of the coordinates.
+        Text of the region, by the values of the coordinates.
     fixed : bool
-        Whether it was laid out with the store, as coordinates are, so that no computing brings it back.
+        True if the file was written when the store was created, such as a coordinate, and cannot be recomputed.
     """
 
     file: str
@@ -53,7 +54,7 @@ class Damage(NamedTuple):
     fixed: bool = True
 
     def hits(self, **index: int) -> bool:
-        """Whether the cell with these indices has lost something; dims that are not cut lose all their cells."""
+        """Return True if the damage affects the cell with these indices; unnamed dims are affected as a whole."""
         return all(low <= index[dim] <= high for dim, (low, high) in self.region.items() if dim in index)
 
     def __str__(self) -> str:
@@ -61,63 +62,61 @@ class Damage(NamedTuple):
 
 
 def open_run(path: str | Path, *, verify: bool | None = None) -> xr.DataTree:
-    """Open a run, finished or not; what is not computed yet is NaN.
+    """Open a run, finished or not; values that are not computed yet are NaN.
 
     Parameters
     ----------
     path : str or Path
         A store that :func:`fedstat.fl.train`, :func:`fedstat.sim.study` or another fedstat command wrote.
     verify : bool, optional
-        True compares every file with the checksum noted when it was written; the default only checks that none is
-        missing or truncated, which takes no time. Chunks are compared with their checksums whenever they are read.
-        False opens whatever can be opened.
+        True compares every file with its checksum. The default checks only that no file is missing or truncated, which
+        is fast. Reading a chunk always verifies the checksum of the chunk. False opens damaged runs, too.
 
     Returns
     -------
     DataTree
-        Read lazily; groups, such as layers, are in the order in which they were laid out, which for layers is that of
-        the network. ``run.attrs`` holds the settings and where the numbers come from.
+        Arrays are read lazily. Groups are in the order of the store; layers are in the order of the network.
+        ``run.attrs`` holds the settings and the origin of the numbers.
 
     Raises
     ------
     FileNotFoundError
         If there is no run at ``path``.
     ValueError
-        If the run is not as it was written; the message names array and cell. With ``verify=True``, also if the run was
-        written without checksums. If a file or what is read of an array at once would take more than 4 GiB; the
-        environment variable FEDSTAT_MAX_BYTES sets another limit. What is damaged in a chunk is an error when it is
-        read, which names the store and the array.
+        If the run is damaged; the message names array and cell. With ``verify=True``, also if the run has no checksums.
+        If a file, or one access to an array, would take more than 4 GiB; the environment variable FEDSTAT_MAX_BYTES
+        sets another limit. Reading a damaged chunk raises an error that names the store and the array.
     """
     path = Path(path)
     if not guard.status(path):
-        origin.settle(path)  # brings back a store that was being replaced when the process was killed
+        origin.settle(path)  # restores a store if a process was killed while it replaced the store
     attrs = origin.attributes(path)
     if verify is not False:
         require_sound(path, checksums=verify is True, require=verify is True)
         for name in attrs.keys() & set(_JSON):
             if "command" in attrs or (isinstance(attrs[name], str) and name != GROUPS):
-                _settings(path, attrs, name)
-    from fedstat.store.files import groups  # takes half a second, which a run that is not there need not
+                _parse_attribute(path, attrs, name)
+    from fedstat.store.files import open_groups  # takes half a second: after the check that the run exists
 
     try:
-        tree = xr.DataTree.from_dict(groups(path))
+        tree = xr.DataTree.from_dict(open_groups(path))
     except (guard.LimitError, journal.DamageError):
         raise
     except Exception as error:
-        # What zarr and xarray raise on files that are cut off or changed is of many types.
+        # On truncated or changed files, zarr and xarray raise errors of many types.
         raise journal.DamageError(f"the run at {path} is damaged ({guard.reason(error)}). {origin.AGAIN}") from error
     if verify is not False:
         for name in NEEDED.get(str(attrs.get("command")), ()):
             group, _, variable = name.rpartition("/")
             if f"/{group}" not in tree.groups or variable not in tree[group].data_vars:
                 raise journal.DamageError(f"the run at {path} is damaged: {name} is missing. {origin.AGAIN}")
-    return _in_order(_without_journal(tree), attrs)
+    return _sort_groups(_drop_journal(tree), attrs)
 
 
 def run_at(
     out: str | Path | None, make: Callable[[Path], object], *, resume: bool = False, kind: str = "run"
 ) -> xr.DataTree:
-    """Make a run at a path or, without one, in a temporary folder that is removed once the run is in memory.
+    """Write a run to a path; without a path, write it to a temporary folder and load it into memory.
 
     Parameters
     ----------
@@ -125,20 +124,20 @@ def run_at(
     make : callable (Path)
         Writes the store.
     resume : bool
-        Whether to go on with the run at ``out``.
+        True if ``make`` resumes the run at ``out``.
     kind : str
-        What is made, for the message.
+        Noun for the run, for the message.
 
     Raises
     ------
     ValueError
-        If there is no path to go on with.
+        If ``resume`` is True and ``out`` is None.
     """
     if out is not None:
         make(Path(out))
         return open_run(out)
     if resume:
-        raise ValueError(f"resume needs the path of the {kind} to go on with: pass out=...")
+        raise ValueError(f"resume needs the path of the {kind} to continue. Pass out=...")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{kind}.zarr"
         make(path)
@@ -146,55 +145,55 @@ def run_at(
 
 
 def require_sound(path: Path, *, checksums: bool, require: bool = False) -> None:
-    """Raise DamageError, naming arrays and cells, if a store is damaged; arguments as of :func:`damage`."""
-    if found := damage(path, checksums=checksums, require=require):
+    """Raise DamageError if a store is damaged, naming arrays and cells; takes the arguments of :func:`damage`."""
+    if damages := damage(path, checksums=checksums, require=require):
         raise journal.DamageError(
-            f"the run at {path} is damaged: {describe(found)}. Resume it to compute again what can be, or remove it "
+            f"the run at {path} is damaged: {describe(damages)}. Resume it to recompute damaged arrays, or remove it "
             "and run again, or read the rest with fedstat.open_run(path, verify=False)."
         )
 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
-    """Raise DamageError, naming the store, where its reader meets arrays or settings that fedstat does not write.
+    """Raise DamageError, naming the store, if its reader fails on arrays or settings that fedstat does not write.
 
-    Errors in values, ValueError, pass.
+    ValueError passes: it reports a wrong value.
     """
     try:
         yield
     except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
-        require_sound(Path(path), checksums=True)  # damage, which says more
+        require_sound(Path(path), checksums=True)  # if a file is damaged, its message says more
         what = f"it holds other arrays or settings than fedstat writes ({guard.reason(error)})"
         raise journal.DamageError(f"the run at {path} cannot be used: {what}. {origin.AGAIN}") from error
 
 
-def _without_journal(tree: xr.DataTree) -> xr.DataTree:
+def _drop_journal(tree: xr.DataTree) -> xr.DataTree:
     if journal.FOLDER in tree.data_vars:
         tree.dataset = tree.to_dataset(inherit=False).drop_vars(journal.FOLDER)
     return tree
 
 
-def _in_order(tree: xr.DataTree, attrs: Mapping[str, Any]) -> xr.DataTree:
-    """The tree with the groups of every node in the order that the store notes, or its settings if it is older."""
-    there = {path[1:] for path in tree.groups}
-    known = there | {path.rpartition("/")[2] for path in there}
-    origin: dict[str, int] = {}
-    noted = [name for name in _noted(attrs) if isinstance(name, str) and name in known]
-    for i, name in enumerate(noted):
+def _sort_groups(tree: xr.DataTree, attrs: Mapping[str, Any]) -> xr.DataTree:
+    """Sort the groups of every node in the order that the store records; in older stores, its settings."""
+    paths = {path[1:] for path in tree.groups}
+    names = paths | {path.rpartition("/")[2] for path in paths}
+    order: dict[str, int] = {}
+    recorded = [name for name in _list_groups(attrs) if isinstance(name, str) and name in names]
+    for i, name in enumerate(recorded):
         for path in accumulate(name.split("/"), "{}/{}".format):
-            origin.setdefault(path, i)
+            order.setdefault(path, i)
 
     def rank(path: str) -> tuple[int, str]:
-        return origin.get(path, origin.get(path.rpartition("/")[2], len(noted))), path
+        return order.get(path, order.get(path.rpartition("/")[2], len(recorded))), path
 
     for node in tree.subtree:
         if node.children:
-            node.children = dict(sorted(node.children.items(), key=lambda one: rank(one[1].path[1:])))
+            node.children = dict(sorted(node.children.items(), key=lambda item: rank(item[1].path[1:])))
     return tree
 
 
-def _noted(attrs: Mapping[str, Any]) -> list[Any]:
-    """Names of groups in their order; none if the attributes are damaged, or those of another program."""
+def _list_groups(attrs: Mapping[str, Any]) -> list[Any]:
+    """Return the names of groups in order; none if the attributes are damaged or of another program."""
     try:
         if GROUPS in attrs:
             return list(guard.parsed(GROUPS, attrs[GROUPS].encode()))
@@ -205,16 +204,16 @@ def _noted(attrs: Mapping[str, Any]) -> list[Any]:
 
 
 def config_of(path: str | Path) -> dict[str, Any]:
-    """Settings that a run was started with."""
+    """Return the settings that a run was started with."""
     attrs = origin.attributes(Path(path))
     if "config" not in attrs:
         raise ValueError(f"{path} is not a run of fedstat: its attributes hold no settings. Choose another path.")
-    found: dict[str, Any] = _settings(Path(path), attrs, "config")
-    return found
+    config: dict[str, Any] = _parse_attribute(Path(path), attrs, "config")
+    return config
 
 
-def _settings(path: Path, attrs: Mapping[str, Any], name: str) -> Any:
-    """JSON in an attribute of a store."""
+def _parse_attribute(path: Path, attrs: Mapping[str, Any], name: str) -> Any:
+    """Parse an attribute of a store that is JSON."""
     try:
         return _JSON[name](guard.parsed(name, attrs[name].encode(), finite=False))
     except (ValueError, TypeError, AttributeError) as error:
@@ -223,15 +222,15 @@ def _settings(path: Path, attrs: Mapping[str, Any], name: str) -> Any:
 
 
 def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[Damage]:
-    """Files of a store that are not as they were written.
+    """Find the files of a store that differ from what was written.
 
     Parameters
     ----------
     path : str or Path
     checksums : bool
-        Whether contents are read and compared, or sizes alone.
+        True reads all files and compares their checksums; False compares only their sizes.
     require : bool
-        Whether a store that has no journal is an error; without it, it has no damage that can be seen.
+        True raises an error if the store has no journal; False returns no damage then.
 
     Raises
     ------
@@ -241,80 +240,80 @@ def damage(path: str | Path, *, checksums: bool, require: bool = False) -> list[
     root = Path(path)
     if not guard.status(root / journal.FOLDER):
         if require:
-            raise ValueError(f"{path} was written without checksums: nothing can be said of its files")
+            raise ValueError(f"{path} was written without checksums, so its files cannot be verified")
         return []
-    bad: dict[str, str] = {}
-    # A run that goes on may commit between the reading of its log and of its files: what differs is looked at again.
+    problems: dict[str, str] = {}
+    # A running process may commit between the reading of the log and of the files: files that differ are read again.
     for _ in range(3):
         try:
             files = journal.read_log(root)
         except FileNotFoundError:
             raise journal.DamageError(f"the run at {path} is damaged: {journal.FOLDER}/log is missing") from None
-        look = {key: files[key] for key in bad or files if key in files}
-        bad = {
+        entries = {key: files[key] for key in problems or files if key in files}
+        problems = {
             key: text
-            for key, entry in look.items()
-            if (text := journal.problem(root / key, entry, checksum=checksums))
-            and journal.problem(root / journal.FOLDER / entry.staged, entry, checksum=checksums)
+            for key, entry in entries.items()
+            if (text := journal.find_problem(root / key, entry, checksum=checksums))
+            and journal.find_problem(root / journal.FOLDER / entry.staged, entry, checksum=checksums)
         }
-        if not bad:
+        if not problems:
             return []
-    known = _Layouts(root)
+    layouts = _Layouts(root)
     return [
-        _damage(known, key, text, fixed=files[key].staged == journal.FIRST or (root / key).is_dir())
-        for key, text in bad.items()
+        _locate_damage(layouts, key, text, fixed=files[key].staged == journal.FIRST or (root / key).is_dir())
+        for key, text in problems.items()
     ]
 
 
 class _Layouts:
-    """Layouts of arrays and labels of their dims, read once."""
+    """Layouts of arrays, and texts of their spans, read once."""
 
     def __init__(self, root: Path) -> None:
-        self.of, self.words = cache(partial(_layout, root)), cache(partial(_words, root))
+        self.read, self.describe = cache(partial(_read_layout, root)), cache(partial(_describe_span, root))
 
 
-def _damage(known: _Layouts, key: str, text: str, *, fixed: bool) -> Damage:
-    """Array and cell that a file holds."""
+def _locate_damage(layouts: _Layouts, key: str, text: str, *, fixed: bool) -> Damage:
+    """Return the damage with the array and the cell that the file holds."""
     chunk_of = re.fullmatch("(.+)/c([./0-9]*)", key)
     if chunk_of is None:
         return Damage(key, text, fixed=fixed or key == "zarr.json")
     folder, name = chunk_of.groups()
     try:
-        dims, chunk, shape = known.of(folder)
-        at = [int(i) for i in re.findall("[0-9]{1,18}", name)]
-        spans = list(zip(dims, at, chunk, shape, strict=True))
+        dims, chunk, shape = layouts.read(folder)
+        indices = [int(i) for i in re.findall("[0-9]{1,18}", name)]
+        spans = list(zip(dims, indices, chunk, shape, strict=True))
     except ValueError:
         return Damage(key, text, folder, fixed=fixed)
-    # Dims that are not cut are lost whole and need no mention.
+    # A dim of one chunk is affected as a whole, so the message does not name it.
     region = {d: (i * n, min((i + 1) * n, size) - 1) for d, i, n, size in spans if n < size}
     group = folder.rpartition("/")[0]
-    cell = ", ".join(known.words(group, d, *span) for d, span in region.items())
+    cell = ", ".join(layouts.describe(group, d, *span) for d, span in region.items())
     return Damage(key, text, folder, region, cell, fixed)
 
 
-def _layout(root: Path, folder: str) -> tuple[list[str], list[int], list[int]]:
-    """Dims, chunk shape and shape of an array; three lists that do not fit together if they cannot be read."""
+def _read_layout(root: Path, folder: str) -> tuple[list[str], list[int], list[int]]:
+    """Read dims, chunk shape and shape of an array; lists of different lengths if they cannot be read."""
     try:
         text = guard.content(root / folder / "zarr.json", share=guard.HEAD)
-        found = guard.parsed(folder, text, finite=False)
-        parts = found["dimension_names"], found["chunk_grid"]["configuration"]["chunk_shape"], found["shape"]
+        content = guard.parsed(folder, text, finite=False)
+        parts = content["dimension_names"], content["chunk_grid"]["configuration"]["chunk_shape"], content["shape"]
         return tuple([kind(x) for x in part] for kind, part in zip((str, int, int), parts, strict=True))  # type: ignore[return-value]
     except (OSError, ValueError, KeyError, TypeError):
         return ["?"], [], []
 
 
-def _words(root: Path, group: str, dim: str, first: int, last: int) -> str:
-    from fedstat.store.files import labels
+def _describe_span(root: Path, group: str, dim: str, first: int, last: int) -> str:
+    from fedstat.store.files import read_labels
 
     try:
-        ends = dict.fromkeys(map(str, labels(root / group / dim, (first, last))))
+        ends = dict.fromkeys(map(str, read_labels(root / group / dim, (first, last))))
     except Exception:  # the coordinate is damaged, too
         ends = dict.fromkeys(f"[{i}]" for i in (first, last))
     return f"{dim} = {' to '.join(ends)}"
 
 
-def describe(found: Sequence[Damage], *, most: int | None = 5) -> str:
-    """The first few, and how many more there are; all without ``most``."""
-    shown = found[:most]
-    more = f" and {len(found) - len(shown)} more" if len(found) > len(shown) else ""
+def describe(damages: Sequence[Damage], *, most: int | None = 5) -> str:
+    """Describe the first ``most`` damages and count the others; ``most=None`` describes all."""
+    shown = damages[:most]
+    more = f" and {len(damages) - len(shown)} more" if len(damages) > len(shown) else ""
     return "; ".join(map(str, shown)) + more

@@ -1,6 +1,6 @@
-"""Layout of stores (groups and variables), and labelled arrays written into it region by region, or in one go.
+"""Layout of stores (groups and variables), and writers of labelled arrays, region by region or in one call.
 
-Every array is laid out before the first round, so that what is not computed yet reads as NaN (or False, 0).
+Every array is laid out before the first round, so that values not computed yet read as NaN (or False, 0).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedstat._utils import check
 from fedstat._utils.lazy import xr, zarr
 from fedstat.store import journal, origin
 from fedstat.store.journal import Journal
-from fedstat.store.origin import code, now, revision, to_json
+from fedstat.store.origin import code, get_revision, now, to_json
 from fedstat.store.read import GROUPS, Damage, config_of, damage, describe, open_run
 
 
@@ -32,9 +32,9 @@ class Variable(NamedTuple):
     ----------
     dims : tuple of str
     dtype : str
-        float arrays start as NaN, others as 0 or False.
+        Values that are not written are NaN in float arrays, 0 or False in others.
     chunk : mapping from dim to int
-        Chunk sizes; dims that are not named are not cut.
+        Chunk sizes; an unnamed dim is one chunk.
     attrs : mapping
         ``long_name``, ``units`` and the like.
     """
@@ -63,11 +63,11 @@ def group(coords: Mapping[str, Any], chunk: Mapping[str, int] = {}, /, **variabl
     ----------
     coords : mapping from name to int, list, range, array or tuple
         n stands for the integers from 0 to n − 1. A tuple is (dims, values[, attrs]), as in xarray. The group leaves
-        out the coordinate of a dim that no variable has: several groups can take the same mapping.
+        out the coordinate of a dim that no variable has, so several groups can share one mapping.
     chunk : mapping from dim to int
         Chunk sizes of all arrays that have the dim.
     **variables : tuple
-        (dims, dtype[, attrs[, chunk]]) of an array that the run writes, or (dims, values[, attrs]) of a known array.
+        (dims, dtype[, attrs[, chunk]]) of an array that the run writes, or (dims, values[, attrs]) of a constant array.
         ``dims`` is a tuple, or a string such as ``"round client"``; ``attrs`` is a mapping, or the ``long_name``;
         ``chunk`` adds chunk sizes of this array to those of the group.
 
@@ -79,28 +79,30 @@ def group(coords: Mapping[str, Any], chunk: Mapping[str, int] = {}, /, **variabl
     >>> metrics.variables["accuracy"].attrs
     {'long_name': 'test accuracy'}
     """
-    every = {name: _variable(*parts) for name, parts in variables.items()}
-    known = {name: v for name, v in every.items() if isinstance(v, xr.Variable)}
-    arrays = {name: v._replace(chunk={**chunk, **v.chunk}) for name, v in every.items() if isinstance(v, Variable)}
-    used = {dim for v in every.values() for dim in v.dims}
-    axes = {name: _coordinate(name, values) for name, values in coords.items()}
-    return Group(xr.Dataset(known, {n: axis for n, axis in axes.items() if n in used or n not in axis.dims}), arrays)
+    layouts = {name: _build_variable(*parts) for name, parts in variables.items()}
+    constants = {name: v for name, v in layouts.items() if isinstance(v, xr.Variable)}
+    arrays = {name: v._replace(chunk={**chunk, **v.chunk}) for name, v in layouts.items() if isinstance(v, Variable)}
+    used = {dim for v in layouts.values() for dim in v.dims}
+    axes = {name: _build_coordinate(name, values) for name, values in coords.items()}
+    return Group(
+        xr.Dataset(constants, {n: axis for n, axis in axes.items() if n in used or n not in axis.dims}), arrays
+    )
 
 
-def _variable(
+def _build_variable(
     dims: str | Sequence[str], values: Any, attrs: str | Mapping[str, Any] = {}, chunk: Mapping[str, int] = {}
 ) -> Variable | xr.Variable:
-    """Return the layout of an array, whose ``values`` are a dtype, or the variable of a known array."""
+    """Return the layout of an array, whose ``values`` are a dtype, or the variable of a constant array."""
     names = tuple(dims.split() if isinstance(dims, str) else dims)
     texts = {"long_name": attrs} if isinstance(attrs, str) else attrs
     if isinstance(values, str):
         return Variable(names, values, chunk, texts)
     if chunk:
-        raise ValueError(f"a known array is written whole, but got the chunk {dict(chunk)}. Leave the chunk out.")
+        raise ValueError(f"an array of values must be one chunk, but got chunk={dict(chunk)}. Remove chunk.")
     return xr.Variable(names, values, texts)
 
 
-def _coordinate(name: str, values: Any) -> xr.Variable:
+def _build_coordinate(name: str, values: Any) -> xr.Variable:
     """Return the variable of a coordinate; strings become objects, since zarr warns of strings of fixed width."""
     dims, content, *attrs = values if isinstance(values, tuple) else (name, values)
     array = np.arange(content) if isinstance(content, int | np.integer) else np.asarray(content)
@@ -108,7 +110,7 @@ def _coordinate(name: str, values: Any) -> xr.Variable:
 
 
 Taken = Callable[[str, "xr.DataArray"], "xr.DataArray | None"]
-"""Chooses, by name, what the new store takes over of an array of the old one; None for nothing."""
+"""Function that selects, by name, the values of an old array that the new store copies; None copies nothing."""
 
 
 def extend(
@@ -119,23 +121,23 @@ def extend(
     *,
     taken: Taken = lambda _, array: array,
 ) -> None:
-    """Lay a run out anew, with its content, the state to go on from, and room for more.
+    """Extend the layout of a run; keep its content and the state to resume from.
 
-    The new store is written beside the old one and then takes its place: after any interruption one of the two is in
-    place, or will be put back.
+    The new store is written beside the old store and then replaces it. After any interruption, one of the two stores is
+    in place or can be restored.
 
     Parameters
     ----------
     path : str or Path
         A sound run, finished or not.
     groups : mapping from group name to Group
-        Layout of the new store. Cells are taken over by the labels of their coordinates.
+        Layout of the new store. Cells are copied by the labels of their coordinates.
     attrs : mapping
-        Attributes that change, ``config`` among them. The others stay, except ``ended``; ``history`` gains a line.
-    growth : mapping from name to (there, now)
-        Settings that differ from the old ones, as :func:`changed` found them.
+        Attributes that change, ``config`` among them. Others stay, except ``ended``; ``history`` gains a line.
+    growth : mapping from name to (stored, new)
+        Settings that change, as :func:`changed` returns them.
     taken : callable (name, DataArray), optional
-        See :data:`Taken`; all by default.
+        See :data:`Taken`; by default, all values are copied.
 
     Raises
     ------
@@ -147,45 +149,45 @@ def extend(
     path = Path(path).resolve()
     require_journal(path)
     with closing(Journal(path)) as files:
-        if found := damage(path, checksums=True):
+        if damages := damage(path, checksums=True):
             raise journal.DamageError(
-                f"the run at {path} is damaged: {describe(found)}. First resume it with its own settings, which "
-                "computes again what can be; then make it longer."
+                f"the run at {path} is damaged: {describe(damages)}. First resume it with its stored settings, "
+                "which recomputes damaged arrays; then extend it."
             )
         if changed(path, json.loads(attrs["config"])) != growth:
             raise BlockingIOError(f"{path} was changed by another process in the meantime. Try again.")
-        longer = ", ".join(f"{name} from {there} to {here}" for name, (there, here) in growth.items())
-        before = origin.attributes(path)
-        before.pop("ended", None)
-        history = [*before.get("history", "").splitlines(), f"{now()} extended: {longer}"]
+        longer = ", ".join(f"{name} from {old_value} to {new_value}" for name, (old_value, new_value) in growth.items())
+        old_attrs = origin.attributes(path)
+        old_attrs.pop("ended", None)
+        history = [*old_attrs.get("history", "").splitlines(), f"{now()} extended: {longer}"]
         with origin.draft(path) as (folder, lock):
-            lay_out(folder, groups, {**before, **attrs, "history": "\n".join(history)})
+            lay_out(folder, groups, {**old_attrs, **attrs, "history": "\n".join(history)})
             journal.start(folder)
             writer = Writer(folder, Journal(folder, lock=lock))
-            _take_over(path, groups, writer, taken)
+            _copy_content(path, groups, writer, taken)
             for name in states(files):
                 with files.path(name).open("rb") as old, writer.journal.stage(name) as new:
                     shutil.copyfileobj(old, new)
-            for own in (path / journal.FOLDER).glob("*/"):  # rows that the state names: the same files
-                shutil.copytree(own, folder / journal.FOLDER / own.name, copy_function=os.link)
-                journal.sync(folder / journal.FOLDER / own.name)
+            for rows in (path / journal.FOLDER).glob("*/"):  # rows that the state names
+                shutil.copytree(rows, folder / journal.FOLDER / rows.name, copy_function=os.link)
+                journal.sync(folder / journal.FOLDER / rows.name)
             writer.journal.finish()
             origin.replace(folder, path)
             files.close()
             lock.release()
 
 
-def _take_over(path: Path, groups: Mapping[str, Group], writer: Writer, taken: Taken) -> None:
-    """Write the content of an old store to the cells with the same labels in a new one."""
+def _copy_content(path: Path, groups: Mapping[str, Group], writer: Writer, select: Taken) -> None:
+    """Copy the content of an old store to the cells of a new store that have equal labels."""
     with closing(open_run(path, verify=False)) as run:
         for group, (coords, variables) in groups.items():
-            here = run[group].data_vars if f"/{group}" in run.groups else {}
+            existing = run[group].data_vars if f"/{group}" in run.groups else {}
             for name, layout in variables.items():
-                array = taken(f"{group}/{name}", here[name]) if name in here else None
+                array = select(f"{group}/{name}", existing[name]) if name in existing else None
                 if array is None:
                     continue
                 spans = [
-                    list(_spans(array.indexes[d].tolist(), coords.indexes[d].tolist(), layout.chunk.get(d)))
+                    list(_match_spans(array.indexes[d].tolist(), coords.indexes[d].tolist(), layout.chunk.get(d)))
                     for d in layout.dims
                 ]
                 for block in product(*spans):
@@ -194,8 +196,8 @@ def _take_over(path: Path, groups: Mapping[str, Group], writer: Writer, taken: T
                         writer.write(f"{group}/{name}", tuple(new for _, new in block), values)
 
 
-def _spans(old: list[Any], new: list[Any], step: int | None) -> Iterator[tuple[slice, slice]]:
-    """Where labels stand in the old store and in the new one, at most ``step`` at a time."""
+def _match_spans(old: list[Any], new: list[Any], step: int | None) -> Iterator[tuple[slice, slice]]:
+    """Iterate over the spans of equal labels in the old and the new store, at most ``step`` labels each."""
     if new[: len(old)] == old:
         step = step or len(old)
         for low in range(0, len(old), step):
@@ -212,37 +214,37 @@ STATE = f"{journal.FOLDER}/state"
 
 
 class Target(Protocol):
-    """What takes the arrays of a run: a :class:`Writer`, or who passes them on to one."""
+    """Receiver of the arrays of a run: a :class:`Writer`, or an object that passes them to a writer."""
 
     def write(self, name: str, where: tuple[int | slice, ...], values: Any) -> None:
         """Write a region of the array ``"group/variable"``."""
 
     def commit(self) -> None:
-        """Let what was written count."""
+        """Commit all regions that were written."""
 
 
 def states(files: Journal) -> list[str]:
-    """Names of the files that hold a run's state: the first, then any parts of other processes."""
+    """Return the names of the files of a run's state: the first, then any parts of other processes."""
     names = itertools.chain([STATE], (f"{STATE}-{i}" for i in itertools.count(1)))
     return list(itertools.takewhile(files.files.__contains__, names))
 
 
 class Writer:
-    """A run store, open for writing: a context that releases it at its end.
+    """Context that opens a run store for writing and releases it at the end.
 
-    A new run that ends by an exception before anything is committed leaves nothing.
+    A new run that raises an exception before its first commit is deleted.
 
     Parameters
     ----------
     path : Path
     files : Journal or None
-        None for a finished run, which is not written any more.
+        None for a finished run, which is not written again.
     damaged : sequence of Damage
-        What was found damaged and now reads as not written.
+        Damaged files, which now read as not written.
     new : bool
-        Whether the store holds nothing but its layout.
+        True if the store holds only its layout.
     folders : sequence of Path
-        Folders made for a new run, the innermost first, which go with it.
+        Folders created for a new run, the innermost first; they are deleted with it.
     """
 
     def __init__(
@@ -271,28 +273,28 @@ class Writer:
             origin.discard(self.path)
         self._files.close()
         if kind is not None and self._new:
-            with suppress(OSError):  # others may have written there
+            with suppress(OSError):  # other processes may have written files to them
                 for folder in self._folders:
                     folder.rmdir()
 
     @property
     def journal(self) -> Journal:
-        """The files of the store."""
+        """Journal of the store; ValueError if the run is finished."""
         if self._files is None:
-            raise ValueError(f"{self.path} is complete: nothing can be added to it")
+            raise ValueError(f"{self.path} is finished: nothing can be added to it")
         return self._files
 
     def write(self, name: str, where: tuple[int | slice, ...], values: Any) -> None:
-        """Write a region of the array ``"group/variable"``; it counts from the next commit on."""
+        """Write a region of the array ``"group/variable"``, for the next commit."""
         if name not in self._arrays:
-            # A chunk that is not on the disk was never written.
+            # Write chunks of fill values, too: a missing chunk counts as never written.
             with zarr.config.set({"array.write_empty_chunks": True}):
                 self._arrays[name] = self._root[name]
         self._arrays[name][where] = values
 
     @contextmanager
     def write_state(self) -> Iterator[IO[bytes]]:
-        """File for a state to resume from; it belongs to what is committed with it."""
+        """Open a file for the state to resume from, which belongs to the next commit."""
         with self.journal.stage(STATE) as file:
             yield file
 
@@ -302,22 +304,22 @@ class Writer:
 
     @property
     def states(self) -> list[Path]:
-        """Files of the state that was committed last: the first, then any parts of other processes."""
+        """Files of the last committed state: the first, then any parts of other processes."""
         return [self.journal.path(key) for key in states(self.journal)]
 
     def commit(self) -> None:
-        """Bring what was written to the disk, all or nothing of it."""
+        """Commit all regions that were written, all or none of them."""
         self.journal.commit()
         self._new = False
 
     def read(self, name: str) -> np.ndarray:
-        """Read an array whole."""
+        """Read an entire array."""
         return np.asarray(self._root[name])
 
     def finish(self) -> None:
-        """Say in the run's attributes that it is complete, after all that was written is on the disk.
+        """Commit, and record in the attributes of the run that it is finished.
 
-        A state that was written stays, for :func:`extend` to go on from.
+        A stored state stays, so that :func:`extend` can continue from it.
         """
         self.commit()
         self._root.attrs.update({"ended": now()})
@@ -325,17 +327,17 @@ class Writer:
         self.journal.close()
         self._files = None
 
-    def note_code(self, *own: object) -> None:
-        """Add the code that goes on with an unfinished run to what the run says of the code that made it."""
-        attrs, present = dict(self._root.attrs), code(*own)
+    def note_code(self, *functions: object) -> None:
+        """Add the digest and revision of the current code to the attributes of the run."""
+        attrs, present = dict(self._root.attrs), code(*functions)
         if attrs.get("code") != present:
-            for name, now_ in (("code", present), ("revision", revision())):
-                names = dict.fromkeys([*str(attrs.get(name, "")).split(", "), now_])
+            for name, current in (("code", present), ("revision", get_revision())):
+                names = dict.fromkeys([*str(attrs.get(name, "")).split(", "), current])
                 self._root.attrs.update({name: ", ".join(names)})
 
     @property
     def finished(self) -> bool:
-        """Whether the run is complete."""
+        """True if the run is finished."""
         return "ended" in self._root.attrs
 
 
@@ -354,7 +356,7 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
     Raises
     ------
     FileExistsError
-        If something is there already.
+        If the path exists.
     """
     path = Path(path)
     origin.claim(path, attrs["command"])
@@ -367,7 +369,7 @@ def create(path: str | Path, groups: Mapping[str, Group], attrs: Mapping[str, An
 
 
 def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, overwrite: bool = False) -> None:
-    """Write a finished result in one go; it takes its place whole.
+    """Write a finished result in one call, all or nothing.
 
     Parameters
     ----------
@@ -376,19 +378,19 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
     attrs : mapping
         Attributes of the store; see :func:`provenance`.
     overwrite : bool
-        Replace a store that the same command made; until the new one is whole the old one stands.
+        Replace a store of the same command; the old store stays until the new store is complete.
 
     Raises
     ------
     FileExistsError
-        If something is there that is not to be replaced.
+        If the path exists and may not be replaced.
     """
     from fedstat.store.files import CODED
 
     path = Path(path).resolve()
     origin.claim(path, attrs["command"], overwrite=overwrite, hint="Pass overwrite=True")
     with origin.draft(path) as (folder, lock):
-        _journal_node(folder)
+        _create_root(folder)
         names = {node.path: list(node.to_dataset(inherit=node is result).variables) for node in result.subtree}
         encoding: Any = {group: dict.fromkeys(variables, CODED) for group, variables in names.items()}
         result.to_zarr(folder, mode="a", consolidated=False, zarr_format=3, encoding=encoding, write_empty_chunks=True)
@@ -404,10 +406,10 @@ def save(path: str | Path, result: xr.DataTree, attrs: Mapping[str, Any], *, ove
 
 
 def lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any]) -> None:
-    """Make the groups and the arrays of a new run, in which nothing is written yet."""
+    """Create the groups and the empty arrays of a new run."""
     from fedstat.store.files import CODED
 
-    _journal_node(folder).attrs.update({**attrs, GROUPS: json.dumps([*groups])})
+    _create_root(folder).attrs.update({**attrs, GROUPS: json.dumps([*groups])})
     for name, group in groups.items():
         encoding: Any = dict.fromkeys(group.coords.variables, CODED)
         group.coords.to_zarr(folder, group=name, mode="a", consolidated=False, zarr_format=3, encoding=encoding)
@@ -423,27 +425,27 @@ def lay_out(folder: Path, groups: Mapping[str, Group], attrs: Mapping[str, Any])
                 fill_value=np.nan if floating else 0,
                 dimension_names=layout.dims,
                 attributes=dict(layout.attrs),
-                # All chunks in one folder, which is there from the start.
+                # All chunks are in one folder, which exists from the start.
                 chunk_key_encoding={"name": "default", "separator": "."},
                 compressors=CODED["compressors"],
             )
 
 
-def _journal_node(folder: Path) -> Any:
-    """Root group of a new store; its journal is an array to zarr, which looks for no members in it."""
+def _create_root(folder: Path) -> Any:
+    """Create the root group of a new store; zarr takes the journal for an array, in which it seeks no members."""
     root = zarr.open_group(folder, mode="a", zarr_format=3)
     root.create_array(journal.FOLDER, shape=(), dtype="bool", attributes={"long_name": "files of this store"})
     return root
 
 
 def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Sequence[object] = ()) -> Writer:
-    """Open a run to go on with it; damaged parts are named in a warning and read as not written.
+    """Open a run to continue it; a warning names damaged parts, which then read as not written.
 
     Parameters
     ----------
     path : str or Path
     config : mapping
-        Settings, which must be those that the run was started with.
+        Settings; they must equal the settings that the run was started with.
     command, own
         As in :func:`provenance`.
 
@@ -452,33 +454,33 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
     FileNotFoundError
         If there is no run.
     FileExistsError
-        If another command made it.
+        If another command wrote the run.
     BlockingIOError
-        If another process is writing to it.
+        If another process is writing to the run.
     ValueError
-        If it was started with other settings, or is damaged where it cannot be computed again; the message says which.
+        If the run was started with other settings, or has damage that cannot be recomputed; the message names it.
     """
     path = Path(path)
     origin.claim(path, command, resume=True)
     ended = "ended" in origin.attributes(path)
     require_journal(path)
-    if ended and not journal.left_over(path) and not damage(path, checksums=True):
-        _require_same(path, config)
+    if ended and not journal.find_leftovers(path) and not damage(path, checksums=True):
+        _require_same_settings(path, config)
         return Writer(path, None)
     files = Journal(path)
     try:
-        found = damage(path, checksums=True)
-        if fixed := [one for one in found if one.fixed]:
+        damages = damage(path, checksums=True)
+        if fixed := [item for item in damages if item.fixed]:
             raise journal.DamageError(f"the run at {path} is damaged: {describe(fixed)}. {origin.AGAIN}")
-        _require_same(path, config)
-        if ended and not found:  # except for the last steps of finishing it
+        _require_same_settings(path, config)
+        if ended and not damages:  # except for the last steps of `finish`
             files.finish()
             files.close()
             return Writer(path, None)
-        if found:
-            check.warn(f"the run at {path} is damaged: {describe(found)}. That is computed again.")
-            files.forget(one.file for one in found)
-        writer = Writer(path, files, damaged=found)
+        if damages:
+            check.warn(f"the run at {path} is damaged: {describe(damages)}. Damaged parts are computed again.")
+            files.forget(item.file for item in damages)
+        writer = Writer(path, files, damaged=damages)
         if ended:
             del writer._root.attrs["ended"]
         writer.note_code(*own)
@@ -490,30 +492,30 @@ def resume(path: str | Path, config: Mapping[str, Any], *, command: str, own: Se
 
 
 GROWS = ("rounds", "checkpoints", "replicates")
-"""Settings that a longer run may differ in, all else equal: named only where nothing else differs."""
+"""Settings that may differ in a longer run; an error names them only if no other setting differs."""
 
 
 def changed(path: str | Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Settings that are not those that a run was started with, by name: (there, now)."""
-    theirs, mine = config_of(path), json.loads(to_json(config))
-    return {k: (theirs.get(k), mine.get(k)) for k in sorted({*mine, *theirs}) if mine.get(k) != theirs.get(k)}
+    """Return the settings that differ from the settings of a stored run, by name: (stored, new)."""
+    stored, new = config_of(path), json.loads(to_json(config))
+    return {k: (stored.get(k), new.get(k)) for k in sorted({*new, *stored}) if new.get(k) != stored.get(k)}
 
 
 def has_state(path: str | Path) -> bool:
-    """Whether a run has a state to go on from; those that older versions finished have none."""
+    """Return True if a run has a state to continue from; runs that older versions finished have none."""
     return (Path(path) / STATE).is_file()
 
 
 def require_journal(path: Path) -> None:
-    """ValueError if a store has no journal."""
+    """Raise ValueError if a store has no journal."""
     if not (path / journal.FOLDER / "log").exists():
         raise ValueError(f"{path} has no journal: it can be read but not continued. Choose another path.")
 
 
-def _require_same(path: Path, config: Mapping[str, Any]) -> None:
-    if differ := changed(path, config):
-        differ = {k: v for k, v in differ.items() if k not in GROWS} or differ
-        shown = "; ".join(f"{k}: {there!r} there, {now_!r} now" for k, (there, now_) in list(differ.items())[:5])
+def _require_same_settings(path: Path, config: Mapping[str, Any]) -> None:
+    if differing := changed(path, config):
+        differing = {k: v for k, v in differing.items() if k not in GROWS} or differing
+        shown = "; ".join(f"{k}: {stored!r} stored, {new!r} now" for k, (stored, new) in list(differing.items())[:5])
         raise ValueError(
-            f"{path} was started with other settings ({shown}). Resume with those, or choose another path."
+            f"{path} was started with other settings ({shown}). Resume with stored settings, or choose another path."
         )

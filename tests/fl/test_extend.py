@@ -146,8 +146,8 @@ def test_what_cannot_be_is_said_and_leaves_the_run_as_it_is(tmp_path):
     before = go("fedavg", out, rounds=4).load()
     for options, says in (
         ({"rounds": 3}, r"has 4 rounds: a run can be made longer, not shorter, but got rounds=3"),
-        ({"rounds": 6, "seed": 6}, r"other settings \(seed: 5 there, 6 now\)"),
-        ({"rounds": 4, "checkpoints": [3]}, r"other settings \(checkpoints: \[2, 4\] there, \[3, 4\] now\)"),
+        ({"rounds": 6, "seed": 6}, r"other settings \(seed: 5 stored, 6 now\)"),
+        ({"rounds": 4, "checkpoints": [3]}, r"other settings \(checkpoints: \[2, 4\] stored, \[3, 4\] now\)"),
         (
             {"rounds": 6, "checkpoints": [3]},
             r"after rounds \[2\] of the first 3, but got checkpoints \[3\]",
@@ -182,7 +182,9 @@ def test_a_damaged_run_is_mended_before_it_is_made_longer(tmp_path):
     out = tmp_path / "run.zarr"
     go("fedavg", out, rounds=2)
     (out / "metrics" / "loss" / "c.0.0").unlink()
-    with pytest.raises(ValueError, match=r"damaged: metrics/loss is missing\. First resume it with its own settings"):
+    with pytest.raises(
+        ValueError, match=r"damaged: metrics/loss is missing\. First resume it with its stored settings"
+    ):
         go("fedavg", out, rounds=3, resume=True)
     with pytest.warns(UserWarning, match="computed again"):
         go("fedavg", out, rounds=2, resume=True)
@@ -239,9 +241,9 @@ def test_more_rounds_of_a_study_or_fewer_replicates_are_refused(tmp_path):
     sim.study(**FEW | {"replicates": 2}, out=out)
     for changes, says in (
         ({"replicates": 2, "rounds": 3}, "has runs of 2 rounds, and a study stores no states .* but not rounds=3"),
-        ({"replicates": 1}, r"other settings \(replicates: 2 there, 1 now\)"),
+        ({"replicates": 1}, r"other settings \(replicates: 2 stored, 1 now\)"),
         ({"replicates": 3, "methods": ["true"]}, "other settings .methods: "),
-        ({"replicates": 3, "seed": 1}, r"other settings \(seed: 0 there, 1 now\)"),
+        ({"replicates": 3, "seed": 1}, r"other settings \(seed: 0 stored, 1 now\)"),
     ):
         with pytest.raises(ValueError, match=says):
             sim.study(**FEW | changes, out=out, resume=True)

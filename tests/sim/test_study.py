@@ -229,7 +229,7 @@ def test_settings_come_from_a_file_and_the_command_line_wins(tmp_path, capsys):
     capsys.readouterr()
     for bad, where, message in (
         (["--scale", "huge"], "new.zarr", "--scale must be one of 'tiny', 'long', but got 'huge'"),
-        (["--scale", "tiny", "--resume"], "run.zarr", "other settings (clients: 3 there, 4 now)"),
+        (["--scale", "tiny", "--resume"], "run.zarr", "other settings (clients: 3 stored, 4 now)"),
     ):
         with pytest.raises(SystemExit) as stop:
             main(["--config", str(toml), *bad, "--out", str(tmp_path / where)])

@@ -96,7 +96,7 @@ def test_resuming_with_other_settings_names_them(tmp_path):
         pass
     with store.resume(tmp_path / "run.zarr", {"seed": 3, "lr": 0.1}, command="made up") as writer:
         assert not writer.finished
-    with pytest.raises(ValueError, match=r"other settings \(lr: 0.1 there, 0.2 now\)"):
+    with pytest.raises(ValueError, match=r"other settings \(lr: 0.1 stored, 0.2 now\)"):
         store.resume(tmp_path / "run.zarr", {"seed": 3, "lr": 0.2}, command="made up")
 
 
@@ -167,7 +167,7 @@ def test_the_old_store_is_kept_while_something_else_stands_in_its_place(tmp_path
 
 def test_a_store_has_one_writer_at_a_time(tmp_path):
     with create(tmp_path / "run.zarr") as writer:
-        with pytest.raises(BlockingIOError, match=r"is being written by another process\. Wait until that has ended"):
+        with pytest.raises(BlockingIOError, match=r"is being written by another process\. Wait until that process"):
             store.resume(tmp_path / "run.zarr", {"seed": 3}, command="made up")
         writer.commit()
     with store.resume(tmp_path / "run.zarr", {"seed": 3}, command="made up"):
@@ -351,5 +351,5 @@ def test_a_run_keeps_the_networks_order_of_layers(tmp_path):
 
 
 def test_a_known_array_takes_no_chunk():
-    with pytest.raises(ValueError, match=r"written whole, but got the chunk \{'client': 2\}. Leave the chunk out"):
+    with pytest.raises(ValueError, match=r"must be one chunk, but got chunk=\{'client': 2\}. Remove chunk"):
         store.group({"client": 4}, n=("client", np.arange(4), "samples", {"client": 2}))

@@ -68,7 +68,7 @@ def test_a_command_says_its_aggregator_and_continues_with_it(tmp_path, capsys):
     same(open_run(part), open_run(whole))
     with pytest.raises(SystemExit):
         command("--out", part, "--resume", "--aggregator", "median")
-    assert "aggregator: 'trimmed-mean:0.25' there, 'median' now" in capsys.readouterr().err
+    assert "aggregator: 'trimmed-mean:0.25' stored, 'median' now" in capsys.readouterr().err
     command(*ARGUMENTS, "--rounds", 1, "--out", tmp_path / "mean.zarr")
     assert "aggregator" not in capsys.readouterr().out
 

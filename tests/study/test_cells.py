@@ -79,7 +79,7 @@ def test_only_cells_that_are_not_done_or_damaged_are_made(study, made, tmp_path)
     made.clear()
     (out / "found" / "square" / "c.0").unlink()
     with (
-        pytest.warns(UserWarning, match="value = 2.* is missing. That is computed again"),
+        pytest.warns(UserWarning, match="value = 2.* is missing. Damaged parts are computed again"),
         pytest.raises(KeyboardInterrupt),
     ):
         grid.make(study([2, 3, -1]), ComputeConfig(), out=out, resume=True)

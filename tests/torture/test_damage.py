@@ -153,7 +153,7 @@ def test_of_a_damaged_study_only_the_damaged_cells_are_made_again(sound, tmp_pat
     module = import_module("fedstat.sim.experiment")
     monkeypatch.setattr(module, "_run", lambda *a, do=module._run: made.append(a[2]) or do(*a))
     (told,) = jobs.quietly(jobs.study, path)
-    assert "damaged: metrics/accuracy (method = dynamic, replicate = 0) is missing. That is computed again" in told
+    assert "damaged: metrics/accuracy (method = dynamic, replicate = 0) is missing. Damaged parts are" in told
     assert made == [(0, 0, 1, 0)]
     jobs.require_same(path, expected["sim"])
 

@@ -88,7 +88,7 @@ def _table(folder: Path) -> None:
 
 
 def _state(folder: Path) -> None:
-    with journal.checked(folder / "run.state") as file:
+    with journal.open_checked(folder / "run.state") as file:
         torch.save({"w": torch.zeros(100_000)}, file)
 
 
@@ -102,7 +102,7 @@ WRITES = {
 
 def _logged(path: Path) -> None:
     (path / "journal").mkdir()
-    (path / "journal" / "log").write_bytes(journal._line({}))
+    (path / "journal" / "log").write_bytes(journal._format_commit({}))
     files = journal.Journal(path)
     try:
         files.forget("a" * 99 + str(i) for i in range(1_000))
