@@ -75,8 +75,8 @@ def of_runs(grid: Grid, read: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataF
 
 def method_lines(data: pd.DataFrame, names: Sequence[str], x: str, y: str, ax: Axes, *, legend: bool) -> None:
     """One line for each of the named methods, in the colour and line style that each has in all figures."""
-    colours = {name: plot.look(name).colour for name in names}
-    dashes = {name: plot.look(name).dashes or "" for name in names}
+    colours = {name: plot.style_of(name).colour for name in names}
+    dashes = {name: plot.style_of(name).dashes or "" for name in names}
     sns.lineplot(
         data, x=x, y=y, hue="method", style="method", palette=colours, hue_order=names, style_order=names,
         dashes=dashes, legend=legend, ax=ax,

@@ -48,7 +48,7 @@ def work(args: argparse.Namespace) -> None:
     for ax in axes.flat[len(labels) :]:
         ax.remove()
     for ax, label in zip(axes.flat, labels, strict=False):
-        plot.clients(clients[clients["label"] == label], ax=ax).set_title(label)
+        plot.client_boxplot(clients[clients["label"] == label], ax=ax).set_title(label)
     plot.caption(
         figure,
         "Clients of all seeds; accuracy: mean over the last 10 rounds (with fewer rounds: after the last). "

@@ -87,7 +87,7 @@ def spread(found: pd.DataFrame) -> Figure:
         rows, columns, figsize=(6.4 * columns, height * rows), squeeze=False, layout="constrained"
     )  # fmt: skip
     for ax, label in zip(axes.flat, labels, strict=False):
-        plot.clients(data[data["label"] == label], ax=ax).set_title(label, fontsize="medium")
+        plot.client_boxplot(data[data["label"] == label], ax=ax).set_title(label, fontsize="medium")
     for ax in axes.flat[len(labels) :]:
         ax.remove()
     return figure

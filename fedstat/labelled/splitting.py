@@ -35,6 +35,7 @@ from fedstat.results import (
     SplitMapResult,
     SplitResult,
 )
+from fedstat.results.tables import coefficient
 from fedstat.stats import split as _split
 from fedstat.stats.moments import correlation
 from fedstat.stats.split import Tau
@@ -251,7 +252,7 @@ def _updated_agreement(previous: Any, fit: object, weights: Weights) -> SplitRes
 def say_if_contradicted(result: SplitResult) -> None:
     """Warn where the labels of a split and agreement between clients contradict each other."""
     if result.contradicted:
-        shared, personal = (number(result.median_icc(g), 2) for g in ("shared", "personal"))
+        shared, personal = (coefficient(result.median_icc(g)) for g in ("shared", "personal"))
         check.warn(
             f"clients agree less on the shared units (median ICC2 {shared}) than on the personal ones "
             f"({personal}): here shared means explained by the other units, not alike over clients. "

@@ -1,6 +1,6 @@
 """Figures: pure functions (result or Dataset, ax=None) -> Axes."""
 
-from fedstat.plot._figure import caption, look, one_legend
+from fedstat.plot._figure import caption, one_legend, style_of
 from fedstat.plot.client_plots import client_lines, client_similarity, partition, profile, similarity_over_rounds
 from fedstat.plot.factor import communality, loadings, rounds, scree, split_map
 from fedstat.plot.fedfac import (
@@ -38,7 +38,7 @@ from fedstat.plot.study import (
 )
 from fedstat.plot.training import (
     accuracy_curves,
-    clients,
+    client_boxplot,
     differences,
     leakage,
     leakage_grid,
@@ -52,9 +52,9 @@ __all__ = [
     "accuracy_grid",
     "by_setting",
     "caption",
+    "client_boxplot",
     "client_lines",
     "client_similarity",
-    "clients",
     "communality",
     "convergence",
     "critical_difference",
@@ -70,7 +70,6 @@ __all__ = [
     "leakage",
     "leakage_grid",
     "loadings",
-    "look",
     "loss_curves",
     "method_courses",
     "motivation_grid",
@@ -93,6 +92,7 @@ __all__ = [
     "stability_grid",
     "study_dataset",
     "study_grid",
+    "style_of",
     "trade_off",
 ]
 

@@ -1,7 +1,7 @@
-"""What all plots have in common: axes, labels, colors, inputs and saved figures.
+"""Axes, labels, colors, captions and inputs that all plots share.
 
-Hues are Okabe and Ito's (2008), which colour-blind readers keep apart, for other methods some of Tol's (2021), and for
-those of later papers hues far from these in CIELAB; markers and line styles tell apart what they leave alike.
+Most hues are Okabe and Ito's (2008), which color-blind readers can tell apart, and some are Tol's (2021). Methods of
+later papers have hues far from these in CIELAB. Markers and line styles distinguish methods with similar hues.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ from fedstat.study import summary
 from fedstat.study.collect import METHODS
 
 SHARED, PERSONAL, DEAD = "#1f4e8c", "#f0a43a", "#d9d9d9"
-"""Dark and light, so that grey keeps them apart."""
+"""Dark and light, so that they differ in grayscale, too."""
 
 _LONGEST = 28
 _LEGIBLE = 5.0  # points
 
 
-def given(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
-    """Return the axes or, without them, those of a new figure of this width and height in inches."""
+def get_axes(ax: Axes | None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
+    """Return the axes; without any, create a figure of this width and height in inches."""
     return plt.figure(figsize=size, layout="constrained").subplots() if ax is None else ax
 
 
-def name_rows(ax: Axes, at: Sequence[float], names: Iterable[object], *, height: float) -> None:
-    """Name the rows on the left, small where they are narrow, and only every so many where they are too narrow.
+def name_rows(ax: Axes, positions: Sequence[float], names: Iterable[object], *, height: float) -> None:
+    """Name the rows on the left; where rows are too narrow for legible text, name every k-th row.
 
     Parameters
     ----------
     ax : matplotlib Axes
-    at : sequence of float
-        Where the rows are.
+    positions : sequence of float
+        Position of each row on the y axis.
     names : iterable
-        Long ones are cut off visibly.
+        Name of each row; long names end in an ellipsis.
     height : float
-        Of all rows, in the units of ``at``.
+        Height of all rows together, in the units of ``positions``.
     """
     points = 72 * ax.bbox.height / ax.figure.dpi / height
     step = int(np.ceil(_LEGIBLE / max(points, 1e-9)))
     shown = [plain(name) for name in names]
     size = float(np.clip(0.8 * points * step, _LEGIBLE, plt.rcParams["font.size"]))
-    ax.set_yticks(list(at)[::step], shown[::step], fontsize=size)
+    ax.set_yticks(list(positions)[::step], shown[::step], fontsize=size)
 
 
 def plain(name: object) -> str:
-    """Name as text, not as a formula, and cut to a length that leaves room for the figure."""
+    """Return a name as text, not as a formula, and shorten it so that the figure keeps its width."""
     text = " ".join(str(name).split())
     return literal(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
 def literal(name: object) -> str:
-    """Name as Matplotlib shows it unchanged: $ is no mathematics, and a leading _ does not hide it from legends."""
+    """Escape a name for Matplotlib: $ starts no formula, and a leading _ does not hide it from legends."""
     text = str(name).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
-_LETTERS = 17  # of a caption, in an inch
+_LETTERS = 17  # letters of a caption per inch
 
 
 def caption(figure: Figure, *notes: str) -> None:
@@ -78,18 +78,18 @@ def caption(figure: Figure, *notes: str) -> None:
     Parameters
     ----------
     figure : matplotlib Figure
-        Laid out by ``layout="constrained"``, so that its axes make room.
+        Figure with ``layout="constrained"``, so that its axes make room.
     *notes : str
-        Every one begins a line; empty ones are left out.
+        Each note starts on a new line; empty notes are skipped.
 
     Examples
     --------
     >>> import matplotlib.pyplot as plt
     >>> figure = plt.figure(figsize=(3, 2), layout="constrained")
-    >>> caption(figure, "bars: 95 % intervals over replicates, by Student's t", "seed 0")
+    >>> caption(figure, "Bars: 95% t intervals of the mean over replicates", "seed 0")
     >>> print(figure.get_supxlabel())
-    bars: 95 % intervals over replicates, by
-    Student's t
+    Bars: 95% t intervals of the mean over
+    replicates
     seed 0
     >>> plt.close(figure)
     """
@@ -99,7 +99,9 @@ def caption(figure: Figure, *notes: str) -> None:
 
 
 def interval(values: ArrayLike) -> tuple[float, float]:
-    """Student's 95 % interval of a mean, as seaborn's ``errorbar`` takes it; NaN of one value, or of equal ones.
+    """Return the 95% t interval of the mean, in the form of seaborn's ``errorbar``.
+
+    The limits are NaN if there is one value, or if all values are equal.
 
     Examples
     --------
@@ -107,35 +109,35 @@ def interval(values: ArrayLike) -> tuple[float, float]:
     [-0.484, 4.484]
     """
     x = np.asarray(values, dtype=np.float64)
-    found = resampling.mean(x[np.isfinite(x)])
-    return found.low, found.high
+    estimate = resampling.mean(x[np.isfinite(x)])
+    return estimate.low, estimate.high
 
 
 def one_legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """One legend above a figure, without a title, in place of those of these axes, which show the same."""
-    found: dict[str, Any] = {}
+    """Replace the legends of the axes by one legend above the figure that shows each name once."""
+    handles: dict[str, Any] = {}
     for ax in axes:
         if (legend := ax.get_legend()) is not None:
             names = [text.get_text() for text in legend.get_texts()]
-            found |= {name: h for name, h in zip(names, legend.legend_handles, strict=True) if name not in found}
+            handles |= {name: h for name, h in zip(names, legend.legend_handles, strict=True) if name not in handles}
             legend.remove()
-    if found:
-        room = 0.75 * _LETTERS * figure.get_figwidth()
-        one_row = sum(len(name) + 6 for name in found) <= room
-        columns = len(found) if one_row else max(1, int(room / (max(map(len, found)) + 6)))
-        figure.legend(found.values(), found, loc="outside upper center", ncols=columns, frameon=False)
+    if handles:
+        width = 0.75 * _LETTERS * figure.get_figwidth()
+        is_one_row = sum(len(name) + 6 for name in handles) <= width
+        columns = len(handles) if is_one_row else max(1, int(width / (max(map(len, handles)) + 6)))
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns, frameon=False)
 
 
-def refusal(figure: str, takes: str, got: object, way_out: str = "") -> TypeError:
-    """Error for what a figure cannot mean."""
+def refusal(figure: str, takes: str, got: object, hint: str = "") -> TypeError:
+    """Return the error for an argument of a type that a figure does not take."""
     if isinstance(got, ByLayer):
-        way_out = f"Choose one of the layers {', '.join(got)}, as plot.{figure}(result[{next(iter(got))!r}])."
-    end = f" {way_out}" if way_out else ""
+        hint = f"Choose one of the layers {', '.join(got)}, as plot.{figure}(result[{next(iter(got))!r}])."
+    end = f" {hint}" if hint else ""
     return TypeError(f"plot.{figure} takes {takes}, but got {type(got).__name__}.{end}")
 
 
 def split_behind(result: object) -> SplitResult | None:
-    """The split that a result is, or that it tells how certain is; else None."""
+    """Return the split of a result: itself, or the split whose uncertainty it measures; else None."""
     if isinstance(result, BootstrapResult | PermutationResult):
         return result.split
     if isinstance(result, StabilityResult):
@@ -144,37 +146,37 @@ def split_behind(result: object) -> SplitResult | None:
 
 
 def split_of_run(run: xr.DataTree, layer: str | None) -> xr.Dataset:
-    """Node ``/split/<layer>`` of a run, of the layer that was split unless one is named; or the node itself."""
+    """Return the node ``/split/<layer>`` of a run, or the node itself; by default that of the only split layer."""
     if "split" not in run.children:
         if "shared" in run.data_vars:
             return run.to_dataset()
-        raise ValueError("the run has no group 'split': nothing in it was split. Use a method such as fedfac.")
+        raise ValueError("the run has no group 'split', as its algorithm splits no layer. Use one such as fedfac.")
     layers = {name: node.to_dataset() for name, node in run["split"].children.items()}
     if layer is not None:
         return layers[check.choice("layer", layer, list(layers))]
     split = [name for name, data in layers.items() if "communality" in data and data["communality"].notnull().any()]
     split = split or [name for name, data in layers.items() if data["shared"].any() and not data["shared"].all()]
     if len(split) != 1:
-        raise ValueError(f"layer must be one of {split or list(layers)}, but none was named")
+        raise ValueError(f"layer must be one of {split or list(layers)}, but got None. Pass one as layer=.")
     return layers[split[0]]
 
 
 def measure_of_run(run: xr.DataTree, dims: set[str]) -> xr.DataArray:
-    """The one array of a run, outside of its metrics, that has these dims."""
-    found = {
+    """Return the only array of a run, outside of its metrics, that has these dims."""
+    arrays = {
         f"{node.path.lstrip('/')}/{name}": data
         for node in run.subtree
         for name, data in node.data_vars.items()
         if set(data.dims) == dims and node.path != "/metrics"
     }
-    if len(found) != 1:
-        which = f"{len(found)}: {', '.join(found)}. Pass one of them, run[name]" if found else "none"
-        raise ValueError(f"the run must have one array over {', '.join(sorted(dims))}, but has {which}")
-    return next(iter(found.values()))
+    if len(arrays) != 1:
+        number = f"{len(arrays)}: {', '.join(arrays)}. Pass one of them, as run[name]" if arrays else "none"
+        raise ValueError(f"the run must have one array over {', '.join(sorted(dims))}, but has {number}.")
+    return next(iter(arrays.values()))
 
 
-def over_runs(data: object, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataFrame | None:
-    """Tables of a run, of several, or of runs by their names, one under another, with method and seed; else None."""
+def concat_runs(data: object, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.DataFrame | None:
+    """Concatenate the tables of one run, a list of runs or a dict of them, with method and seed; else return None."""
     runs: list[tuple[str | None, Any]]
     if isinstance(data, Mapping) and not isinstance(data, xr.DataTree | pd.DataFrame | xr.Dataset):
         runs = [(str(name), run) for name, run in data.items()]
@@ -190,14 +192,15 @@ def over_runs(data: object, table: Callable[[xr.DataTree], pd.DataFrame]) -> pd.
     return pd.concat(parts, ignore_index=True)
 
 
-class Look(NamedTuple):
-    """How a method is drawn.
+class Style(NamedTuple):
+    """Color, marker and dashes of a method.
 
     Attributes
     ----------
     colour : str
+        Hexadecimal color.
     marker : str
-        Of Matplotlib; filled.
+        Filled marker of Matplotlib.
     dashes : tuple of float
         Lengths of dash and gap, in line widths; empty for a solid line.
     """
@@ -214,120 +217,128 @@ class Look(NamedTuple):
 
 _DASHED, _DOTTED, _DASHDOT, _LONG = (4.0, 1.5), (1.0, 1.0), (3.0, 1.25, 1.5, 1.25), (7.0, 2.0)
 
-LOOKS = {
-    "local": Look("#707070", "<", _DOTTED),
-    "fedavg": Look("#0072b2", "X"),
-    "fedavg-matched": Look("#56b4e9", "P", _DASHDOT),
-    "fedavg+": Look("#00426b", "P", _DASHED),
-    "fedavg-shrunken": Look("#6fa8dc", "h", _DASHDOT),
-    "fedprox": Look("#44aa99", "v"),
-    "fedprox+": Look("#1b5e53", "^", _DASHED),
-    "per-fedavg": Look("#2e5305", "d", _DASHED),
-    "per-fedavg-hf": Look("#8a9f6a", "d", _DOTTED),
-    "pfedme": Look("#389632", "p"),
-    "ditto": Look("#ed5d51", "D", _DASHED),
-    "fedper": Look("#882255", "p", _LONG),
-    "lg-fedavg": Look("#aa4499", ">", _DASHDOT),
-    "fedbn": Look("#c1966e", "<"),
-    "fedrep": Look("#cc6677", "h", _DASHED),
-    "fedrod": Look("#ae0e3d", ">"),
-    "fedphp": Look("#de468f", "H"),
-    "pfedsd": Look("#a12c0d", "h"),
-    "fedem": Look("#999933", "*"),
-    "clustered-fl": Look("#108ea3", "8"),
-    "fedamp": Look("#0896fe", "*", _DASHED),
-    "fedfomo": Look("#7f6998", "X", _DASHED),
-    "fedcac": Look("#d682eb", "s"),
-    "pfedgate": Look("#58441a", "v", _DASHED),
-    "pfedpara": Look("#e89048", "p", _DASHDOT),
-    "fedsplit": Look("#000000", "o"),
-    "oracle": Look("#56b4e9", "s", _DASHED),
-    "random": Look("#009e73", "v", _DASHDOT),
-    "random-redrawn": Look("#cc79a7", "P", _DOTTED),
-    "fedfac-static": Look("#d55e00", "^", _DASHED),
-    "fedfac-dynamic": Look("#e69f00", "D"),
-    "factorized-fl-alpha": Look("#332288", "d"),
-    "factorized-fl-beta": Look("#7766cc", "H", _DASHED),
-    "feddecomp": Look("#8c510a", "8", _DASHDOT),
-    "fedcp": Look("#661100", "s", _LONG),
+STYLES = {
+    "local": Style("#707070", "<", _DOTTED),
+    "fedavg": Style("#0072b2", "X"),
+    "fedavg-matched": Style("#56b4e9", "P", _DASHDOT),
+    "fedavg+": Style("#00426b", "P", _DASHED),
+    "fedavg-shrunken": Style("#6fa8dc", "h", _DASHDOT),
+    "fedprox": Style("#44aa99", "v"),
+    "fedprox+": Style("#1b5e53", "^", _DASHED),
+    "per-fedavg": Style("#2e5305", "d", _DASHED),
+    "per-fedavg-hf": Style("#8a9f6a", "d", _DOTTED),
+    "pfedme": Style("#389632", "p"),
+    "ditto": Style("#ed5d51", "D", _DASHED),
+    "fedper": Style("#882255", "p", _LONG),
+    "lg-fedavg": Style("#aa4499", ">", _DASHDOT),
+    "fedbn": Style("#c1966e", "<"),
+    "fedrep": Style("#cc6677", "h", _DASHED),
+    "fedrod": Style("#ae0e3d", ">"),
+    "fedphp": Style("#de468f", "H"),
+    "pfedsd": Style("#a12c0d", "h"),
+    "fedem": Style("#999933", "*"),
+    "clustered-fl": Style("#108ea3", "8"),
+    "fedamp": Style("#0896fe", "*", _DASHED),
+    "fedfomo": Style("#7f6998", "X", _DASHED),
+    "fedcac": Style("#d682eb", "s"),
+    "pfedgate": Style("#58441a", "v", _DASHED),
+    "pfedpara": Style("#e89048", "p", _DASHDOT),
+    "fedsplit": Style("#000000", "o"),
+    "oracle": Style("#56b4e9", "s", _DASHED),
+    "random": Style("#009e73", "v", _DASHDOT),
+    "random-redrawn": Style("#cc79a7", "P", _DOTTED),
+    "fedfac-static": Style("#d55e00", "^", _DASHED),
+    "fedfac-dynamic": Style("#e69f00", "D"),
+    "factorized-fl-alpha": Style("#332288", "d"),
+    "factorized-fl-beta": Style("#7766cc", "H", _DASHED),
+    "feddecomp": Style("#8c510a", "8", _DASHDOT),
+    "fedcp": Style("#661100", "s", _LONG),
 }
-"""How every method looks; the order of this table is that of legends and axes, in all figures."""
+"""Style of every method; legends and axes of all figures follow the order of this table."""
 
 _SPLITS = {"true": "fedsplit", "static": "fedfac-static", "dynamic": "fedfac-dynamic"}
 _NAMES = {title: name for name, title in METHODS.items()} | _SPLITS
-_OWN = ("#b2182b", "#e7298a", "#4d9221", "#762a83")
-_MARKERS, _STYLES = "os^DvPX<>phHd8*", ((), _DASHED, _DOTTED, _DASHDOT, _LONG)
+_OTHERS = ("#b2182b", "#e7298a", "#4d9221", "#762a83")
+_MARKERS, _DASHES = "os^DvPX<>phHd8*", ((), _DASHED, _DOTTED, _DASHDOT, _LONG)
 
 
-def look(method: str) -> Look:
-    """Return the look of a method: the same in every figure, unless another method of one's own has it.
+def style_of(method: str) -> Style:
+    """Return the plotting style of a method.
+
+    The style is equal in all figures, unless a figure shows two methods outside the table that would look alike.
 
     Parameters
     ----------
     method : str
-        Name of a method of :mod:`fedstat.fl.algorithms`, its title in tables, or a way to split of
+        Name of a method of :mod:`fedstat.fl.algorithms`, its title in tables, or a splitting rule of
         :func:`fedstat.sim.study`, whose ``true`` is FedSplit. A variant (``"fedprox, mu=0.1"``, ``"fedavg-low-rank"``)
-        has the colour of its method and a marker and line style of its own; any other name has a look by its letters.
+        has the color of its method, but another marker and line style. The style of any other name follows from a
+        checksum of its letters.
 
     Returns
     -------
-    Look
+    Style
         ``colour``, ``marker``, ``dashes`` (lengths in line widths), ``linestyle``.
 
     Examples
     --------
-    >>> look("fedfac-dynamic")
-    Look(colour='#e69f00', marker='D', dashes=())
-    >>> look("FedFac dynamic") == look("dynamic"), look("fedprox, mu=0.1").colour == look("fedprox").colour
-    (True, True)
+    >>> style_of("fedfac-dynamic")
+    Style(colour='#e69f00', marker='D', dashes=())
+    >>> style_of("FedFac dynamic") == style_of("dynamic")
+    True
+    >>> style_of("fedprox, mu=0.1").colour == style_of("fedprox").colour
+    True
     """
     return next(_candidates(method))
 
 
-def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """Return the looks of a figure's methods: no two share color and marker, nor, if possible, color and line.
+def styles_of(methods: Iterable[str]) -> dict[str, Style]:
+    """Return styles of a figure's methods: no two share color and marker, nor, if possible, color and line.
 
     Parameters
     ----------
     methods : iterable of str
-        Of the figure, in any order, on which nothing depends.
+        Methods of the figure; their order does not change the styles.
 
     Returns
     -------
-    dict from str to Look
-        As :func:`look`; of names that are in no table, and would look alike, the later one by alphabet has another.
+    dict from str to Style
+        The styles of :func:`style_of`. Of two names outside the table that would look alike, the second in the
+        alphabet gets another style.
 
     Examples
     --------
-    >>> look("ours")[:2] == look("gpfl")[:2], len({one[:2] for one in looks(["ours", "gpfl"]).values()})
-    (True, 2)
+    >>> style_of("ours")[:2] == style_of("gpfl")[:2]
+    True
+    >>> len({style[:2] for style in styles_of(["ours", "gpfl"]).values()})
+    2
     """
     names = list(dict.fromkeys(methods))
-    found: dict[str, Look] = {}
-    for name in sorted(names, key=lambda name: (_NAMES.get(name, name) not in LOOKS, name)):
-        points = {(one.colour, one.marker) for one in found.values()}
-        lines = {(one.colour, one.dashes) for one in found.values()}
-        free = [one for one in _candidates(name) if (one.colour, one.marker) not in points]
-        apart = (one for one in free if (one.colour, one.dashes) not in lines)
-        found[name] = next(apart, free[0] if free else look(name))
-    return {name: found[name] for name in names}
+    styles: dict[str, Style] = {}
+    for name in sorted(names, key=lambda name: (_NAMES.get(name, name) not in STYLES, name)):
+        points = {(style.colour, style.marker) for style in styles.values()}
+        lines = {(style.colour, style.dashes) for style in styles.values()}
+        free = [style for style in _candidates(name) if (style.colour, style.marker) not in points]
+        distinct = (style for style in free if (style.colour, style.dashes) not in lines)
+        styles[name] = next(distinct, free[0] if free else style_of(name))
+    return {name: styles[name] for name in names}
 
 
-def _candidates(method: str) -> Iterator[Look]:
-    """The look of a method of the table; else one by its letters, and others with each colour and marker."""
+def _candidates(method: str) -> Iterator[Style]:
+    """Iterate over the styles that a method may have, the preferred one first; methods of the table have only one."""
     base = _base(method)
     if base and base == _NAMES.get(method, method):
-        yield LOOKS[base]
+        yield STYLES[base]
         return
     code = zlib.crc32(method.encode())
-    colours = (LOOKS[base].colour,) if base else _OWN
+    colours = (STYLES[base].colour,) if base else _OTHERS
     for i in range(len(colours) * len(_MARKERS)):
-        marker, dashes = _MARKERS[(code // 7 + i) % len(_MARKERS)], _STYLES[(code // 131 + i) % len(_STYLES)]
-        yield Look(colours[(code + i) % len(colours)], marker, dashes)
+        marker, dashes = _MARKERS[(code // 7 + i) % len(_MARKERS)], _DASHES[(code // 131 + i) % len(_DASHES)]
+        yield Style(colours[(code + i) % len(colours)], marker, dashes)
 
 
 def ordered(methods: Iterable[str]) -> list[str]:
-    """Methods in the order of all figures: that of the table of looks, variants after their method, others last.
+    """Return the methods in the order of all figures: by the table of styles, variants after their method, others last.
 
     Parameters
     ----------
@@ -342,21 +353,21 @@ def ordered(methods: Iterable[str]) -> list[str]:
     >>> ordered(["mine", "dynamic", "true", "fedavg, lr=0.1", "fedavg", "local"])
     ['local', 'fedavg', 'fedavg, lr=0.1', 'true', 'dynamic', 'mine']
     """
-    places = list(LOOKS)
+    table = list(STYLES)
 
-    def place(method: str) -> int:
+    def index(method: str) -> int:
         base = _base(method)
-        return places.index(base) if base else len(places)
+        return table.index(base) if base else len(table)
 
     names = list(dict.fromkeys(methods))
-    return sorted(names, key=lambda m: (place(m), m not in LOOKS and m not in _NAMES))
+    return sorted(names, key=lambda m: (index(m), m not in STYLES and m not in _NAMES))
 
 
 def _base(method: str) -> str:
-    """The method in the table that this one is or is a variant of; empty if there is none."""
+    """Return the method of the table whose name or variant this is; an empty string if there is none."""
     name = _NAMES.get(method, method)
-    if name in LOOKS:
+    if name in STYLES:
         return name
-    known = {**{n: n for n in LOOKS}, **_NAMES}
-    starts = [n for n in known if name.startswith(n) and name[len(n)] in "-+, "]
-    return known[max(starts, key=len)] if starts else ""
+    bases = {**{n: n for n in STYLES}, **_NAMES}
+    prefixes = [n for n in bases if name.startswith(n) and name[len(n)] in "-+, "]
+    return bases[max(prefixes, key=len)] if prefixes else ""

@@ -20,32 +20,33 @@ from numpy.typing import NDArray
 
 from fedstat import fl
 from fedstat._utils import check, labels
-from fedstat.plot._figure import given, literal, measure_of_run, plain, refusal
+from fedstat.plot._figure import get_axes, literal, measure_of_run, plain, refusal
 from fedstat.results import ComponentsResult
 from fedstat.results.between_clients import ClientClustersResult
 
 _MAP = "viridis"
-_NAMED = 40  # clients whose labels fit an axis
+_NAMED = 40  # most clients whose names fit an axis
 
 
 def client_similarity(result: ClientClustersResult, *, ax: Axes | None = None) -> Axes:
-    """Heat map of the clients' similarity in the order of the tree, clusters framed, known groups beside it.
+    """Draw a heat map of the similarity of clients in the order of the tree, with clusters and known groups.
 
     Parameters
     ----------
     result : ClientClustersResult
-        What :func:`fedstat.client_clusters` returns.
+        Result of :func:`fedstat.client_clusters`.
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Colours span the similarities of different clients; the diagonal, which is 1, is left white.
+        Frames mark the clusters, a strip on the left the known groups. The colors span the similarities of different
+        clients; the diagonal, which is 1, is white.
     """
     if not isinstance(result, ClientClustersResult):
         raise refusal("client_similarity", "the result of client_clusters", result)
-    ax, order = given(ax), result.order
+    ax, order = get_axes(ax), result.order
     n = len(order)
     picture = ax.imshow(_off_diagonal(result.similarity[np.ix_(order, order)]), cmap=_MAP, interpolation="nearest")
     ax.figure.colorbar(picture, ax=ax, label="cosine similarity", pad=0.02, shrink=0.85)
@@ -59,12 +60,12 @@ def client_similarity(result: ClientClustersResult, *, ax: Axes | None = None) -
     ax.set_yticks([])
     ax.set(xlabel="client, in the order of the tree; frames: clusters", xlim=(-0.5, n - 0.5))
     if result.groups is not None:
-        _beside(ax, result.groups[order])
+        _draw_groups(ax, result.groups[order])
     return ax
 
 
-def _beside(ax: Axes, groups: NDArray[Any]) -> None:
-    """A strip of the groups left of the rows, with its legend below."""
+def _draw_groups(ax: Axes, groups: NDArray[Any]) -> None:
+    """Draw the group of each row as a strip on the left, with a legend above."""
     names, codes = np.unique(groups, return_inverse=True)
     colours = sns.color_palette("tab10" if len(names) <= 10 else "husl", len(names))
     strip = ax.inset_axes((-0.06, 0, 0.04, 1), sharey=ax)
@@ -84,26 +85,27 @@ def _beside(ax: Axes, groups: NDArray[Any]) -> None:
 def similarity_over_rounds(
     similarity: xr.DataArray | xr.DataTree, *, rounds: Sequence[int] | None = None, order: Sequence[int] | None = None
 ) -> Figure:
-    """Similarity matrices of clients at several rounds, as small multiples of one colour scale.
+    """Draw the similarity matrices of clients at several rounds side by side, with one color scale.
 
     Parameters
     ----------
     similarity : DataArray (round, client, other), or a run that holds one such array
-        Such as a measure of ``run["measures"]``, or ``run["mixing/weight"]``; NaN where a client was not active.
+        For example a measure of ``run["measures"]``, or ``run["mixing/weight"]``; NaN for clients that were not
+        selected.
     rounds : sequence of int, optional
-        Rounds to draw; by default up to six, evenly spaced, of those with any values, with the first and the last.
+        Rounds to draw; by default up to six evenly spaced rounds with values, from the first to the last.
     order : sequence of int, optional
-        Positions of clients, such as ``client_clusters(...).order``; as stored by default.
+        Positions of clients, such as ``client_clusters(...).order``; by default the stored order.
 
     Returns
     -------
     matplotlib Figure
-        The diagonals, which would hide the differences between clients, are left white, as are missing values.
+        Missing values are white, and so are the diagonals, which would hide the differences between clients.
 
     Raises
     ------
     ValueError
-        If the dims differ, no round has a value, or a round is not there.
+        If the dims differ, no round has a value, a round is missing, or ``order`` is no permutation of the clients.
     """
     if isinstance(similarity, xr.DataTree):
         similarity = measure_of_run(similarity, {"round", "client", "other"})
@@ -112,24 +114,27 @@ def similarity_over_rounds(
     if set(similarity.dims) != {"round", "client", "other"}:
         raise ValueError(f"similarity must have the dims round, client, other, but got {similarity.dims}")
     x = similarity.transpose("round", "client", "other")
-    live = x["round"].to_numpy()[np.isfinite(x.to_numpy()).any((1, 2))].tolist()
-    if not live:
-        raise ValueError("similarity must have a value in some round, but is NaN in all of them")
-    every = np.unique(np.linspace(0, len(live) - 1, min(6, len(live))).round().astype(int))
-    chosen = [live[i] for i in every] if rounds is None else [check.choice("rounds", r, live) for r in rounds]
-    at = np.arange(x.sizes["client"]) if order is None else np.asarray(order)
-    if sorted(at.tolist()) != list(range(x.sizes["client"])):
+    stored = x["round"].to_numpy()[np.isfinite(x.to_numpy()).any((1, 2))].tolist()
+    if not stored:
+        raise ValueError("similarity must have a value in some round, but is NaN in all rounds.")
+    if rounds is None:
+        index = np.linspace(0, len(stored) - 1, min(6, len(stored))).round().astype(int)
+        rounds = [stored[i] for i in np.unique(index)]
+    rounds = [check.choice("rounds", number, stored) for number in rounds]
+    order = range(x.sizes["client"]) if order is None else order
+    positions = np.asarray(order)
+    if sorted(positions.tolist()) != list(range(x.sizes["client"])):
         raise ValueError(f"order must hold each of the {x.sizes['client']} positions of clients once, but got {order}")
-    matrices = [_off_diagonal(x.sel(round=r).to_numpy()[np.ix_(at, at)]) for r in chosen]
+    matrices = [_off_diagonal(x.sel(round=r).to_numpy()[np.ix_(positions, positions)]) for r in rounds]
     low, high = np.nanmin(matrices), np.nanmax(matrices)
-    columns = min(len(chosen), 3 if len(chosen) > 4 else 4)
-    rows = math.ceil(len(chosen) / columns)
+    columns = min(len(rounds), 3 if len(rounds) > 4 else 4)
+    n_rows = math.ceil(len(rounds) / columns)
     figure, axes = plt.subplots(
-        rows, columns, figsize=(2.6 * columns + 0.8, 2.7 * rows), squeeze=False, layout="constrained"
+        n_rows, columns, figsize=(2.6 * columns + 0.8, 2.7 * n_rows), squeeze=False, layout="constrained"
     )
-    for ax in axes.flat[len(chosen) :]:
+    for ax in axes.flat[len(rounds) :]:
         ax.set_visible(False)
-    for ax, number, matrix in zip(axes.flat, chosen, matrices, strict=False):
+    for ax, number, matrix in zip(axes.flat, rounds, matrices, strict=False):
         picture = ax.imshow(matrix, cmap=_MAP, vmin=low, vmax=high, interpolation="nearest")
         ax.set_title(f"round {number}", fontsize="medium")
         ax.set_xticks([])
@@ -141,21 +146,26 @@ def similarity_over_rounds(
 
 
 def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None) -> Axes:
-    """A measure of every client over rounds: thin lines of clients, their quartiles as a band, their median.
+    """Draw a measure of each client over rounds as thin lines, with the median and quartiles over clients.
 
     Parameters
     ----------
     measure : DataArray (round, client), or a run
-        Such as a measure of ``run["measures"]``; NaN where a client was not active. Of a run, its clients' test
-        accuracy.
+        For example a measure of ``run["measures"]``; NaN for clients that were not selected. A run stands for the test
+        accuracy of its clients.
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Under partial participation a client's line joins the rounds in which it was active, and band and median are
-        of those active in a round.
+        Under partial participation, a client's line joins the rounds that selected it. Band and median of a round are
+        over its selected clients.
+
+    Raises
+    ------
+    ValueError
+        If the dims differ, or all values are NaN.
     """
     if isinstance(measure, xr.DataTree) and "metrics" in measure.children and "accuracy" in measure["metrics"]:
         measure = measure["metrics/accuracy"].assign_attrs(long_name="test accuracy of a client")
@@ -165,16 +175,18 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
         raise ValueError(f"measure must have the dims round and client, but got {measure.dims}")
     x = measure.transpose("round", "client")
     values, rounds = x.to_numpy(), x["round"].to_numpy()
-    live = np.isfinite(values).any(1)
-    if not live.any():
-        raise ValueError("measure must have a value in some round, but is NaN in all of them")
-    ax, colour = given(ax), sns.color_palette("colorblind")[0]
-    for own in values.T:
-        there = np.isfinite(own)
-        ax.plot(rounds[there], own[there], color="0.75", linewidth=0.6, zorder=1)
-    low, middle, high = np.nanquantile(values[live], [0.25, 0.5, 0.75], axis=1)
-    ax.fill_between(rounds[live], low, high, color=colour, alpha=0.25, linewidth=0, label="middle half of clients")
-    ax.plot(rounds[live], middle, color=colour, linewidth=1.8, label="median client")
+    has_value = np.isfinite(values).any(1)
+    if not has_value.any():
+        raise ValueError("measure must have a value in some round, but is NaN in all rounds.")
+    ax, colour = get_axes(ax), sns.color_palette("colorblind")[0]
+    for by_round in values.T:
+        is_finite = np.isfinite(by_round)
+        ax.plot(rounds[is_finite], by_round[is_finite], color="0.75", linewidth=0.6, zorder=1)
+    low, median, high = np.nanquantile(values[has_value], [0.25, 0.5, 0.75], axis=1)
+    ax.fill_between(
+        rounds[has_value], low, high, color=colour, alpha=0.25, linewidth=0, label="middle half of clients"
+    )  # fmt: skip
+    ax.plot(rounds[has_value], median, color=colour, linewidth=1.8, label="median client")
     ax.plot([], [], color="0.75", linewidth=0.8, label="clients")
     ax.set(xlabel="round", ylabel=_label(measure))
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -184,12 +196,12 @@ def client_lines(measure: xr.DataArray | xr.DataTree, *, ax: Axes | None = None)
 
 
 def _off_diagonal(matrix: NDArray[Any]) -> NDArray[np.float64]:
-    """The matrix with NaN on its diagonal, unless it has nothing else."""
+    """Set the diagonal to NaN, unless the matrix has one row."""
     return np.where(np.eye(len(matrix), dtype=bool), np.nan, matrix) if len(matrix) > 1 else matrix
 
 
 def _label(values: xr.DataArray) -> str:
-    """What the values are called, with their units."""
+    """Return the name of the values with their units."""
     units = values.attrs.get("units", "")
     return str(values.attrs.get("long_name", values.name or "")) + (f" ({units})" if units not in ("", "1") else "")
 
@@ -199,48 +211,54 @@ _LOWEST = -0.5
 
 
 def profile(table: Any, *, ax: Axes | None = None) -> Axes:
-    """Personal share of each layer with its interval.
+    """Draw the reliability of client differences in each layer with its CI.
 
     Parameters
     ----------
     table : DataFrame, run, or dict of layer to ComponentsResult
-        What :func:`fedstat.fl.profile` returns, or the run itself: several rounds are drawn as lines over rounds,
-        layers from the first (light) to the last (dark), one round as points over layers. Or what
-        :func:`fedstat.variance_components` returns for each layer.
+        Table of :func:`fedstat.fl.profile`, or the run itself, or the result of :func:`fedstat.variance_components` for
+        each layer. Several rounds are drawn as lines over rounds, from the first layer (light) to the last (dark); one
+        round is drawn as points over layers.
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Lines at 0 (all noise) and at 1/2, above which a client's own weights are nearer to its true ones than the mean
-        over clients. Intervals that reach below -0.5 are cut off there.
+        The solid line is at 0 (all differences are training noise). Above the dotted line at 0.5, a client's weights
+        estimate its true weights with lower expected squared error than the average over clients does. Intervals that
+        reach below -0.5 are cut off there.
+
+    Raises
+    ------
+    ValueError
+        If the table lacks a column.
     """
     if isinstance(table, xr.DataTree):
         table = fl.profile(table)
-    elif isinstance(table, Mapping) and all(isinstance(one, ComponentsResult) for one in table.values()):
-        table = pd.concat([one.layer.assign(layer=name, round=0) for name, one in table.items()])
+    elif isinstance(table, Mapping) and all(isinstance(result, ComponentsResult) for result in table.values()):
+        table = pd.concat([result.layer.assign(layer=name, round=0) for name, result in table.items()])
     if not isinstance(table, pd.DataFrame):
         takes = "a run with probe='halves', the table of fedstat.fl.profile(run) or {layer: ComponentsResult}"
         raise refusal("profile", takes, table)
     if missing := [c for c in _COLUMNS if c not in table]:
-        raise ValueError(f"the table must have columns {', '.join(_COLUMNS)}, but lacks {', '.join(missing)}")
-    ax = given(ax)
+        raise ValueError(f"the table must have columns {', '.join(_COLUMNS)}, but lacks {', '.join(missing)}.")
+    ax = get_axes(ax)
     table = table.dropna(subset="personal")
     layers = list(dict.fromkeys(table["layer"]))
     colours = sns.color_palette("crest", len(layers))
     over_rounds = table["round"].nunique() > 1
     step = 0.0 if not over_rounds else 0.12 * table["round"].drop_duplicates().sort_values().diff().min()
     for i, (layer, colour) in enumerate(zip(layers, colours, strict=True)):
-        own = table[table["layer"] == layer]
-        x = own["round"] + (i - (len(layers) - 1) / 2) * step if over_rounds else pd.Series(i, own.index)
-        low, high = own["conf_low"].clip(lower=_LOWEST), own["conf_high"]
+        rows = table[table["layer"] == layer]
+        x = rows["round"] + (i - (len(layers) - 1) / 2) * step if over_rounds else pd.Series(i, rows.index)
+        low, high = rows["conf_low"].clip(lower=_LOWEST), rows["conf_high"]
         ax.vlines(x, low, high, color=colour, linewidth=1.2, alpha=0.7)
-        ax.plot(x, own["personal"], "o-", color=colour, markersize=4, linewidth=1.2, label=literal(layer))
+        ax.plot(x, rows["personal"], "o-", color=colour, markersize=4, linewidth=1.2, label=literal(layer))
     for y, style in ((0, "-"), (0.5, ":")):
         ax.axhline(y, color="0.4", linestyle=style, linewidth=0.9, zorder=0)
     ax.set_ylim(max(_LOWEST, min(-0.05, table["conf_low"].min() - 0.05)), 1.02)
-    ax.set_ylabel("share of clients' differences\nthat is their own, beyond noise")
+    ax.set_ylabel("reliability of client differences, 95% CI")
     if over_rounds:
         ax.set_xlabel("round")
         ax.set_xticks(rounds) if len(rounds := sorted(table["round"].unique())) <= 12 else None
@@ -253,17 +271,17 @@ def profile(table: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Axes | None = None) -> Axes:
-    """Samples of each class at each client as dots whose area is their number (FedDecomp Fig. 8, FedCP Figs. 7–11).
+    """Draw the number of samples of each class and client as dots of this area (FedDecomp Fig. 8, FedCP Figs. 7–11).
 
     Parameters
     ----------
     fed : xarray.Dataset, or a run
-        With y (sample) and the coordinate client (sample), as the functions of ``fedstat.data.partition`` give it, or
-        with y (client, sample). Of a run, the training samples.
+        Data set with y (sample) and the coordinate client (sample), as the functions of ``fedstat.data.partition``
+        return it, or with y (client, sample). A run stands for its training samples.
     split : str, optional
-        Count only the samples of this split.
+        Subset whose samples are counted; by default all samples.
     ax : matplotlib Axes, optional
-        Axes to draw on; by default new ones.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
@@ -272,7 +290,7 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
     Raises
     ------
     ValueError
-        If the data set has no clients, or no samples of that split.
+        If the data set has no clients, or no samples of this subset.
 
     Examples
     --------
@@ -281,17 +299,17 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
     >>> partition(fed).get_ylabel()
     'client'
     """
-    clients, classes, count = _counts(fed, split)
-    held = np.flatnonzero(count)
-    ax = given(ax, (min(max(4.0, 0.15 * len(classes)), 20.0), min(max(4.0, 0.15 * len(clients)), 20.0)))
+    clients, classes, count = _count_samples(fed, split)
+    cells = np.flatnonzero(count)
+    ax = get_axes(ax, (min(max(4.0, 0.15 * len(classes)), 20.0), min(max(4.0, 0.15 * len(clients)), 20.0)))
     # The largest dot fills its cell, so that dots never hide one another.
     cell = min(ax.bbox.width / len(classes), ax.bbox.height / len(clients)) * 72 / ax.figure.dpi
     biggest = min(cell, 15.0) ** 2
     sns.scatterplot(
-        x=classes[held % len(classes)],
-        y=clients[held // len(classes)],
-        size=count[held],
-        sizes=(biggest * count[held].min() / count.max(), biggest),  # area in proportion to the number
+        x=classes[cells % len(classes)],
+        y=clients[cells // len(classes)],
+        size=count[cells],
+        sizes=(biggest * count[cells].min() / count.max(), biggest),  # area in proportion to the number
         color="C3",
         linewidth=0,
         ax=ax,
@@ -304,35 +322,35 @@ def partition(fed: xr.Dataset | xr.DataTree, *, split: str | None = None, ax: Ax
     return ax
 
 
-def _counts(fed: object, split: str | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
-    """Clients, classes, and the number of samples of each class at each client, client by client."""
+def _count_samples(fed: object, split: str | None) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]]:
+    """Return clients, classes, and the numbers of samples (client × class,), client by client."""
     if (
         isinstance(fed, xr.DataTree)
         and "clients" in fed.children
         and "n_train" in fed["clients"]
         and split in (None, "train")
     ):
-        held = fed["clients/n_train"].transpose("client", "class")
-        return held["client"].to_numpy(), held["class"].to_numpy(), held.to_numpy().ravel()
+        counts = fed["clients/n_train"].transpose("client", "class")
+        return counts["client"].to_numpy(), counts["class"].to_numpy(), counts.to_numpy().ravel()
     if not isinstance(fed, xr.Dataset):
         takes = "a Dataset with y (sample) and the coordinate client (sample), or a run with clients/n_train"
-        raise refusal("partition", takes, fed, "A run knows its training samples only." if split else "")
+        raise refusal("partition", takes, fed, "A run stores the counts of training samples only." if split else "")
     if "y" in fed and "client" in fed["y"].dims:
         numbers = fed["client"].to_numpy() if "client" in fed.coords else np.arange(fed.sizes["client"])
         y = labels.classes("y", fed["y"], ("client", "sample"))
-        of = np.broadcast_to(numbers[:, None], y.shape).ravel()
+        client = np.broadcast_to(numbers[:, None], y.shape).ravel()
         splits = np.tile(fed["split"].to_numpy(), len(numbers)) if "split" in fed else None
         y = y.ravel()
     elif "client" in fed.coords:
-        of, y = fed["client"].to_numpy(), labels.classes("y", fed["y"])
+        client, y = fed["client"].to_numpy(), labels.classes("y", fed["y"])
         splits = fed["split"].to_numpy() if "split" in fed else None
     else:
-        raise ValueError("fed must have the coordinate client, but got none. Partition it first, as by partition.iid.")
+        raise ValueError("fed must have the coordinate client, but lacks it. Partition it first: data.partition.iid.")
     if split is not None:
-        known = [] if splits is None else np.unique(splits).tolist()
-        if split not in known:
-            raise ValueError(f"split must be one of {known}, but got {split!r}")
-        of, y = of[splits == split], y[splits == split]
-    clients, classes = np.unique(of), np.unique(fed["y"])
-    at = np.searchsorted(clients, of) * len(classes) + np.searchsorted(classes, y)
-    return clients, classes, np.bincount(at, minlength=len(clients) * len(classes))
+        names = [] if splits is None else np.unique(splits).tolist()
+        if split not in names:
+            raise ValueError(f"split must be one of {names}, but got {split!r}.")
+        client, y = client[splits == split], y[splits == split]
+    clients, classes = np.unique(client), np.unique(fed["y"])
+    cells = np.searchsorted(clients, client) * len(classes) + np.searchsorted(classes, y)
+    return clients, classes, np.bincount(cells, minlength=len(clients) * len(classes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -19,41 +19,38 @@ from sklearn.cluster import KMeans
 
 from fedstat._utils import check
 from fedstat.ntk.results import ConvergenceResult, GeneralizationResult
-from fedstat.plot._figure import caption, given, interval, looks, one_legend, ordered, refusal
+from fedstat.plot._figure import caption, get_axes, interval, one_legend, ordered, refusal, styles_of
 from fedstat.results import EntropyResult
 from fedstat.study.collect import title_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-
-
-CASE = {"iid": "IID", "one-class": "non-IID (one class a client)"}
+CASE = {"iid": "IID", "one-class": "non-IID (one class per client)"}
 _COLOUR = {"iid": "#0072b2", "one-class": "#d55e00"}
 _ESTIMATOR = {"pa": "#0072b2", "pc": "#e69f00", "leverage": "#009e73"}
 
 
-def neuron_order(outputs: xr.DataArray) -> np.ndarray:
-    """Order of the neurons in the heat map: two 2-means clusters, the larger outputs first, descending within each.
+def unit_order(outputs: xr.DataArray) -> np.ndarray:
+    """Return the order of units in the heat map: two 2-means clusters, by descending mean output within each.
 
     Parameters
     ----------
     outputs : DataArray (client, unit)
+        Mean output of each unit at each client.
 
     Returns
     -------
     int array (unit,)
+        Positions of the units; the cluster with the larger outputs comes first.
 
     Examples
     --------
-    >>> neuron_order(xr.DataArray([[0.0, 3.0, 0.1, 4.0], [0.2, 3.0, 0.0, 5.0]], dims=("client", "unit")))
+    >>> unit_order(xr.DataArray([[0.0, 3.0, 0.1, 4.0], [0.2, 3.0, 0.0, 5.0]], dims=("client", "unit")))
     array([3, 1, 0, 2])
     """
     return _clustered(outputs)[0]
 
 
 def _clustered(outputs: xr.DataArray) -> tuple[np.ndarray, int]:
-    """Order of the neurons, and the number of those in the first cluster."""
+    """Return the order of units and the size of the first cluster."""
     x = outputs.transpose("unit", "client").to_numpy()
     cluster = KMeans(2, n_init=10, random_state=0).fit_predict(x)
     mean = x.mean(axis=1)
@@ -64,37 +61,37 @@ def _clustered(outputs: xr.DataArray) -> tuple[np.ndarray, int]:
 def heatmap(
     outputs: xr.DataArray, *, label: xr.DataArray | None = None, vmax: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Outputs of every neuron for every client (FedFac Fig. 1); rows are neurons, as in the paper.
+    """Draw a heat map of the output of each unit (row) for each client (column), as FedFac Fig. 1 does.
 
     Parameters
     ----------
     outputs : DataArray (client, unit)
         ``mean_output`` of one case and one kind of output.
     label : DataArray (client,), optional
-        Class of each client; where clients are ordered by class, the classes are marked under the columns.
+        Class of each client; written below the columns if clients are ordered by class.
     vmax : float, optional
-        Top of the colour scale, for figures that share one; the largest output by default.
+        Maximum of the color scale, for figures that share one; by default the largest output.
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Two marks beside the rows and a white line part the clusters.
+        A white line with an arrow at either end separates the clusters.
     """
     if not isinstance(outputs, xr.DataArray):
         raise refusal(
-            "heatmap", "a DataArray (client, unit)", outputs, "Of a run of fedstat.motivation, see plot.fig1."
+            "heatmap", "a DataArray (client, unit)", outputs, "Draw a run of fedstat.motivation with plot.fig1."
         )
-    ax = given(ax)
+    ax = get_axes(ax)
     order, first = _clustered(outputs)
     x = outputs.transpose("unit", "client").to_numpy()[order]
     picture = ax.imshow(
         x, aspect="auto", cmap="viridis", vmin=0, vmax=vmax, interpolation="nearest", extent=(0, x.shape[1], len(x), 0)
     )
-    over = vmax is not None and x.max() > vmax
-    ax.figure.colorbar(picture, ax=ax, label="mean output", extend="max" if over else "neither", pad=0.02)
-    ax.set(xlabel="client", ylabel="neuron, by 2-means cluster")
+    exceeds = vmax is not None and x.max() > vmax
+    ax.figure.colorbar(picture, ax=ax, label="mean output", extend="max" if exceeds else "neither", pad=0.02)
+    ax.set(xlabel="client", ylabel="unit, by 2-means cluster")
     ax.axhline(first, color="white", linewidth=1.4)
     for x0, end in ((0.0, "right"), (1.0, "left")):
         ax.annotate("◂" if end == "left" else "▸", (x0, first), xycoords=("axes fraction", "data"), ha=end, va="center",
@@ -111,29 +108,30 @@ def heatmap(
 def entropies(
     entropy: xr.Dataset | xr.DataTree | EntropyResult, *, outputs: str = "own", ax: Axes | None = None
 ) -> Axes:
-    """Histograms of the neurons' entropies, one for each case (FedFac Fig. 2), and the error of one of them.
+    """Draw a histogram of the units' entropies for each case (FedFac Fig. 2), with the error of a single entropy.
 
     Parameters
     ----------
     entropy : Dataset, run of fedstat.motivation.study, or EntropyResult
-        ``entropy`` and ``std_error`` (case, unit), for one kind of output. Of an EntropyResult the histogram is that
-        of all its series.
+        ``entropy`` and ``std_error`` (case, unit) for one kind of output. An EntropyResult is drawn as one histogram of
+        all its series.
     outputs : {"own", "common"}
-        Kind of output of a run.
+        Outputs of a run: "own" over the samples of each client, "common" over samples that all clients share.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        The bars over the histograms are ± the median standard error of one neuron's entropy: how much the histograms
-        are blurred by estimating.
+        Bars above the histograms are the median ± the median standard error of one unit's entropy: estimation error
+        widens the histograms by about this amount.
     """
-    alone = isinstance(entropy, EntropyResult)
+    is_result = isinstance(entropy, EntropyResult)
     data = _entropies(entropy, outputs).dropna(subset="entropy")
     cases = list(dict.fromkeys(map(str, data["case"])))
     names = [CASE.get(c, c) for c in cases]
     data["case"] = data["case"].map(lambda c: CASE.get(c, c))
-    ax = given(ax)
+    ax = get_axes(ax)
     colours = [_COLOUR.get(c, "0.4") for c in cases]
     sns.histplot(
         data, x="entropy", hue="case", hue_order=names, palette=colours, binwidth=0.1, element="step", alpha=0.3, ax=ax
@@ -142,20 +140,20 @@ def entropies(
         hatched.set_hatch("////")
     top = ax.get_ylim()[1]
     for i, (name, colour) in enumerate(zip(names, colours, strict=True)):
-        here = data[data["case"] == name]
+        units = data[data["case"] == name]
         ax.errorbar(
-            here["entropy"].median(), top * (1.04 + 0.05 * i), xerr=here["std_error"].median(), color=colour,
+            units["entropy"].median(), top * (1.04 + 0.05 * i), xerr=units["std_error"].median(), color=colour,
             capsize=3, marker="|",
         )  # fmt: skip
-    error = "; bar: ± its median standard error" if data["std_error"].notna().any() else ""
-    of = f"entropy (nats){error}" if alone else "entropy over clients (nats)"
-    ax.set(xlabel=of, ylabel="series" if alone else "neurons", ylim=(0, top * (1.06 + 0.05 * len(cases))))
+    error = "; bar: median ± median standard error" if data["std_error"].notna().any() else ""
+    label = f"entropy (nats){error}" if is_result else "entropy over clients (nats)"
+    ax.set(xlabel=label, ylabel="series" if is_result else "units", ylim=(0, top * (1.06 + 0.05 * len(cases))))
     ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
-    words = "median ± standard error of one neuron's entropy"
+    words = "median ± standard error of one unit's entropy"
     bar = Line2D([], [], color="0.3", marker="|", markersize=8)
     drawn = legend.legend_handles if (legend := ax.get_legend()) is not None else []
     handles = [*(handle for handle in drawn if handle is not None), bar]
-    if not alone:
+    if not is_result:
         ax.legend(handles, [*names, words], frameon=False)
     elif legend is not None:
         legend.remove()
@@ -163,28 +161,33 @@ def entropies(
 
 
 def _entropies(entropy: object, outputs: str) -> pd.DataFrame:
-    """Columns case, entropy and std_error, one row per neuron."""
+    """Return a table with the columns case, entropy and std_error, one row per unit and case."""
     if isinstance(entropy, EntropyResult):
         return entropy.tidy().rename(columns={"estimate": "entropy"}).assign(case="all")
     if isinstance(entropy, xr.DataTree) and "dispersion" in entropy.children:
-        found = entropy["dispersion"].to_dataset()
-        known = found["outputs"].to_numpy().tolist()
-        entropy = found.sel(outputs=check.choice("outputs", outputs, known))
+        dispersion = entropy["dispersion"].to_dataset()
+        kinds = dispersion["outputs"].to_numpy().tolist()
+        entropy = dispersion.sel(outputs=check.choice("outputs", outputs, kinds))
     if not isinstance(entropy, xr.Dataset):
         raise refusal("entropies", "the result of knn_entropy, a run of fedstat.motivation, or its dispersion", entropy)
     return entropy[["entropy", "std_error"]].to_dataframe().reset_index()
 
 
 def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "weights", ax: Axes | None = None) -> Axes:
-    """Rank of every neuron's communality against its entropy, one colour per estimator, and their rank correlations.
+    """Draw the rank of each unit's communality against its entropy, one color per method, with Spearman correlations.
 
     Parameters
     ----------
     run : DataTree
-        What :func:`fedstat.motivation.study` returns.
-    case, outputs, on : str
-        Which partition; outputs over "own" or "common" samples; communality of "weights" or "updates".
+        Run of :func:`fedstat.motivation.study`.
+    case : str
+        Partition of the data.
+    outputs : {"own", "common"}
+        Outputs over the samples of each client, or over samples that all clients share.
+    on : {"weights", "updates"}
+        Arrays whose communality is drawn.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
@@ -195,13 +198,13 @@ def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "we
     check.choice("case", case, entropy["case"].to_numpy().tolist())
     check.choice("outputs", outputs, entropy["outputs"].to_numpy().tolist())
     check.choice("on", on, nu["on"].to_numpy().tolist())
-    ax = given(ax)
-    at = {"case": case, "on": on}
-    data = nu["communality"].sel(at).to_dataframe().reset_index()
+    ax = get_axes(ax)
+    selection = {"case": case, "on": on}
+    data = nu["communality"].sel(selection).to_dataframe().reset_index()
     data["rank"] = data.groupby("estimator")["communality"].rank(pct=True)
     data["entropy"] = entropy["entropy"].sel(case=case, outputs=outputs).to_numpy()[data["unit"]]
-    found = rho["spearman"].sel({**at, "outputs": outputs}).to_series()
-    names = {e: f"{e}, rank correlation {value:+.2f}" for e, value in found.items()}
+    correlations = rho["spearman"].sel({**selection, "outputs": outputs}).to_series()
+    names = {e: f"{e}, Spearman correlation {value:+.2f}" for e, value in correlations.items()}
     data["estimator"] = data["estimator"].map(names)
     sns.scatterplot(
         data.dropna(), x="entropy", y="rank", hue="estimator", style="estimator", s=18, linewidth=0, alpha=0.7,
@@ -213,83 +216,86 @@ def relation(run: xr.DataTree, *, case: str, outputs: str = "own", on: str = "we
 
 
 def fig1(run: xr.DataTree, *, outputs: str = "own") -> Figure:
-    """Heat maps of all cases side by side, in one scale of colours, with a caption (FedFac Fig. 1).
+    """Draw the heat maps of all cases side by side with one color scale and a caption (FedFac Fig. 1).
 
     Parameters
     ----------
     run : DataTree
+        Run of :func:`fedstat.motivation.study`.
     outputs : {"own", "common"}
+        Outputs over the samples of each client, or over samples that all clients share.
 
     Returns
     -------
     matplotlib Figure
     """
     _require_run(run, "fig1")
-    seen = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
-    n = seen.sizes["case"]
+    data = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
+    n = data.sizes["case"]
     figure, axes = plt.subplots(1, n, figsize=(5 * n, 5), squeeze=False, layout="constrained")
-    for ax, case in zip(axes[0], seen["case"].values, strict=True):
-        part = seen.sel(case=case)
-        heatmap(part["mean_output"], label=part["label"], vmax=_top(seen), ax=ax).set_title(CASE[case])
-    over = "the client's own training samples" if outputs == "own" else "an evaluation set that all clients share"
+    for ax, case in zip(axes[0], data["case"].values, strict=True):
+        part = data.sel(case=case)
+        heatmap(part["mean_output"], label=part["label"], vmax=_vmax(data), ax=ax).set_title(CASE[case])
+    samples = "the client's training samples" if outputs == "own" else "an evaluation set that all clients share"
     caption(
         figure,
-        f"Output: a neuron's mean over {over}. Rows: neurons in two 2-means clusters, the one with the larger outputs "
-        "above, in each the larger means first; arrows and a white line mark the border.",
-        "Columns: clients; where they hold one class each, white lines part the classes. Both panels have one scale, "
-        "whose top is the 99.5 % quantile; a pointed end: some outputs exceed it.",
+        f"Output: mean over {samples}. Rows: units in two 2-means clusters by descending mean output, the cluster with "
+        "the larger outputs on top; arrows and a white line mark the border.",
+        "Columns: clients; if each client has one class, white lines separate the classes. The panels share a color "
+        "scale up to the 99.5% quantile; a pointed end means that some outputs exceed it.",
         motivation_origin(run),
     )
     return figure
 
 
 def fig2(run: xr.DataTree) -> Figure:
-    """Histograms of entropies over own and over common samples, with a caption (FedFac Fig. 2).
+    """Draw histograms of entropies for outputs over client samples and common samples, with a caption (FedFac Fig. 2).
 
     Parameters
     ----------
     run : DataTree
-        What :func:`fedstat.motivation.study` returns.
+        Run of :func:`fedstat.motivation.study`.
 
     Returns
     -------
     matplotlib Figure
-        Left as in the paper, a neuron's output being its mean over the client's own samples; right over a common
-        evaluation set.
+        Left, as in the paper, a unit's output is its mean over the client's samples; right, over a common evaluation
+        set.
     """
     _require_run(run, "fig2")
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.6), sharey=True, layout="constrained")
-    where = {"own": "each client's own samples", "common": "a common evaluation set"}
-    for ax, (outputs, title) in zip(axes, where.items(), strict=True):
+    titles = {"own": "the client's samples", "common": "a common evaluation set"}
+    for ax, (outputs, title) in zip(axes, titles.items(), strict=True):
         entropies(run["dispersion"].to_dataset().sel(outputs=outputs), ax=ax).set_title(f"outputs over {title}")
     one_legend(figure, axes)
     caption(
         figure,
-        "Each neuron has one entropy, that of its mean outputs over clients; below 0 it is more concentrated than a "
-        "uniform distribution of width 1.",
-        "The bars above: median entropy ± the median standard error of one neuron's entropy; peaks closer than this "
-        "can be estimation error.",
+        "Each unit has one entropy, that of its mean outputs over clients; an output with entropy below 0 is more "
+        "concentrated than a uniform distribution of width 1.",
+        "Bars above: median ± median standard error of one unit's entropy; peaks closer than this can be estimation "
+        "error.",
         motivation_origin(run),
     )
     return figure
 
 
 def motivation_grid(run: xr.DataTree, *, outputs: str = "own") -> Figure:
-    """Heat maps, histograms of entropies, and communality against entropy, in one figure.
+    """Draw heat maps, histograms of entropies, and communality against entropy in one figure.
 
     Parameters
     ----------
     run : DataTree
-        What :func:`fedstat.motivation.study` returns.
+        Run of :func:`fedstat.motivation.study`.
     outputs : {"own", "common"}
+        Outputs over the samples of each client, or over samples that all clients share.
 
     Returns
     -------
     matplotlib Figure
     """
     _require_run(run, "motivation_grid")
-    seen = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
-    cases = seen["case"].values
+    data = run["outputs"].to_dataset().sel(outputs=check.choice("outputs", outputs, ("own", "common")))
+    cases = data["case"].values
     figure, axes = plt.subplots(
         3, len(cases), figsize=(5.4 * len(cases), 13), squeeze=False, layout="constrained", height_ratios=(1.3, 1, 1)
     )
@@ -298,14 +304,14 @@ def motivation_grid(run: xr.DataTree, *, outputs: str = "own") -> Figure:
         ax.remove()
     entropies(run["dispersion"].to_dataset().sel(outputs=outputs), ax=figure.add_subplot(grid[1, :]))
     for i, case in enumerate(cases):
-        part = seen.sel(case=case)
-        heatmap(part["mean_output"], label=part["label"], vmax=_top(seen), ax=axes[0, i]).set_title(CASE[case])
+        part = data.sel(case=case)
+        heatmap(part["mean_output"], label=part["label"], vmax=_vmax(data), ax=axes[0, i]).set_title(CASE[case])
         relation(run, case=case, outputs=outputs, on="updates", ax=axes[2, i])
     return figure
 
 
 def motivation_origin(run: xr.DataTree) -> str:
-    """Scale and origin of a study in one line, to be set under a figure made from it."""
+    """Return the sizes and the origin of a study in one line, as a caption."""
     config: dict[str, Any] = json.loads(run.attrs["config"])
     scale = f"{config['data']}, C = {config['clients']}, {config['hidden']} hidden units"
     training = f"{config['local_epochs']} epochs, batch {config['batch_size']}, Adam {config['lr']:g}"
@@ -313,9 +319,9 @@ def motivation_origin(run: xr.DataTree) -> str:
     return f"{scale}; {training}, seed {config['seed']}; {attrs['source']} {attrs['revision']}".strip()
 
 
-def _top(seen: xr.Dataset) -> float:
-    """Top of a colour scale that the cases share and that a few large outputs do not stretch."""
-    return float(np.quantile(seen["mean_output"], 0.995))
+def _vmax(data: xr.Dataset) -> float:
+    """Return the maximum of a color scale that the cases share and that a few large outputs do not stretch."""
+    return float(np.quantile(data["mean_output"], 0.995))
 
 
 def _require_run(run: object, figure: str) -> None:
@@ -323,19 +329,20 @@ def _require_run(run: object, figure: str) -> None:
         raise refusal(figure, "a run of fedstat.motivation", run)
 
 
-_NAMES = {"fedavg-matched": "FedAvg, kernel of equal trace", "dynamic": "dynamic FedFac"}  # of the theory alone
+_NAMES = {"fedavg-matched": "FedAvg, kernel of equal trace", "dynamic": "dynamic FedFac"}  # methods of the theory only
 
 
 def _lines(table: pd.DataFrame, names: Mapping[str, str], x: str, *, ax: Axes) -> None:
-    """A line for each column that ``names`` labels, both axes in logs, ticks at the values that were run.
+    """Draw a line for each column in ``names`` on logarithmic axes, with ticks at the values of ``x``.
 
-    Two values are not joined: what lies between them was not seen. The legend, without a title, stands below the axes.
+    With only two values of ``x``, points are not joined, because nothing is known between them. The legend stands below
+    the axes.
     """
     table = table.rename(columns=dict(names))
-    long = table.melt(id_vars=x, value_vars=list(names.values()), var_name="of", value_name="y")
+    long = table.melt(id_vars=x, value_vars=list(names.values()), var_name="name", value_name="y")
     joined = table[x].nunique() > 2
     sns.lineplot(
-        long, x=x, y="y", hue="of", style="of", markers=["o", "X", "s", "P", "D"], dashes=joined, markersize=6,
+        long, x=x, y="y", hue="name", style="name", markers=["o", "X", "s", "P", "D"], dashes=joined, markersize=6,
         palette="colorblind", linestyle="-" if joined else "none", ax=ax,
     )  # fmt: skip
     ax.set(xscale="log", yscale="log")
@@ -350,37 +357,38 @@ def _lines(table: pd.DataFrame, names: Mapping[str, str], x: str, *, ax: Axes) -
 
 
 def convergence(result: ConvergenceResult | xr.DataTree, *, width: int | None = None, ax: Axes | None = None) -> Axes:
-    """‖y − h(t)‖² relative to its start, by round: mean over replicates, their range, and Theorem 1's bound.
+    """Draw ‖y − h(t)‖² / ‖y − h(0)‖² by round: mean and range over replicates, and Theorem 1's bound.
 
     Parameters
     ----------
-    result : ConvergenceResult, or the DataTree of a store of one
+    result : ConvergenceResult, or a stored one as a DataTree
     width : int, optional
-        Default: the largest at which a method was run.
+        Width of the hidden layers; by default the largest of each method.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
-    Axes
+    matplotlib Axes
 
     Raises
     ------
     ValueError
-        If nothing was run at this width.
+        If the result has no run of this width.
     """
     table = _convergence(result, "convergence").tidy().dropna(subset="loss")
     if width is not None:
         check.choice("width", width, sorted(set(table["width"])))
-    ax = given(ax, (5, 4))
+    ax = get_axes(ax, (5, 4))
     relative = table.groupby(["method", "width", "replicate"])[["loss", "bound"]].transform(lambda v: v / v.iloc[0])
     table = table.assign(loss=relative["loss"], bound=relative["bound"])
-    several = table["replicate"].nunique() > 1
-    styles = looks(table["method"])
+    is_replicated = table["replicate"].nunique() > 1
+    styles = styles_of(table["method"])
     for method in ordered(table["method"]):
-        own, color = table[table["method"] == method], styles[method].colour
-        own = own[own["width"] == (own["width"].max() if width is None else width)]
+        rows, color = table[table["method"] == method], styles[method].colour
+        rows = rows[rows["width"] == (rows["width"].max() if width is None else width)]
         sns.lineplot(
-            own,
+            rows,
             x="round",
             y="loss",
             color=color,
@@ -388,12 +396,12 @@ def convergence(result: ConvergenceResult | xr.DataTree, *, width: int | None = 
             label=_NAMES.get(method, title_of(method)),
             ax=ax,
         )
-        if own["bound"].notna().any():
-            sns.lineplot(own, x="round", y="bound", color=color, linestyle="--", errorbar=None, ax=ax)
+        if rows["bound"].notna().any():
+            sns.lineplot(rows, x="round", y="bound", color=color, linestyle="--", errorbar=None, ax=ax)
     ax.set(yscale="log", xlabel="round t", ylabel="‖y − h(t)‖² / ‖y − h(0)‖²")
     handles, labels = ax.get_legend_handles_labels()
-    key: dict[str, Line2D | Patch] = {"Theorem 1: the loss stays below": Line2D([], [], color="0.4", linestyle="--")}
-    key |= {"range over replicates": Patch(color="0.6", alpha=0.4)} if several else {}
+    key: dict[str, Line2D | Patch] = {"bound of Theorem 1": Line2D([], [], color="0.4", linestyle="--")}
+    key |= {"range over replicates": Patch(color="0.6", alpha=0.4)} if is_replicated else {}
     ax.legend(
         [*handles, *key.values()], [*labels, *key], loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2,
         frameon=False, fontsize="small",
@@ -402,19 +410,21 @@ def convergence(result: ConvergenceResult | xr.DataTree, *, width: int | None = 
 
 
 def freezing(result: ConvergenceResult | xr.DataTree, *, ax: Axes | None = None) -> Axes:
-    """How far FedSplit's kernels and activation patterns are from standing still, by width.
+    """Draw the relative changes of FedSplit's kernels and activation patterns by width.
 
     Parameters
     ----------
-    result : ConvergenceResult, or the DataTree of a store of one
+    result : ConvergenceResult, or a stored one as a DataTree
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
-    Axes
+    matplotlib Axes
+        Changes during training, and differences between the kernels at initialization and at infinite width.
     """
     result = _convergence(result, "freezing")
-    ax = given(ax, (5, 4))
+    ax = get_axes(ax, (5, 4))
     names = {
         "gap_shared": "‖H(0)ˢ − H∞ˢ‖ / ‖H∞ˢ‖",
         "gap_personal": "‖H(0)ᵖ − H∞ᵖ‖ / ‖H∞ᵖ‖",
@@ -428,30 +438,32 @@ def freezing(result: ConvergenceResult | xr.DataTree, *, ax: Axes | None = None)
 
 
 def generalization(result: GeneralizationResult | xr.DataTree, *, x: str = "clients", ax: Axes | None = None) -> Axes:
-    """Theorem 2's bound, its complexity term and the observed test loss; above 1 (grey) the bound says nothing.
+    """Draw the bound of Theorem 2, its complexity term and the observed test loss; above 1 (gray) a bound is vacuous.
 
     Parameters
     ----------
-    result : GeneralizationResult, or the DataTree of a store of one
+    result : GeneralizationResult, or a stored one as a DataTree
     x : {"clients", "n"}
+        Number of clients or of samples per client.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
-    Axes
-        The networks' test loss has Student's 95 % intervals over replicates.
+    matplotlib Axes
+        The test loss of the networks has 95% t intervals of the mean over replicates.
 
     Raises
     ------
     ValueError
-        If ``x`` is neither.
+        If ``x`` is another name.
     """
     label = {"clients": "clients C", "n": "samples per client n"}[check.choice("x", x, ("clients", "n"))]
     if isinstance(result, xr.DataTree):
         result = GeneralizationResult.from_datatree(result)
     if not isinstance(result, GeneralizationResult):
         raise refusal("generalization", "the result of fedstat.ntk.generalization, or a store of it", result)
-    ax = given(ax, (5, 4))
+    ax = get_axes(ax, (5, 4))
     names = {
         "bound": "bound",
         "complexity": "complexity term",
@@ -467,14 +479,16 @@ def generalization(result: GeneralizationResult | xr.DataTree, *, x: str = "clie
     bottom, top = ax.get_ylim()
     ax.axhspan(1, top, color="0.94", linewidth=0, zorder=0)
     ax.set_ylim(bottom, top)
-    ax.text(0.98, 1.06, "above 1 a bound says nothing", transform=ax.get_yaxis_transform(), ha="right", va="bottom",
+    ax.text(0.98, 1.06, "bound > 1: vacuous", transform=ax.get_yaxis_transform(), ha="right", va="bottom",
             fontsize="small", color="0.35")  # fmt: skip
     ax.set(xlabel=label, ylabel="loss min(|h − y|, 1), and its bound")
     return ax
 
 
 def _convergence(result: object, figure: str) -> ConvergenceResult:
-    found = ConvergenceResult.from_datatree(result) if isinstance(result, xr.DataTree) else result
-    if not isinstance(found, ConvergenceResult):
+    """Return the result, from itself or from its store."""
+    if isinstance(result, xr.DataTree):
+        return ConvergenceResult.from_datatree(result)
+    if not isinstance(result, ConvergenceResult):
         raise refusal(figure, "the result of fedstat.ntk.convergence, or a store of it", result)
-    return found
+    return result

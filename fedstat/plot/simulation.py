@@ -1,6 +1,6 @@
 """Plots of the simulation study and of recovery over κ.
 
-Markers and line styles differ as well as colours, so that every figure can be read in grey.
+Markers and line styles differ as well as colors, so that every figure can be read in grayscale.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from matplotlib.ticker import MaxNLocator
 from fedstat._utils import check
 from fedstat.plot._figure import PERSONAL as _PERSONAL
 from fedstat.plot._figure import SHARED as _SHARED
-from fedstat.plot._figure import given, interval, look, looks, ordered, refusal
+from fedstat.plot._figure import get_axes, interval, ordered, refusal, style_of, styles_of
 from fedstat.plot.factor import variants
 from fedstat.results import StabilityResult
 from fedstat.sim import experiment
@@ -36,17 +36,18 @@ _REFERENCE: dict[str, Any] = {"color": "0.6", "linewidth": 0.8, "zorder": 0}
 
 
 def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """AUC for the true label against κ, one line per estimator of ν, bars of one standard error.
+    """Draw the AUC of communality for shared units against κ, one line per method.
 
-    Agreement between clients (``"icc"``), which has no κ, is a horizontal line with a band of one standard error.
+    Agreement of clients (``"icc"``), which has no κ, is a horizontal line. Bars and the band are ± one standard error
+    over replicates.
 
     Parameters
     ----------
     result : xarray.Dataset
-        ``auc`` (kappa, estimator, replicate), with p and alpha selected (or of length 1), as
-        :func:`fedstat.sim.recover` gives it.
+        Result of :func:`fedstat.sim.recover` with ``auc`` (kappa, estimator, replicate), and with p and alpha selected
+        (or of length 1).
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
@@ -55,10 +56,10 @@ def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     Raises
     ------
     ValueError
-        If more than one p or alpha is left.
+        If the result has more than one p or alpha.
     """
     require(result, "recovery", "auc", "fedstat.sim.recover")
-    setting, ax = one_setting(result, "p", "alpha"), given(ax)
+    setting, ax = one_setting(result, "p", "alpha"), get_axes(ax)
     of_nu = result["auc"].sel(estimator=result["estimator"] != _AGREEMENT)
     names, data = list(of_nu["estimator"].values), _long(of_nu)
     ax.axhline(0.5, **_REFERENCE)
@@ -74,18 +75,18 @@ def recovery(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         se = float(auc.std(ddof=1)) / n**0.5 if n > 1 else 0.0
         ax.axhspan(mean - se, mean + se, color="0.85", linewidth=0, zorder=0)
         ax.axhline(mean, color="0.1", linestyle=(0, (7, 2, 1, 2)), linewidth=1.2, zorder=1, label=r"icc (no $\kappa$)")
-    ax.set(xlabel=SYMBOL["kappa"], ylabel="AUC for “shared”", title=setting, xlim=(0, 1.02), ylim=(-0.03, 1.03))
+    ax.set(xlabel=SYMBOL["kappa"], ylabel="AUC for shared units", title=setting, xlim=(0, 1.02), ylim=(-0.03, 1.03))
     ax.legend(title="estimator", frameon=False)
     return ax
 
 
 def recovery_grid(result: xr.Dataset) -> Figure:
-    """Panels of :func:`recovery`: columns p, rows alpha, one legend.
+    """Draw :func:`recovery` for every p (columns) and alpha (rows), with one legend.
 
     Parameters
     ----------
     result : xarray.Dataset
-        What :func:`fedstat.sim.recover` returns.
+        Result of :func:`fedstat.sim.recover`.
 
     Returns
     -------
@@ -107,21 +108,23 @@ def recovery_grid(result: xr.Dataset) -> Figure:
 
 
 def accuracy(result: xr.Dataset | xr.DataTree, *, relative_to: str | None = None, ax: Axes | None = None) -> Axes:
-    """Test accuracy of the ways to split, side by side for every p or α (FedFac Fig. 6).
+    """Draw the test accuracy under each splitting rule, side by side for every p or α (FedFac Fig. 6).
 
     Parameters
     ----------
     result : xarray.Dataset, or a run of fedstat.sim.study
-        ``accuracy`` (p, alpha, method, replicate), where p or alpha has length 1: the other is the x axis.
+        ``accuracy`` (p, alpha, method, replicate), where p or alpha has length 1; the other is on the x axis.
     relative_to : str, optional
-        A method, for example "true": draw the differences from it within replicates. Replicates differ more than
-        methods do, so the bars of plain accuracies say little about how methods compare; these do.
+        Reference method, for example "true": draw the differences from it within replicates. Accuracy varies more
+        between replicates than between methods, so intervals of differences compare methods, intervals of accuracies do
+        not.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Points are means over replicates, bars Student's 95 % intervals; methods stand in the order of all figures.
+        Points are means over replicates, bars 95% t intervals of the mean; methods keep the order of all figures.
 
     Raises
     ------
@@ -134,14 +137,14 @@ def accuracy(result: xr.Dataset | xr.DataTree, *, relative_to: str | None = None
     names, values, label = ordered(result["method"].values), result["accuracy"], "test accuracy"
     if relative_to is not None:
         check.choice("relative_to", relative_to, names)
-        # as a dict: the keyword ``method`` of sel is the way to fill gaps, not a dimension
+        # A dict, because the keyword ``method`` of sel names an interpolation, not a dimension.
         values = values - values.sel({"method": relative_to}, drop=True)
         label = f"difference from “{relative_to}”"
-    ax, styles = given(ax), [*looks(names).values()]
+    ax, styles = get_axes(ax), [*styles_of(names).values()]
     sns.pointplot(
         _long(values.rename("accuracy")), x=x, y="accuracy", hue="method", hue_order=names, errorbar=interval,
-        palette=[own.colour for own in styles], markers=[own.marker for own in styles], linestyle="none", markersize=5,
-        dodge=0.8 * (1 - 1 / max(len(names), 2)), err_kws={"linewidth": 1.1}, ax=ax,
+        palette=[style.colour for style in styles], markers=[style.marker for style in styles], linestyle="none",
+        markersize=5, dodge=0.8 * (1 - 1 / max(len(names), 2)), err_kws={"linewidth": 1.1}, ax=ax,
     )  # fmt: skip
     for boundary in range(1, result.sizes.get(x, 1)):
         ax.axvline(boundary - 0.5, **_REFERENCE)
@@ -153,27 +156,33 @@ def accuracy(result: xr.Dataset | xr.DataTree, *, relative_to: str | None = None
 
 
 def stability(result: xr.Dataset | xr.DataTree | StabilityResult, *, ax: Axes | None = None) -> Axes:
-    """Share of neurons that keep their state from one round to the next, dynamic FedFac (FedFac Fig. 7).
+    """Draw the proportion of units whose group is unchanged one round later, under dynamic FedFac (FedFac Fig. 7).
 
-    Of what :func:`fedstat.stability` returns: how like the reference the split is under every other choice.
+    For a result of :func:`fedstat.stability`, draw the similarity of the splits to the reference split.
 
     Parameters
     ----------
     result : xarray.Dataset, a run of fedstat.sim.study, or StabilityResult
         ``same_state`` (p, alpha, replicate, round): one line per p and alpha.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Lines are means over replicates, bands Student's 95 % intervals, cut off at 1. Of a StabilityResult, points are
-        adjusted Rand indices with the reference, diamonds the share of units of the same state; at 1 the choice makes
-        no difference.
+        Lines are means over replicates, bands 95% t intervals of the mean, cut off at 1. For a StabilityResult, points
+        are adjusted Rand indices with the reference split, diamonds the proportion of units in the same group; both are
+        1 if the splits are identical.
+
+    Raises
+    ------
+    ValueError
+        If the study has no ``same_state``, because dynamic FedFac was not run.
     """
     if isinstance(result, StabilityResult):
         return variants(result, ax=ax)
     result = _of_study(result, "stability", "same_state")
-    ax = given(ax)
+    ax = get_axes(ax)
     varying = [name for name in ("p", "alpha") if result.sizes.get(name, 1) > 1]
     fixed = [name for name in ("p", "alpha") if name not in varying]
     data = _long(result["same_state"])
@@ -182,7 +191,7 @@ def stability(result: xr.Dataset | xr.DataTree | StabilityResult, *, ax: Axes | 
     ax.axhline(1, **_REFERENCE)
     sns.lineplot(
         data, x="round", y="same_state", hue="setting", style="setting", hue_order=names, style_order=names,
-        palette=[look("dynamic").colour] if len(names) == 1 else sns.color_palette("plasma", len(names) + 1)[:-1],
+        palette=[style_of("dynamic").colour] if len(names) == 1 else sns.color_palette("plasma", len(names) + 1)[:-1],
         errorbar=interval, ax=ax,
         legend="full" if varying else False, err_kws={"alpha": 0.15, "linewidth": 0},
     )  # fmt: skip
@@ -190,7 +199,7 @@ def stability(result: xr.Dataset | xr.DataTree | StabilityResult, *, ax: Axes | 
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set(
         xlabel="round",
-        ylabel="share of neurons that keep their state",
+        ylabel="proportion of units in the same group",
         title=f"dynamic FedFac, {one_setting(result, *fixed)}".rstrip(", "),
     )
     if varying:
@@ -199,7 +208,7 @@ def stability(result: xr.Dataset | xr.DataTree | StabilityResult, *, ax: Axes | 
 
 
 def study_dataset(run: xr.DataTree) -> xr.Dataset:
-    """What the figures of a study need: accuracy (p, alpha, method, replicate) and, of dynamic FedFac, same_state."""
+    """Return the accuracy (p, alpha, method, replicate) of a study and, for dynamic FedFac, its same_state."""
     result = xr.Dataset({"accuracy": experiment.accuracy(run)})
     if "dynamic" in result["method"].values:
         result["same_state"] = experiment.same_state(run).sel({"method": "dynamic"}, drop=True)
@@ -207,28 +216,28 @@ def study_dataset(run: xr.DataTree) -> xr.Dataset:
 
 
 def _of_study(result: object, figure: str, name: str) -> xr.Dataset:
-    """What the figures of a study need, from it or from its run."""
+    """Return the Dataset of :func:`study_dataset`, from itself or from a run; raise an error without ``name``."""
     if isinstance(result, xr.DataTree) and is_study(result):
         result = study_dataset(result)
     if not isinstance(result, xr.Dataset):
         takes = "a run of fedstat.sim.study" + (" or the result of fedstat.stability" if name == "same_state" else "")
-        raise refusal(
-            figure, takes, result, "Of a run of fedstat.fl, see plot.rounds, plot.clients and plot.client_lines."
-        )
+        hint = "Draw a run of fedstat.fl with plot.rounds, plot.client_boxplot or plot.client_lines."
+        raise refusal(figure, takes, result, hint)
     return require(result, figure, name, "plot.study_dataset")
 
 
 def is_study(run: object) -> bool:
-    """Whether it is a run of fedstat.sim.study."""
+    """Return True for a run of fedstat.sim.study."""
     return isinstance(run, xr.DataTree) and "metrics" in run.children and "rounds_done" in run["metrics"]
 
 
 def require(result: object, figure: str, name: str, source: str) -> xr.Dataset:
-    """The Dataset, or an error that says where it comes from."""
+    """Return the Dataset; raise an error that names its source if it is of another type or lacks the variable."""
     if not isinstance(result, xr.Dataset):
-        raise refusal(figure, f"what {source} returns", result)
+        raise refusal(figure, f"the result of {source}", result)
     if name not in result:
-        raise ValueError(f"plot.{figure} needs the variable {name!r}, but the Dataset has {list(map(str, result))}")
+        got = list(map(str, result))
+        raise ValueError(f"plot.{figure} needs the variable {name!r} of {source}, but the Dataset has {got}.")
     return result
 
 
@@ -237,7 +246,7 @@ def _long(values: xr.DataArray) -> pd.DataFrame:
 
 
 def _palette(n: int) -> Any:
-    """Colours that a colour-blind reader keeps apart and that fall in lightness, so that grey keeps them apart too."""
+    """Return n colors that color-blind readers can tell apart, of falling lightness for grayscale."""
     return sns.color_palette("viridis", n + 1)[:n]
 
 
@@ -246,12 +255,12 @@ def _markers(n: int) -> list[str]:
 
 
 def one_setting(result: xr.Dataset, *names: str) -> str:
-    """Return "p = ..., α = ..." for a title; ValueError if there is more than one of either."""
+    """Return "p = ..., α = ..." for a title; raise ValueError if there are several p or α."""
     for name in names:
         if result.sizes.get(name, 1) > 1:
             raise ValueError(
                 f"this figure shows one {name}, but got {name} = {result[name].values.tolist()}. "
-                f"Select one, for example with .sel({name}={result[name].values[0]:g})."
+                f"Select one of them, for example with .sel({name}={result[name].values[0]:g})."
             )
     return ", ".join(f"{SYMBOL[name]} = {result[name].item():g}" for name in names if name in result.coords)
 
@@ -259,120 +268,125 @@ def one_setting(result: xr.Dataset, *names: str) -> str:
 CUTS = (0.3, 0.75, 0.85, 0.99)
 FOUND = 0.95
 
-# An eigenvector that holds less of the eigenvalues' sum is not counted in the figure.
+# Smallest proportion of the eigenvalue sum of an eigenvector that the figure counts.
 _COUNTED = 1e-3
-# Eigenvalues of R are 1 in the mean: what is below this holds next to nothing.
+# The mean eigenvalue of R is 1, so that smaller eigenvalues than this add little to the sum.
 _FLOOR = 0.1
-_BY_SHARE = LinearSegmentedColormap.from_list("personal to shared", [_PERSONAL, _SHARED])
+_COLORMAP = LinearSegmentedColormap.from_list("personal to shared", [_PERSONAL, _SHARED])
 _CUT: dict[str, Any] = {"color": "0.2", "linewidth": 0.9, "linestyle": (0, (4, 2))}
 _WINDOW: dict[str, Any] = {"color": "0.9", "linewidth": 0, "zorder": 0}
 _NOTE = (
-    "A bar is an eigenvector of $R$, as wide as its share of the eigenvalues' sum, "
-    "coloured by the neurons on which its squared loadings lie.\n"
-    r"1  What the personal neurons of a client have in common, their mean $\mu_c$. "
-    r"$\kappa$ takes it first, and it brings $\nu$ of personal neurons to ½ at once."
+    "A bar is an eigenvector of $R$. Its width is the proportion of the eigenvalue sum, "
+    "its color the proportion of squared loadings on shared units.\n"
+    r"1  The mean $\mu_c$ that the personal units of a client have in common. "
+    r"$\kappa$ takes this factor first, and it raises $\nu$ of personal units to ½ at once."
     "\n"
-    r"2  The shared neurons. They differ in all $\alpha d$ shared covariates and need many factors: "
-    r"each adds a little to their $\nu$, which passes ½ late."
+    r"2  The shared units. They differ in all $\alpha d$ shared covariates and need many factors. "
+    r"Each factor adds a little to their $\nu$, which passes ½ late."
     "\n"
-    r"3  What each personal neuron has for itself. No other neuron resembles it, yet as $\kappa$ nears 1 "
-    "all of these become factors and bring\n"
-    r"    $\nu$ of personal neurons to 1, past the shared ones: "
-    "what is left of those, such as their small weights on personal covariates, has the smallest eigenvalues.\n"
+    r"3  The specific part of each personal unit. No other unit resembles it, but as $\kappa$ approaches 1, "
+    "all these parts become factors.\n"
+    r"    They raise $\nu$ of personal units to 1, above that of shared units, "
+    "whose small weights on personal covariates have the smallest eigenvalues.\n"
 )
 
 
 def spectrum(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes | None = None) -> Axes:
-    """Eigenvalues of R in the order in which κ takes them, coloured by the neurons that load on them.
+    """Draw the eigenvalues of R in descending order, colored by the groups of units that load on them.
 
     Parameters
     ----------
     result : xarray.Dataset
-        What :func:`fedstat.sim.spectrum` returns, with p and alpha selected (or of length 1).
+        Result of :func:`fedstat.sim.spectrum`, with p and alpha selected (or of length 1).
     cuts : sequence of float
         Values of κ to mark; the number of factors G stands above each.
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        One bar per eigenvector: as wide as its share of the eigenvalues' sum, so that the bars left of κ are the
-        factors that κ takes; as high as its eigenvalue (logarithmic). 1, 2 and 3 stand at the personal neurons'
-        eigenvectors with eigenvalues above 1, the shared neurons', and the personal neurons' other ones, with the
-        number of those that hold at least a thousandth of the sum.
+        One bar per eigenvector. Its width is its proportion of the eigenvalue sum, so that the bars left of κ are the
+        factors that κ takes; its height is the eigenvalue (logarithmic). The marks 1, 2 and 3 stand at:
+
+        1. eigenvectors of personal units with eigenvalues above 1;
+        2. eigenvectors of shared units;
+        3. the other eigenvectors of personal units.
+
+        Each mark counts its eigenvectors with at least a thousandth of the eigenvalue sum.
 
     Raises
     ------
     ValueError
-        If more than one p or alpha is left.
+        If the result has more than one p or alpha.
     """
     require(result, "spectrum", "eigenvalue", "fedstat.sim.spectrum")
-    title, ax, one = one_setting(result, "p", "alpha"), given(ax), _one(result)
-    gamma, share, end = (one[name].values for name in ("eigenvalue", "shared_share", "cumulative_share"))
+    title, ax, result = one_setting(result, "p", "alpha"), get_axes(ax), _squeeze(result)
+    gamma, on_shared, end = (result[name].values for name in ("eigenvalue", "shared_share", "cumulative_share"))
     width = np.diff(end, prepend=0.0)
-    counted, drawn = width >= _COUNTED, gamma > _FLOOR
+    is_counted, is_high = width >= _COUNTED, gamma > _FLOOR
     ax.bar(
-        (end - width)[drawn], gamma[drawn] - _FLOOR, width[drawn], bottom=_FLOOR, align="edge",
-        color=_BY_SHARE(share[drawn]), edgecolor="white", linewidth=np.where(width[drawn] > 0.005, 0.4, 0.0),
+        (end - width)[is_high], gamma[is_high] - _FLOOR, width[is_high], bottom=_FLOOR, align="edge",
+        color=_COLORMAP(on_shared[is_high]), edgecolor="white", linewidth=np.where(width[is_high] > 0.005, 0.4, 0.0),
     )  # fmt: skip
-    groups = ((share < 0.5) & (gamma > 1), share >= 0.5, (share < 0.5) & (gamma <= 1))
+    groups = ((on_shared < 0.5) & (gamma > 1), on_shared >= 0.5, (on_shared < 0.5) & (gamma <= 1))
     for number, group in enumerate(groups, start=1):
-        if (some := group & counted).any():
-            at = np.average((end - width / 2)[some], weights=width[some])
-            text = f"$\\bf{{{number}}}$\n×{some.sum()}"
-            ax.annotate(text, (at, 0), (0, 7), xycoords=("data", "axes fraction"), textcoords="offset points",
+        if (members := group & is_counted).any():
+            center = np.average((end - width / 2)[members], weights=width[members])
+            text = f"$\\bf{{{number}}}$\n×{members.sum()}"
+            ax.annotate(text, (center, 0), (0, 7), xycoords=("data", "axes fraction"), textcoords="offset points",
                         ha="center", fontsize="small", color="white" if number == 2 else "black",
                         bbox={"color": _SHARED if number == 2 else _PERSONAL, "pad": 1})  # fmt: skip
     counts = {k: f"{1 + (end < k - 1e-12).sum()}" for k in cuts}
-    _cut(ax, "$G$", counts)
+    _mark_kappas(ax, "$G$", counts)
     ax.set(yscale="log", ylim=(_FLOOR, None), ylabel="eigenvalue of $R$")
     ax.set_title(title, pad=16)
     return ax
 
 
 def kappa_window(result: xr.Dataset, *, cuts: Sequence[float] = CUTS, ax: Axes | None = None) -> Axes:
-    """Communality of shared and personal neurons against κ: medians, and bands from the least to the greatest.
+    """Draw the communality of shared and of personal units against κ: medians, and bands from minimum to maximum.
 
     Parameters
     ----------
     result : xarray.Dataset
-        What :func:`fedstat.sim.spectrum` returns, with p and alpha selected (or of length 1).
+        Result of :func:`fedstat.sim.spectrum`, with p and alpha selected (or of length 1).
     cuts : sequence of float
-        Values of κ to mark; the AUC of ν for the true label stands above each that is in ``result``.
+        Values of κ to mark; the AUC of communality for shared units stands above each value that is in ``result``.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Grey where the AUC is 0.95 or more.
+        The background is gray where the AUC is at least 0.95.
 
     Raises
     ------
     ValueError
-        If more than one p or alpha is left.
+        If the result has more than one p or alpha.
     """
     require(result, "kappa_window", "eigenvalue", "fedstat.sim.spectrum")
     one_setting(result, "p", "alpha")
-    ax, one = given(ax), _one(result)
-    kappa, auc, shared = one["kappa"].values, one["auc"].values, one["unit_shared"].values
+    ax, result = get_axes(ax), _squeeze(result)
+    kappa, auc, shared = result["kappa"].values, result["auc"].values, result["unit_shared"].values
     ax.fill_between(kappa, 0, 1, where=auc >= FOUND, transform=ax.get_xaxis_transform(), **_WINDOW)
-    for of, color, style in ((~shared, _PERSONAL, "-"), (shared, _SHARED, (0, (6, 1)))):
-        nu = one["communality"].values[:, of]
+    for group, color, style in ((~shared, _PERSONAL, "-"), (shared, _SHARED, (0, (6, 1)))):
+        nu = result["communality"].values[:, group]
         ax.fill_between(kappa, nu.min(axis=1), nu.max(axis=1), color=color, alpha=0.35, linewidth=0)
         ax.plot(kappa, np.median(nu, axis=1), color=color, linestyle=style, linewidth=1.8)
-    _cut(ax, "AUC", {k: f"{auc[kappa == k][0]:.2f}" if k in kappa else "" for k in cuts})
+    _mark_kappas(ax, "AUC", {k: f"{auc[kappa == k][0]:.2f}" if k in kappa else "" for k in cuts})
     ax.set(xlabel=SYMBOL["kappa"], ylabel=r"communality $\nu$", ylim=(0, None))
     return ax
 
 
 def spectrum_grid(result: xr.Dataset, *, cuts: Sequence[float] = CUTS) -> Figure:
-    """Panels of :func:`spectrum` above those of :func:`kappa_window`, one column for every p and alpha, with a key.
+    """Draw :func:`spectrum` above :func:`kappa_window`, one column for every p and alpha, with a key.
 
     Parameters
     ----------
     result : xarray.Dataset
-        What :func:`fedstat.sim.spectrum` returns.
+        Result of :func:`fedstat.sim.spectrum`.
     cuts : sequence of float
         Values of κ to mark.
 
@@ -390,18 +404,18 @@ def spectrum_grid(result: xr.Dataset, *, cuts: Sequence[float] = CUTS) -> Figure
         spectrum(result.isel(p=[i], alpha=[j]), cuts=cuts, ax=top).label_outer()
         kappa_window(result.isel(p=[i], alpha=[j]), cuts=cuts, ax=bottom).label_outer()
     key = [
-        Patch(color=_PERSONAL, label="personal neurons"),
-        Patch(color=_SHARED, label="shared neurons"),
-        Patch(color=_WINDOW["color"], label=rf"split found: AUC of $\nu$ ≥ {FOUND:g}"),
-        Line2D([], [], **_CUT, label=r"$\kappa$: eigenvectors on its left are the $G$ factors"),
+        Patch(color=_PERSONAL, label="personal units"),
+        Patch(color=_SHARED, label="shared units"),
+        Patch(color=_WINDOW["color"], label=rf"AUC of $\nu$ ≥ {FOUND:g}"),
+        Line2D([], [], **_CUT, label=r"$\kappa$: the $G$ factors are on its left"),
     ]
     figure.legend(handles=key, loc="outside upper center", ncols=4 if len(settings) > 2 else 2, frameon=False)
     figure.supxlabel(_note(result), fontsize="small", ha="left", x=0.02, linespacing=1.4)
     return figure
 
 
-def _cut(ax: Axes, name: str, labels: dict[float, str]) -> None:
-    """Lines at values of κ, and what stands above them."""
+def _mark_kappas(ax: Axes, name: str, labels: dict[float, str]) -> None:
+    """Draw lines at values of κ, with labels above them."""
     above: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "fontsize": "small"}
     for k, text in labels.items():
         ax.axvline(k, **_CUT)
@@ -411,15 +425,17 @@ def _cut(ax: Axes, name: str, labels: dict[float, str]) -> None:
     ax.set_xticks([0, *labels], [f"{k:g}" for k in (0, *labels)])
 
 
-def _one(result: xr.Dataset) -> xr.Dataset:
+def _squeeze(result: xr.Dataset) -> xr.Dataset:
+    """Drop the dimensions p and alpha."""
     return result.squeeze([dim for dim in ("p", "alpha") if dim in result.dims])
 
 
 def _note(result: xr.Dataset) -> str:
+    """Return the key to the marks, and the settings of the draw."""
     config = json.loads(result.attrs["config"])
     origin = (
         f"Model (8), true weights, C = {config['clients']}, d = {config['d']}, m = {config['m']}, one draw, seed "
-        f"{config['seed']}; ν by “{config['estimator']}”, median and range over neurons; × counts eigenvectors with "
-        f"{100 * _COUNTED:g} % of the sum or more."
+        f"{config['seed']}; ν by “{config['estimator']}”, median and range over units; × counts eigenvectors with at "
+        f"least {100 * _COUNTED:g}% of the eigenvalue sum."
     )
     return _NOTE + origin

@@ -16,58 +16,58 @@ from matplotlib.gridspec import SubplotSpec
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from fedstat._utils import check
-from fedstat.plot._figure import Look, caption, given, interval, literal, looks, one_legend, ordered, refusal
+from fedstat.plot._figure import Style, caption, get_axes, interval, literal, one_legend, ordered, refusal, styles_of
 from fedstat.plot.simulation import accuracy, is_study, one_setting, stability, study_dataset
 from fedstat.stats import ranking
 from fedstat.study.collect import title_of
 
 _REFERENCE = "true"
-_BARS = "Bars and bands: Student's 95 % intervals over replicates"
+_BARS = "Bars and bands: 95% t intervals of the mean over replicates"
 _DIFFERENCES = (
-    "Right: differences in accuracy within replicates, which differ from one another more than the ways to split do; "
-    "what lies far off stands below, on its own scale."
+    "Right: differences in accuracy within replicates, because accuracy varies more between replicates than between "
+    "splitting rules; methods far from the others stand below, on another scale."
 )
 
 
 def accuracy_grid(*runs: xr.DataTree) -> Figure:
-    """Accuracy, and paired differences from ``true``, of every run: FedFac Fig. 6 for one's own p and α.
+    """Draw the accuracy and the paired differences from ``true`` of every run, as FedFac Fig. 6 does.
 
     Parameters
     ----------
     *runs : DataTree
-        What :func:`fedstat.sim.study` returns. A run where both p and α vary has a row for every α.
+        Runs of :func:`fedstat.sim.study`. A run where both p and α vary has a row for every α.
 
     Returns
     -------
     matplotlib Figure
-        Left the accuracies, right their differences within replicates; methods that lie far from the others are
-        drawn below them, on a scale of their own.
+        Left the accuracies, right their differences within replicates; methods far from the others are drawn below
+        them, on another scale.
     """
-    return _grid(runs, moving=False)
+    return _grid(runs, with_stability=False)
 
 
 def study_grid(run: xr.DataTree) -> Figure:
-    """Accuracy, paired difference from ``true`` and stability of dynamic FedFac: one row for every α.
+    """Draw the accuracy, the paired differences from ``true`` and the stability of dynamic FedFac, one row per α.
 
     Parameters
     ----------
     run : DataTree
-        What :func:`fedstat.sim.study` returns. Where only α varies, it is the x axis of a single row.
+        Run of :func:`fedstat.sim.study`. If only α varies, it is on the x axis of a single row.
 
     Returns
     -------
     matplotlib Figure
     """
-    return _grid([run], moving=True)
+    return _grid([run], with_stability=True)
 
 
 def stability_grid(*runs: xr.DataTree) -> Figure:
-    """Stability of dynamic FedFac, one panel for every p and α (FedFac Fig. 7).
+    """Draw the stability of dynamic FedFac, one panel for every p and α (FedFac Fig. 7).
 
     Parameters
     ----------
     *runs : DataTree
-        What :func:`fedstat.sim.study` returns, with dynamic FedFac among the methods.
+        Runs of :func:`fedstat.sim.study` with dynamic FedFac among the methods.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def stability_grid(*runs: xr.DataTree) -> Figure:
             raise refusal("stability_grid", "runs of fedstat.sim.study", run)
     results = [study_dataset(run) for run in runs]
     if not all("same_state" in result for result in results):
-        raise ValueError("stability is that of dynamic FedFac: add `dynamic` to the methods of the study")
+        raise ValueError("stability needs dynamic FedFac, which the study did not run: add `dynamic` to its methods.")
     rows = [row for result in results for row in _rows(result)]
     columns = max(row.sizes["p"] * row.sizes["alpha"] for row in rows)
     figure, axes = plt.subplots(
@@ -95,7 +95,7 @@ def stability_grid(*runs: xr.DataTree) -> Figure:
         for ax, part in zip(line, parts, strict=False):
             stability(part, ax=ax).set_title(one_setting(part, "p", "alpha"), fontsize="medium")
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            ax.set_ylabel("share that keeps its state" if ax is line[0] else "")
+            ax.set_ylabel("proportion unchanged" if ax is line[0] else "")
         for ax in line[len(parts) :]:
             ax.remove()
     lowest = min(float(ax.dataLim.y0) for ax in figure.axes if np.isfinite(ax.dataLim.y0))
@@ -103,46 +103,46 @@ def stability_grid(*runs: xr.DataTree) -> Figure:
     caption(
         figure,
         *dict.fromkeys(map(origin, runs)),
-        "Neurons of dynamic FedFac that are shared, or personal, as in the round before. Bands are cut off at 1, "
-        "which no share exceeds.",
+        "Unchanged: proportion of units in the same group as one round before. Bands are cut off at 1, the largest "
+        "proportion.",
     )
     return figure
 
 
 def origin(run: xr.DataTree) -> str:
-    """Scale and origin of a study in one line, to be set under a figure made from it."""
+    """Return the sizes and the origin of a study in one line, as a caption."""
     config, attrs = json.loads(run.attrs["config"]), run.attrs
-    scale = f"C = {config['clients']}, d = {config['d']}, m = {config['m']}, n = {config['n_train']} a client"
+    scale = f"C = {config['clients']}, d = {config['d']}, m = {config['m']}, n = {config['n_train']} per client"
     replicates = f"{config['replicates']} replicate" + "s" * (config["replicates"] > 1)
     runs = f"{config['rounds']} rounds, {replicates}, seed {config['seed']}"
     return f"{_BARS}; {scale}; {runs}; {attrs['source']} {attrs['revision']}".strip()
 
 
-def _grid(runs: Sequence[xr.DataTree], *, moving: bool) -> Figure:
-    """Rows of panels, with one legend above and one caption below."""
+def _grid(runs: Sequence[xr.DataTree], *, with_stability: bool) -> Figure:
+    """Draw rows of panels, with one legend above and one caption below."""
     for run in runs:
         if not is_study(run):
-            raise refusal("study_grid" if moving else "accuracy_grid", "runs of fedstat.sim.study", run)
+            raise refusal("study_grid" if with_stability else "accuracy_grid", "runs of fedstat.sim.study", run)
     rows = [row for run in runs for row in _rows(study_dataset(run))]
-    paired = any(_REFERENCE in row["method"].values for row in rows)
-    moving = moving and any("same_state" in row for row in rows)
-    columns = 1 + paired + moving
+    is_paired = any(_REFERENCE in row["method"].values for row in rows)
+    with_stability = with_stability and any("same_state" in row for row in rows)
+    columns = 1 + is_paired + with_stability
     figure = plt.figure(figsize=(5 * columns, 3.3 * len(rows) + 1.1), layout="constrained")
     grid, panels = figure.add_gridspec(len(rows), columns), []
     for i, row in enumerate(rows):
         panels.append(accuracy(row, ax=figure.add_subplot(grid[i, 0])))
         if _REFERENCE in row["method"].values:
             panels += _differences(figure, grid[i, 1], row)
-        if moving and "same_state" in row:
+        if with_stability and "same_state" in row:
             stability(row, ax=figure.add_subplot(grid[i, columns - 1]))
     one_legend(figure, panels)
-    caption(figure, _DIFFERENCES * paired, *dict.fromkeys(map(origin, runs)))
+    caption(figure, _DIFFERENCES * is_paired, *dict.fromkeys(map(origin, runs)))
     return figure
 
 
 def _differences(figure: Figure, place: SubplotSpec, result: xr.Dataset) -> list[Axes]:
-    """Paired differences in one panel, or in two where a few methods would squeeze all others to a line."""
-    far = _far(result)
+    """Draw the paired differences in one panel, or in two if a few methods would squeeze all others to a line."""
+    far = _far_methods(result)
     if not far:
         return [accuracy(result, relative_to=_REFERENCE, ax=figure.add_subplot(place))]
     parts = place.subgridspec(2, 1, height_ratios=(2.4, 1), hspace=0.05)
@@ -157,82 +157,84 @@ def _differences(figure: Figure, place: SubplotSpec, result: xr.Dataset) -> list
     return [top, bottom]
 
 
-def _far(result: xr.Dataset) -> list[str]:
-    """Methods beside which the differences of all others are small; none where these are not a few."""
+def _far_methods(result: xr.Dataset) -> list[str]:
+    """Return methods with more than a third of the largest mean difference, if they are fewer than half."""
     values = result["accuracy"]
-    others = values.sel({"method": values["method"] != _REFERENCE})
-    mean = (others - values.sel({"method": _REFERENCE}, drop=True)).mean("replicate")
+    compared = values.sel({"method": values["method"] != _REFERENCE})
+    mean = (compared - values.sel({"method": _REFERENCE}, drop=True)).mean("replicate")
     reach = abs(mean).max([dim for dim in mean.dims if dim != "method"])
     far = [str(name) for name in reach["method"].values[(reach > reach.max() / 3).values]]
     return far if 2 * len(far) < reach.size else []
 
 
 def _rows(result: xr.Dataset) -> list[xr.Dataset]:
+    """Return the parts of a study for the rows of a figure: one per α if p varies, else the whole study."""
     if result.sizes["p"] == 1:
         return [result]
     return [result.isel(alpha=[i]) for i in range(result.sizes["alpha"])]
 
 
 HIGHLIGHTS = ("local", "fedavg", "fedavg+", "ditto", "fedfac-dynamic", "feddecomp", "fedcp")
-"""Methods that figures of many methods show in colour: the two ends, fine-tuning, and the systems of the papers."""
+"""Methods in color in figures of many methods: local and global training, fine-tuning, and the papers' systems."""
 
 _GREY = "0.78"
 _ROW = 0.2  # inches
 Cost = Literal["round", "bytes", "elapsed"]
-_COSTS = {"round": "round", "bytes": "MB sent up and down by all clients", "elapsed": "seconds of training"}
+_COSTS = {"round": "round", "bytes": "MB uploaded and downloaded by all clients", "elapsed": "seconds of training"}
 
 
 def critical_difference(
     data: Any, *, level: float = 0.95, highlight: Sequence[str] = HIGHLIGHTS, ax: Axes | None = None
 ) -> Axes:
-    """Mean ranks over settings with Nemenyi's critical difference, best method above (Demšar 2006, in rows).
+    """Draw mean ranks over scenarios with Nemenyi's critical difference, the best method on top (Demšar 2006).
 
     Parameters
     ----------
-    data : DataFrame (setting, method)
-        Accuracies, such as means over seeds: a row for every setting, a column for every method, no gaps.
+    data : DataFrame (scenario, method)
+        Accuracies without gaps, such as means over seeds: one row per scenario, one column per method.
     level : float in (0, 1)
-        Of all pairs of methods together.
+        Simultaneous confidence level over all pairs of methods.
     highlight : sequence of str
-        Methods in their own colours.
+        Methods in color.
     ax : matplotlib Axes, optional
-        By default a new figure, high enough for the names.
+        Axes to draw on; by default those of a new figure, high enough for the names.
 
     Returns
     -------
     matplotlib Axes
-        Large points are mean ranks, small ones the ranks in the settings. Every bar on the right spans methods that
-        are not shown to differ; the bar above is the critical difference.
+        Points are mean ranks, ticks the ranks in single scenarios. A bar on the right spans methods without evidence of
+        a difference; the bar on top is the critical difference.
 
     Raises
     ------
     ValueError
-        If there are fewer than two settings or three methods, or a value is missing.
+        If there are fewer than two scenarios or three methods, or a value is missing.
     """
     if not isinstance(data, pd.DataFrame):
-        raise refusal("critical_difference", "a table of accuracies (setting, method)", data)
-    found = ranking.friedman(data.to_numpy())
-    apart = ranking.critical_difference(data.shape[1], len(data), level=level)
-    order = np.argsort(found.mean_ranks, kind="stable")
+        raise refusal("critical_difference", "a table of accuracies (scenario, method)", data)
+    ranks = ranking.friedman(data.to_numpy())
+    critical = ranking.critical_difference(data.shape[1], len(data), level=level)
+    order = np.argsort(ranks.mean_ranks, kind="stable")
     names, k = [str(data.columns[i]) for i in order], len(order)
-    ax, styles = given(ax, (7.0, 1.4 + _ROW * k)), looks(names)
+    ax, styles = get_axes(ax, (7.0, 1.4 + _ROW * k)), styles_of(names)
     for y, (i, name) in enumerate(zip(order, names, strict=True)):
         colour = styles[name].colour if name in highlight else "0.45"
-        ax.plot(found.ranks[:, i], np.full(len(data), y), "|", color=_GREY, markersize=6, zorder=1)
-        ax.plot(found.mean_ranks[i], y, styles[name].marker, color=colour, markersize=6, zorder=3)
-    bars = ranking.groups(found.mean_ranks, apart)
-    place = {int(i): y for y, i in enumerate(order)}
-    for at, group in enumerate(bars):
-        x = k + 1.2 + 0.6 * at
-        ax.plot([x, x], [place[group[0]] - 0.3, place[group[-1]] + 0.3], color="0.2", linewidth=2.2)
-    ax.plot([1, 1 + apart], [-1.6, -1.6], color="0.1", linewidth=1.6, marker="|", markersize=7)
-    ax.annotate(f"critical difference {apart:.1f}", (1 + apart, -1.6), (5, 0), textcoords="offset points", va="center")
+        ax.plot(ranks.ranks[:, i], np.full(len(data), y), "|", color=_GREY, markersize=6, zorder=1)
+        ax.plot(ranks.mean_ranks[i], y, styles[name].marker, color=colour, markersize=6, zorder=3)
+    bars = ranking.groups(ranks.mean_ranks, critical)
+    row_of = {int(i): y for y, i in enumerate(order)}
+    for i, group in enumerate(bars):
+        x = k + 1.2 + 0.6 * i
+        ax.plot([x, x], [row_of[group[0]] - 0.3, row_of[group[-1]] + 0.3], color="0.2", linewidth=2.2)
+    ax.plot([1, 1 + critical], [-1.6, -1.6], color="0.1", linewidth=1.6, marker="|", markersize=7)
+    words = f"critical difference {critical:.1f}"
+    ax.annotate(words, (1 + critical, -1.6), (5, 0), textcoords="offset points", va="center")
     ax.set_yticks(range(k), [literal(title_of(name)) for name in names])
     for label, name in zip(ax.get_yticklabels(), names, strict=True):
         label.set_color(styles[name].colour if name in highlight else "0.2")
-    ax.set(xlabel=f"rank by accuracy in {len(data)} settings, 1 is best", ylim=(k - 0.4, -2.4))
-    ax.set_xlim(0.3, max(k + 1.2 + 0.6 * len(bars), 1.3 + 1.6 * apart))
-    ax.set_xticks([at for at in MaxNLocator(8, integer=True).tick_values(1, k) if 1 <= at <= k])
+    ax.set(xlabel=f"rank by accuracy in {len(data)} scenarios, 1 is best", ylim=(k - 0.4, -2.4))
+    ax.set_xlim(0.3, max(k + 1.2 + 0.6 * len(bars), 1.3 + 1.6 * critical))
+    ax.set_xticks([tick for tick in MaxNLocator(8, integer=True).tick_values(1, k) if 1 <= tick <= k])
     ax.grid(axis="y", color="0.94", linewidth=0.6)
     ax.set_axisbelow(True)
     return ax
@@ -241,44 +243,48 @@ def critical_difference(
 def method_courses(
     data: Any, *, x: Cost = "round", highlight: Sequence[str] = HIGHLIGHTS, ax: Axes | None = None
 ) -> Axes:
-    """Test accuracy over rounds, bytes or seconds: a few methods in colour and named, all others grey.
+    """Draw test accuracy over rounds, bytes or seconds, a few methods in color with names, the others in gray.
 
     Parameters
     ----------
     data : DataFrame
-        Of one setting: ``method``, ``seed``, ``round``, ``accuracy``, and ``bytes`` or ``elapsed`` up to each round.
+        Rounds of one scenario: ``method``, ``seed``, ``round``, ``accuracy``, and ``bytes`` or ``elapsed`` up to each
+        round.
     x : {"round", "bytes", "elapsed"}
-        Bytes and seconds are on a logarithmic axis, means over seeds.
+        Column on the x axis. Bytes and seconds are means over seeds, on a logarithmic axis.
     highlight : sequence of str
+        Methods in color.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Lines are means over seeds; bands, of the methods in colour and from three seeds on, Student's 95 % intervals.
+        Lines are means over seeds. With at least three seeds, methods in color have bands: 95% t intervals of the mean.
     """
-    _needs("method_courses", data, "method", "seed", "round", "accuracy", check.choice("x", x, list(_COSTS)))
-    ax, styles = given(ax), looks(data["method"])
+    _require_columns("method_courses", data, "method", "seed", "round", "accuracy", check.choice("x", x, list(_COSTS)))
+    ax, styles = get_axes(ax), styles_of(data["method"])
     ends = {}
     for name in sorted(ordered(data["method"]), key=lambda name: name in highlight):
-        own = data[data["method"] == name].groupby("round")
-        at = own[x].mean().to_numpy() / (1e6 if x == "bytes" else 1) if x != "round" else np.array(list(own.groups))
-        mean = own["accuracy"].mean().to_numpy()
-        shown = at > 0 if x != "round" else np.full(len(at), True)
-        if not shown.any():  # nothing is ever sent
+        rounds = data[data["method"] == name].groupby("round")
+        numbers = np.array(list(rounds.groups))
+        cost = rounds[x].mean().to_numpy() / (1e6 if x == "bytes" else 1) if x != "round" else numbers
+        mean = rounds["accuracy"].mean().to_numpy()
+        shown = cost > 0 if x != "round" else np.full(len(cost), True)
+        if not shown.any():  # a method without communication
             colour = styles[name].colour if name in highlight else _GREY
             ax.axhline(mean[-1], color=colour, linestyle=":", linewidth=1.4)
             ends[name] = (np.nan, mean[-1])
             continue
         if name not in highlight:
-            ax.plot(at[shown], mean[shown], color=_GREY, linewidth=0.8, zorder=1)
+            ax.plot(cost[shown], mean[shown], color=_GREY, linewidth=0.8, zorder=1)
             continue
         style = styles[name]
-        ax.plot(at[shown], mean[shown], color=style.colour, linestyle=style.linestyle, linewidth=1.8, zorder=3)
-        ends[name] = (at[-1], mean[-1])
+        ax.plot(cost[shown], mean[shown], color=style.colour, linestyle=style.linestyle, linewidth=1.8, zorder=3)
+        ends[name] = (cost[-1], mean[-1])
         if data["seed"].nunique() > 2:
-            low, high = np.array([interval(values) for _, values in own["accuracy"]]).T
-            ax.fill_between(at[shown], low[shown], high[shown], color=style.colour, alpha=0.15, linewidth=0)
+            low, high = np.array([interval(values) for _, values in rounds["accuracy"]]).T
+            ax.fill_between(cost[shown], low[shown], high[shown], color=style.colour, alpha=0.15, linewidth=0)
     if x != "round":
         ax.set_xscale("log")
         low, high = ax.get_xlim()
@@ -296,25 +302,27 @@ def trade_off(
     data: Any, *, x: Literal["bytes", "elapsed", "worst"] = "bytes", highlight: Sequence[str] = HIGHLIGHTS,
     ax: Axes | None = None,
 ) -> Axes:  # fmt: skip
-    """Accuracy of every method against what its training costs, or against the accuracy of the worst-off clients.
+    """Draw the accuracy of every method against the cost of training, or the accuracy of the worst clients.
 
     Parameters
     ----------
     data : DataFrame
-        Of one setting: ``method``, ``accuracy`` and the column ``x``; several rows of a method are averaged.
+        Runs of one scenario: ``method``, ``accuracy`` and the column ``x``. The rows of a method are averaged.
     x : {"bytes", "elapsed", "worst"}
+        Column on the x axis.
     highlight : sequence of str
-        Methods in colour and named. So are those that no other method beats in both.
+        Methods in color with names, in addition to methods that no other method beats in both.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Costs are on a logarithmic axis; a method that sends nothing stands at its left edge.
+        Costs are on a logarithmic axis; a method without communication stands at its left edge.
     """
     check.choice("x", x, ["bytes", "elapsed", "worst"])
-    _needs("trade_off", data, "method", "accuracy", x)
-    ax, styles = given(ax), looks(data["method"])
+    _require_columns("trade_off", data, "method", "accuracy", x)
+    ax, styles = get_axes(ax), styles_of(data["method"])
     mean = data.groupby("method")[[x, "accuracy"]].mean()
     cost = mean[x] / (1e6 if x == "bytes" else 1)
     if x != "worst":
@@ -330,25 +338,25 @@ def trade_off(
     for name in mean.index:
         colour = styles[name].colour if name in named else _GREY
         ax.plot(cost[name], mean.loc[name, "accuracy"], styles[name].marker, color=colour, markersize=6)
-    label = "accuracy that a tenth of the clients stay below" if x == "worst" else _COSTS[x]
+    label = "10% quantile of accuracy over clients" if x == "worst" else _COSTS[x]
     ax.set(xlabel=label, ylabel="test accuracy")
     _name_points(ax, {name: (float(cost[name]), float(mean.loc[name, "accuracy"])) for name in named}, styles)
     return ax
 
 
 def by_setting(data: pd.DataFrame, draw: Callable[..., Axes], *, columns: int = 2, **options: Any) -> Figure:
-    """One panel for every setting of a table.
+    """Draw one panel for every scenario of a table.
 
     Parameters
     ----------
     data : DataFrame
-        ``label``, the setting, and what ``draw`` needs.
+        ``label``, the scenario, and the columns that ``draw`` needs.
     draw : callable (data, ax, ...) -> Axes
         Such as :func:`method_courses` or :func:`trade_off`.
     columns : int
-        Panels side by side.
+        Number of panels side by side.
     **options
-        Of ``draw``.
+        Arguments of ``draw``.
 
     Returns
     -------
@@ -368,19 +376,20 @@ def by_setting(data: pd.DataFrame, draw: Callable[..., Axes], *, columns: int = 
     return figure
 
 
-def _needs(figure: str, data: Any, *columns: str) -> None:
+def _require_columns(figure: str, data: Any, *columns: str) -> None:
+    """Raise an error unless data is a table with these columns."""
     if not isinstance(data, pd.DataFrame):
         raise refusal(figure, f"a table with the columns {', '.join(columns)}", data)
     for name in columns:
         check.choice("a column of data", name, [str(c) for c in data.columns])
 
 
-def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]], styles: Mapping[str, Look]) -> None:
-    """Names at the right edge, at the height of each line's end, moved apart where they would overlap."""
+def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]], styles: Mapping[str, Style]) -> None:
+    """Write names at the right edge, at the height of each line's end, moved where they would overlap."""
     low, high = ax.get_ylim()
     step = 0.055 * (high - low)
     names = sorted(ends, key=lambda name: ends[name][1])
-    heights = _apart([ends[name][1] for name in names], step)
+    heights = _spread([ends[name][1] for name in names], step)
     for name, y in zip(names, heights, strict=True):
         ax.annotate(
             literal(title_of(name)), (1.02, y), xycoords=("axes fraction", "data"), color=styles[name].colour,
@@ -388,11 +397,11 @@ def _name_ends(ax: Axes, ends: dict[str, tuple[float, float]], styles: Mapping[s
         )  # fmt: skip
 
 
-def _name_points(ax: Axes, points: dict[str, tuple[float, float]], styles: Mapping[str, Look]) -> None:
-    """Names at the right edge with a thin line to each point."""
+def _name_points(ax: Axes, points: dict[str, tuple[float, float]], styles: Mapping[str, Style]) -> None:
+    """Write names at the right edge, with a thin line to each point."""
     low, high = ax.get_ylim()
     names = sorted(points, key=lambda name: points[name][1])
-    heights = _apart([points[name][1] for name in names], 0.055 * (high - low))
+    heights = _spread([points[name][1] for name in names], 0.055 * (high - low))
     for name, y in zip(names, heights, strict=True):
         ax.annotate(
             literal(title_of(name)), points[name], (1.04, y), textcoords=("axes fraction", "data"),
@@ -401,11 +410,11 @@ def _name_points(ax: Axes, points: dict[str, tuple[float, float]], styles: Mappi
         )  # fmt: skip
 
 
-def _apart(values: Sequence[float], step: float) -> np.ndarray:
-    """Increasing values, moved as little as needs be to lie a step apart."""
+def _spread(values: Sequence[float], step: float) -> np.ndarray:
+    """Move increasing values as little as possible, so that neighbors differ by at least a step."""
     index = step * np.arange(len(values))
     shifted = np.asarray(values) - index
-    # Least squares under order: pool adjacent violators, after taking off the steps.
+    # Least squares under an order constraint: subtract the steps, then pool adjacent violators.
     blocks: list[list[float]] = []
     for x in shifted:
         blocks.append([x])

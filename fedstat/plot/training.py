@@ -16,49 +16,50 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedstat._utils import check
-from fedstat.plot._figure import given, interval, literal, looks, ordered, over_runs, refusal
+from fedstat.plot._figure import concat_runs, get_axes, interval, literal, ordered, refusal, styles_of
 from fedstat.results import ComparisonResult
 from fedstat.results.leakage import LeakageResult
 from fedstat.study import summary
 from fedstat.study.collect import about
 
 HIGHLIGHT = "fedfac-dynamic"
-_SHOWN = 5
+_SHOWN = 5  # most seeds whose lines are drawn
 
 
-def clients(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = None) -> Axes:
-    """Accuracies of all clients, one box per method, in the order of all figures (FedFac Fig. 8).
+def client_boxplot(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = None) -> Axes:
+    """Draw a box plot of the accuracy of clients for every method, in the order of all figures (FedFac Fig. 8).
 
     Parameters
     ----------
     data : DataFrame, run, list of runs, or dict of name to run
-        ``method`` and ``accuracy``: one row per client (and seed) of one setting. With ``seed`` the mean has an
-        interval. Of runs, accuracy is the mean over the last 10 rounds.
+        ``method`` and ``accuracy``, one row per client (and seed) of one scenario. With ``seed`` the mean has an
+        interval. The accuracy of a run is the mean over
+        the evaluated rounds among its last 10.
     highlight : str
-        Method whose box is filled; those of others are pale.
+        Method whose box is dark; other boxes are pale.
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Boxes are quartiles, whiskers reach to 1.5 times their distance, points lie beyond; the white dot is the mean,
-        its line Student's 95 % interval over seeds, cut off where there is no client.
+        Boxes are quartiles, whiskers extend up to 1.5 times the interquartile range, and dots are clients beyond. The
+        white point is the mean, its line the 95% t interval of the mean over seeds, cut off at the extreme clients.
     """
-    data = _table(data, "clients", summary.clients)
-    _needs(data, "method", "accuracy")
-    ax = given(ax)
-    order, styles = ordered(data["method"]), looks(data["method"])
+    data = _to_table(data, "client_boxplot", summary.clients)
+    _require_columns(data, "method", "accuracy")
+    ax = get_axes(ax)
+    order, styles = ordered(data["method"]), styles_of(data["method"])
     for y, m in enumerate(order):
-        own, colour = data[data["method"] == m].dropna(subset="accuracy"), styles[m].colour
+        rows, colour = data[data["method"] == m].dropna(subset="accuracy"), styles[m].colour
         ax.boxplot(
-            own["accuracy"].to_numpy(), positions=[y], orientation="horizontal", widths=0.62, patch_artist=True,
+            rows["accuracy"].to_numpy(), positions=[y], orientation="horizontal", widths=0.62, patch_artist=True,
             boxprops={"facecolor": to_rgba(colour, 0.9 if m == highlight else 0.35), "edgecolor": colour},
             medianprops={"color": "0.1"}, whiskerprops={"color": colour}, capprops={"color": colour},
             flierprops={"marker": ".", "markersize": 3, "markerfacecolor": colour, "markeredgecolor": "none"},
         )  # fmt: skip
-        low, high = interval(own.groupby("seed")["accuracy"].mean()) if "seed" in own else (np.nan, np.nan)
-        mean = own["accuracy"].mean()
+        low, high = interval(rows.groupby("seed")["accuracy"].mean()) if "seed" in rows else (np.nan, np.nan)
+        mean = rows["accuracy"].mean()
         ax.errorbar(
             mean, y, xerr=[[mean - low], [high - mean]], color="0.1", marker="o", markerfacecolor="white",
             markersize=4, elinewidth=1.4, zorder=4,
@@ -73,59 +74,61 @@ def clients(data: Any, *, highlight: str = HIGHLIGHT, ax: Axes | None = None) ->
 
 
 def loss_curves(data: Any, *, ax: Axes | None = None) -> Axes:
-    """Training loss over rounds, one line per method, with bands of 95 % intervals over seeds (FedFac Fig. 9).
+    """Draw the training loss over rounds, one line per method, with 95% t intervals over seeds (FedFac Fig. 9).
 
     Parameters
     ----------
     data : DataFrame, run, list of runs, or dict of name to run
-        ``round``, ``train_loss``, ``method``, ``seed`` of one setting.
+        ``round``, ``train_loss``, ``method``, ``seed`` of one scenario.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Thick lines are means over seeds, thin ones the seeds (if no more than five). Bands need three seeds; they are
-        wide where seeds are few, and cut off at the axes.
+        Thick lines are means over seeds, thin lines the seeds (if there are at most five). Bands need three seeds; with
+        few seeds they are wide, and cut off at the axes.
     """
-    return _curves(_table(data, "loss_curves", summary.curve), "train_loss", "training loss", ax)
+    return _curves(_to_table(data, "loss_curves", summary.curve), "train_loss", "training loss", ax)
 
 
 def accuracy_curves(data: Any, *, ax: Axes | None = None) -> Axes:
-    """Test accuracy over rounds, one line per method, with bands of 95 % intervals over seeds.
+    """Draw the test accuracy over rounds, one line per method, with 95% t intervals over seeds.
 
     Parameters
     ----------
     data : DataFrame, run, list of runs, or dict of name to run
-        ``round``, ``accuracy``, ``method``, ``seed`` of one setting: the rounds that were evaluated.
+        ``round``, ``accuracy``, ``method``, ``seed`` of the evaluated rounds of one scenario.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Thick lines are means over seeds, thin ones the seeds (if no more than five). Bands need three seeds; they are
-        wide where seeds are few, and cut off at the axes.
+        Thick lines are means over seeds, thin lines the seeds (if there are at most five). Bands need three seeds; with
+        few seeds they are wide, and cut off at the axes.
     """
     return _curves(
-        _table(data, "accuracy_curves", partial(summary.curve, name="accuracy")), "accuracy", "test accuracy", ax
+        _to_table(data, "accuracy_curves", partial(summary.curve, name="accuracy")), "accuracy", "test accuracy", ax
     )
 
 
 def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None) -> Axes:
-    """Means over seeds of one metric by round, in a method's own colour, line style and marker."""
-    _needs(data, "round", name, "method", "seed")
-    ax, names = given(ax), ordered(data["method"])
-    styles, seeds = looks(names), data["seed"].nunique()
+    """Draw means over seeds of one metric by round, in the color and line style of each method."""
+    _require_columns(data, "round", name, "method", "seed")
+    ax, names = get_axes(ax), ordered(data["method"])
+    styles, seeds = styles_of(names), data["seed"].nunique()
     shown = {m: literal(m) for m in names}
     sns.lineplot(
         data.assign(method=data["method"].map(shown)), x="round", y=name, hue="method", style="method",
         hue_order=[*shown.values()], style_order=[*shown.values()],
-        palette={shown[m]: own.colour for m, own in styles.items()},
-        dashes={shown[m]: own.dashes or "" for m, own in styles.items()},
+        palette={shown[m]: style.colour for m, style in styles.items()},
+        dashes={shown[m]: style.dashes or "" for m, style in styles.items()},
         errorbar=interval if seeds > 2 else None, err_kws={"alpha": 0.15, "linewidth": 0}, linewidth=1.8, ax=ax,
     )  # fmt: skip
     if 1 < seeds <= _SHOWN:
-        for (method, _), own in data.groupby(["method", "seed"]):
-            ax.plot(own["round"], own[name], color=styles[str(method)].colour, linewidth=0.6, alpha=0.8)
+        for (method, _), run in data.groupby(["method", "seed"]):
+            ax.plot(run["round"], run[name], color=styles[str(method)].colour, linewidth=0.6, alpha=0.8)
     low, high = data[name].min(), data[name].max()
     if high > low:
         ax.set_ylim(low - 0.06 * (high - low), high + 0.06 * (high - low))
@@ -137,15 +140,16 @@ def _curves(data: pd.DataFrame, name: str, label: str, ax: Axes | None) -> Axes:
     return ax
 
 
-def _table(data: Any, figure: str, of_run: Callable[[Any], pd.DataFrame]) -> pd.DataFrame:
-    """Table of runs, or the table that was given."""
-    found = data if isinstance(data, pd.DataFrame) else over_runs(data, of_run)
-    if found is None:
+def _to_table(data: Any, figure: str, of_run: Callable[[Any], pd.DataFrame]) -> pd.DataFrame:
+    """Return data as a table; concatenate the tables of runs."""
+    table = data if isinstance(data, pd.DataFrame) else concat_runs(data, of_run)
+    if table is None:
         raise refusal(figure, "a run, a list of runs, {name: run} or a table", data)
-    return found
+    return table
 
 
-def _needs(data: pd.DataFrame, *columns: str) -> None:
+def _require_columns(data: pd.DataFrame, *columns: str) -> None:
+    """Raise ValueError unless the table has these columns."""
     for column in columns:
         if column not in data.columns:
             check.choice("a column of data", column, [str(c) for c in data.columns])
@@ -154,176 +158,181 @@ def _needs(data: pd.DataFrame, *columns: str) -> None:
 def differences(
     data: pd.DataFrame | ComparisonResult, *, methods: Sequence[str] = (), margin: float = 0.0, ax: Axes | None = None
 ) -> Axes:
-    """Differences of accuracy from a reference in several settings, with their intervals.
+    """Draw differences of accuracy from a reference in several scenarios, with their intervals.
 
     Parameters
     ----------
     data : DataFrame or ComparisonResult
-        ``label``, ``method``, ``difference``, ``low``, ``high``: one row per setting and method. Settings are drawn in
-        order of appearance. NaN limits draw no interval. Of a comparison, the simultaneous intervals.
+        ``label``, ``method``, ``difference``, ``low``, ``high``, one row per scenario and method; scenarios keep their
+        order. NaN limits draw no interval. A comparison is drawn with its simultaneous CIs.
     methods : sequence of str
-        Names in the order of their places; by default those of the data. Colours and markers are the methods' own.
+        Methods in the order of their positions; by default the order of the data.
     margin : float
-        Differences within ± ``margin`` do not matter: a grey band.
+        Half width of a gray band around 0, of differences too small to matter.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Methods of one setting stand side by side.
+        Methods of one scenario stand side by side.
     """
     if isinstance(data, ComparisonResult):
         columns = {"term": "method", "estimate": "difference", "sim_conf_low": "low", "sim_conf_high": "high"}
-        data = data.tidy().rename(columns=columns).assign(label=f"less {data.reference}")
+        data = data.tidy().rename(columns=columns).assign(label=f"minus {data.reference}")
     if not isinstance(data, pd.DataFrame):
         raise refusal("differences", "the result of compare, or a table", data)
-    _needs(data, "label", "method", "difference", "low", "high")
-    ax = given(ax)
-    labels, found = (list(dict.fromkeys(data[name])) for name in ("label", "method"))
-    names, styles = list(methods) or found, looks(found)
-    for method in found:
-        i, own, drawn = names.index(method), data[data["method"] == method], styles[method]
-        at = own["label"].map(labels.index) + 0.66 * ((i + 0.5) / len(names) - 0.5)
-        _points(own, at, "difference", ax, label=literal(about(method).title), color=drawn.colour, marker=drawn.marker)
+    _require_columns(data, "label", "method", "difference", "low", "high")
+    ax = get_axes(ax)
+    scenarios, drawn = (list(dict.fromkeys(data[name])) for name in ("label", "method"))
+    names, styles = list(methods) or drawn, styles_of(drawn)
+    for method in drawn:
+        i, rows, style = names.index(method), data[data["method"] == method], styles[method]
+        x = rows["label"].map(scenarios.index) + 0.66 * ((i + 0.5) / len(names) - 0.5)
+        title = literal(about(method).title)
+        _draw_points(rows, x, "difference", ax, label=title, color=style.colour, marker=style.marker)
     if margin:
         ax.axhspan(-margin, margin, color="0.9", zorder=0)
     ax.axhline(0, color="0.4", linewidth=0.8)
-    _settings(ax, labels)
-    ax.set_ylabel("difference of test accuracy")
-    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(found), columnspacing=1)
+    _name_scenarios(ax, scenarios)
+    ax.set_ylabel("difference in test accuracy")
+    ax.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(drawn), columnspacing=1)
     return ax
 
 
 def shares(data: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """Personal share of every layer in several settings, first layer light, last dark.
+    """Draw the reliability of client differences by layer in several scenarios, from light to dark layers.
 
     Parameters
     ----------
     data : DataFrame
-        ``label``, ``layer``, ``place`` (0 for the first layer of the network), ``personal``, ``low``, ``high``: one row
-        per setting and layer. NaN limits draw no interval.
+        ``label``, ``layer``, ``place`` (0 for the first layer of the network), ``personal``, ``low``, ``high``, one row
+        per scenario and layer. NaN limits draw no interval.
     ax : matplotlib Axes, optional
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        Layers of one setting stand side by side, in the order of the network, below their names; one half is marked.
-        Intervals are cut off at 0 and 1; a share that is estimated below 0 is drawn there.
+        Layers of one scenario stand side by side in the order of the network, below their names. The dashed line is at
+        0.5. Intervals are cut off at 0 and 1; an estimate outside of this range is drawn at its value.
     """
     if not isinstance(data, pd.DataFrame):
         raise refusal("shares", "a table with the columns label, layer, place, personal, low and high", data,
-                      "Of a single run, plot.profile draws the same.")  # fmt: skip
-    _needs(data, "label", "layer", "place", "personal", "low", "high")
-    ax = given(ax)
-    labels, shades = list(dict.fromkeys(data["label"])), sns.color_palette("crest", as_cmap=True)
-    for number, label in enumerate(labels):
-        own = data[data["label"] == label].sort_values("place")
-        own["low"] = own["low"].clip(lower=own["personal"].clip(upper=0))
-        own["high"] = own["high"].clip(upper=own["personal"].clip(lower=1))
-        for i, name in enumerate(own["layer"]):
-            at, one = number + 0.86 * ((i + 0.5) / len(own) - 0.5), own.iloc[[i]]
-            colour = shades(i / max(1, len(own) - 1))
-            _points(one, pd.Series([at], index=one.index), "personal", ax, color=colour, marker="o")
-            ax.text(at, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
+                      "Draw a single run with plot.profile.")  # fmt: skip
+    _require_columns(data, "label", "layer", "place", "personal", "low", "high")
+    ax = get_axes(ax)
+    scenarios, shades = list(dict.fromkeys(data["label"])), sns.color_palette("crest", as_cmap=True)
+    for number, scenario in enumerate(scenarios):
+        layers = data[data["label"] == scenario].sort_values("place")
+        layers["low"] = layers["low"].clip(lower=layers["personal"].clip(upper=0))
+        layers["high"] = layers["high"].clip(upper=layers["personal"].clip(lower=1))
+        for i, name in enumerate(layers["layer"]):
+            x, row = number + 0.86 * ((i + 0.5) / len(layers) - 0.5), layers.iloc[[i]]
+            colour = shades(i / max(1, len(layers) - 1))
+            _draw_points(row, pd.Series([x], index=row.index), "personal", ax, color=colour, marker="o")
+            ax.text(x, 1.03, literal(name), rotation=90, ha="center", va="bottom", fontsize="x-small", color=colour)
     ax.axhline(0.5, color="0.4", linewidth=0.8, linestyle="--", zorder=0)
-    _settings(ax, labels)
-    ax.set(ylabel="personal share", yticks=np.arange(0, 1.01, 0.25))
+    _name_scenarios(ax, scenarios)
+    ax.set(ylabel="reliability", yticks=np.arange(0, 1.01, 0.25))
     ax.set_ylim(min(0.0, data["personal"].min()) - 0.03, 1.25)
     return ax
 
 
-def _points(data: pd.DataFrame, at: pd.Series, value: str, ax: Axes, **look: Any) -> None:
-    """Points with intervals where there are any."""
+def _draw_points(data: pd.DataFrame, x: pd.Series, value: str, ax: Axes, **style: Any) -> None:
+    """Draw points with their intervals; NaN limits draw none."""
     reach = np.abs(data[["low", "high"]].to_numpy(dtype=float).T - data[value].to_numpy(dtype=float))
-    ax.errorbar(at, data[value], yerr=reach, linestyle="none", markersize=4.5, elinewidth=1.2, **look)
+    ax.errorbar(x, data[value], yerr=reach, linestyle="none", markersize=4.5, elinewidth=1.2, **style)
 
 
-def _settings(ax: Axes, labels: list[str]) -> None:
-    """Settings below the axis, set apart."""
-    ax.set_xticks(range(len(labels)), [literal(label) for label in labels])
+def _name_scenarios(ax: Axes, scenarios: list[str]) -> None:
+    """Write the scenarios below the axis, with lines between them."""
+    ax.set_xticks(range(len(scenarios)), [literal(scenario) for scenario in scenarios])
     plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
-    for edge in range(1, len(labels)):
+    for edge in range(1, len(scenarios)):
         ax.axvline(edge - 0.5, color="0.92", linewidth=0.8, zorder=0)
-    ax.set_xlim(-0.5, len(labels) - 0.5)
+    ax.set_xlim(-0.5, len(scenarios) - 0.5)
 
 
 def leakage(result: LeakageResult, *, labels: str | None = None, ax: Axes | None = None) -> Axes:
-    """PSNR of recovered images by round, with intervals over clients, and the PSNR of the guess without gradients.
+    """Draw the PSNR of recovered images by round, with intervals over clients, and that of the class-mean image.
 
     Parameters
     ----------
     result : LeakageResult
     labels : {"given", "inferred"}, optional
-        Whether the attacker knows the classes; the first in the result by default.
+        "given" if the attacker knows the labels, "inferred" if it infers them; by default the first in the result.
     ax : matplotlib Axes, optional
-        Where to draw; by default a new figure.
+        Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib Axes
-        One line per run; dashed, in its colour, the mean image of the class that the attacker knows or infers.
+        One line per run. The dashed line is the PSNR of the class-mean image, which needs no gradient; it has the color
+        of the run, or is gray if it is equal in all runs.
     """
-    mode = _mode(result, labels, "leakage")
-    ax = given(ax)
+    mode = _label_mode(result, labels, "leakage")
+    ax = get_axes(ax)
     table = result.tidy()
     runs = list(dict.fromkeys(table["run"]))
     rounds = np.unique(table["round"])
     step = np.diff(rounds).min() if len(rounds) > 1 else 1
     of_mode = table[table["labels"] == mode]
     guess = of_mode.groupby("round")["guess"].first()
-    same = np.allclose(of_mode["guess"], of_mode["round"].map(guess))  # in all runs
+    is_common = np.allclose(of_mode["guess"], of_mode["round"].map(guess))  # one value per round in all runs
     for i, run in enumerate(runs):
-        x = table[(table["run"] == run) & (table["labels"] == mode)]
-        at = x["round"] + 0.06 * step * (i - (len(runs) - 1) / 2)
-        error = np.stack([x["estimate"] - x["conf_low"], x["conf_high"] - x["estimate"]])
+        rows = of_mode[of_mode["run"] == run]
+        x = rows["round"] + 0.06 * step * (i - (len(runs) - 1) / 2)
+        error = np.stack([rows["estimate"] - rows["conf_low"], rows["conf_high"] - rows["estimate"]])
         line = ax.errorbar(
-            at, x["estimate"], error, marker="o", markersize=4, capsize=2, linewidth=1.2, label=literal(run)
+            x, rows["estimate"], error, marker="o", markersize=4, capsize=2, linewidth=1.2, label=literal(run)
         )[0]
-        if not same:
-            ax.plot(at, x["guess"], color=line.get_color(), linestyle="--", linewidth=1)
+        if not is_common:
+            ax.plot(x, rows["guess"], color=line.get_color(), linestyle="--", linewidth=1)
     ax.plot(
-        rounds if same else [], guess if same else [], color="0.3", linestyle="--", linewidth=1,
-        label="guess, no gradient",
+        rounds if is_common else [], guess if is_common else [], color="0.3", linestyle="--", linewidth=1,
+        label="class-mean image (no gradients)",
     )  # fmt: skip
     ax.set_xticks(rounds)
-    ax.set(xlabel="rounds done", ylabel="PSNR in dB", title=f"labels {mode}")
+    ax.set(xlabel="completed rounds", ylabel="PSNR (dB)", title=f"labels {mode}")
     ax.legend(frameon=False, fontsize="small")
     return ax
 
 
 def leakage_grid(result: LeakageResult, *, labels: str | None = None) -> Figure:
-    """For every run the original beside the recovered image of the best and the median case, and PSNR by round."""
-    mode, runs = _mode(result, labels, "leakage_grid"), list(result.data["run"].values)
+    """Draw original and recovered images of the best and the median case of each run, and the PSNR by round."""
+    mode, runs = _label_mode(result, labels, "leakage_grid"), list(result.data["run"].values)
     figure = plt.figure(figsize=(11, max(4.0, 1.7 * len(runs) + 0.6)), layout="constrained")
     halves = figure.subfigures(1, 2, width_ratios=(1, 1.15), squeeze=False)
-    left, right = halves[0]
-    axes = left.subplots(len(runs), 4, squeeze=False)
+    images, curves = halves[0]
+    axes = images.subplots(len(runs), 4, squeeze=False)
     for row, run in zip(axes, runs, strict=True):
         part = result.data.sel(run=run, labels=mode).stack(case=("round", "client", "image"))
         order = np.argsort(part["psnr"].to_numpy(), kind="stable")
-        for pair, name, at in ((row[:2], "best", order[-1]), (row[2:], "median", order[len(order) // 2])):
-            case = part.isel(case=int(at))
+        for pair, name, index in ((row[:2], "best", order[-1]), (row[2:], "median", order[len(order) // 2])):
+            case = part.isel(case=int(index))
             originals = result.data["original"].sel(client=case["client"].item()).isel(image=int(case["image"].item()))
             original = originals.sel(run=run) if "run" in originals.dims else originals
-            _draw(pair[0], original.to_numpy(), f"{name}: original")
+            _draw_image(pair[0], original.to_numpy(), f"{name}: original")
             recovered = case["recovered"].transpose("channel", "row", "column").to_numpy()
-            _draw(pair[1], recovered, f"{float(case['psnr']):.1f} dB")
+            _draw_image(pair[1], recovered, f"{float(case['psnr']):.1f} dB")
         row[0].set_ylabel(literal(run))
-    leakage(result, labels=mode, ax=right.subplots())
+    leakage(result, labels=mode, ax=curves.subplots())
     return figure
 
 
-def _mode(result: LeakageResult, labels: str | None, figure: str) -> str:
+def _label_mode(result: LeakageResult, labels: str | None, figure: str) -> str:
+    """Return "given" or "inferred": the argument, or by default the first in the result."""
     if not isinstance(result, LeakageResult):
         raise refusal(figure, "the result of fedstat.attack.leakage", result)
-    known = [str(mode) for mode in result.data["labels"].values]
-    if labels is not None and labels not in known:
-        raise ValueError(f"labels must be one of {known}, but got {labels!r}")
-    return labels or known[0]
+    modes = [str(mode) for mode in result.data["labels"].values]
+    if labels is not None and labels not in modes:
+        raise ValueError(f"labels must be one of {modes}, but got {labels!r}.")
+    return labels or modes[0]
 
 
-def _draw(ax: Axes, image: np.ndarray, title: str) -> None:
-    """An image (channel, row, column), in colours if it has three channels."""
+def _draw_image(ax: Axes, image: np.ndarray, title: str) -> None:
+    """Draw an image (channel, row, column), in color if it has three channels."""
     shown = np.moveaxis(image, 0, -1) if len(image) == 3 else image[0]
     ax.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     ax.set_title(title, fontsize="small")

@@ -13,8 +13,7 @@ import xarray as xr
 
 from fedstat import store
 from fedstat.fl.training import COMMAND as TRAINING
-from fedstat.plot import accuracy_curves, loss_curves
-from fedstat.plot import clients as draw_clients
+from fedstat.plot import accuracy_curves, client_boxplot, loss_curves
 from fedstat.reporting import document, prose, split, stored, studies, training
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import (
@@ -175,7 +174,7 @@ def _figures(runs: Sequence[Stored], table: pd.DataFrame, found: ComparisonResul
     last = f"mean over the last {summary.WINDOW} rounds" if table["rounds"].min() >= summary.WINDOW else "last round"
     blocks.append(
         document.figure(
-            partial(draw_clients, pd.concat(every)),
+            partial(client_boxplot, pd.concat(every)),
             f"Test accuracy of single clients, all seeds together ({last}). Boxes: quartiles; "
             "whiskers: to 1.5 times their distance; white: mean. This is spread over clients, not "
             "certainty.",

@@ -300,8 +300,8 @@ class ClientClustersResult(Result):
             f"Average linkage on 1 - cosine similarity, {self.n_values} values per client",
             *["Vectors minus their mean over clients"] * bool(self.minus),
             (
-                f"Mean ARI with clusters of random subsamples of {n - self.left_out} clients: {coefficient(self.recurs)} "
-                f"({self.resamples} draws)"
+                f"Mean ARI with clusters of random subsamples of {n - self.left_out} clients: "
+                f"{coefficient(self.recurs)} ({self.resamples} draws)"
             ),
         ]
         if self.groups is None:

@@ -13,7 +13,7 @@ from fedstat._utils import check, labels
 from fedstat._utils.lazy import pd, xr
 from fedstat.results.base import Caution, Result, constant, extremes, wrapped
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import count, median_and_ends, number, p_equals
+from fedstat.results.tables import coefficient, count, median_and_ends, number, p_equals
 from fedstat.stats import number_of_factors
 from fedstat.stats import split as _split
 
@@ -351,7 +351,7 @@ class FactorResult(Result):
             f"Factor analysis ({self.method}): {size}{', baseline subtracted' * self.of_change}",
             f"{count(self.n_factors, 'factor')} ({chosen})" + f"; {end}" * (self.method in ("pa", "minres")),
             (
-                f"Communality: median {number(np.nanmedian(nu), 2)}, range {number(least, 2)} to {number(most, 2)}; "
+                f"Communality: median {coefficient(np.nanmedian(nu))}, range {coefficient(least)} to {coefficient(most)}; "
                 f"{count(int(self.heywood.sum()), 'Heywood case')}, {int(self.dead.sum())} constant"
             ),
             *extremes(nu, self.units),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from fedstat._utils.lazy import pd
 from fedstat.results.base import TERMINAL, Caution, Result, columns, listing
 from fedstat.results.split import SplitResult
-from fedstat.results.tables import beside, count, number, p_equals
+from fedstat.results.tables import beside, coefficient, count, p_equals
 from fedstat.stats import split as _split
 from fedstat.stats.factor import gap
 from fedstat.stats.resampling import expanded_percentiles
@@ -307,7 +307,7 @@ class StabilityResult(Result):
         rows = [("setting", "value", "ARI", "unchanged", "factors", "converged", "Heywood")]
         rows += [
             (
-                x["varied"], str(x["value"]), number(x["adjusted_rand"], 2), number(x["same_state"], 2),
+                x["varied"], str(x["value"]), coefficient(x["adjusted_rand"]), coefficient(x["same_state"]),
                 str(x["n_factors"]), "yes" if x["converged"] else "no", str(x["n_heywood"]),
             )
             for x in self.table.to_dict("records")

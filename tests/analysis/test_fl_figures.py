@@ -69,11 +69,11 @@ def test_boxes_stand_in_the_order_of_all_figures_and_fedfac_is_filled():
         for m, x in levels.items()
         for s in range(3)
     )
-    ax = plot.clients(data)
+    ax = plot.client_boxplot(data)
     assert [t.get_text() for t in ax.get_yticklabels()] == ["FedAvg", "FedFac dynamic", "mine"]
     faces = [patch.get_facecolor() for patch in ax.patches]
     assert [face[3] > 0.5 for face in faces] == [False, True, False]
-    assert mpl.colors.same_color(faces[0][:3], plot.look("fedavg").colour)
+    assert mpl.colors.same_color(faces[0][:3], plot.style_of("fedavg").colour)
     of_seeds = data[data["method"] == "fedavg"].groupby("seed")["accuracy"].mean()
     (line,) = ax.containers[0].lines[2][0].get_segments()
     assert_allclose(line[:, 0], stats.ttest_1samp(of_seeds, 0).confidence_interval(0.95))

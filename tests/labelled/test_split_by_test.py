@@ -167,7 +167,7 @@ def test_a_run_keeps_what_the_test_decided_and_goes_on_with_it(tmp_path):
     assert (whole["decided"] == whole["decided"][0]).all()
     drawn = plot.communality(whole.to_dataset())
     legend = [t.get_text() for t in drawn.get_legend().get_texts()]
-    assert ("undecided" in legend) == bool((~whole["decided"][-1]).any())
+    assert ("inconclusive" in legend) == bool((~whole["decided"][-1]).any())
 
 
 def test_a_client_of_one_sample_takes_no_part_in_the_test():

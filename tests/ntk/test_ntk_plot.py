@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedstat.ntk import convergence, descent, generalization
 from fedstat.plot import fedfac as plot
-from fedstat.plot import look
+from fedstat.plot import style_of
 
 mpl.use("Agg")
 ROOT = Path(__file__).parents[2]
@@ -32,12 +32,12 @@ def second():
 
 def test_convergence_draws_mean_loss_and_bound_of_the_largest_width(first):
     ax = plot.convergence(first)
-    curve, bound = (line.get_ydata() for line in ax.get_lines() if line.get_color() == look("fedsplit").colour)
+    curve, bound = (line.get_ydata() for line in ax.get_lines() if line.get_color() == style_of("fedsplit").colour)
     loss = first.data["loss"].sel({"method": "fedsplit", "width": 16}).values
     np.testing.assert_allclose(curve, (loss / loss[:, :1]).mean(0))
     np.testing.assert_allclose(bound, float(first.data["contraction"][0]) ** np.arange(7))
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    explained = ["Theorem 1: the loss stays below", "range over replicates"]
+    explained = ["bound of Theorem 1", "range over replicates"]
     assert labels == ["FedAvg", "FedSplit", "dynamic FedFac", *explained]
     assert ax.get_yscale() == "log"
 

@@ -66,7 +66,7 @@ def test_the_scree_marks_every_rule(weights: np.ndarray) -> None:
         assert rule in text
         assert f": {g}" in text
     np.testing.assert_allclose(ax.lines[0].get_ydata(), result.curves["eigenvalues"])
-    assert "given: 2" in [t.get_text() for t in plot.scree(fs.fa(z, n_factors=2)).get_legend().get_texts()]
+    assert "n_factors: 2" in [t.get_text() for t in plot.scree(fs.fa(z, n_factors=2)).get_legend().get_texts()]
 
 
 def test_the_heat_map_is_ordered_and_truncated(weights: np.ndarray) -> None:

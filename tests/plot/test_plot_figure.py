@@ -95,7 +95,7 @@ def test_what_lies_far_off_has_axes_of_its_own_and_every_method_is_drawn_once(ru
         figure.canvas.draw()
         assert inside(figure, figure._supxlabel)
         assert len(figure.legends) == 1
-        assert "Student's 95 % intervals" in figure.get_supxlabel()
+        assert "95% t intervals of the mean over replicates" in figure.get_supxlabel()
 
 
 def test_a_study_of_several_p_and_alpha_has_a_row_for_every_alpha():

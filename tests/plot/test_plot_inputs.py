@@ -39,7 +39,7 @@ MEANT = {
     "stability": {"StabilityResult"},
 }  # fmt: skip
 # What takes no result at all: names, figures, text, tables, and maps of filters.
-OTHERS = {"by_setting", "caption", "look", "motivation_origin", "one_legend", "origin", "study_dataset"}
+OTHERS = {"by_setting", "caption", "motivation_origin", "one_legend", "origin", "study_dataset", "style_of"}
 
 
 @pytest.fixture(autouse=True)
@@ -101,8 +101,8 @@ def test_a_run_is_drawn_by_every_figure_of_runs(trained):
     assert lines[0].get_xdata().tolist() == [2, 3]
     clients = plot.client_lines(run).lines
     np.testing.assert_array_equal(clients[0].get_ydata(), run["metrics/accuracy"][:, 0])
-    assert [t.get_text() for t in plot.clients({"mine": run}).get_yticklabels()] == ["mine"]
-    assert len(plot.clients([run]).get_yticklabels()) == 1
+    assert [t.get_text() for t in plot.client_boxplot({"mine": run}).get_yticklabels()] == ["mine"]
+    assert len(plot.client_boxplot([run]).get_yticklabels()) == 1
     assert plot.loss_curves(run).get_ylabel() == "training loss"
     np.testing.assert_allclose(
         plot.accuracy_curves(run).lines[0].get_ydata(), summary.curve(run, "accuracy")["accuracy"]
@@ -114,7 +114,7 @@ def test_a_run_is_drawn_by_every_figure_of_runs(trained):
         plot.rounds(run, layer="fc3")
     with pytest.raises(ValueError, match="must have one array over client, other, round, but has none"):
         plot.similarity_over_rounds(run)
-    with pytest.raises(ValueError, match="nothing in it was split"):
+    with pytest.raises(ValueError, match="its algorithm splits no layer"):
         plot.communality(xr.DataTree.from_dict({"/metrics": run["metrics"].to_dataset()}))
 
 
@@ -161,8 +161,8 @@ def test_a_split_without_intervals_says_how_to_get_them():
     ax = plot.forest(by_agreement)
     assert by_agreement.threshold in [line.get_xdata()[0] for line in ax.lines]
     by_test = fedstat.split(xr.concat([W, W + 1e-3], "replicate"), method="icc", tau="test")
-    assert "personal share" in by_test.plot().get_xlabel()
-    assert "undecided" in plot.forest(by_test).get_xlabel()
+    assert "reliability of client differences" in by_test.plot().get_xlabel()
+    assert "○ inconclusive" in plot.forest(by_test).get_xlabel()
     two = plot.forest(fedstat.icc(W.isel(client=slice(2)))).get_xlabel()
     assert "interval" not in two, "there is none"
     dead = fedstat.split(np.zeros((4, 2, 5, 6)), method="icc", tau="test")
@@ -198,5 +198,5 @@ def test_the_map_shows_the_labels_of_every_analysis():
     order = [list(result.units).index(name) for name in names]
     np.testing.assert_array_equal(shown, result.shared[:, order])
     assert (np.diff(result.p_shared[order]) <= 0).all()
-    with pytest.raises(TypeError, match="kappas can be chosen with weights only"):
+    with pytest.raises(TypeError, match="options kappas need weights, but got a result"):
         plot.split_map(result, kappas=(0.5,))

@@ -11,8 +11,8 @@ from matplotlib import pyplot as plt
 
 from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
-from fedstat.plot._figure import look
-from fedstat.plot.study import _apart
+from fedstat.plot._figure import style_of
+from fedstat.plot.study import _spread
 from fedstat.stats import ranking
 from fedstat.study.collect import title_of
 
@@ -53,7 +53,7 @@ def test_a_few_methods_are_named_in_their_colours_and_all_others_are_grey(x):
     ax = plot.method_courses(courses(), x=x, highlight=("local", "fedavg"))
     assert {text.get_text() for text in ax.texts} == {"Local", "FedAvg"}
     colours = {line.get_color() for line in ax.lines}
-    assert colours == {look("local").colour, look("fedavg").colour, "0.78"}
+    assert colours == {style_of("local").colour, style_of("fedavg").colour, "0.78"}
     assert len(ax.lines) == len(NAMES)
 
 
@@ -69,7 +69,7 @@ def test_methods_that_none_beats_in_both_are_named():
 
 def test_names_are_moved_as_little_as_needs_be_to_be_apart():
     values = [0.1, 0.11, 0.12, 0.5, 0.9]
-    moved = _apart(values, 0.1)
+    moved = _spread(values, 0.1)
     assert all(b - a >= 0.1 - 1e-12 for a, b in pairwise(moved))
     np.testing.assert_allclose(moved[3:], [0.5, 0.9])
     assert moved[:3].mean() == pytest.approx(0.11)

@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 
 from fedstat.fl import algorithms
 from fedstat.ntk.descent import METHODS as NTK
-from fedstat.plot._figure import LOOKS, look, ordered
+from fedstat.plot._figure import STYLES, ordered, style_of
 from fedstat.plot.training import accuracy_curves
 from fedstat.sim.experiment import METHODS as SPLITS
 
@@ -38,15 +38,15 @@ def test_colours_that_share_a_figure_are_apart_for_every_reader(blind):
     figures = {"Fig. 6": SPLITS, "Theorem 1": NTK, "FedFac": ["local", "fedavg", "fedper", "fedfac-dynamic", "random"]}
     for name, methods in figures.items():
         for x, y in combinations(methods, 2):
-            apart = np.linalg.norm(lab(look(x).colour, BLIND[blind]) - lab(look(y).colour, BLIND[blind]))
+            apart = np.linalg.norm(lab(style_of(x).colour, BLIND[blind]) - lab(style_of(y).colour, BLIND[blind]))
             assert apart > 10, f"{name}: {x} and {y} are {apart:.1f} apart"
 
 
-def test_every_method_has_a_look_that_no_other_has():
-    assert set(algorithms.ALGORITHMS) <= set(LOOKS)
-    assert len({(own.colour, own.marker, own.dashes) for own in LOOKS.values()}) == len(LOOKS)
-    assert len({(own.marker, own.dashes) for own in map(look, SPLITS)}) == len(SPLITS), "grey keeps them apart too"
-    assert all(mpl.markers.MarkerStyle(own.marker).is_filled() for own in LOOKS.values())
+def test_every_method_has_a_style_that_no_other_has():
+    assert set(algorithms.ALGORITHMS) <= set(STYLES)
+    assert len({(own.colour, own.marker, own.dashes) for own in STYLES.values()}) == len(STYLES)
+    assert len({(own.marker, own.dashes) for own in map(style_of, SPLITS)}) == len(SPLITS), "grey keeps them apart too"
+    assert all(mpl.markers.MarkerStyle(own.marker).is_filled() for own in STYLES.values())
 
 
 @pytest.mark.parametrize(
@@ -59,16 +59,16 @@ def test_every_method_has_a_look_that_no_other_has():
     ],
 )
 def test_a_variant_has_its_methods_colour_and_a_style_of_its_own(method, base):
-    assert look(method).colour == look(base).colour
-    assert look(method) != look(base)
-    assert look(method) == look(method)
+    assert style_of(method).colour == style_of(base).colour
+    assert style_of(method) != style_of(base)
+    assert style_of(method) == style_of(method)
 
 
 def test_an_unknown_name_has_the_same_look_whatever_stands_beside_it():
-    assert look("mine") == look("mine")
-    assert look("mine") != look("other")
-    assert look("mine").colour not in {look(m).colour for m in SPLITS}
-    assert look("").colour
+    assert style_of("mine") == style_of("mine")
+    assert style_of("mine") != style_of("other")
+    assert style_of("mine").colour not in {style_of(m).colour for m in SPLITS}
+    assert style_of("").colour
 
 
 def test_the_order_is_that_of_the_tables_of_methods():
@@ -87,12 +87,12 @@ def test_a_curve_has_the_colour_of_its_method_whatever_else_is_drawn():
         ax = accuracy_curves(part, ax=plt.figure().gca())
         names = [text.get_text() for text in ax.get_legend().get_texts()]
         colours = dict(zip(names, (line.get_color() for line in ax.lines), strict=False))
-        assert mpl.colors.same_color(colours["FedAvg"], look("fedavg").colour)
+        assert mpl.colors.same_color(colours["FedAvg"], style_of("fedavg").colour)
     plt.close("all")
 
 
 def test_methods_that_one_table_compares_are_apart_in_colour_and_in_grey():
-    for x, y in combinations(LOOKS, 2):
-        one, other = LOOKS[x], LOOKS[y]
+    for x, y in combinations(STYLES, 2):
+        one, other = STYLES[x], STYLES[y]
         apart = np.linalg.norm(lab(one.colour, BLIND["none"]) - lab(other.colour, BLIND["none"]))
         assert apart > 10 or (one.marker, one.dashes) != (other.marker, other.dashes), f"{x} and {y}"

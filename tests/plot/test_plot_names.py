@@ -19,7 +19,7 @@ from matplotlib.text import Text
 import fedstat
 from fedstat import plot
 from fedstat.fl.algorithms import ALGORITHMS
-from fedstat.plot._figure import LOOKS, look, looks
+from fedstat.plot._figure import STYLES, style_of, styles_of
 from fedstat.results import LeakageResult
 
 mpl.use("Agg")
@@ -53,7 +53,7 @@ def one(data: pd.DataFrame) -> pd.DataFrame:
 
 
 METHODS: dict[str, Callable[[Sequence[str]], Any]] = {
-    "clients": lambda names: plot.clients(one(table(names))),
+    "client_boxplot": lambda names: plot.client_boxplot(one(table(names))),
     "loss_curves": lambda names: plot.loss_curves(one(table(names))),
     "accuracy_curves": lambda names: plot.accuracy_curves(one(table(names))),
     "differences": lambda names: plot.differences(differences(names)),
@@ -87,7 +87,7 @@ WITHOUT = {
     "accuracy", "accuracy_grid", "convergence", "freezing", "generalization", "recovery", "recovery_grid", "stability",
     "stability_grid", "study_grid", "study_dataset", "origin", "spectrum", "spectrum_grid", "kappa_window",
     "heatmap", "entropies", "relation", "fig1", "fig2", "motivation_grid", "motivation_origin",
-    "caption", "one_legend", "look", "partition", "rounds", "scree", "communality", "loadings", "split_map",
+    "caption", "one_legend", "style_of", "partition", "rounds", "scree", "communality", "loadings", "split_map",
     "client_lines", "similarity_over_rounds", "leakage", "leakage_grid", "profile", "shares", "client_similarity",
 }  # fmt: skip
 """Figures whose names are fedstat's own, or whose users' names (runs, layers, groups) have a row of their own."""
@@ -152,11 +152,11 @@ def leakage_of(names: Sequence[str], rounds: np.ndarray) -> Any:
 
 
 def test_the_two_methods_of_the_report_no_longer_look_alike() -> None:
-    assert look("ours")[:2] == look("gpfl")[:2]
-    found = looks(["ours", "gpfl"])
+    assert style_of("ours")[:2] == style_of("gpfl")[:2]
+    found = styles_of(["ours", "gpfl"])
     assert found["ours"][:2] != found["gpfl"][:2]
-    assert found == looks(["gpfl", "ours"])
-    assert looks(["ours"]) == {"ours": look("ours")}
+    assert found == styles_of(["gpfl", "ours"])
+    assert styles_of(["ours"]) == {"ours": style_of("ours")}
 
 
 def test_no_two_methods_of_a_figure_share_colour_and_marker_or_colour_and_line() -> None:
@@ -165,20 +165,20 @@ def test_no_two_methods_of_a_figure_share_colour_and_marker_or_colour_and_line()
     alone = 0
     for _ in range(300):
         names = ["".join(rng.choice([*"abcdefghij"], 6)) for _ in range(8)]
-        alone += len({look(name)[:2] for name in names}) < 8
-        found = looks([*names, *ALGORITHMS])
+        alone += len({style_of(name)[:2] for name in names}) < 8
+        found = styles_of([*names, *ALGORITHMS])
         for part in (slice(0, 2), slice(0, 3, 2)):
             styles = [tuple(found[name])[part] for name in names]
             assert len(set(styles)) == 8
-        assert {name: found[name] for name in ALGORITHMS} == {name: LOOKS[name] for name in ALGORITHMS}
+        assert {name: found[name] for name in ALGORITHMS} == {name: STYLES[name] for name in ALGORITHMS}
     assert alone > 30, "without regard for one another a tenth of them and more had such a pair"
     variants = ["fedprox", *(f"fedprox, mu={mu}" for mu in range(9))]
-    found = looks(variants)
+    found = styles_of(variants)
     assert len({(one.colour, one.marker) for one in found.values()}) == 10
-    assert {one.colour for one in found.values()} == {LOOKS["fedprox"].colour}
-    many = looks([f"m{i}" for i in range(60)])
+    assert {one.colour for one in found.values()} == {STYLES["fedprox"].colour}
+    many = styles_of([f"m{i}" for i in range(60)])
     assert len({one[:2] for one in many.values()}) == 60
-    assert len(looks([f"m{i}" for i in range(70)])) == 70
+    assert len(styles_of([f"m{i}" for i in range(70)])) == 70
 
 
 @pytest.mark.parametrize("figure", ["accuracy_curves", "differences", "critical_difference", "trade_off"])

@@ -139,7 +139,7 @@ def test_tables_of_layers_that_say_nothing_are_refused() -> None:
 def test_forest_draws_shares_with_a_line_at_one_half() -> None:
     found = result()
     axes = fedstat.plot.forest(found, ax=plt.figure().add_subplot())
-    assert axes.get_xlabel().startswith("personal share, 95 % interval\n● beyond noise")
+    assert axes.get_xlabel() == "reliability, 95% CI\n● differ beyond training noise (FDR 0.05)   ○ no evidence"
     assert axes.get_title() == "undefined units left out: 1"
     order = np.argsort(-found.personal)[:5]
     assert [t.get_text() for t in axes.get_yticklabels()] == [*map(str, order), "layer"]

@@ -141,7 +141,7 @@ def model_of_a_run_without_checkpoints(at: Path) -> Read:
 @hostile("must be a run that fedstat.fl.train")
 def figure_of_a_run_without_accuracies(at: Path) -> Read:
     tree = opened_without(at, "/metrics/accuracy")
-    return lambda: fedstat.plot.clients(tree)
+    return lambda: fedstat.plot.client_boxplot(tree)
 
 
 @hostile("must be a run that fedstat.fl.train")
