@@ -1,7 +1,7 @@
-"""Data and gradient descent of the checks of both theorems, all clients at once.
+"""Data and gradient descent for the checks of both theorems, vectorized over clients.
 
-NumPy or torch (CPU or CUDA), float64. Static FedSplit, FedAvg and dynamic FedFac differ in the mask of shared units
-and in nothing else.
+Arrays are NumPy or torch (CPU or CUDA), float64. Static FedSplit, FedAvg and dynamic FedFac differ only in the mask of
+shared units.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from fedstat.stats.moments import correlation, moments
 
 
 def gaussian(*, clients: int = 10, n: int = 20, d: int = 50, n_test: int = 50, seed: int = 0) -> xr.Dataset:
-    """Samples uniform on the unit sphere, labelled by the sign of a network of form (4) of width 50.
+    """Draw samples uniformly on the unit sphere, with labels from the sign of a network of form (4) of width 50.
 
-    As in model (8) of FedFac §4.3, half of the labelling network's units are common and half are each client's own;
-    unlike there, all covariates have one distribution, so that Assumption 1 holds as it stands.
+    As in model (8) of FedFac §4.3, half of the units of this network are shared and half are personal. Unlike model
+    (8), all covariates have one distribution, so that Assumption 1 holds without further scaling.
 
     Parameters
     ----------
     clients, n, d, n_test : int
-        Clients, training samples of each, features, test samples of each.
+        Numbers of clients, training samples per client, features and test samples per client.
     seed : int
 
     Returns
@@ -61,20 +61,20 @@ def digits(
     partition: Literal["one-class", "iid"] = "one-class",
     seed: int = 0,
 ) -> xr.Dataset:
-    """Return scikit-learn's handwritten digits, scaled to unit length; the label is 1 for odd digits, −1 for even ones.
+    """Return scikit-learn's handwritten digits, scaled to unit length; y is 1 for odd and −1 for even digits.
 
     Parameters
     ----------
     clients, n, n_test : int
-        Clients, training and test samples of each.
+        Numbers of clients, training samples per client and test samples per client.
     partition : {"one-class", "iid"}
-        ``"one-class"``: client c holds digits c mod 10 only, hence one label. ``"iid"``: at random.
+        ``"one-class"``: client c has only the digit c mod 10, and therefore one label. ``"iid"``: a random partition.
     seed : int
 
     Returns
     -------
     Dataset
-        As :func:`gaussian`, with 64 features.
+        Variables and coordinate as in :func:`gaussian`, with 64 features.
 
     Raises
     ------
@@ -105,8 +105,8 @@ def digits(
         parts = [order[label == c % 10][c // 10 * need : (c // 10 + 1) * need] for c in range(clients)]
     if min(map(len, parts)) < need:
         raise ValueError(
-            f"{clients} clients x {need} images ({partition}) are more than there are among 1797 digits "
-            f"(about 178 of each class), but got a client with {min(map(len, parts))}. Ask for fewer."
+            f"{clients} clients need {need} images each, but partition={partition!r} of 1797 digits (about 178 per "
+            f"class) gives one client only {min(map(len, parts))}. Reduce clients, n or n_test."
         )
     rows = np.stack(parts)
     x = images.data[rows]
@@ -118,25 +118,25 @@ def digits(
 def read(
     path: str | Path, *, n: int | None = None, n_test: int | None = None, clients: int | None = None
 ) -> xr.Dataset:
-    """Read a zarr store with x (client, sample, feature), y (client, sample) and, if there is one, split (sample).
+    """Read a zarr store with x (client, sample, feature), y (client, sample) and, optionally, split (sample).
 
-    Labels 0 and 1 become −1 and 1, as squared loss against network (4), whose mean at the start is 0, asks for.
+    Labels 0 and 1 become −1 and 1, because network (4) has mean 0 at initialization and is trained by squared loss.
 
     Parameters
     ----------
     path : path of a zarr store
     n, n_test, clients : int, optional
-        Number of training samples, test samples and clients to keep, the first ones.
+        Numbers of training samples, test samples and clients to read, from the first on.
 
     Raises
     ------
     ValueError
-        If there is no such store, x or y is missing or has other dims, it is damaged or larger than the limit of what
-        is read, or it holds no training samples.
+        If there is no store at ``path``, x or y is missing or has other dims, the store is damaged or larger than the
+        size limit, or it has no training samples.
     """
     if not str(path) or not guard.status(path):
         raise ValueError(f"data must be 'gaussian', 'digits' or an existing zarr store, but got {str(path)!r}")
-    data = _opened(Path(path)).isel(client=slice(clients))
+    data = _open_store(Path(path)).isel(client=slice(clients))
     try:
         data = data.load()
     except guard.LimitError:
@@ -152,23 +152,23 @@ def read(
     return _dataset(x, 2 * y - 1 if set(np.unique(y)) <= {0.0, 1.0} else y, len(rows[0]), str(Path(path).name))
 
 
-def _opened(path: Path) -> xr.Dataset:
-    """Store whose x and y are numbers of the expected dims, and with all coordinates within the limit; not yet read."""
+def _open_store(path: Path) -> xr.Dataset:
+    """Open a store without loading it; check dtypes and dims of x and y, and all sizes against the limit."""
     from fedstat.store.files import open_root_group
 
     try:
         data = open_root_group(path)
     except guard.LimitError:
         raise
-    except Exception as error:  # zarr and xarray raise many kinds on what is no store
+    except Exception as error:  # zarr and xarray raise many kinds of error if a path is no store
         raise ValueError(f"{path} could not be read as a zarr store: {guard.reason(error)}") from error
     for name, dims in (("x", ("client", "sample", "feature")), ("y", ("client", "sample"))):
-        found = data.data_vars.get(name)
-        if found is None or set(found.dims) != set(dims):
-            seen = "none" if found is None else found.dims
-            raise ValueError(f"{path} must hold {name} of dims {dims}, but got {seen}")
-        if found.dtype.kind not in "biuf":
-            raise ValueError(f"{path} must hold numbers in {name}, but got {found.dtype}")
+        variable = data.data_vars.get(name)
+        if variable is None or set(variable.dims) != set(dims):
+            actual = "none" if variable is None else variable.dims
+            raise ValueError(f"{path} must hold {name} of dims {dims}, but got {actual}")
+        if variable.dtype.kind not in "biuf":
+            raise ValueError(f"{path} must hold numbers in {name}, but got {variable.dtype}")
     if "split" in data.coords and data["split"].dims != ("sample",):
         raise ValueError(f"{path} must hold split of dims ('sample',), but got {data['split'].dims}")
     data = data[["x", "y"]]
@@ -191,9 +191,9 @@ Array = Any
 Method = Literal["fedsplit", "fedavg", "fedavg-matched", "dynamic"]
 METHODS: tuple[Method, ...] = ("fedsplit", "fedavg", "fedavg-matched", "dynamic")
 DIVERGED = 1e4
-"""A run has diverged once its loss is this many times what it was before training."""
+"""Ratio of the loss to the loss before training above which a run has diverged."""
 
-# Given the clients' weights (client, unit, feature) after local steps, which units are shared (unit,).
+# From weights (client, unit, feature) after local training to the shared mask (unit,).
 Rule = Callable[[Array], Array]
 
 
@@ -203,11 +203,11 @@ class Network(NamedTuple):
     Attributes
     ----------
     weights : array (client, unit, feature)
-        Personal units first. Shared ones are equal for all clients.
+        Personal units stand first. Weights of shared units are equal for all clients.
     output : array (unit,)
-        a_r/√m1 for personal and a_r/√m2 for shared units, a_r = ±1 common to the clients.
+        a_r/√m1 for personal and a_r/√m2 for shared units; a_r = ±1 is equal for all clients.
     shared : bool array (unit,)
-        Units that are averaged.
+        True where a unit is averaged over clients.
     """
 
     weights: Array
@@ -216,7 +216,7 @@ class Network(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What one communication round does.
+    """State of the descent in one communication round.
 
     Attributes
     ----------
@@ -225,7 +225,7 @@ class Round(NamedTuple):
     active : bool array (client, sample, unit)
         Activation patterns at t.
     start, local : array (client, unit, feature)
-        Weights at t, and at its last local step but one update: those of H(t, G−1).
+        Weights at t, and before its last local update. They define H(t, G−1).
     shared : bool array (unit,)
     """
 
@@ -239,15 +239,16 @@ class Round(NamedTuple):
 def network(
     method: Method, *, clients: int, features: int, width: int, seed: int, replicate: int = 0, scale: float = 1.0
 ) -> Network:
-    """Draw network (4) with m1 = m2 = ``width`` as Theorem 1 has it: w ~ N(0, scale²I), signs ±1 with equal chance.
+    """Draw network (4) with m1 = m2 = ``width`` as in Theorem 1: w ~ N(0, scale²I), signs ±1 with probability 1/2.
 
     Parameters
     ----------
     method : {"fedsplit", "fedavg", "fedavg-matched", "dynamic"}
-        ``"fedsplit"``: personal units drawn for each client, shared units once. ``"fedavg"``: 2·width shared units
-        scaled by 1/√(2·width), the network of the paper's comparison, kernel H^s. ``"fedavg-matched"``: all units of
-        network (4) shared with their scales kept, kernel 2H^s, whose trace equals that of H^s + H^p: what the split
-        alone changes. ``"dynamic"``: as fedavg-matched at the start.
+        - ``"fedsplit"``: personal units are drawn for each client, shared units once.
+        - ``"fedavg"``: 2·width shared units scaled by 1/√(2·width), the paper's comparison. Its kernel is H^s.
+        - ``"fedavg-matched"``: all units of network (4) are shared, at unchanged scales. Its kernel 2H^s has the trace
+          of H^s + H^p, so that comparing it with FedSplit isolates the effect of the split.
+        - ``"dynamic"``: initialized as fedavg-matched.
     clients, features, width, seed, replicate : int
     scale : float
         Standard deviation of the weights (α of Theorem 2).
@@ -255,7 +256,7 @@ def network(
     Returns
     -------
     Network
-        NumPy arrays. The methods share draws: FedAvg's units are the first client's.
+        NumPy arrays. All methods use the same draws: FedAvg gets the units of the first client.
     """
     rng = generator(seed, "ntk", replicate, width, features)
     signs = rng.choice([-1.0, 1.0], size=2 * width)
@@ -265,13 +266,13 @@ def network(
     if method == "fedsplit":
         shared[:width] = False
         for c in range(1, clients):
-            own = generator(seed, "ntk", replicate, width, features, "client", c)
-            weights[c, :width] = scale * own.normal(size=(width, features))
+            stream = generator(seed, "ntk", replicate, width, features, "client", c)
+            weights[c, :width] = scale * stream.normal(size=(width, features))
     return Network(weights, signs / math.sqrt(2 * width if method == "fedavg" else width), shared)
 
 
 def diverged(loss: float, first: float) -> bool:
-    """Whether descent has diverged by the time its loss, ‖y − h‖², went from ``first`` to ``loss``; NaN has."""
+    """Return True if the loss ‖y − h‖² is NaN, or above ``DIVERGED`` times the ``first`` loss."""
     return not loss <= DIVERGED * first
 
 
@@ -283,7 +284,7 @@ def predict(x: Array, weights: Array, output: Array) -> Array:
 def descent(
     x: Array, y: Array, net: Network, steps: Steps, *, rounds: int, rule: Rule | None = None, divisors: Array = None
 ) -> Iterator[Round]:
-    """Run the parallel gradient descent, round by round.
+    """Run parallel gradient descent and yield every round.
 
     Local: W_{c,g+1} = W_{c,g} − η_l ∂l_c. Global: W^s(t+1) = W^s(t) + η_g · mean over clients of ΔW_c^s;
     W_c^p(t+1) = W_c^p(t) + ΔW_c^p.
@@ -294,12 +295,12 @@ def descent(
     net : Network
     steps : Steps
     rounds : int
-        T: rounds 0 … T are yielded, the last without its local steps.
+        T. Rounds 0 … T are yielded; round T has no local steps.
     rule : callable, optional
-        Decides after the local steps of every round which units are shared (dynamic FedFac). A unit that turns
-        shared adopts the clients' mean; one that turns personal keeps each client's value.
+        Returns the shared mask after the local steps of each round (dynamic FedFac). A unit that becomes shared takes
+        the mean over clients. A unit that becomes personal keeps the weights of each client.
     divisors : array (client,), optional
-        Each client's own divisor, if they differ.
+        Divisor of each client, if they differ.
 
     Yields
     ------
@@ -320,26 +321,26 @@ def descent(
             local = local + rate * (xp.matrix_transpose(slope) @ ((y - value)[..., None] * x))
         yield Round(residual, active, start, before, shared)
         if t < rounds:
-            now = shared if rule is None else rule(local)
-            weights = _aggregate(xp, start, local, shared, now, steps.server_lr)
-            shared = now
+            new_shared = shared if rule is None else rule(local)
+            weights = _aggregate(xp, start, local, shared, new_shared, steps.server_lr)
+            shared = new_shared
 
 
 def _forward(xp: Any, x: Array, weights: Array, output: Array) -> tuple[Array, Array]:
-    """Value (client, sample) of the network and its slope in every unit's input (client, sample, unit)."""
+    """Compute network outputs (client, sample) and slopes in the input of each unit (client, sample, unit)."""
     z = x @ xp.matrix_transpose(weights)
     slope = xp.where(z >= 0, output, xp.zeros_like(output))
     return xp.vecdot(z, slope), slope
 
 
-def _aggregate(xp: Any, start: Array, local: Array, was: Array, now: Array, server_lr: float) -> Array:
+def _aggregate(xp: Any, start: Array, local: Array, shared: Array, new_shared: Array, server_lr: float) -> Array:
     mean = xp.mean(local, axis=0)
-    server = xp.where(was[:, None], start[0, ...] + server_lr * (mean - start[0, ...]), mean)
-    return xp.where(now[:, None], server, local)
+    server = xp.where(shared[:, None], start[0, ...] + server_lr * (mean - start[0, ...]), mean)
+    return xp.where(new_shared[:, None], server, local)
 
 
 def factor_rule(*, kappa: float, tau: float, method: factor.Method = "pa") -> Rule:
-    """Dynamic FedFac (Algorithm 2): factor analysis of the clients' updated weights in every round.
+    """Return the rule of dynamic FedFac (Algorithm 2): factor analysis of the updated weights in every round.
 
     Parameters
     ----------

@@ -2,8 +2,8 @@
 
 FedFac §3.3, Definitions 1 and 2. Arrays are NumPy or torch (CPU or CUDA); everything is float64.
 
-Samples of all clients are stacked client by client ("client-major"): H^s∞ is a matrix over all of them, H^p∞ the list
-of its diagonal blocks, one per client.
+Samples are ordered by client ("client-major"). H^s∞ is a matrix over the samples of all clients. H^p∞ is the list of
+its diagonal blocks, one per client.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ __all__ = [
 
 Array = Any
 
-# Side of a tile whose few temporaries stay in a core's cache; on a GPU launches cost more than memory.
+# Tile sides: on a CPU the temporaries of a tile must fit the cache of a core; on a GPU launches cost more than memory.
 _TILE_CPU, _TILE_GPU = 128, 4096
-# Cosines within this of 1 or −1 lose more than 1e-13 of the angle; such angles are taken from the chord instead.
+# acos loses more than 1e-13 of the angle for cosines this close to 1 or −1, so the chord gives those angles.
 NEAR = 1e-6
 
 
 def kernel(x: Array) -> Array:
-    """Kernel of infinite width: H^s∞ of all samples, or the diagonal blocks of H^p∞ (FedFac Definition 1).
+    """Compute the kernel of infinite width: H^s∞, or the diagonal blocks of H^p∞ (FedFac Definition 1).
 
     H_ij = x_iᵀx_j (π − θ_ij) / (2π), θ_ij the angle between x_i and x_j; the diagonal is ‖x_i‖²/2 exactly.
 
     Parameters
     ----------
     x : array (..., sample, feature)
-        Samples. With all clients' samples in one axis the result is H^s∞; with a leading ``client`` axis it is the
-        stack of the blocks of H^p∞, which is zero between clients and never formed as one matrix.
+        Samples. If one axis holds the samples of all clients, the result is H^s∞. With a leading ``client`` axis, the
+        result is the stack of the blocks of H^p∞. H^p∞ is 0 between clients, so it is never formed as one matrix.
 
     Returns
     -------
@@ -63,9 +63,9 @@ def kernel(x: Array) -> Array:
 
     Notes
     -----
-    Tiles of the lower triangle are computed and mirrored, which halves the arc cosines that dominate the cost. Nearly
-    parallel and nearly antiparallel pairs take the angle from the chord ‖u_i ∓ u_j‖, so that the smallest eigenvalue
-    of nearly repeated samples, about θ/(2π), keeps its digits.
+    Only tiles of the lower triangle are computed, then mirrored; this halves the arc cosines, which dominate the cost.
+    The angle of a nearly parallel or antiparallel pair comes from the chord ‖u_i ∓ u_j‖. This keeps the digits of the
+    smallest eigenvalue of nearly repeated samples, which is about θ/(2π).
 
     Examples
     --------
@@ -103,67 +103,67 @@ def directions(x: Array) -> tuple[Array, Array]:
 
 
 def cosine_tiles(unit: Array) -> Iterator[tuple[slice, slice, Array]]:
-    """Tiles of the cosine matrix of unit vectors that cover its lower triangle: rows, columns, cosines.
+    """Yield tiles that cover the lower triangle of the cosine matrix of unit vectors: rows, columns, cosines.
 
-    The cosine of a sample with itself is given as 0: no angle is to be taken there.
+    The diagonal is 0 instead of 1, so that no angle is computed for it.
     """
     xp = array_namespace(unit)
     n, side = unit.shape[-2], _TILE_CPU if str(device_of(unit)) == "cpu" else _TILE_GPU
     for i in range(0, n, side):
         rows = slice(i, min(i + side, n))
-        # One product for a whole strip of rows: small products run far below a BLAS's speed.
+        # One product per strip of rows: BLAS is slow on small products.
         strip = unit[..., rows, :] @ xp.matrix_transpose(unit[..., : rows.stop, :])
-        own = xp.arange(rows.stop - i, device=device_of(unit))
-        strip[..., own, i + own] = 0.0
+        diagonal = xp.arange(rows.stop - i, device=device_of(unit))
+        strip[..., diagonal, i + diagonal] = 0.0
         for j in range(0, i + 1, side):
             columns = slice(j, min(j + side, n))
             yield rows, columns, strip[..., :, columns]
 
 
 def _supplement_times_cosine(xp: Any, unit: Array, rows: slice, columns: slice, cosine: Array) -> Array:
-    """(π − θ) cos θ of every pair of a tile."""
+    """Compute (π − θ) cos θ for every pair of a tile."""
     cosine = xp.clip(cosine, min=-1.0, max=1.0)
     supplement = xp.acos(-cosine)
     for sign in (1.0, -1.0):
         if float(xp.max(sign * cosine)) > 1 - NEAR:
-            at = xp.nonzero(sign * cosine > 1 - NEAR)
+            index = xp.nonzero(sign * cosine > 1 - NEAR)
             u, v = unit[..., rows, :], unit[..., columns, :]
-            chord = chord_angle(u[at[:-1]], v[(*at[:-2], at[-1])], sign)
-            supplement[at] = math.pi - chord if sign > 0 else chord
+            chord = chord_angle(u[index[:-1]], v[(*index[:-2], index[-1])], sign)
+            supplement[index] = math.pi - chord if sign > 0 else chord
     supplement *= cosine
     return supplement
 
 
 def chord_angle(u: Array, v: Array, sign: float = 1.0) -> Array:
-    """Angle between unit vectors u and sign·v (..., feature), accurate where it is small."""
+    """Compute the angle between unit vectors u and sign·v (..., feature), accurately for small angles."""
     xp = array_namespace(u)
     return 2 * xp.asin(xp.clip(xp.linalg.vector_norm(u - sign * v, axis=-1) / 2, max=1.0))
 
 
 def gram(x: Array, w_start: Array, w_local: Array) -> Array:
-    """Gram matrix of finite width at (t, g, c) (FedFac Definition 2).
+    """Compute the Gram matrix of finite width at (t, g, c) (FedFac Definition 2).
 
     H(t, g, c)_ij = x_iᵀx_j · (1/m) Σ_r 1{w_r(t)ᵀx_i ≥ 0} 1{w_{c,g,r}(t)ᵀx_j ≥ 0}.
 
     Parameters
     ----------
     x : array (..., sample, feature)
-        With a leading ``client`` axis, the personal blocks of all clients at once.
+        Samples. With a leading ``client`` axis, the result holds the personal blocks of all clients.
     w_start : array (..., unit, feature)
-        Weights at the start of the round t.
+        Weights at the start of round t.
     w_local : array (..., unit, feature)
-        Weights of the client after g local steps. Equal to ``w_start`` at g = 0: the matrix is then symmetric.
+        Weights of the client after g local steps. At g = 0 they equal ``w_start``, and the matrix is symmetric.
 
     Returns
     -------
     array (..., sample, sample)
     """
     xp = array_namespace(x, w_start, w_local)
-    return (x @ xp.matrix_transpose(x)) * _agreement(xp, _active(xp, x, w_start), _active(xp, x, w_local))
+    return (x @ xp.matrix_transpose(x)) * _both_active(xp, _is_active(xp, x, w_start), _is_active(xp, x, w_local))
 
 
 def shared_gram(x: Array, w_start: Array, w_local: Array) -> Array:
-    """H(t, g)^s: for every client c, the columns S_c of its shared Gram matrix H(t, g, c)^s (FedFac Definition 2).
+    """Compute H(t, g)^s, which joins the columns S_c of H(t, g, c)^s over clients c (FedFac Definition 2).
 
     Parameters
     ----------
@@ -171,25 +171,26 @@ def shared_gram(x: Array, w_start: Array, w_local: Array) -> Array:
     w_start : array (unit, feature)
         Shared weights at the start of the round.
     w_local : array (client, unit, feature)
-        Each client's copy after g local steps.
+        Shared weights of each client after g local steps.
 
     Returns
     -------
     array (client·sample, client·sample)
-        Client-major; not symmetric once the clients' copies differ.
+        Client-major; not symmetric if the weights differ between clients.
     """
     xp = array_namespace(x, w_start, w_local)
     rows = xp.reshape(x, (-1, x.shape[-1]))
-    start = _active(xp, rows, w_start)
-    local = xp.reshape(_active(xp, x, w_local), start.shape)
-    return (rows @ xp.matrix_transpose(rows)) * _agreement(xp, start, local)
+    start = _is_active(xp, rows, w_start)
+    local = xp.reshape(_is_active(xp, x, w_local), start.shape)
+    return (rows @ xp.matrix_transpose(rows)) * _both_active(xp, start, local)
 
 
-def _active(xp: Any, x: Array, w: Array) -> Array:
+def _is_active(xp: Any, x: Array, w: Array) -> Array:
     return xp.astype(x @ xp.matrix_transpose(w) >= 0, xp.float64)
 
 
-def _agreement(xp: Any, start: Array, local: Array) -> Array:
+def _both_active(xp: Any, start: Array, local: Array) -> Array:
+    """Return the proportion of units that are active for both samples of each pair."""
     return (start @ xp.matrix_transpose(local)) / start.shape[-1]
 
 
@@ -201,9 +202,9 @@ class Violations(NamedTuple):
     long : tuple of int
         Rows with ‖x‖ > 1.
     zero : tuple of int
-        Rows with x = 0: parallel to everything, and H has a zero row.
+        Rows with x = 0: parallel to every sample, and H has a zero row.
     parallel : tuple of (int, int)
-        Pairs i < j that point in the same direction: their rows of H are proportional, so λ_min(H) = 0.
+        Pairs i < j of equal direction: their rows of H are proportional, so λ_min(H) = 0.
     """
 
     long: tuple[int, ...]
@@ -215,14 +216,14 @@ class Violations(NamedTuple):
 
 
 def violations(x: Array, *, angle: float = 1e-7) -> Violations:
-    """Name the samples that break Assumption 1: ‖x‖ ≤ 1, no two parallel.
+    """Find the samples that break Assumption 1: ‖x‖ ≤ 1, no two parallel.
 
     Parameters
     ----------
     x : array (sample, feature)
     angle : float
-        Radians up to which two directions count as one. Antiparallel pairs are not named: x and −x do not make H
-        singular (their entry is 0).
+        Angle in radians up to which two directions count as equal. Antiparallel pairs are not reported: x and −x do
+        not make H singular (their entry is 0).
 
     Examples
     --------
@@ -254,8 +255,8 @@ class Steps(NamedTuple):
     clients : int
         C.
     divisor : float
-        1 for ``reduction="sum"``; n for ``"mean"``. The paper's loss is a mean over the client's n samples, but its
-        accumulated updates, and so ρ1 and ρ2, carry no 1/n.
+        1 for ``reduction="sum"``; n for ``"mean"``. The paper's loss is a mean over the client's n samples. But its
+        accumulated updates, and therefore ρ1 and ρ2, have no factor 1/n.
     """
 
     lr: float
@@ -276,10 +277,10 @@ class Steps(NamedTuple):
 
 
 def contraction(steps: Steps, *, lambda_s: float, lambda_p: float = 0.0) -> float:
-    """Factor per round that Theorem 1 gives for ‖y − h(t)‖²: 1 − ½(ρ1 λ^s + ρ2 λ^p).
+    """Return the factor per round by which Theorem 1 bounds ‖y − h(t)‖²: 1 − ½(ρ1 λ^s + ρ2 λ^p).
 
-    With ``lambda_p=0`` it is the paper's rate of FedAvg, 1 − ½ ρ1 λ^s. Negative if the steps are so large that the
-    theorem cannot apply.
+    With ``lambda_p=0`` it is the paper's rate of FedAvg, 1 − ½ ρ1 λ^s. It is negative if the steps are too large for
+    the theorem to apply.
 
     Examples
     --------
@@ -290,14 +291,14 @@ def contraction(steps: Steps, *, lambda_s: float, lambda_p: float = 0.0) -> floa
 
 
 def theorem_lr(lambda_s: float, gamma_s: float, lambda_p: float, gamma_p: float, *, local_steps: int, n: int) -> float:
-    """Local step of Theorem 1 with constant 1: (λ^s + λ^p) / (γ^s γ^p G N²), N the number of all samples."""
+    """Return the local step size of Theorem 1 with constant 1: (λ^s + λ^p) / (γ^s γ^p G N²), N samples in all."""
     return (lambda_s + lambda_p) / (gamma_s * gamma_p * local_steps * n**2)
 
 
 def least_width(lambda_s: float, *, n: int, delta: float = 0.05) -> float:
-    """Shared units that Theorem 1 asks for, with constant 1: m2 = N⁴ log(N/δ) / (λ^s)⁴, N the number of all samples.
+    """Return the number of shared units of Theorem 1 with constant 1: m2 = N⁴ log(N/δ) / (λ^s)⁴, N samples in all.
 
-    For the personal units it asks for no more, as λ^p >= λ^s.
+    The theorem needs no more personal units than that, because λ^p >= λ^s.
 
     Examples
     --------
@@ -310,20 +311,21 @@ def least_width(lambda_s: float, *, n: int, delta: float = 0.05) -> float:
 def limit_map(
     h_shared: Array, h_personal: Sequence[Array], steps: Steps, *, divisors: Sequence[float] | None = None
 ) -> Array:
-    """Linear map from y − h(t) to y − h(t+1) of a network so wide that its kernels do not change.
+    """Compute the linear map from y − h(t) to y − h(t+1) for a network so wide that its kernels do not change.
 
-    I − η_l(η_g/C · H^s + H^p)·S, S the block diagonal of Σ_{g<G} (I − η_l K_c)^g, K_c the client's block of H^s + H^p:
-    what the parallel gradient descent does exactly, G local steps included, while Theorem 1 keeps λ_min only.
+    The map is I − η_l(η_g/C · H^s + H^p)·S. S is the block diagonal of Σ_{g<G} (I − η_l K_c)^g, and K_c is the client's
+    block of H^s + H^p. It describes parallel gradient descent exactly, including the G local steps; Theorem 1 uses
+    only λ_min.
 
     Parameters
     ----------
     h_shared : array (sample, sample)
         H^s∞, client-major.
     h_personal : sequence of arrays (sample_c, sample_c)
-        Blocks of H^p∞; zeros where nothing is personal (FedAvg).
+        Blocks of H^p∞; zeros if no unit is personal (FedAvg).
     steps : Steps
     divisors : sequence of C floats, optional
-        Each client's divisor, if they differ.
+        Divisor of each client, if they differ.
 
     Returns
     -------
@@ -333,30 +335,32 @@ def limit_map(
     result = xp.zeros_like(h_shared)
     stop = 0
     for c, personal in enumerate(h_personal):
-        own = slice(stop, stop := stop + personal.shape[-1])
+        rows = slice(stop, stop := stop + personal.shape[-1])
         lr = steps.lr / (steps.divisor if divisors is None else divisors[c])
-        block = h_shared[own, own] + personal
-        column = h_shared[:, own] * (lr * steps.server_lr / steps.clients)
-        column[own, :] += lr * personal
+        block = h_shared[rows, rows] + personal
+        column = h_shared[:, rows] * (lr * steps.server_lr / steps.clients)
+        column[rows, :] += lr * personal
         eye = xp.eye(personal.shape[-1], dtype=xp.float64, device=device_of(h_shared))
         power, total = eye, eye
         for _ in range(steps.local_steps - 1):
             power = power - lr * (block @ power)
             total = total + power
-        result[:, own] = -column @ total
-        result[own, own] += eye
+        result[:, rows] = -column @ total
+        result[rows, rows] += eye
     return result
 
 
 def complexity(h_shared: Array, h_personal: Sequence[Array], y: Array) -> float:
-    """First term of Theorem 2: 2 √((C/n) yᵀ(H^s∞ + H^p∞)⁻¹ y), by a Cholesky factor and one triangular solve.
+    """Compute the first term of Theorem 2: 2 √((C/n) yᵀ(H^s∞ + H^p∞)⁻¹ y).
+
+    This takes one Cholesky factorization and one triangular solve.
 
     Parameters
     ----------
     h_shared : array (sample, sample)
         H^s∞, client-major.
     h_personal : sequence of C arrays (sample_c, sample_c)
-        Blocks of H^p∞. For clients of unequal size n is their mean size.
+        Blocks of H^p∞. If client sizes differ, n is their mean.
     y : array (sample,)
 
     Raises
@@ -375,21 +379,21 @@ def complexity(h_shared: Array, h_personal: Sequence[Array], y: Array) -> float:
     total = h_shared + 0.0
     stop = 0
     for block in h_personal:
-        own = slice(stop, stop := stop + block.shape[-1])
-        total[own, own] += block
+        rows = slice(stop, stop := stop + block.shape[-1])
+        total[rows, rows] += block
     try:
         factor = xp.linalg.cholesky(total)
     except Exception as error:  # NumPy and torch raise different LinAlgErrors
         raise ValueError(
-            "H^s + H^p is not positive definite, so Theorem 2 has no bound. "
-            "Are two samples of one client parallel? fedstat.ntk.violations(x) names them."
+            "H^s + H^p must be positive definite for the bound of Theorem 2, but is not. "
+            "Drop parallel samples of a client, which fedstat.ntk.violations(x) finds."
         ) from error
-    half = _triangular_solve(factor, y)
+    half = _solve_triangular(factor, y)
     clients = len(h_personal)
     return 2 * math.sqrt(clients**2 / stop * float(half @ half))
 
 
-def _triangular_solve(factor: Array, y: Array) -> Array:
+def _solve_triangular(factor: Array, y: Array) -> Array:
     xp = array_namespace(factor)
     if hasattr(factor, "is_cuda"):
         return xp.linalg.solve_triangular(factor, y[:, None], upper=False)[:, 0]
@@ -399,18 +403,18 @@ def _triangular_solve(factor: Array, y: Array) -> Array:
 
 
 def confidence(n: int, lambda_min: float, *, delta: float = 0.05, constant: float = 1.0) -> float:
-    """Second term of Theorem 2: constant · √(log(N/(λδ)) / (2N)); the paper gives its order only.
+    """Compute the second term of Theorem 2: constant · √(log(N/(λδ)) / (2N)); the paper gives its order only.
 
     Parameters
     ----------
     n : int
-        N, samples of all clients.
+        N, number of samples of all clients.
     lambda_min : float
         λ, smallest eigenvalue of H^s∞ + H^p∞.
     delta : float
         Failure probability, 0 < delta < 1.
     constant : float
-        The unknown constant of the O().
+        Unknown constant of the paper's O().
     """
     check.real("delta", delta, low=0, high=1, open_low=True, open_high=True)
     check.real("constant", constant, low=0)
@@ -419,11 +423,11 @@ def confidence(n: int, lambda_min: float, *, delta: float = 0.05, constant: floa
 
 
 def largest_informative_clients(n_total: int) -> int:
-    """Largest number of clients for which Theorem 2 says anything about labels ±1 on unit-norm samples.
+    """Return the largest number of clients at which Theorem 2 can be informative, for y = ±1 and ‖x‖ = 1.
 
     yᵀH⁻¹y ≥ ‖y‖²/λ_max(H) and λ_max(H^s∞ + H^p∞) ≤ N/2 + N/(2C), so the complexity term is at least
-    2C √(2 / (1 + 1/C) / N): at or above 1, the largest value of the loss, unless 8C²/(1 + 1/C) < N. This follows from
-    the statement of Theorem 2 and holds whatever the labels.
+    2C √(2 / (1 + 1/C) / N). Unless 8C²/(1 + 1/C) < N, this is at least 1, the largest value of the loss. The result
+    follows from the statement of Theorem 2 and holds for all labels.
 
     Examples
     --------

@@ -14,7 +14,7 @@ from fedstat.ntk.results import ExtremeEigenvalues
 
 
 class Samples(NamedTuple):
-    """All clients' samples, those of one client side by side.
+    """Samples of all clients, ordered by client.
 
     Attributes
     ----------
@@ -23,7 +23,7 @@ class Samples(NamedTuple):
     client : int array (sample,)
         Ascending, from 0.
     names : tuple
-        Label of every client.
+        Name of every client.
     """
 
     x: np.ndarray
@@ -37,27 +37,27 @@ class Samples(NamedTuple):
         return np.bincount(self.client, minlength=len(self.names)).tolist()
 
     def blocks(self, a: np.ndarray) -> list[np.ndarray]:
-        """Cut an array over samples into the clients' parts."""
+        """Split an array over samples into one array per client."""
         return np.split(a, np.cumsum(self.sizes)[:-1])
 
     def stacked(self) -> tuple[np.ndarray, np.ndarray]:
         """Return x (client, sample, feature) and y (client, sample).
 
-        Clients of fewer samples are filled up with x = 0, y = 0: network (4) is 0 there, so they add neither loss nor
-        gradient.
+        Clients with fewer samples are padded with x = 0 and y = 0. Network (4) is 0 for x = 0, so the padding adds
+        neither loss nor gradient.
         """
         shape = (len(self.names), max(self.sizes))
         x, y = np.zeros((*shape, self.x.shape[1])), np.zeros(shape)
-        place = np.arange(len(self.y)) - np.repeat(np.cumsum([0, *self.sizes[:-1]]), self.sizes)
-        x[self.client, place], y[self.client, place] = self.x, self.y
+        position = np.arange(len(self.y)) - np.repeat(np.cumsum([0, *self.sizes[:-1]]), self.sizes)
+        x[self.client, position], y[self.client, position] = self.x, self.y
         return x, y
 
     def take(self, keep: np.ndarray) -> Samples:
-        """Some of the samples; clients that lose all of theirs are dropped."""
+        """Return the samples where ``keep`` is True; drop clients without any."""
         return gather(self.x[keep], self.y[keep], np.asarray(self.names)[self.client[keep]])
 
     def recut(self, clients: int) -> Samples:
-        """The same samples cut into another number of clients: neighbours are merged, or one client is divided."""
+        """Divide the samples among another number of clients: merge neighboring clients, or split them."""
         return self._replace(
             client=np.arange(len(self.y)) * clients // len(self.y), names=tuple(range(clients))
         )  # fmt: skip
@@ -69,20 +69,20 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     Parameters
     ----------
     x : Dataset, DataArray, DataFrame or array
-        A Dataset holds ``x`` and ``y``. Dims are (client, sample, feature), or (sample, feature) with ``client`` given
-        or a coordinate of that name along sample.
+        A Dataset holds ``x`` and ``y``. Dims are (client, sample, feature) or (sample, feature). The second form takes
+        the clients from the argument ``client``, or from a coordinate ``client`` along sample.
     y : array, Series, DataFrame or DataArray (client, sample) or (sample,), optional
-        Targets, matched by label if they have labels; zeros if neither given nor in the Dataset.
+        Targets, matched by label if they have labels. Default: ``y`` of the Dataset, else zeros.
     client : array, Series, DataArray (sample,) or mapping from sample, optional
-        Client of every sample; without one all belong to a single client. With a client dim: array (client,), names.
+        Client of every sample; None puts all samples into one client. If ``x`` has a client dim: names (client,).
     normalize : bool
         Scale every sample to unit length.
 
     Raises
     ------
     ValueError
-        If shapes or labels do not fit each other, there is no sample, a value is not a finite real number, a client is
-        missing, or a zero sample is to be normalised.
+        If shapes or labels do not match, there is no sample, a value is not a finite real number, a client is
+        missing, or a sample is zero and ``normalize`` is True.
     """
     x = _labels.labelled(x, ("sample", "feature"))
     if isinstance(x, xr.Dataset):
@@ -100,12 +100,12 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
         if set(x.dims) != set(dims):
             raise ValueError(f"x must have dims {tuple(dims)}, but got {x.dims}. Rename or stack its dims.")
         x = x.transpose(*dims).values
-    x = _real("x", x)
+    x = _read_real("x", x)
     if x.ndim not in (2, 3) or x.size == 0:
         raise ValueError(
             f"x must be (client, sample, feature) or (sample, feature) and not empty, but got shape {x.shape}"
         )
-    y = np.zeros(x.shape[:-1]) if y is None else _real("y", y)
+    y = np.zeros(x.shape[:-1]) if y is None else _read_real("y", y)
     if y.shape != x.shape[:-1]:
         raise ValueError(f"y must have one value per sample, shape {x.shape[:-1]}, but got {y.shape}")
     if x.ndim == 3:
@@ -121,44 +121,44 @@ def gather(x: Any, y: Any = None, client: Any = None, *, normalize: bool = False
     client = np.zeros(len(x), dtype=int) if client is None else _labels.complete("client", client, "sample")
     if client.shape != (len(x),):
         raise ValueError(f"client must have one label per sample, shape ({len(x)},), but got {client.shape}")
-    _finite("x", x)
-    _finite("y", y)
+    _require_finite("x", x)
+    _require_finite("y", y)
     labels, code = np.unique(client, return_inverse=True)
     order = np.argsort(code, kind="stable")
-    x = _unit(x) if normalize else x
+    x = _scale_to_unit(x) if normalize else x
     return Samples(x[order], y[order], code[order], tuple(labels.tolist()))
 
 
 def by_sample(name: str, values: Any, x: Any, *dims: str) -> Any:
-    """Return values that carry labels in the order of the samples ``x``, or of other dims of it; others as they are."""
+    """Reorder labelled values to match the samples of ``x``, or other dims of ``x``; return unlabelled values as is."""
     if not _labels.has_labels(values):
         return values
     x = x["x"] if isinstance(x, xr.Dataset) else x
-    places = {"client": -3, "sample": -2}
+    axes = {"client": -3, "sample": -2}
     labels = {
-        d: x[d].to_numpy() if isinstance(x, xr.DataArray) and d in x.dims else np.arange(np.shape(x)[places[d]])
+        d: x[d].to_numpy() if isinstance(x, xr.DataArray) and d in x.dims else np.arange(np.shape(x)[axes[d]])
         for d in dims or (("client", "sample") if np.ndim(x) == 3 else ("sample",))
     }
     return _labels.matched(name, values, labels, gaps=True)
 
 
-def _real(name: str, values: Any) -> np.ndarray:
+def _read_real(name: str, values: Any) -> np.ndarray:
     a = np.asarray(values)
     if a.dtype.kind not in "biuf":
         raise ValueError(f"{name} must hold real numbers, but got {a.dtype}. Convert it first.")
     return a.astype(np.float64, copy=False)
 
 
-def _finite(name: str, a: np.ndarray) -> None:
-    bad = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(axis=1))
-    if bad.size:
+def _require_finite(name: str, a: np.ndarray) -> None:
+    rows = np.flatnonzero(~np.isfinite(a.reshape(len(a), -1)).all(axis=1))
+    if rows.size:
         raise ValueError(
-            f"{name} must be finite, but got NaN or infinity in {bad.size} sample(s), first {bad[:3].tolist()}. "
+            f"{name} must be finite, but got NaN or infinity in {rows.size} sample(s), first {rows[:3].tolist()}. "
             "Drop or impute them."
         )
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
+def _scale_to_unit(x: np.ndarray) -> np.ndarray:
     norm = np.linalg.norm(x, axis=1)
     if (norm == 0).any():
         raise ValueError(
@@ -194,45 +194,45 @@ class Constants(NamedTuple):
 
     @property
     def positive(self) -> bool:
-        """True if λ^s and λ^p are known to be above 0, as the theorems ask, and no two samples are parallel."""
+        """True if λ^s and λ^p are positive beyond rounding, and no sample is zero or parallel to another."""
         singular = self.violations.parallel or self.violations.zero
         return self.shared.positive and self.personal.positive and not singular
 
 
 def constants(samples: Samples) -> Constants:
-    """Kernels, eigenvalues and Assumption 1 of the samples; warns where the theory does not apply."""
-    found = gram.violations(samples.x)
-    if found:
-        check.warn(describe(found), TheoryWarning)
+    """Compute kernels and eigenvalues and check Assumption 1; warn if the theory does not apply."""
+    broken = gram.violations(samples.x)
+    if broken:
+        check.warn(describe(broken), TheoryWarning)
     h_shared = gram.kernel(samples.x)
     blocks = [gram.kernel(x) for x in samples.blocks(samples.x)]
-    return Constants(h_shared, blocks, extremes([h_shared], "H^s"), extremes(blocks, "H^p"), found)
+    return Constants(h_shared, blocks, extremes([h_shared], "H^s"), extremes(blocks, "H^p"), broken)
 
 
-def describe(found: gram.Violations) -> str:
-    """Say which samples break Assumption 1 and what to do."""
+def describe(broken: gram.Violations) -> str:
+    """Describe which samples break Assumption 1 and what to do."""
     parts = []
-    if found.long:
+    if broken.long:
         parts.append(
-            f"{len(found.long)} sample(s) are longer than 1, first rows {found.long[:3]} (pass normalize=True)"
+            f"{len(broken.long)} sample(s) are longer than 1, first rows {broken.long[:3]} (pass normalize=True)"
         )
-    if found.zero:
-        parts.append(f"{len(found.zero)} sample(s) are zero, first rows {found.zero[:3]} (drop them)")
-    if found.parallel:
+    if broken.zero:
+        parts.append(f"{len(broken.zero)} sample(s) are zero, first rows {broken.zero[:3]} (drop them)")
+    if broken.parallel:
         parts.append(
-            f"{len(found.parallel)} pair(s) of samples are parallel, first rows {found.parallel[:3]} (drop one of "
+            f"{len(broken.parallel)} pair(s) of samples are parallel, first rows {broken.parallel[:3]} (drop one of "
             "each; the kernel is singular)"
         )
     return "Assumption 1 does not hold: " + "; ".join(parts)
 
 
 def extremes(blocks: list[np.ndarray], name: str) -> ExtremeEigenvalues:
-    """Smallest and largest eigenvalue over diagonal blocks; blocks of one size are solved in one batch."""
-    each = [
+    """Compute the smallest and largest eigenvalue over diagonal blocks; solve blocks of equal size in one batch."""
+    by_size = [
         gram.extreme_eigenvalues(np.stack([b for b in blocks if len(b) == size]), certify=True)
         for size in sorted({len(b) for b in blocks})
     ]
-    low, high, error_low, error_high, resolution = (np.concatenate(column) for column in zip(*each, strict=True))
+    low, high, error_low, error_high, resolution = (np.concatenate(column) for column in zip(*by_size, strict=True))
     i, j = int(np.argmin(low)), int(np.argmax(high))
     result = ExtremeEigenvalues(
         lambda_min=float(low[i]),
@@ -244,22 +244,22 @@ def extremes(blocks: list[np.ndarray], name: str) -> ExtremeEigenvalues:
     )
     if result.resolved and not result.positive:
         check.warn(
-            f"the smallest eigenvalue of {name} is {result.lambda_min:.3g}, below 0: it is no kernel, counts as 0 and "
-            "gives no rate.",
+            f"{name} is not a kernel: its smallest eigenvalue is {result.lambda_min:.3g}, below 0. It counts as 0 and "
+            "gives no rate. Pass a positive semidefinite matrix.",
             TheoryWarning,
         )
     elif not result.resolved:
         check.warn(
-            f"the smallest eigenvalue of {name} is {result.lambda_min:.3g}, at or below what float64 resolves here "
-            f"({result.resolution:.3g}): it counts as 0 and gives no rate. Are samples (nearly) parallel, or more of "
-            "them than directions?",
+            f"the smallest eigenvalue of {name} is {result.lambda_min:.3g}, which float64 cannot tell from 0 "
+            f"(resolution {result.resolution:.3g}). It counts as 0 and gives no rate. Drop (nearly) parallel samples, "
+            "which fedstat.ntk.violations(x) finds, or use fewer samples.",
             TheoryWarning,
         )
     return result
 
 
 def violations(x: Any, client: Any = None, *, angle: float = 1e-7) -> gram.Violations:
-    """Name the samples that break Assumption 1 of FedFac §3.3: ‖x‖ ≤ 1, no two parallel.
+    """Find the samples that break Assumption 1 of FedFac §3.3: ‖x‖ ≤ 1, no two parallel.
 
     Parameters
     ----------
@@ -267,12 +267,12 @@ def violations(x: Any, client: Any = None, *, angle: float = 1e-7) -> gram.Viola
         Rows are counted client by client.
     client : array (sample,), optional
     angle : float
-        Radians up to which two directions count as one.
+        Angle in radians up to which two directions count as equal.
 
     Returns
     -------
     fedstat.ntk.gram.Violations
-        False if there is none.
+        False if there are none.
 
     Examples
     --------
@@ -284,13 +284,13 @@ def violations(x: Any, client: Any = None, *, angle: float = 1e-7) -> gram.Viola
 
 
 def kernel(x: Any, client: Any = None, *, normalize: bool = False) -> xr.DataArray:
-    """Neural tangent kernels of infinite width (FedFac Definition 1).
+    """Compute neural tangent kernels of infinite width (FedFac Definition 1).
 
     Parameters
     ----------
     x : Dataset, DataArray or array (client, sample, feature) or (sample, feature)
     client : array (sample,) or "client", optional
-        None: H^s∞ of all samples. Labels, or ``"client"`` where ``x`` has that dim or coordinate: H^p∞.
+        None: H^s∞ of all samples. Clients, or ``"client"`` if ``x`` has a dim or coordinate client: H^p∞.
     normalize : bool
         Scale samples to unit length first.
 
@@ -334,14 +334,14 @@ def kernel(x: Any, client: Any = None, *, normalize: bool = False) -> xr.DataArr
 
 
 def extreme_eigenvalues(h: Any) -> ExtremeEigenvalues:
-    """λ_min and λ_max of a kernel, with bounds on their errors.
+    """Compute λ_min and λ_max of a kernel, with bounds on their errors.
 
-    The λ^s and λ^p of FedFac §3.3, Theorem 1.
+    For H^s∞ and H^p∞, λ_min is λ^s and λ^p of FedFac §3.3, Theorem 1.
 
     Parameters
     ----------
     h : DataArray or array (sample, sample), or (client, sample, sample) for the blocks of H^p
-        As :func:`kernel` returns it. Rows and columns of NaN are absent samples.
+        Kernel, for example from :func:`kernel`. Rows and columns of NaN stand for missing samples.
 
     Returns
     -------

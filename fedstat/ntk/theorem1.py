@@ -1,4 +1,4 @@
-"""Theorem 1 of FedFac §3.3 against the training it speaks of."""
+"""Check of Theorem 1 of FedFac §3.3 against observed training."""
 
 from __future__ import annotations
 
@@ -46,36 +46,36 @@ def convergence(
     Parameters
     ----------
     x, y, client
-        As in :func:`fedstat.ntk.samples.gather`: a Dataset, or arrays (client, sample, feature), (client, sample), or
-        (sample, feature), (sample,) with the client of every sample. Samples with split "test" are left out.
+        As in :func:`fedstat.ntk.samples.gather`: a Dataset, arrays (client, sample, feature) and (client, sample), or
+        arrays (sample, feature) and (sample,) with the client of every sample. Samples with split "test" are dropped.
     widths : sequence of int
-        m1 = m2. As the width grows, the kernels stop changing and the theorem applies.
+        Values of m1 = m2. As the width grows, the kernels change less and the theorem applies.
     methods : sequence of {"fedsplit", "fedavg", "fedavg-matched", "dynamic"}
-        See :func:`fedstat.ntk.descent.network`. The paper has no theory for dynamic FedFac: it gets no bound. As its
-        factor analysis costs eigendecompositions of 2·width units in every round, it runs at the smallest width only.
+        See :func:`fedstat.ntk.descent.network`. Dynamic FedFac has no bound, because the paper has no theory for it.
+        It runs only at the smallest width, because every round decomposes a matrix over 2·width units.
     rounds, local_steps : int
         T and G.
     lr : float or {"stable", "theorem"}
-        η_l. ``"stable"``: 1/(2 G λ_max(H^p)), for which every local step and, with η_g ≤ 2, every round contracts.
-        ``"theorem"``: the theorem's own order with constant 1, (λ^s + λ^p)/(γ^s γ^p G N²). Both are multiplied by n
+        η_l. ``"stable"``: 1/(2 G λ_max(H^p)); every local step then contracts, and with η_g ≤ 2 every round.
+        ``"theorem"``: the order in the theorem with constant 1, (λ^s + λ^p)/(γ^s γ^p G N²). Both are multiplied by n
         under ``reduction="mean"``.
     server_lr : float
         η_g.
     reduction : {"sum", "mean"}
-        Whether a client's gradient sums or averages its samples. The paper's loss averages, its updates and ρ1, ρ2
-        sum; with ``"mean"`` both ρ are divided by n (by the largest client's, if they differ).
+        Sum or mean of the gradient over the samples of a client. The paper's loss is a mean, but its updates, ρ1 and
+        ρ2 are sums. ``"mean"`` divides both ρ by n, the number of samples of the largest client.
     replicates, seed : int
-        Initialisations of the network; the samples stay as they are.
+        Number of initializations of the network, and their seed; the samples do not change.
     normalize : bool
-        Scale samples to unit length, so that ‖x‖ ≤ 1 holds.
+        Scale samples to unit length, so that ‖x‖ ≤ 1.
     kappa, tau : float
-        Parameters of dynamic FedFac's factor analysis.
+        Settings of the factor analysis of dynamic FedFac.
     device : str, optional
-        None computes with NumPy; "cpu", "cuda", … with torch there.
+        None uses NumPy; "cpu", "cuda", … use torch on that device.
     progress : bool
         Show a progress bar.
     executor : Executor, optional
-        Any :class:`concurrent.futures.Executor`, whose workers train the networks, each on one BLAS thread: as in
+        Any :class:`concurrent.futures.Executor`. Its workers train the networks, each on one BLAS thread, as in
         :func:`fedstat.bootstrap`.
 
     Returns
@@ -85,19 +85,19 @@ def convergence(
     Raises
     ------
     ValueError
-        If an argument is out of range or the samples do not fit together.
+        If an argument is out of range, or shapes or labels of the samples do not match.
 
     Warns
     -----
     TheoryWarning
-        If Assumption 1 fails, λ_min is not resolved (it counts as 0, the theorem says nothing, and there is no bound),
-        or a run diverges; that run is kept up to there.
+        If Assumption 1 fails, if λ_min is not resolved, or if a run diverges. An unresolved λ_min counts as 0, so that
+        there is no bound. A run that diverges is recorded up to that round.
 
     Notes
     -----
-    ``loss_limit`` is what an infinitely wide network would do from the same start
-    (:func:`fedstat.ntk.gram.limit_map`): it tells how much of the distance between bound and observation is due to
-    the width, and how much to the theorem's keeping λ_min only.
+    ``loss_limit`` is the loss of an infinitely wide network with equal initial residuals
+    (:func:`fedstat.ntk.gram.limit_map`). It divides the distance between bound and observation into the effect of
+    finite width and the effect of using only λ_min.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def convergence(
     1          fedavg  True
     2  fedavg-matched  True
     """
-    samples = gather(*_train(x, y), client, normalize=normalize)
+    samples = gather(*_drop_test_samples(x, y), client, normalize=normalize)
     for method in methods:
         check.choice("methods", method, METHODS)
     widths = [check.integer("widths", w) for w in widths]
@@ -118,31 +118,30 @@ def convergence(
         check.integer(name, value)
     check.real("server_lr", server_lr, low=0, open_low=True)
     check.choice("reduction", reduction, ("sum", "mean"))
-    known = constants(samples)
+    kernels = constants(samples)
     divisor = float(max(samples.sizes)) if reduction == "mean" else 1.0
-    local = _lr(lr, known, samples, local_steps) * (divisor if isinstance(lr, str) else 1.0)
-    steps = stats.Steps(local, float(server_lr), local_steps, len(samples.names), divisor)
+    local_lr = _choose_lr(lr, kernels, samples, local_steps) * (divisor if isinstance(lr, str) else 1.0)
+    steps = stats.Steps(local_lr, float(server_lr), local_steps, len(samples.names), divisor)
     grid = [(m, w, k) for m in methods for w in widths for k in range(replicates)]
-    runs = dict.fromkeys(grid, _not_run(rounds))
-    wanted = [(m, w, k) for m, w, k in grid if m != "dynamic" or w == min(widths)]
-    work = partial(
-        _one, samples, known, steps, rounds=rounds, seed=seed, rule={"kappa": kappa, "tau": tau}, device=device
-    )
-    found = in_order(executor, work, wanted)
-    runs |= dict(zip(wanted, tqdm(found, total=len(wanted), disable=not progress), strict=True))
-    data = _dataset(runs, list(methods), widths, replicates, rounds)
-    _report_divergence(data, steps, known)
+    runs = dict.fromkeys(grid, _empty_run(rounds))
+    cells = [(m, w, k) for m, w, k in grid if m != "dynamic" or w == min(widths)]
+    rule = {"kappa": kappa, "tau": tau}
+    work = partial(_run_cell, samples, kernels, steps, rounds=rounds, seed=seed, rule=rule, device=device)
+    completed = in_order(executor, work, cells)
+    runs |= dict(zip(cells, tqdm(completed, total=len(cells), disable=not progress), strict=True))
+    data = _build_dataset(runs, list(methods), widths, replicates, rounds)
+    _warn_if_diverged(data, steps, kernels)
     data = data.assign(
-        contraction=("method", [_contraction(m, steps, known) for m in methods]),
-        h_shared_norm=np.linalg.norm(known.h_shared),
-        h_personal_norm=np.sqrt(sum(float((b**2).sum()) for b in known.h_personal)),
+        contraction=("method", [_contraction(m, steps, kernels) for m in methods]),
+        h_shared_norm=np.linalg.norm(kernels.h_shared),
+        h_personal_norm=np.sqrt(sum(float((b**2).sum()) for b in kernels.h_personal)),
     )
-    data.attrs = _attributes(samples, known, steps, rounds, reduction, lr, seed)
+    data.attrs = _attributes(samples, kernels, steps, rounds, reduction, lr, seed)
     return ConvergenceResult(data)
 
 
-def _train(x: Any, y: Any) -> tuple[Any, Any]:
-    """Drop the samples of split "test"."""
+def _drop_test_samples(x: Any, y: Any) -> tuple[Any, Any]:
+    """Drop the samples with split "test"."""
     if isinstance(x, (xr.Dataset, xr.DataArray)) and "split" in x.coords:
         keep = np.asarray(x["split"].values != "test")
         y = y if y is None else np.asarray(by_sample("y", y, x))[..., keep]
@@ -150,11 +149,11 @@ def _train(x: Any, y: Any) -> tuple[Any, Any]:
     return x, y
 
 
-def _lr(lr: Any, known: Constants, samples: Samples, local_steps: int) -> float:
+def _choose_lr(lr: Any, kernels: Constants, samples: Samples, local_steps: int) -> float:
     if lr == "stable":
-        return 1 / (2 * local_steps * known.personal.lambda_max)
+        return 1 / (2 * local_steps * kernels.personal.lambda_max)
     if lr == "theorem":
-        s, p = known.shared, known.personal
+        s, p = kernels.shared, kernels.personal
         if not (s.positive and p.positive):
             raise ValueError(
                 f"lr='theorem' needs positive λ^s and λ^p, but got {s.lambda_min:.3g} and {p.lambda_min:.3g}. "
@@ -166,11 +165,11 @@ def _lr(lr: Any, known: Constants, samples: Samples, local_steps: int) -> float:
     return check.real("lr", lr, low=0, open_low=True, hint="Or pass 'stable' or 'theorem'.")
 
 
-def _contraction(method: Method, steps: stats.Steps, known: Constants) -> float:
-    """Bound per round; NaN where the theorem says nothing."""
-    if method == "dynamic" or not known.positive:
+def _contraction(method: Method, steps: stats.Steps, kernels: Constants) -> float:
+    """Return the factor of the bound per round; NaN if the theorem gives none."""
+    if method == "dynamic" or not kernels.positive:
         return float("nan")
-    low_s, low_p = known.shared.lambda_min, known.personal.lambda_min
+    low_s, low_p = kernels.shared.lambda_min, kernels.personal.lambda_min
     if method == "fedsplit":
         return stats.contraction(steps, lambda_s=low_s, lambda_p=low_p)
     return stats.contraction(steps, lambda_s=low_s * (2 if method == "fedavg-matched" else 1))
@@ -188,32 +187,31 @@ class _Run(NamedTuple):
     diverged_at: int
 
 
-def _not_run(rounds: int) -> _Run:
-    nothing = np.full(rounds + 1, np.nan)
-    return _Run(nothing, nothing, nothing, nothing, nothing, nothing, np.nan, np.nan, -1)
+def _empty_run(rounds: int) -> _Run:
+    missing = np.full(rounds + 1, np.nan)
+    return _Run(missing, missing, missing, missing, missing, missing, np.nan, np.nan, -1)
 
 
 def checkpoints(rounds: int) -> set[int]:
-    """Rounds whose Gram matrices are formed: the first, the last but one, and a geometric grid between."""
+    """Return the rounds with Gram matrices: the first, the second to last, and a geometric grid between them."""
     return {0, rounds - 1} | {int(t) for t in np.geomspace(1, max(rounds - 1, 1), 8)}
 
 
-def _one(
-    samples: Samples, known: Constants, steps: stats.Steps, at: tuple[Method, int, int], *, seed: int,
-    rule: dict[str, Any], **how: Any,
+def _run_cell(
+    samples: Samples, kernels: Constants, steps: stats.Steps, cell: tuple[Method, int, int], *, seed: int,
+    rule: dict[str, Any], **options: Any,
 ) -> _Run:  # fmt: skip
-    """Run of a method, width and replicate."""
-    method, width, replicate = at
+    """Draw the network of a method, width and replicate, and train it."""
+    method, width, replicate = cell
     sizes = {"clients": len(samples.names), "features": samples.x.shape[1], "width": width}
     net = network(method, **sizes, seed=seed, replicate=replicate)
-    return _run(
-        samples, known, net, steps, method=method, rule=factor_rule(**rule) if method == "dynamic" else None, **how
-    )
+    update = factor_rule(**rule) if method == "dynamic" else None
+    return _run(samples, kernels, net, steps, method=method, rule=update, **options)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of runs that diverge within a round
+@np.errstate(over="ignore", invalid="ignore")  # a run may diverge within a round
 def _run(
-    samples: Samples, known: Constants, net: Network, steps: stats.Steps, *, rounds: int, method: Method, rule: Any,
+    samples: Samples, kernels: Constants, net: Network, steps: stats.Steps, *, rounds: int, method: Method, rule: Any,
     device: str | None,
 ) -> _Run:  # fmt: skip
     x: Any
@@ -230,25 +228,26 @@ def _run(
         net = Network(*(torch.from_numpy(a).to(device) for a in net))
     xp = array_namespace(x)
     record = {k: np.full(rounds + 1, np.nan) for k in _Run._fields[:6]}
-    wanted, first, grams, diverged_at = checkpoints(rounds), None, None, -1
-    for t, now in enumerate(descent(x, y, net, steps, rounds=rounds, rule=rule, divisors=divisors)):
-        record["loss"][t] = float(xp.sum(now.residual**2))
+    gram_rounds, first, grams, diverged_at = checkpoints(rounds), None, None, -1
+    for t, state in enumerate(descent(x, y, net, steps, rounds=rounds, rule=rule, divisors=divisors)):
+        record["loss"][t] = float(xp.sum(state.residual**2))
         if first is None:
-            first, residual, shared = now.active, np.asarray(_host(now.residual))[_host(present)[..., 0]], now.shared
+            first, shared = state.active, state.shared
+            residual = np.asarray(_to_numpy(state.residual))[_to_numpy(present)[..., 0]]
         if diverged(record["loss"][t], record["loss"][0]):
             diverged_at = t
             break
-        record["flipped"][t] = float(xp.count_nonzero((first != now.active) & present)) / n_active
-        record["kept"][t] = float(xp.mean(xp.astype(now.shared == shared, xp.float64)))
-        shared = now.shared
-        if t in wanted and method != "dynamic":
-            h = _grams(x, now.start, now.local, now.shared, split)
+        record["flipped"][t] = float(xp.count_nonzero((first != state.active) & present)) / n_active
+        record["kept"][t] = float(xp.mean(xp.astype(state.shared == shared, xp.float64)))
+        shared = state.shared
+        if t in gram_rounds and method != "dynamic":
+            h = _compute_grams(x, state.start, state.local, state.shared, split)
             if grams is None:
-                grams = _grams(x, now.start, now.start, now.shared, split)
+                grams = _compute_grams(x, state.start, state.start, state.shared, split)
             record["drift_shared"][t] = float(xp.linalg.vector_norm(h[0] - grams[0]))
             if split:
                 record["drift_personal"][t] = float(xp.linalg.vector_norm(h[1] - grams[1]))
-    record["loss_limit"] = _limit(known, steps, residual, rounds, method, _host(divisors))
+    record["loss_limit"] = _compute_limit(kernels, steps, residual, rounds, method, _to_numpy(divisors))
     gap = [np.nan, np.nan]
     if grams is not None:
         gap[0] = float(xp.linalg.vector_norm(grams[0] - stats.kernel(xp.reshape(x, (-1, x.shape[-1])))))
@@ -257,24 +256,24 @@ def _run(
     return _Run(**record, gap_shared=gap[0], gap_personal=gap[1], diverged_at=diverged_at)
 
 
-def _host(a: Any) -> np.ndarray:
+def _to_numpy(a: Any) -> np.ndarray:
     return a.cpu().numpy() if hasattr(a, "cpu") else a
 
 
-def _grams(x: Any, start: Any, local: Any, shared: Any, split: bool) -> tuple[Any, Any]:
-    """H^s over all clients and, for FedSplit, the blocks of H^p (Definition 2)."""
+def _compute_grams(x: Any, start: Any, local: Any, shared: Any, split: bool) -> tuple[Any, Any]:
+    """Compute H^s over all clients and, for FedSplit, the blocks of H^p (Definition 2)."""
     h_shared = stats.shared_gram(x, start[0][shared], local[:, shared])
     return h_shared, stats.gram(x, start[:, ~shared], local[:, ~shared]) if split else None
 
 
-def _limit(
-    known: Constants, steps: stats.Steps, residual: np.ndarray, rounds: int, method: Method, divisors: np.ndarray
+def _compute_limit(
+    kernels: Constants, steps: stats.Steps, residual: np.ndarray, rounds: int, method: Method, divisors: np.ndarray
 ) -> np.ndarray:
-    """‖y − h(t)‖² of the infinitely wide network from the same residual."""
+    """Compute ‖y − h(t)‖² of the infinitely wide network from the initial residual."""
     if method == "dynamic":
         return np.full(rounds + 1, np.nan)
-    h_personal = known.h_personal if method == "fedsplit" else [np.zeros_like(b) for b in known.h_personal]
-    h_shared = known.h_shared * (2 if method == "fedavg-matched" else 1)
+    h_personal = kernels.h_personal if method == "fedsplit" else [np.zeros_like(b) for b in kernels.h_personal]
+    h_shared = kernels.h_shared * (2 if method == "fedavg-matched" else 1)
     step = stats.limit_map(h_shared, h_personal, steps, divisors=divisors.tolist())
     loss = np.full(rounds + 1, np.nan)
     for t in range(rounds + 1):
@@ -285,7 +284,7 @@ def _limit(
     return loss
 
 
-def _dataset(
+def _build_dataset(
     runs: dict[tuple[Method, int, int], _Run], methods: list[Method], widths: list[int], replicates: int, rounds: int
 ) -> xr.Dataset:
     dims = ("method", "width", "replicate")
@@ -298,25 +297,25 @@ def _dataset(
     return xr.Dataset(variables, coords={"method": np.array(methods, dtype=object), "width": widths, **counts})
 
 
-def _report_divergence(data: xr.Dataset, steps: stats.Steps, known: Constants) -> None:
-    bad = np.argwhere(data["diverged_at"].values >= 0)
-    if len(bad):
-        m, w, k = bad[0]
-        stable = steps.divisor / (2 * steps.local_steps * known.personal.lambda_max)
+def _warn_if_diverged(data: xr.Dataset, steps: stats.Steps, kernels: Constants) -> None:
+    cells = np.argwhere(data["diverged_at"].values >= 0)
+    if len(cells):
+        m, w, k = cells[0]
+        stable = steps.divisor / (2 * steps.local_steps * kernels.personal.lambda_max)
         check.warn(
-            f"gradient descent diverged in {len(bad)} run(s), first {data['method'].values[m]!s} of width "
+            f"gradient descent diverged in {len(cells)} run(s), first {data['method'].values[m]!s} of width "
             f"{data['width'].values[w]}, replicate {k}, in round {data['diverged_at'].values[m, w, k]}, with lr = "
-            f"{steps.lr:.3g}, server_lr = {steps.server_lr:.3g}. It is stable at lr <= {stable:.3g} (lr='stable') and "
-            "server_lr <= 1.",
+            f"{steps.lr:.3g}, server_lr = {steps.server_lr:.3g}. It is stable with lr <= {stable:.3g} (lr='stable') "
+            "and server_lr <= 1.",
             TheoryWarning,
         )
 
 
 def _attributes(
-    samples: Samples, known: Constants, steps: stats.Steps, rounds: int, reduction: str, lr: Any, seed: int
+    samples: Samples, kernels: Constants, steps: stats.Steps, rounds: int, reduction: str, lr: Any, seed: int
 ) -> dict[str, Any]:
     sizes = samples.sizes
-    s, p = known.shared, known.personal
+    s, p = kernels.shared, kernels.personal
     return {
         "clients": len(sizes), "n": max(sizes), "n_min": min(sizes), "samples": len(samples.y),
         "features": samples.x.shape[1], "rounds": rounds, "local_steps": steps.local_steps, "lr": steps.lr,
@@ -326,6 +325,6 @@ def _attributes(
         "lambda_s_resolved": int(s.positive),
         "lambda_p": p.lambda_min, "lambda_p_max": p.lambda_max, "lambda_p_error": p.error_min,
         "lambda_p_resolved": int(p.positive),
-        "samples_long": len(known.violations.long), "samples_zero": len(known.violations.zero),
-        "samples_parallel": len(known.violations.parallel), "divisor": steps.divisor,
+        "samples_long": len(kernels.violations.long), "samples_zero": len(kernels.violations.zero),
+        "samples_parallel": len(kernels.violations.parallel), "divisor": steps.divisor,
     }  # fmt: skip

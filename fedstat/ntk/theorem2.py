@@ -1,4 +1,4 @@
-"""Theorem 2 of FedFac §3.3 against the test loss."""
+"""Check of Theorem 2 of FedFac §3.3 against the observed test loss."""
 
 from __future__ import annotations
 
@@ -50,40 +50,41 @@ def generalization(
     x, y, client
         As in :func:`fedstat.ntk.samples.gather`.
     split : array, Series, DataArray (sample,) or mapping from sample, of str, optional
-        "train" or "test" for every sample, along the sample axis of ``x``; without it, the coordinate of that name.
+        "train" or "test" for every sample, along the sample axis of ``x``. Default: the coordinate ``split`` of ``x``.
     clients : sequence of int, optional
-        Numbers of clients C to cut the same N training samples into: neighbouring clients are merged, or clients
-        divided, and the test samples likewise. None: as the data are.
+        Numbers of clients C among which the N training samples are divided. Neighboring clients are merged, or clients
+        are split; test samples likewise. None: the clients of the data.
     samples : sequence of int, optional
-        Numbers n of training samples to keep of every client (the first ones). None: all.
+        Numbers n of training samples per client, from the first on. None: all.
     constant, delta : float
         c and δ of the confidence term c √(log(N/(λδ))/(2N)); the paper gives its order only.
     width, rounds, local_steps, lr, server_lr, replicates, seed, normalize, progress, executor
-        As in :func:`fedstat.ntk.convergence`, for the network whose test loss is observed.
+        Settings of the observed network, as in :func:`fedstat.ntk.convergence`.
     init_scale : float
-        α of Theorem 2: the weights start at α·N(0, I).
+        α of Theorem 2: the initial weights are α·N(0, I).
 
     Returns
     -------
     GeneralizationResult
-        Loss is ``min(|h − y|, 1)``, which is 1-Lipschitz in h and at most 1, as the theorem asks.
+        The loss is ``min(|h − y|, 1)``, which is 1-Lipschitz in h and at most 1, as the theorem requires.
 
     Raises
     ------
     ValueError
-        If there is no test sample, or a number of clients exceeds that of the samples.
+        If there is no test sample, or there are more clients than training or test samples.
 
     Warns
     -----
     TheoryWarning
-        If Assumption 1 fails; a smallest eigenvalue is not resolved: it counts as 0, and the theorem, whose width and
-        bound rest on λ^s, λ^p and that of H^s + H^p, has no bound; or training diverges: that run has no loss.
+        - If Assumption 1 fails.
+        - If λ^s, λ^p or the smallest eigenvalue of H^s + H^p is not resolved. It counts as 0, so there is no bound.
+        - If training diverges. That run has no loss.
 
     Notes
     -----
-    ``test_limit`` belongs to the infinitely wide network trained to the end: h(x) = k(x)ᵀ M⁻¹ y with
-    M = (η_g/C) H^s + H^p, the matrix that the parallel gradient descent follows (whatever G), while the theorem's
-    complexity has H^s + H^p.
+    ``test_limit`` is the loss of the infinitely wide network trained to convergence: h(x) = k(x)ᵀ M⁻¹ y with
+    M = (η_g/C) H^s + H^p. Parallel gradient descent follows M for every G, but the complexity term of the theorem uses
+    H^s + H^p.
 
     Examples
     --------
@@ -95,7 +96,7 @@ def generalization(
     >>> bool(result.by_setting().vacuous[0])
     True
     """
-    train, test = _parts(x, y, client, split, normalize)
+    train, test = _split_samples(x, y, client, split, normalize)
     for name, value in (("width", width), ("rounds", rounds), ("local_steps", local_steps), ("replicates", replicates)):
         check.integer(name, value)
     check.real("init_scale", init_scale, low=0, open_low=True)
@@ -107,25 +108,25 @@ def generalization(
         if n is not None:
             rank = np.concatenate([np.arange(k) for k in a.sizes])
             a = a.take(rank < check.integer("samples", n, high=min(a.sizes)))
-        settings.append(_setting(a, b, constant, delta, server_lr))
-        steps = stats.Steps(_lr(lr, a, local_steps), server_lr, local_steps, len(a.names))
+        settings.append(_describe_setting(a, b, constant, delta, server_lr))
+        steps = stats.Steps(_choose_lr(lr, a, local_steps), server_lr, local_steps, len(a.names))
         runs += [(a, b, steps, replicate) for replicate in range(replicates)]
     work = partial(_observe, width=width, rounds=rounds, init_scale=init_scale, seed=seed)
     losses = list(tqdm(in_order(executor, work, runs), total=len(runs), disable=not progress))
-    _report_divergence(runs, losses)
+    _warn_if_diverged(runs, losses)
     for i, row in enumerate(settings):
-        own = losses[i * replicates : (i + 1) * replicates]
-        row["test"], row["train"] = (list(part) for part in zip(*own, strict=True))
+        pairs = losses[i * replicates : (i + 1) * replicates]
+        row["test"], row["train"] = (list(part) for part in zip(*pairs, strict=True))
     return GeneralizationResult(
-        _dataset(settings).assign_attrs(
+        _build_dataset(settings).assign_attrs(
             delta=delta, constant=constant, width=width, rounds=rounds, local_steps=local_steps, server_lr=server_lr,
             init_scale=init_scale, seed=seed, labels="signs" if set(np.abs(train.y)) == {1.0} else "other",
         )
     )  # fmt: skip
 
 
-def _parts(x: Any, y: Any, client: Any, split: Any, normalize: bool) -> tuple[Samples, Samples]:
-    """Training and test samples."""
+def _split_samples(x: Any, y: Any, client: Any, split: Any, normalize: bool) -> tuple[Samples, Samples]:
+    """Return training and test samples."""
     x = labels.labelled(x, ("sample", "feature"))
     labelled = isinstance(x, (xr.Dataset, xr.DataArray))
     if split is None and labelled and "split" in x.coords:
@@ -135,107 +136,105 @@ def _parts(x: Any, y: Any, client: Any, split: Any, normalize: bool) -> tuple[Sa
     n_samples = x.sizes["sample"] if labelled else array.shape[-2]
     if split.shape != (n_samples,) or not {"train", "test"} <= set(split.tolist()):
         raise ValueError(
-            f"split must say 'train' or 'test' for each of the {n_samples} samples, both occurring, "
+            f"split must be 'train' or 'test' for each of the {n_samples} samples and contain both, "
             f"but got shape {split.shape} with {sorted(set(split.tolist()))}"
         )
-    whole = gather(x, y, client, normalize=normalize)
-    shape = (n_samples,) if array.ndim == 2 else (len(whole.y) // n_samples, n_samples)
-    # Read as a target, the split is put in the same order as the samples.
-    parts = [
-        whole.take(gather(array, np.broadcast_to(split == name, shape), client).y > 0) for name in ("train", "test")
-    ]
-    train, test = parts
+    samples = gather(x, y, client, normalize=normalize)
+    shape = (n_samples,) if array.ndim == 2 else (len(samples.y) // n_samples, n_samples)
+    # gather() orders the split like the samples if it is passed as y.
+    train, test = (
+        samples.take(gather(array, np.broadcast_to(split == name, shape), client).y > 0) for name in ("train", "test")
+    )
     if train.names != test.names:
-        raise ValueError(f"every client needs training and test samples, but got {train.names} and {test.names}")
+        raise ValueError(f"every client must have training and test samples, but got {train.names} and {test.names}")
     return train, test
 
 
-def _setting(train: Samples, test: Samples, constant: float, delta: float, server_lr: float) -> dict[str, Any]:
-    """Compute bound and the infinitely wide network of one setting."""
-    known = constants(train)
+def _describe_setting(train: Samples, test: Samples, constant: float, delta: float, server_lr: float) -> dict[str, Any]:
+    """Compute the bound and the losses of the infinitely wide network for one setting."""
+    kernels = constants(train)
     sizes = train.sizes
     if min(sizes) != max(sizes):
         check.warn(
-            f"Theorem 2 is for clients of equal size, but got {min(sizes)} to {max(sizes)}: n is their mean.",
+            f"Theorem 2 assumes clients of equal size, but got {min(sizes)} to {max(sizes)} samples; n is their mean. "
+            "Pass samples= to use equal sizes.",
             TheoryWarning,
         )
-    personal = _block_diagonal(train, known.h_shared)
-    low = extremes([known.h_shared + personal], "H^s + H^p").usable
+    personal = _keep_diagonal_blocks(train, kernels.h_shared)
+    low = extremes([kernels.h_shared + personal], "H^s + H^p").usable
     setting = {"clients": len(sizes), "n": len(train.y) / len(sizes), "lambda_min": low}
-    setting |= {"zero": _loss(np.zeros_like(test.y), test.y)}
-    if low == 0 or not known.positive:
+    setting |= {"zero": _mean_loss(np.zeros_like(test.y), test.y)}
+    if low == 0 or not kernels.positive:
         return setting | dict.fromkeys(("complexity", "confidence", "bound", "test_limit", "train_limit"), math.nan)
-    first = stats.complexity(known.h_shared, known.h_personal, train.y)
+    first = stats.complexity(kernels.h_shared, kernels.h_personal, train.y)
     second = stats.confidence(len(train.y), low, delta=delta, constant=constant)
-    # Weights of the kernel that the descent follows; for C = 1 and η_g = 1 it is the theorem's.
+    # Weight of H^s in the matrix that the descent follows; 1, as in the theorem, for C = 1 and η_g = 1.
     weight = server_lr / len(sizes)
-    solved = np.linalg.solve(weight * known.h_shared + personal, train.y)
-    both = np.concatenate([test.x, train.x])
-    cross = stats.kernel(both)[: len(test.y), len(test.y) :]
-    value = (weight + (test.client[:, None] == train.client)) * cross @ solved
+    dual = np.linalg.solve(weight * kernels.h_shared + personal, train.y)
+    x = np.concatenate([test.x, train.x])
+    cross = stats.kernel(x)[: len(test.y), len(test.y) :]
+    value = (weight + (test.client[:, None] == train.client)) * cross @ dual
     return setting | {
-        "complexity": first, "confidence": second, "bound": first + second, "test_limit": _loss(value, test.y),
-        "train_limit": _loss((weight * known.h_shared + personal) @ solved, train.y),
+        "complexity": first, "confidence": second, "bound": first + second, "test_limit": _mean_loss(value, test.y),
+        "train_limit": _mean_loss((weight * kernels.h_shared + personal) @ dual, train.y),
     }  # fmt: skip
 
 
-def _block_diagonal(samples: Samples, h: np.ndarray) -> np.ndarray:
+def _keep_diagonal_blocks(samples: Samples, h: np.ndarray) -> np.ndarray:
     return np.where(samples.client[:, None] == samples.client, h, 0.0)
 
 
-def _loss(value: np.ndarray, y: np.ndarray) -> float:
+def _mean_loss(value: np.ndarray, y: np.ndarray) -> float:
     return float(np.mean(np.minimum(np.abs(value - y), 1)))
 
 
-def _lr(lr: Any, train: Samples, local_steps: int) -> float:
-    return _stable(train, local_steps) if lr == "stable" else check.real("lr", lr, low=0, open_low=True)
+def _choose_lr(lr: Any, train: Samples, local_steps: int) -> float:
+    return _stable_lr(train, local_steps) if lr == "stable" else check.real("lr", lr, low=0, open_low=True)
 
 
-def _stable(train: Samples, local_steps: int) -> float:
-    """Learning rate for which every local step contracts: 1/(2 G λ_max(H^p))."""
+def _stable_lr(train: Samples, local_steps: int) -> float:
+    """Return the learning rate at which every local step contracts: 1/(2 G λ_max(H^p))."""
     top = max(float(stats.extreme_eigenvalues(stats.kernel(b)).maximum) for b in train.blocks(train.x))
     return 1 / (2 * local_steps * top)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of runs that diverge within a round
+@np.errstate(over="ignore", invalid="ignore")  # a run may diverge within a round
 def _observe(
     run: tuple[Samples, Samples, stats.Steps, int], *, width: int, rounds: int, init_scale: float, seed: int
 ) -> tuple[float, float]:
-    """Test and training loss of a trained network of finite width; NaN if its training diverged."""
+    """Train a network of finite width and return its test and training loss; NaN if training diverged."""
     train, test, steps, replicate = run
     x, y = train.stacked()
     sizes = {"clients": len(train.names), "features": x.shape[-1], "width": width}
     net = network("fedsplit", **sizes, seed=seed, replicate=replicate, scale=init_scale)
     first = None
-    for last in descent(x, y, net, steps, rounds=rounds):
-        now = float(np.sum(last.residual**2))
-        first = now if first is None else first
-        if diverged(now, first):
+    for state in descent(x, y, net, steps, rounds=rounds):
+        train_loss = float(np.sum(state.residual**2))
+        first = train_loss if first is None else first
+        if diverged(train_loss, first):
             return math.nan, math.nan
 
     def loss(part: Samples) -> float:
-        value = predict(part.stacked()[0], last.start, net.output)
+        value = predict(part.stacked()[0], state.start, net.output)
         flat = np.concatenate([v[:size] for v, size in zip(value, part.sizes, strict=True)])
-        return _loss(flat, part.y)
+        return _mean_loss(flat, part.y)
 
     return loss(test), loss(train)
 
 
-def _report_divergence(
-    runs: list[tuple[Samples, Samples, stats.Steps, int]], losses: list[tuple[float, float]]
-) -> None:
-    bad = [run for run, (loss, _) in zip(runs, losses, strict=True) if math.isnan(loss)]
-    if bad:
-        train, _, steps, replicate = bad[0]
+def _warn_if_diverged(runs: list[tuple[Samples, Samples, stats.Steps, int]], losses: list[tuple[float, float]]) -> None:
+    failed = [run for run, (loss, _) in zip(runs, losses, strict=True) if math.isnan(loss)]
+    if failed:
+        train, _, steps, replicate = failed[0]
         check.warn(
-            f"gradient descent diverged in {len(bad)} of {len(runs)} runs, first with {len(train.names)} clients, "
-            f"replicate {replicate}, with lr = {steps.lr:.3g}, server_lr = {steps.server_lr:.3g}: they have no loss. "
-            f"It is stable at lr <= {_stable(train, steps.local_steps):.3g} (lr='stable') and server_lr <= 1.",
+            f"gradient descent diverged in {len(failed)} of {len(runs)} runs, first with {len(train.names)} clients, "
+            f"replicate {replicate}, lr = {steps.lr:.3g}, server_lr = {steps.server_lr:.3g}; these runs have no loss. "
+            f"It is stable with lr <= {_stable_lr(train, steps.local_steps):.3g} (lr='stable') and server_lr <= 1.",
             TheoryWarning,
         )
 
 
-def _dataset(settings: list[dict[str, Any]]) -> xr.Dataset:
+def _build_dataset(settings: list[dict[str, Any]]) -> xr.Dataset:
     variables = {
         name: (("setting", "replicate")[: np.ndim(settings[0][name]) + 1], [row[name] for row in settings])
         for name in settings[0]

@@ -337,7 +337,7 @@ class FactorResult(Result):
 
     def _lines(self) -> list[str]:
         nu, n = self.communality, self.n_clients
-        _, least, most = median_and_ends(nu)
+        middle, least, most = median_and_ends(nu)
         size = count(len(self.units), "unit")
         if self.n_obs is not None:
             of_clients = f" ({count(n, 'client')} x {self.n_obs // n} weights)" if n and self.n_obs % n == 0 else ""
@@ -351,7 +351,7 @@ class FactorResult(Result):
             f"Factor analysis ({self.method}): {size}{', baseline subtracted' * self.of_change}",
             f"{count(self.n_factors, 'factor')} ({chosen})" + f"; {end}" * (self.method in ("pa", "minres")),
             (
-                f"Communality: median {coefficient(np.nanmedian(nu))}, range {coefficient(least)} to {coefficient(most)}; "
+                f"Communality: median {coefficient(middle)}, range {coefficient(least)} to {coefficient(most)}; "
                 f"{count(int(self.heywood.sum()), 'Heywood case')}, {int(self.dead.sum())} constant"
             ),
             *extremes(nu, self.units),

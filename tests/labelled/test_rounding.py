@@ -169,14 +169,14 @@ def test_white_noise_with_no_more_rows_than_units_has_no_test_of_sphericity(rows
 
 
 def test_a_negative_eigenvalue_is_no_rounding() -> None:
-    with pytest.warns(ntk.TheoryWarning, match="smallest eigenvalue of h is -1, below 0: it is no kernel"):
+    with pytest.warns(ntk.TheoryWarning, match="h is not a kernel: its smallest eigenvalue is -1, below 0"):
         found = ntk.extreme_eigenvalues(np.diag([1.0, -1, 2]))
     assert tuple(found) == (-1, 2)
     assert found.resolved
     assert not found.positive
     assert (found.usable, found.condition) == (0, np.inf)
     assert "negative: no kernel" in repr(found)
-    with pytest.warns(ntk.TheoryWarning, match="at or below what float64 resolves"):
+    with pytest.warns(ntk.TheoryWarning, match="which float64 cannot tell from 0"):
         flat = ntk.extreme_eigenvalues(np.ones((3, 3)))
     assert not flat.resolved
     assert not flat.positive

@@ -117,8 +117,8 @@ def test_a_unit_that_turns_shared_adopts_the_mean_and_one_that_turns_personal_ke
     rng = np.random.default_rng(5)
     start, local = rng.normal(size=(2, C, 3, D))
     start[:, 0] = start[0, 0]
-    was, now = np.array([True, False, True]), np.array([True, True, False])
-    new = module._aggregate(np, start, local, was, now, 0.5)
+    shared, new_shared = np.array([True, False, True]), np.array([True, True, False])
+    new = module._aggregate(np, start, local, shared, new_shared, 0.5)
     np.testing.assert_allclose(new[1, 0], start[0, 0] + 0.5 * (local[:, 0].mean(0) - start[0, 0]))
     np.testing.assert_allclose(new[2, 1], local[:, 1].mean(0))
     np.testing.assert_array_equal(new[:, 2], local[:, 2])

@@ -71,15 +71,15 @@ def test_proof_refuses_a_value_that_is_not_extreme():
     h = np.diag(np.arange(1.0, 11.0))
     zero = np.float64(0.0)
     good = Extremes(np.float64(1.0), np.float64(10.0), 1e-9 + zero, 1e-9 + zero, zero)
-    assert module._proved(h, good)
-    assert not module._proved(h, good._replace(minimum=np.float64(2.0)))
-    assert not module._proved(h, good._replace(maximum=np.float64(9.0)))
+    assert module._is_certain(h, good)
+    assert not module._is_certain(h, good._replace(minimum=np.float64(2.0)))
+    assert not module._is_certain(h, good._replace(maximum=np.float64(9.0)))
 
 
 def test_certified_values_survive_an_iteration_that_misses_the_ends(monkeypatch):
     h = with_spectrum(np.arange(1.0, 31.0))
     wrong = Extremes(*map(np.float64, (2.0, 29.0, 1e-9, 1e-9, 1e-12)))
-    monkeypatch.setattr(module, "_iterative", lambda *_: wrong)
+    monkeypatch.setattr(module, "_solve_by_lanczos", lambda *_: wrong)
     assert extreme_eigenvalues(h, direct_below=1).minimum == 2.0
     found = extreme_eigenvalues(h, direct_below=1, certify=True)
     assert (found.minimum, found.maximum) == pytest.approx((1.0, 30.0))
@@ -121,7 +121,7 @@ def test_bad_matrices_are_refused(h, message):
 def test_an_unresolved_smallest_eigenvalue_warns_and_counts_as_zero():
     x = samples()
     x[1] = x[0]
-    with pytest.warns(fedstat.ntk.TheoryWarning, match="what float64 resolves"):
+    with pytest.warns(fedstat.ntk.TheoryWarning, match="which float64 cannot tell from 0"):
         found = fedstat.ntk.extreme_eigenvalues(fedstat.ntk.kernel(x))
     assert found.usable == 0
     assert found.condition == np.inf

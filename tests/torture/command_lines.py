@@ -226,7 +226,7 @@ NTK = """
 --theorem 2 --delta 0 | delta
 --theorem 2 --delta 1 | delta
 --theorem 2 --init-scale 0 | init_scale
---data digits --clients 1000 | more than there are among 1797 digits
+--data digits --clients 1000 | 1797 digits (about 178 per class) gives
 --device cuda | CUDA
 --device gpu | device
 --out ntk.zarr | --out ntk.zarr exists
