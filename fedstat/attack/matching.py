@@ -1,4 +1,4 @@
-"""Deep leakage from gradients: matching of gradients, and the gradients that a server observes."""
+"""Gradient inversion by gradient matching (DLG), and the gradients that a server observes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RATE, BETAS = 0.3, (0.9, 0.999)
 
 
 class Recovered(NamedTuple):
-    """What the attacker makes of what she sees.
+    """Images and classes that the attacker recovers.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Recovered(NamedTuple):
     y : int64 Tensor (victim,)
         Classes.
     distance : Tensor (victim,)
-        Squared distance of the gradients, as a share of the squared norm of the gradient sent.
+        Squared distance to the observed gradient, divided by its squared norm.
     """
 
     x: Tensor
@@ -52,99 +52,104 @@ class Recovered(NamedTuple):
 def recover(
     net: Net,
     loss: Loss,
-    seen: Observed,
-    start: Tensor,
+    observed: Observed,
+    init: Tensor,
     *,
     box: tuple[Tensor, Tensor],
     iterations: int,
     y: Tensor | None = None,
 ) -> Recovered:
-    """Images, one for each victim, whose gradients are near those sent (Zhu, Liu and Han 2019, Algorithm 1).
+    """Find an image for each victim whose gradient is close to the observed one (Zhu, Liu and Han 2019, Algorithm 1).
 
-    Zhu et al. minimise the squared distance by L-BFGS. Here it is Adam, the step falling from 0.3 to 0 along a cosine
-    and images kept in the box: with ReLU and max pooling the distance is only piecewise smooth, and line searches
-    spend five evaluations a step for no smaller distance. No victim's course depends on the others.
+    Zhu et al. minimize the squared distance by L-BFGS. Here Adam minimizes it: the learning rate decays from 0.3 to 0
+    along a cosine, and images are clipped to the box. With ReLU and max pooling the distance is only piecewise smooth.
+    There, line searches take five evaluations per step without reaching a smaller distance. Victims do not influence
+    each other.
 
     Parameters
     ----------
     net : Net
     loss : Loss
-    seen : Observed
-    start : Tensor (victim, ...)
-        Images to start from.
+    observed : Observed
+    init : Tensor (victim, ...)
+        Initial images.
     box : pair of Tensor
-        Least and largest pixel, which broadcast against an image.
+        Smallest and largest pixel values, which broadcast against an image.
     iterations : int
     y : int64 Tensor (victim,), optional
-        Classes, if the attacker knows them, or :func:`by_sign` tells; otherwise soft labels, optimised with the images.
+        Classes, if the attacker knows them or :func:`by_sign` returns them. None optimizes soft labels with the images.
     """
     classes = max(nets.n_outputs(net), 2)
-    free = [start.clone()] + ([] if y is not None else [start.new_zeros(len(start), classes)])
-    norm = _sum_squares(seen.gradient.values()).clamp(min=torch.finfo(start.dtype).tiny)
-    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in free]
-    best, least = [p.clone() for p in free], torch.full_like(norm, math.inf)
+    images_and_labels = [init.clone()] + ([] if y is not None else [init.new_zeros(len(init), classes)])
+    norm = _sum_squares(observed.gradient.values()).clamp(min=torch.finfo(init.dtype).tiny)
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in images_and_labels]
+    best, smallest = [p.clone() for p in images_and_labels], torch.full_like(norm, math.inf)
     for k in range(iterations + 1):
-        distance, grads = _distance(net, loss, seen, free, y, norm)
-        nearer = distance < least
-        least = torch.where(nearer, distance, least)
-        for kept, p in zip(best, free, strict=True):
-            kept[nearer] = p[nearer]
+        distance, grads = _measure_distance(net, loss, observed, images_and_labels, y, norm)
+        is_smaller = distance < smallest
+        smallest = torch.where(is_smaller, distance, smallest)
+        for best_p, p in zip(best, images_and_labels, strict=True):
+            best_p[is_smaller] = p[is_smaller]
         if k < iterations:
-            _adam(free, grads, moments, k, iterations)
-            torch.clamp(free[0], *box, out=free[0])
-    return Recovered(best[0], best[1].argmax(1) if y is None else y, least)
+            _step_adam(images_and_labels, grads, moments, k, iterations)
+            torch.clamp(images_and_labels[0], *box, out=images_and_labels[0])
+    return Recovered(best[0], best[1].argmax(1) if y is None else y, smallest)
 
 
-def by_sign(net: Net, seen: Observed) -> Tensor | None:
-    """Classes by the gradient of the output layer's bias, which is negative for the true class alone; None if not seen.
+def by_sign(net: Net, observed: Observed) -> Tensor | None:
+    """Infer classes from the signs of the gradient of the output bias; None if it is not observed.
 
-    Zhao, Mopuri and Bilen (2020), "iDLG", arXiv:2001.02610.
+    The gradient is negative only for the true class (Zhao, Mopuri and Bilen 2020, "iDLG", arXiv:2001.02610).
     """
     heads = nets.head_layers(net)
-    bias = seen.gradient.get(f"{heads[0]}.bias")
-    if len(heads) > 1 or bias is None or bias.ndim != 2 or not bool(seen.mask[f"{heads[0]}.bias"].all()):
+    bias = observed.gradient.get(f"{heads[0]}.bias")
+    if len(heads) > 1 or bias is None or bias.ndim != 2 or not bool(observed.mask[f"{heads[0]}.bias"].all()):
         return None
     return bias.argmin(1) if bias.shape[1] > 1 else (bias[:, 0] < 0).long()
 
 
-def _distance(
-    net: Net, loss: Loss, seen: Observed, free: Sequence[Tensor], y: Tensor | None, norm: Tensor
+def _measure_distance(
+    net: Net, loss: Loss, observed: Observed, images_and_labels: Sequence[Tensor], y: Tensor | None, norm: Tensor
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Relative squared distance (victim,) of the gradients, and its derivatives at images and soft labels."""
-    leaves = {name: p.clone() if name in net.buffers else p.detach() for name, p in seen.model.items()}
-    wanted = [leaves[name].requires_grad_() for name in seen.gradient]
-    x, *soft = (p.detach().requires_grad_() for p in free)
+    """Return the relative squared distance (victim,) of the gradients and its derivatives in the variables."""
+    leaves = {name: p.clone() if name in net.buffers else p.detach() for name, p in observed.model.items()}
+    params = [leaves[name].requires_grad_() for name in observed.gradient]
+    x, *soft = (p.detach().requires_grad_() for p in images_and_labels)
     out = net.apply(leaves, x.unsqueeze(1), **nets.in_training(net, torch.ones_like(x[:, :1].flatten(1)[:, :1])))
     if y is not None:
         value = loss.value(out, y.unsqueeze(1)).sum()
     else:
-        shares = torch.softmax(soft[0], 1)
-        every = torch.arange(shares.shape[1], device=x.device).expand_as(shares)
-        value = (loss.value(out.expand(-1, shares.shape[1], -1), every) * shares).sum()
-    grads = torch.autograd.grad(value, wanted, create_graph=True, materialize_grads=True)
-    # The distance's derivative at the gradients is twice the difference: no graph through squares and sums is needed.
-    away = {name: grad.detach() - seen.gradient[name] for name, grad in zip(seen.gradient, grads, strict=True)}
-    for name, p in away.items():
-        if not bool(seen.mask[name].all()):
-            p.mul_(seen.mask[name])
-    distance = _sum_squares(away.values()) / norm
-    through = [(g, t) for g, t in zip(grads, away.values(), strict=True) if g.requires_grad]
-    found = torch.autograd.grad([g for g, _ in through], [x, *soft], [t for _, t in through], materialize_grads=True)
-    for p in found:  # once here, and not at every entry of the gradients
+        probabilities = torch.softmax(soft[0], 1)
+        all_classes = torch.arange(probabilities.shape[1], device=x.device).expand_as(probabilities)
+        value = (loss.value(out.expand(-1, probabilities.shape[1], -1), all_classes) * probabilities).sum()
+    grads = torch.autograd.grad(value, params, create_graph=True, materialize_grads=True)
+    # The derivative of the distance in the gradients is twice the difference; this needs no graph of squares and sums.
+    difference = {n: grad.detach() - observed.gradient[n] for n, grad in zip(observed.gradient, grads, strict=True)}
+    for name, p in difference.items():
+        if not bool(observed.mask[name].all()):
+            p.mul_(observed.mask[name])
+    distance = _sum_squares(difference.values()) / norm
+    pairs = [(g, d) for g, d in zip(grads, difference.values(), strict=True) if g.requires_grad]
+    derivatives = torch.autograd.grad([g for g, _ in pairs], [x, *soft], [d for _, d in pairs], materialize_grads=True)
+    for p in derivatives:  # scaling images is cheaper than scaling all gradients
         p.mul_((2 / norm).view(-1, *(1,) * (p.ndim - 1)))
-    return distance, found
+    return distance, derivatives
 
 
-def _sum_squares(parts: Iterable[Tensor]) -> Tensor:
-    return torch.stack([torch.linalg.vector_norm(p.flatten(1), dim=1).square() for p in parts]).sum(0)
+def _sum_squares(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack([torch.linalg.vector_norm(p.flatten(1), dim=1).square() for p in tensors]).sum(0)
 
 
-def _adam(
-    free: Sequence[Tensor], grads: Sequence[Tensor], moments: Sequence[tuple[Tensor, Tensor]], k: int, of: int
+def _step_adam(
+    tensors: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    moments: Sequence[tuple[Tensor, Tensor]],
+    k: int,
+    iterations: int,
 ) -> None:
-    """Step k of Adam, in place; the rate falls to 0 along a cosine."""
-    rate = RATE * (1 + math.cos(math.pi * k / of)) / 2
-    for p, grad, (mean, square) in zip(free, grads, moments, strict=True):
+    """Take step k of Adam in place; the learning rate decays to 0 along a cosine."""
+    rate = RATE * (1 + math.cos(math.pi * k / iterations)) / 2
+    for p, grad, (mean, square) in zip(tensors, grads, moments, strict=True):
         mean.lerp_(grad, 1 - BETAS[0])
         square.lerp_(grad.square(), 1 - BETAS[1])
         root = (square / (1 - BETAS[1] ** (k + 1))).sqrt_().add_(torch.finfo(p.dtype).tiny ** 0.5)
@@ -152,17 +157,18 @@ def _adam(
 
 
 class Observed(NamedTuple):
-    """What the attacker has of some victims, each a client with one image.
+    """Models and gradients that the attacker observes; a victim is a client with one image.
 
     Attributes
     ----------
     model : Params (victim, ...)
-        Every parameter as the server knows it: where the client sends an entry, its value before the step; elsewhere
-        the server's copy, which for entries that are never shared is the common start.
+        All parameters, as the server knows them. Entries that the client uploads have their value before the step. The
+        others have the value of the global model, which is the initial value for entries that are never shared.
     gradient : Params (victim, ...)
-        What was sent minus what there was before, over minus the learning rate; 0 where ``mask`` is False.
+        Uploaded minus previous parameters, divided by minus the learning rate; 0 where ``mask`` is False.
     mask : mapping from name to bool Tensor (victim, ...)
-        Entries that are both sent and trained, and so tell something of the image; broadcasts against the gradient.
+        True for entries that are both uploaded and trained, so that they depend on the image. It broadcasts against
+        the gradient.
     """
 
     model: Params
@@ -170,8 +176,8 @@ class Observed(NamedTuple):
     mask: Mask
 
     def part(self, victims: slice | np.ndarray) -> Observed:
-        """Some of the victims."""
-        model, gradient = ({name: p[victims] for name, p in of.items()} for of in (self.model, self.gradient))
+        """Select victims."""
+        model, gradient = ({name: p[victims] for name, p in params.items()} for params in (self.model, self.gradient))
         rows = {
             name: m[victims] if m.ndim == self.model[name].ndim and len(m) > 1 else m for name, m in self.mask.items()
         }
@@ -179,106 +185,108 @@ class Observed(NamedTuple):
 
 
 def matched(job: Job, state: State) -> Mask:
-    """Entries of each parameter that clients send and some phase trains: (client, *shape), or broadcasting against it.
+    """Return masks of the entries that clients both upload and train.
 
-    Parameters that have none are left out.
+    Parameters without such entries are omitted. Masks have shape (client, *shape) or broadcast against it.
 
     Raises
     ------
     ValueError
-        If there is none at all.
+        If no parameter has such entries.
     """
-    sent, moved = job.hooks.upload_mask(state.mask), _rates(job)
-    found = {name: sent[name] for name in job.net.shapes if name in moved and bool(sent[name].any())}
-    if not found:
+    uploaded, rates = job.hooks.upload_mask(state.mask), _sum_rates(job)
+    masks_by_name = {name: uploaded[name] for name in job.net.shapes if name in rates and bool(uploaded[name].any())}
+    if not masks_by_name:
         raise ValueError(
-            f"{job.algorithm.name} sends nothing that it trains, so there is no gradient to attack. Attack a method "
-            "that shares something."
+            f"the attack needs parameters that clients train and upload, but {job.algorithm.name} has none. Attack an "
+            "algorithm that shares parameters."
         )
-    return found
+    return masks_by_name
 
 
 def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -> Observed:
-    """What the server sees if each of some clients takes one local step on one image of its own.
+    """Return what the server observes if each client takes one local step on one image.
 
-    The step is the method's: all its phases, with one batch each, its losses, penalties and own steps, what it weighs
-    and what it sends in place of what it trained. It is a plain gradient step of the run's learning rate: Adam's first
-    step would send little but signs. Of a private run it is not what a client sends, which nobody but the trusted
-    server has, but what is left of a round's release to somebody who knows all that the other clients sent: the
-    victim's update, clipped and with the noise of the sum.
+    The step has all phases of the algorithm with one batch each, its losses, penalties, weights, extra steps and
+    encoding. It is a plain gradient step with the learning rate of the run, because the first step of Adam reveals
+    little but signs. Uploads of a private run reach only the trusted server. For such a run, the result is what the
+    released mean reveals to an attacker who knows all other uploads: the victim's
+    clipped update with the noise of the sum.
 
     Parameters
     ----------
     job : Job
     state : State
-        From which the clients download.
+        State that the clients download.
     clients : int array (victim,)
-        Each client once.
+        Distinct clients.
     x, y : Tensor (victim, ...) and (victim,)
-        Their images and classes.
+        Images and classes of the clients.
 
     Returns
     -------
     Observed
-        Victims in the order given.
+        Victims in the order of ``clients``.
     """
     cohort, download = of_local(job, clients), Download(job, state)
     order = cohort.local
-    at = torch.from_numpy(np.argsort(clients)[np.searchsorted(np.sort(clients), order)])
+    rows = torch.from_numpy(np.argsort(clients)[np.searchsorted(np.sort(clients), order)])
     lr = job.optimizer.lr
     if lr is None:
-        raise ValueError(f"the optimizer {job.optimizer.name!r} has no 'lr' to divide by. Use optim.sgd or optim.adam.")
-    alone = replace(
+        raise ValueError(f"optimizer must have 'lr', but {job.optimizer.name!r} has none. Use optim.sgd or optim.adam.")
+    single_job = replace(
         job,
-        train=Rows(x[at], y[at], np.arange(len(order) + 1), job.train.ids[order]),
+        train=Rows(x[rows], y[rows], np.arange(len(order) + 1), job.train.ids[order]),
         batch_size=1,
         optimizer=optim.sgd(lr),
         track=False,
     )
     before = download.models(order)
     after = {name: p.clone() for name, p in before.items()}
-    phases = tuple(_one_step(phase, job.local_epochs) for phase in job.phases)
-    train_chunk(alone, after, np.arange(len(order)), phases, key=("attack",), state=download.algorithm_state(order))
+    phases = tuple(_limit_to_one_step(phase, job.local_epochs) for phase in job.phases)
+    train_chunk(
+        single_job, after, np.arange(len(order)), phases, key=("attack",), state=download.algorithm_state(order)
+    )
     upload = encode(job.hooks, round_context(job, download, cohort, after), state.mask, cohort)
-    sent = dict(upload.values)
+    uploaded = dict(upload.values)
     if job.aggregator.privacy:
-        sent |= _released(job, state, order, before, upload)
-    back = torch.argsort(at)
-    wanted = matched(job, state)
-    model, gradient, mask, rates = {}, {}, {}, _rates(job)
+        uploaded |= _add_privacy(job, state, order, before, upload)
+    inverse = torch.argsort(rows)
+    attacked = matched(job, state)
+    model, gradient, mask, rates = {}, {}, {}, _sum_rates(job)
     for name, p in state.global_params.items():
-        rows = masks.of_clients(upload.entries[name], p.ndim, clients)
-        model[name] = torch.where(rows, before[name][back], p)
-        if name in wanted:
-            mask[name] = rows
-            moved = (before[name] - sent[name])[back] / (lr * rates[name])
-            gradient[name] = torch.where(rows, moved, 0.0)
+        is_uploaded = masks.of_clients(upload.entries[name], p.ndim, clients)
+        model[name] = torch.where(is_uploaded, before[name][inverse], p)
+        if name in attacked:
+            mask[name] = is_uploaded
+            slope = (before[name] - uploaded[name])[inverse] / (lr * rates[name])
+            gradient[name] = torch.where(is_uploaded, slope, 0.0)
     return Observed(model, gradient, mask)
 
 
-def _released(job: Job, state: State, clients: np.ndarray, before: Params, upload: Upload) -> Params:
-    """What a private aggregator releases of each of some clients (victim,), the rows of ``before``, alone."""
+def _add_privacy(job: Job, state: State, clients: np.ndarray, before: Params, upload: Upload) -> Params:
+    """Return the uploads of single clients (victim,) after clipping and noise; ``before`` has one row per client."""
     assert job.aggregator.privacy is not None  # noqa: S101
-    masks_of = upload.entries.items()
-    shared = {name: masks.of_clients(mask, before[name].ndim - 1, clients) for name, mask in masks_of}
-    away = {name: (upload.values[name] - before[name]) * mask for name, mask in shared.items() if bool(mask.any())}
-    moved = []
+    entries = upload.entries.items()
+    shared = {name: masks.of_clients(mask, before[name].ndim - 1, clients) for name, mask in entries}
+    updates = {name: (upload.values[name] - before[name]) * mask for name, mask in shared.items() if bool(mask.any())}
+    released = []
     for i, client in enumerate(job.train.ids[clients].tolist()):
         stream = partial(streams.generator, job.seed, "attack", "privacy", state.round, client)
-        one = {name: p[i : i + 1] for name, p in away.items()}
-        moved.append(mean_update(one, job.aggregator.privacy, 1.0, stream))
-    return {name: before[name] + torch.stack([one[name] for one in moved]) for name in away}
+        client_update = {name: p[i : i + 1] for name, p in updates.items()}
+        released.append(mean_update(client_update, job.aggregator.privacy, 1.0, stream))
+    return {name: before[name] + torch.stack([update[name] for update in released]) for name in updates}
 
 
-def _one_step(phase: Phase, local_epochs: int) -> Phase:
-    """The phase with one batch; one of 0 epochs, which only weighs samples, has none."""
+def _limit_to_one_step(phase: Phase, local_epochs: int) -> Phase:
+    """Limit a phase to one batch. A phase of 0 epochs, which only weights samples, keeps none."""
     return phase._replace(epochs=1, steps=1) if phase.length(local_epochs) else phase._replace(epochs=0)
 
 
-def _rates(job: Job) -> dict[str, float]:
-    """Sum of the steps' learning rates for every parameter that moves, as multiples of the run's."""
-    found: dict[str, float] = {}
+def _sum_rates(job: Job) -> dict[str, float]:
+    """Sum the learning rates of all steps for each parameter that is trained, as multiples of the run's rate."""
+    rates: dict[str, float] = {}
     for phase in job.phases:
         for name in phase.moves(job.net) if phase.length(job.local_epochs) else ():
-            found[name] = found.get(name, 0.0) + phase.lr * phase.repeats
-    return found
+            rates[name] = rates.get(name, 0.0) + phase.lr * phase.repeats
+    return rates
