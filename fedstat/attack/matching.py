@@ -210,8 +210,8 @@ def observe(job: Job, state: State, clients: np.ndarray, x: Tensor, y: Tensor) -
     The step has all phases of the algorithm with one batch each, its losses, penalties, weights, extra steps and
     encoding. It is a plain gradient step with the learning rate of the run, because the first step of Adam reveals
     little but signs. Uploads of a private run reach only the trusted server. For such a run, the result is what the
-    released mean reveals to an attacker who knows all other uploads: the victim's
-    clipped update with the noise of the sum.
+    released mean reveals to an attacker who knows all other uploads: the victim's update, clipped, with the noise of
+    the sum.
 
     Parameters
     ----------

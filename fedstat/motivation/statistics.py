@@ -1,6 +1,6 @@
-"""Statistics of the motivating study: peaks of densities, entropies' errors, and their relation to communality.
+"""Statistics of the motivating study: density peaks, errors of entropies, and the relation to communality.
 
-The sample may be an array or a tensor on the host; NumPy arrays come out.
+Samples are arrays, or tensors in CPU memory; results are NumPy arrays.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Peaks(NamedTuple):
     Attributes
     ----------
     bandwidth : float
-        Smallest bandwidth at which the Gaussian kernel density has that many peaks, in the unit of the
-        sample; not below 1/512 of its range.
+        Smallest bandwidth at which the Gaussian kernel density has at most n peaks, in the unit of the sample and at
+        least 1/512 of its range.
     position : array (peak,)
-        Where the density with this bandwidth has its peaks, ascending.
+        Positions of the peaks of the density with this bandwidth, ascending.
     p_value : float
-        Small values speak for more peaks. NaN where no test was asked for.
+        p-value of H0: at most n peaks. NaN without a test.
     """
 
     bandwidth: float
@@ -47,16 +47,16 @@ class Peaks(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """One normal distribution against a mixture of two.
+    """Likelihood-ratio test of one normal distribution against a mixture of two.
 
     Attributes
     ----------
     statistic : float
         Twice the difference of the maximal log-likelihoods.
     p_value : float
-        Share of samples from the fitted normal, of the same size, with a statistic at least as large.
+        Proportion of samples of equal size from the fitted normal distribution with a statistic at least as large.
     bic : array (2,)
-        Bayesian information criterion of one and of two components; the smaller is better.
+        Bayesian information criterion of one and of two components; smaller is better.
     mean, sd, weight : array (2,)
         Parameters of the two components, in ascending order of the mean.
     """
@@ -70,19 +70,16 @@ class Mixture(NamedTuple):
 
 
 def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
-    """Peaks of a sample's density, and Silverman's test of "at most ``n``" [1]_.
+    """Find the peaks of a density, and test "at most ``n`` peaks" by Silverman's test [1]_.
 
     Parameters
     ----------
     x : array (sample,)
-        Finite, not all equal.
+        Sample of finite values that are not all equal.
     n : int
         Number of peaks.
     draws : int
-        Samples of the smoothed bootstrap from which the p-value comes; 0: no test. At level 0.05 one peak is rejected
-        in 0.01 to 0.04 of normal samples of 20 and 100 values. Values far out in a long tail count as peaks: it is
-        rejected in 0.17 and 0.37 of samples of Student's t with 3 degrees of freedom, in 0.11 and 0.18 of exponential
-        ones.
+        Number of smoothed bootstrap samples for the p-value; 0: no test. See Notes for the level of the test.
     seed : int
 
     Returns
@@ -93,6 +90,12 @@ def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
     ------
     ValueError
         If there are fewer than 4 values, one is not finite, or all are equal.
+
+    Notes
+    -----
+    At level 0.05, the test rejects one peak in 1% to 4% of normal samples of 20 and 100 values. Outliers in a long tail
+    count as peaks: the test rejects one peak in 17% and 37% of samples from Student's t with 3 degrees of freedom, and
+    in 11% and 18% of exponential samples.
 
     References
     ----------
@@ -106,34 +109,33 @@ def peaks(x: Any, n: int, *, draws: int = 0, seed: int = 0) -> Peaks:
     >>> peaks(x, 2).position.round(0)
     array([0., 6.])
     """
-    x, unit = _sample(x)
+    x, unit = _scale_sample(x)
     n, draws = check.integer("n", n), check.integer("draws", draws, low=0)
     high = float(np.ptp(x))  # with a bandwidth of half the range the density has one peak
     low = high / _GRID
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if len(_peaks(x, middle)) <= n else (middle, high)
-    rng, more = generator(seed, "modes", "silverman"), 0
+        low, high = (low, middle) if len(_find_peaks(x, middle)) <= n else (middle, high)
+    rng, n_larger = generator(seed, "modes", "silverman"), 0
     shrink = 1 / np.sqrt(1 + high**2 / x.var())
     for _ in range(draws):
-        drawn = rng.choice(x, len(x)) + high * rng.normal(size=len(x))
-        more += len(_peaks(x.mean() + (drawn - x.mean()) * shrink, high)) > n
-    return Peaks(high * unit, _peaks(x, high) * unit, (1 + more) / (1 + draws) if draws else float("nan"))
+        smoothed = rng.choice(x, len(x)) + high * rng.normal(size=len(x))
+        n_larger += len(_find_peaks(x.mean() + (smoothed - x.mean()) * shrink, high)) > n
+    return Peaks(high * unit, _find_peaks(x, high) * unit, (1 + n_larger) / (1 + draws) if draws else float("nan"))
 
 
 def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
-    """Likelihood-ratio test of one normal distribution against a mixture of two, by parametric bootstrap [1]_.
+    """Test one normal distribution against a mixture of two by the parametric bootstrap [1]_.
 
-    EM stops, for the sample as for the draws, where the mean log-likelihood gains less than 0.001.
-    Rejection says that the sample is not normal; a skewed sample with one peak is rejected too. ``peaks`` asks for
-    the peaks themselves.
+    For the sample and the draws, EM stops if the mean log-likelihood increases by less than 0.001. Rejection means that
+    the sample is not normal: skewed samples with one peak are rejected, too. :func:`peaks` tests the number of peaks.
 
     Parameters
     ----------
     x : array (sample,)
-        Finite, not all equal.
+        Sample of finite values that are not all equal.
     draws : int
-        Samples of the bootstrap.
+        Number of bootstrap samples.
     seed : int
 
     Returns
@@ -153,103 +155,106 @@ def mixture(x: Any, *, draws: int = 199, seed: int = 0) -> Mixture:
     Examples
     --------
     >>> x = np.concatenate([np.random.default_rng(0).normal(m, 1, 100) for m in (0, 6)])
-    >>> found = mixture(x, draws=19)
-    >>> found.p_value, found.mean.round(0), bool(found.bic[1] < found.bic[0])
+    >>> result = mixture(x, draws=19)
+    >>> result.p_value, result.mean.round(0), bool(result.bic[1] < result.bic[0])
     (0.05, array([0., 6.]), True)
     """
-    x, unit = _sample(x)
+    x, unit = _scale_sample(x)
     draws = check.integer("draws", draws)
-    z = (x - x.mean()) / x.std()  # the ratio is free of location and scale, EM's floor of variances is not
-    one, two, ratio = _fits(z)
+    z = (x - x.mean()) / x.std()  # EM's lower limit of variances depends on the scale, the ratio does not
+    normal, two, ratio = _fit_mixtures(z)
     rng = generator(seed, "modes", "mixture")
-    larger = sum(_fits(rng.normal(size=len(z)))[2] >= ratio for _ in range(draws))
+    n_larger = sum(_fit_mixtures(rng.normal(size=len(z)))[2] >= ratio for _ in range(draws))
     order = np.argsort(two.means_[:, 0])
     return Mixture(
         statistic=ratio,
-        p_value=(1 + larger) / (1 + draws),
-        bic=np.array([one.bic(z[:, None]), two.bic(z[:, None])]) + 2 * len(x) * (np.log(x.std()) + np.log(unit)),
+        p_value=(1 + n_larger) / (1 + draws),
+        bic=np.array([normal.bic(z[:, None]), two.bic(z[:, None])]) + 2 * len(x) * (np.log(x.std()) + np.log(unit)),
         mean=unit * (x.mean() + x.std() * two.means_[order, 0]),
         sd=unit * x.std() * np.sqrt(two.covariances_[order, 0, 0]),
         weight=two.weights_[order],
     )
 
 
-def _sample(x: Any) -> tuple[Array, float]:
-    """Sample divided by a power of two that keeps squares within float64, and that power: 1 for ordinary sizes."""
+def _scale_sample(x: Any) -> tuple[Array, float]:
+    """Divide a sample by a power of two so that squares fit float64; return it and the power (usually 1)."""
     x = np.asarray(check.numbers("x", x), dtype=np.float64)
     if x.ndim != 1 or len(x) < 4 or not np.isfinite(x).all() or x.min() == x.max():
-        what = f"shape {x.shape}" if x.ndim != 1 or len(x) < 4 else "NaN, infinite or all equal values"
-        raise ValueError(f"x must be at least 4 finite numbers that are not all equal, but got {what}")
+        problem = f"shape {x.shape}" if x.ndim != 1 or len(x) < 4 else "NaN, infinite or all equal values"
+        raise ValueError(f"x must be at least 4 finite numbers that are not all equal, but got {problem}")
     e = exponent(largest(x, 0))
     return x * power(-e), float(power(e))
 
 
-def _peaks(x: Array, bandwidth: float) -> Array:
-    """Peaks of the Gaussian kernel density, found on a grid; all lie within the range of the sample."""
+def _find_peaks(x: Array, bandwidth: float) -> Array:
+    """Find the peaks of the Gaussian kernel density on a grid; all lie within the range of the sample."""
     margin = np.ptp(x) / _GRID
     grid = np.linspace(x.min() - margin, x.max() + margin, _GRID)
     rise = np.diff(np.exp(-0.5 * ((grid[:, None] - x) / bandwidth) ** 2).sum(axis=1))
     return grid[1:-1][(rise[:-1] > 0) & (rise[1:] <= 0)]
 
 
-def _fits(z: Array) -> tuple[GaussianMixture, GaussianMixture, float]:
-    """One normal, a mixture of two, and twice their difference in log-likelihood: 0 where EM ends below the one."""
+def _fit_mixtures(z: Array) -> tuple[GaussianMixture, GaussianMixture, float]:
+    """Fit one normal and a mixture of two; return both, and twice the difference in log-likelihood, at least 0."""
     from sklearn.mixture import GaussianMixture
 
     column = ((z - z.mean()) / z.std())[:, None]
-    one = GaussianMixture(1, random_state=0).fit(column)
+    normal = GaussianMixture(1, random_state=0).fit(column)
     two = GaussianMixture(2, n_init=_STARTS, random_state=0).fit(column)
-    return one, two, max(0.0, float(2 * len(z) * (two.score(column) - one.score(column))))
+    return normal, two, max(0.0, float(2 * len(z) * (two.score(column) - normal.score(column))))
 
 
 ON = ("weights", "updates")
 
 ESTIMATORS: tuple[factor.Method, ...] = ("pa", "pc", "leverage")
-"""Estimators of the communality that entropy is compared with."""
+"""Estimators of communality, which entropy is compared with."""
 
 STEPS = 50
-"""Largest number of principal-axis steps, of all clients as of half-samples."""
+"""Maximum number of principal-axis steps, for all clients and for half-samples."""
 
 
 def dispersion(outputs: Array, *, k: int = 3) -> dict[str, NDArray]:
-    """How dispersed every neuron's outputs are over the clients.
+    """Measure the dispersion of unit outputs over clients.
 
     Parameters
     ----------
     outputs : array (client, unit)
-        A neuron's output for every client.
+        Output of each unit in each client.
     k : int
-        Neighbour of the entropy estimate.
+        Number of the nearest neighbor in the entropy estimate.
 
     Returns
     -------
     dict of arrays (unit,)
-        entropy, std_error (nats) of the outputs without atoms; n, the clients they rest on; atom_share, the share of
-        the clients in atoms (values that more than k share, as dead neurons' zeros); zero_share; spread, the standard
-        deviation.
+        - entropy, std_error (nats) of the outputs without atoms. Atoms are values that more than k clients have, such
+          as the zeros of dead units.
+        - n, number of clients without atoms.
+        - atom_share, proportion of clients in atoms.
+        - zero_share, proportion of clients with output 0.
+        - spread, standard deviation.
     """
-    found = knn_entropy(outputs, k=k, ties="atoms")
+    fit = knn_entropy(outputs, k=k, ties="atoms")
     return {
-        "entropy": found.estimate,
-        "std_error": found.std_error,
-        "n": found.n,
-        "atom_share": found.atom_mass.sum(axis=-1),
+        "entropy": fit.estimate,
+        "std_error": fit.std_error,
+        "n": fit.n,
+        "atom_share": fit.atom_mass.sum(axis=-1),
         "zero_share": (outputs == 0).mean(axis=0),
         "spread": outputs.std(axis=0, ddof=1),
     }
 
 
 def halves(strata: NDArray[np.int64], replicates: int, *, seed: int = 0) -> NDArray[np.bool_]:
-    """Random halves of the clients, drawn within strata without replacement.
+    """Draw random halves of the clients within strata, without replacement.
 
-    A bootstrap repeats clients, and repeated clients have distance 0, for which kNN entropy is undefined. Halves
-    without repetition have the same variance as the bootstrap of the full sample: the factor m / (n − m) of the
+    A bootstrap repeats clients. Repeated clients have distance 0, for which kNN entropy is undefined. Halves drawn
+    without replacement have the variance of the bootstrap of the full sample, because the factor m / (n − m) of the
     delete-d jackknife is 1 [1]_.
 
     Parameters
     ----------
     strata : int array (client,)
-        Clients with one value are a stratum; from those of odd size the odd client is drawn or not by chance.
+        Stratum of each client. From a stratum of odd size n, (n − 1)/2 or (n + 1)/2 clients are drawn at random.
     replicates : int
     seed : int
 
@@ -268,16 +273,16 @@ def halves(strata: NDArray[np.int64], replicates: int, *, seed: int = 0) -> NDAr
     """
     check.integer("replicates", replicates)
     rng = generator(seed, "motivation", "halves")
-    chosen = np.zeros((replicates, len(strata)), dtype=bool)
-    for row in chosen:
+    is_drawn = np.zeros((replicates, len(strata)), dtype=bool)
+    for row in is_drawn:
         for stratum in np.unique(strata):
-            here = rng.permutation(np.flatnonzero(strata == stratum))
-            row[here[: (len(here) + rng.integers(2)) // 2]] = True
-    return chosen
+            clients = rng.permutation(np.flatnonzero(strata == stratum))
+            row[clients[: (len(clients) + rng.integers(2)) // 2]] = True
+    return is_drawn
 
 
 def strata_of(case: str, label: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Strata (client,) of a partition: classes, where clients of one class have been dealt to each; else none.
+    """Return the strata (client,) of a partition: classes for ``"one-class"``, else a single stratum.
 
     Examples
     --------
@@ -290,29 +295,31 @@ def strata_of(case: str, label: NDArray[np.int64]) -> NDArray[np.int64]:
 def relation(
     outputs: Array, weights: NDArray, half: NDArray[np.bool_], *, k: int = 3, kappa: float = 0.75
 ) -> dict[str, NDArray]:
-    """Rank correlation over neurons between entropy over clients and communality.
+    """Compute the rank correlation over units between entropy over clients and communality.
 
     Parameters
     ----------
     outputs : array (outputs, client, unit)
     weights : array (on, client, unit, weight)
     half : bool array (replicate, client)
-        Halves of the clients from which both sides are computed anew.
+        Halves of the clients for which entropy and communality are recomputed.
     k, kappa
-        Neighbour of the entropy; share of the eigenvalues' sum that decides the number of factors.
+        Number of the nearest neighbor in the entropy estimate; proportion of the eigenvalue sum that sets the number
+        of factors.
 
     Returns
     -------
     dict of arrays
         ``split/communality`` (on, estimator, unit), ``…/n_factors`` and ``…/converged`` (on, estimator);
         ``relation/spearman`` (outputs, on, estimator), ``relation/spearman_half`` (outputs, on, estimator, replicate).
-        Neurons without entropy (dead for all but k clients) or communality take no part.
+        Units without entropy (dead in all but k clients) or without communality are excluded.
 
     Notes
     -----
-    Communalities of halves are computed as those of all clients, from principal components and with as many steps.
-    Where ``"pa"`` stops before its fixed point, start and steps are a part of the estimator: halves that start from the
-    communalities of all clients vary too little. ``"minres"``, or fewer factors, is well posed.
+    Communalities of halves are computed like the communalities of all clients: they start from principal components
+    and take as many steps. If ``"pa"`` stops before its fixed point, initial values and number of steps are part of the
+    estimator. Halves that started from the communalities of all clients would vary too little. ``"minres"``, or fewer
+    factors, is well posed.
     """
     entropy = np.stack([knn_entropy(o, k=k, ties="atoms").estimate for o in outputs])
     entropy_half = np.stack([[knn_entropy(o[h], k=k, ties="atoms").estimate for h in half] for o in outputs])
@@ -320,21 +327,21 @@ def relation(
     fits: list[list[factor.Fit]] = []
     nu_half = np.empty((len(weights), len(ESTIMATORS), len(half), weights.shape[2]))
     for i, w in enumerate(weights):
-        each = moments(w.swapaxes(1, 2))
-        whole = correlation(reweighted(each, np.ones((1, len(w)))))[0]
-        parts = correlation(reweighted(each, half.astype(float)))
-        fits.append([factor.fit(whole, kappa=kappa, method=m, max_iter=STEPS) for m in ESTIMATORS])
+        by_client = moments(w.swapaxes(1, 2))
+        r = correlation(reweighted(by_client, np.ones((1, len(w)))))[0]
+        r_half = correlation(reweighted(by_client, half.astype(float)))
+        fits.append([factor.fit(r, kappa=kappa, method=m, max_iter=STEPS) for m in ESTIMATORS])
         for j, method in enumerate(ESTIMATORS):
-            nu_half[i, j] = factor.fit(parts, kappa=kappa, method=method, max_iter=STEPS, loadings=False).communality
-    found = {f"split/{n}": np.array([[getattr(f, n) for f in row] for row in fits]) for n in names}
-    nu = found["split/communality"]
-    found["relation/spearman"] = spearman(entropy[:, None, None], nu[None])
-    found["relation/spearman_half"] = spearman(entropy_half[:, None, None], nu_half[None])
-    return found
+            nu_half[i, j] = factor.fit(r_half, kappa=kappa, method=method, max_iter=STEPS, loadings=False).communality
+    variables = {f"split/{n}": np.array([[getattr(f, n) for f in row] for row in fits]) for n in names}
+    nu = variables["split/communality"]
+    variables["relation/spearman"] = spearman(entropy[:, None, None], nu[None])
+    variables["relation/spearman_half"] = spearman(entropy_half[:, None, None], nu_half[None])
+    return variables
 
 
 def interval(rho: Array, halves: Array) -> tuple[Array, Array]:
-    """95 % interval over clients of rank correlations: ± 1.96 standard deviations of Fisher's z over half-samples.
+    """Compute 95% CIs of rank correlations over clients: Fisher's z ± 1.96 standard deviations over half-samples.
 
     Parameters
     ----------
@@ -348,8 +355,8 @@ def interval(rho: Array, halves: Array) -> tuple[Array, Array]:
 
     Notes
     -----
-    In simulations with 24 neurons, intervals of a correlation that is not 0 cover .88 to .93 with 30 clients and .94 to
-    .97 with 100; those of a correlation of 0 cover .92 to .97 (``simulations/inference``).
+    In simulations with 24 units (``simulations/inference``), the coverage is 0.88 to 0.93 with 30 clients and 0.94 to
+    0.97 with 100 clients if the correlation is not 0. If it is 0, the coverage is 0.92 to 0.97.
 
     Examples
     --------
@@ -363,7 +370,7 @@ def interval(rho: Array, halves: Array) -> tuple[Array, Array]:
 
 
 def spearman(x: Array, y: Array) -> Array:
-    """Rank correlation along the last axis, over the pairs without NaN.
+    """Compute the rank correlation along the last axis, over pairs without NaN.
 
     Parameters
     ----------
@@ -373,7 +380,7 @@ def spearman(x: Array, y: Array) -> Array:
     Returns
     -------
     array (...,)
-        NaN where fewer than 3 pairs are left, or one side is constant.
+        NaN if there are fewer than 3 pairs, or x or y is constant.
 
     Examples
     --------
@@ -382,10 +389,11 @@ def spearman(x: Array, y: Array) -> Array:
     """
     x, y = np.broadcast_arrays(x, y)
     out = np.full(x.shape[:-1], np.nan)
-    for at in np.ndindex(out.shape):
-        whole = np.isfinite(x[at]) & np.isfinite(y[at])
-        if whole.sum() >= 3 and np.ptp(x[at][whole]) > 0 and np.ptp(y[at][whole]) > 0:
-            out[at] = np.corrcoef(scipy.stats.rankdata(x[at][whole]), scipy.stats.rankdata(y[at][whole]))[0, 1]
+    for index in np.ndindex(out.shape):
+        is_finite = np.isfinite(x[index]) & np.isfinite(y[index])
+        a, b = x[index][is_finite], y[index][is_finite]
+        if len(a) >= 3 and np.ptp(a) > 0 and np.ptp(b) > 0:
+            out[index] = np.corrcoef(scipy.stats.rankdata(a), scipy.stats.rankdata(b))[0, 1]
     return out
 
 
@@ -393,24 +401,24 @@ Strata = NDArray[np.int64]
 
 
 def entropy_errors(outputs: Array, strata: Strata, *, k: int = 3, draws: int = 100, seed: int = 0) -> Array:
-    """Draw errors of nearest-neighbour entropies from the normal distribution that they have over clients.
+    """Draw errors of nearest-neighbor entropies from their normal distribution over clients.
 
-    The entropy of a neuron is a mean over clients of log ε_i, with ε_i the distance to the k-th neighbour. Each draw
-    multiplies clients' deviations by normal numbers, the same for all neurons (multiplier bootstrap [1]_), so that
-    neurons that vary together err together. Independent errors of single neurons make up the variance that theory gives
-    (:func:`fedstat.stats.entropy.knn_entropy`). The jackknife [2]_ decides the variance of the mean over neurons: it is
-    right for covariances of different neurons, while it doubles the variance of one, whose neighbours change with the
-    sample.
+    The entropy of a unit is a mean over clients of log ε_i, with ε_i the distance to the k-th neighbor. Each draw
+    multiplies the deviations of clients by normal numbers, equal for all units (multiplier bootstrap [1]_). Units that
+    vary together therefore have correlated errors. Independent errors of single units add up to the theoretical
+    variance (:func:`fedstat.stats.entropy.knn_entropy`). The jackknife [2]_ determines the variance of the mean over
+    units. It is valid for covariances between units, but doubles the variance of one unit, whose neighbors change with
+    the sample.
 
     Parameters
     ----------
     outputs : array (client, unit)
-        Outputs of neurons whose entropy is defined: more than k clients are left beside the atoms.
+        Outputs of units with a defined entropy: more than k clients are outside the atoms.
     strata : int array (client,)
-        Clients with one value are a stratum, and strata have given sizes. Strata of one client leave nothing to
-        estimate a variance from: all clients are then one stratum.
+        Stratum of each client; the sizes of strata are treated as fixed. If a stratum has one client, a variance
+        within strata cannot be estimated, and all clients form one stratum.
     k : int
-        Neighbour of the entropy estimate.
+        Number of the nearest neighbor in the entropy estimate.
     draws, seed : int
 
     Returns
@@ -420,9 +428,9 @@ def entropy_errors(outputs: Array, strata: Strata, *, k: int = 3, draws: int = 1
 
     Notes
     -----
-    The variance of one neuron is raised by 1 + 2 k / n, since distances in the tails of a sample of n are too alike.
-    In ``simulations/inference/motivation.py`` the median ± 1.96 standard errors held the truth in 0.91 to 0.98, peaks
-    in 0.90 to 1.00; the low ends are of clients of one class each.
+    The variance of one unit is multiplied by 1 + 2 k / n, because distances in the tails of a sample vary too little.
+    In ``simulations/inference/motivation.py``, intervals of ± 1.96 standard errors had coverage 0.91 to 0.98 for the
+    median and 0.90 to 1.00 for peaks. The lowest coverage occurred with one class per client.
 
     References
     ----------
@@ -439,28 +447,29 @@ def entropy_errors(outputs: Array, strata: Strata, *, k: int = 3, draws: int = 1
     deviation, jackknife = np.zeros((2, clients, units))
     n = np.empty(units)
     for u, x in enumerate(outputs.T):
-        live = ~_in_atoms(x, k)
+        live = ~_is_atom(x, k)
         logs, influence = _log_distances(x[live], k)
         n[u] = len(logs)
         deviation[live, u], jackknife[live, u] = logs - logs.mean(), influence - influence.mean()
-    deviation, jackknife = _within(deviation / n, strata), _within(jackknife / n, strata)
+    deviation, jackknife = _center_strata(deviation / n, strata), _center_strata(jackknife / n, strata)
     squares = (deviation**2).sum(axis=0)
-    of_density = np.maximum(squares - scipy.special.zeta(2, k) / n, 0)  # ψ'(k) = ζ(2, k) is due to neighbours
-    variance = (of_density + neighbour_variance(k, 1) / n) * (1 + 2 * k / n)
-    own = np.maximum(variance - squares, 0)
+    # ψ'(k) = ζ(2, k) is the variance due to neighbors
+    density_variance = np.maximum(squares - scipy.special.zeta(2, k) / n, 0)
+    variance = (density_variance + neighbour_variance(k, 1) / n) * (1 + 2 * k / n)
+    independent = np.maximum(variance - squares, 0)
     covariances = (jackknife.sum(axis=1) ** 2).sum() - (jackknife**2).sum()
-    of_mean = (variance.sum() + max(covariances, 0.0)) / units**2
-    drawn_of_mean = (deviation.mean(axis=1) ** 2).sum() + own.sum() / units**2
+    mean_variance = (variance.sum() + max(covariances, 0.0)) / units**2
+    drawn_variance = (deviation.mean(axis=1) ** 2).sum() + independent.sum() / units**2
     rng = generator(seed, "motivation", "errors of entropies")
-    error = rng.normal(size=(draws, clients)) @ deviation + np.sqrt(own) * rng.normal(size=(draws, units))
-    return np.asarray(error + (np.sqrt(of_mean / drawn_of_mean) - 1) * error.mean(axis=1, keepdims=True))
+    error = rng.normal(size=(draws, clients)) @ deviation + np.sqrt(independent) * rng.normal(size=(draws, units))
+    return np.asarray(error + (np.sqrt(mean_variance / drawn_variance) - 1) * error.mean(axis=1, keepdims=True))
 
 
 def with_errors(entropy: Array, errors: Array) -> Array:
-    """Entropies (draw, unit) as other clients might give them: errors added, and as widely spread as those at hand.
+    """Add errors to entropies, and shrink the entropies so that their variance over units stays equal: (draw, unit).
 
-    Estimates of neurons spread more than their true entropies, by their errors. They are drawn together so far that
-    with errors added the variance over neurons is again that of the estimates.
+    Errors make estimates of entropies vary more over units than the true entropies. The estimates are therefore shrunk
+    towards their mean, so that estimates plus errors have the variance of the estimates.
 
     Examples
     --------
@@ -468,40 +477,41 @@ def with_errors(entropy: Array, errors: Array) -> Array:
     >>> with_errors(np.array([1.0, 2.0, 3.0, 4.0]), errors).mean()
     np.float64(2.5)
     """
-    share = errors.var(axis=1).mean() / entropy.var()
-    centre = entropy.mean()
-    return np.asarray(centre + np.sqrt(max(0.0, 1 - share)) * (entropy - centre) + errors)
+    ratio = errors.var(axis=1).mean() / entropy.var()
+    center = entropy.mean()
+    return np.asarray(center + np.sqrt(max(0.0, 1 - ratio)) * (entropy - center) + errors)
 
 
-def _in_atoms(x: Array, k: int) -> NDArray[np.bool_]:
-    """Which values more than k clients share."""
+def _is_atom(x: Array, k: int) -> NDArray[np.bool_]:
+    """Return True where more than k clients have an equal value."""
     _, inverse, count = np.unique(x, return_inverse=True, return_counts=True)
     return np.asarray(count[inverse] > k)
 
 
 def _log_distances(x: Array, k: int) -> tuple[Array, Array]:
-    """Log distances to the k-th neighbours, and each client's jackknife influence on their sum, up to a constant.
+    """Compute log distances to the k-th neighbors, and the jackknife influence of each client on their sum.
 
-    Without a client, those of whose k neighbours it is one have the next neighbour as their k-th.
+    The influence is defined up to a constant. If a client is removed, clients that have it among their k neighbors get
+    the next neighbor as their k-th.
     """
     order = np.argsort(x)
     s = x[order]
-    away = np.full((2, k + 1, len(s)), np.inf)  # distance to the m-th on the right, on the left
+    distance = np.full((2, k + 1, len(s)), np.inf)  # to the m-th value on the right and on the left
     for m in range(1, min(k + 1, len(s) - 1) + 1):
-        away[0, m - 1, :-m] = away[1, m - 1, m:] = s[m:] - s[:-m]
-    nearest = np.sort(away.reshape(-1, len(s)), axis=0)
+        distance[0, m - 1, :-m] = distance[1, m - 1, m:] = s[m:] - s[:-m]
+    nearest = np.sort(distance.reshape(-1, len(s)), axis=0)
     logs = np.log(nearest[k - 1])
-    further = np.where(np.isfinite(nearest[k]), np.log(nearest[k]) - logs, 0)  # k + 1 clients have no next neighbour
+    increase = np.where(np.isfinite(nearest[k]), np.log(nearest[k]) - logs, 0)  # k + 1 clients have no next neighbor
     influence = logs.copy()
     for m in range(1, min(k, len(s) - 1) + 1):
-        influence[m:] -= np.where(away[0, m - 1, :-m] <= nearest[k - 1, :-m], further[:-m], 0)
-        influence[:-m] -= np.where(away[1, m - 1, m:] <= nearest[k - 1, m:], further[m:], 0)
-    back = np.argsort(order)
-    return logs[back], influence[back]
+        influence[m:] -= np.where(distance[0, m - 1, :-m] <= nearest[k - 1, :-m], increase[:-m], 0)
+        influence[:-m] -= np.where(distance[1, m - 1, m:] <= nearest[k - 1, m:], increase[m:], 0)
+    inverse = np.argsort(order)
+    return logs[inverse], influence[inverse]
 
 
-def _within(x: Array, strata: Strata) -> Array:
-    """Deviations of x (client, unit) from their strata's means, with squares that are unbiased for small strata."""
+def _center_strata(x: Array, strata: Strata) -> Array:
+    """Subtract stratum means from x (client, unit), scaled so that squares are unbiased for small strata."""
     _, stratum, size = np.unique(strata, return_inverse=True, return_counts=True)
     if size.min() == 1:
         stratum, size = np.zeros(len(x), int), np.array([len(x)])

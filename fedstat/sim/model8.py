@@ -1,4 +1,4 @@
-"""Data of model (8): clients whose networks have some neurons in common and others of their own (FedFac §4.3)."""
+"""Data of model (8), in which the networks of clients have shared and personal hidden units (FedFac §4.3)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ Floats = NDArray[np.float64]
 
 SOURCE = "FedFac, §4.3.1, model (8): simulated federated data with shared and personal hidden neurons"
 
-# Σ_ij = 0.5^|i−j| (FedFac §4.3.1); a client counts as one-class when its rarer label has less than this share.
+# Σ_ij = 0.5^|i−j| (FedFac §4.3.1). A client is one-class if the proportion of its rarer label is below _RARE.
 _DECAY = 0.5
 _RARE = 0.05
 
 
 class OneClassWarning(UserWarning):
-    """Most clients of a generated data set have almost only one of the two labels."""
+    """Warning that most clients of a generated data set have almost only one of the two labels."""
 
 
 def replicate_seed(seed: int, replicate: int) -> int:
-    """Seed of a replicate of a study: the study's for the first, for each other one a seed of its own.
+    """Return the seed of a replicate of a study.
 
-    Studies of different seeds have no replicate in common.
+    The first replicate has the seed of the study. The others have seeds derived from it, so that studies with different
+    seeds have no replicate in common.
 
     Examples
     --------
@@ -44,15 +45,15 @@ def replicate_seed(seed: int, replicate: int) -> int:
 
 @dataclass(frozen=True)
 class Model8:
-    """Size and truth of model (8), checked once.
+    """Validated sizes and parameters of model (8).
 
     Parameters
     ----------
     clients, d, m : int
-        Clients C, covariates d, hidden neurons m.
+        Numbers of clients C, covariates d and hidden units m.
     p, alpha : float in [0, 1]
-        Shared share of the neurons, m2/m, and of the covariates, d2/d. Counts are rounded to the nearest integer,
-        halves to the even one.
+        Proportions of shared units, m2/m, and of shared covariates, d2/d. Counts are rounded to the nearest integer,
+        halves to the nearest even integer.
     means : {"independent", "shared"}
         See :func:`generate`.
     seed : int
@@ -81,17 +82,17 @@ class Model8:
 
     @property
     def unit_shared(self) -> NDArray[np.bool_]:
-        """Personal neurons stand first, as in the paper: bool array (unit,)."""
+        """True for shared units, bool array (unit,); personal units stand first, as in the paper."""
         return np.arange(self.m) >= self.m - round(self.p * self.m)
 
     @property
     def feature_shared(self) -> NDArray[np.bool_]:
-        """Personal covariates stand first, as in the paper: bool array (feature,)."""
+        """True for shared covariates, bool array (feature,); personal covariates stand first, as in the paper."""
         return np.arange(self.d) >= self.d - round(self.alpha * self.d)
 
 
 class Client(NamedTuple):
-    """Truth of one client: incoming weights (unit, feature) and the means (feature,) of covariates and weights."""
+    """True parameters of a client: incoming weights (unit, feature), means (feature,) of covariates and of weights."""
 
     w: Floats
     x_mean: Floats
@@ -99,7 +100,7 @@ class Client(NamedTuple):
 
 
 def truth(model: Model8) -> Iterator[Client]:
-    """True incoming weights of one client after the other, without any data.
+    """Yield the true incoming weights of each client, without data.
 
     Parameters
     ----------
@@ -108,8 +109,8 @@ def truth(model: Model8) -> Iterator[Client]:
     Yields
     ------
     Client
-        Rows of ``w`` where ``model.unit_shared`` are equal for all clients. Client c is the same whatever the
-        number of clients, and the same as in :func:`generate` with equal settings.
+        Rows of ``w`` where ``model.unit_shared`` are equal for all clients. The weights of client c do not depend on
+        the number of clients, and equal those of :func:`generate` with equal settings.
     """
     shared = model.feature_shared
     n_shared = int(model.unit_shared.sum())
@@ -143,47 +144,48 @@ def generate(
     means: Means = "independent",
     seed: int = 0,
 ) -> xr.Dataset:
-    r"""Draw a data set of model (8) with its truth.
+    r"""Draw a data set of model (8) with its true parameters.
 
     .. math:: h^*_c(x) = \sum_q a_q \, \max(w_{cq}' x, 0), \qquad y = 1\{h^*_c(x) + \varepsilon > 0\},
               \qquad \varepsilon \sim N(0, \sigma^2)
 
-    Personal covariates are N(μ_c, Σ) with Σ_ij = 0.5^|i−j|, shared ones N(0, I). A personal neuron has weights
-    N(μ_c, I) on personal and U(−0.1, 0.1) on shared covariates; a shared neuron has U(−0.1, 0.1) on personal and
-    U(−1, 1) on shared ones, the same for every client. a ~ N(0, I) is common.
+    Personal covariates are N(μ_c, Σ) with Σ_ij = 0.5^|i−j|, shared covariates N(0, I). A personal unit has weights
+    N(μ_c, I) on personal and U(−0.1, 0.1) on shared covariates. A shared unit has weights U(−0.1, 0.1) on personal and
+    U(−1, 1) on shared covariates, equal for all clients. a ~ N(0, I) is equal for all clients, too.
 
     Parameters
     ----------
     clients, d, m : int
-        C = 100 clients, d = 100 covariates, m = 200 hidden neurons: the paper's size.
+        Numbers of clients, covariates and hidden units. The paper has 100, 100 and 200.
     p : float in [0, 1]
-        Shared share of the neurons; round(p·m) of them, halves to the even number. 0 and 1 are allowed.
+        Proportion of shared units; there are round(p·m), halves to the nearest even number. 0 and 1 are allowed.
     alpha : float in [0, 1]
-        Shared share of the covariates; round(alpha·d) of them. 0 and 1 are allowed.
+        Proportion of shared covariates; there are round(alpha·d). 0 and 1 are allowed.
     n_train, n_test : int
-        Samples per client, ``n_test >= 0``. The paper names none. 100 for training is far below the d·m weights of
-        a client, so that a client alone learns poorly and what it shares matters; 100 for testing makes 10,000
-        test labels at C = 100, whose sampling error (< 0.005) is below the spread between replicates.
+        Samples per client, ``n_test >= 0``. The paper gives no numbers. 100 training samples are far fewer than the d·m
+        weights of a client, so that a client alone learns poorly and benefits from sharing. 100 test samples give
+        10,000 test labels at C = 100; their sampling error (< 0.005) is below the SD between replicates.
     sigma : float
-        Standard deviation of ε, >= 0. The paper names none. 1 makes the labels noisy near the boundary only:
-        at paper size, p = 0.5 and alpha = 0.4, it turns about 0.5 % of them, for the standard deviation of h within
-        a client is about 65.
+        Standard deviation of ε, >= 0. The paper gives no value. With 1, labels are noisy only near the boundary: at
+        the size of the paper, p = 0.5 and alpha = 0.4, about 0.5% of the labels change, because the SD of h within a
+        client is about 65.
     means : {"independent", "shared"}
-        The paper writes one μ_c for covariates and weights; taken so (``"shared"``), wᵀx of every personal neuron
-        has mean ‖μ_c‖² ≈ d1 and the labels of most clients are of one class. ``"independent"`` draws the two
-        means apart.
+        The paper writes one μ_c for covariates and weights. With ``"shared"``, which follows this, wᵀx of every
+        personal unit has mean ‖μ_c‖² ≈ d1, and most clients have labels of one class. ``"independent"`` draws the two
+        means independently.
     seed : int
-        Every client, and every purpose within it, has a stream of its own: client c's data do not depend on
-        ``clients``, training data not on ``n_test`` nor test data on ``n_train``, x and h not on ``sigma``.
+        Every client and purpose has a separate random stream. Data of client c do not depend on ``clients``, training
+        data not on ``n_test``, test data not on ``n_train``, and x and h not on ``sigma``.
 
     Returns
     -------
     xarray.Dataset
         x (client, sample, feature); y (client, sample) in {0, 1}; h (client, sample), the noise-free h*_c(x);
-        the truth w (client, unit, feature), a (unit), x_mean and w_mean (client, feature). Coordinates ``split``
+        the true w (client, unit, feature), a (unit), x_mean and w_mean (client, feature). Coordinates ``split``
         (sample) "train" or "test", ``unit_shared`` (unit), ``feature_shared`` (feature). Attributes: ``config``
-        (JSON), ``seed``, ``version``, ``title``, ``source``, ``majority_share`` (mean over clients of the share
-        of the commoner label) and ``one_class_share`` (clients whose rarer label has a share below 0.05).
+        (JSON), ``seed``, ``version``, ``title``, ``source``, ``majority_share`` (mean over clients of the proportion
+        of the more frequent label) and ``one_class_share`` (proportion of clients whose rarer label has a proportion
+        below 0.05).
 
     Raises
     ------
@@ -193,7 +195,7 @@ def generate(
     Warns
     -----
     OneClassWarning
-        If more than half of the clients are one-class; with the share.
+        If more than half of the clients are one-class.
 
     References
     ----------
@@ -220,9 +222,9 @@ def generate(
     w, x_mean, w_mean = np.empty((clients, m, d)), np.empty((clients, d)), np.empty((clients, d))
     for c, client in enumerate(truth(model)):
         w[c], x_mean[c], w_mean[c] = client
-        for part, where in (("train", slice(n_train)), ("test", slice(n_train, None))):
+        for part, rows in (("train", slice(n_train)), ("test", slice(n_train, None))):
             stream = streams.generator(seed, "samples", c, part)
-            x[c, where], noise[c, where] = _samples(stream, len(h[c, where]), client.x_mean, model.feature_shared)
+            x[c, rows], noise[c, rows] = _draw(stream, len(h[c, rows]), client.x_mean, model.feature_shared)
         h[c] = np.maximum(x[c] @ client.w.T, 0) @ a
     y = (h + sigma * noise > 0).astype(np.int64)
 
@@ -240,7 +242,7 @@ def generate(
             "client": np.arange(clients),
             "unit": np.arange(m),
             "feature": np.arange(d),
-            # object strings: zarr stores them without a warning
+            # zarr stores strings of dtype object without a warning
             "split": ("sample", np.array(["train"] * n_train + ["test"] * n_test, dtype=object)),
             "unit_shared": ("unit", model.unit_shared),
             "feature_shared": ("feature", model.feature_shared),
@@ -251,21 +253,21 @@ def generate(
             "config": to_json(config),
             "seed": seed,
             "version": package_version(),
-            **_class_shares(y, means),
+            **_measure_majority(y, means),
         },
     )
 
 
 def package_version() -> str:
-    """Version of fedstat, or "unknown" when it runs from a source tree that was never installed."""
+    """Return the version of fedstat, or "unknown" if it is not installed."""
     try:
         return version("fedstat")
     except PackageNotFoundError:
         return "unknown"
 
 
-def _samples(stream: np.random.Generator, n: int, mean: Floats, shared: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Draw covariates (sample, feature) and standard normal noise (sample,), row by row: more rows add to the first."""
+def _draw(stream: np.random.Generator, n: int, mean: Floats, shared: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Draw covariates (sample, feature) and standard normal noise (sample,); the first rows do not depend on n."""
     z = stream.standard_normal((n, len(shared) + 1))
     x, noise = z[:, :-1], z[:, -1]
     if not shared.all():
@@ -276,16 +278,15 @@ def _samples(stream: np.random.Generator, n: int, mean: Floats, shared: NDArray[
     return x + mean, noise
 
 
-def _class_shares(y: NDArray[np.int64], means: str) -> dict[str, Any]:
+def _measure_majority(y: NDArray[np.int64], means: str) -> dict[str, Any]:
     ones = y.mean(axis=1)
     majority = np.maximum(ones, 1 - ones)
     one_class = float(np.mean(majority > 1 - _RARE))
     if one_class > 0.5:
-        hint = ' means="independent" avoids it.' if means == "shared" else " Another seed, p or alpha may avoid it."
+        hint = ' Use means="independent".' if means == "shared" else " Try another seed, p or alpha."
         check.warn(
-            f"{one_class:.0%} of the clients have less than {_RARE:.0%} of their labels in the rarer class "
-            f"(mean share of the commoner class {majority.mean():.3f}): accuracies will hardly differ between "
-            f"methods.{hint}",
+            f"in {one_class:.0%} of the clients the rarer label has a proportion below {_RARE:.0%} (mean proportion of "
+            f"the more frequent label {majority.mean():.3f}): accuracies will hardly differ between methods.{hint}",
             OneClassWarning,
         )
     return {"majority_share": float(majority.mean()), "one_class_share": one_class}

@@ -167,7 +167,7 @@ def test_majority_share_at_paper_size_is_moderate_with_independent_means(p):
 
 @pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
 def test_one_mean_for_weights_and_covariates_makes_clients_one_class_and_warns(p):
-    with pytest.warns(OneClassWarning, match=r"^\d+% of the clients .* means=\"independent\" avoids it"):
+    with pytest.warns(OneClassWarning, match=r"^in \d+% of the clients .* Use means=\"independent\""):
         data = generate(p=p, n_train=100, n_test=0, means="shared")
     assert 0.90 < data.attrs["majority_share"] <= 1
     assert data.attrs["one_class_share"] > 0.5

@@ -145,8 +145,8 @@ def test_all_estimators_recover_at_075_and_invert_in_opposite_regions_at_paper_s
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"p": 0.0}, "p must leave shared and personal neurons"),
-        ({"p": [0.5, 1.0]}, "p must leave shared and personal neurons"),
+        ({"p": 0.0}, "p must give both shared and personal units"),
+        ({"p": [0.5, 1.0]}, "p must give both shared and personal units"),
         ({"alpha": 2.0}, "alpha must be"),
         ({"kappa": [0.5, 0.0]}, "kappa must be"),
         ({"kappa": []}, "kappa must hold"),
@@ -217,20 +217,22 @@ def test_report_names_where_estimators_invert_and_where_they_agree():
     text = report(
         made([[[0.0, 0.2], [0.6, 0.6]], [[0.4, 0.4], [0.42, 0.42]], [[0.5, 0.5], [0.9, 0.9]], [[1, 1], [1, 1]]])
     )
-    assert "0.10    1.0  0.100 ± 0.100   0.600 ± 0.000" in text
-    assert "Inverted (AUC < 0.5): pa at kappa 0.1–0.2; pc at kappa 0.2." in text
-    assert "within 0.05 of each other: kappa 0.2 (AUC 0.400 to 0.420), kappa 0.4 (AUC 1.000)." in text
+    assert "0.10    1.0  0.100 (0.100)   0.600 (0.000)" in text
+    assert "Order reversed: pa at kappa 0.1–0.2; pc at kappa 0.2." in text
+    closest = "within 0.05 of each other: kappa 0.2 (AUC 0.400 to 0.420), kappa 0.4 (AUC 1.000)."
+    assert closest in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
     assert "*" not in text
 
 
 def test_report_marks_what_had_not_converged_and_gives_no_error_for_one_draw():
     text = report(made([[[0.9], [0.6]]] * 4, converged=False))
-    assert "one draw, so no standard error" in text
+    assert "one draw, no SE" in " ".join(text.split())
     assert "0.900*" in text
-    assert "±" not in text
-    assert "Inverted (AUC < 0.5): none." in text
+    assert "0.900 (" not in text
+    assert "Order reversed: none." in text
     assert "each other: at no kappa." in text
-    assert "* had not converged after 9 eigendecompositions" in text
+    assert "* not converged in 9 eigendecompositions" in text
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def noisy(monkeypatch):
 
 def test_agreement_is_fedstat_icc_whatever_blocks_of_clients_are_summed(monkeypatch):
     for at_once in (1, 5, 12, 50):
-        monkeypatch.setattr(recovery, "_AT_ONCE", at_once)
+        monkeypatch.setattr(recovery, "_BLOCK", at_once)
         w = generate(p=0.25, seed=3, n_test=0, **SIZE).w
         found = recovery.sums(Model8(p=0.25, seed=3, **SIZE), agreement=True)
         np.testing.assert_allclose(found[1][0], icc2(w), rtol=0, atol=1e-12)
@@ -100,8 +100,8 @@ def test_the_table_says_that_agreement_has_no_kappa(capsys):
     head = next(line for line in out.splitlines() if line.startswith("kappa"))
     assert head.split(maxsplit=5) == ["kappa", "G", "pa", "pc", "leverage", "icc (no kappa)"]
     rows = [line for line in out.splitlines() if line.startswith((" 0.20", " 0.60"))]
-    assert all(row.rstrip().endswith("1.000 ± 0.000") for row in rows)
-    assert "which has no kappa; it must be 1 here" in out
+    assert all(row.rstrip().endswith("1.000 (0.000)") for row in rows)
+    assert "icc: 1 by construction, needs no kappa." in " ".join(out.split())
     assert "AUCs of pa, pc, leverage within 0.05 of each other" in out
 
 

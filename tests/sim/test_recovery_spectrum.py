@@ -109,7 +109,7 @@ def test_the_window_at_paper_size_is_what_the_figure_says():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"p": 1.0}, "p must leave shared and personal neurons"),
+        ({"p": 1.0}, "p must give both shared and personal units"),
         ({"kappa": [0.5, 1.5]}, "kappa must be"),
         ({"kappa": []}, "kappa must hold"),
         ({"alpha": -1}, "alpha must be"),
