@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
@@ -109,7 +110,9 @@ class _Release(NamedTuple):
             each = self._each(context.net, before, models, clients)
             return self._noised(each, own, clients, context.seed, "start")
 
-        return _hidden(context._replace(moments=moments), _OF_START, f"method {self.algorithm.name!r}: {function}")
+        known = {name: part for name, part in context._asdict().items() if name not in _OF_START}
+        where = f"method {self.algorithm.name!r}: {function}"
+        return cast(InitContext, _KnownAtStart(**known | {"moments": moments, "where": where}))
 
     def context(self, context: RoundContext) -> RoundContext:
         """Return what is known after a round's local training, with noised moments of the selected clients."""
@@ -160,6 +163,15 @@ class _Release(NamedTuple):
         return dict(of(net, lambda: before, after)) if of else {}
 
 
+class _KnownAtStart(SimpleNamespace):
+    """What an :class:`InitContext` knows that is not of single clients; its other fields raise when they are read."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in _OF_START:
+            _refusal(name, self.where)()
+        raise AttributeError(name)
+
+
 def _refusal(name: str, where: str) -> Callable[..., NoReturn]:
     """Return a function that raises ValueError in place of giving what is not released."""
 
@@ -169,10 +181,3 @@ def _refusal(name: str, where: str) -> Callable[..., NoReturn]:
         )
 
     return refuse
-
-
-def _hidden(context: InitContext, names: Sequence[str], where: str) -> InitContext:
-    """Return a record without some of its fields, which raise when they are read."""
-    hidden = {name: property(_refusal(name, where)) for name in names}
-    values = (None if name in names else value for name, value in zip(InitContext._fields, context, strict=True))
-    return cast(InitContext, type("InitContext", (InitContext,), hidden)(*values))
