@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import resource
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -15,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fedstat._utils import check
+from fedstat._utils import memory as machine
 from fedstat._utils.lazy import torch, xr
 from fedstat.fl import batches, nets
 from fedstat.fl.job import Job
@@ -208,10 +207,7 @@ def _held(device: torch.device) -> int:
     """Bytes that the process holds: resident, or on the GPU."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    except OSError:  # not Linux: the most so far
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return machine.held()
 
 
 def _said(size: float) -> str:

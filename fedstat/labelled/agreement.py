@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 
-from fedstat._utils import check
+from fedstat._utils import check, memory
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
 from fedstat.labelled.inputs import by_layer, require_related, start_of
@@ -19,7 +19,6 @@ from fedstat.results.icc import INFERENCE, IccResult, Inference
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests
 from fedstat.stats.icc_resampling import over_clients
-from fedstat.stats.moments import available_memory
 
 _TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
 
@@ -203,7 +202,7 @@ def _require_finite(s: _icc.Sums, w: Any, units: NDArray[Any], clients: NDArray[
 
 
 def _require_memory(weights: xr.DataArray) -> None:
-    if not weights.variable._in_memory and weights.nbytes > (free := available_memory()):
+    if not weights.variable._in_memory and weights.nbytes > (free := memory.available()):
         raise ValueError(
             f"the bootstrap and permutations need all weights, {weights.nbytes / 2**30:.1f} GiB, in memory, but "
             f"{free / 2**30:.1f} GiB are available. Select units, or use replicates=0 and inference='sign-flip'."

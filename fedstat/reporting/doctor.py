@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import re
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from packaging.requirements import Requirement
 
 from fedstat import _cli, data
+from fedstat._utils import memory as machine
 from fedstat.data._files import folder, located
 
 _OF_DEVELOPERS = ("dev", "docs", "test")
@@ -180,15 +182,13 @@ def cpu_flags() -> set[str]:
 
 def memory() -> str:
     """Memory of the machine, what of it is free, and the limit of a control group."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        size = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+    size = machine.of_machine()
+    if {"MemAvailable", "MemTotal"} <= size.keys():
         said = f"{size['MemAvailable'] / 2**30:.1f} of {size['MemTotal'] / 2**30:.1f} GiB free"
-    except (OSError, KeyError):
+    else:
         said = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else ""
-    return f"{said}; this process may take {int(text) / 2**30:.1f} GiB" if text.isdigit() else said
+    limit = machine.limit()
+    return f"{said}; this process may take {limit / 2**30:.1f} GiB" if math.isfinite(limit) else said
 
 
 def _data(args: argparse.Namespace) -> list[str]:

@@ -9,7 +9,6 @@ tensors, with any leading batch dimensions, in float64.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from array_api_compat import array_namespace
 from array_api_compat import device as device_of
 from threadpoolctl import threadpool_limits
 
+from fedstat._utils import memory
 from fedstat.stats import eigenvalues
 
 Array = Any
@@ -85,7 +85,7 @@ def require_memory(units: int, *, all_pairs: bool, clients: int = 0) -> None:
         Clients whose own matrices are held as well, twice while they are stacked.
     """
     need = 8 * units**2 * ((_ALL if all_pairs else _LEADING) + 2 * clients)
-    if need > _SMALL and need > (free := available_memory()):
+    if need > _SMALL and need > (free := memory.available()):
         of = f"{units} units of {clients} clients" if clients else f"{units} units"
         way_out = "fewer clients or units" if clients else "fewer units"
         if all_pairs:
@@ -94,28 +94,6 @@ def require_memory(units: int, *, all_pairs: bool, clients: int = 0) -> None:
             f"matrices (unit, unit) for {of} need about {need / 2**30:.1f} GiB of memory, but "
             f"{free / 2**30:.1f} GiB are available. Take {way_out}, or a machine with more memory."
         )
-
-
-def available_memory() -> float:
-    """Bytes of memory that the process may still get; infinity where the system does not say (other than Linux)."""
-    return min(_unused(), _allowed())
-
-
-def _unused() -> float:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return float("inf")
-    return next((1024.0 * int(x.split()[1]) for x in lines if x.startswith("MemAvailable:")), float("inf"))
-
-
-def _allowed() -> float:
-    """Memory that the control group, a container's say, leaves to its processes."""
-    try:
-        most, used = (Path("/sys/fs/cgroup", name).read_text() for name in ("memory.max", "memory.current"))
-        return float(most) - float(used)
-    except (OSError, ValueError):  # no group, or "max"
-        return float("inf")
 
 
 # A unit whose variance is below this share of its mean square is constant up to the rounding of float64 means.

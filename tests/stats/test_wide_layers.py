@@ -10,6 +10,7 @@ from layers import weights
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import fedstat.labelled as fs
+from fedstat._utils import memory
 from fedstat.stats import moments as _moments
 from fedstat.stats.moments import moments
 
@@ -59,12 +60,12 @@ def test_a_layer_that_does_not_fit_is_refused_before_anything_is_done(
     call: Any, gib: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = np.broadcast_to(np.float32(0), (2, 17_320, 1))
-    monkeypatch.setattr(_moments, "available_memory", lambda: 2.0**30)
+    monkeypatch.setattr(memory, "available", lambda: 2.0**30)
     with pytest.raises(ValueError, match=rf"17320 units.* need about {gib} GiB of memory, but 1\.0 GiB are available"):
         call(w)
 
 
 def test_available_memory_is_some_and_small_layers_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _moments.available_memory() > 2**20
-    monkeypatch.setattr(_moments, "available_memory", lambda: 0.0)
+    assert memory.available() > 2**20
+    monkeypatch.setattr(memory, "available", lambda: 0.0)
     assert fs.split(weights(), n_factors=2).shared.any()
