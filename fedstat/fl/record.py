@@ -66,14 +66,6 @@ def factors_layout(
     return groups
 
 
-def factors_of(net: Net, params: Params, layers: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Every variable of the groups with its values, array (client, ...)."""
-    for layer in layers if net.whole is not None else ():
-        for name in _of(net, layer):
-            p = params[name]
-            yield f"{GROUP}/{layer}/{factor_variable(name)}", (p.flatten(2) if p.ndim > 2 else p).cpu().numpy()
-
-
 def factor_variable(name: str) -> str:
     """``"fc1.u"`` to ``"u"``, and ``"fc1.weight"`` to ``"w"``, as ``weight`` is a dim."""
     kind = name.rpartition(".")[2]
@@ -240,38 +232,32 @@ def _write_models(writer: Relay, job: Job, outcome: Outcome, checkpoints: Checkp
     download = Download(job, outcome.state)
     position, few = checkpoints.rounds.index(outcome.state.round), _clients_at_once(job)
     active, before, ids = outcome.cohort.local, checkpoints.uploads or checkpoints.parameters, job.train.ids
+
+    def write(params: Params, clients: np.ndarray, group: str, stage: str) -> None:
+        """Write weights and factors of clients of one chunk; no weights without a group."""
+        weights = nets.whole(job.net, params) if group else {}
+        for name, p in _flat(weights, checkpoints.layers):
+            where = f"{group}/{nets.layer_of(name)}/{variable(name)}"
+            _write_rows(writer, where, (position,), clients, p)
+        factors = params if checkpoints.parameters and job.net.whole else {}
+        for name, p in _flat(factors, checkpoints.layers):
+            where = f"{GROUP}/{nets.layer_of(name)}/{factor_variable(name)}"
+            _write_rows(writer, where, (position, STAGES.index(stage)), clients, p)
+
     for low in range(0, job.clients, few):
         clients = np.arange(low, min(low + few, job.clients))
-        models = download.models(clients)
-        _write_weights(writer, "weights", position, ids[clients], job.net, models, checkpoints.layers)
-        if checkpoints.parameters:
-            _write_factors(writer, "aggregated", position, ids[clients], job.net, models, checkpoints.layers)
+        write(download.models(clients), ids[clients], "weights", "aggregated")
         trained, rows, _ = np.intersect1d(active, clients, return_indices=True)
-        if not before or not len(trained):
-            continue
-        models = {name: p[rows] for name, p in outcome.trained.params.items()}
-        if checkpoints.uploads:
-            _write_weights(writer, "uploads", position, ids[trained], job.net, models, checkpoints.layers)
-        if checkpoints.parameters:
-            _write_factors(writer, "trained", position, ids[trained], job.net, models, checkpoints.layers)
+        if before and len(trained):
+            models = {name: p[rows] for name, p in outcome.trained.params.items()}
+            write(models, ids[trained], "uploads" if checkpoints.uploads else "", "trained")
 
 
-def _write_weights(
-    writer: Relay, group: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
-) -> None:
-    """Write the weights of clients of one chunk."""
-    for name, p in nets.whole(net, params).items():
+def _flat(params: Params, layers: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Parameters of some layers as arrays (client, ...) of at most three axes."""
+    for name, p in params.items():
         if nets.layer_of(name) in layers:
-            flat = (p.flatten(2) if p.ndim > 2 else p).cpu().numpy()
-            _write_rows(writer, f"{group}/{nets.layer_of(name)}/{variable(name)}", (checkpoint,), clients, flat)
-
-
-def _write_factors(
-    writer: Relay, stage: str, checkpoint: int, clients: np.ndarray, net: Net, params: Params, layers: Sequence[str]
-) -> None:
-    """Write the factors of clients of one chunk."""
-    for name, values in factors_of(net, params, layers):
-        _write_rows(writer, name, (checkpoint, STAGES.index(stage)), clients, values)
+            yield name, (p.flatten(2) if p.ndim > 2 else p).cpu().numpy()
 
 
 def _write_rows(writer: Relay, name: str, where: tuple[int, ...], clients: np.ndarray, values: np.ndarray) -> None:
