@@ -13,7 +13,8 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.motivation import statistics
 from fedstat.motivation.experiment import OUTPUTS
 from fedstat.motivation.statistics import entropy_errors, with_errors
-from fedstat.results.tables import interval
+from fedstat.results.base import aligned
+from fedstat.results.tables import NONE, interval
 
 LEVEL, MOST_PEAKS, DRAWS, ERRORS = 0.05, 3, 199, 100
 
@@ -146,14 +147,20 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
         f"Adam {config['lr']:g},\nbatch {config['batch_size']}, seed {config['seed']}. "
         f"Outputs: mean activations over {over}."
     )
-    lines = [f"case         accuracy  zeros  spread   entropy ± se   5 % to 95 %    dead   se({config['k']}-nn)"]
-    lines += [
-        f"{r['case']:<12} {r['accuracy']:8.3f}  {r['zero_share']:5.3f}  {r['spread']:6.3f}  "
-        f"{r['entropy']:+6.2f} ± {r['entropy_se']:4.2f}   {r['q05']:+5.2f} to {r['q95']:+5.2f}  "
-        f"{r['dead']:4d}  {r['std_error']:8.3f}"
+    rows = [
+        {
+            "case": r["case"],
+            "accuracy": f"{r['accuracy']:.3f}",
+            "zeros": f"{r['zero_share']:.3f}",
+            "spread": f"{r['spread']:.3f}",
+            "entropy ± se": f"{r['entropy']:+.2f} ± {r['entropy_se']:.2f}",
+            "5 % to 95 %": f"{r['q05']:+.2f} to {r['q95']:+.2f}",
+            "dead": str(r["dead"]),
+            f"se({config['k']}-nn)": f"{r['std_error']:.3f}",
+        }
         for r in table.to_dict("records")
     ]
-    parts = [head, "\n".join(lines)]
+    parts = [head, aligned(pd.DataFrame(rows))]
     parts.append("\n".join(map(_peaks_line, table.to_dict("records"))))
     at = f"κ = {config['kappa']:g}; pa: at most {statistics.STEPS} steps"
     lines = [
@@ -161,9 +168,11 @@ def report(run: xr.DataTree, *, outputs: str = "own", draws: int = DRAWS) -> str
         "95 % intervals over clients (where the two are related they cover .88 to .93",
         "with 30 clients and .94 to .97 with 100 in simulations)",
     ]
-    lines += [f"{'case':<12} {'of the':<9}" + "".join(f"{e:>26}" for e in related["estimator"].unique())]
-    for (case, on), block in related.groupby(["case", "on"], sort=False):
-        lines.append(f"{case:<12} {on:<9}" + "".join(f"{_interval(r):>26}" for r in block.to_dict("records")))
+    rows = [
+        {"case": case, "of the": on} | {r["estimator"]: _interval(r) for r in block.to_dict("records")}
+        for (case, on), block in related.groupby(["case", "on"], sort=False)
+    ]
+    lines.append(aligned(pd.DataFrame(rows).fillna(NONE)))
     if not related["converged"].all():
         lines.append(
             f"* pa at κ = {config['kappa']:g} has not converged in {statistics.STEPS} steps: the numbers are of what "

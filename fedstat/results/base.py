@@ -260,7 +260,7 @@ def listing(head: str, items: Iterable[str], width: int = WIDTH) -> str:
     return text
 
 
-def columns(rows: Sequence[Sequence[str]], *, n_right: int = 0) -> list[str]:
+def columns(rows: Sequence[Sequence[str]], *, n_right: int = 0, indent: str = "  ") -> list[str]:
     """Align the cells of rows, the last ``n_right`` of each on the right.
 
     Examples
@@ -271,7 +271,13 @@ def columns(rows: Sequence[Sequence[str]], *, n_right: int = 0) -> list[str]:
     width = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     left = len(width) - n_right
     sides = [(str.ljust if i < left else str.rjust) for i in range(len(width))]
-    return ["  " + "  ".join(f(c, w) for f, c, w in zip(sides, row, width, strict=True)).rstrip() for row in rows]
+    return [indent + "  ".join(f(c, w) for f, c, w in zip(sides, row, width, strict=True)).rstrip() for row in rows]
+
+
+def aligned(block: pd.DataFrame) -> str:
+    """Columns as wide as their widest cell; the first is left-aligned."""
+    cells = [list(map(str, block.columns)), *block.astype(str).to_numpy().tolist()]
+    return "\n".join(columns(cells, n_right=block.shape[1] - 1, indent=""))
 
 
 def extremes(values: NDArray[np.float64], names: Sequence[Any] | NDArray[Any], most: int = 8) -> list[str]:

@@ -24,7 +24,8 @@ from fedstat.fl.job import ComputeConfig, Job, TrainConfig
 from fedstat.fl.loop import Buffer, observed_round, start
 from fedstat.fl.prepare import prepare
 from fedstat.fl.probes import metrics
-from fedstat.results.tables import interval, number
+from fedstat.results.base import aligned
+from fedstat.results.tables import interval, number, plus_minus
 from fedstat.sim.model8 import SOURCE, Means, Model8, generate, replicate_seed
 from fedstat.sim.recovery.accuracy import correlation
 from fedstat.stats import factor, resampling, split
@@ -119,11 +120,7 @@ def report(run: xr.DataTree) -> str:
     )
     parts = [head]
     for (p, alpha), block in table.groupby(["p", "alpha"], sort=False):
-        lines = [
-            f"p = {p:g}, α = {alpha:g}",
-            "split            accuracy ± se      difference from true [95 % CI]      stable",
-        ]
-        lines += [_line(row) for row in block.to_dict("records")]
+        lines = [f"p = {p:g}, α = {alpha:g}", aligned(pd.DataFrame(map(_line, block.to_dict("records"))))]
         first = block.iloc[0]
         lines.append(f"oracle split: AUC {number(first['auc'], 3)}, adjusted Rand index {number(first['ari'], 3)}")
         if (block["replicates"] < n).any():
@@ -138,10 +135,14 @@ def report(run: xr.DataTree) -> str:
     return "\n\n".join(parts)
 
 
-def _line(row: Any) -> str:
-    mean = f"{number(row['accuracy'], 4)} ± {number(row['std_error'], 4)}"
-    difference = "–" if row["method"] == "true" else from_true(row)
-    return f"{row['method']:<16} {mean:<18} {difference:<34} {number(row['stable'], 3):>6}"
+def _line(row: Any) -> dict[str, str]:
+    """One line of a table."""
+    return {
+        "split": row["method"],
+        "accuracy ± se": plus_minus(row["accuracy"], row["std_error"]),
+        "difference from true [95 % CI]": "–" if row["method"] == "true" else from_true(row),
+        "stable": number(row["stable"], 3),
+    }
 
 
 def from_true(row: Any) -> str:

@@ -16,11 +16,11 @@ from fedstat._utils import check, guard
 from fedstat._utils.lazy import pd, xr
 from fedstat.labelled import compare
 from fedstat.results import ComparisonResult
-from fedstat.results.base import WIDTH, Caution, line
+from fedstat.results.base import WIDTH, Caution, aligned, line
 from fedstat.results.ranks import difference
 from fedstat.results.tables import megabytes, number, p_value, plus_minus
 from fedstat.study.collect import OF_METHOD, Grid, labels, ordered, origin, stores, title_of
-from fedstat.study.summary import aligned, choose, config_of, few, row, words
+from fedstat.study.summary import choose, config_of, few, row, words
 
 SE = "±: standard error over seeds"
 TOGETHER = "[95 %]: for all rows of a block together (Bonferroni), each method's own variance; p by Holm; n pairs"

@@ -13,6 +13,7 @@ from fedstat._utils.lazy import pd, xr
 from fedstat.fl import split_halves
 from fedstat.fl.aggregate import weighted_mean
 from fedstat.fl.stored import profile
+from fedstat.results.base import aligned
 from fedstat.results.tables import megabytes, number, plus_minus
 from fedstat.results.variance_components import personal_from
 from fedstat.stats import resampling
@@ -46,8 +47,10 @@ def report(run: xr.DataTree) -> str:
     parts = [who, _accuracies(row, summary.clients(run)["accuracy"].dropna()), cost]
     if len(states := summary.states(run)):
         last = min(summary.WINDOW, int(row["rounds"]))
-        head = f"layer          shared   factors   kept their state (last {last} rounds)   converged"
-        parts.append("\n".join([head, *map(_split, states.to_dict("records"))]))
+        rows = [_split(state, last) for state in states.to_dict("records")]
+        flat = [f"{layer}: all communalities are equal and uninformative: lower κ" for layer in
+                states.loc[states["flat"], "layer"]]  # fmt: skip
+        parts.append("\n".join([aligned(pd.DataFrame(rows)), *flat]))
     if "choice" in run.children:
         parts.append(_choice(run))
     if "probe" in run.children:
@@ -96,11 +99,14 @@ def _accuracies(row: dict[str, float], clients: pd.Series) -> str:
     return "\n".join(["test accuracy of the clients' models, weighted by their test samples", *lines, over])
 
 
-def _split(state: Mapping[Any, Any]) -> str:
-    text = f"{state['layer']:12}   {state['shared']:>3}/{state['units']:<4}"
-    text += f"{number(state['n_factors'], 0):>7}   {number(state['stable'], 3):>12}"
-    text += f"{number(state['converged'], 2):>25}"
-    return text + ("   all communalities are equal and uninformative: lower κ" if state["flat"] else "")
+def _split(state: Mapping[Any, Any], last: int) -> dict[str, str]:
+    return {
+        "layer": state["layer"],
+        "shared": f"{state['shared']}/{state['units']}",
+        "factors": number(state["n_factors"], 0),
+        f"kept their state (last {last} rounds)": number(state["stable"], 3),
+        "converged": number(state["converged"], 2),
+    }
 
 
 def _new(run: xr.DataTree) -> str:

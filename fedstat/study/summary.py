@@ -16,6 +16,7 @@ from fedstat import _cli
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
 from fedstat.fl import nets
+from fedstat.results.base import aligned
 from fedstat.stats.split import adjusted_rand, same_state
 
 WINDOW = 10
@@ -175,18 +176,6 @@ def make(builds: Mapping[str, Callable[[], Table]], out: str | Path | None = Non
     for suffix, table in made.items() if out is not None else ():
         table.write(Path(f"{out}{suffix}"))
     return "\n\n\n".join([*(table.text() for table in made.values()), *missing])
-
-
-def aligned(block: pd.DataFrame) -> str:
-    """Columns as wide as their widest cell; the first is left-aligned."""
-    cells = [list(map(str, block.columns)), *block.astype(str).to_numpy().tolist()]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    )
 
 
 def _pipes(block: pd.DataFrame) -> str:

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from fedstat._utils import check
 from fedstat._utils.lazy import pd, xr
-from fedstat.results.base import TERMINAL
+from fedstat.results.base import TERMINAL, aligned
 from fedstat.sim.model8 import SOURCE, Means, Model8, package_version, replicate_seed, truth
 from fedstat.stats import factor, icc, moments, split
 from fedstat.store import to_json
@@ -466,11 +466,11 @@ def report(result: xr.Dataset) -> str:
 def _format_table(block: pd.DataFrame) -> str:
     names = list(dict.fromkeys(block["estimator"]))
     heads = ["icc (no kappa)" if name == ICC else name for name in names]
-    lines = ["kappa      G" + "".join(f"{name:>16}" for name in heads)]
+    rows = []
     for kappa, row in block.groupby("kappa", sort=False):
         cells = [_format_cell(*x) for x in zip(row["auc"], row["auc_se"], row["converged"], strict=True)]
-        lines.append(f"{kappa:5.2f}  {row['n_factors'].iloc[0]:5.1f}" + "".join(f"{cell:>16}" for cell in cells))
-    return "\n".join(lines)
+        rows.append([f"{kappa:.2f}", f"{row['n_factors'].iloc[0]:.1f}", *cells])
+    return aligned(pd.DataFrame(rows, columns=["kappa", "G", *heads]))
 
 
 def _format_cell(auc: float, se: float, converged: float) -> str:
