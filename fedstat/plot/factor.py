@@ -145,7 +145,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
         handles = [*(h for h in (legend.legend_handles if legend else []) if h is not None), outline]
         names = [*(t.get_text() for t in legend.get_texts())] if legend else []
         ax.legend(
-            handles, [*names, "expected under H0 (units permuted within clients)"], frameon=False, loc="lower left",
+            handles, [*names, "units permuted within clients"], frameon=False, loc="lower left",
             bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=3, columnspacing=1,
         )  # fmt: skip
     if np.isfinite(units.threshold):
@@ -437,8 +437,8 @@ def variants(result: StabilityResult, *, ax: Axes | None = None) -> Axes:
     kappa = rf", $\kappa$ = {split.factors.kappa:g}" if split.factors.kappa is not None else ""
     reference = rf"{split.fit.method}{kappa}, $\tau$ = {plain(split.tau)}"
     note = "" if table["converged"].all() else "; * not converged"
-    ax.set(xlabel=f"similarity to the reference split ({reference}){note}", xlim=(low - 0.05, 1.05))
+    ax.set(xlabel=f"similarity to the reference split\n{reference}{note}", xlim=(low - 0.05, 1.05))
     ax.set_ylim(y[-1] + 0.8, -0.8)
     name_rows(ax, list(y), names, height=y[-1] + 1.6)
-    ax.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, borderaxespad=0.2)
     return ax

@@ -435,7 +435,7 @@ def _note(result: xr.Dataset) -> str:
     config = json.loads(result.attrs["config"])
     origin = (
         f"Model (8), true weights, C = {config['clients']}, d = {config['d']}, m = {config['m']}, one draw, seed "
-        f"{config['seed']}; ν by “{config['estimator']}”, median and range over units; × counts eigenvectors with at "
+        f"{config['seed']}.\nν by “{config['estimator']}”, median and range over units; × counts eigenvectors with at "
         f"least {100 * _COUNTED:g}% of the eigenvalue sum."
     )
     return _NOTE + origin
