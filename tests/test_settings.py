@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, fields
 from typing import Literal
 
 import pytest
 
-from fedstat import motivation, sim
+from fedstat import fl, motivation, sim
 from fedstat._cli import Parser
 from fedstat._utils.settings import add_arguments, check_fields, given, setting
 from fedstat.attack.experiment import Attack
 from fedstat.decompose.__main__ import Settings as Decompose
+from fedstat.fl import prepare
+from fedstat.fl.job import ComputeConfig, TrainConfig
 from fedstat.ntk.__main__ import Settings as Theorems
 from fedstat.study import Settings
 
@@ -134,3 +137,19 @@ def test_bounds_are_kept():
         _Own(size=10)
     with pytest.raises(ValueError, match="hidden must be true or false, but got 1"):
         _Own(hidden=1)
+
+
+def test_training_has_one_set_of_defaults():
+    keywords = {name: one.default for name, one in inspect.signature(fl.train).parameters.items()}
+    for config in (TrainConfig(), ComputeConfig()):
+        for one in fields(config):
+            if one.name not in ("optimizer", "aggregator"):
+                assert keywords[one.name] == getattr(config, one.name), one.name
+    by_keywords = {
+        "optimizer": prepare.optimizer_named(keywords["optimizer"], keywords["lr"]).name,
+        "aggregator": prepare.aggregator_named(keywords["aggregator"]).name,
+    }
+    for made in (Settings().training(), TrainConfig()):
+        named = {"optimizer": made.optimizer.name, "aggregator": made.aggregator.name}
+        assert named == by_keywords
+        assert vars(made) | named == vars(TrainConfig()) | named

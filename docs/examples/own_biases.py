@@ -38,7 +38,7 @@ def compared() -> fedstat.results.ComparisonResult:
     net = nets.mlp([64, 32, 10])
     methods = {"FedAvg": algorithms.fedavg(), "own biases": own_biases()}
     runs = {
-        name: [fl.train(data, net, method, rounds=10, batch_size=16, lr=0.1, seed=seed) for seed in range(3)]
+        name: [fl.train(data, net, method, rounds=10, local_epochs=1, batch_size=16, seed=seed) for seed in range(3)]
         for name, method in methods.items()
     }
     return study.compare_runs(runs)

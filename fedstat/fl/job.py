@@ -21,24 +21,24 @@ from fedstat.fl.batches import Rows, part
 from fedstat.fl.hooks import Hooks
 from fedstat.fl.losses import Loss
 from fedstat.fl.nets import Net
-from fedstat.fl.optim import Optimizer
+from fedstat.fl.optim import Optimizer, sgd
 from fedstat.fl.ranks import ALONE, ProcessGroup
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 Participation = float | tuple[float, float]
 Sampling = Literal["fixed", "poisson"]
-_MEAN = weighted_mean()
+_SGD, _MEAN = sgd(0.1), weighted_mean()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Settings that determine the numbers of a run; see :func:`fedstat.fl.train`."""
 
-    optimizer: Optimizer
+    optimizer: Optimizer = _SGD
     participation: Participation = 1.0
     sampling: Sampling = "fixed"
-    local_epochs: int = 1
-    batch_size: int | None = None
+    local_epochs: int = 5
+    batch_size: int | None = 32
     server_lr: float = 1.0
     aggregator: Aggregator = _MEAN
     optimizer_state: Literal["reset", "keep"] = "reset"

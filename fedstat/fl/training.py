@@ -52,8 +52,8 @@ def train(
     rounds: int,
     participation: Participation = 1.0,
     sampling: Sampling = "fixed",
-    local_epochs: int = 1,
-    batch_size: int | None = None,
+    local_epochs: int = 5,
+    batch_size: int | None = 32,
     optimizer: str | Optimizer = "sgd",
     lr: float = 0.1,
     server_lr: float = 1.0,
@@ -97,9 +97,9 @@ def train(
     sampling : {"fixed", "poisson"}, default "fixed"
         Whether that share is always active, or each client with that probability, independently of the others: a round
         may then have no clients, and leaves everything as it is, but for noise.
-    local_epochs : int, default 1
+    local_epochs : int, default 5
         G, epochs of local training in a round.
-    batch_size : int, optional
+    batch_size : int or None, default 32
         B; None takes a client's samples as one batch.
     optimizer : {"sgd", "adam"} or Optimizer, default "sgd"
     lr : float, default 0.1

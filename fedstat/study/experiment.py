@@ -20,7 +20,7 @@ from fedstat.fl import algorithms, custom, masks, nets, prepare
 from fedstat.fl.aggregate import Aggregator, private
 from fedstat.fl.algorithm import Algorithm
 from fedstat.fl.cohort import checked
-from fedstat.fl.job import Participation, Precision, Sampling, TrainConfig
+from fedstat.fl.job import ComputeConfig, Participation, Precision, Sampling, TrainConfig
 from fedstat.fl.prepare import AGGREGATORS, aggregator_named, optimizer_named
 from fedstat.fl.training import PROBES, train
 from fedstat.study import federation
@@ -207,7 +207,7 @@ class Settings:
         "with :train or :test, only its published part",
     )
     partition: str = setting("dirichlet:0.1", "data", f"how samples go to clients: {', '.join(federation.PARTITIONS)}")
-    clients: int = setting(100, "data", "number of clients C; the partition natural has its own", low=1)
+    clients: int = setting(20, "data", "number of clients C; the partition natural has its own", low=1)
     samples: int | None = setting(None, "data", "largest number of samples per client", low=1)
     min_size: int = setting(10, "data", "smallest number of samples per client", low=1)
     test: float = setting(0.2, "data", "share of a client's samples for test", above=0, below=1)
@@ -231,14 +231,16 @@ class Settings:
     options: tuple[str, ...] = setting((), "method", "settings of the algorithm and of its suffix, such as by=client")
     rounds: int = setting(20, "training", "communication rounds T", low=1)
     participation: Participation = setting(
-        0.1, "training", "share of the clients active in a round, or a range from which it is drawn in every round"
+        TrainConfig.participation,
+        "training",
+        "share of the clients active in a round, or a range from which it is drawn in every round",
     )
-    local_epochs: int = setting(1, "training", "epochs of local training in a round", low=1)
-    batch_size: int = setting(32, "training", "samples in a batch, 0 for all", low=0)
-    optimizer: Literal["sgd", "adam"] = setting("adam", "training", "local optimiser")
-    lr: float = setting(1e-3, "training", "local learning rate", above=0)
-    server_lr: float = setting(1.0, "training", "learning rate of the server", above=0)
-    seed: int = setting(0, "training", "seed of partition, start, participation and batches", low=0)
+    local_epochs: int = setting(TrainConfig.local_epochs, "training", "epochs of local training in a round", low=1)
+    batch_size: int = setting(TrainConfig.batch_size, "training", "samples in a batch, 0 for all", low=0)
+    optimizer: Literal["sgd", "adam"] = setting("sgd", "training", "local optimiser")
+    lr: float = setting(0.1, "training", "local learning rate", above=0)
+    server_lr: float = setting(TrainConfig.server_lr, "training", "learning rate of the server", above=0)
+    seed: int = setting(TrainConfig.seed, "training", "seed of partition, start, participation and batches", low=0)
     evaluate_every: int = setting(1, "what is measured", "rounds between evaluations", low=1)
     ablation: int = setting(
         0,
@@ -259,7 +261,7 @@ class Settings:
         "what is measured",
         "other ways to predict after the last round, such as fedavg+ or 'fedavg-shrunken by=layer'",
     )
-    precision: Precision = setting("float32", "training", "precision of matrix products in training")
+    precision: Precision = setting(ComputeConfig.precision, "training", "precision of matrix products in training")
     labels: Literal["common", "permuted"] = setting(
         "common", "data", "permuted: every client numbers the classes in an order of its own"
     )
@@ -270,7 +272,9 @@ class Settings:
         "clients are dealt to them evenly",
     )
     sampling: Sampling = setting(
-        "fixed", "training", "fixed: that share is active in every round; poisson: each client with that probability"
+        TrainConfig.sampling,
+        "training",
+        "fixed: that share is active in every round; poisson: each client with that probability",
     )
     aggregator: str = setting(
         "mean",

@@ -40,7 +40,17 @@ def folder(tmp_path_factory):
         (place / f"{client}.safetensors").write_bytes(content)
     data = sim.generate(clients=20, d=20, m=20, n_test=10, seed=0)
     net = nets.mlp([20, 10, 1])
-    train(data, net, algorithms.fedavg(), rounds=ROUNDS, batch_size=10, lr=0.05, threads=1, out=place / "run.zarr")
+    train(
+        data,
+        net,
+        algorithms.fedavg(),
+        rounds=ROUNDS,
+        local_epochs=1,
+        batch_size=10,
+        lr=0.05,
+        threads=1,
+        out=place / "run.zarr",
+    )
     return place
 
 

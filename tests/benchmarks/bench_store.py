@@ -76,7 +76,18 @@ def cnn(out):
         coords={"split": ("sample", ["train"] * 50 + ["test"] * 10)},
     )
     net = nets.named("cnn", (1, 16, 16), 10, width=0.5)
-    train(data, net, algorithms.fedavg(), rounds=30, batch_size=25, checkpoints=(10, 20), lr=0.01, threads=1, out=out)
+    train(
+        data,
+        net,
+        algorithms.fedavg(),
+        rounds=30,
+        local_epochs=1,
+        batch_size=25,
+        checkpoints=(10, 20),
+        lr=0.01,
+        threads=1,
+        out=out,
+    )
 
 
 def study(out):
@@ -105,7 +116,8 @@ def bench_a_late_round_against_an_early_one(benchmark, capsys, tmp_path):
 
     def run():
         train(
-            data, nets.mlp([20, 10, 1]), algorithms.fedavg(), rounds=2000, batch_size=10, lr=0.05, threads=1,
+            data, nets.mlp([20, 10, 1]), algorithms.fedavg(), rounds=2000, local_epochs=1, batch_size=10,
+            lr=0.05, threads=1,
             out=tmp_path / "run.zarr", progress=lambda _: times.append(perf_counter()),
         )  # fmt: skip
 

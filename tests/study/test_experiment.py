@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import xarray as xr
-from fl_runs import SMALL, command
+from fl_runs import EARLIER, SMALL, command
 from real_data import require_real_data
 
 from fedstat import store
@@ -219,3 +219,15 @@ def test_the_layers_whose_weights_are_kept_are_all_none_or_those_named():
     for wrong in (["none", "fc1"], ["all", "fc1"], ["fc7"]):
         with pytest.raises(ValueError, match="keep_weights must be one of"):
             Settings(keep_weights=wrong)
+
+
+def test_a_run_of_earlier_defaults_is_resumed_and_read_with_its_own_settings(tmp_path):
+    out = tmp_path / "run.zarr"
+    earlier = EARLIER.but(clients=6, samples=40, participation=0.5, rounds=1, algorithm="fedavg")
+    experiment.run(earlier, out=out)
+    before = store.config_of(out)
+    assert Settings(**experiment.settings_of(out)) == earlier.but(label=earlier.name)
+    assert command("--out", out, "--resume", "--rounds", 2) == 0
+    assert store.config_of(out) == before | {"rounds": 2, "checkpoints": [2]}
+    with pytest.raises(SystemExit):
+        command("--out", out, "--resume", "--local-epochs", 5)

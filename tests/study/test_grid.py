@@ -14,7 +14,7 @@ from fl_runs import command
 from fedstat import store
 from fedstat.fl import loop
 from fedstat.fl.algorithms import ALGORITHMS
-from fedstat.study import collect, grid, summary
+from fedstat.study import Settings, collect, grid, summary
 from fedstat.study.tuning import tune
 
 GRID = """
@@ -273,10 +273,10 @@ def test_the_command_runs_a_grid_once(grid_file, tmp_path, capsys):
 
 def test_a_method_has_settings_of_its_own_at_a_scale(grid_file):
     grid_file.write_text(GRID + "one = { tau = 0.9, lr = 0.01 }\n")
-    for scale, expected in (("one", (0.9, 0.01)), ("two", (0.25, 1e-3))):
+    for scale, expected in (("one", (0.9, 0.01)), ("two", (0.25, Settings.lr))):
         (run, *_) = (r for r in grid.cells(grid_file, scale=scale) if r.algorithm == "fedfac-dynamic")
         assert (run.given["tau"], run.lr) == expected
-        assert all(r.lr == 1e-3 for r in grid.cells(grid_file, scale=scale) if r.algorithm == "fedavg")
+        assert all(r.lr == Settings.lr for r in grid.cells(grid_file, scale=scale) if r.algorithm == "fedavg")
 
 
 def test_the_command_tunes_the_methods_that_take_what_is_tuned(grid_file, tmp_path, capsys):

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from fl_runs import SMALL, command
+from fl_runs import EARLIER, SMALL, command
 
 from fedstat.attack import experiment as attacked
 from fedstat.fl import accountant, aggregate
@@ -26,8 +26,8 @@ def _without_accountant(monkeypatch):
 
 
 def test_older_runs_keep_their_names():
-    assert grid.name_of(Settings()) == "digits-dirichlet-0.1-fedfac-dynamic-seed0-832420a8"
-    permuted = Settings.of(algorithm="fedavg", labels="permuted", data="mnist")
+    assert grid.name_of(EARLIER) == "digits-dirichlet-0.1-fedfac-dynamic-seed0-832420a8"
+    permuted = EARLIER.but(algorithm="fedavg", labels="permuted", data="mnist")
     assert grid.name_of(permuted) == "mnist-dirichlet-0.1-fedavg-seed0-4660ffc0"
     assert not set(experiment.LATER) & set(experiment.about(Settings()))
     assert experiment.about(SMALL.but(**PRIVATE)).items() >= PRIVATE.items()

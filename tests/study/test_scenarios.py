@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import xarray as xr
-from fl_runs import SMALL, command
+from fl_runs import EARLIER, SMALL, command
 from real_data import require_real_data
 
 from fedstat import data as datasets
@@ -152,8 +152,8 @@ def test_a_part_of_the_data_that_is_not_there_is_refused_by_name(data, message):
 
 
 def test_runs_without_the_new_settings_keep_their_names_and_what_they_note():
-    old = Settings.of(data="mnist", partition="iid", algorithm="fedprox", mu=0.1, seed=3)
-    assert grid.name_of(Settings()) == "digits-dirichlet-0.1-fedfac-dynamic-seed0-832420a8"
+    old = EARLIER.but(data="mnist", partition="iid", algorithm="fedprox", mu=0.1, seed=3)
+    assert grid.name_of(EARLIER) == "digits-dirichlet-0.1-fedfac-dynamic-seed0-832420a8"
     assert grid.name_of(old) == "mnist-iid-fedprox-seed3-3653366e"
     assert not {"labels", "domains"} & experiment.about(Settings()).keys()
     new = Settings(labels="permuted")

@@ -13,7 +13,12 @@ from fedstat.fl.job import Job
 from fedstat.study import experiment
 from fedstat.study.experiment import Settings
 
-SMALL = Settings(clients=8, participation=0.5, rounds=3, samples=40, batch_size=10)
+SMALL = Settings(
+    clients=8, participation=0.5, rounds=3, samples=40, local_epochs=1, batch_size=10, optimizer="adam", lr=1e-3
+)
+
+# Defaults of earlier versions: runs that were made with them keep their names and settings.
+EARLIER = Settings(clients=100, participation=0.1, local_epochs=1, optimizer="adam", lr=1e-3)
 
 
 def job(algorithm, samples=40, **options):

@@ -68,9 +68,9 @@ def main() -> None:
         peaks.append(peak())
 
     run = train(
-        fed, nets.mlp(SIZES), algorithms.named(algorithm), rounds=int(rounds), participation=ACTIVE / n, batch_size=5,
-        lr=0.05, threads=1, memory=memory, evaluate_every=int(rounds), keep_weights=[], out=Path(folder) / "run.zarr",
-        progress=progress,
+        fed, nets.mlp(SIZES), algorithms.named(algorithm), rounds=int(rounds), participation=ACTIVE / n, local_epochs=1,
+        batch_size=5, lr=0.05, threads=1, memory=memory, evaluate_every=int(rounds), keep_weights=[],
+        out=Path(folder) / "run.zarr", progress=progress,
     )  # fmt: skip
     between = np.diff(ends)
     rows = Path(folder) / "run.zarr/journal/kept"
