@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from fedstat import store
 from fedstat._utils import check
 from fedstat._utils.lazy import pd
-from fedstat.fl import algorithms
+from fedstat.fl import algorithms, custom
 from fedstat.fl.algorithm import About
 from fedstat.store import DamageError, open_run, reading, require_sound
 from fedstat.study import summary
@@ -158,13 +158,15 @@ def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
 
 
 def about(method: str) -> About:
-    """Row of a method; for an unknown one, only its name.
+    """Return the row of a method; of an unknown one, or one in a user's file, which is not run, the name alone.
 
     Examples
     --------
     >>> about("fedper+").title, about("mine").title
     ('FedPer+', 'mine')
     """
+    if custom.is_own(method):  # a stored run names it, and reading must execute nothing
+        return About(custom.short(method))
     try:
         return algorithms.about(method)
     except ValueError:

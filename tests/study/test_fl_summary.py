@@ -180,3 +180,10 @@ def test_a_damaged_run_is_named_by_a_table_of_many(tmp_path):
         chunk.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"a.zarr is damaged.*emove it and run again"):
             collect.collect(tmp_path)
+
+
+def test_a_method_that_a_store_names_by_a_file_is_not_executed(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("raise SystemExit('this file was run')\n", encoding="utf-8")
+    assert collect.about(f"{mine}:method").title == "mine.py:method"
+    assert collect.title_of(f"{mine}:method+") == "mine.py:method+"
