@@ -1,4 +1,4 @@
-"""Stored runs of a study: collected in a table, named and ordered for print, with their origin."""
+"""Table of the stored runs of a study, with names, order and origin for printing."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ from fedstat.study.experiment import OF_AGGREGATOR
 
 
 def origin(grid: Grid) -> list[str]:
-    """Notes for a table or caption: scale, seeds, commits, and unfinished runs."""
+    """Return notes for a table or caption: scale, seeds, commits, and unfinished runs."""
     notes = []
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
-        notes.append(f"{label}: {scale(_config(grid, label))}; seeds {', '.join(map(str, seeds))}")
-    # A run that other code continued names both.
-    made = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
-    made = made.explode("code")
-    of_package = made.assign(code=made["code"].str.partition("+")[0]).groupby("label")["code"].nunique()
-    of_method = made.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # with user code
+        notes.append(f"{label}: {scale(_summarize_config(grid, label))}; seeds {', '.join(map(str, seeds))}")
+    # A run continued by another version of the code names both.
+    runs = grid.table.assign(**{name: grid.table[name].str.split(", ") for name in ("code", "revision")})
+    runs = runs.explode("code")
+    of_package = runs.assign(code=runs["code"].str.partition("+")[0]).groupby("label")["code"].nunique()
+    of_method = runs.groupby(["label", "method"])["code"].nunique().groupby("label").max()  # includes user code
     versions = of_package.where(of_package >= of_method, of_method)
     if (versions > 1).any():
         mixed = "; ".join(f"{label} by {n}" for label, n in versions[versions > 1].items())
         notes.append(f"runs of one setting were made by several versions of the code: {mixed}")
     if few := summary.few(grid.table):
         notes.append(
-            f"fewer than {summary.WINDOW} rounds: what averages the last {summary.WINDOW} is that of the last one, "
-            f"and best10, last10 and optimism are left out: {few}"
+            f"fewer than {summary.WINDOW} rounds, so that averages over the last {summary.WINDOW} rounds are values of "
+            f"the last round, and best10, last10 and optimism are missing: {few}"
         )
-    commits = sorted({r for names in made["revision"] for r in names if r})
-    notes.append(f"commit {', '.join(commits)}" if commits else "commit not known")
+    commits = sorted({r for names in runs["revision"] for r in names if r})
+    notes.append(f"commit {', '.join(commits)}" if commits else "commit unknown")
     if grid.unfinished:
-        notes.append(f"not finished and left out: {', '.join(Path(p).name for p in grid.unfinished)}")
+        notes.append(f"unfinished runs excluded: {', '.join(Path(p).name for p in grid.unfinished)}")
     return notes
 
 
 def caption(grid: Grid, width: int = 150) -> list[str]:
-    """Lines of :func:`origin` for under a figure, with settings of one scale in one line."""
+    """Return the lines of :func:`origin` for a figure; labels of equal scale have one line."""
     names: dict[str, list[str]] = {}
     for label in labels(grid):
         seeds = sorted(grid.table.loc[grid.table["label"] == label, "seed"].unique().tolist())
-        what = scale({k: v for k, v in _config(grid, label).items() if k != "partition"})
-        names.setdefault(f"{what}; seeds {', '.join(map(str, seeds))}", []).append(label)
-    lines = [f"{' | '.join(own)}: {what}" for what, own in names.items()]
+        size = scale({k: v for k, v in _summarize_config(grid, label).items() if k != "partition"})
+        names.setdefault(f"{size}; seeds {', '.join(map(str, seeds))}", []).append(label)
+    lines = [f"{' | '.join(group)}: {size}" for size, group in names.items()]
     return [part for line in (*lines, *origin(grid)[len(labels(grid)) :]) for part in textwrap.wrap(line, width)]
 
 
-def _config(grid: Grid, label: str) -> dict[str, Any]:
-    """Settings of a label's runs; of learning rates the most frequent, and the methods with others in brackets."""
+def _summarize_config(grid: Grid, label: str) -> dict[str, Any]:
+    """Return the settings of a label, with the most frequent learning rate and the exceptions in brackets."""
     if "lr" not in grid.table:
         return dict(grid.configs[label])
     rates = grid.table[grid.table["label"] == label].groupby("lr")["method"].unique()
     config = {name: value for name, value in grid.configs[label].items() if name != "lr"}
     if rates.empty:
         return config
-    first, *others = sorted(rates.index, key=lambda lr: -len(rates[lr]))
-    other = "; ".join(f"{', '.join(map(title_of, ordered(rates[lr])))}: {lr:g}" for lr in others)
-    return config | {"lr": f"{first:g} ({other})" if other else f"{first:g}"}
+    first, *rare = sorted(rates.index, key=lambda lr: -len(rates[lr]))
+    exceptions = "; ".join(f"{', '.join(map(title_of, ordered(rates[lr])))}: {lr:g}" for lr in rare)
+    return config | {"lr": f"{first:g} ({exceptions})" if exceptions else f"{first:g}"}
 
 
 def scale(config: Mapping[str, Any]) -> str:
-    """Size of a run in one line.
+    """Describe the size of a run in one line.
 
     Examples
     --------
@@ -90,43 +90,43 @@ def scale(config: Mapping[str, Any]) -> str:
 
 
 METHODS = {name: algorithms.about(name).title for name in algorithms.ALGORITHMS}
-"""Names of the methods in tables and figures, in order."""
+"""Titles of the methods in tables and figures, in order."""
 
 SETTINGS = {"layers": "Λ", "kappa": "κ", "tau": "τ", "estimator": "estimator"}
-"""Settings of methods that split layers, with their symbols in tables, in order."""
+"""Symbols in tables of the settings of methods that split layers, in order."""
 
 
 def ordered(names: Iterable[str]) -> list[str]:
-    """Methods in the order of ``METHODS``, wrapped ones after their method, then any others.
+    """Sort methods in the order of ``METHODS``; a modified method follows its base, unknown methods come last.
 
     Examples
     --------
     >>> ordered(["mine", "fedper", "fedavg-private-head", "fedavg"])
     ['fedavg', 'fedavg-private-head', 'fedper', 'mine']
     """
-    places = list(METHODS)
+    order = list(METHODS)
 
-    def place(name: str) -> tuple[int, str]:
-        base = name if name in places else max((p for p in places if name.startswith(p)), key=len, default="")
-        return places.index(base) if base else len(places), name
+    def position(name: str) -> tuple[int, str]:
+        base = name if name in order else max((m for m in order if name.startswith(m)), key=len, default="")
+        return order.index(base) if base else len(order), name
 
-    return sorted(dict.fromkeys(names), key=place)
+    return sorted(dict.fromkeys(names), key=position)
 
 
 def title_of(method: str) -> str:
-    """Title of a method or of a variant of it.
+    """Return the title of a method or of a variant.
 
     Examples
     --------
     >>> title_of("fedavg-private-head"), title_of("fedprox, mu=0.1"), title_of("mine")
     ('FedAvg, private head', 'FedProx, mu=0.1', 'mine')
     """
-    name, _, way = method.partition(", ")
-    return about(name).title + (f", {way}" if way else "")
+    name, _, variant = method.partition(", ")
+    return about(name).title + (f", {variant}" if variant else "")
 
 
 def in_order(grid: Grid) -> pd.DataFrame:
-    """Runs of a grid in the order of tables: by label, method, ``SETTINGS`` and seed."""
+    """Sort the runs of a grid by label, method, ``SETTINGS`` and seed, as in tables."""
     methods = ordered(grid.table["method"])
 
     def key(run: Mapping[Any, Any]) -> tuple[Any, ...]:
@@ -139,13 +139,13 @@ def in_order(grid: Grid) -> pd.DataFrame:
 
 
 def varying(table: pd.DataFrame) -> list[str]:
-    """Those of ``SETTINGS`` that have several values for one method and label."""
-    several = table.groupby(["label", "method"])[list(SETTINGS)].nunique(dropna=False).max() > 1
-    return [name for name in SETTINGS if several[name]]
+    """Return the names in ``SETTINGS`` that have several values for one method and label."""
+    varies = table.groupby(["label", "method"])[list(SETTINGS)].nunique(dropna=False).max() > 1
+    return [name for name in SETTINGS if varies[name]]
 
 
 def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
-    """Method of a run, with its values of the named settings.
+    """Return the title of the method of a run, with its values of the named settings.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def design(run: Mapping[Any, Any], names: Iterable[str]) -> str:
 
 
 def about(method: str) -> About:
-    """Return the row of a method; of an unknown one, or one in a user's file, which is not run, the name alone.
+    """Return the description of a method; one that is unknown, or a user's file, which is not run, has its name only.
 
     Examples
     --------
@@ -174,7 +174,7 @@ def about(method: str) -> About:
 
 
 def setting(value: Any) -> str:
-    """Value of one of ``SETTINGS`` as text; a dash if the method lacks it or has its default."""
+    """Format a value of ``SETTINGS``; a dash if the method lacks the setting or has its default."""
     return "–" if value == "" or pd.isna(value) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -183,23 +183,23 @@ SCALE = (
     "norm", "net_options", "rounds", "participation", "local_epochs", "batch_size", "optimizer", "evaluate_every",
     "precision", "labels", "domains", "sampling",
 )  # fmt: skip
-"""Settings that runs of one label must have in common to be compared."""
+"""Settings that must be equal for all runs of a label."""
 
 OF_METHOD = ("lr", "server_lr", *OF_AGGREGATOR)
-"""Settings that the runs of a method have in common, for one label: methods may be tuned apart."""
+"""Settings that must be equal for all runs of a method and label; methods may be tuned separately."""
 
 
 class Grid(NamedTuple):
-    """Runs that belong together.
+    """Runs of a study, in a table.
 
     Attributes
     ----------
     table : DataFrame
-        One row per finished run, as :func:`fedstat.study.summary.row` makes it, with the path of its store: ``path``.
+        One row of :func:`fedstat.study.summary.row` per finished run, and ``path``, the path of its store.
     unfinished : tuple of str
-        Paths of unfinished runs, which are left out.
+        Paths of unfinished runs, which are not in the table.
     configs : mapping from label to dict
-        Settings of the first run of each label; those of its scale hold for all.
+        Settings of the first run of each label; settings in ``SCALE`` are equal for all runs of the label.
     """
 
     table: pd.DataFrame
@@ -208,19 +208,19 @@ class Grid(NamedTuple):
 
 
 def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = ()) -> Grid:
-    """Read many runs.
+    """Read stored runs into a table.
 
     Parameters
     ----------
     runs : path or sequence of paths
-        A folder of stores (``*.zarr``), or the stores.
+        A folder of stores (``*.zarr``), or paths of stores.
     differ : iterable of str
-        Settings in which runs of a method may differ, though most tables would mix them up.
+        Settings that may differ between runs of a method. Most tables would mix such runs.
 
     Returns
     -------
     Grid
-        Without unfinished runs, which it names.
+        Finished runs, and the paths of unfinished runs.
 
     Raises
     ------
@@ -241,7 +241,7 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
                 rows.append(summary.row(run) | {"path": str(path)})
                 configs.append(summary.config_of(run))
         except ValueError as error:
-            require_sound(path, checksums=True)  # damage, which says more
+            require_sound(path, checksums=True)  # damage explains more than this error
             if isinstance(error, DamageError):
                 raise
             raise ValueError(f"{path}: {error}") from error
@@ -253,16 +253,16 @@ def collect(runs: str | Path | Iterable[str | Path], *, differ: Iterable[str] = 
 
 
 def stores(runs: str | Path | Iterable[str | Path]) -> list[Path]:
-    """Paths of the stores in a folder, or those given, sorted."""
+    """Return the sorted paths of the stores in a folder, or of a list of stores."""
     if isinstance(runs, str | Path):
         return store.stores(runs)
     if not (paths := sorted(map(Path, runs))):
-        raise FileNotFoundError("there must be at least one run, but got none")
+        raise FileNotFoundError("runs must name at least one store, but got none")
     return paths
 
 
 def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str], *, differ: Iterable[str] = ()) -> None:
-    """Raise ValueError, naming the settings, if runs of one label were made at different scales.
+    """Raise ValueError that names the settings if runs of a label have different scales.
 
     Examples
     --------
@@ -272,50 +272,50 @@ def same_scale(configs: Sequence[dict[str, Any]], labels: Sequence[str], *, diff
     """
     of_method = [name for name in OF_METHOD if name not in differ]
     for label in dict.fromkeys(labels):
-        here = [c for c, name in zip(configs, labels, strict=True) if name == label]
-        _require_same(here, SCALE, f"runs of {label!r}")
-        for method in dict.fromkeys(c.get("algorithm") for c in here):
-            own = [c for c in here if c.get("algorithm") == method]
-            _require_same(own, of_method, f"runs of {method}, {label!r},")
+        label_configs = [c for c, name in zip(configs, labels, strict=True) if name == label]
+        _require_equal(label_configs, SCALE, f"runs of {label!r}")
+        for method in dict.fromkeys(c.get("algorithm") for c in label_configs):
+            method_configs = [c for c in label_configs if c.get("algorithm") == method]
+            _require_equal(method_configs, of_method, f"runs of {method}, {label!r},")
 
 
-def _require_same(configs: Sequence[dict[str, Any]], names: Iterable[str], which: str) -> None:
-    seen = {name: list(dict.fromkeys(json.dumps(c.get(name)) for c in configs)) for name in names}
-    differ = [f"{name} ({', '.join(values)})" for name, values in seen.items() if len(values) > 1]
+def _require_equal(configs: Sequence[dict[str, Any]], names: Iterable[str], runs: str) -> None:
+    values_by_name = {name: list(dict.fromkeys(json.dumps(c.get(name)) for c in configs)) for name in names}
+    differ = [f"{name} ({', '.join(values)})" for name, values in values_by_name.items() if len(values) > 1]
     if differ:
         raise ValueError(
-            f"{which} cannot stand in one table: they differ in {'; '.join(differ)}. Keep each scale in its own folder."
+            f"{runs} cannot stand in one table: they differ in {'; '.join(differ)}. Keep each scale in its own folder."
         )
 
 
 def select(grid: Grid, conditions: Iterable[str]) -> Grid:
-    """Keep the runs of a grid that meet conditions such as "tau=0.5"; runs without the setting stay.
+    """Select the runs that meet conditions such as "tau=0.5"; keep runs without the setting.
 
     Raises
     ------
     ValueError
-        If there is no such column, or no finished run is left.
+        If there is no such column, or no finished run meets the conditions.
     """
     table = grid.table
     for condition in conditions if len(table) else ():
         key, _, value = condition.partition("=")
         column = table[check.choice("the key of a selection", key, [str(c) for c in table.columns])]
-        empty = column.isna() | (column.astype(str) == "")
-        table = table[empty | column.map(lambda x, value=value: _same(x, value))]
+        is_empty = column.isna() | (column.astype(str) == "")
+        table = table[is_empty | column.map(lambda x, value=value: _equals(x, value))]
     if not len(table):
         raise ValueError(
-            f"no finished run is left after {list(conditions)}: there were {len(grid.table)} finished and "
-            f"{len(grid.unfinished)} unfinished runs"
+            f"no finished run meets {list(conditions)}; the study has {len(grid.table)} finished and "
+            f"{len(grid.unfinished)} unfinished runs. Remove a condition, or finish the runs."
         )
     return grid._replace(table=table.reset_index(drop=True))
 
 
 def labels(grid: Grid) -> list[str]:
-    """Labels of a grid, sorted."""
+    """Return the labels of a grid, sorted."""
     return sorted(dict.fromkeys(grid.table["label"]))
 
 
-def _same(x: Any, value: str) -> bool:
+def _equals(x: Any, value: str) -> bool:
     try:
         return float(x) == float(value)
     except (TypeError, ValueError):

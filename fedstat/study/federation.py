@@ -1,4 +1,4 @@
-"""Data, clients and network of a run, from the words of its settings."""
+"""Data, clients and network of a run, from its settings."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from fedstat.fl import nets
 from fedstat.fl.nets import Net
 
 
-def strings(name: str, given: Any) -> tuple[str, ...]:
-    """A string or integer, or a list of these, as strings: ``[1, "fc2"]`` to ("1", "fc2")."""
-    several = given if isinstance(given, list | tuple) else [given]
-    if not all(isinstance(one, str | Integral) and not isinstance(one, bool) for one in several):
-        raise ValueError(f"{name} must be a string or a list of strings, but got {given!r:.200}")
-    return tuple(map(str, several))
+def strings(name: str, values: Any) -> tuple[str, ...]:
+    """Convert a string or integer, or a list of them, to strings: ``[1, "fc2"]`` to ("1", "fc2")."""
+    items = values if isinstance(values, list | tuple) else [values]
+    if not all(isinstance(item, str | Integral) and not isinstance(item, bool) for item in items):
+        raise ValueError(f"{name} must be a string or a list of strings, but got {values!r:.200}")
+    return tuple(map(str, items))
 
 
-def network_options(name: str, given: tuple[str, ...]) -> dict[str, Any]:
-    """``("components=2",)`` to {"components": 2}."""
-    found = {}
-    for option in given:
+def network_options(name: str, options: tuple[str, ...]) -> dict[str, Any]:
+    """Parse options: ``("components=2",)`` to {"components": 2}."""
+    value_by_name = {}
+    for option in options:
         key, equals, text = option.partition("=")
         if not equals or ("," in text and "" in text.split(",")):
             raise ValueError(f"{name} must look like NAME=VALUE, but got {option!r:.200}")
-        if key in found:
+        if key in value_by_name:
             raise ValueError(f"{name} must name each setting once, but got {key!r:.200} twice")
-        found[key] = value(text)
-    return found
+        value_by_name[key] = value(text)
+    return value_by_name
 
 
 def value(text: str) -> Any:
-    """``"3"`` to 3, ``"true"`` to True, ``"64,32"`` to (64, 32); other text stays."""
+    """Parse a value: ``"3"`` to 3, ``"true"`` to True, ``"64,32"`` to (64, 32); return other text unchanged."""
     if "," in text:
         return tuple(map(value, text.split(",")))
     for kind in (int, float):
@@ -52,62 +52,60 @@ def value(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def text(name: str, given: Any) -> str:
-    """3 to ``"3"``, True to ``"true"``, (64, 32) to ``"64,32"``: what :func:`value` reads."""
-    if isinstance(given, bool):
-        return str(given).lower()
-    if isinstance(given, str | Real):
-        return str(given)
-    if not isinstance(given, list | tuple) or not all(isinstance(one, str | Real) for one in given):
-        raise ValueError(f"{name} must be a string, a number, true, false or a list of these, but got {given!r:.200}")
-    if not given:
-        raise ValueError(f"{name} must hold at least one value, but got {given!r:.200}")
-    return ",".join(text(name, one) for one in given)
+def text(name: str, value: Any) -> str:
+    """Format a value for :func:`value`: 3 to ``"3"``, True to ``"true"``, (64, 32) to ``"64,32"``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Real):
+        return str(value)
+    if not isinstance(value, list | tuple) or not all(isinstance(item, str | Real) for item in value):
+        raise ValueError(f"{name} must be a string, a number, true, false or a list of these, but got {value!r:.200}")
+    if not value:
+        raise ValueError(f"{name} must hold at least one value, but got {value!r:.200}")
+    return ",".join(text(name, item) for item in value)
 
 
 TEXTS = ("ag-news", "shakespeare", "shakespeare-leaf")
-"""Published data sets of texts; the others are images."""
+"""Published data sets of texts; all others are images."""
 
 
 def network(settings: Any, fed: xr.Dataset) -> Net:
-    """The network for a data set's samples and classes; ``settings`` are :class:`fedstat.study.Settings`."""
+    """Make the network for the samples and classes of a data set, from :class:`fedstat.study.Settings`."""
     return make(settings, *of_samples(fed))
 
 
 def of_samples(fed: xr.Dataset) -> tuple[tuple[int, ...], int, int | None]:
-    """Shape of a sample, number of classes, and size of the vocabulary of texts."""
+    """Return the shape of a sample, the number of classes, and the vocabulary size (None for images)."""
     text = fed.x.dtype.kind in "iu" and "scale" not in fed.x.attrs
     names = fed.y.attrs.get("names")
-    # For characters the vocabulary is the classes; for words the loader lists it.
+    # For characters, the vocabulary is the list of classes; for words, the loader lists it.
     vocabulary = len(fed.x.attrs.get("vocabulary", names)) if text else None
     outputs = len(names) if names is not None else int(fed.y.max()) + 1
     return tuple(fed.x.shape[1:]), outputs, vocabulary
 
 
-_of_arrays = Remembered(lambda path: of_samples(datasets.load(path)), size=8)
+_describe_arrays = Remembered(lambda path: of_samples(datasets.load(path)), size=8)
 
 
 def like(data: str) -> tuple[tuple[int, ...], int, int | None]:
-    """Typical sample shape, classes and vocabulary of a data set, to check networks before it is read."""
+    """Return the typical sample shape, classes and vocabulary of a data set, to check networks before reading it."""
     if arrays.is_arrays(data):
-        return _of_arrays(data)
+        return _describe_arrays(data)
     side = 8 if data == "digits" else 28
     return ((80,), 80, 80) if data in TEXTS else ((1, side, side), 10, None)
 
 
 def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int | None) -> Net:
-    """The network that the settings name, for such samples; ValueError if it does not take them."""
+    """Make the network that the settings name; raise ValueError if it does not fit the samples."""
     text = vocabulary is not None
     if nets.takes_text(settings.net) != text:
-        fitting = [name for name in nets.NETS if nets.takes_text(name) == text]
+        suitable = [name for name in nets.NETS if nets.takes_text(name) == text]
         hint = ""
         if text and ".npz" in settings.data:
-            hint = (
-                " Whole numbers are tokens of texts: save features as float32, which data.to_float(data) makes of them."
-            )
+            hint = " Integers are read as tokens of texts; convert features to float32 with data.to_float(data)."
         raise ValueError(
             f"net {settings.net!r} takes {'images' if text else 'texts'}, but {settings.data} holds "
-            f"{'texts' if text else 'images'}. Choose {', '.join(fitting)}.{hint}"
+            f"{'texts' if text else 'images'}. Choose {', '.join(suitable)}.{hint}"
         )
     options: dict[str, Any] = {"width": settings.width} | network_options("net_options", settings.net_options)
     if settings.norm is not None:
@@ -118,18 +116,18 @@ def make(settings: Any, sample: tuple[int, ...], outputs: int, vocabulary: int |
 
 
 PARTITIONS = ("iid", "one-class", "pathological:S", "dirichlet:A", "dirichlet-equal:A", "natural", "domains")
-"""Ways to deal the samples: S classes per client, concentration A of the Dirichlet distribution."""
+"""Partitions of the samples over clients: S classes per client, concentration A of the Dirichlet distribution."""
 
 
 DOMAINS = tuple(partition.CIFAR100_DOMAINS)
-"""Domains of the partition "domains", unless others are named."""
+"""Default domains of the partition "domains"."""
 
 
-_BLOCK = 1024  # samples whose squares are in memory at a time
+_BLOCK = 1024  # samples whose squares are in memory at once
 
 
 class Federation(NamedTuple):
-    """Settings of the clients and their samples, see :class:`fedstat.study.experiment.Settings`."""
+    """Settings of clients and samples; see :class:`fedstat.study.experiment.Settings`."""
 
     data: str
     partition: str
@@ -146,19 +144,19 @@ class Federation(NamedTuple):
 
 @Remembered
 def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Dataset | None]:
-    """Clients that train, and new clients or None; the last result is kept until a file of the data changes."""
-    fed = _dealt(settings, data_dir)
+    """Return the clients that train, and unseen clients or None; cache the last result until a data file changes."""
+    fed = _partition_samples(settings, data_dir)
     kind, _ = partition_of(settings.partition)
     if kind == "natural" and {"train", "test"} <= set(np.unique(fed["split"].to_numpy())):
-        fed = _published_subsets(fed, settings)
+        fed = _use_published_subsets(fed, settings)
     else:
         if settings.samples is not None:
             fed = partition.limit(fed, samples=settings.samples, seed=settings.seed)
-        shares: dict[str, Any] = {"test": settings.test, "validation": settings.validation}
-        fed = partition.train_test(fed, **shares, seed=settings.seed)
-    fed = _in_order(fed)
+        fractions: dict[str, Any] = {"test": settings.test, "validation": settings.validation}
+        fed = partition.train_test(fed, **fractions, seed=settings.seed)
+    fed = _sort_samples(fed)
     if "scale" in fed.x.attrs:
-        fed = _standardised(fed)
+        fed = _standardize(fed)
     if settings.labels == "permuted":
         fed = partition.permute_labels(fed, seed=settings.seed)
     if not settings.new_share:
@@ -167,31 +165,31 @@ def federated(settings: Federation, data_dir: str) -> tuple[xr.Dataset, xr.Datas
 
 
 def read(names: Iterable[str], data_dir: str) -> None:
-    """Read some data sets, the first one last so that it stays cached; raises as :func:`fedstat.data.load`."""
+    """Read data sets in reverse order, so that the first stays cached; raise errors of :func:`fedstat.data.load`."""
     for name in reversed(list(dict.fromkeys(names))):
-        _loaded(name, data_dir)
+        _load(name, data_dir)
 
 
 def forget_files() -> None:
-    """Let go of the data set that was read: one run needs only what it was dealt."""
-    _loaded.forget()
+    """Clear the cached data set; a run needs only its partitioned samples."""
+    _load.forget()
 
 
-@Remembered  # reading the files takes longer than dealing the samples again for another seed
-def _loaded(data: str, data_dir: str) -> xr.Dataset:
+@Remembered  # reading files takes longer than partitioning the samples for another seed
+def _load(data: str, data_dir: str) -> xr.Dataset:
     name, split = source_of(data)
     return datasets.load(name, data_dir, split=split)
 
 
 def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
-    """``"cifar-100:test"`` to ("cifar-100", "test"): a data set, or only its published training or test samples.
+    """Split ``"cifar-100:test"`` into ("cifar-100", "test"), a data set and its published subset, or None for all.
 
-    A path that ends in ".npz" is a data set, too.
+    A data set may also be a path that ends in ".npz".
 
     Raises
     ------
     ValueError
-        If there is no such data set (the nearest are given) or part.
+        If there is no such data set (the message lists similar names) or subset.
     """
     name, colon, split = data.partition(":")
     if not arrays.is_arrays(name):
@@ -201,16 +199,16 @@ def source_of(data: str) -> tuple[str, Literal["train", "test"] | None]:
     return name, split or None  # type: ignore[return-value]
 
 
-def _dealt(settings: Federation, data_dir: str) -> xr.Dataset:
-    source = _loaded(settings.data, data_dir)
+def _partition_samples(settings: Federation, data_dir: str) -> xr.Dataset:
+    source = _load(settings.data, data_dir)
     if settings.partition == "natural" and "user" not in source.coords:
         hint = " Add an array client (sample,) to the file." if arrays.is_arrays(source_of(settings.data)[0]) else ""
         raise ValueError(
-            f"partition 'natural' needs samples that belong to users, but those of {settings.data} do not.{hint}"
+            f"partition 'natural' needs samples that belong to users, but samples of {settings.data} do not.{hint}"
         )
     kind, number = partition_of(settings.partition)
     common: dict[str, Any] = {"clients": settings.clients, "seed": settings.seed}
-    ways: dict[str, Callable[[], xr.Dataset]] = {
+    partitions: dict[str, Callable[[], xr.Dataset]] = {
         "iid": lambda: partition.iid(source, **common),
         "one-class": lambda: partition.one_class(source, **common),
         "pathological": lambda: partition.pathological(source, classes_per_client=int(number), **common),
@@ -223,35 +221,35 @@ def _dealt(settings: Federation, data_dir: str) -> xr.Dataset:
             **common,
         ),
         "natural": lambda: partition.natural(source, min_size=settings.min_size),
-        "domains": lambda: _domains(source, settings),
+        "domains": lambda: _partition_by_domain(source, settings),
     }  # fmt: skip
-    return ways[kind]()
+    return partitions[kind]()
 
 
-def _domains(source: xr.Dataset, settings: Federation) -> xr.Dataset:
-    """Clients of the domains, whose classes are as many in each."""
+def _partition_by_domain(source: xr.Dataset, settings: Federation) -> xr.Dataset:
+    """Divide the samples into domains with equal numbers of classes."""
     if "coarse" not in source.variables:
         raise ValueError(
-            f"partition 'domains' needs classes that form superclasses, as those of cifar-100 do, but those of "
-            f"{settings.data} do not"
+            f"partition 'domains' needs classes that form superclasses, as in cifar-100, but classes of "
+            f"{settings.data} do not. Choose another partition."
         )
     superclasses = {name: (name,) for name in source.coarse.attrs["names"]}
-    known = superclasses | partition.CIFAR100_DOMAINS
-    groups = {check.choice("domains", name, known): known[name] for name in settings.domains or DOMAINS}
+    choices = superclasses | partition.CIFAR100_DOMAINS
+    groups = {check.choice("domains", name, choices): choices[name] for name in settings.domains or DOMAINS}
     per = settings.clients // len(groups)
     fed = partition.domains(source, groups=groups, clients_per_domain=per, seed=settings.seed)
     classes = partition.label_table(fed).to_numpy().max(1)[::per] + 1
     if len(set(classes)) > 1:
-        found = ", ".join(f"{name} {n}" for name, n in zip(groups, classes, strict=True))
+        counts = ", ".join(f"{name} {n}" for name, n in zip(groups, classes, strict=True))
         raise ValueError(
-            f"domains must have equal numbers of classes, for all clients' networks have the same outputs, but got "
-            f"{found}. Choose among {', '.join(map(repr, DOMAINS))}, or among the superclasses."
+            f"domains must have equal numbers of classes, because all clients have one network, but got {counts}. "
+            f"Choose among {', '.join(map(repr, DOMAINS))}, or among the superclasses."
         )
     return fed
 
 
 def require_domains(kind: str, domains: tuple[str, ...], clients: int) -> None:
-    """ValueError unless the clients divide evenly over the domains, if that is how they are dealt."""
+    """Raise ValueError unless clients divide evenly over the domains of partition "domains"."""
     if kind != "domains":
         if domains:
             raise check.NoEffectError("domains", f"but with partition domains, but got {domains} with {kind}")
@@ -259,14 +257,15 @@ def require_domains(kind: str, domains: tuple[str, ...], clients: int) -> None:
     number = len(check.distinct("domains", domains or DOMAINS))
     if clients % number:
         raise ValueError(
-            f"clients must be a multiple of the {number} domains, to which they are dealt evenly, but got {clients}"
+            f"clients must be a multiple of {number}, the number of domains, but got {clients}. Use "
+            f"{max(1, clients // number) * number}."
         )
 
 
 def partition_of(text: str) -> tuple[str, float]:
-    """``"dirichlet:0.1"`` to ("dirichlet", 0.1); ValueError if it is not one of ``PARTITIONS``."""
+    """Parse ``"dirichlet:0.1"`` to ("dirichlet", 0.1); raise ValueError if it is not one of ``PARTITIONS``."""
     kind, colon, number = text.partition(":")
-    kinds = {known.partition(":")[0]: ":" in known for known in PARTITIONS}
+    kinds = {form.partition(":")[0]: ":" in form for form in PARTITIONS}
     check.choice("partition", kind, kinds)
     if kinds[kind] != bool(colon):
         raise ValueError(f"partition must be one of {', '.join(PARTITIONS)}, but got {text!r:.200}")
@@ -282,14 +281,14 @@ def partition_of(text: str) -> tuple[str, float]:
     return kind, value
 
 
-def _published_subsets(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
-    """The published subsets, limited in proportion; validation gets the last of the training samples."""
-    _require_both(fed, settings.data)
+def _use_published_subsets(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
+    """Keep the published subsets, limited in proportion; use the last training samples for validation."""
+    _require_both_subsets(fed, settings.data)
     subset, parts = fed["split"].to_numpy(), []
-    for name, share in (("train", 1 - settings.test), ("test", settings.test)):
+    for name, fraction in (("train", 1 - settings.test), ("test", settings.test)):
         part = fed.isel(sample=np.flatnonzero(subset == name))
         if settings.samples is not None:
-            part = partition.limit(part, samples=max(1, round(share * settings.samples)), seed=settings.seed)
+            part = partition.limit(part, samples=max(1, round(fraction * settings.samples)), seed=settings.seed)
         parts.append(part)
     fed = xr.concat(parts, "sample")
     subset, client = fed["split"].to_numpy().astype(object), fed["client"].to_numpy()
@@ -299,45 +298,45 @@ def _published_subsets(fed: xr.Dataset, settings: Federation) -> xr.Dataset:
     return fed.assign_coords(split=("sample", subset))
 
 
-def _require_both(fed: xr.Dataset, data: str) -> None:
-    """ValueError unless all clients have training and test samples."""
+def _require_both_subsets(fed: xr.Dataset, data: str) -> None:
+    """Raise ValueError unless all clients have training and test samples."""
     client, subset = fed["client"].to_numpy(), fed["split"].to_numpy()
     train, test = (np.unique(client[subset == name]) for name in ("train", "test"))
     if not len(np.intersect1d(train, test)):
         raise ValueError(
-            f"test users of {data} are other users than its training users, so that no client has samples of both. "
-            f"Take data {data}:train, of which each user's samples are divided. The test users can be unseen clients "
-            "of fedstat.fl.train: load(..., split='test'), dealt by partition.natural and train_test, as new=."
+            f"{data} has different users for training and test, so that no client has both. Use data {data}:train, "
+            "which divides the samples of each user. The test users can be unseen clients of fedstat.fl.train: pass "
+            "load(..., split='test'), divided by partition.natural and train_test, as new=."
         )
     names = np.asarray(fed["client"].attrs["names"], object)
-    if len(lone := np.setxor1d(train, test)):
-        lacking = [f"{names[c]} ({'test' if c in train else 'training'})" for c in lone]
+    if len(incomplete := np.setxor1d(train, test)):
+        missing = [f"{names[c]} ({'test' if c in train else 'training'})" for c in incomplete]
         raise ValueError(
-            f"every client must have training and test samples, but samples are lacking for {few(lacking)}. Take data "
-            f"{data}:train, of which each client's samples are divided, or leave these clients out of the files."
+            f"every client must have training and test samples, but these lack samples: {few(missing)}. Use data "
+            f"{data}:train, which divides the samples of each client, or remove these clients from the files."
         )
 
 
-def _in_order(fed: xr.Dataset) -> xr.Dataset:
-    """The samples by subset and client, so that a trainer takes those of a subset as they lie, without a copy."""
+def _sort_samples(fed: xr.Dataset) -> xr.Dataset:
+    """Sort samples by subset and client, so that a trainer can take a subset without copying."""
     subset, client = (np.unique(fed[name].to_numpy(), return_inverse=True)[1] for name in ("split", "client"))
     return fed.isel(sample=np.lexsort((client, subset)))
 
 
-def _standardised(fed: xr.Dataset) -> xr.Dataset:
-    """Images that are standardised, each channel to mean 0 and standard deviation 1 over the training samples.
+def _standardize(fed: xr.Dataset) -> xr.Dataset:
+    """Standardize the channels of images to mean 0 and standard deviation 1 over the training samples.
 
-    ``x.attrs`` keeps both: x·sd + mean is the image on [0, 1]. Bytes stay bytes, which a trainer scales when it uses
-    them, see :func:`fedstat.data.to_float`.
+    ``x.attrs`` stores both: x·sd + mean is the image on [0, 1]. Bytes remain bytes, which a trainer scales when it uses
+    them; see :func:`fedstat.data.to_float`.
     """
-    places, scale = np.flatnonzero(fed["split"].to_numpy() == "train"), float(fed.x.attrs["scale"])
+    rows, scale = np.flatnonzero(fed["split"].to_numpy() == "train"), float(fed.x.attrs["scale"])
     x, total, square = fed.x.values, np.zeros(fed.x.shape[1]), np.zeros(fed.x.shape[1])
-    for block in np.array_split(places, -(-len(places) // _BLOCK)):  # sums of whole numbers: exact in any order
-        some = x[block].astype(np.float32)
-        total += some.sum((0, 2, 3), dtype=np.float64)
-        square += np.square(some, out=some).sum((0, 2, 3), dtype=np.float64)
-    n = len(places) * x[0, 0].size
+    for block in np.array_split(rows, -(-len(rows) // _BLOCK)):  # sums of integers are exact in any order
+        images = x[block].astype(np.float32)
+        total += images.sum((0, 2, 3), dtype=np.float64)
+        square += np.square(images, out=images).sum((0, 2, 3), dtype=np.float64)
+    n = len(rows) * x[0, 0].size
     mean = total / n / scale
     sd = np.sqrt(square / n / scale**2 - mean**2)
-    found = fed.assign(x=fed.x.assign_attrs(mean=mean.tolist(), sd=sd.tolist()))
-    return found if x.dtype == np.uint8 else datasets.to_float(found)
+    fed = fed.assign(x=fed.x.assign_attrs(mean=mean.tolist(), sd=sd.tolist()))
+    return fed if x.dtype == np.uint8 else datasets.to_float(fed)

@@ -1,6 +1,6 @@
 """Leaderboard of all methods, contrasts within seeds, scores of prediction rules, and the planned comparison.
 
-A run is judged in the round with the best validation accuracy: nothing is chosen on test data.
+The accuracy of a run is its test accuracy in the round with the best validation accuracy. Test data select nothing.
 """
 
 from __future__ import annotations
@@ -30,79 +30,79 @@ _NOT_OF_TRAINING = ("readouts", "probe", "ablation", "checkpoints", "keep_weight
 
 
 def over_settings(data: pd.DataFrame, pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
-    """First minus second method, mean over settings: one number per seed.
+    """Compare pairs of methods: difference per seed, first minus second, mean over settings.
 
     Parameters
     ----------
     data : DataFrame
         ``label``, ``seed``, ``method``, ``accuracy``, one row for every combination.
     pairs : iterable of (str, str)
-        Methods.
+        Names of the methods.
 
     Returns
     -------
     DataFrame
-        A row for every pair: ``comparison``, the two names joined by " − ", and the columns of
-        :func:`fedstat.study.compare.against_zero`: ``conf_low``, ``conf_high`` for each pair by itself,
-        ``sim_conf_low``, ``sim_conf_high`` for all pairs together (Bonferroni).
+        One row per pair: ``comparison``, the two names joined by " − ", and the columns of
+        :func:`fedstat.study.compare.against_zero`. ``conf_low`` and ``conf_high`` are unadjusted; ``sim_conf_low`` and
+        ``sim_conf_high`` are simultaneous over all pairs (Bonferroni).
     """
     wide = data.pivot(index="seed", columns=["label", "method"], values="accuracy").T.groupby("method").mean().T
-    parts = [_less(wide, a, b).assign(comparison=f"{a} − {b}", label="all") for a, b in pairs]
+    parts = [_subtract(wide, a, b).assign(comparison=f"{a} − {b}", label="all") for a, b in pairs]
     return against_zero(pd.concat(parts, ignore_index=True), "comparison", "difference")
 
 
 def by_setting(data: pd.DataFrame, pair: tuple[str, str]) -> pd.DataFrame:
-    """First minus second method in each setting; ``sim_conf_low``, ``sim_conf_high`` hold for all settings together.
+    """Compare two methods in each setting: first minus second; CIs are simultaneous over all settings.
 
     Parameters
     ----------
     data : DataFrame
-        As of :func:`over_settings`.
+        Columns as in :func:`over_settings`.
     pair : (str, str)
-        Methods.
+        Names of the methods.
 
     Returns
     -------
     DataFrame
-        A row for every setting, in order of appearance: ``label``, and the columns of
+        One row per setting, in order of appearance: ``label``, and the columns of
         :func:`fedstat.study.compare.against_zero`.
     """
     parts = []
     for label, rows in data.groupby("label", sort=False):
         wide = rows.pivot(index="seed", columns="method", values="accuracy")
-        parts.append(_less(wide, *pair).assign(label=label, setting=label))
-    found = against_zero(pd.concat(parts, ignore_index=True), "setting", "difference")
-    return found.rename(columns={"setting": "label"})
+        parts.append(_subtract(wide, *pair).assign(label=label, setting=label))
+    table = against_zero(pd.concat(parts, ignore_index=True), "setting", "difference")
+    return table.rename(columns={"setting": "label"})
 
 
 def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
-    """Differences in accuracy between two computations of the same runs, such as with other chunks of clients.
+    """Compute differences in accuracy between two computations of equal runs, such as with other client chunks.
 
     Parameters
     ----------
     grid, again : Grid
-        Runs of ``again`` are matched with those of ``grid`` by all settings of their training.
+        Runs to compare. They are matched by all settings that affect training.
 
     Returns
     -------
     DataFrame
-        ``label``, ``seed``, ``method`` (the algorithm's name, or that of a readout in both) and ``difference``, second
-        minus first.
+        ``label``, ``seed``, ``method`` (name of the algorithm, or of a prediction rule of both runs) and
+        ``difference``, second minus first.
 
     Raises
     ------
     ValueError
-        If a run of ``again`` has no match, or is the same computation.
+        If a run of ``again`` has no match in ``grid``, or is a copy of its match.
     """
-    first = {_training(path): path for path in grid.table["path"]}
+    first = {_training_settings(path): path for path in grid.table["path"]}
     rows = []
     for run in again.table.to_dict("records"):
-        if (path := first.get(_training(run["path"]))) is None:
-            raise ValueError(f"{run['path']} repeats no run of the grid: none has the same settings")
-        if _identity(path) == _identity(run["path"]):
-            raise ValueError(f"{run['path']} is not another computation of {path}, but the same one")
-        one, two = (scores(store.open_run(p)).set_index("method") for p in (path, run["path"]))
-        difference = (two - one)["accuracy"].dropna()
+        if (path := first.get(_training_settings(run["path"]))) is None:
+            raise ValueError(f"{run['path']} must repeat a run of the grid, but none has its settings")
+        if _run_id(path) == _run_id(run["path"]):
+            raise ValueError(f"{run['path']} is a copy of {path}. Pass runs that were trained again.")
+        before, after = (scores(store.open_run(p)).set_index("method") for p in (path, run["path"]))
+        difference = (after - before)["accuracy"].dropna()
         rows += [
             {"label": run["label"], "seed": run["seed"], "method": name, "difference": x}
             for name, x in difference.items()
@@ -110,18 +110,18 @@ def repeated(grid: Grid, again: Grid) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _less(wide: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
+def _subtract(wide: pd.DataFrame, first: str, second: str) -> pd.DataFrame:
     return (wide[first] - wide[second]).rename("difference").reset_index()
 
 
-def _training(path: str) -> str:
-    """All settings on which a run's training depends, as text."""
+def _training_settings(path: str) -> str:
+    """Return all settings that affect the training of a run, as text."""
     config = store.config_of(path)
     return store.to_json({k: v for k, v in sorted(config.items()) if k not in _NOT_OF_TRAINING})
 
 
-def _identity(path: str) -> str:
-    """Identifier of a computation, which copies of its store share."""
+def _run_id(path: str) -> str:
+    """Return the identifier of a computation; copies of a store have equal identifiers."""
     return str(store.attributes(Path(path))["run"])
 
 
@@ -129,14 +129,14 @@ TENTH = 0.1
 
 
 def chosen_rates(grid: Grid, seeds: Sequence[int]) -> Grid:
-    """Runs with the learning rate that has the best mean validation accuracy, for each setting and method.
+    """Select, for each setting and method, the runs with the best learning rate by mean validation accuracy.
 
     Parameters
     ----------
     grid : Grid
-        Collected with ``differ=("lr",)``.
+        Runs collected with ``differ=("lr",)``.
     seeds : sequence of int
-        Those on which rates were tuned; only rates that have a finished run with each of them are candidates.
+        Tuning seeds. Only learning rates with a finished run for each of them are candidates.
 
     Returns
     -------
@@ -147,21 +147,21 @@ def chosen_rates(grid: Grid, seeds: Sequence[int]) -> Grid:
     ValueError
         If no method has a candidate.
     """
-    kept = []
+    selected = []
     for _, runs in grid.table.groupby(["label", "method"], sort=False):
-        tried = runs[runs["seed"].isin(seeds)]
-        whole = tried.groupby("lr")["seed"].nunique() == len(set(seeds))
-        candidates = tried[tried["lr"].isin(whole.index[whole])]
+        tuning_runs = runs[runs["seed"].isin(seeds)]
+        is_complete = tuning_runs.groupby("lr")["seed"].nunique() == len(set(seeds))
+        candidates = tuning_runs[tuning_runs["lr"].isin(is_complete.index[is_complete])]
         if len(candidates):
             rate = summary.chosen(candidates, "lr", {})
-            kept.append(runs[runs["lr"] == rate])
-    if not kept:
-        raise ValueError(f"no method has finished runs with all seeds of tuning, {', '.join(map(str, seeds))}")
-    return grid._replace(table=pd.concat(kept, ignore_index=True))
+            selected.append(runs[runs["lr"] == rate])
+    if not selected:
+        raise ValueError(f"no method has finished runs for all tuning seeds: {', '.join(map(str, seeds))}. Run them.")
+    return grid._replace(table=pd.concat(selected, ignore_index=True))
 
 
 def measured(path: str | Path) -> tuple[dict[str, Any], pd.DataFrame]:
-    """What a run is judged by, and its course.
+    """Measure the accuracy and cost of a run, and both over rounds.
 
     Parameters
     ----------
@@ -171,14 +171,17 @@ def measured(path: str | Path) -> tuple[dict[str, Any], pd.DataFrame]:
     Returns
     -------
     dict
-        ``accuracy``, mean over clients, weighted by their test samples, in the round with the best validation accuracy
-        (``chosen_round``); ``worst``, accuracy that a tenth of the clients stay below in that round; ``optimism``, the
-        best test accuracy of any round less ``accuracy``; ``new``, accuracy of new clients by the first of the method's
-        own rules (``new_rule``), NaN without new clients; ``seconds``, median of a round; ``kept``, bytes of what
-        clients and server keep from round to round, as stored to resume the run.
+        - ``chosen_round``: round with the best validation accuracy.
+        - ``accuracy``: test accuracy in that round, mean over clients weighted by test samples.
+        - ``worst``: 10% quantile of the test accuracy over clients in that round.
+        - ``optimism``: best test accuracy of all rounds minus ``accuracy``.
+        - ``new``: accuracy on unseen clients by the first prediction rule of the method that was measured
+          (``new_rule``); NaN without unseen clients.
+        - ``seconds``: median time of a round.
+        - ``kept``: bytes of the state of clients and server, as stored to resume the run.
     DataFrame
-        ``round``, ``accuracy``, and, summed up to that round, ``bytes`` (sent up and down by all clients) and
-        ``elapsed`` (seconds of training): a row for every round that was evaluated.
+        One row per evaluated round: ``round``, ``accuracy``, and, cumulated over rounds, ``bytes`` (upload and download
+        of all clients) and ``elapsed`` (seconds of training).
 
     Raises
     ------
@@ -186,24 +189,24 @@ def measured(path: str | Path) -> tuple[dict[str, Any], pd.DataFrame]:
         If the run has no validation accuracy.
     """
     with store.reading(path):
-        return _measured(path, store.open_run(path))
+        return _measure_run(path, store.open_run(path))
 
 
-def _measured(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd.DataFrame]:
+def _measure_run(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd.DataFrame]:
     config, metrics = summary.config_of(run), run["metrics"].to_dataset()
     course = summary.curve(run, "accuracy").merge(summary.curve(run, "validation_accuracy"), on="round")
     if course.empty:
-        raise ValueError(f"{path} has no validation accuracy, by which its round is chosen. Run with validation > 0.")
+        raise ValueError(f"{path} has no validation accuracy, which selects the round. Run with validation > 0.")
     best = course.iloc[int(course["validation_accuracy"].to_numpy().argmax())]
-    at = metrics["accuracy"].sel(round=int(best["round"])).to_numpy().astype(float)
-    one = {
+    by_client = metrics["accuracy"].sel(round=int(best["round"])).to_numpy().astype(float)
+    measures = {
         "accuracy": float(best["accuracy"]),
         "chosen_round": int(best["round"]),
-        "worst": float(np.quantile(at[np.isfinite(at)], TENTH)),
+        "worst": float(np.quantile(by_client[np.isfinite(by_client)], TENTH)),
         "optimism": float(course["accuracy"].max() - best["accuracy"]),
         "seconds": float(np.nanmedian(metrics["seconds"])),
         "kept": float(sum(file.stat().st_size for file in (Path(path) / store.JOURNAL).glob("state*"))) or math.nan,
-        **_new(run, str(config["algorithm"])),
+        **_measure_unseen(run, str(config["algorithm"])),
     }
     sums = {
         "bytes": (metrics["bytes_up"] + metrics["bytes_down"]).cumsum("round"),
@@ -211,54 +214,55 @@ def _measured(path: str | Path, run: xr.DataTree) -> tuple[dict[str, Any], pd.Da
     }
     numbers = course["round"].to_numpy()
     course = course.assign(**{name: total.sel(round=numbers).to_numpy() for name, total in sums.items()})
-    return one, course.drop(columns="validation_accuracy")
+    return measures, course.drop(columns="validation_accuracy")
 
 
-def _new(run: xr.DataTree, method: str) -> dict[str, Any]:
-    """Accuracy of new clients by the first of the method's rules that was measured."""
+def _measure_unseen(run: xr.DataTree, method: str) -> dict[str, Any]:
+    """Return the accuracy on unseen clients by the first prediction rule of the method that was measured."""
     if "new" not in run.children:
         return {"new": math.nan, "new_rule": ""}
-    found = summary.new_clients(run)
-    rule = next((rule for rule in about(method).new_clients if rule in found["rule"].values), "")
-    return {"new": float(found.sel(rule=rule)) if rule else math.nan, "new_rule": rule}
+    accuracy = summary.new_clients(run)
+    rule = next((rule for rule in about(method).new_clients if rule in accuracy["rule"].values), "")
+    return {"new": float(accuracy.sel(rule=rule)) if rule else math.nan, "new_rule": rule}
 
 
 def of_clients(path: str | Path, number: int) -> pd.DataFrame:
-    """Test accuracy of every client in a round: ``client``, ``accuracy``."""
+    """Return the test accuracy of every client in a round: ``client``, ``accuracy``."""
     accuracy = store.open_run(path)["metrics/accuracy"].sel(round=number).astype(float)
     return pd.DataFrame({"client": accuracy["client"].values, "accuracy": accuracy.values}).dropna()
 
 
 def measure(grid: Grid) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What :func:`measured` says of every run, with its label, method, seed, lr and path, in the order of tables."""
+    """Apply :func:`measured` to all runs; add label, method, seed, lr and path, in the order of tables."""
     rows, courses = [], []
-    places = ordered(grid.table["method"])
-    runs = grid.table.assign(place=grid.table["method"].map(places.index)).sort_values(["label", "place", "seed"])
+    order = ordered(grid.table["method"])
+    runs = grid.table.assign(order=grid.table["method"].map(order.index)).sort_values(["label", "order", "seed"])
     for run in runs.to_dict("records"):
-        which = {name: run[name] for name in ("label", "method", "seed", "lr", "path")}
-        one, course = measured(run["path"])
-        rows.append(which | one)
-        courses.append(course.assign(**which))
+        names = {name: run[name] for name in ("label", "method", "seed", "lr", "path")}
+        measures, course = measured(run["path"])
+        rows.append(names | measures)
+        courses.append(course.assign(**names))
     return pd.DataFrame(rows), pd.concat(courses, ignore_index=True)
 
 
 def to_reach(courses: pd.DataFrame, targets: Mapping[str, float], name: str = "bytes") -> pd.DataFrame:
-    """What a method spends until it first has the target accuracy of its setting.
+    """Compute the cost at which a method first reaches the target accuracy of its setting.
 
     Parameters
     ----------
     courses : DataFrame
         ``label``, ``method``, ``seed``, ``round``, ``accuracy`` and the cost up to each round.
     targets : mapping from label to float
-        Accuracies.
+        Target accuracies.
     name : str
         Column of the cost.
 
     Returns
     -------
     DataFrame
-        ``label``, ``method``; ``reached`` of ``seeds`` runs; the cost, mean over seeds, NaN unless all reach it: a mean
-        over those that do would favour methods that often fail.
+        ``label``, ``method``, ``seeds`` (number of runs), ``reached`` (number that reach the target), and the mean cost
+        over seeds. The cost is NaN unless all runs reach the target: a mean over successful runs would favor methods
+        that often fail.
 
     Examples
     --------
@@ -269,54 +273,54 @@ def to_reach(courses: pd.DataFrame, targets: Mapping[str, float], name: str = "b
     """
     rows = []
     for (label, method), runs in courses.groupby(["label", "method"], sort=False):
-        enough = runs[runs["accuracy"] >= targets[str(label)]]
-        first = enough.sort_values("round").groupby("seed")[name].first()
+        is_reached = runs["accuracy"] >= targets[str(label)]
+        first = runs[is_reached].sort_values("round").groupby("seed")[name].first()
         seeds = runs["seed"].nunique()
         cost = first.mean() if len(first) == seeds else math.nan
         rows.append({"label": label, "method": method, "seeds": seeds, "reached": len(first), name: cost})
     return pd.DataFrame(rows)
 
 
-def ranked(found: pd.DataFrame) -> tuple[pd.DataFrame, Friedman | None, list[str]]:
-    """Ranks of methods by accuracy over settings, means over seeds.
+def ranked(accuracies: pd.DataFrame) -> tuple[pd.DataFrame, Friedman | None, list[str]]:
+    """Rank methods by accuracy over settings, after averaging over seeds.
 
     Parameters
     ----------
-    found : DataFrame
+    accuracies : DataFrame
         ``label``, ``method``, ``seed``, ``accuracy``.
 
     Returns
     -------
     DataFrame (label, method)
-        Mean accuracies of methods that have a run in every setting.
+        Mean accuracy of each method that has a run in every setting.
     Friedman or None
-        Blocks are settings: seeds of one setting share its data and are no further data sets. None where there are too
-        few settings or methods for a test.
+        Friedman test with settings as blocks. Seeds are not blocks, because all seeds of a setting use its data. None
+        with fewer than 2 settings or 3 methods.
     list of str
-        Methods that lack a setting, which are left out.
+        Methods that lack a setting, which are excluded.
     """
-    wide = found.groupby(["label", "method"], sort=False)["accuracy"].mean().unstack("method")
+    wide = accuracies.groupby(["label", "method"], sort=False)["accuracy"].mean().unstack("method")
     absent = [str(name) for name in wide.columns[wide.isna().any()]]
     wide = wide[[name for name in ordered(wide.columns) if name not in absent]]
-    enough = wide.shape[0] > 1 and wide.shape[1] > 2
-    return wide, friedman(wide.to_numpy()) if enough else None, absent
+    is_testable = wide.shape[0] > 1 and wide.shape[1] > 2
+    return wide, friedman(wide.to_numpy()) if is_testable else None, absent
 
 
 class Planned(NamedTuple):
-    """Runs of the seeds that are complete.
+    """Runs of the complete seeds of a grid file.
 
     Attributes
     ----------
     grid : Grid
-        Finished runs of ``seeds``, and no others.
+        Finished runs of ``seeds``.
     scale : str
-        Name of their ``[scale.NAME]`` table.
+        Name of the ``[scale.NAME]`` table of the runs.
     labels : tuple of str
         Labels of the settings, in the order of the file.
     seeds : tuple of int
-        Seeds for which every run of the file is finished.
+        Seeds for which all runs of the file are finished.
     notes : tuple of str
-        Which seeds were left out, and how many runs of the folder are not in the file.
+        Excluded seeds, and the number of runs in the folder that are not in the file.
     """
 
     grid: Grid
@@ -327,14 +331,14 @@ class Planned(NamedTuple):
 
 
 def planned(runs: Grid, file: str | Path) -> Planned:
-    """Keep the seeds for which all runs of a grid's file are finished.
+    """Select the seeds for which all runs of a grid file are finished.
 
     Parameters
     ----------
     runs : Grid
-        From :func:`fedstat.study.collect.collect`.
+        Runs from :func:`fedstat.study.collect.collect`.
     file : path
-        Read by :func:`fedstat.study.grid.cells`.
+        Grid file, read by :func:`fedstat.study.grid.cells`.
 
     Returns
     -------
@@ -343,113 +347,118 @@ def planned(runs: Grid, file: str | Path) -> Planned:
     Raises
     ------
     ValueError
-        If no run of the folder is in the file, runs have several of its scales, one is there twice, or no seed is
+        If no run of the folder is in the file, runs have several scales, a run is stored twice, or no seed is
         complete.
     """
     scales: list[str | None] = [*read_toml(Path(file)).get("scale", {})] or [None]
     cells = {name: grid.cells(file, scale=name) for name in scales}
-    noted = [experiment.settings_of(path) for path in runs.table["path"]]
-    found = {name: _places(noted, of_scale) for name, of_scale in cells.items()}
-    there = [name for name in scales if any(place is not None for place in found[name])]
-    if not there:
+    stored = [experiment.settings_of(path) for path in runs.table["path"]]
+    cells_by_scale = {name: _match_cells(stored, scale_cells) for name, scale_cells in cells.items()}
+    matched = [name for name in scales if any(number is not None for number in cells_by_scale[name])]
+    if not matched:
         raise ValueError(
-            f"none of the {len(noted)} finished runs is in {file}. Make them with python -m fedstat.fl --config "
-            f"{file} --scale ... and name their folder"
+            f"none of the {len(stored)} finished runs belongs to {file}. Train its runs with python -m fedstat.fl "
+            f"--config {file} --scale ..., and pass their folder."
         )
-    if len(there) > 1:
-        raise ValueError(f"there are runs of several scales of {file}: {', '.join(map(str, there))}. Keep each apart.")
-    scale = there[0]
-    places = found[scale]
+    if len(matched) > 1:
+        raise ValueError(
+            f"runs must have one scale of {file}, but got {', '.join(map(str, matched))}. Use one folder per scale."
+        )
+    scale = matched[0]
+    cell_numbers = cells_by_scale[scale]
     paths = defaultdict(list)
-    for place, path in zip(places, runs.table["path"], strict=True):
-        if place is not None:
-            paths[place].append(str(path))
-    if twice := [group for group in paths.values() if len(group) > 1]:
-        raise ValueError(f"one run of {file} is there twice: {', '.join(twice[0])}. Remove one.")
-    wanted = pd.DataFrame({"seed": [one.seed for one in cells[scale]]})
-    wanted["there"] = [number in paths for number in range(len(wanted))]
-    counts = wanted.groupby("seed", sort=False)["there"].agg(["sum", "size"])
+    for number, path in zip(cell_numbers, runs.table["path"], strict=True):
+        if number is not None:
+            paths[number].append(str(path))
+    if duplicates := [group for group in paths.values() if len(group) > 1]:
+        raise ValueError(f"a run of {file} is stored twice: {', '.join(duplicates[0])}. Remove one store.")
+    finished = pd.DataFrame({"seed": [cell.seed for cell in cells[scale]]})
+    finished["finished"] = [number in paths for number in range(len(finished))]
+    counts = finished.groupby("seed", sort=False)["finished"].agg(["sum", "size"])
     seeds = tuple(int(seed) for seed in counts.index[counts["sum"] == counts["size"]])
     partial, absent = counts[counts["sum"].between(1, counts["size"] - 1)], counts[counts["sum"] == 0]
-    lacking = [f"{seed} ({have} of {of} runs)" for seed, (have, of) in partial.iterrows()]
+    incomplete = [f"{seed} ({n} of {total} runs)" for seed, (n, total) in partial.iterrows()]
     if not seeds:
-        raise ValueError(f"no seed of {file} is complete in every setting; incomplete are {', '.join(lacking)}")
-    used = [place is not None and cells[scale][place].seed in seeds for place in places]
-    of_file = f"{Path(file).name}{f', scale {scale}' if scale else ''}"
-    notes = [f"complete seeds: {', '.join(map(str, seeds))} (of {of_file})"]
-    notes += [f"seeds left out as incomplete: {', '.join(lacking)}"] if lacking else []
+        raise ValueError(
+            f"at least one seed of {file} must have all runs finished, but the folder has {', '.join(incomplete)}. "
+            "Train the missing runs."
+        )
+    is_complete = [number is not None and cells[scale][number].seed in seeds for number in cell_numbers]
+    source = f"{Path(file).name}{f', scale {scale}' if scale else ''}"
+    notes = [f"complete seeds: {', '.join(map(str, seeds))} (of {source})"]
+    notes += [f"incomplete seeds, excluded: {', '.join(incomplete)}"] if incomplete else []
     notes += [f"seeds without a finished run: {', '.join(map(str, absent.index))}"] if len(absent) else []
-    if foreign := sum(place is None for place in places):
-        notes.append(f"finished runs of the folder that are not in {file}, left out: {foreign}")
-    labels = tuple(dict.fromkeys(one.name for one in cells[scale]))
-    complete = runs._replace(table=runs.table[used].reset_index(drop=True))
+    if n_foreign := sum(number is None for number in cell_numbers):
+        notes.append(f"finished runs of the folder that are not in {file}, excluded: {n_foreign}")
+    labels = tuple(dict.fromkeys(cell.name for cell in cells[scale]))
+    complete = runs._replace(table=runs.table[is_complete].reset_index(drop=True))
     return Planned(complete, scale or "", labels, seeds, tuple(notes))
 
 
-def _places(noted: list[dict[str, Any]], cells: list[Settings]) -> list[int | None]:
-    """Which cell each run is, by all its noted settings; None for a run that is none of them."""
-    alike: dict[tuple[Any, ...], list[tuple[int, dict[str, str]]]] = defaultdict(list)
+def _match_cells(stored: list[dict[str, Any]], cells: list[Settings]) -> list[int | None]:
+    """Match the stored settings of each run to the number of its cell; None for a run without a cell."""
+    candidates: dict[tuple[Any, ...], list[tuple[int, dict[str, str]]]] = defaultdict(list)
     for number, cell in enumerate(cells):
-        alike[cell.name, cell.algorithm, cell.seed].append((number, _plain(asdict(cell))))
-    found: list[int | None] = []
-    for settings in noted:
+        candidates[cell.name, cell.algorithm, cell.seed].append((number, _to_text(asdict(cell))))
+    numbers: list[int | None] = []
+    for settings in stored:
         key = settings.get("label"), settings.get("algorithm"), settings.get("seed")
-        own = _plain({name: getattr(Settings, name) for name in experiment.LATER} | settings)
-        at = [number for number, cell in alike.get(key, []) if all(own[k] == cell[k] for k in own if k != "label")]
-        found.append(at[0] if at else None)
-    return found
+        run = _to_text({name: getattr(Settings, name) for name in experiment.LATER} | settings)
+        equal = [n for n, cell in candidates.get(key, []) if all(run[k] == cell[k] for k in run if k != "label")]
+        numbers.append(equal[0] if equal else None)
+    return numbers
 
 
-def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as text, the same from a file and from a store."""
+def _to_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Convert settings to text that is equal for a file and a store."""
     return {name: store.to_json(value) for name, value in settings.items()}
 
 
 def gather(grid: Grid, *of_run: Callable[[xr.DataTree], pd.DataFrame]) -> list[pd.DataFrame]:
-    """Tables of single runs, concatenated, with ``label``, ``seed`` and ``estimator`` of each run.
+    """Concatenate tables of single runs, with ``label``, ``seed`` and ``estimator`` of each run.
 
     Parameters
     ----------
     grid : Grid
-        Each run is opened once.
+        Runs; each is opened once.
     *of_run : callable (run) -> DataFrame
-        For example :func:`scores`, :func:`steps` and :func:`shares`.
+        Functions such as :func:`scores`, :func:`steps` and :func:`shares`.
 
     Returns
     -------
     list of DataFrame
-        One for each function in ``of_run``.
+        One table per function in ``of_run``.
     """
     parts: list[list[pd.DataFrame]] = [[] for _ in of_run]
     for run in grid.table.to_dict("records"):
         tree = open_run(run["path"])
-        same = {name: run[name] for name in ("label", "seed", "estimator")}
-        for found, table in zip(parts, of_run, strict=True):
-            found.append(table(tree).assign(**same))
-    return [pd.concat([part for part in found if len(part)] or found[:1], ignore_index=True) for found in parts]
+        names = {name: run[name] for name in ("label", "seed", "estimator")}
+        for tables, make_table in zip(parts, of_run, strict=True):
+            tables.append(make_table(tree).assign(**names))
+    return [pd.concat([part for part in tables if len(part)] or tables[:1], ignore_index=True) for tables in parts]
 
 
 def scores(run: xr.DataTree) -> pd.DataFrame:
-    """Test accuracy after the last round, weighted by the clients' test samples.
+    """Compute the test accuracy after the last round, mean over clients weighted by test samples.
 
     Returns
     -------
     DataFrame
-        ``method``, the algorithm's name and those of its readouts; ``accuracy``.
+        ``method``, name of the algorithm or of another prediction rule; ``accuracy``.
     """
     names = [str(config_of(run)["algorithm"])]
     metrics = run["metrics"].to_dataset()
     values = [metrics["accuracy"].isel(round=[-1]).transpose("round", "client").to_numpy()]
     if "readouts" in run.children:
-        found = run["readouts"].to_dataset()["accuracy"]
-        names += [str(name) for name in found["readout"].values]
-        values.append(found.transpose("readout", "client").to_numpy())
+        by_rule = run["readouts"].to_dataset()["accuracy"]
+        names += [str(name) for name in by_rule["readout"].values]
+        values.append(by_rule.transpose("readout", "client").to_numpy())
     accuracy = weighted(np.concatenate(values).astype(np.float64), metrics["n_test"].to_numpy().astype(np.float64))
     return pd.DataFrame({"method": names, "accuracy": accuracy})
 
 
 def steps(run: xr.DataTree) -> pd.DataFrame:
-    """Steps B of the readouts, mean over clients: ``readout``, ``layer``, ``step``."""
+    """Compute the step B of prediction rules, mean over clients: ``readout``, ``layer``, ``step``."""
     names = ["readout", "layer", "step"]
     if "readouts" not in run.children:
         return pd.DataFrame(columns=names)
@@ -457,21 +466,21 @@ def steps(run: xr.DataTree) -> pd.DataFrame:
 
 
 def shares(run: xr.DataTree) -> pd.DataFrame:
-    """Personal share of each layer, for a run that was probed.
+    """Compute the reliability of client differences by layer, for a run with a split-half probe.
 
     Returns
     -------
     DataFrame
-        ``layer``, ``place`` (0 for the network's first layer); ``personal``, pooled over the last ten rounds; ``first``
-        and ``last``, in the first and the last probed round, ``first_round`` and ``last_round``. Empty for a run that
-        was not probed.
+        ``layer``, ``place`` (0 for the first layer of the network), ``personal`` (reliability, pooled over the last ten
+        rounds), ``first`` and ``last`` (in the first and last probed rounds), ``first_round`` and ``last_round``. Empty
+        for a run without a probe.
     """
     names = ["layer", "place", "personal", "first", "last", "first_round", "last_round"]
     if "probe" not in run.children:
         return pd.DataFrame(columns=names)
-    found = profile(run, window=10)[["layer", "personal"]]
-    each = profile(run).set_index("layer")
-    for name, number in (("first", each["round"].min()), ("last", each["round"].max())):
-        found[name] = each.loc[each["round"] == number, "personal"].reindex(found["layer"]).to_numpy()
-        found[f"{name}_round"] = int(number)
-    return found.assign(place=np.arange(len(found)))[names]
+    table = profile(run, window=10)[["layer", "personal"]]
+    by_round = profile(run).set_index("layer")
+    for name, number in (("first", by_round["round"].min()), ("last", by_round["round"].max())):
+        table[name] = by_round.loc[by_round["round"] == number, "personal"].reindex(table["layer"]).to_numpy()
+        table[f"{name}_round"] = int(number)
+    return table.assign(place=np.arange(len(table)))[names]

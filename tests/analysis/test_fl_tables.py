@@ -343,7 +343,7 @@ def test_every_published_value_is_in_range_and_of_a_known_method():
 def test_runs_are_selected_by_their_settings(runs):
     found = COLLECT(runs)
     assert set(collect.select(found, ["method=fedavg"]).table["method"]) == {"fedavg"}
-    with pytest.raises(ValueError, match="no finished run is left"):
+    with pytest.raises(ValueError, match="no finished run meets"):
         collect.select(found, ["seed=9"])
     with pytest.raises(ValueError, match="Did you mean 'kappa'"):
         collect.select(found, ["kapa=0.5"])

@@ -233,7 +233,7 @@ def test_a_seed_counts_only_if_it_is_complete_in_every_setting(some, capsys):
     assert run("analysis/personal.py", folder=some) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "complete seeds: 0" in said
-    assert "seeds left out as incomplete: 1 (9 of 10 runs)" in said
+    assert "incomplete seeds, excluded: 1 (9 of 10 runs)" in said
     assert "too few seeds for any interval, means only" in said
     assert "±" not in said.partition("accuracy of the clients")[0]
     assert "Answers" not in said
@@ -247,13 +247,13 @@ def test_an_unfinished_run_leaves_its_seed_out_and_no_seed_is_refused(some):
             shutil.rmtree(path)
             if cell.seed == 1:
                 stores.write(path, cell, accuracy, finish=False)
-    with pytest.raises(ValueError, match=r"no seed of .* is complete .* 0 \(9 of 10 runs\), 1 \(9 of 10 runs\)"):
+    with pytest.raises(ValueError, match=r"all runs finished, .* has 0 \(9 of 10 runs\), 1 \(9 of 10 runs\)"):
         leaderboard.planned(collect.collect(runs), file)
 
 
 def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
     runs, file = some / "runs", some / "grid.toml"
-    with pytest.raises(ValueError, match="none of the 20 finished runs is in"):
+    with pytest.raises(ValueError, match="none of the 20 finished runs belongs to"):
         leaderboard.planned(collect.collect(runs), stores.FILE)
     fewer = stores.plan(some, LABELS[:1])
     found = leaderboard.planned(collect.collect(runs), fewer)
@@ -265,10 +265,10 @@ def test_what_is_no_run_of_the_grid_is_refused_or_left_out(some, folder):
     both = collect.collect([*runs.glob("*.zarr")])
     stores.write(some / "large.zarr", cell, accuracy)
     table = pd.concat([both.table, collect.collect([some / "large.zarr"]).table], ignore_index=True)
-    with pytest.raises(ValueError, match=r"runs of several scales .* small, large"):
+    with pytest.raises(ValueError, match=r"must have one scale of .* small, large"):
         leaderboard.planned(both._replace(table=table), folder / "grid.toml")
     twice = both._replace(table=pd.concat([both.table, both.table.iloc[:1]], ignore_index=True))
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="is stored twice"):
         leaderboard.planned(twice, folder / "grid.toml")
 
 
@@ -288,11 +288,11 @@ def test_the_noise_floor_is_twice_the_noise_over_the_root_of_seeds(folder, tmp_p
 
 def test_noise_is_of_other_computations_of_the_same_runs(folder, tmp_path):
     runs = collect.collect(folder / "runs")
-    with pytest.raises(ValueError, match="is not another computation of"):
+    with pytest.raises(ValueError, match="is a copy of"):
         leaderboard.repeated(runs, runs)
     cell = next(c for c in grid.cells(folder / "grid.toml", scale="large") if c.algorithm == "fedavg")
     stores.write(tmp_path / "other.zarr", cell, accuracy)
-    with pytest.raises(ValueError, match="repeats no run of the grid"):
+    with pytest.raises(ValueError, match="must repeat a run of the grid"):
         leaderboard.repeated(runs, collect.collect(tmp_path))
 
 

@@ -154,7 +154,7 @@ def test_a_dim_channel_is_scaled_wherever_it_stands() -> None:
 
 def test_whole_numbers_that_are_features_are_told_from_tokens(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=RNG.integers(0, 9, (40, 3)), y=CLIENT % 2)
-    with pytest.raises(ValueError, match=r"holds texts\. Choose .*: save features as float32, which data.to_float"):
+    with pytest.raises(ValueError, match=r"holds texts\. Choose .* convert features to float32 with data.to_float"):
         Settings.of(**SMALL, data=str(tmp_path / "own.npz"), net="mlp")
     whole = dealt(CLIENT % 2).assign(x=(("sample", "channel", "row", "column"), RNG.integers(0, 256, (40, 1, 16, 16))))
     with pytest.raises(
@@ -203,7 +203,7 @@ NATURAL = Settings.of(**SMALL | {"partition": "natural"}, data="femnist", net_op
 def test_leaf_split_by_user_says_how_to_take_the_test_users(tmp_path: Path) -> None:
     leaf(tmp_path, "train", f1=10, f2=10)
     leaf(tmp_path, "test", f3=10)
-    says = r"test users of femnist are other users.*Take data femnist:train, .*unseen clients .* partition\.natural and"
+    says = r"different users for training and test.*Use data femnist:train, .*unseen clients .* partition\.natural and"
     with pytest.raises(ValueError, match=says):
         experiment.federated(NATURAL, tmp_path)
     run = experiment.run(NATURAL.but(data="femnist:train"), data_dir=tmp_path)
@@ -219,8 +219,6 @@ def test_leaf_split_by_user_says_how_to_take_the_test_users(tmp_path: Path) -> N
 def test_users_of_one_subset_alone_are_named(tmp_path: Path) -> None:
     leaf(tmp_path, "train", f1=10, f2=10, f4=10)
     leaf(tmp_path, "test", f1=10, f2=10, f3=10)
-    says = (
-        r"samples are lacking for f3 \(training\), f4 \(test\)\. Take data femnist:train, .*or leave these clients out"
-    )
+    says = r"these lack samples: f3 \(training\), f4 \(test\)\. Use data femnist:train, .*or remove these clients"
     with pytest.raises(ValueError, match=says):
         experiment.federated(NATURAL, tmp_path)

@@ -107,7 +107,7 @@ def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, messa
         ({"data": "ag-news"}, "net 'mlp' takes images, but ag-news holds texts. Choose lstm"),
         ({"net_options": ("hidden=x",)}, "hidden must be an integer"),
         ({"samples": 1, "min_size": 1}, r"too small are client\(s\) 0 \(of 1 sample\), 1"),
-        ({"partition": "natural"}, "'natural' needs samples that belong to users, but those of digits do not"),
+        ({"partition": "natural"}, "'natural' needs samples that belong to users, but samples of digits do not"),
     ],
 )
 def test_what_only_the_network_or_the_data_can_tell_is_told_too(wrong, message):

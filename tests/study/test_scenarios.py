@@ -72,7 +72,7 @@ def made_up(monkeypatch, each=6):
         },
         {"coarse": ("sample", fine // 5, {"names": SUPERCLASSES}), "split": ("sample", np.full(len(fine), "train"))},
     )
-    monkeypatch.setattr(federation, "_loaded", lambda *_: data)
+    monkeypatch.setattr(federation, "_load", lambda *_: data)
     federation.federated.forget()
     return SMALL.but(data="cifar-100", partition="domains", clients=10, samples=None, net_options=("hidden=6",))
 
@@ -80,7 +80,7 @@ def made_up(monkeypatch, each=6):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"clients": 12}, "clients must be a multiple of the 5 domains, to which they are dealt evenly, but got 12"),
+        ({"clients": 12}, "clients must be a multiple of 5, the number of domains, but got 12. Use 10."),
         ({"domains": ("Transport", "Transport")}, "domains must hold at least one value and none twice"),
         ({"partition": "iid", "domains": ("Transport",)}, "domains has no effect but with partition domains"),
         ({"domains": ("Animal", "Transport")}, "domains must be one of .*Did you mean 'Animals'"),
@@ -95,7 +95,7 @@ def test_wrong_domains_say_what_was_wrong_before_training(wrong, message, monkey
 
 
 def test_data_without_superclasses_have_no_domains():
-    with pytest.raises(ValueError, match=r"'domains' needs classes that form superclasses, .* those of digits do not"):
+    with pytest.raises(ValueError, match=r"'domains' needs classes that form superclasses, .* of digits do not"):
         experiment.federated(Settings(partition="domains", clients=10))
 
 

@@ -313,7 +313,7 @@ LINES = [
     *(line for n in ("08", "09", "10") for line in _lines(f"paper_figs/fig{n}.py", FIGURES + GRIDS)),
     *_lines("paper_figs/fig08.py", "--runs others --out x.png | others/sim.zarr"),
     *_lines("paper_figs/fig09.py", "--runs others --out x.png | others/sim.zarr\n"
-            "--runs grid --methods fedrep --out x.png | no finished run is left"),
+            "--runs grid --methods fedrep --out x.png | no finished run meets"),
     *_lines("paper_figs/fig10.py", "--runs grid --client x --out x.png | invalid int value\n"
             "--runs grid --out x.png | no run of FedFac in which"),
     *(line for name in ("convergence", "generalization") for line in _lines(f"paper_figs/theory_{name}.py", FIGURES +

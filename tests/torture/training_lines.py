@@ -102,7 +102,7 @@ TABLES = """
 --runs grid --paper deep.toml | nested too deep
 --runs grid --rule best | invalid choice: 'best'
 --runs grid --select nothing=1 | the key of a selection must be one of
---runs grid --select seed=99 | no finished run is left
+--runs grid --select seed=99 | no finished run meets
 --runs grid --out file.txt/t | --out
 --runs grid --out blocked | --out must be a file
 --runs others | others
