@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def work(args: argparse.Namespace) -> None:
     _cli.require_file("csv", args.csv)
     table = fedstat.sim.summary(_cli.open_store(args.run, "fedstat.sim"))
-    with _cli.whole(args.csv) as draft:
+    with _cli.replace_file(args.csv) as draft:
         table.to_csv(draft, index=False, float_format="%.6g")
     print(table.round(4).to_string(index=False))
 

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     prog = "fedstat" if Path(sys.argv[0]).stem == "fedstat" else "python -m fedstat"
     if argv and argv[0] in COMMANDS:
-        with _cli.called(f"{prog} {argv[0]}"):
+        with _cli.set_prog(f"{prog} {argv[0]}"):
             status: int = import_module(COMMANDS[argv[0]].module).main(argv[1:])
             return status
     return _cli.run(parser(prog), lambda args: _work(args, prog), argv[:1])

@@ -146,7 +146,7 @@ def options_of(name):
 def test_every_option_stands_under_a_heading(name):
     found = options_of(name)
     assert [action.dest for action in found["options"]] == ["help"]
-    assert {"data", "method", "where", "output"} - {"where" if name == "recovery" else ""} <= set(found)
+    assert {"data", "method", "compute", "output"} - {"compute" if name == "recovery" else ""} <= set(found)
 
 
 def test_options_of_one_name_are_said_alike_everywhere():

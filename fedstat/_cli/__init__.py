@@ -29,7 +29,7 @@ _REFUSED = (
     PermissionError, BlockingIOError,
 )  # fmt: skip
 
-# How a figure says that fedstat made it: what goes to savefig as metadata, and the bytes this becomes in the file.
+# Marks of fedstat's figures: metadata for savefig, and the bytes that Matplotlib writes for it.
 _MARKS: dict[str, tuple[dict[str, Any], bytes]] = {
     ".png": ({"Software": "fedstat"}, b"Software\0fedstat"),
     ".pdf": ({"Creator": "fedstat"}, b"/Creator (fedstat)"),
@@ -37,32 +37,32 @@ _MARKS: dict[str, tuple[dict[str, Any], bytes]] = {
 }
 
 
-_called: ContextVar[str | None] = ContextVar("_called", default=None)
+_prog: ContextVar[str | None] = ContextVar("_prog", default=None)
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that takes no abbreviations and says what is wrong in one line."""
+    """Argument parser without abbreviations, whose errors take one line."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Leave with exit status 2, naming the option that is nearest to an unknown one."""
-        _, strange, unknown = message.partition("unrecognized arguments: ")
-        name = unknown.split()[0].partition("=")[0] if strange and unknown.split() else ""
+        """Exit with status 2; for an unknown option, suggest the most similar one."""
+        _, separator, unknown = message.partition("unrecognized arguments: ")
+        name = unknown.split()[0].partition("=")[0] if separator and unknown.split() else ""
         near = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.75)
         hint = f". Did you mean {near[0]}?" if near else ""
         self.exit(2, f"{self.prog}: error: {_one_line(message) or 'refused, and no reason was given'}{hint}\n")
 
 
 @contextlib.contextmanager
-def called(prog: str) -> Iterator[None]:
-    """Name the command that is run within as the user called it, in its usage line and in its errors."""
-    before = _called.set(prog)
+def set_prog(prog: str) -> Iterator[None]:
+    """Name the command that runs in this context as the user typed it, in its usage line and in its errors."""
+    token = _prog.set(prog)
     try:
         yield
     finally:
-        _called.reset(before)
+        _prog.reset(token)
 
 
 def run(
@@ -70,32 +70,32 @@ def run(
     work: Callable[[argparse.Namespace], int | None],
     argv: Sequence[str] | None = None,
     *,
-    kept: Callable[[argparse.Namespace], str] = lambda _: "Nothing is written.",
+    hint: Callable[[argparse.Namespace], str] = lambda _: "Nothing is written.",
 ) -> int:
-    """Run a command, and end it with one line where it fails.
+    """Run a command; report an error in one line.
 
     Parameters
     ----------
     cli : Parser
     work : callable (arguments)
-        Does what the command is for, and returns an exit status if that is not 0. Its warnings become lines on stderr.
+        The work of the command; returns an exit status other than 0, or None. Its warnings become lines on stderr.
     argv : sequence of str, optional
-        Arguments, those of the process by default.
-    kept : callable (arguments) -> str
-        Message for a command that is cut off after its work has begun: what it leaves, and how to go on.
+        Arguments; by default the arguments of the process.
+    hint : callable (arguments) -> str
+        Returns the end of the message if the command stops early: which files remain, and how to continue.
 
     Returns
     -------
     int
         Exit status: 0; 1 if writing failed, memory did not suffice, training diverged or workers were lost; 130 if
-        interrupted; 141 if nobody reads the output any more.
+        interrupted; 141 if the reader of the output has closed it.
 
     Raises
     ------
     SystemExit
-        With status 2 if the arguments or the input are refused; with 0 after ``--help``.
+        With status 2 if the arguments or the input are invalid; with 0 after ``--help``.
     """
-    cli.prog = _called.get() or cli.prog
+    cli.prog = _prog.get() or cli.prog
     args = argparse.Namespace()
     lazy.raise_again()
     try:
@@ -112,71 +112,70 @@ def run(
         _discard_output()
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        return _end(cli, INTERRUPTED, f"interrupted. {kept(args) if vars(args) else ''}")
+        return _end(cli, INTERRUPTED, f"interrupted. {hint(args) if vars(args) else ''}")
     except _REFUSED as error:
         cli.error(str(error))
     except FloatingPointError as error:
-        return _end(cli, 1, f"error: {error} {kept(args)}")
+        return _end(cli, 1, f"error: {error} {hint(args)}")
     except ConnectionError as error:
-        return _end(cli, 1, f"error: {error}. {kept(args)}")
+        return _end(cli, 1, f"error: {error}. {hint(args)}")
     except OSError as error:
         _discard_output()
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             cli.error(f"{str(error.filename)[:100]!r} cannot be the path of a file: {error.strerror}")
-        return _end(cli, 1, f"error: writing failed: {error}. {kept(args)}")
+        return _end(cli, 1, f"error: writing failed: {error}. {hint(args)}")
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
-        return _end(cli, 1, f"error: not enough memory: {error}. {kept(args)}")
+        return _end(cli, 1, f"error: not enough memory: {error}. {hint(args)}")
     return status or 0
 
 
 def add_data_dir(cli: argparse._ActionsContainer) -> None:
-    """Give a command that reads published data the option ``--data-dir``."""
+    """Add the option ``--data-dir`` to a command that reads published data."""
     cli.add_argument(
         "--data-dir",
         type=Path,
         metavar="FOLDER",
-        help="folder with the data sets' files (default $FEDSTAT_DATA, or ~/fedstat_data)",
+        help="folder with the files of data sets (default $FEDSTAT_DATA, or ~/fedstat_data)",
     )
 
 
 def add_compute(cli: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Give a command that trains the options on where and how, and return their group; :func:`compute` reads them."""
-    where = cli.add_argument_group("where")
-    add = where.add_argument
+    """Add the compute options to a command that trains, and return their group; :func:`compute` reads them."""
+    group = cli.add_argument_group("compute")
+    add = group.add_argument
     add("--device", default="cpu", help="cpu or cuda (default cpu)")
     add("--client-chunk", type=int, metavar="N", help="clients trained as one tensor (default: chosen from their size)")
-    add("--threads", type=int, metavar="N", help="chunks trained side by side (default: all cores)")
-    return where
+    add("--threads", type=int, metavar="N", help="chunks trained in parallel (default: all cores)")
+    return group
 
 
 def compute(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments ``device``, ``client_chunk`` and ``threads``, checked; with ``--dask``, those of a worker."""
+    """Return the checked arguments ``device``, ``client_chunk`` and ``threads``; with ``--dask``, for each worker."""
     for name in ("client_chunk", "threads"):
         if getattr(args, name) is not None:
             check.integer(name, getattr(args, name))
-    found = {name: getattr(args, name) for name in ("device", "client_chunk", "threads")}
+    options = {name: getattr(args, name) for name in ("device", "client_chunk", "threads")}
     if (scheduler := getattr(args, "dask", None)) is not None:
-        found["threads"] = args.threads or 1 if scheduler else 1
-    return found
+        options["threads"] = args.threads or 1 if scheduler else 1
+    return options
 
 
 def add_dask(cli: argparse._ActionsContainer, part: str) -> None:
-    """Give a command of many parts the option ``--dask``; :func:`executor` reads it."""
+    """Add the option ``--dask`` to a command of many parts; :func:`executor` reads it."""
     cli.add_argument(
         "--dask",
         nargs="?",
         const="",
         metavar="SCHEDULER",
-        help=f"make every {part} a task of the Dask scheduler at this address, whose workers see the same folders; "
-        "without an address, of as many processes on this machine as --threads says (default: all cores), of one "
-        "thread each",
+        help=f"run every {part} as a task of the Dask scheduler at this address, whose workers need the same folders; "
+        "without an address, use --threads local processes of one thread each (default: all cores)",
     )
 
 
 def executor(args: argparse.Namespace) -> AbstractContextManager[Executor | None]:
-    """What ``--dask`` asks for, as a context; None without it."""
+    """Return a context with the executor that ``--dask`` asks for; with None if the option is absent."""
     if args.dask is None:
         return contextlib.nullcontext()
     from fedstat._cli.dask import dask_executor
@@ -197,7 +196,7 @@ def add_output(
     plot_default: Path | None = None,
     quiet: bool = True,
 ) -> argparse._ArgumentGroup:
-    """Give a command the options on what it writes and prints, and return their group; :func:`run` checks ``--plot``.
+    """Add the output options to a command, and return their group; :func:`run` checks ``--plot``.
 
     Parameters
     ----------
@@ -205,21 +204,21 @@ def add_output(
     out : str
         Help text of ``--out``.
     title : str
-        Of the group.
+        Title of the group.
     metavar : str
-        What ``--out`` is.
+        Placeholder of ``--out`` in the help.
     default : path, optional
-        Of ``--out``.
+        Default of ``--out``.
     resume : str
-        Help text of ``--resume``; without it there is no such option.
+        Help text of ``--resume``; if empty, there is no such option.
     overwrite : bool
-        Whether there is ``--overwrite``.
+        If True, add ``--overwrite``.
     plot : str
-        What ``--plot`` draws; without it there is no such option.
+        Content of the figure, for the help of ``--plot``; if empty, there is no such option.
     plot_default : path, optional
-        What ``--plot`` writes if no file is named.
+        File of ``--plot`` if the user names none.
     quiet : bool
-        Whether there is ``--quiet``.
+        If True, add ``--quiet``.
     """
     group = cli.add_argument_group(title)
     add = group.add_argument
@@ -227,7 +226,7 @@ def add_output(
     if resume:
         add("--resume", action="store_true", help=resume)
     if overwrite:
-        add("--overwrite", action="store_true", help="replace what this command wrote to --out before")
+        add("--overwrite", action="store_true", help="replace an earlier output of this command at --out")
     if plot:
         add("--plot", type=Path, nargs="?" if plot_default else None, const=plot_default, metavar="FILE.png",
             help=f"draw {plot} (png, pdf or svg)")  # fmt: skip
@@ -237,73 +236,73 @@ def add_output(
 
 
 def fill_out(args: argparse.Namespace, name: str) -> None:
-    """Fill in ``--out`` of a command that can ``--resume``: by default a store under runs/ named by the time."""
+    """Set the default of ``--out`` for a command with ``--resume``: a store under runs/ named by the time."""
     if args.resume and args.out is None:
-        raise ValueError("--resume needs --out, the run to go on with")
+        raise ValueError("--resume needs --out, the path of the run to continue.")
     if args.out is None:
         args.out = Path("runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}.zarr"
 
 
-def resumable(args: argparse.Namespace) -> str:
-    """``kept`` of a command whose store at ``--out`` can be resumed."""
+def resume_hint(args: argparse.Namespace) -> str:
+    """Return the ``hint`` of :func:`run` for a command that can resume the store at ``--out``."""
     if args.out is None or not (args.out / "zarr.json").is_file():
         return "Nothing is written."
-    return f"What is done is in {args.out}: give --out {args.out} --resume to go on."
+    return f"Finished parts are in {args.out}: continue with --out {args.out} --resume."
 
 
 def open_store(path: Path, command: str) -> xr.DataTree:
-    """Open a run, and raise ValueError if another command made it."""
+    """Open a run; raise ValueError if another command wrote it."""
     run = store.open_run(path)
-    made = run.attrs.get("command", command if "config" in run.attrs else "another program")
-    if made != command:
-        raise ValueError(f"{path} was made by {made}, but a store of {command} is needed")
+    writer = run.attrs.get("command", command if "config" in run.attrs else "another program")
+    if writer != command:
+        raise ValueError(f"{path} must be a store of {command}, but is one of {writer}. Choose another path.")
     return run
 
 
 def claim(args: argparse.Namespace, command: str) -> None:
     """Raise ValueError, before any work, if the command must not or cannot write to ``--out``."""
-    how: dict[str, Any] = {name: getattr(args, name) for name in ("resume", "overwrite") if hasattr(args, name)}
-    hint = f"Add {' or '.join(f'--{name}' for name in how)}"
+    flags: dict[str, Any] = {name: getattr(args, name) for name in ("resume", "overwrite") if hasattr(args, name)}
+    hint = f"Add {' or '.join(f'--{name}' for name in flags)}"
     try:
-        store.claim(args.out, command, hint=hint, **how)
+        store.claim(args.out, command, hint=hint, **flags)
     except (OSError, ValueError) as error:
         raise ValueError(f"--out {error}") from error
 
 
 def require_figure(option: str, path: Path | None) -> None:
-    """ValueError, before any work, if a figure could not be written or would replace what fedstat did not draw."""
+    """Raise ValueError, before any work, if a figure cannot be written or would replace a file not drawn by fedstat."""
     if path is None:
         return
     if path.suffix.lower() not in _MARKS:
-        raise ValueError(f"{option} must end in .png, .pdf or .svg, but got {path}")
+        raise ValueError(f"{option} must end in .png, .pdf or .svg, but got {path}.")
     require_file(option, path)
     if guard.status(path) and _MARKS[path.suffix.lower()][1] not in guard.content(path):
-        raise ValueError(f"{option} {path} exists and was not drawn by fedstat: remove it or choose another name")
+        raise ValueError(f"{option} {path} exists and was not drawn by fedstat. Remove it or choose another name.")
 
 
 def require_file(option: str, path: Path) -> None:
-    """ValueError, before any work, if a file could not be written."""
-    for one in (path, _draft(path)):
-        guard.status(one)
+    """Raise ValueError, before any work, if a file cannot be written."""
+    for file in (path, _draft(path)):
+        guard.status(file)
     if path.is_dir():
-        raise ValueError(f"{option} must be a file, but {path} is a folder")
+        raise ValueError(f"{option} must be a file, but {path} is a folder.")
     if not path.parent.is_dir():
-        raise ValueError(f"{option} must be in an existing folder, but {path.parent} is not one")
+        raise ValueError(f"{option} must be in an existing folder, but {path.parent} does not exist or is a file.")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise ValueError(f"{option} {path} cannot be written: {path.parent} is not a folder that you may write to")
+        raise ValueError(f"{option} must be in a folder that you can write to, but {path.parent} is read-only for you.")
 
 
 def save_figure(figure: Any, path: Path, **options: Any) -> None:
-    """Write a Matplotlib figure whole or not at all, marked as fedstat's; ``options`` are those of ``savefig``."""
+    """Write a Matplotlib figure in one step, marked as drawn by fedstat; ``options`` go to ``savefig``."""
     metadata, _ = _MARKS[path.suffix.lower()]
-    with whole(path) as draft:
+    with replace_file(path) as draft:
         figure.savefig(draft, format=path.suffix[1:].lower(), metadata=metadata, **options)
     print(f"Drawn: {path}")
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Path of a draft that takes the file's place at the end, or is removed if that is not reached."""
+def replace_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a draft, which replaces the file when the context ends, or is removed after an error."""
     if path.exists() and not path.is_file():  # /dev/stdout
         yield path
         return
@@ -312,8 +311,8 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         with guard.written(path):
             yield draft
-        with draft.open("rb") as written:
-            os.fsync(written.fileno())
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
         draft.replace(target)
     finally:
         draft.unlink(missing_ok=True)
@@ -324,7 +323,7 @@ def _draft(path: Path) -> Path:
 
 
 def _end(cli: Parser, status: int, message: str) -> int:
-    with contextlib.suppress(OSError):  # nobody reads stderr
+    with contextlib.suppress(OSError):  # the reader of stderr may have closed it
         print(f"{cli.prog}: {_one_line(message)}", file=sys.stderr, flush=True)
     return status
 
@@ -338,10 +337,10 @@ def _show(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def _discard_output() -> None:
-    """Send what is still buffered nowhere, so that the interpreter does not fail over it when it ends."""
+    """Discard buffered output that cannot be written, so that the interpreter ends without an error."""
     try:
         sys.stdout.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)

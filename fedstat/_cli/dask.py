@@ -1,4 +1,4 @@
-"""Dask as the executor of a command: the scheduler at an address, or a cluster of processes on this machine."""
+"""Dask executor of a command: a scheduler at an address, or a cluster of local processes."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Any
 
 from fedstat._utils import check
 
-# Seconds in which a scheduler must answer.
+# Seconds that a scheduler has to answer.
 _PATIENCE = 5
 
 
 @contextmanager
 def dask_executor(address: str, workers: int | None) -> Iterator[Executor]:
-    """Executor of a Dask cluster.
+    """Yield the executor of a Dask cluster.
 
     Parameters
     ----------
     address : str
-        Of a scheduler, such as "tcp://10.0.0.1:8786"; "" for a cluster of processes on this machine, which ends with
-        the context.
+        Address of a scheduler, such as "tcp://10.0.0.1:8786"; "" for a cluster of local processes, which ends with the
+        context.
     workers : int, optional
-        Number of these processes, by default that of the cores; each computes on one thread.
+        Number of local processes, by default the number of cores; each computes on one thread.
 
     Raises
     ------
     ValueError
-        If Dask is not installed, no scheduler answers at the address, or its workers lack fedstat.
+        If Dask is not installed, no scheduler answers at the address, or its workers lack this version of fedstat.
     ConnectionError
-        If the scheduler is lost, or some work is given up because it has ended several workers.
+        If the scheduler is lost, or Dask gives a task up because several workers were lost while running it.
     """
     try:
         import distributed
@@ -47,10 +47,10 @@ def dask_executor(address: str, workers: int | None) -> Iterator[Executor]:
         try:
             yield client.get_executor(pure=False)
         except distributed.KilledWorker as error:
-            which = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+            name = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
             raise ConnectionError(
-                f"a part of the work{which} was given up after {error.allowed_failures + 1} workers that had it were "
-                "lost; too little memory is the usual cause"
+                f"Dask gave up a task{name} after {error.allowed_failures + 1} workers were lost while running it; "
+                "often they lack memory: use fewer workers, or machines with more memory"
             ) from error
         except CancelledError as error:
             raise ConnectionError(f"the scheduler at {client.scheduler.address} was lost") from error
@@ -58,14 +58,17 @@ def dask_executor(address: str, workers: int | None) -> Iterator[Executor]:
 
 @contextmanager
 def _client(distributed: Any, address: str, workers: int | None) -> Iterator[Any]:
+    """Yield a client of the scheduler at the address, or of a local cluster."""
     if not address:
         with _processes(distributed, workers) as client:
             yield client
         return
     try:
         asyncio.run(_reach(address))
-    except Exception as error:  # whatever else listens at the address
-        raise ValueError(f"--dask {address}: no Dask scheduler answers there ({error})") from None
+    except Exception as error:  # another program may listen at the address
+        raise ValueError(
+            f"--dask must be the address of a Dask scheduler, but {address} does not answer: {error}"
+        ) from None
     with distributed.Client(address, timeout=_PATIENCE) as client:
         _require_fedstat(client, address)
         yield client
@@ -73,24 +76,24 @@ def _client(distributed: Any, address: str, workers: int | None) -> Iterator[Any
 
 @contextmanager
 def _processes(distributed: Any, number: int | None) -> Iterator[Any]:
-    """Client of a cluster of processes on this machine."""
+    """Yield a client of a cluster of local processes."""
     import dask
 
     class Background(distributed.WorkerPlugin):
-        """Leaves Ctrl-C, which a terminal sends to all processes, to the command, and what to say of it."""
+        """Plugin that leaves Ctrl-C, which a terminal sends to all processes, and its message to the command."""
 
         def setup(self, worker: Any) -> None:  # noqa: ARG002
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             logging.getLogger("distributed").setLevel(logging.ERROR)
 
-    # As in one process: without a limit on memory, which would end workers that the machine has room for; without
-    # giving every freed block back to the system (MALLOC_TRIM_THRESHOLD_), which costs training a third more CPU time;
-    # and without Dask's profiler, whose dashboard nobody sees here.
+    # Three defaults of Dask are off: its memory limit, which ends workers although the machine has free memory; its
+    # MALLOC_TRIM_THRESHOLD_, which returns every freed block to the system and costs training a third more CPU time;
+    # and its profiler, as there is no dashboard.
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1)
-    plain = {"distributed.nanny.pre-spawn-environ": threads, "distributed.worker.profile.enabled": False}
+    settings = {"distributed.nanny.pre-spawn-environ": threads, "distributed.worker.profile.enabled": False}
     try:
         with (
-            dask.config.set(plain),
+            dask.config.set(settings),
             distributed.LocalCluster(
                 n_workers=number or os.cpu_count() or 1, threads_per_worker=1, processes=True, memory_limit=None,
                 dashboard_address=None,
@@ -101,13 +104,13 @@ def _processes(distributed: Any, number: int | None) -> Iterator[Any]:
             try:
                 yield client
             finally:
-                logging.disable(logging.WARNING)  # of processes that are ended in the middle of their work
+                logging.disable(logging.WARNING)  # from workers that end during a task
     finally:
         logging.disable(logging.NOTSET)
 
 
 async def _reach(address: str) -> None:
-    """Raise what keeps a scheduler from being reached; a failed Client would still speak when it is collected."""
+    """Connect to the scheduler or raise the error; a failed Client would log again when it is collected."""
     from distributed.comm import connect
 
     comm = await connect(address if "://" in address else f"tcp://{address}", timeout=_PATIENCE)
@@ -115,19 +118,19 @@ async def _reach(address: str) -> None:
 
 
 def _require_fedstat(client: Any, address: str) -> None:
-    """ValueError if a worker has no fedstat, or another; a note if there is no worker yet."""
+    """Raise ValueError if a worker lacks this version of fedstat; warn if there is no worker yet."""
     from fedstat.store import code
 
-    theirs = client.run(_code, on_error="return")
-    if not theirs:
-        check.warn(f"the scheduler at {address} has no workers yet: waiting for them")
-    for worker, found in theirs.items():
-        if found != code():
-            what = found if isinstance(found, Exception) else f"its code is {found}, and here it is {code()}"
-            raise ValueError(f"--dask {address}: the worker {worker} needs the fedstat that is here ({what})")
+    versions = client.run(_code, on_error="return")
+    if not versions:
+        check.warn(f"The scheduler at {address} has no workers yet; waiting.")
+    for worker, version in versions.items():
+        if version != code():
+            raise ValueError(f"--dask {address}: worker {worker} must have fedstat {code()}, but has {version!s}.")
 
 
 def _code() -> str:
+    """Return the version of fedstat's code; runs on a worker."""
     from fedstat.store import code
 
     return code()

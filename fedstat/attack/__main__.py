@@ -70,7 +70,7 @@ def _work(args: argparse.Namespace) -> None:
     with tqdm(total=total, unit="attack", disable=args.quiet or not sys.stderr.isatty()) as bar:
         result = leakage(args.runs, rounds=rounds, data_dir=args.data_dir, progress=bar.update, **attack, **where)
     if table:
-        with _cli.whole(args.out) as draft:
+        with _cli.replace_file(args.out) as draft:
             result.tidy().to_csv(draft, index=False)
     elif args.out is not None:
         _save(args, attack, result)

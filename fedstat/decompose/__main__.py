@@ -140,7 +140,7 @@ def _work(args: argparse.Namespace) -> None:
         draw(args.plot, found)
     for name in ("csv", "latex"):
         if (path := getattr(args, name)) is not None:
-            with _cli.whole(path) as draft:
+            with _cli.replace_file(path) as draft:
                 write_table(draft, table(found), latex=name == "latex")
     show(args, found)
 

@@ -97,7 +97,7 @@ def chosen(args: argparse.Namespace) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
-    return _cli.run(parser(_own(sys.argv[1:] if argv is None else argv)), _work, argv, kept=_kept)
+    return _cli.run(parser(_own(sys.argv[1:] if argv is None else argv)), _work, argv, hint=_kept)
 
 
 def _own(argv: Sequence[str]) -> list[str]:
@@ -126,7 +126,7 @@ def _work(args: argparse.Namespace) -> None:
 
 
 def _kept(args: argparse.Namespace) -> str:
-    return f"Finished runs are in {args.out}: the same command continues." if args.config else _cli.resumable(args)
+    return f"Finished runs are in {args.out}: the same command continues." if args.config else _cli.resume_hint(args)
 
 
 def _where(args: argparse.Namespace) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Settings:
     reduction: Literal["sum", "mean"] = setting("sum", "training", "theorem 1: gradients over samples")
     replicates: int = setting(5, "training", "starts of the networks", low=1)
     seed: int = setting(0, "training", "seed of every draw", low=0)
-    device: str | None = setting(None, "where", "cpu or cuda: compute with torch there (default: NumPy)")
+    device: str | None = setting(None, "compute", "cpu or cuda: compute with torch there (default: NumPy)")
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -266,7 +266,7 @@ class Report:
         """
         path = Path(path)
         require_ours("path", path)
-        with _cli.whole(path) as draft:
+        with _cli.replace_file(path) as draft:
             draft.write_text(self.html, encoding="utf-8")
         return path
 

@@ -45,7 +45,7 @@ def parser() -> _cli.Parser:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status, see :func:`fedstat._cli.run`."""
-    return _cli.run(parser(), _work, argv, kept=_cli.resumable)
+    return _cli.run(parser(), _work, argv, hint=_cli.resume_hint)
 
 
 def _work(args: argparse.Namespace) -> None:

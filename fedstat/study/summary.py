@@ -131,7 +131,7 @@ class Table(NamedTuple):
         """Write all numbers to ``name.csv``, and the table to ``name.md``."""
         require_writable(name)
         name.parent.mkdir(parents=True, exist_ok=True)
-        with _cli.whole(Path(f"{name}.csv")) as csv, _cli.whole(Path(f"{name}.md")) as markdown:
+        with _cli.replace_file(Path(f"{name}.csv")) as csv, _cli.replace_file(Path(f"{name}.md")) as markdown:
             self.values.to_csv(csv, index=False, float_format="%.6g")
             markdown.write_text(self.markdown(), encoding="utf-8")
 

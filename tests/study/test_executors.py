@@ -225,7 +225,7 @@ def test_what_keeps_dask_from_working_is_said_in_one_line_before_anything_runs(
     assert "unknown" in refused("--config", grid_file, "--dask", "bogus://somewhere")
     monkeypatch.setattr(_dask, "_PATIENCE", 0.5)
     line = refused("--config", grid_file, "--dask", "tcp://127.0.0.1:1")
-    assert "--dask tcp://127.0.0.1:1: no Dask scheduler answers there" in line
+    assert "must be the address of a Dask scheduler, but tcp://127.0.0.1:1 does not answer" in line
     monkeypatch.setitem(__import__("sys").modules, "distributed", None)
     assert "pip install 'fedstat[sweep]'" in refused("--config", grid_file, "--dask")
 
@@ -235,9 +235,7 @@ def test_work_that_ends_every_worker_is_given_up_with_its_name_and_a_lost_schedu
     given_up = distributed.KilledWorker("part-0", None, 3)
     given_up.add_note("a, fedavg, seed 0")
     with (
-        pytest.raises(
-            ConnectionError, match=r"\(a, fedavg, seed 0\) was given up after 4 workers that had it were lost"
-        ),
+        pytest.raises(ConnectionError, match=r"gave up a task \(a, fedavg, seed 0\) after 4 workers were lost"),
         _dask.dask_executor(address, None),
     ):
         raise given_up
@@ -252,5 +250,5 @@ def test_workers_with_another_fedstat_are_refused(grid_file, tmp_path, address, 
     monkeypatch.setattr("fedstat.store.code", lambda *_: "0.0+other")
     with pytest.raises(SystemExit):
         grid_main(["--config", str(grid_file), "--dask", address, "--out", str(tmp_path / "none")])
-    assert "needs the fedstat that is here" in capsys.readouterr().err
+    assert "must have fedstat 0.0+other, but has" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()

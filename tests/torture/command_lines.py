@@ -289,7 +289,7 @@ LINES = [
     *_lines("fedstat.decompose", DECOMPOSE),
     *(line._replace(argv=["a.npz", "b.npz", *line.argv]) for line in _lines("fedstat.decompose", OUT + PLOT)),
     *(line._replace(argv=["fl.zarr", *line.argv]) for line in _lines("fedstat.attack", ATTACK + OUT + PLOT + COMPUTE)),
-    *_lines("fedstat.attack", "nowhere | there is no run at nowhere\nsim.zarr | was made by fedstat.sim, but"),
+    *_lines("fedstat.attack", "nowhere | there is no run at nowhere\nsim.zarr | must be a store of fedstat.fl"),
     *_lines("fedstat.fl", FL + OUT + USAGE + RESUMED + COMPUTE),
     *_config("fedstat.fl", "--config", GRID_TOML, "--data-dir nowhere"),
     *_config("fedstat.fl", "--config", SCALE_TOML, "--scale quick"),
@@ -304,12 +304,12 @@ LINES = [
             "--runs grid --replicates x | invalid int value\n--runs grid --out file.txt/t | --out"),
     *_lines("analysis/sim_table.py", "nowhere.zarr t.csv | there is no run at nowhere.zarr\nsim.zarr | required: csv\n"
             "sim.zarr nowhere/t.csv | csv must be in an existing folder\nfile.txt t.csv | there is no run at file.txt\n"
-            "fl.zarr t.csv | fl.zarr was made by fedstat.fl, but a store of fedstat.sim is needed\n"
+            "fl.zarr t.csv | fl.zarr must be a store of fedstat.sim, but is one of fedstat.fl\n"
             "foreign.zarr t.csv | the run at foreign.zarr\nsim.zarr folder | csv must be a file"),
     *(line for n in ("01", "02") for line in _lines(f"paper_figs/fig{n}.py", FIGURES +
-      "--runs nowhere --out x.png | there is no run at\n--data sim --runs swapped --out x.png | was made by")),
+      "--runs nowhere --out x.png | there is no run at\n--data sim --runs swapped --out x.png | must be a store")),
     *(line for n in ("06", "07") for line in _lines(f"paper_figs/fig{n}.py", FIGURES +
-      "--runs nowhere --out x.png | there is no run at\n--scale swapped --runs swapped --out x.png | was made by")),
+      "--runs nowhere --out x.png | there is no run at\n--scale swapped --runs swapped --out x.png | must be a store")),
     *(line for n in ("08", "09", "10") for line in _lines(f"paper_figs/fig{n}.py", FIGURES + GRIDS)),
     *_lines("paper_figs/fig08.py", "--runs others --out x.png | others/sim.zarr"),
     *_lines("paper_figs/fig09.py", "--runs others --out x.png | others/sim.zarr\n"

@@ -117,10 +117,10 @@ def test_a_figure_is_marked_and_replaces_only_such(ending, tmp_path):
 def test_a_file_that_is_cut_off_leaves_the_one_before(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("old")
-    with pytest.raises(TypeError), _cli.whole(path) as draft, draft.open("w") as half:
+    with pytest.raises(TypeError), _cli.replace_file(path) as draft, draft.open("w") as half:
         half.writelines(["ne", None])
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("table.csv", "old")]
-    with _cli.whole(path) as draft:
+    with _cli.replace_file(path) as draft:
         draft.write_text("new")
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("table.csv", "new")]
 
@@ -128,5 +128,5 @@ def test_a_file_that_is_cut_off_leaves_the_one_before(tmp_path):
 def test_a_store_of_another_command_is_not_read_for_this_one(tmp_path):
     store.save(tmp_path / "a.zarr", xr.DataTree(), store.provenance("t", {}, command="fedstat.ntk"))
     assert _cli.open_store(tmp_path / "a.zarr", "fedstat.ntk").attrs["title"] == "t"
-    with pytest.raises(ValueError, match=r"was made by fedstat\.ntk, but a store of fedstat\.sim is needed"):
+    with pytest.raises(ValueError, match=r"must be a store of fedstat\.sim, but is one of fedstat\.ntk"):
         _cli.open_store(tmp_path / "a.zarr", "fedstat.sim")

@@ -83,7 +83,7 @@ def test_a_result_that_does_not_fit_leaves_the_old_one(disk):
 
 
 def _table(folder: Path) -> None:
-    with _cli.whole(folder / "run.csv") as draft, draft.open("w") as file:
+    with _cli.replace_file(folder / "run.csv") as draft, draft.open("w") as file:
         file.write("0" * 100_000)
 
 
