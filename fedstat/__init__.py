@@ -4,7 +4,7 @@ Which hidden units of a federated network are shared by all clients, and which a
 
     describe a layer   fa, n_factors, layer_matrix, effective_rank, knn_entropy
     split its units    split, split_map, update, Absolute
-    uncertainty        bootstrap, permutation_test, stability
+    uncertainty        bootstrap, permutation_test, sensitivity
     clients            icc, variance_components, personal_from, client_clusters
     compare methods    compare
     files              open_run, read_weights, read_split, report
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from fedstat.labelled import layer_matrix as layer_matrix
     from fedstat.labelled import n_factors as n_factors
     from fedstat.labelled import permutation_test as permutation_test
+    from fedstat.labelled import sensitivity as sensitivity
     from fedstat.labelled import split as split
     from fedstat.labelled import split_map as split_map
-    from fedstat.labelled import stability as stability
     from fedstat.labelled import update as update
     from fedstat.labelled import variance_components as variance_components
     from fedstat.reporting import report as report
@@ -64,7 +64,7 @@ __version__ = version("fedstat")
 _VERBS = {
     "fedstat.labelled": (
         "fa", "n_factors", "layer_matrix", "effective_rank", "knn_entropy", "split", "split_map", "update", "bootstrap",
-        "permutation_test", "stability", "icc", "variance_components", "client_clusters", "compare",
+        "permutation_test", "sensitivity", "icc", "variance_components", "client_clusters", "compare",
     ),
     "fedstat.results": ("personal_from",),
     "fedstat.stats.split": ("Absolute",),

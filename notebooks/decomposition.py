@@ -86,7 +86,7 @@ figure.tight_layout()
 # matrix is never rebuilt.
 
 # %%
-sure = fs.bootstrap(weights, kappa=0.75, tau=0.5, method="pc", replicates=200, seed=1)
+sure = fs.bootstrap(weights, kappa=0.75, tau=0.5, method="pc", n_boot=200, seed=1)
 sure
 
 # %%
@@ -95,7 +95,7 @@ plot.communality(sure)
 # Do units carry an identity across clients at all? Shuffling the units within each client answers.
 
 # %%
-fs.permutation_test(weights, kappa=0.75, method="pc", replicates=199, seed=1)
+fs.permutation_test(weights, kappa=0.75, method="pc", n_permutations=199, seed=1)
 
 # %% [markdown]
 # ## 5. Does the conclusion depend on what we chose?
@@ -103,7 +103,7 @@ fs.permutation_test(weights, kappa=0.75, method="pc", replicates=199, seed=1)
 # Everything but one choice is held fixed. The labels under a small κ have little to do with those of the reference.
 
 # %%
-fs.stability(weights, kappa=0.75, n_starts=3).tidy().drop(columns="same_state").round(2)
+fs.sensitivity(weights, kappa=0.75, n_starts=3).tidy().drop(columns="same_state").round(2)
 
 # %% [markdown]
 # ## 6. Against the truth
@@ -172,4 +172,4 @@ pd.DataFrame(rows).set_index("sd of noise").round(2)
 # Without a choice to make, agreement tells all neurons apart up to noise larger than the weights (sd 1), and most of
 # them at sd 3, while ν does so at none of these three κ where the noise has sd 0.3, and at two of them where it has
 # sd 1. It asks for units that every client has in the same place, and clients that have hardly left a common start
-# agree for that reason alone: `fs.icc(weights, start=...)` subtracts it.
+# agree for that reason alone: `fs.icc(weights, baseline=...)` subtracts it.

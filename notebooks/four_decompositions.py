@@ -140,11 +140,11 @@ pd.DataFrame(rows).groupby("part", sort=False).mean().round(2)
 # clients. NaN: nothing is the client's own.
 
 # %%
-minus = {"feddecomp": "weight", "factorized-fl-alpha": "mu", "factorized-fl-beta": "mu"}
+baseline = {"feddecomp": "weight", "factorized-fl-alpha": "mu", "factorized-fl-beta": "mu"}
 rows = []
 for (method, seed), run in runs.items():
-    found = fs.effective_rank(run, minus=minus.get(method, "mean")).tidy()
-    rows.append(found.assign(method=titles[method], part="W − " + minus.get(method, "mean"), seed=seed))
+    found = fs.effective_rank(run, baseline=baseline.get(method, "mean")).tidy()
+    rows.append(found.assign(method=titles[method], part="W − " + baseline.get(method, "mean"), seed=seed))
 ranks = pd.concat(rows).query("term in ['fc1', 'fc2']")
 ranks.groupby(["method", "part", "term", "checkpoint"], sort=False)["estimate"].mean().unstack(
     ["term", "checkpoint"]
@@ -178,7 +178,7 @@ def vectors(seed):
 
 
 alike = {
-    (name, seed): fs.client_clusters(v, n_clusters=4, groups=group, minus="mean")
+    (name, seed): fs.client_clusters(v, n_clusters=4, groups=group, baseline="mean")
     for seed in SEEDS
     for name, v in vectors(seed).items()
 }

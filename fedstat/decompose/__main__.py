@@ -21,7 +21,7 @@ from fedstat._utils import check, guard
 from fedstat._utils.lazy import xr
 from fedstat._utils.settings import add_arguments, check_fields, given, setting
 from fedstat.decompose.stored import COMMAND, table, to_dataset, whole, write_table
-from fedstat.labelled import bootstrap, permutation_test, split, stability
+from fedstat.labelled import bootstrap, permutation_test, sensitivity, split
 from fedstat.labelled.inputs import layers_of
 from fedstat.results import Absolute, ByLayer
 from fedstat.results.base import said_of
@@ -56,7 +56,7 @@ class Settings:
         "layers to split: names, or patterns such as 'conv*' (default: all but embeddings and the output layer)",
     )
     checkpoint: int | None = setting(None, "which weights", "round of a run (default: the last that it kept)", low=0)
-    minus: Path | None = setting(
+    baseline: Path | None = setting(
         None,
         "which weights",
         "state_dict that all clients started from: it is taken off, and what training changed is split",
@@ -72,23 +72,23 @@ class Settings:
     start: Literal["pc", "smc"] = setting("pc", _HOW, "communalities to iterate from")
     max_iter: int | None = setting(None, _HOW, "cap on the eigendecompositions", low=1)
     n_starts: int = setting(1, _HOW, "starts to try; distinct solutions are counted", low=1)
-    bootstrap: int = setting(0, _CERTAIN, "bootstrap samples of the clients", low=0)
-    permutation: int = setting(
+    n_boot: int = setting(0, _CERTAIN, "bootstrap samples of the clients", low=0)
+    n_permutations: int = setting(
         0,
         _CERTAIN,
         "test whether units mean the same in all clients, by so many permutations of units within clients",
         low=0,
     )
-    stability: bool = setting(
+    sensitivity: bool = setting(
         False, _CERTAIN, "compare the split with those of other estimators, kappas, taus, starts and numbers of steps"
     )
     seed: int = setting(0, _CERTAIN, "seed of every draw", low=0)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.stability and (self.n_factors, self.start, self.max_iter) != (None, "pc", None):
+        if self.sensitivity and (self.n_factors, self.start, self.max_iter) != (None, "pc", None):
             raise ValueError(
-                "--stability compares numbers of factors by kappa, starts and steps of its own. Leave out "
+                "--sensitivity compares numbers of factors by kappa, starts and steps of its own. Leave out "
                 "--n-factors, --start and --max-iter, or ask for it in another call."
             )
 
@@ -162,18 +162,19 @@ def decompose(files: Sequence[str], settings: Settings) -> dict[str, ByLayer[Any
     """Read the weights, and return what is asked for: results by layer, under "split", "bootstrap", ..."""
     weighed = layers_of(files, settings.layer, settings.checkpoint)
     weights = xr.DataTree.from_dict({f"/{name}": w.to_dataset(name="w") for name, w in weighed.layers.items()})
-    which: dict[str, Any] = {"layer": list(weighed.layers), "minus": settings.minus}
+    which: dict[str, Any] = {"layer": list(weighed.layers), "baseline": settings.baseline}
     fitting = {name: getattr(settings, name) for name in _FITTING}
     seed: dict[str, Any] = {"seed": settings.seed}
     found = {"split": split(weights, **which, **fitting, **seed, tau=settings.tau, n_starts=settings.n_starts)}
-    if settings.bootstrap:
-        how: dict[str, Any] = {"tau": settings.tau, "replicates": settings.bootstrap}
+    if settings.n_boot:
+        how: dict[str, Any] = {"tau": settings.tau, "n_boot": settings.n_boot}
         found["bootstrap"] = bootstrap(weights, **which, **fitting, **seed, **how)
-    if settings.permutation:
-        found["permutation"] = permutation_test(weights, **which, **fitting, **seed, replicates=settings.permutation)
-    if settings.stability:
+    if settings.n_permutations:
+        how = {"n_permutations": settings.n_permutations}
+        found["permutation"] = permutation_test(weights, **which, **fitting, **seed, **how)
+    if settings.sensitivity:
         how = {"tau": settings.tau, "kappa": settings.kappa, "method": settings.method}
-        found["stability"] = stability(weights, **which, **how, **seed)
+        found["sensitivity"] = sensitivity(weights, **which, **how, **seed)
     found["split"] = ByLayer(found["split"].results, weighed.left_out)
     return found
 

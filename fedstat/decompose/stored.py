@@ -98,19 +98,31 @@ def write_table(path: Path, rows: pd.DataFrame, *, latex: bool) -> None:
     path.write_text(f"% fedstat.decompose: needs \\usepackage{{booktabs}}\n{tabular}", encoding="utf-8")
 
 
-Kind = Literal["split", "bootstrap", "permutation", "stability"]
-KINDS: tuple[Kind, ...] = ("split", "bootstrap", "permutation", "stability")
+Kind = Literal["split", "bootstrap", "permutation", "sensitivity"]
+KINDS: tuple[Kind, ...] = ("split", "bootstrap", "permutation", "sensitivity")
 COMMAND = "fedstat.decompose"
 _GROUP = "result"
+
+_STORED_SETTINGS = {
+    "minus": "baseline", "bootstrap": "n_boot", "permutation": "n_permutations", "stability": "sensitivity"
+}  # fmt: skip
+_STORED_KINDS = {"sensitivity": "stability"}
+"""Names of earlier versions."""
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a store's settings by today's names, whichever version wrote it."""
+    return {_STORED_SETTINGS.get(name, name): value for name, value in config.items()}
+
 
 _TUPLES = {kind.__name__: kind for kind in (AgreementTest, Coefficients, Components, Influence, MeanSquares)}
 _CLASSES: dict[str, Any] = _TUPLES | {
     name: getattr(results, name)
     for name in (
-        "SplitResult", "BootstrapResult", "PermutationResult", "StabilityResult", "FactorResult", "IccResult",
+        "SplitResult", "BootstrapResult", "PermutationResult", "SensitivityResult", "FactorResult", "IccResult",
         "ComponentsResult",
     )
-}  # fmt: skip
+} | {"StabilityResult": results.SensitivityResult}  # fmt: skip
 
 
 @overload
@@ -126,12 +138,12 @@ def read_split(path: str | Path, layer: str | None = None, *, kind: Kind = "spli
         The store, such as ``"split.zarr"``.
     layer : str, optional
         One layer; all by default.
-    kind : {"split", "bootstrap", "permutation", "stability"}
+    kind : {"split", "bootstrap", "permutation", "sensitivity"}
         What to read of what the command was asked for.
 
     Returns
     -------
-    SplitResult, BootstrapResult, PermutationResult or StabilityResult
+    SplitResult, BootstrapResult, PermutationResult or SensitivityResult
         Equal to what was stored, to the bit, with labels and settings. A :class:`fedstat.results.ByLayer` of them
         without ``layer``.
 
@@ -179,10 +191,11 @@ def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> 
     there, noted = run[_GROUP].children, run[_GROUP].attrs
     order = guard.parsed("layers", noted["layers"].encode())  # that of the network, which folders have not
     names = order if layer is None else matching([layer], order, str(path))
-    if lacking := [name for name in names if kind not in there[name].children]:
-        has = ", ".join(name for name in KINDS if name in there[lacking[0]].children)
+    nodes = {name: _node(there[name], kind) for name in names}
+    if lacking := [name for name, node in nodes.items() if node is None]:
+        has = ", ".join(one for one in KINDS if _node(there[lacking[0]], one) is not None)
         raise ValueError(f"{path} holds no {kind} of layer {lacking[0]!r}, only: {has}. Ask for it when splitting.")
-    found = {name: from_dataset(there[name].children[kind].to_dataset(inherit=False)) for name in names}
+    found = {name: from_dataset(node.to_dataset(inherit=False)) for name, node in nodes.items() if node is not None}
     if layer is not None and not is_pattern(layer):
         return found[names[0]]
     return ByLayer(found, guard.parsed("left_out", noted["left_out"].encode()))
@@ -190,8 +203,16 @@ def _read(run: xr.DataTree, path: str | Path, layer: str | None, kind: Kind) -> 
 
 def layer_results(run: xr.DataTree, layer: str) -> dict[str, Any]:
     """Return all results that a store holds of a layer, by kind; none if it was written by an earlier version."""
-    there = run[_GROUP].children[layer].children if _GROUP in run.children else {}
-    return {kind: from_dataset(there[kind].to_dataset(inherit=False)) for kind in KINDS if kind in there}
+    if _GROUP not in run.children:
+        return {}
+    nodes = {kind: _node(run[_GROUP].children[layer], kind) for kind in KINDS}
+    return {kind: from_dataset(node.to_dataset(inherit=False)) for kind, node in nodes.items() if node is not None}
+
+
+def _node(layer: xr.DataTree, kind: Kind) -> xr.DataTree | None:
+    """Return what a store holds of a kind for a layer, under its name or that of earlier versions; None if nothing."""
+    names = [name for name in (kind, _STORED_KINDS.get(kind, kind)) if name in layer.children]
+    return layer.children[names[0]] if names else None
 
 
 def whole(found: Mapping[str, ByLayer[Any]]) -> dict[str, xr.Dataset]:

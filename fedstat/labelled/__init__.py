@@ -7,7 +7,7 @@ from fedstat.labelled.comparison import compare, effective_rank
 from fedstat.labelled.components import variance_components
 from fedstat.labelled.factor import fa
 from fedstat.labelled.splitting import split, split_map, update
-from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, stability
+from fedstat.labelled.uncertainty import bootstrap, n_factors, permutation_test, sensitivity
 
 __all__ = [
     "bootstrap",
@@ -20,9 +20,9 @@ __all__ = [
     "layer_matrix",
     "n_factors",
     "permutation_test",
+    "sensitivity",
     "split",
     "split_map",
-    "stability",
     "update",
     "variance_components",
 ]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedstat._utils import check, memory
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import Weights, bad_weights, group_blocks, labels, numpy_of, refuse_replicates
-from fedstat.labelled.inputs import by_layer, require_related, start_of
+from fedstat.labelled.inputs import baseline_of, by_layer, require_related
 from fedstat.results.icc import INFERENCE, IccResult, Inference
 from fedstat.stats import icc as _icc
 from fedstat.stats import icc_resampling, icc_tests
@@ -23,20 +23,20 @@ from fedstat.stats.icc_resampling import over_clients
 _TESTS = {"sign-flip": icc_tests.sign_flips, "permutation": icc_tests.permutations}
 
 
-def _check(*, inference: Inference, level: float, replicates: int, **_: object) -> None:
+def _check(*, inference: Inference, level: float, n_boot: int, **_: object) -> None:
     check.choice("inference", inference, INFERENCE)
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
-    check.integer("replicates", replicates, low=0)
+    check.integer("n_boot", n_boot, low=0)
 
 
-@by_layer(baseline="start", checks=_check)
+@by_layer(checks=_check)
 def icc(
     weights: Weights,
     *,
-    start: Any = None,
+    baseline: Any = None,
     inference: Inference = "sign-flip",
     level: float = 0.95,
-    replicates: int = 0,
+    n_boot: int = 0,
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
@@ -62,16 +62,16 @@ def icc(
         As in :func:`fedstat.split`: at least 2 clients and 2 weights per unit. A lazy DataArray of more than 64 MB is
         read twice, for ``inference="F"`` once; of up to 1 GiB a copy in float32 is held, larger ones are read again for
         some units at a time.
-    start : array, tensor or DataArray (unit, weight...), path or state_dict, optional
-        Weights that all clients started from. Agreement is then that of the changes, weights − start: clients that
-        have hardly left a common start agree on their weights for that reason alone.
+    baseline : array, tensor or DataArray (unit, weight...), path or state_dict, optional
+        Initial parameters that all clients share. Agreement is then that of the changes, weights − baseline: clients
+        that have hardly left a common initialization agree on their weights for that reason alone.
     inference : {"sign-flip", "permutation", "F"}
         What p values rest on. "sign-flip": signs of whole clients are flipped. "permutation": units are permuted within
         clients, which assumes that all units have equal covariances. "F": weights are independent and normal; these are
         the numbers of R's psych, intervals included. Otherwise intervals are the jackknife over clients.
     level : float in (0, 1)
         Confidence level of the intervals.
-    replicates : int
+    n_boot : int
         Bootstrap samples of clients; 0: none. The bootstrap holds the weights of all clients in memory, in their own
         type.
     seed : int
@@ -90,8 +90,8 @@ def icc(
     Raises
     ------
     ValueError
-        If there are fewer than 2 clients (3 with ``replicates``) or weights in a unit, weights are NaN or infinite (the
-        client and the units are named), or ``start`` does not have the shape of one client's weights or is not
+        If there are fewer than 2 clients (3 with ``n_boot``) or weights in a unit, weights are NaN or infinite (the
+        client and the units are named), or ``baseline`` does not have the shape of one client's weights or is not
         correlated with them: subtracted from all, it would make clients agree.
 
     Notes
@@ -142,20 +142,20 @@ def icc(
     drawn: tuple[Any, Any] = (None, None)
     names: list[Any] = []
     blocks: Callable[[], Iterable[Any]] = list
-    if (replicates or inference == "permutation") and isinstance(weights, xr.DataArray):
+    if (n_boot or inference == "permutation") and isinstance(weights, xr.DataArray):
         _require_memory(weights)
-    for clients, w in group_blocks(weights, whole=replicates > 0):
+    for clients, w in group_blocks(weights, whole=n_boot > 0):
         w = w.detach() if is_torch_array(w) else w  # no graph of what is summed
         blocks = partial(_again, w if total is None else weights)
-        if start is not None and total is None:
-            origin = start_of(start, weights, w)
+        if baseline is not None and total is None:
+            origin = baseline_of(baseline, weights, w)
             require_related(origin, w)
         names += clients.tolist()
         found = _icc.sums(w, origin)
         _require_finite(found, w, units, clients)
         total = found if total is None else total + found
-        if replicates and len(clients) > 1:  # one client is refused below
-            drawn = icc_resampling.bootstrap(w, origin, replicates=replicates, seed=seed)
+        if n_boot and len(clients) > 1:  # one client is refused below
+            drawn = icc_resampling.bootstrap(w, origin, replicates=n_boot, seed=seed)
     sums = cast(_icc.Sums, total)
     result = icc_sums(sums, units, level=level)
     if inference != "F":
@@ -165,7 +165,7 @@ def icc(
             result, coefficients=by_clients.units, layer_coefficients=by_clients.layer, inference=inference,
             test=by_clients.test, influence=by_clients.influence, clients=np.array(names),
         )  # fmt: skip
-    return replace(result, of_change=start is not None, replicates=drawn[0], layer_replicates=drawn[1])
+    return replace(result, of_change=baseline is not None, replicates=drawn[0], layer_replicates=drawn[1])
 
 
 def _again(weights: Weights) -> Iterator[Any]:
@@ -205,5 +205,5 @@ def _require_memory(weights: xr.DataArray) -> None:
     if not weights.variable._in_memory and weights.nbytes > (free := memory.available()):
         raise ValueError(
             f"the bootstrap and permutations need all weights, {weights.nbytes / 2**30:.1f} GiB, in memory, but "
-            f"{free / 2**30:.1f} GiB are available. Select units, or use replicates=0 and inference='sign-flip'."
+            f"{free / 2**30:.1f} GiB are available. Select units, or use n_boot=0 and inference='sign-flip'."
         )

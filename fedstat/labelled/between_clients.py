@@ -145,9 +145,9 @@ def client_clusters(
     *,
     n_clusters: int,
     groups: Any = None,
-    minus: Literal["mean"] | None = None,
-    permutations: int = 9999,
-    resamples: int = 200,
+    baseline: Literal["mean"] | None = None,
+    n_permutations: int = 9999,
+    n_subsamples: int = 200,
     level: float = 0.95,
     seed: int = 0,
 ) -> ClientClustersResult:
@@ -165,14 +165,14 @@ def client_clusters(
     n_clusters : int
     groups : array, Series, DataArray (client,) or mapping from client to group, optional
         Those with labels are matched by them.
-    minus : {"mean"}, optional
+    baseline : {"mean"}, optional
         What is taken off the vectors: "mean", the mean over clients. Vectors that hold what all clients share, or began
         alike, are all similar; what is left without their mean is the clients' own.
-    permutations : int
+    n_permutations : int
         All arrangements of the labels are taken where there are at most so many, for exact p-values; otherwise so
         many are drawn, and the arrangement at hand is added [3]_.
-    resamples : int
-        Draws that leave out half of the clients, for the interval and to see whether clusters recur.
+    n_subsamples : int
+        Random subsamples of half of the clients, for the interval and to see whether clusters recur.
     level : float in (0, 1)
         Confidence level of the interval.
     seed : int
@@ -221,12 +221,12 @@ def client_clusters(
         p < 0.001 (one-sided, 9999 permutations of group membership)
       Mean similarity within minus between groups: 0.53, p < 0.001 (same test)
     """
-    x, clients, eps = _matrix(vectors, check.choice("minus", minus, ("mean", None)))
+    x, clients, eps = _matrix(vectors, check.choice("baseline", baseline, ("mean", None)))
     n = len(clients)
     if check.integer("n_clusters", n_clusters) > n:
         raise ValueError(f"n_clusters must be at most the number of clients, {n}, but got {n_clusters}")
-    check.integer("permutations", permutations)
-    check.integer("resamples", resamples)
+    check.integer("n_permutations", n_permutations)
+    check.integer("n_subsamples", n_subsamples)
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     known = None if groups is None else _groups(groups, clients)
     similarity = clustering.cosine(x, eps=eps)
@@ -234,22 +234,24 @@ def client_clusters(
     _require_directions(merges, n_clusters)
     cluster = clustering.cut(merges, n_clusters)
     of = None if known is None else clustering.codes(known)
-    out = clustering.left_out(similarity, cluster, of, n_clusters=n_clusters, share=_SHARE, draws=resamples, seed=seed)
-    found = {} if of is None else _agreement(similarity, cluster, of, out, permutations, level, seed)
+    out = clustering.left_out(
+        similarity, cluster, of, n_clusters=n_clusters, share=_SHARE, draws=n_subsamples, seed=seed
+    )
+    found = {} if of is None else _agreement(similarity, cluster, of, out, n_permutations, level, seed)
     recurs = float(out.recurs.mean())
-    about = (x.shape[1], recurs, out.left_out, resamples, known)
+    about = (x.shape[1], recurs, out.left_out, n_subsamples, known)
     return ClientClustersResult(
-        similarity, clients, cluster + 1, merges, order, *about, level=level, minus=minus, **found
+        similarity, clients, cluster + 1, merges, order, *about, level=level, baseline=baseline, **found
     )
 
 
 def _agreement(
-    similarity: Any, cluster: Any, groups: Any, out: clustering.Left, permutations: int, level: float, seed: int
+    similarity: Any, cluster: Any, groups: Any, out: clustering.Left, n_permutations: int, level: float, seed: int
 ) -> dict[str, Any]:
     """Fields of the result that need groups."""
     rand = float(adjusted_rand(cluster, groups))
     contrast = float(clustering.contrast(similarity, groups))
-    under = clustering.permuted(similarity, cluster, groups, permutations=permutations, seed=seed)
+    under = clustering.permuted(similarity, cluster, groups, permutations=n_permutations, seed=seed)
     error = clustering.jackknife_error(out.rand, rand, n=len(groups), left=out.left_out)
     # An index that is equal in every draw has an unknown spread, not none.
     half = float(scipy.special.ndtri((1 + level) / 2)) * error if error > 0 else math.nan
@@ -261,12 +263,12 @@ def _agreement(
         "p_value": clustering.p_value(rand, under.rand, exact=under.exact),
         "contrast": contrast,
         "contrast_p_value": clustering.p_value(contrast, under.contrast, exact=under.exact),
-        "permutations": len(under.rand),
+        "n_permutations": len(under.rand),
         "exact": under.exact,
     }
 
 
-def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArray[Any], float]:
+def _matrix(vectors: Any, baseline: str | None) -> tuple[NDArray[np.float64], NDArray[Any], float]:
     """Vectors (client, value), the clients' labels, and the relative rounding error of the numbers."""
     vectors = check.numbers("vectors", _labels.labelled(vectors, ("client", "value")))
     clients, eps = labels(vectors, "client", 0), precision(vectors)
@@ -292,7 +294,7 @@ def _matrix(vectors: Any, minus: str | None) -> tuple[NDArray[np.float64], NDArr
             "vectors must differ between clients, but all clients hold the same: what is shared whole. Take what they "
             "trained, as fedstat.fl.client_weights(run, layer, stage='trained') does."
         )
-    x = less_mean(x, eps) if minus else x
+    x = less_mean(x, eps) if baseline else x
     if (zero := ~x.any(1)).any():
         raise ValueError(
             f"the vectors of client(s) {few(clients[zero])} are zero, and have no cosine with any other. Leave these "

@@ -244,7 +244,7 @@ def _name(block: Hashable) -> str:
     return ", ".join(map(str, block)) if isinstance(block, tuple) else f"block {block}"
 
 
-def effective_rank(weights: Any, *, minus: Any = "mean", level: float = 0.95) -> EffectiveRankResult:
+def effective_rank(weights: Any, *, baseline: Any = "mean", level: float = 0.95) -> EffectiveRankResult:
     """Effective rank of what is personal in every client's weights, by layer, client and checkpoint.
 
     The effective rank, exp of the entropy of the normalised singular values [1]_, is 1 if one direction holds all of a
@@ -256,7 +256,7 @@ def effective_rank(weights: Any, *, minus: Any = "mean", level: float = 0.95) ->
     weights : DataTree, or array, tensor or DataArray (client, unit, weight...)
         A run: all layers and checkpoints of its ``/weights``. Or one layer's weights, where a DataArray may have a dim
         ``checkpoint``.
-    minus : {"mean"}, or str, or None
+    baseline : {"mean"}, or str, or None
         What is taken off the weights, so that the personal part is left. "mean": the mean over clients, for any
         method; where units are split, shared ones are equal in all clients, and what is left are the personal units.
         The name of a shared factor of a run with ``probe="parameters"``: "weight" (σ of W = σ + BA) leaves BA, "mu"
@@ -292,45 +292,45 @@ def effective_rank(weights: Any, *, minus: Any = "mean", level: float = 0.95) ->
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> own = rng.normal(size=(10, 20, 2)) @ rng.normal(size=(10, 2, 30))  # of rank 2
-    >>> effective_rank(own, minus=None)
+    >>> effective_rank(own, baseline=None)
     Effective rank of client weights (mean over 10 clients)
       weights  1.96, 95% CI [1.94, 1.99] (t); maximum 20
     """
     check.real("level", level, low=0, high=1, open_low=True, open_high=True)
     if isinstance(weights, xr.DataTree):
-        layers = _of_run(weights, minus)
-    elif minus is None or (isinstance(minus, str) and minus == "mean"):
+        layers = _of_run(weights, baseline)
+    elif baseline is None or (isinstance(baseline, str) and baseline == "mean"):
         layers = {"weights": _one(weights)}
     else:
-        raise ValueError(f"minus={minus!r} needs a run, which holds that factor; of weights it is 'mean' or None")
-    parts = [_ranks(w, name, mean=minus == "mean") for name, w in layers.items()]
+        raise ValueError(f"baseline={baseline!r} needs a run, which holds that factor; of weights it is 'mean' or None")
+    parts = [_ranks(w, name, mean=baseline == "mean") for name, w in layers.items()]
     rank = xr.concat([one for one, _ in parts], xr.Variable("layer", np.array(list(layers), object)))
     found = xr.Dataset({"rank": rank, "largest": ("layer", [most for _, most in parts])})
-    return EffectiveRankResult(found, "nothing" if minus is None else minus, level)
+    return EffectiveRankResult(found, "nothing" if baseline is None else baseline, level)
 
 
-def _of_run(run: xr.DataTree, minus: Any) -> dict[str, xr.DataArray]:
+def _of_run(run: xr.DataTree, baseline: Any) -> dict[str, xr.DataArray]:
     """Weights of the layers, without the factor that is taken off."""
     if "weights" not in run.children:
         raise ValueError(f"the run must hold weights, but has the groups {', '.join(run.children)}")
     layers = layers_of_run(run)
-    if minus is None or minus == "mean":
+    if baseline is None or baseline == "mean":
         return layers
     factors = run["parameters"].children if "parameters" in run.children else {}
-    name = "w" if minus == "weight" else minus
+    name = "w" if baseline == "weight" else baseline
     there = [layer for layer in layers if layer in factors and name in factors[layer].data_vars]
     if not there:
         raise ValueError(
-            f"no layer of the run holds a factor {minus!r} to take off. Factors of composed weights are kept by "
-            "training with probe='parameters'; for other methods take off the mean over clients, minus='mean'."
+            f"no layer of the run holds a factor {baseline!r} to take off. Factors of composed weights are kept by "
+            "training with probe='parameters'; for other methods take off the mean over clients, baseline='mean'."
         )
     found = {}
     for layer in there:
         shared = factors[layer][name].sel(stage="aggregated", drop=True)
         if set(shared.dims) != set(layers[layer].dims):
             raise ValueError(
-                f"the factor {minus!r} of layer {layer!r} must have the dims {layers[layer].dims} of the weights to be "
-                f"taken off them, but has {shared.dims}"
+                f"the factor {baseline!r} of layer {layer!r} must have the dims {layers[layer].dims} of the weights "
+                f"to be taken off them, but has {shared.dims}"
             )
         found[layer] = layers[layer].astype(float) - shared
     return found

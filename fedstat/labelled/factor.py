@@ -15,7 +15,7 @@ from fedstat._utils import labels as _labels
 from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat.labelled.arrays import LayerSums, correlation_matrix, labels, numpy_of, row_sums, standard, sums, values_of
-from fedstat.labelled.inputs import by_layer, change
+from fedstat.labelled.inputs import by_layer, subtract_baseline
 from fedstat.results import ConvergenceWarning, FactorResult, Rotation
 from fedstat.stats import eigenvalues, entropy, factor, split
 from fedstat.stats.moments import correlation, require_memory
@@ -142,7 +142,7 @@ def fa(
     tol: float | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
-    minus: Any = None,
+    baseline: Any = None,
 ) -> FactorResult:
     """Factor analysis of a layer's hidden units (FedFac §4.1).
 
@@ -178,7 +178,7 @@ def fa(
         Cap on the eigendecompositions: 50 for ``"pa"``, 1000 for ``"minres"``.
     tol : float, optional
         Stop when no communality changes by more than this: 1e-3 for ``"pa"``, 1e-6 for ``"minres"``.
-    layer, checkpoint, minus
+    layer, checkpoint, baseline
         Which weights, where ``z`` holds several layers or rounds, and what is taken off them: as in
         :func:`fedstat.split`.
 
@@ -220,9 +220,11 @@ def fa(
     if n_obs is not None and not corr:
         raise ValueError(f"n_obs has no effect on raw rows, which are counted, but got {n_obs!r}. Leave it out.")
     if not corr and _is_weights(z):
-        return of_weights(z, minus, **fitting)
-    if minus is not None:
-        raise ValueError("minus is taken off weights (client, unit, weight...), but got a matrix. Subtract it first.")
+        return of_weights(z, baseline, **fitting)
+    if baseline is not None:
+        raise ValueError(
+            "baseline is subtracted from weights (client, unit, ...), but z is a matrix. Subtract it first."
+        )
     units = labels(z, "unit", -1)
     if corr and isinstance(z, xr.DataArray):
         z = _rows_as_columns(z)
@@ -258,7 +260,7 @@ def _is_weights(z: Any) -> bool:
 
 def of_weights(weights: Any, start: Any, **fitting: Any) -> FactorResult:
     """Factor analysis of clients' weights (client, unit, weight...), less a start, with their agreement."""
-    weights = change(weights, start)
+    weights = subtract_baseline(weights, start)
     n_units = len(labels(weights, "unit", 1))
     require_room(weights, n_units, fitting["method"], fitting["n_factors"], fitting["options"]["start"])
     found = sums(weights)
@@ -386,7 +388,7 @@ def _say_if_improper(result: FactorResult, eigenvalues: NDArray[Any]) -> None:
         check.warn(
             f"{result.method} was still moving by {result.residual:.2g} after {result.n_iter} steps with "
             f"{result.n_factors} factors for {live} units. Raise max_iter (1000 is usually enough), lower kappa or "
-            "n_factors, use method='minres', or see fedstat.stability for whether the split moves too.",
+            "n_factors, use method='minres', or see fedstat.sensitivity for whether the split moves too.",
             ConvergenceWarning,
         )
 

@@ -27,65 +27,65 @@ from fedstat.labelled.states import SUFFIXES
 from fedstat.results import ByLayer
 from fedstat.store import is_store, open_run
 
-_FEW = 8  # clients whose mean is compared with the start
+_FEW = 8  # clients whose mean is compared with the baseline
 _APART = 3.0  # standard errors
 
 
-def change(weights: Weights, start: Any) -> Weights:
-    """Weights less those that all clients started from; as they are without a start."""
-    if start is None:
+def subtract_baseline(weights: Weights, baseline: Any) -> Weights:
+    """Subtract the baseline, if there is one."""
+    if baseline is None:
         return weights
     if isinstance(weights, xr.DataArray):
         need_dims(weights, "client", "unit")
         one = weights.isel(client=0, drop=True).transpose("unit", ...)
-        origin = start_of(start, weights, np.empty(0)).reshape(one.shape)
+        origin = baseline_of(baseline, weights, np.empty(0)).reshape(one.shape)
         require_related(origin, weights.isel(client=slice(_FEW)).transpose("client", *one.dims).to_numpy())
         return weights.astype(float) - xr.DataArray(origin, dims=one.dims)
     weights = check.numbers("weights", weights)
-    origin = start_of(start, weights, weights).reshape(weights.shape[1:])
+    origin = baseline_of(baseline, weights, weights).reshape(weights.shape[1:])
     require_related(origin, weights)
     return weights.double() - origin.double() if is_torch_array(weights) else weights.astype(float) - origin
 
 
-def start_of(start: Any, weights: Weights, w: Any) -> Any:
-    """The start as an array (unit, weight) of the kind of ``w``."""
-    start = check.numbers("start", start)
-    start = start.detach() if is_torch_array(start) else start
+def baseline_of(baseline: Any, weights: Weights, w: Any) -> Any:
+    """Return the baseline as an array (unit, weight) of the kind of ``w``."""
+    baseline = check.numbers("baseline", baseline)
+    baseline = baseline.detach() if is_torch_array(baseline) else baseline
     shape = tuple(np.shape(weights))[1:]
     if isinstance(weights, xr.DataArray):
         one = weights.isel(client=0, drop=True).transpose("unit", ...)
         shape = one.shape
-        if isinstance(start, xr.DataArray):
-            start = _aligned(start, one)
-    if isinstance(start, xr.DataArray):
-        need_dims(start, "unit")
-        start = start.transpose("unit", ...).to_numpy()
-    if tuple(start.shape) != tuple(shape):
+        if isinstance(baseline, xr.DataArray):
+            baseline = _aligned(baseline, one)
+    if isinstance(baseline, xr.DataArray):
+        need_dims(baseline, "unit")
+        baseline = baseline.transpose("unit", ...).to_numpy()
+    if tuple(baseline.shape) != tuple(shape):
         raise ValueError(
-            f"the start must have the shape of one client's weights, {tuple(shape)}, but got {tuple(start.shape)}. "
-            "It is common to all clients; subtract client-specific starts from the weights."
+            f"baseline must have the shape of one client's weights, {tuple(shape)}, but got {tuple(baseline.shape)}. "
+            "It is common to all clients; subtract client-specific baselines from the weights."
         )
-    start = start.reshape(shape[0], -1)
+    baseline = baseline.reshape(shape[0], -1)
     if is_torch_array(w):
-        start = array_namespace(w).asarray(start, device=device_of(w))
+        baseline = array_namespace(w).asarray(baseline, device=device_of(w))
     else:
-        start = numpy_of(start)
-    if not (finite := np.isfinite(numpy_of(start)).all(axis=1)).all():
+        baseline = numpy_of(baseline)
+    if not (finite := np.isfinite(numpy_of(baseline)).all(axis=1)).all():
         raise ValueError(
-            f"the start holds NaN or infinite values, first in unit(s) {few(labels(weights, 'unit', 1)[~finite])}"
+            f"baseline holds NaN or infinite values, first in unit(s) {few(labels(weights, 'unit', 1)[~finite])}"
         )
-    return start
+    return baseline
 
 
-def require_related(start: Any, w: Any) -> None:
-    """Refuse a start that has nothing to do with the weights: what is subtracted from all clients, all agree on.
+def require_related(baseline: Any, w: Any) -> None:
+    """Refuse a baseline that has nothing to do with the weights: what is subtracted from all clients, all agree on.
 
-    With weights that it was drawn without, a start of independent entries has a correlation of variance 1 over their
-    number, however alike neighbouring weights are. Of a start without variance nothing is asked.
+    With weights that it was drawn without, a baseline of independent entries has a correlation of variance 1 over their
+    number, however alike neighbouring weights are. Of a baseline without variance nothing is asked.
 
     Parameters
     ----------
-    start : array (unit, weight)
+    baseline : array (unit, weight)
     w : array (client, unit, weight)
         Of some clients; the mean of up to eight is looked at.
 
@@ -94,27 +94,27 @@ def require_related(start: Any, w: Any) -> None:
     ValueError
         If the correlation with this mean is not three standard errors above 0.
     """
-    origin, mean = numpy_of(start).astype(float).ravel(), numpy_of(w[:_FEW]).astype(float).mean(axis=0).ravel()
+    origin, mean = numpy_of(baseline).astype(float).ravel(), numpy_of(w[:_FEW]).astype(float).mean(axis=0).ravel()
     if np.ptp(origin) == 0 or not np.isfinite(mean).all() or np.ptp(mean) == 0:
         return
     r = float(np.corrcoef(origin / np.abs(origin).max(), mean / np.abs(mean).max())[0, 1])
     if r * math.sqrt(len(mean)) < _APART:
         raise ValueError(
-            f"the start has a correlation of {r:.2f} with the weights: clients did not start there, or have left it. "
-            "Subtracting it would make them agree. Use the weights that training started from, or leave the start out."
+            f"baseline has a correlation of {r:.2f} with the weights: clients did not start there, or have left it. "
+            "Subtracting it would make them agree. Use the parameters that training started from, or leave it out."
         )
 
 
-def _aligned(start: xr.DataArray, one: xr.DataArray) -> xr.DataArray:
-    """The start with the dims and labels of one client's weights, in their order."""
-    if set(start.dims) != set(one.dims):
+def _aligned(baseline: xr.DataArray, one: xr.DataArray) -> xr.DataArray:
+    """The baseline with the dims and labels of one client's weights, in their order."""
+    if set(baseline.dims) != set(one.dims):
         raise ValueError(
-            f"the start must have the dims of one client's weights, {one.dims}, but got {start.dims}. "
-            "Select one checkpoint first; the start is common to all clients."
+            f"baseline must have the dims of one client's weights, {one.dims}, but got {baseline.dims}. "
+            "Select one checkpoint first; the baseline is common to all clients."
         )
-    own = [d for d in map(str, one.dims) if d in start.coords]  # the labels of what has none are positions
-    at = {d: _labels.order("the start", d, *(x[d].to_numpy().tolist() for x in (start, one))) for d in own}
-    return start.isel(at).transpose(*one.dims)
+    own = [d for d in map(str, one.dims) if d in baseline.coords]  # the labels of what has none are positions
+    at = {d: _labels.order("baseline", d, *(x[d].to_numpy().tolist() for x in (baseline, one))) for d in own}
+    return baseline.isel(at).transpose(*one.dims)
 
 
 _PATHS = (str, PathLike)
@@ -151,7 +151,7 @@ class Given(NamedTuple):
 
 
 def by_layer(
-    *, baseline: str = "minus", checks: Callable[..., object] | None = None
+    *, checks: Callable[..., object] | None = None
 ) -> Callable[[Callable[Concatenate[Any, P], R]], _Verb[P, R]]:
     """Let a verb that is written for one layer take weights in any form that :func:`fedstat.split` takes.
 
@@ -162,8 +162,6 @@ def by_layer(
 
     Parameters
     ----------
-    baseline : str
-        The verb's argument for what is subtracted from the weights.
     checks : callable (**arguments), optional
         Of the verb's other arguments, defaults included; called once, before weights are read.
     """
@@ -183,10 +181,10 @@ def by_layer(
                 checks(**{name: call.arguments[name] for name in others})
             (weights,), settings = call.args, call.kwargs
             given = layers_of(weights, settings.pop("layer"), settings.pop("checkpoint"))
-            starts = _starts(settings.pop(baseline), given)
+            baselines = _baselines(settings.pop("baseline"), given)
 
             def analyse(layer: str) -> R:
-                return one_layer(given.layers[layer], **{baseline: starts[layer]}, **settings)
+                return one_layer(given.layers[layer], baseline=baselines[layer], **settings)
 
             if not given.several:
                 return analyse(*given.layers)
@@ -329,32 +327,32 @@ def _at(w: Any, checkpoint: int | None, layer: str) -> Any:
     return w
 
 
-def _starts(minus: Any, given: Given) -> dict[str, Any]:
+def _baselines(baseline: Any, given: Given) -> dict[str, Any]:
     """What clients started from, for every layer."""
-    if minus is None:
+    if baseline is None:
         return dict.fromkeys(given.layers)
-    module = hasattr(minus, "state_dict")
-    if not (module or isinstance(minus, (xr.DataTree, Mapping, *_PATHS))) or isinstance(minus, xr.Dataset):
+    module = hasattr(baseline, "state_dict")
+    if not (module or isinstance(baseline, (xr.DataTree, Mapping, *_PATHS))) or isinstance(baseline, xr.Dataset):
         if len(given.layers) > 1:
             raise ValueError(
-                f"there must be a start for each of the layers {few(given.layers, 8)}, but got one "
-                f"{type(minus).__name__}. Pass a file or state_dict of the model that all clients started from, or "
+                f"there must be a baseline for each of the layers {few(given.layers, 8)}, but got one "
+                f"{type(baseline).__name__}. Pass a file or state_dict of the model that all clients started from, or "
                 "choose one layer."
             )
-        return dict.fromkeys(given.layers, _labels.labelled(minus))
+        return dict.fromkeys(given.layers, _labels.labelled(baseline))
     if "" in given.layers:
         raise ValueError(
-            "the start of one array of weights must be an array (unit, weight...), but got "
-            f"{type(minus).__name__}. Choose the layer's array from it."
+            "baseline of one array of weights must be an array (unit, weight...), but got "
+            f"{type(baseline).__name__}. Choose the layer's array from it."
         )
-    alone = module or (isinstance(minus, Mapping) and not isinstance(minus, xr.DataTree))
-    found = layers_of([minus] if alone else minus, list(given.layers)).layers
+    alone = module or (isinstance(baseline, Mapping) and not isinstance(baseline, xr.DataTree))
+    found = layers_of([baseline] if alone else baseline, list(given.layers)).layers
     for name, w in found.items():
         known = w.attrs.get("layout"), getattr(given.layers[name], "attrs", {}).get("layout")
         if None not in known and known[0] != known[1]:
             raise ValueError(
-                f"layer {name!r} of the start and of the weights are not read alike: of a module its class says which "
-                "numbers belong to a unit, of a state_dict names and shapes. Give both as modules, or both as "
+                f"layer {name!r} of the baseline and of the weights are not read alike: of a module its class says "
+                "which numbers belong to a unit, of a state_dict names and shapes. Give both as modules, or both as "
                 "state_dicts."
             )
     return {name: _common(w, name) for name, w in found.items()}
@@ -367,8 +365,8 @@ def _common(w: xr.DataArray, layer: str) -> Any:
     values = w.transpose("client", "unit", ...).to_numpy()
     if not (values == values[:1]).all():
         raise ValueError(
-            f"the start is common to all clients, but layer {layer!r} of it differs between {len(values)} clients. "
-            "Give one model, or subtract each client's own start from its weights."
+            f"baseline is common to all clients, but layer {layer!r} of it differs between {len(values)} clients. "
+            "Give one model, or subtract each client's baseline from its weights."
         )
     return values[0]
 

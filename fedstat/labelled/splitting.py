@@ -26,7 +26,7 @@ from fedstat.labelled.factor import (
     require_effect,
     say_if_alone,
 )
-from fedstat.labelled.inputs import by_layer, change
+from fedstat.labelled.inputs import by_layer, subtract_baseline
 from fedstat.results import (
     AgreementWarning,
     ConvergenceWarning,
@@ -51,7 +51,7 @@ def split(
     tau: Tau | Literal["test"] = 0.5,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
-    minus: Any = None,
+    baseline: Any = None,
     **options: Unpack[SplitOptions],
 ) -> SplitResult:
     """Split a layer's units into shared and client-specific ones: by default those that the other units explain.
@@ -85,9 +85,9 @@ def split(
     checkpoint : int, optional
         Round of a run (or of a DataArray with a dim ``checkpoint``) after which its weights were kept; by default the
         last.
-    minus : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
-        Weights that all clients started from. Taken off, so that what training changed is analysed: clients that have
-        hardly left a common start agree on their weights for that reason alone.
+    baseline : array, tensor or DataArray (unit, weight...), path, state_dict or module, optional
+        Initial parameters that all clients share, which are subtracted, so that what training changed is analysed:
+        clients that have hardly left a common initialization agree on their weights for that reason alone.
     **options
         Those of :class:`fedstat.labelled.factor.SplitOptions`. ``method``: "pa" (default), "minres", "pc", "leverage"
         or "icc"; for factor analysis n_factors, rotation, start, n_starts, seed, heywood, max_iter and tol of
@@ -150,8 +150,10 @@ def split(
     if method == "icc":
         _require_none_of_factors(kappa, given)
         if tau == "test":
-            if minus is not None:
-                raise ValueError("tau='test' compares replicates of clients, which have one start. Leave out minus.")
+            if baseline is not None:
+                raise ValueError(
+                    "tau='test' compares replicates of clients, which have one initialization. Leave out baseline."
+                )
             found = variance_components(weights, covariate=tested.pop("covariate", None))
             return found.split(**tested)
     for name, value in tested.items():
@@ -162,9 +164,9 @@ def split(
             f"method={method!r}. Use method='icc', with weights that have a dim replicate."
         )
     if method == "icc":
-        return icc(weights, start=minus).split(tau=tau)
+        return icc(weights, baseline=baseline).split(tau=tau)
     fitting = _fitting(kappa, given)
-    result = of_weights(weights, minus, **fitting).split(tau=tau)
+    result = of_weights(weights, baseline, **fitting).split(tau=tau)
     say_if_contradicted(result)
     return result
 
@@ -242,9 +244,9 @@ def update(previous: FactorResult | SplitResult, weights: Weights) -> Any:
 def _updated_agreement(previous: Any, fit: object, weights: Weights) -> SplitResult:
     if not isinstance(fit, IccResult) or fit.of_change or not isinstance(previous, SplitResult):
         raise ValueError(
-            "update repeats factor analyses and splits by them; agreement, changes from a start and tests have nothing "
-            "to carry over. Use fedstat.icc(weights, start=...) or fedstat.variance_components(weights), then "
-            ".split(...)."
+            "update repeats factor analyses and splits by them; agreement, weights minus a baseline and tests have "
+            "nothing to carry over. Use fedstat.icc(weights, baseline=...) or fedstat.variance_components(weights), "
+            "then .split(...)."
         )
     return icc(weights, level=fit.level).split(tau=cast(Tau, previous.tau))
 
@@ -294,11 +296,11 @@ def split_map(
     tau: _split.Tau = 0.5,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
-    minus: Any = None,
+    baseline: Any = None,
 ) -> SplitMapResult:
     """Which units are shared by every estimator and at every κ, and which depend on the analyst?
 
-    :func:`stability` varies one choice at a time and says how like the split remains; this varies both together and
+    :func:`sensitivity` varies one choice at a time and says how like the split remains; this varies both together and
     says which units change sides, as a multiverse analysis does [1]_.
 
     Parameters
@@ -311,7 +313,7 @@ def split_map(
         Estimators of the communality; "icc", agreement between clients, has no κ and is one analysis.
     tau : float in (0, 1), inf, -inf or Absolute
         As in :func:`split`; a quantile is taken anew in every analysis.
-    layer, checkpoint, minus
+    layer, checkpoint, baseline
         As in :func:`split`.
 
     Returns
@@ -343,7 +345,7 @@ def split_map(
     4 units shared in all, 4 personal in all, 0 vary, 0 constant
     ARI between two specifications: median 1.00, minimum 1.00
     """
-    m, _, units, n_clients, agreement = sums(change(weights, minus))
+    m, _, units, n_clients, agreement = sums(subtract_baseline(weights, baseline))
     say_if_alone(n_clients)
     if "icc" in methods and np.isnan(agreement).all():
         raise ValueError("method 'icc' needs at least 2 clients and 2 weights per unit. Leave it out of methods.")

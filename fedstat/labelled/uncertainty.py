@@ -1,4 +1,4 @@
-"""How certain is a split, how many factors? ``bootstrap``, ``permutation_test``, ``stability``, ``n_factors``."""
+"""How certain is a split, how many factors? ``bootstrap``, ``permutation_test``, ``sensitivity``, ``n_factors``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedstat._utils.lazy import pd
 from fedstat._utils.streams import generator
 from fedstat.labelled.arrays import LayerSums, Weights, client_sums, numpy_of
 from fedstat.labelled.factor import ReplicateOptions, fa, say_if_alone, start_by_unit
-from fedstat.labelled.inputs import by_layer, change
+from fedstat.labelled.inputs import by_layer, subtract_baseline
 from fedstat.labelled.splitting import say_if_contradicted, split_sums
 from fedstat.results import ConvergenceWarning, SplitResult
 from fedstat.results.uncertainty import (
     BootstrapResult,
     NFactorsResult,
     PermutationResult,
-    StabilityResult,
+    SensitivityResult,
 )
 from fedstat.stats import factor, number_of_factors, resampling
 from fedstat.stats import split as _split
@@ -48,7 +48,7 @@ def _refuse_agreement(verb: str, method: object, **_: object) -> None:
     if method == "icc":
         raise ValueError(
             f"{verb} repeats factor analyses, and agreement is not one, but got method='icc'. "
-            "fedstat.icc(weights, replicates=B) resamples clients for agreement; split its result by .split(tau=...)."
+            "fedstat.icc(weights, n_boot=B) resamples clients for agreement; split its result by .split(tau=...)."
         )
 
 
@@ -57,14 +57,14 @@ def bootstrap(
     weights: Weights,
     *,
     tau: Tau = 0.5,
-    replicates: int = 200,
+    n_boot: int = 200,
     level: float = 0.95,
     seed: int = 0,
     kappa: float = 0.85,
     executor: Executor | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
-    minus: Any = None,
+    baseline: Any = None,
     **options: Unpack[ReplicateOptions],
 ) -> BootstrapResult:
     """Standard errors and intervals of communalities, and how often each unit is shared, by resampling clients.
@@ -83,7 +83,7 @@ def bootstrap(
         As in :func:`fedstat.split`; at least 2 clients.
     tau, kappa
         As in :func:`fedstat.split`; a quantile is taken anew in every replicate.
-    replicates : int
+    n_boot : int
     level : float in (0, 1)
         Confidence level of the intervals.
     seed : int
@@ -92,7 +92,7 @@ def bootstrap(
         ``Client.get_executor()``), whose workers analyse the replicates, each on one BLAS thread. The numbers are the
         same whatever the executor and its workers; they are those without one where BLAS has one thread
         (``OMP_NUM_THREADS=1``), and differ from them by rounding where it has several and units are 300 or more.
-    layer, checkpoint, minus
+    layer, checkpoint, baseline
         Which weights, where there are several layers or rounds, and what is taken off them: as in
         :func:`fedstat.split`.
     **options
@@ -116,14 +116,14 @@ def bootstrap(
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> alike = rng.normal(size=(1, 1, 20)) + 0.5 * rng.normal(size=(10, 4, 20))
-    >>> result = bootstrap(np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1), n_factors=1, replicates=50)
+    >>> result = bootstrap(np.concatenate([alike, rng.normal(size=(10, 4, 20))], axis=1), n_factors=1, n_boot=50)
     >>> result.p_shared.tolist()
     [1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     """
-    found, at_hand, fitting = _at_hand(weights, minus, tau=tau, kappa=kappa, **options)
+    found, at_hand, fitting = _at_hand(weights, baseline, tau=tau, kappa=kappa, **options)
     say_if_contradicted(at_hand)
     m, fitting = found.moments, {"seed": seed, "executor": executor, **fitting}
-    drawn = resampling.bootstrap(m, tau=tau, replicates=replicates, **fitting)
+    drawn = resampling.bootstrap(m, tau=tau, replicates=n_boot, **fitting)
     fields = {name: numpy_of(field) for name, field in drawn._asdict().items()}
     if len(m.n) >= _FEW_CLIENTS:
         fields["half_samples"] = numpy_of(resampling.half_samples(m, **fitting))
@@ -134,13 +134,13 @@ def bootstrap(
 def permutation_test(
     weights: Weights,
     *,
-    replicates: int = 199,
+    n_permutations: int = 199,
     seed: int = 0,
     kappa: float = 0.85,
     executor: Executor | None = None,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
-    minus: Any = None,
+    baseline: Any = None,
     **options: Unpack[ReplicateOptions],
 ) -> PermutationResult:
     """Do units carry an identity across clients? Shuffle the units within each client and compare.
@@ -153,9 +153,9 @@ def permutation_test(
 
     Parameters
     ----------
-    weights, kappa, executor, layer, checkpoint, minus, **options
+    weights, kappa, executor, layer, checkpoint, baseline, **options
         As in :func:`bootstrap`.
-    replicates : int
+    n_permutations : int
         Shuffles.
     seed : int
 
@@ -170,26 +170,26 @@ def permutation_test(
     --------
     >>> import numpy as np
     >>> own = np.random.default_rng(0).normal(size=(8, 6, 30))
-    >>> permutation_test(own, n_factors=1, replicates=99).p_value > 0.05
+    >>> permutation_test(own, n_factors=1, n_permutations=99).p_value > 0.05
     True
     """
-    found, at_hand, fitting = _at_hand(weights, minus, tau=0.5, kappa=kappa, **options)
-    drawn = resampling.permutation(found.moments, replicates=replicates, seed=seed, executor=executor, **fitting)
+    found, at_hand, fitting = _at_hand(weights, baseline, tau=0.5, kappa=kappa, **options)
+    drawn = resampling.permutation(found.moments, replicates=n_permutations, seed=seed, executor=executor, **fitting)
     return PermutationResult(at_hand, numpy_of(drawn.communality))
 
 
 def _at_hand(
-    weights: Weights, minus: Any, *, tau: Tau, **fitting: Any
+    weights: Weights, baseline: Any, *, tau: Tau, **fitting: Any
 ) -> tuple[LayerSums, SplitResult, dict[str, Any]]:
     """Sums of each client, the split by their total, and the arguments of the fits that repeat it."""
-    found = client_sums(change(weights, minus))
+    found = client_sums(subtract_baseline(weights, baseline))
     if "start" in fitting:
         fitting["start"] = start_by_unit(fitting["start"], found.units)
-    return found, split_sums(found, tau=tau, of_change=minus is not None, **fitting), fitting
+    return found, split_sums(found, tau=tau, of_change=baseline is not None, **fitting), fitting
 
 
-@by_layer(checks=partial(_refuse_agreement, "stability"))
-def stability(
+@by_layer(checks=partial(_refuse_agreement, "sensitivity"))
+def sensitivity(
     weights: Weights,
     *,
     tau: Tau = 0.5,
@@ -201,8 +201,8 @@ def stability(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
-    minus: Any = None,
-) -> StabilityResult:
+    baseline: Any = None,
+) -> SensitivityResult:
     """Does the split depend on what the analyst chose: estimator, κ, start, iterations, τ?
 
     Parameters
@@ -217,16 +217,16 @@ def stability(
         Random starts to compare, for ``"pa"`` and ``"minres"``.
     seed : int
         Seed of the random starts.
-    layer, checkpoint, minus
+    layer, checkpoint, baseline
         As in :func:`fedstat.split`.
 
     Returns
     -------
-    StabilityResult
+    SensitivityResult
         Non-convergence is a column of its table, not a warning for each variant; each variant stops by the rule of the
         reference, but for the one of ``tol``. A :class:`fedstat.results.ByLayer` of results where layers are several.
     """
-    found = client_sums(change(weights, minus))
+    found = client_sums(subtract_baseline(weights, baseline))
     say_if_alone(found.n_clients)
     r = correlation(found.total)
     n_starts = check.integer("n_starts", n_starts, low=0)
@@ -245,7 +245,7 @@ def stability(
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        reference = split_sums(found, tau=tau, kappa=kappa, of_change=minus is not None, method=method)
+        reference = split_sums(found, tau=tau, kappa=kappa, of_change=baseline is not None, method=method)
         rows = []
         warnings.simplefilter("ignore", UserWarning)  # of variants: what they end in are columns
         for varied, value, changes in variants:
@@ -253,7 +253,7 @@ def stability(
             rows.append(_row(varied, value, reference, fit.split(tau=tau)))
     say_if_contradicted(reference)
     rows += [_row("tau", str(t), reference, reference.factors.split(tau=t)) for t in taus if t != tau]
-    return StabilityResult(reference, pd.DataFrame(rows))
+    return SensitivityResult(reference, pd.DataFrame(rows))
 
 
 @by_layer()
@@ -268,7 +268,7 @@ def n_factors(
     seed: int = 0,
     layer: str | Sequence[str] | None = None,
     checkpoint: int | None = None,
-    minus: Any = None,
+    baseline: Any = None,
 ) -> NFactorsResult:
     """How many factors: the κ rule beside Kaiser's, parallel analysis, Velicer's MAP and the scree.
 
@@ -290,7 +290,7 @@ def n_factors(
     quantile : float
         Quantile of their eigenvalues.
     seed : int
-    layer, checkpoint, minus
+    layer, checkpoint, baseline
         As in :func:`fedstat.fa`.
 
     Returns
@@ -311,7 +311,7 @@ def n_factors(
     >>> n_factors(z).numbers["parallel_fa"]
     2
     """
-    fit = fa(z, corr=corr, n_obs=n_obs, n_factors=1, method="pc", minus=minus)
+    fit = fa(z, corr=corr, n_obs=n_obs, n_factors=1, method="pc", baseline=baseline)
     if fit.n_obs is None:
         raise ValueError("n_obs must be given with a correlation matrix: parallel analysis needs it, but got None")
     live = fit.correlation[np.ix_(~fit.dead, ~fit.dead)]

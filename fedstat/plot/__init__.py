@@ -2,7 +2,7 @@
 
 from fedstat.plot._figure import caption, one_legend, style_of
 from fedstat.plot.client_plots import client_lines, client_similarity, partition, profile, similarity_over_rounds
-from fedstat.plot.factor import communality, loadings, rounds, scree, split_map
+from fedstat.plot.factor import communality, loadings, rounds, scree, sensitivity, split_map
 from fedstat.plot.fedfac import (
     convergence,
     entropies,
@@ -83,6 +83,7 @@ __all__ = [
     "relation",
     "rounds",
     "scree",
+    "sensitivity",
     "shares",
     "similarity_over_rounds",
     "spectrum",

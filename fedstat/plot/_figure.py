@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from fedstat._utils import check
-from fedstat.results import BootstrapResult, ByLayer, PermutationResult, SplitResult, StabilityResult
+from fedstat.results import BootstrapResult, ByLayer, PermutationResult, SensitivityResult, SplitResult
 from fedstat.stats import resampling
 from fedstat.study import summary
 from fedstat.study.collect import METHODS
@@ -140,7 +140,7 @@ def split_behind(result: object) -> SplitResult | None:
     """Return the split of a result: itself, or the split whose uncertainty it measures; else None."""
     if isinstance(result, BootstrapResult | PermutationResult):
         return result.split
-    if isinstance(result, StabilityResult):
+    if isinstance(result, SensitivityResult):
         return result.reference
     return result if isinstance(result, SplitResult) else None
 

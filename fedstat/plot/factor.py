@@ -24,8 +24,8 @@ from fedstat.results import (
     IccResult,
     NFactorsResult,
     PermutationResult,
+    SensitivityResult,
     SplitMapResult,
-    StabilityResult,
 )
 from fedstat.results.base import Result
 from fedstat.stats import split as _split
@@ -43,7 +43,7 @@ def scree(result: Any, *, ax: Axes | None = None, most: int = 60) -> Axes:
 
     Parameters
     ----------
-    result : FactorResult, NFactorsResult, or SplitResult, BootstrapResult, PermutationResult or StabilityResult
+    result : FactorResult, NFactorsResult, or SplitResult, BootstrapResult, PermutationResult or SensitivityResult
         An NFactorsResult adds parallel analysis (dashed: eigenvalues of random data) and the numbers by all rules. A
         split, or a result about its uncertainty, stands for its factor analysis.
     ax : matplotlib Axes, optional
@@ -104,7 +104,7 @@ def communality(result: Any, *, ax: Axes | None = None, bins: int = 30, layer: s
 
     Parameters
     ----------
-    result : SplitResult, BootstrapResult, PermutationResult, StabilityResult, FactorResult, IccResult, or a run
+    result : SplitResult, BootstrapResult, PermutationResult, SensitivityResult, FactorResult, IccResult, or a run
         A bootstrap adds the interval of each unit above; a permutation test adds the histogram expected under H0,
         scaled to the number of units. A run, or its node ``run["split/fc1"]``, stands for its last round with a split.
     ax : matplotlib Axes, optional
@@ -197,7 +197,7 @@ def _units(result: object, layer: str | None) -> _Units:
         return _Units(pd.DataFrame({"value": result.statistic, "group": "units"}), _LABELS[result.statistic_name])
     split = split_behind(result)
     if split is None:
-        takes = "a SplitResult, BootstrapResult, PermutationResult, StabilityResult, FactorResult, IccResult or a run"
+        takes = "a SplitResult, BootstrapResult, PermutationResult, SensitivityResult, FactorResult, IccResult or a run"
         raise refusal("communality", takes, result, "Pass fedstat.split(weights), for example.")
     table = pd.DataFrame({"value": split.statistic, "group": split.group})
     if split.outcome is not None:
@@ -231,7 +231,7 @@ def loadings(result: Any, *, ax: Axes | None = None, units: int = 60, factors: i
 
     Parameters
     ----------
-    result : FactorResult, or SplitResult, BootstrapResult, PermutationResult or StabilityResult
+    result : FactorResult, or SplitResult, BootstrapResult, PermutationResult or SensitivityResult
         A split, or a result about its uncertainty, stands for its factor analysis.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
@@ -331,7 +331,7 @@ def _factors(result: object, figure: str, also: str = "") -> FactorResult:
         return result
     split = split_behind(result)
     if split is None:
-        takes = f"a FactorResult, {also}SplitResult, BootstrapResult, PermutationResult or StabilityResult"
+        takes = f"a FactorResult, {also}SplitResult, BootstrapResult, PermutationResult or SensitivityResult"
         raise refusal(figure, takes, result, "Pass fedstat.split(weights), for example.")
     return split.factors
 
@@ -403,12 +403,12 @@ def split_map(result: Any, *, ax: Axes | None = None, **options: Any) -> Axes:
     return ax
 
 
-def variants(result: StabilityResult, *, ax: Axes | None = None) -> Axes:
+def sensitivity(result: SensitivityResult, *, ax: Axes | None = None) -> Axes:
     """Draw the similarity of splits under other analysis choices to the reference split.
 
     Parameters
     ----------
-    result : StabilityResult
+    result : SensitivityResult
     ax : matplotlib Axes, optional
 
     Returns
@@ -417,7 +417,14 @@ def variants(result: StabilityResult, *, ax: Axes | None = None) -> Axes:
         Diamonds are the proportion of units in the same group, points the adjusted Rand index: 1 if the splits are
         identical, 0 by chance. The index ignores the names of the groups: if it is 1 and the proportion 0, the groups
         are swapped.
+
+    Raises
+    ------
+    TypeError
+        If ``result`` is something else.
     """
+    if not isinstance(result, SensitivityResult):
+        raise refusal("sensitivity", "the result of fedstat.sensitivity", result)
     table = result.tidy()
     new = (table["varied"] != table["varied"].shift()).to_numpy()
     y = np.arange(len(table)) + 0.6 * (np.cumsum(new) - 1)

@@ -25,8 +25,6 @@ from fedstat._utils import check
 from fedstat.plot._figure import PERSONAL as _PERSONAL
 from fedstat.plot._figure import SHARED as _SHARED
 from fedstat.plot._figure import get_axes, interval, ordered, refusal, style_of, styles_of
-from fedstat.plot.factor import variants
-from fedstat.results import StabilityResult
 from fedstat.sim import experiment
 
 SYMBOL = {"p": "$p$", "alpha": r"$\alpha$", "kappa": r"$\kappa$"}
@@ -155,14 +153,12 @@ def accuracy(result: xr.Dataset | xr.DataTree, *, relative_to: str | None = None
     return ax
 
 
-def stability(result: xr.Dataset | xr.DataTree | StabilityResult, *, ax: Axes | None = None) -> Axes:
+def stability(result: xr.Dataset | xr.DataTree, *, ax: Axes | None = None) -> Axes:
     """Draw the proportion of units whose group is unchanged one round later, under dynamic FedFac (FedFac Fig. 7).
-
-    For a result of :func:`fedstat.stability`, draw the similarity of the splits to the reference split.
 
     Parameters
     ----------
-    result : xarray.Dataset, a run of fedstat.sim.study, or StabilityResult
+    result : xarray.Dataset, or a run of fedstat.sim.study
         ``same_state`` (p, alpha, replicate, round): one line per p and alpha.
     ax : matplotlib Axes, optional
         Axes to draw on; by default those of a new figure.
@@ -170,17 +166,13 @@ def stability(result: xr.Dataset | xr.DataTree | StabilityResult, *, ax: Axes | 
     Returns
     -------
     matplotlib Axes
-        Lines are means over replicates, bands 95% t intervals of the mean, cut off at 1. For a StabilityResult, points
-        are adjusted Rand indices with the reference split, diamonds the proportion of units in the same group; both are
-        1 if the splits are identical.
+        Lines are means over replicates, bands 95% t intervals of the mean, cut off at 1.
 
     Raises
     ------
     ValueError
         If the study has no ``same_state``, because dynamic FedFac was not run.
     """
-    if isinstance(result, StabilityResult):
-        return variants(result, ax=ax)
     result = _of_study(result, "stability", "same_state")
     ax = get_axes(ax)
     varying = [name for name in ("p", "alpha") if result.sizes.get(name, 1) > 1]
@@ -220,7 +212,7 @@ def _of_study(result: object, figure: str, name: str) -> xr.Dataset:
     if isinstance(result, xr.DataTree) and is_study(result):
         result = study_dataset(result)
     if not isinstance(result, xr.Dataset):
-        takes = "a run of fedstat.sim.study" + (" or the result of fedstat.stability" if name == "same_state" else "")
+        takes = "a run of fedstat.sim.study" + (" or the result of fedstat.sensitivity" if name == "same_state" else "")
         hint = "Draw a run of fedstat.fl with plot.rounds, plot.client_boxplot or plot.client_lines."
         raise refusal(figure, takes, result, hint)
     return require(result, figure, name, "plot.study_dataset")

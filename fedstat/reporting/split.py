@@ -8,7 +8,7 @@ from typing import Any
 
 import xarray as xr
 
-from fedstat.decompose.stored import layer_results
+from fedstat.decompose.stored import layer_results, settings_of
 from fedstat.reporting import document, prose
 from fedstat.reporting import stored as stores
 from fedstat.reporting.document import COMMAND, Block, Part, Section, Table, Text, listed, shown
@@ -21,19 +21,19 @@ _CAPTIONS = {
     "split": "units by what the split rests on, and the threshold",
     "bootstrap": "communality of every unit with its interval, clients resampled",
     "permutation": "communalities, and those that are expected if units are shuffled within clients",
-    "stability": "the split under other choices, compared with the reference",
+    "sensitivity": "the split under other choices, compared with the reference",
 }
 _COLUMNS = {
     "split": "h2: communality ν; icc: agreement between clients, ICC2; margin: distance from the threshold",
     "bootstrap": "estimate: communality ν; half_sample: its mean in random halves of the clients; p_shared: proportion "
     "of bootstrap samples that share the unit",
     "permutation": "estimate: communality ν; p_value: one-sided; p_adjusted: false discovery rate",
-    "stability": "same_state: proportion of units in the same group as in the reference",
+    "sensitivity": "same_state: proportion of units in the same group as in the reference",
 }
 _EARLIER = "The store was written by an earlier version of fedstat, which kept tables and not the result."
 
 Kinds = Mapping[str, Result]
-"""Results of a layer: "split", and "bootstrap", "permutation" and "stability" where they were asked for."""
+"""Results of a layer: "split", and "bootstrap", "permutation" and "sensitivity" where they were asked for."""
 
 
 def part(stored: Stored) -> Part:
@@ -59,17 +59,17 @@ def _n_clients(found: Mapping[str, Kinds]) -> int | None:
 
 
 def _ran(stored: Stored, n_layers: int, n_clients: int | None) -> Table:
-    c = stored.config
+    c = settings_of(stored.config)
     options = {name: value for name, value in c.items() if name not in _WRITES}
     whose = "clients" if n_clients is None else f"{n_clients} clients"
     rows = {
         "command": stores.command_line("fedstat.decompose", options, positional=("files",)),
         "weights": f"of {whose}, from {listed(c.get('files') or (), most=4)}",
-        "common start": f"{c['minus']}, subtracted from every client's weights" if c.get("minus") else "not subtracted",
+        "baseline": f"{c['baseline']}, subtracted from every client's weights" if c.get("baseline") else "none",
         "layers": str(n_layers),
         "method": f"agreement between clients, τ = {c.get('tau')}" if c.get("method") == "icc"
         else f"{c.get('method')}, {_size(c)}, τ = {c.get('tau')}",
-        "resampled": f"clients, {c['bootstrap']} times, seed {c.get('seed')}" if c.get("bootstrap") else "not",
+        "resampled": f"clients, {c['n_boot']} times, seed {c.get('seed')}" if c.get("n_boot") else "not",
     } | stores.made(stored)  # fmt: skip
     return Table.pairs("", {name: shown(value, COMMAND) for name, value in rows.items()})
 
@@ -86,7 +86,7 @@ def _cautions(found: Mapping[str, Kinds]) -> Iterator[Caution]:
             yield from ByLayer({shown(layer): one}).cautions()
         split = kinds.get("split")
         if isinstance(split, SplitResult) and "bootstrap" not in kinds:
-            how = "fedstat.icc(weights, replicates=500)" if split.fit.method == "icc" else "--bootstrap 500"
+            how = "fedstat.icc(weights, n_boot=500)" if split.fit.method == "icc" else "--n-boot 500"
             text = f"layer {shown(layer)}: clients were not resampled, so nothing is said of certainty; {how} does that"
             yield Caution("Certainty not estimated", text)
 
@@ -110,7 +110,7 @@ def _layer(layer: str, found: Kinds, run: xr.DataTree) -> Section:
 
 
 def _methods(stored: Stored, n_clients: int | None) -> tuple[str, list[str]]:
-    c = stored.config
+    c = settings_of(stored.config)
     keys = ["wang2023"]
     if c.get("method") == "icc":
         how = (
@@ -127,15 +127,15 @@ def _methods(stored: Stored, n_clients: int | None) -> tuple[str, list[str]]:
     tau = str(c.get("tau"))
     at = f"τ, its {tau} quantile," if tau.replace(".", "", 1).isdigit() else f"τ = {shown(tau)}"
     whose = "the clients' networks" if n_clients is None else f"{n_clients} clients' networks"
-    start = " The weights that all clients started from had been subtracted." if c.get("minus") else ""
+    start = " The weights that all clients started from had been subtracted." if c.get("baseline") else ""
     text = (
         f"Hidden units of {whose} were split into shared and client-specific ones ({prose.cited('wang2023')}) by "
         f"{how}; units at or above the threshold {at} were called shared.{start}"
     )
-    if c.get("bootstrap"):
+    if c.get("n_boot"):
         keys.append("efron1979")
         text += (
-            f" Certainty was estimated by resampling clients {c['bootstrap']} times with replacement "
+            f" Certainty was estimated by resampling clients {c['n_boot']} times with replacement "
             f"({prose.cited('efron1979')})."
         )
     return f"{text} {prose.software([stored])}", keys

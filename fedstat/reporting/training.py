@@ -292,7 +292,7 @@ def _split(run: xr.DataTree) -> Section | None:
     blocks.append(
         Text(
             "Stability over rounds is not certainty over clients: how often a unit would be shared had other clients "
-            "taken part, a run does not store. fedstat.bootstrap and fedstat.stability estimate it from clients' "
+            "taken part, a run does not store. fedstat.bootstrap and fedstat.sensitivity estimate it from clients' "
             "weights before aggregation (train with probe='uploads')."
         )
     )

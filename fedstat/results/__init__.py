@@ -7,7 +7,7 @@ from fedstat.results.icc import IccResult
 from fedstat.results.leakage import LeakageResult
 from fedstat.results.ranks import ComparisonResult, EffectiveRankResult
 from fedstat.results.split import AgreementWarning, SplitMapResult, SplitResult
-from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, StabilityResult
+from fedstat.results.uncertainty import BootstrapResult, NFactorsResult, PermutationResult, SensitivityResult
 from fedstat.results.variance_components import ComponentsResult, personal_from
 from fedstat.stats.split import Absolute
 
@@ -28,8 +28,8 @@ __all__ = [
     "NFactorsResult",
     "PermutationResult",
     "Rotation",
+    "SensitivityResult",
     "SplitMapResult",
     "SplitResult",
-    "StabilityResult",
     "personal_from",
 ]

@@ -201,7 +201,7 @@ class ClientClustersResult(Result):
         Length of a client's vector.
     recurs : float
         Mean adjusted Rand index of these clusters with those found without some of the clients.
-    left_out, resamples : int
+    left_out, n_subsamples : int
         How many clients were left out, and how often.
     groups : array (client,) or None
         Known groups; without them what follows is NaN.
@@ -209,13 +209,13 @@ class ClientClustersResult(Result):
         Agreement of clusters and groups; error and interval by the delete-d jackknife; one-sided permutation test.
     contrast, contrast_p_value : float
         Mean similarity within groups minus between them, and the same test of it, which needs no clusters.
-    permutations : int
+    n_permutations : int
         Behind both p-values.
     exact : bool
         Whether these are all arrangements of the groups' labels; else they are drawn, and the one at hand is added.
     level : float
         Confidence level of the interval.
-    minus : {"mean"} or None
+    baseline : {"mean"} or None
         What was taken off the vectors.
     """
 
@@ -227,7 +227,7 @@ class ClientClustersResult(Result):
     n_values: int
     recurs: float
     left_out: int
-    resamples: int
+    n_subsamples: int
     groups: NDArray[Any] | None = None
     adjusted_rand: float = np.nan
     std_error: float = np.nan
@@ -236,10 +236,10 @@ class ClientClustersResult(Result):
     p_value: float = np.nan
     contrast: float = np.nan
     contrast_p_value: float = np.nan
-    permutations: int = 0
+    n_permutations: int = 0
     exact: bool = False
     level: float = 0.95
-    minus: str | None = None
+    baseline: str | None = None
     _figure: ClassVar[str] = "client_similarity"
 
     def to_dataset(self) -> xr.Dataset:
@@ -287,7 +287,7 @@ class ClientClustersResult(Result):
         """One row: clients, clusters, how well they recur, agreement with the groups with its error, interval and p."""
         names = (
             "adjusted_rand", "std_error", "conf_low", "conf_high", "p_value", "contrast", "contrast_p_value",
-            "permutations", "exact", "recurs", "left_out", "level",
+            "n_permutations", "exact", "recurs", "left_out", "level",
         )  # fmt: skip
         row = {"n_clients": len(self.clients), "n_clusters": int(self.cluster.max())}
         row["n_groups"] = 0 if self.groups is None else len(np.unique(self.groups))
@@ -298,10 +298,10 @@ class ClientClustersResult(Result):
         lines = [
             f"{count(int(self.cluster.max()), 'cluster')} of {count(n, 'client')} (sizes {_sizes(self.cluster)})",
             f"Average linkage on 1 - cosine similarity, {self.n_values} values per client",
-            *["Vectors minus their mean over clients"] * bool(self.minus),
+            *["Vectors minus their mean over clients"] * bool(self.baseline),
             (
                 f"Mean ARI with clusters of random subsamples of {n - self.left_out} clients: "
-                f"{coefficient(self.recurs)} ({self.resamples} draws)"
+                f"{coefficient(self.recurs)} ({self.n_subsamples} draws)"
             ),
         ]
         if self.groups is None:
@@ -311,7 +311,7 @@ class ClientClustersResult(Result):
         if self.std_error != 0:
             ends = f"[{coefficient(self.conf_low)}, {coefficient(self.conf_high)}]"
             certain = f"{100 * self.level:g}% CI {ends} (delete-{self.left_out} jackknife)"
-        which = f"all {self.permutations} arrangements" if self.exact else f"{self.permutations} permutations"
+        which = f"all {self.n_permutations} arrangements" if self.exact else f"{self.n_permutations} permutations"
         return [
             *lines,
             f"Known groups: {len(np.unique(self.groups))} (sizes {_sizes(self.groups)})",

@@ -66,7 +66,7 @@ class FactorResult(Result):
         ICC2 of each unit over clients (:func:`fedstat.icc`), beside ν; NaN where it is undefined: for a dead unit, one
         client, or one weight per unit. None where a matrix of rows or correlations was analysed, without clients.
     of_change : bool
-        Whether a common start was subtracted from the weights.
+        Whether a baseline was subtracted from the weights.
     center, scale : array (unit,) or None
         Mean and standard deviation of the rows that were analysed; None where only correlations were known.
     """

@@ -58,7 +58,7 @@ class IccResult(Result):
     clients : array (client,) or None
         Labels of the clients.
     of_change : bool
-        Whether a common start was subtracted from the weights.
+        Whether a baseline was subtracted from the weights.
     replicates : array (replicate, unit, type) or None
         Coefficients of resampled clients; NaN where a replicate drew one client alone.
     layer_replicates : array (replicate, type) or None
@@ -131,7 +131,7 @@ class IccResult(Result):
         Returns
         -------
         SplitResult
-            By agreement on the changes, if a common start was subtracted from the weights.
+            By agreement on the changes, if a baseline was subtracted from the weights.
         """
         return SplitResult(
             communality=np.full(len(self.units), np.nan),
@@ -274,7 +274,7 @@ class IccResult(Result):
             found += [Caution("Clients not independent", text) for text in self._of_likeness()]
         apart = self.agreement[~self._identical & ~np.isnan(self.agreement)]
         if not self.of_change and len(apart) and np.median(apart) >= _NEAR_1:
-            text = f"{HEADLINE} near 1 may come from common initial parameters; start= subtracts them"
+            text = f"{HEADLINE} near 1 may come from common initial parameters; baseline= subtracts them"
             found.append(Caution("Common initial parameters", text))
         return found
 

@@ -27,14 +27,14 @@ class EffectiveRankResult(Result):
     rank : Dataset
         ``rank`` (layer, client), and checkpoint where there are several; NaN where the personal part is zero.
         ``largest`` (layer): the largest possible, the smaller of units and weights of a unit.
-    minus : str
+    baseline : str
         What was taken off the weights: "mean", the mean over clients, or the name of a shared factor.
     level : float
         Confidence level of the intervals of the mean over clients.
     """
 
     rank: xr.Dataset
-    minus: str
+    baseline: str
     level: float
     _figure: ClassVar[str] = "forest"
 
@@ -63,11 +63,11 @@ class EffectiveRankResult(Result):
         """One row: layers, clients, personal parts that are zero, what was taken off, level."""
         rank = self.rank["rank"]
         row: dict[str, Any] = {"n_layers": rank.sizes["layer"], "n_clients": rank.sizes["client"]}
-        row |= {"n_undefined": int(rank.isnull().sum()), "minus": self.minus, "level": self.level}
+        row |= {"n_undefined": int(rank.isnull().sum()), "baseline": self.baseline, "level": self.level}
         return pd.DataFrame([row])
 
     def _lines(self) -> list[str]:
-        off = {"mean": " minus their mean", "nothing": ""}.get(self.minus, f" minus {self.minus!r}")
+        off = {"mean": " minus their mean", "nothing": ""}.get(self.baseline, f" minus {self.baseline!r}")
         row, table = self.glance().iloc[0], self.tidy()
         when = [f", round {number}" for number in table["checkpoint"]] if "checkpoint" in table else [""] * len(table)
         rows = [(f"{x['term']}{at}", self._estimate(x)) for at, (_, x) in zip(when, table.iterrows(), strict=True)]

@@ -276,8 +276,8 @@ class PermutationResult(Result):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StabilityResult(Result):
-    """The split under other choices of the analyst, as :func:`fedstat.stability` returns it.
+class SensitivityResult(Result):
+    """The split under other choices of the analyst, as :func:`fedstat.sensitivity` returns it.
 
     Attributes
     ----------
@@ -289,7 +289,7 @@ class StabilityResult(Result):
 
     reference: SplitResult
     table: pd.DataFrame
-    _figure: ClassVar[str] = "stability"
+    _figure: ClassVar[str] = "sensitivity"
 
     def tidy(self) -> pd.DataFrame:
         """One row per variant of the analysis."""

@@ -98,7 +98,7 @@ def intervals(kind: Noise, clients: int, share: float, rng: np.random.Generator)
     share of this profile's own variance.
     """
     sample = agreeing(kind, share, clients, rng)
-    found = fedstat.icc(sample.weights, inference="F", replicates=200, seed=int(rng.integers(2**31)))
+    found = fedstat.icc(sample.weights, inference="F", n_boot=200, seed=int(rng.integers(2**31)))
     tables = (t.query("type == 'ICC2'") for t in (found.tidy(), found.layer))
     truths = [(np.full(len(np.atleast_1d(own)), share), own) for own in (sample.units, sample.layer)]
     return [

@@ -34,7 +34,7 @@ def unrelated(kind: str, clients: int, rng: np.random.Generator) -> list[np.ndar
         found = pool(*_TRAINED[kind])
         changes = found.weights - (found.start.max() == 0) * found.initial
         v = changes[rng.choice(len(changes), clients, replace=False)]
-    found = fedstat.client_clusters(v, n_clusters=3, groups=groups_of(clients, 3), resamples=1, permutations=499)
+    found = fedstat.client_clusters(v, n_clusters=3, groups=groups_of(clients, 3), n_subsamples=1, n_permutations=499)
     return [np.array([found.p_value <= 0.05]), np.array([found.contrast_p_value <= 0.05])]
 
 
@@ -57,7 +57,7 @@ def mean_rand(clients: int, away: float) -> float:
 
 
 def _clusters(v: np.ndarray, group: np.ndarray, *, resamples: int = 200) -> fedstat.results.ClientClustersResult:
-    return fedstat.client_clusters(v, n_clusters=4, groups=group, permutations=19, resamples=resamples)
+    return fedstat.client_clusters(v, n_clusters=4, groups=group, n_permutations=19, n_subsamples=resamples)
 
 
 def rand_interval(clients: int, away: float, rng: np.random.Generator) -> np.ndarray:

@@ -118,7 +118,7 @@ def permutation(kind: str, clients: int, rng: np.random.Generator) -> list[np.nd
     if kind == "unlike units":  # each client has units of its own kinds, in an order of its own
         sizes = np.geomspace(0.1, 3, UNITS)
         w += rng.normal(size=(clients, 1, WEIGHTS)) * rng.permuted(np.tile(sizes, (clients, 1)), axis=1)[..., None]
-    found = fedstat.permutation_test(w, kappa=0.75, method="pc", replicates=199, seed=int(rng.integers(2**31)))
+    found = fedstat.permutation_test(w, kappa=0.75, method="pc", n_permutations=199, seed=int(rng.integers(2**31)))
     return [np.array([found.p_value <= 0.05]), np.array([found.tidy()["p_adjusted"].min() <= 0.05])]
 
 
@@ -156,7 +156,7 @@ def _of_samples() -> dict[str, Case]:
 def permutation_of_trained(null: str, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """As :func:`permutation`, of clients that agree on no unit; units of a common start are not exchangeable."""
     w = NULLS[null].draw(clients, rng)
-    found = fedstat.permutation_test(w, kappa=0.75, method="pc", replicates=99, seed=int(rng.integers(2**31)))
+    found = fedstat.permutation_test(w, kappa=0.75, method="pc", n_permutations=99, seed=int(rng.integers(2**31)))
     return [np.array([found.p_value <= 0.05]), np.array([found.tidy()["p_adjusted"].min() <= 0.05])]
 
 

@@ -77,7 +77,7 @@ def profile(clients: int, rounds: int, rng: np.random.Generator) -> list[np.ndar
 
 def effective_rank(kind: Noise, clients: int, rng: np.random.Generator) -> np.ndarray:
     """Whether the interval of the mean effective rank covers the mean over clients of the same distribution."""
-    found = fedstat.effective_rank(_of_unlike_rank(kind, clients, rng), minus=None).tidy()
+    found = fedstat.effective_rank(_of_unlike_rank(kind, clients, rng), baseline=None).tidy()
     truth = _mean_rank(kind)
     return np.asarray((found["conf_low"] <= truth) & (truth <= found["conf_high"]))
 
@@ -92,7 +92,7 @@ def _of_unlike_rank(kind: Noise, clients: int, rng: np.random.Generator) -> np.n
 @cache
 def _mean_rank(kind: Noise) -> float:
     """Mean effective rank of 4,000 clients."""
-    found = fedstat.effective_rank(_of_unlike_rank(kind, 4000, np.random.default_rng(0)), minus=None)
+    found = fedstat.effective_rank(_of_unlike_rank(kind, 4000, np.random.default_rng(0)), baseline=None)
     return float(found.tidy()["estimate"].iloc[0])
 
 

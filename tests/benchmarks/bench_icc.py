@@ -121,7 +121,7 @@ def test_bench_icc_with_sign_flips_against_pingouin_unit_by_unit(compare: Any) -
 
 def test_bench_bootstrap_against_repeated_analyses(benchmark: Any) -> None:
     w = np.random.default_rng(0).normal(size=(100, 200, 784))
-    benchmark.pedantic(lambda: fedstat.icc(w, replicates=200), rounds=1, warmup_rounds=1)
+    benchmark.pedantic(lambda: fedstat.icc(w, n_boot=200), rounds=1, warmup_rounds=1)
     began = perf_counter()
     for _ in range(3):
         fedstat.icc(w)

@@ -237,7 +237,7 @@ def test_file_names_that_repeat_keep_their_folders(tmp_path: Path) -> None:
 
 def test_the_command_splits_prints_stores_and_draws(files: list[Path], tmp_path: Path) -> None:
     out, png = tmp_path / "split.zarr", tmp_path / "split.png"
-    args = ["--layer", "fc1", "--n-factors", "1", "--tau", "0.4", "--bootstrap", "20", "--out", out, "--plot", png]
+    args = ["--layer", "fc1", "--n-factors", "1", "--tau", "0.4", "--n-boot", "20", "--out", out, "--plot", png]
     command = [sys.executable, "-W", "error", "-m", "fedstat.decompose", *files, *args]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

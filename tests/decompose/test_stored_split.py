@@ -64,12 +64,12 @@ MADE = {
     "with labels of mixed kinds": lambda: fedstat.split(
         LABELLED.assign_coords(unit=np.array([1, "b", 3, 4, 5, 6, 7, 8], object)), n_factors=2
     ),
-    "of changes": lambda: fedstat.split(W, n_factors=2, minus=W[0]),
-    "by agreement": lambda: fedstat.icc(W, replicates=3).split(tau=0.4),
+    "of changes": lambda: fedstat.split(W, n_factors=2, baseline=W[0]),
+    "by agreement": lambda: fedstat.icc(W, n_boot=3).split(tau=0.4),
     "by a test": lambda: fedstat.split(np.stack([W, W[::-1]], axis=1), method="icc", tau="test"),
-    "a bootstrap": lambda: fedstat.bootstrap(W, n_factors=2, replicates=4),
-    "a permutation test": lambda: fedstat.permutation_test(W, n_factors=2, replicates=4),
-    "stability": lambda: fedstat.stability(W, kappas=(0.5,), n_starts=1),
+    "a bootstrap": lambda: fedstat.bootstrap(W, n_factors=2, n_boot=4),
+    "a permutation test": lambda: fedstat.permutation_test(W, n_factors=2, n_permutations=4),
+    "sensitivity": lambda: fedstat.sensitivity(W, kappas=(0.5,), n_starts=1),
 }
 
 
@@ -94,14 +94,14 @@ def test_a_foreign_kind_of_result_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_command_stores_all_that_it_was_asked_for(clients: Path, tmp_path: Path) -> None:
     out = tmp_path / "split.zarr"
-    more = ["--bootstrap", "4", "--permutation", "4", "--kappa", "0.6", "--seed", "3", "--out", str(out)]
-    assert main([str(clients), *more, "--stability"]) == 0
+    more = ["--n-boot", "4", "--n-permutations", "4", "--kappa", "0.6", "--seed", "3", "--out", str(out)]
+    assert main([str(clients), *more, "--sensitivity"]) == 0
     how: dict[str, Any] = {"kappa": 0.6, "seed": 3}
     for kind, expected in {
         "split": fedstat.split(clients, **how),
-        "bootstrap": fedstat.bootstrap(clients, replicates=4, **how),
-        "permutation": fedstat.permutation_test(clients, replicates=4, **how),
-        "stability": fedstat.stability(clients, **how),
+        "bootstrap": fedstat.bootstrap(clients, n_boot=4, **how),
+        "permutation": fedstat.permutation_test(clients, n_permutations=4, **how),
+        "sensitivity": fedstat.sensitivity(clients, **how),
     }.items():
         found = fedstat.read_split(out, kind=kind)
         assert list(found) == ["fc1", "fc2"]
@@ -152,11 +152,11 @@ def test_a_run_is_split_by_the_command_and_its_output_layer_is_not(
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_tables_have_one_row_a_layer_and_unit(clients: Path, tmp_path: Path) -> None:
     csv, tex = tmp_path / "units.csv", tmp_path / "units.tex"
-    asked = [*FIT, "--bootstrap", "4", "--permutation", "4", "--csv", str(csv), "--latex", str(tex)]
+    asked = [*FIT, "--n-boot", "4", "--n-permutations", "4", "--csv", str(csv), "--latex", str(tex)]
     for _ in range(2):  # its own tables are replaced
         assert main([str(clients), *asked]) == 0
     table = pd.read_csv(csv)
-    drawn = fedstat.bootstrap(clients, n_factors=2, replicates=4).tidy()
+    drawn = fedstat.bootstrap(clients, n_factors=2, n_boot=4).tidy()
     assert table["layer"].tolist() == ["fc1"] * 8 + ["fc2"] * 5
     for column in ("std_error", "conf_low", "p_shared", "group"):
         if column == "group":
@@ -183,10 +183,10 @@ def test_tables_have_one_row_a_layer_and_unit(clients: Path, tmp_path: Path) -> 
         (["--layer", "fcl"], "has no layer 'fcl', only fc1, fc2, head. Did you mean"),
         (["--layer", "conv*"], "has no layer that matches 'conv*', only fc1, fc2, head"),
         (["--checkpoint", "3"], "layer 'fc1' has no dim checkpoint, but got checkpoint=3"),
-        (["--minus", "none.npz"], "there is no file none.npz"),
-        (["--stability", "--n-factors", "2"], "Leave out --n-factors"),
-        (["--bootstrap", "4", "--method", "icc"], "fedstat.icc(weights, replicates=B)"),
-        (["--bootstrap", "-1"], "bootstrap must be an integer >= 0, but got -1"),
+        (["--baseline", "none.npz"], "there is no file none.npz"),
+        (["--sensitivity", "--n-factors", "2"], "Leave out --n-factors"),
+        (["--n-boot", "4", "--method", "icc"], "fedstat.icc(weights, n_boot=B)"),
+        (["--n-boot", "-1"], "n_boot must be an integer >= 0, but got -1"),
         (["--csv", "."], "--csv must be a file"),
     ],
 )

@@ -37,7 +37,7 @@ def runs():
 
 def test_the_rank_of_what_feddecomp_keeps_is_that_of_ba_and_not_of_roundings(runs):
     run = runs["feddecomp"]
-    found = fedstat.effective_rank(run, minus="weight").rank["rank"]
+    found = fedstat.effective_rank(run, baseline="weight").rank["rank"]
     for layer in ("fc1", "fc2"):
         for at in (1, 2):
             left, right = (client_weights(run, layer, n, checkpoint=at).to_numpy().astype(float) for n in FACTORS)
@@ -50,7 +50,7 @@ def test_the_rank_of_what_feddecomp_keeps_is_that_of_ba_and_not_of_roundings(run
 
 @pytest.mark.parametrize("name", ["factorized-fl-alpha", "factorized-fl-beta"])
 def test_weights_less_mu_have_rank_one(runs, name):
-    found = fedstat.effective_rank(runs[name], minus="mu").rank["rank"]
+    found = fedstat.effective_rank(runs[name], baseline="mu").rank["rank"]
     np.testing.assert_allclose(found, 1, atol=1e-3)
 
 
@@ -70,14 +70,14 @@ def test_only_the_own_head_of_fedcp_has_a_rank_and_its_policy_is_a_vector(runs):
     share = client_weights(run, "client", "share")
     assert share.dims == ("client", "unit")
     np.testing.assert_allclose(share.mean("unit"), run["measures/personalisation"][-1], rtol=1e-5)
-    assert fedstat.client_clusters(share, n_clusters=2, minus="mean", resamples=5).n_values == share.sizes["unit"]
+    assert fedstat.client_clusters(share, n_clusters=2, baseline="mean", n_subsamples=5).n_values == share.sizes["unit"]
 
 
 def test_factors_of_the_methods_are_clustered_and_analysed_as_they_come(runs):
     for name in ("factorized-fl-alpha", "factorized-fl-beta"):
         v = client_weights(runs[name], "fc1", "v", stage="trained")
         assert v.dims == ("client", "v_row", "v_column")
-        own = fedstat.client_clusters(v, n_clusters=2, resamples=5).similarity
+        own = fedstat.client_clusters(v, n_clusters=2, n_subsamples=5).similarity
         np.testing.assert_allclose(own, runs[name]["measures/similarity"][-1], atol=1e-6)
         u = client_weights(runs[name], "fc1", "u", stage="trained")
         assert fedstat.fa(u.isel(u_column=0).rename(u_row="unit"), n_factors=1, method="pc").communality.shape == (

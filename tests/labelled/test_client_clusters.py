@@ -16,7 +16,7 @@ V = xr.DataArray(
     np.repeat(RNG.normal(size=(3, 5, 4)), 4, axis=0) + 1.5 * RNG.normal(size=(12, 5, 4)),
     dims=("client", "unit", "weight"), coords={"client": np.arange(100, 112)},
 )  # fmt: skip
-QUICK = {"n_clusters": 3, "permutations": 99, "resamples": 20}
+QUICK = {"n_clusters": 3, "n_permutations": 99, "n_subsamples": 20}
 
 
 def test_clusters_are_compared_with_the_groups_by_label():
@@ -39,22 +39,22 @@ def test_clusters_are_compared_with_the_groups_by_label():
 def test_without_the_mean_the_clients_own_is_left():
     common = np.float32(RNG.normal(size=(1, 5, 4)) * 100)
     hidden = V.astype("float32") + common
-    found = fedstat.client_clusters(hidden, groups=DOMAIN, minus="mean", **QUICK)
+    found = fedstat.client_clusters(hidden, groups=DOMAIN, baseline="mean", **QUICK)
     x = hidden.values.astype(float).reshape(12, -1)
     x -= x.mean(0)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     np.testing.assert_allclose(found.similarity, x @ x.T, atol=1e-12)
     assert fedstat.client_clusters(hidden, groups=DOMAIN, **QUICK).contrast < 1e-3 < found.contrast
-    assert "vectors less their mean over clients" in repr(found)
+    assert "Vectors minus their mean over clients" in repr(found)
 
 
-@pytest.mark.parametrize("minus", [None, "mean"])
-def test_what_is_shared_whole_is_not_clustered(minus):
+@pytest.mark.parametrize("baseline", [None, "mean"])
+def test_what_is_shared_whole_is_not_clustered(baseline):
     """Neither by rounding (in single precision the mean of equal numbers is another number) nor by clients' order."""
     equal = V.astype("float32") * 0 + np.float32(RNG.normal(size=(5, 4)))
     assert (equal - equal.mean("client")).any()
     with pytest.raises(ValueError, match=r"all clients hold the same: what is shared whole.*stage='trained'"):
-        fedstat.client_clusters(equal, minus=minus, **QUICK)
+        fedstat.client_clusters(equal, baseline=baseline, **QUICK)
 
 
 def test_a_run_in_place_of_weights_says_what_to_choose():
@@ -65,15 +65,19 @@ def test_a_run_in_place_of_weights_says_what_to_choose():
 
 def test_what_it_prints_and_its_tables():
     found = fedstat.client_clusters(V, groups=DOMAIN, **QUICK)
-    for says in ("12 clients in 3 clusters", "Known groups: 3 of 4, 4, 4 clients", "99 random", "delete-6 jackknife"):
+    for says in (
+        "3 clusters of 12 clients",
+        "Known groups: 3 (sizes 4, 4, 4)",
+        "99 permutations",
+        "delete-6 jackknife",
+    ):
         assert says in repr(found)
-    assert "the same index in every draw" not in repr(found)
+    assert "no CI" not in repr(found)
     apart = np.repeat(np.eye(3), 8, axis=0) + 0.01 * RNG.normal(size=(24, 3))
     clear = fedstat.client_clusters(apart, groups=np.repeat([0, 1, 2], 8), **QUICK)
     assert clear.adjusted_rand == 1
     assert np.isnan([clear.conf_low, clear.conf_high]).all()
-    assert "clusters and groups 1.00, equal in all draws" in repr(clear)
-    assert "the same index in every draw: they cannot say how rare a difference is" in repr(clear)
+    assert "ARI with the clusters: 1.00, no CI: the same in every subsample" in repr(clear)
     few = fedstat.client_clusters(V[2:8], groups=DOMAIN[2:8], **QUICK)
     assert few.exact
     assert "all 15 arrangements" in repr(few)
@@ -83,7 +87,7 @@ def test_what_it_prints_and_its_tables():
     np.testing.assert_allclose(table["within"][5], own)
     others = [found.similarity[5][found.cluster == k].mean() for k in {1, 2, 3} - {found.cluster[5]}]
     np.testing.assert_allclose(table["nearest"][5], max(others))
-    alone = fedstat.client_clusters(V, n_clusters=12, resamples=5)
+    alone = fedstat.client_clusters(V, n_clusters=12, n_subsamples=5)
     assert alone.tidy()["within"].isna().all()
     assert "Known groups" not in repr(alone)
     assert np.isnan(alone.adjusted_rand)
@@ -106,7 +110,7 @@ def changed(client, value):
         (V, {"groups": list(range(12))}, "but got 12 groups of 12 clients"),
         (V.expand_dims(checkpoint=2), {}, r"one vector a client, but .*Select one checkpoint, as in .isel\(ch"),
         (V.rename(client="k"), {}, r"must have dim\(s\) \['client'\]"),
-        (V, {"minus": "v"}, "minus must be one of 'mean', None, but got 'v'"),
+        (V, {"baseline": "v"}, "baseline must be one of 'mean', None, but got 'v'"),
         (V[:1], {}, r"at least 2 clients, but got shape \(1, 5, 4\)"),
     ],
 )  # fmt: skip

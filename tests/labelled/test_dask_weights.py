@@ -59,8 +59,8 @@ def one_thread() -> Any:
 VERBS: dict[str, Callable[[Any], Any]] = {
     "split": lambda w: fs.split(w, n_factors=2).tidy(),
     "split by agreement": lambda w: fs.split(w, method="icc").tidy(),
-    "bootstrap": lambda w: fs.bootstrap(w, n_factors=2, replicates=3).tidy(),
-    "permutation_test": lambda w: fs.permutation_test(w, n_factors=2, replicates=3).tidy(),
+    "bootstrap": lambda w: fs.bootstrap(w, n_factors=2, n_boot=3).tidy(),
+    "permutation_test": lambda w: fs.permutation_test(w, n_factors=2, n_permutations=3).tidy(),
     "fa": lambda w: fs.fa(fs.layer_matrix(w), n_factors=2).tidy(),
     "icc": lambda w: fs.icc(w).tidy(),
 }

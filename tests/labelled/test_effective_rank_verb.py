@@ -28,7 +28,7 @@ def run() -> xr.DataTree:
 
 
 def test_without_the_shared_factor_the_rank_is_that_of_the_personal_one():
-    found = fedstat.effective_rank(run(), minus="weight")
+    found = fedstat.effective_rank(run(), baseline="weight")
     rank = found.rank["rank"]
     assert rank.dims == ("layer", "checkpoint", "client")
     assert rank["layer"].values.tolist() == ["fc1"]
@@ -70,8 +70,8 @@ def test_units_that_are_shared_are_nothing_personal():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: fedstat.effective_rank(run(), minus="mu"), "no layer of the run holds a factor 'mu'.*probe='para"),
-        (lambda: fedstat.effective_rank(BA[2], minus="mu"), "minus='mu' needs a run, which holds that factor"),
+        (lambda: fedstat.effective_rank(run(), baseline="mu"), "no layer of the run holds a factor 'mu'.*probe='para"),
+        (lambda: fedstat.effective_rank(BA[2], baseline="mu"), "baseline='mu' needs a run, which holds that factor"),
         (lambda: fedstat.effective_rank(BA[2][:1]), "at least 2 clients, but got 1"),
         (lambda: fedstat.effective_rank(BA[2][0]), r"must be \(client, unit, weight\.\.\.\), but got shape \(6, 9\)"),
         (

@@ -30,9 +30,11 @@ VERBS: dict[str, Callable[..., Any]] = {
     "split by icc": lambda w, **which: fedstat.split(w, method="icc", **which).icc,
     "fa": lambda w, **which: fedstat.fa(w, n_factors=2, **which).communality,
     "n_factors": lambda w, **which: list(fedstat.n_factors(w, draws=2, **which).numbers.values()),
-    "bootstrap": lambda w, **which: fedstat.bootstrap(w, n_factors=2, replicates=3, **which).communality,
-    "permutation_test": lambda w, **which: fedstat.permutation_test(w, n_factors=2, replicates=3, **which).communality,
-    "stability": lambda w, **which: fedstat.stability(w, kappas=(0.6,), n_starts=1, **which).table["adjusted_rand"],
+    "bootstrap": lambda w, **which: fedstat.bootstrap(w, n_factors=2, n_boot=3, **which).communality,
+    "permutation_test": lambda w, **which: (
+        fedstat.permutation_test(w, n_factors=2, n_permutations=3, **which).communality
+    ),
+    "sensitivity": lambda w, **which: fedstat.sensitivity(w, kappas=(0.6,), n_starts=1, **which).table["adjusted_rand"],
     "icc": lambda w, **which: fedstat.icc(w, **which).agreement,
     "split_map": lambda w, **which: fedstat.split_map(w, kappas=(0.5, 0.75), methods=("pc", "icc"), **which).shared,
 }
@@ -171,21 +173,21 @@ def test_what_training_changed_is_judged_without_the_common_start(held: dict[str
     np.savez(tmp_path / "start.npz", **common)
     stacked = np.stack([state["fc1.weight"] for state in moved.values()])
     expected = fedstat.split(stacked - common["fc1.weight"], n_factors=2)
-    for minus in (common, tmp_path / "start.npz", fedstat.read_weights([common]), common["fc1.weight"]):
-        found = fedstat.split(moved, layer="fc1", minus=minus, n_factors=2)
+    for baseline in (common, tmp_path / "start.npz", fedstat.read_weights([common]), common["fc1.weight"]):
+        found = fedstat.split(moved, layer="fc1", baseline=baseline, n_factors=2)
         np.testing.assert_allclose(found.communality, expected.communality, atol=1e-12)
         np.testing.assert_allclose(found.icc, expected.icc, atol=1e-12)
-        assert "changes from the start" in repr(found)
+        assert "baseline subtracted" in " ".join(repr(found).split())
     assert found.icc.mean() < fedstat.split(moved, layer="fc1", n_factors=2).icc.mean() - 0.2
-    again = fedstat.split(torch.asarray(stacked), minus=common["fc1.weight"], method="icc")
+    again = fedstat.split(torch.asarray(stacked), baseline=common["fc1.weight"], method="icc")
     np.testing.assert_allclose(again.icc, expected.icc, atol=1e-12)
-    assert list(fedstat.icc(moved, start=common, layer="*")) == ["conv", "fc1"]
-    with pytest.raises(ValueError, match="a start for each of the layers conv, fc1, but got one ndarray"):
-        fedstat.split(moved, minus=stacked[0], layer="*")
-    with pytest.raises(ValueError, match=r"the start must have the shape .*\(8, 30\), but got \(8, 29\)"):
-        fedstat.split(stacked, minus=stacked[0, :, 1:])
-    with pytest.raises(ValueError, match="the start is common to all clients, but layer 'fc1' of it differs between 6"):
-        fedstat.split(moved, minus=held["run"], layer="fc1")
+    assert list(fedstat.icc(moved, baseline=common, layer="*")) == ["conv", "fc1"]
+    with pytest.raises(ValueError, match="a baseline for each of the layers conv, fc1, but got one ndarray"):
+        fedstat.split(moved, baseline=stacked[0], layer="*")
+    with pytest.raises(ValueError, match=r"baseline must have the shape .*\(8, 30\), but got \(8, 29\)"):
+        fedstat.split(stacked, baseline=stacked[0, :, 1:])
+    with pytest.raises(ValueError, match="baseline is common to all clients, but layer 'fc1' of it differs between 6"):
+        fedstat.split(moved, baseline=held["run"], layer="fc1")
 
 
 def test_warnings_and_errors_name_their_layer() -> None:

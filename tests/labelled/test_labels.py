@@ -45,7 +45,7 @@ class Side(NamedTuple):
     gaps: bool = True  # whether a missing value is refused
 
 
-def minus(verb: Callable[..., Any], name: str = "minus", **how: Any) -> Side:
+def baseline(verb: Callable[..., Any], name: str = "baseline", **how: Any) -> Side:
     return Side(
         lambda s: verb(W, **{name: s}, **how), START.values, {"unit": UNITS, "weight": [*range(30)]}, gaps=False
     )
@@ -63,7 +63,7 @@ OF_DATA, OF_X = {"sample": SAMPLES}, np.repeat(["p", "q"], 6)
 PARTS = np.array(["train"] * 4 + ["test"] * 2 + ["train"] * 4 + ["test"] * 2)
 SIDE: dict[tuple[str, str], Side] = {
     ("client_clusters", "groups"): Side(
-        lambda g: labelled.client_clusters(W, n_clusters=2, groups=g, permutations=9, resamples=3).to_dict(),
+        lambda g: labelled.client_clusters(W, n_clusters=2, groups=g, n_permutations=9, n_subsamples=3).to_dict(),
         np.array(["x", "x", "y", "y", "y", "z"]), OF_CLIENTS,
     ),
     ("variance_components", "covariate"): Side(
@@ -75,18 +75,18 @@ SIDE: dict[tuple[str, str], Side] = {
     ("split", "covariate"): Side(
         lambda x: labelled.split(TWICE, method="icc", tau="test", covariate=x).fit.personal, SIZES, OF_CLIENTS
     ),
-    ("icc", "start"): minus(labelled.icc, "start"),
-    ("split", "minus"): minus(labelled.split, n_factors=2),
-    ("fa", "minus"): minus(labelled.fa, n_factors=2),
-    ("n_factors", "minus"): minus(labelled.n_factors, draws=2),
-    ("bootstrap", "minus"): minus(labelled.bootstrap, n_factors=2, replicates=2),
-    ("permutation_test", "minus"): minus(labelled.permutation_test, n_factors=2, replicates=2),
-    ("stability", "minus"): minus(labelled.stability, kappas=(0.6,), n_starts=0),
-    ("split_map", "minus"): minus(labelled.split_map, kappas=(0.5,), methods=("pc", "icc")),
+    ("icc", "baseline"): baseline(labelled.icc),
+    ("split", "baseline"): baseline(labelled.split, n_factors=2),
+    ("fa", "baseline"): baseline(labelled.fa, n_factors=2),
+    ("n_factors", "baseline"): baseline(labelled.n_factors, draws=2),
+    ("bootstrap", "baseline"): baseline(labelled.bootstrap, n_factors=2, n_boot=2),
+    ("permutation_test", "baseline"): baseline(labelled.permutation_test, n_factors=2, n_permutations=2),
+    ("sensitivity", "baseline"): baseline(labelled.sensitivity, kappas=(0.6,), n_starts=0),
+    ("split_map", "baseline"): baseline(labelled.split_map, kappas=(0.5,), methods=("pc", "icc")),
     ("split", "start"): start(labelled.split),
     ("fa", "start"): start(labelled.fa),
-    ("bootstrap", "start"): start(labelled.bootstrap, replicates=2),
-    ("permutation_test", "start"): start(labelled.permutation_test, replicates=2),
+    ("bootstrap", "start"): start(labelled.bootstrap, n_boot=2),
+    ("permutation_test", "start"): start(labelled.permutation_test, n_permutations=2),
     ("kernel", "client"): Side(lambda c: ntk.kernel(OF_SAMPLES, c), OF_X, OF_DATA),
     ("violations", "client"): Side(lambda c: ntk.violations(OF_SAMPLES, c), OF_X, OF_DATA),
     ("convergence", "client"): Side(
@@ -111,7 +111,7 @@ SIDE: dict[tuple[str, str], Side] = {
     ),
 }  # fmt: skip
 WITHOUT = {
-    ("effective_rank", "minus"): "the name of a factor, or 'mean'",
+    ("effective_rank", "baseline"): "the name of a factor, or 'mean'",
     ("compare", "data"): "a table, whose columns name everything",
     ("update", "weights"): "tested below",
     ("extreme_eigenvalues", "h"): "a matrix",
@@ -218,14 +218,14 @@ def test_the_series_of_the_report_gives_the_clusters_that_are_there() -> None:
     truth = pd.Series(np.repeat(["a", "b", "c"], 4), [f"client{i}" for i in RNG.permutation(12)])
     centers = dict(zip("abc", 30 * np.eye(3, 30), strict=True))
     v = pd.DataFrame([centers[g] for g in truth] + RNG.normal(size=(12, 30)), truth.index)
-    found = fedstat.client_clusters(v, n_clusters=3, groups=truth.sort_index(), permutations=9, resamples=3)
+    found = fedstat.client_clusters(v, n_clusters=3, groups=truth.sort_index(), n_permutations=9, n_subsamples=3)
     assert found.adjusted_rand == adjusted_rand_score(found.cluster, truth) == 1
     assert found.clients.tolist() == truth.index.tolist()
 
 
 def test_labels_of_values_are_positions_or_ignored_where_the_weights_have_none() -> None:
     v, groups = W.values, SIDE["client_clusters", "groups"].values
-    call = lambda g: fedstat.client_clusters(v, n_clusters=2, groups=g, permutations=9, resamples=3).adjusted_rand  # noqa: E731
+    call = lambda g: fedstat.client_clusters(v, n_clusters=2, groups=g, n_permutations=9, n_subsamples=3).adjusted_rand  # noqa: E731
     expected = call(groups)
     order = RNG.permutation(6)
     assert call(pd.Series(groups[order], order)) == expected
@@ -251,18 +251,18 @@ def icc2(w: np.ndarray) -> np.ndarray:
 
 
 STACKED: dict[str, Callable[[Any], Any]] = {
-    "bootstrap": lambda w: labelled.bootstrap(w, n_factors=2, replicates=2),
-    "client_clusters": lambda w: labelled.client_clusters(w, n_clusters=2, resamples=3),
+    "bootstrap": lambda w: labelled.bootstrap(w, n_factors=2, n_boot=2),
+    "client_clusters": lambda w: labelled.client_clusters(w, n_clusters=2, n_subsamples=3),
     "effective_rank": labelled.effective_rank,
     "fa": lambda w: labelled.fa(w, n_factors=2),
     "icc": labelled.icc,
     "knn_entropy": labelled.knn_entropy,
     "layer_matrix": lambda w: xr.DataArray(labelled.layer_matrix(w)).values,
     "n_factors": lambda w: labelled.n_factors(w, draws=2),
-    "permutation_test": lambda w: labelled.permutation_test(w, n_factors=2, replicates=2),
+    "permutation_test": lambda w: labelled.permutation_test(w, n_factors=2, n_permutations=2),
     "split": lambda w: labelled.split(w, n_factors=2),
     "split_map": lambda w: labelled.split_map(w, kappas=(0.5,), methods=("pc", "icc")),
-    "stability": lambda w: labelled.stability(w, kappas=(0.6,), n_starts=0),
+    "sensitivity": lambda w: labelled.sensitivity(w, kappas=(0.6,), n_starts=0),
     "update": lambda w: labelled.update(labelled.fa(W, n_factors=2), w),
     "variance_components": lambda w: labelled.variance_components([[one, one + 0.1 * one**2] for one in w]),
 }

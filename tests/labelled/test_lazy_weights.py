@@ -73,15 +73,24 @@ def test_no_more_is_in_memory_than_a_block_of_whole_chunks(monkeypatch: pytest.M
     "verb",
     [
         lambda w: fs.split(w, n_factors=2),
-        lambda w: fs.bootstrap(w, n_factors=2, replicates=2),
-        lambda w: fs.permutation_test(w, n_factors=2, replicates=2),
-        lambda w: fs.stability(w, n_starts=1),
+        lambda w: fs.bootstrap(w, n_factors=2, n_boot=2),
+        lambda w: fs.permutation_test(w, n_factors=2, n_permutations=2),
+        lambda w: fs.sensitivity(w, n_starts=1),
         lambda w: fs.fa(fs.layer_matrix(w), n_factors=2),
         fs.knn_entropy,
         fs.icc,
-        lambda w: fs.icc(w, replicates=2),
+        lambda w: fs.icc(w, n_boot=2),
     ],
-    ids=["split", "bootstrap", "permutation_test", "stability", "layer_matrix", "knn_entropy", "icc", "icc bootstrap"],
+    ids=[
+        "split",
+        "bootstrap",
+        "permutation_test",
+        "sensitivity",
+        "layer_matrix",
+        "knn_entropy",
+        "icc",
+        "icc bootstrap",
+    ],
 )
 def test_every_verb_reads_each_chunk_once(verb: Any) -> None:
     lazy, reads = stored({"client": 5})
@@ -95,10 +104,10 @@ def test_agreement_of_stored_weights_is_that_of_weights_in_memory(block: int, mo
     monkeypatch.setattr(arrays, "_BLOCK", block)
     lazy, reads = stored({"client": 5})
     start = np.ones((4, 6))
-    found = fs.icc(lazy, start=start)
+    found = fs.icc(lazy, baseline=start)
     assert set(reads.values()) == {2}, "clients are compared with all of them"
     assert not lazy.variable._in_memory
-    pd.testing.assert_frame_equal(found.tidy(), fs.icc(lazy.values, start=start).tidy(), rtol=1e-7, atol=1e-8)
+    pd.testing.assert_frame_equal(found.tidy(), fs.icc(lazy.values, baseline=start).tidy(), rtol=1e-7, atol=1e-8)
     by_f, reads = stored({"client": 5})
-    fs.icc(by_f, start=start, inference="F")
+    fs.icc(by_f, baseline=start, inference="F")
     assert set(reads.values()) == {1}

@@ -28,7 +28,7 @@ w = np.zeros((4, 3, 5))
 result = fedstat.split(w, method="minres", n_factors=1, tau=0.3)
 reveal_type(result)
 shared: np.ndarray = result.shared
-again = fedstat.bootstrap(w, replicates=10, max_iter=100, heywood="bound")
+again = fedstat.bootstrap(w, n_boot=10, max_iter=100, heywood="bound")
 entropy = fedstat.knn_entropy(w, ties="atoms").glance()
 fedstat.split(w, method="minnres")
 fedstat.split(w, kapa=0.5)

@@ -30,26 +30,26 @@ pytestmark = [
 ]
 
 VERBS: dict[str, tuple[Callable[[Any], Any], torch.Tensor]] = {
-    "bootstrap": (lambda w: labelled.bootstrap(w, n_factors=2, replicates=2).tidy()["estimate"], W),
-    "client_clusters": (lambda w: labelled.client_clusters(w, n_clusters=2, resamples=3).similarity, W),
+    "bootstrap": (lambda w: labelled.bootstrap(w, n_factors=2, n_boot=2).tidy()["estimate"], W),
+    "client_clusters": (lambda w: labelled.client_clusters(w, n_clusters=2, n_subsamples=3).similarity, W),
     "client_clusters groups": (
-        lambda g: labelled.client_clusters(W, n_clusters=2, resamples=3, permutations=9, groups=g).adjusted_rand,
+        lambda g: labelled.client_clusters(W, n_clusters=2, n_subsamples=3, n_permutations=9, groups=g).adjusted_rand,
         torch.asarray([0, 0, 1, 1, 1, 2]),
     ),
     "effective_rank": (lambda w: labelled.effective_rank(w).rank["rank"], W),
     "fa": (lambda w: labelled.fa(w, n_factors=2).communality, W),
     "fa start": (lambda h: labelled.fa(W, n_factors=2, start=h, max_iter=3).communality, torch.linspace(0.1, 0.9, 8)),
-    "fa minus": (lambda s: labelled.fa(W, n_factors=2, minus=s).communality, W.mean(0)),
+    "fa baseline": (lambda s: labelled.fa(W, n_factors=2, baseline=s).communality, W.mean(0)),
     "icc": (lambda w: labelled.icc(w).agreement, W),
-    "icc start": (lambda s: labelled.icc(W, start=s).agreement, W.mean(0)),
-    "icc start, arrays": (lambda s: labelled.icc(W.numpy(), start=s).agreement, W.mean(0)),
+    "icc start": (lambda s: labelled.icc(W, baseline=s).agreement, W.mean(0)),
+    "icc start, arrays": (lambda s: labelled.icc(W.numpy(), baseline=s).agreement, W.mean(0)),
     "knn_entropy": (lambda z: np.asarray(labelled.knn_entropy(z, ties="atoms")), labelled.layer_matrix(W)),
     "layer_matrix": (lambda w: labelled.layer_matrix(w).float().numpy(), W),
     "n_factors": (lambda w: [*labelled.n_factors(w, draws=2).numbers.values()], W),
-    "permutation_test": (lambda w: labelled.permutation_test(w, n_factors=2, replicates=2).communality, W),
+    "permutation_test": (lambda w: labelled.permutation_test(w, n_factors=2, n_permutations=2).communality, W),
     "split": (lambda w: labelled.split(w, n_factors=2).communality, W),
     "split_map": (lambda w: labelled.split_map(w, kappas=(0.5,), methods=("pc", "icc")).shared, W),
-    "stability": (lambda w: labelled.stability(w, kappas=(0.6,), n_starts=0).table["adjusted_rand"], W),
+    "sensitivity": (lambda w: labelled.sensitivity(w, kappas=(0.6,), n_starts=0).table["adjusted_rand"], W),
     "update": (lambda w: labelled.update(labelled.fa(W, n_factors=2), w).communality, W),
     "variance_components": (lambda w: labelled.variance_components(w).personal, TWICE),
     "variance_components covariate": (lambda x: labelled.variance_components(TWICE, covariate=x).personal, SIZES),
@@ -80,7 +80,7 @@ def test_parallel_vectors_have_no_clusters(kind: type) -> None:
             fedstat.client_clusters(v, n_clusters=n, groups=[0, 0, 0, 1, 1, 1])
     other = v.copy()
     other[3:] = v[3:, ::-1]
-    found = fedstat.client_clusters(other, n_clusters=2, groups=[0, 0, 0, 1, 1, 1], permutations=99, resamples=5)
+    found = fedstat.client_clusters(other, n_clusters=2, groups=[0, 0, 0, 1, 1, 1], n_permutations=99, n_subsamples=5)
     assert found.adjusted_rand == 1
     within = found.similarity[:3, :3]
     np.testing.assert_array_equal(within, 1)
@@ -96,7 +96,7 @@ def test_a_client_at_the_mean_has_nothing_of_its_own(kind: type, copies: int) ->
     x = RNG.normal(size=(copies, 5, 9)).astype(kind)
     x = np.concatenate([x, x.astype(float).mean(0, keepdims=True).astype(kind)])
     with pytest.raises(ValueError, match=rf"vectors of client\(s\) {copies} are zero, and have no cosine"):
-        fedstat.client_clusters(x, n_clusters=2, minus="mean")
+        fedstat.client_clusters(x, n_clusters=2, baseline="mean")
     rank = fedstat.effective_rank(x).rank["rank"].values[0]
     assert np.isnan(rank).tolist() == [*[False] * copies, True]
     away = x.astype(float) - x.astype(float).mean(0)

@@ -116,11 +116,11 @@ def test_defaults_of_factor_analysis_are_taken_and_unknown_options_are_not() -> 
         fs.split(half_identical(), method="icc", tau=1.5)
 
 
-@pytest.mark.parametrize("verb", ["bootstrap", "permutation_test", "stability"])
+@pytest.mark.parametrize("verb", ["bootstrap", "permutation_test", "sensitivity"])
 def test_verbs_that_repeat_factor_analyses_say_where_to_go(verb: str) -> None:
-    with pytest.raises(ValueError, match=rf"{verb} repeats factor analyses.*fedstat\.icc\(weights, replicates=B\)"):
+    with pytest.raises(ValueError, match=rf"{verb} repeats factor analyses.*fedstat\.icc\(weights, n_boot=B\)"):
         getattr(fs, verb)(half_identical(), method="icc")
-    again = fs.icc(half_identical(), replicates=5)
+    again = fs.icc(half_identical(), n_boot=5)
     assert again.split(tau=0.5).shared.sum() == 8
 
 
@@ -164,9 +164,9 @@ def test_kinds_of_arrays_agree(options: dict[str, Any]) -> None:
 def test_a_split_of_changes_comes_from_their_agreement() -> None:
     start = 5 * np.random.default_rng(1).normal(size=(16, 30))
     w = half_identical()
-    by_change = fs.icc(w + start, start=start).split(tau=0.5)
+    by_change = fs.icc(w + start, baseline=start).split(tau=0.5)
     np.testing.assert_array_equal(by_change.shared, np.arange(16) < 8)
-    with pytest.raises(ValueError, match=r"Use fedstat\.icc\(weights, start=\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"Use fedstat\.icc\(weights, baseline=\.\.\.\)"):
         fs.update(by_change, w)
 
 
@@ -234,11 +234,11 @@ def test_extreme_scales_change_no_agreement() -> None:
 def test_every_verb_carries_it_in_its_split(model8: tuple[np.ndarray, np.ndarray]) -> None:
     w = model8[0][:5, :12]
     expected = fs.icc(w).agreement
-    how: dict[str, Any] = {"n_factors": 2, "method": "pc", "replicates": 2}
+    how: dict[str, Any] = {"n_factors": 2, "method": "pc"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        splits = [fs.bootstrap(w, **how).split, fs.permutation_test(w, **how).split]
-        splits += [fs.stability(w, n_starts=0).reference, fs.update(splits[0], w)]
+        splits = [fs.bootstrap(w, n_boot=2, **how).split, fs.permutation_test(w, n_permutations=2, **how).split]
+        splits += [fs.sensitivity(w, n_starts=0).reference, fs.update(splits[0], w)]
     for split in splits:
         np.testing.assert_allclose(split.icc, expected, rtol=1e-12)
 
@@ -258,7 +258,7 @@ def test_a_contradiction_is_said_on_model_8_at_small_kappa(model8: tuple[np.ndar
     assert "Warning: clients agree less on shared than on personal units: shared means" in repr(inverted)
     assert [one.title for one in inverted.cautions() if one.grave] == ["Clients agree less on shared units"]
     with pytest.warns(AgreementWarning):
-        fs.bootstrap(w, kappa=0.3, replicates=2)
+        fs.bootstrap(w, kappa=0.3, n_boot=2)
     with pytest.warns(AgreementWarning):
         fs.update(inverted, w)
 
@@ -342,7 +342,7 @@ def test_the_command_splits_by_agreement(files: list[str], tmp_path: Path, capsy
     assert np.isnan(data["communality"]).all()
     assert data.attrs["method"] == "icc"
     assert "loadings" not in data
-    for option, message in (("--kappa=0.5", "kappa has no effect"), ("--bootstrap=5", r"fedstat.icc(weights, rep")):
+    for option, message in (("--kappa=0.5", "kappa has no effect"), ("--n-boot=5", r"fedstat.icc(weights, n_boot")):
         with pytest.raises(SystemExit):
             main([*files, "--method", "icc", option])
         assert message in capsys.readouterr().err

@@ -45,7 +45,7 @@ def test_the_summary_counts_what_the_table_holds():
     assert long.shape == (7 * 8, 4)
     assert (long["group"] == "shared").sum() == found.shared.sum()
     assert repr(found).splitlines()[:2] == [
-        "Split of 8 units in 7 analyses, tau 0.5",
+        "Split of 8 units under 7 specifications (tau = 0.5)",
         "  pc, leverage at kappa 0.5, 0.75, 0.95; icc",
     ]
 
@@ -66,5 +66,5 @@ def test_layers_are_mapped_one_by_one_and_less_their_start():
     assert list(found.left_out) == ["head"]
     np.testing.assert_array_equal(found["fc1"].shared, fedstat.split_map(W, **how).shared)
     start = np.random.default_rng(5).normal(size=W.shape[1:])
-    moved = fedstat.split_map(W.values + start, minus=start, **how).shared
+    moved = fedstat.split_map(W.values + start, baseline=start, **how).shared
     np.testing.assert_array_equal(moved, fedstat.split_map(W.values, **how).shared)

@@ -195,11 +195,11 @@ def test_modules_are_sources_of_every_verb() -> None:
     for model in models.values():
         model[0].weight.data += start[0].weight.data
     w += start[0].weight.detach().numpy().swapaxes(0, 1)
-    changed = fedstat.split(models, layer="0", minus=start, n_factors=1, method="pc").communality
+    changed = fedstat.split(models, layer="0", baseline=start, n_factors=1, method="pc").communality
     by_hand = fedstat.split(w - start[0].weight.detach().numpy().swapaxes(0, 1), n_factors=1, method="pc").communality
     np.testing.assert_allclose(changed, by_hand, atol=1e-7)
     with pytest.raises(ValueError, match="layer '0' of the start and of the weights are not read alike"):
-        fedstat.split(models, layer="0", minus=start.state_dict(), n_factors=1)
+        fedstat.split(models, layer="0", baseline=start.state_dict(), n_factors=1)
     with pytest.raises(ValueError, match=r"got one Sequential. Give one module per client"):
         read_weights(start)
 

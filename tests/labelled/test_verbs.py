@@ -19,24 +19,24 @@ from fedstat.results import ByLayer
 LAYER = "layer=None, checkpoint=None"
 ARGUMENTS = {
     "fa": "z, *, kappa=0.85, n_factors=None, method='pa', rotation=None, corr=False, n_obs=None, start='pc', "
-    f"n_starts=1, seed=0, heywood='allow', max_iter=None, tol=None, {LAYER}, minus=None",
-    "n_factors": f"z, *, kappa=0.85, corr=False, n_obs=None, draws=100, quantile=0.95, seed=0, {LAYER}, minus=None",
-    "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, minus=None, **options",
+    f"n_starts=1, seed=0, heywood='allow', max_iter=None, tol=None, {LAYER}, baseline=None",
+    "n_factors": f"z, *, kappa=0.85, corr=False, n_obs=None, draws=100, quantile=0.95, seed=0, {LAYER}, baseline=None",
+    "split": f"weights, *, kappa=0.85, tau=0.5, {LAYER}, baseline=None, **options",
     "split_map": "weights, *, kappas=(0.5, 0.75, 0.85, 0.9, 0.95), methods=('pa', 'minres', 'pc', 'leverage', 'icc'), "
-    f"tau=0.5, {LAYER}, minus=None",
-    "bootstrap": "weights, *, tau=0.5, replicates=200, level=0.95, seed=0, kappa=0.85, executor=None, "
-    f"{LAYER}, minus=None, **options",
-    "permutation_test": "weights, *, replicates=199, seed=0, kappa=0.85, executor=None, "
-    f"{LAYER}, minus=None, **options",
-    "stability": "weights, *, tau=0.5, kappa=0.85, method='pa', kappas=(0.5, 0.75, 0.85, 0.9, 0.95), "
-    f"taus=(0.25, 0.75), n_starts=5, seed=0, {LAYER}, minus=None",
-    "icc": f"weights, *, start=None, inference='sign-flip', level=0.95, replicates=0, seed=0, {LAYER}",
+    f"tau=0.5, {LAYER}, baseline=None",
+    "bootstrap": "weights, *, tau=0.5, n_boot=200, level=0.95, seed=0, kappa=0.85, executor=None, "
+    f"{LAYER}, baseline=None, **options",
+    "permutation_test": "weights, *, n_permutations=199, seed=0, kappa=0.85, executor=None, "
+    f"{LAYER}, baseline=None, **options",
+    "sensitivity": "weights, *, tau=0.5, kappa=0.85, method='pa', kappas=(0.5, 0.75, 0.85, 0.9, 0.95), "
+    f"taus=(0.25, 0.75), n_starts=5, seed=0, {LAYER}, baseline=None",
+    "icc": f"weights, *, baseline=None, inference='sign-flip', level=0.95, n_boot=0, seed=0, {LAYER}",
     "layer_matrix": "weights",
-    "effective_rank": "weights, *, minus='mean', level=0.95",
+    "effective_rank": "weights, *, baseline='mean', level=0.95",
     "knn_entropy": "x, *, k=3, level=0.95, dim='client', feature_dim=None, **options",
     "update": "previous, weights",
     "variance_components": "weights, *, covariate=None, sizes=None, method='moments', level=0.95",
-    "client_clusters": "vectors, *, n_clusters, groups=None, minus=None, permutations=9999, resamples=200, "
+    "client_clusters": "vectors, *, n_clusters, groups=None, baseline=None, n_permutations=9999, n_subsamples=200, "
     "level=0.95, seed=0",
     "compare": "data, *, reference, value='accuracy', method='method', block='seed', sample=None, level=0.95",
 }
@@ -44,7 +44,7 @@ OF_LAYERS = [name for name, arguments in ARGUMENTS.items() if LAYER in arguments
 W = weights(shape=(4, 2))
 STATES = {f"client{i}": {"fc1.weight": w.reshape(8, 8), "fc2.weight": w.reshape(8, 8)} for i, w in enumerate(W)}
 FEW: dict[str, Any] = {
-    "bootstrap": {"replicates": 3}, "permutation_test": {"replicates": 3}, "n_factors": {"draws": 3}
+    "bootstrap": {"n_boot": 3}, "permutation_test": {"n_permutations": 3}, "n_factors": {"draws": 3}
 }  # fmt: skip
 
 
@@ -68,7 +68,7 @@ def test_verbs_show_their_arguments_and_examples() -> None:
 @pytest.mark.parametrize("name", OF_LAYERS)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_each_layer_has_the_result_of_its_weights_less_its_baseline(name: str) -> None:
-    verb, baseline = getattr(fedstat, name), "start" if name == "icc" else "minus"
+    verb, baseline = getattr(fedstat, name), "baseline"
     start = {layer: W.mean(axis=0).reshape(8, 8) * i for i, layer in enumerate(STATES["client0"], 1)}
     found = verb(STATES, layer=["fc*"], **{baseline: start}, **FEW.get(name, {}))
     assert isinstance(found, ByLayer)
@@ -99,7 +99,7 @@ def test_a_wrong_call_is_refused_in_pythons_words(name: str) -> None:
     [
         ("icc", {"level": 95}, "level must be a finite number"),
         ("icc", {"inference": "t"}, "inference must be one of"),
-        ("icc", {"replicates": -1}, "replicates must be an integer"),
+        ("icc", {"n_boot": -1}, "n_boot must be an integer"),
         ("fa", {"method": "icc"}, "agreement is not a factor analysis"),
         ("fa", {"kappa": 0.5, "n_factors": 2}, "kappa has no effect"),
         ("split_map", {"methods": ("pc", "pc")}, "methods must hold at least one value and none twice"),
@@ -107,7 +107,7 @@ def test_a_wrong_call_is_refused_in_pythons_words(name: str) -> None:
         ("bootstrap", {"level": 1}, "level must be a finite number"),
         ("bootstrap", {"method": "icc"}, "bootstrap repeats factor analyses"),
         ("permutation_test", {"method": "icc"}, "permutation_test repeats factor analyses"),
-        ("stability", {"method": "icc"}, "stability repeats factor analyses"),
+        ("sensitivity", {"method": "icc"}, "sensitivity repeats factor analyses"),
     ],
 )
 def test_wrong_arguments_are_refused_before_weights_are_read(
@@ -118,7 +118,5 @@ def test_wrong_arguments_are_refused_before_weights_are_read(
 
 
 def test_an_option_that_fits_do_not_take_is_refused_before_weights_are_read(tmp_path: Path) -> None:
-    with pytest.raises(
-        TypeError, match=r"^bootstrap takes tau, replicates, level, .* after the weights, but got nonsens"
-    ):
+    with pytest.raises(TypeError, match=r"^bootstrap takes tau, n_boot, level, .* after the weights, but got nonsens"):
         fedstat.bootstrap(tmp_path / "no such file", nonsense=np.ones(3))

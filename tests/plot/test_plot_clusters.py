@@ -25,7 +25,7 @@ def _closed():
 
 def test_clients_stand_in_the_order_of_the_tree_with_their_groups():
     groups = np.array(list("ababbaba"))
-    found = fedstat.client_clusters(V, n_clusters=3, groups=groups, permutations=9, resamples=2)
+    found = fedstat.client_clusters(V, n_clusters=3, groups=groups, n_permutations=9, n_subsamples=2)
     ax = fedstat.plot.client_similarity(found)
     drawn = ax.images[0].get_array().filled(np.nan)
     expected = found.similarity[np.ix_(found.order, found.order)]

@@ -40,7 +40,7 @@ def test_the_histogram_counts_every_live_unit_and_marks_the_threshold(weights: n
 
 def test_bootstrap_intervals_stand_above_the_histogram(weights: np.ndarray) -> None:
     clients = np.concatenate([weights, weights + 0.1 * np.random.default_rng(0).normal(size=weights.shape)])
-    result = fs.bootstrap(clients, n_factors=2, method="pc", replicates=20)
+    result = fs.bootstrap(clients, n_factors=2, method="pc", n_boot=20)
     ax = plot.communality(result)
     segments = ax.collections[0].get_segments()
     assert len(segments) == 24
@@ -100,7 +100,7 @@ def test_the_forest_names_every_unit_beside_its_interval_and_the_layer_below(wei
     np.testing.assert_allclose(np.asarray(ax.collections[1].get_offsets())[:, 0], table["icc"])
     assert ax.get_title() == "undefined units left out: 1"
     plt.close("all")
-    ax = forest(fs.icc(named, replicates=10), units=5, type="ICC3")
+    ax = forest(fs.icc(named, n_boot=10), units=5, type="ICC3")
     assert ax.get_title() == "3 highest and 2 lowest of 23 units; undefined units left out: 1"
     assert len(ax.get_yticklabels()) == 6
     assert ax.get_xlabel().startswith("ICC3, 95% CI (bootstrap over clients)\n")

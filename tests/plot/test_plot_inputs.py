@@ -18,7 +18,7 @@ from fedstat import plot, sim
 from fedstat.results import BootstrapResult
 from fedstat.study import summary
 
-OF_FACTORS = {"FactorResult", "SplitResult", "BootstrapResult", "PermutationResult", "StabilityResult"}
+OF_FACTORS = {"FactorResult", "SplitResult", "BootstrapResult", "PermutationResult", "SensitivityResult"}
 MEANT = {
     "client_similarity": {"ClientClustersResult"},
     "communality": OF_FACTORS | {"IccResult"},
@@ -36,7 +36,7 @@ MEANT = {
     "loadings": OF_FACTORS,
     "scree": OF_FACTORS | {"NFactorsResult"},
     "split_map": {"SplitMapResult"},
-    "stability": {"StabilityResult"},
+    "sensitivity": {"SensitivityResult"},
 }  # fmt: skip
 # What takes no result at all: names, figures, text, tables, and maps of filters.
 OTHERS = {"by_setting", "caption", "motivation_origin", "one_legend", "origin", "study_dataset", "style_of"}
@@ -131,7 +131,7 @@ def test_a_study_is_drawn_without_taking_it_apart():
 
 
 def test_the_forest_of_a_bootstrap_has_its_intervals_and_the_threshold():
-    result = fedstat.bootstrap(weights(clients=8), n_factors=2, replicates=9)
+    result = fedstat.bootstrap(weights(clients=8), n_factors=2, n_boot=9)
     assert isinstance(result, BootstrapResult)
     ax, table = plot.forest(result), result.tidy().sort_values("estimate", ascending=False)
     assert "95% CIs: expected communality in samples of 8 clients, not the population's" in ax.get_xlabel()

@@ -79,13 +79,14 @@ OTHERS: dict[str, Callable[[Sequence[str]], Any]] = {
         .assign(label="a", place=range(len(names)))
     ),
     "groups of client_similarity": lambda names: plot.client_similarity(
-        fedstat.client_clusters(RNG.normal(size=(14, 9)), n_clusters=2, groups=[*names, *names], resamples=2,
-                                permutations=9)
+        fedstat.client_clusters(RNG.normal(size=(14, 9)), n_clusters=2, groups=[*names, *names], n_subsamples=2,
+                                n_permutations=9)
     ),
 }  # fmt: skip
 WITHOUT = {
-    "accuracy", "accuracy_grid", "convergence", "freezing", "generalization", "recovery", "recovery_grid", "stability",
-    "stability_grid", "study_grid", "study_dataset", "origin", "spectrum", "spectrum_grid", "kappa_window",
+    "accuracy", "accuracy_grid", "convergence", "freezing", "generalization", "recovery", "recovery_grid",
+    "sensitivity", "stability", "stability_grid", "study_grid", "study_dataset", "origin", "spectrum",
+    "spectrum_grid", "kappa_window",
     "heatmap", "entropies", "relation", "fig1", "fig2", "motivation_grid", "motivation_origin",
     "caption", "one_legend", "style_of", "partition", "rounds", "scree", "communality", "loadings", "split_map",
     "client_lines", "similarity_over_rounds", "leakage", "leakage_grid", "profile", "shares", "client_similarity",

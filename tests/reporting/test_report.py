@@ -294,7 +294,7 @@ def test_a_split_is_reported(tmp_path):
         files.append(str(tmp_path / f"<b>client{i}.npz"))
         np.savez(files[-1], **{"fc1.weight": rng.normal(size=(30, 9))})
     out = tmp_path / "split.zarr"
-    assert decompose.main([*files, "--n-factors", "3", "--bootstrap", "20", "--out", str(out)]) == 0
+    assert decompose.main([*files, "--n-factors", "3", "--n-boot", "20", "--out", str(out)]) == 0
     made = fedstat.report(out)
     text = page(made).text
     data = fedstat.open_run(out)["split/fc1"]
@@ -314,7 +314,7 @@ def test_a_split_is_reported(tmp_path):
     assert "principal axis factor analysis (Harman, 1976)" in text
     command = re.search(r"python -m fedstat\.decompose .*?--seed \d+", text)[0]
     assert decompose.parser().parse_args(shlex.split(command)[3:]).files == files
-    stopped = ["--n-factors", "3", "--max-iter", "2", "--bootstrap", "20", "--out", str(out), "--overwrite"]
+    stopped = ["--n-factors", "3", "--max-iter", "2", "--n-boot", "20", "--out", str(out), "--overwrite"]
     assert decompose.main([*files, *stopped]) == 0
     cautions = {one.title: one.text for one in fedstat.report(out).cautions}
     assert cautions["Refits not converged"].startswith("layer fc1: 100% of the refits had not converged")
@@ -322,8 +322,7 @@ def test_a_split_is_reported(tmp_path):
     made = fedstat.report(out)
     assert "the intraclass correlation ICC2 (Shrout and Fleiss, 1979)" in page(made).text
     assert (
-        "fedstat.icc(weights, replicates=500)"
-        in {one.title: one.text for one in made.cautions}["Certainty not estimated"]
+        "fedstat.icc(weights, n_boot=500)" in {one.title: one.text for one in made.cautions}["Certainty not estimated"]
     )
 
 

@@ -43,7 +43,7 @@ def test_clients_are_counted_and_not_the_paths_that_hold_them(
 
 def test_a_common_start_that_was_subtracted_is_said(given: Path, tmp_path: Path) -> None:
     out, start = tmp_path / "split.zarr", given / "start.npz"
-    options = ["--minus", str(start), "--n-factors", "2", "--out", str(out)]
+    options = ["--baseline", str(start), "--n-factors", "2", "--out", str(out)]
     assert decompose.main([str(given / "clients"), *options]) == 0
     text = fedstat.report(out).html
     assert f"{start}, subtracted from every client&#39;s weights" in text

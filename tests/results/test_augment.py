@@ -76,13 +76,13 @@ def test_what_does_not_fit_is_said() -> None:
 
 def test_the_other_results_of_units_and_clients_join_alike() -> None:
     mine = pd.DataFrame({"unit": ["u6", "u1"]})
-    drawn = fedstat.bootstrap(W, n_factors=2, method="pc", replicates=5)
-    test = fedstat.permutation_test(W, n_factors=2, method="pc", replicates=5)
+    drawn = fedstat.bootstrap(W, n_factors=2, method="pc", n_boot=5)
+    test = fedstat.permutation_test(W, n_factors=2, method="pc", n_permutations=5)
     alike = fedstat.icc(W)
     for result, column in ((drawn, "p_shared"), (test, "p_value"), (alike, "var_clients")):
         whole = result.augment().set_index("unit")
         assert result.augment(mine)[column].tolist() == whole.loc[["u6", "u1"], column].tolist()
-    clusters = fedstat.client_clusters(W, n_clusters=2, resamples=2)
+    clusters = fedstat.client_clusters(W, n_clusters=2, n_subsamples=2)
     found = clusters.augment(pd.DataFrame({"client": [3, 0], "hospital": ["x", "y"]}))
     assert found["cluster"].tolist() == clusters.cluster[[3, 0]].tolist()
 
@@ -114,7 +114,7 @@ def test_scores_of_new_rows_are_those_that_the_fitted_sample_gives() -> None:
     [
         lambda w: fedstat.fa(w, n_factors=2),
         lambda w: fedstat.split(w, n_factors=2).factors,
-        lambda w: fedstat.bootstrap(w, n_factors=2, replicates=2).split.factors,
+        lambda w: fedstat.bootstrap(w, n_factors=2, n_boot=2).split.factors,
         lambda w: fedstat.update(fedstat.fa(w, n_factors=2), w),
         lambda w: fedstat.fa(torch.as_tensor(w), n_factors=2, rotation="oblimin"),
     ],

@@ -20,8 +20,8 @@ OF_ITERATION: list[dict[str, Any]] = [
 VERBS = {
     "fa": lambda **k: fs.fa(R8, corr=True, **k),
     "split": lambda **k: fs.split(weights(), **k),
-    "bootstrap": lambda **k: fs.bootstrap(weights(), replicates=2, **k),
-    "permutation_test": lambda **k: fs.permutation_test(weights(), replicates=2, **k),
+    "bootstrap": lambda **k: fs.bootstrap(weights(), n_boot=2, **k),
+    "permutation_test": lambda **k: fs.permutation_test(weights(), n_permutations=2, **k),
 }
 
 
@@ -64,11 +64,11 @@ def test_rows_are_counted_not_told() -> None:
 
 def test_other_verbs_refuse_what_they_would_ignore() -> None:
     with pytest.raises(ValueError, match="n_starts has no effect with method='pc'"):
-        fs.stability(weights(), method="pc", n_starts=3)
+        fs.sensitivity(weights(), method="pc", n_starts=3)
     with pytest.raises(ValueError, match="resolution has no effect with ties='atoms'"):
         fs.knn_entropy(weights()[:, 0], ties="atoms", resolution=0.1)
 
 
 def test_the_warning_names_a_verb_that_takes_the_same_weights() -> None:
-    with pytest.warns(ConvergenceWarning, match=r"or see fedstat\.stability for whether the split moves too"):
+    with pytest.warns(ConvergenceWarning, match=r"or see fedstat\.sensitivity for whether the split moves too"):
         fs.split(weights(), n_factors=3, max_iter=3, tol=1e-12)

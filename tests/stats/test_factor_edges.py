@@ -55,7 +55,7 @@ def test_one_client_is_split_with_a_word_and_one_row_is_not() -> None:
     with pytest.warns(UserWarning, match="of one client, so that agreement between clients cannot enter"):
         result = fs.split(alone, n_factors=2)
     assert result.fit.n_obs == 30
-    for again in (lambda: fs.update(result, alone), lambda: fs.stability(alone, kappa=0.5, n_starts=0)):
+    for again in (lambda: fs.update(result, alone), lambda: fs.sensitivity(alone, kappa=0.5, n_starts=0)):
         with pytest.warns(UserWarning, match="of one client"):
             again()
     with pytest.raises(ValueError, match=r"at least 2 rows .* but got 1"):

@@ -125,7 +125,7 @@ def test_balanced_layouts_agree_with_restricted_maximum_likelihood() -> None:
 
 def test_the_change_from_a_common_start_is_analysed() -> None:
     w, start = weights(), 100 * np.random.default_rng(5).normal(size=(5, 20))
-    moved = fs.icc(start + w, start=start)
+    moved = fs.icc(start + w, baseline=start)
     np.testing.assert_allclose(moved.agreement, fs.icc(w).agreement, rtol=1e-10)
     assert fs.icc(start + w).agreement.min() > 0.99
     assert "minus the common initial parameters" in repr(moved)
@@ -135,34 +135,36 @@ def test_the_change_from_a_common_start_is_analysed() -> None:
 def test_a_labelled_start_is_matched_by_name() -> None:
     w = xr.DataArray(weights().reshape(8, 5, 4, 5), dims=("client", "unit", "in", "pixel"))
     start = w.isel(client=0).copy()
-    expected = fs.icc(w.values, start=start.values)
+    expected = fs.icc(w.values, baseline=start.values)
     for given in (start, start.transpose("pixel", "unit", "in"), start.values):
         np.testing.assert_allclose(
-            fs.icc(w.transpose("in", "client", "pixel", "unit").transpose(..., "in", "pixel"), start=given).agreement,
+            fs.icc(
+                w.transpose("in", "client", "pixel", "unit").transpose(..., "in", "pixel"), baseline=given
+            ).agreement,
             expected.agreement,
         )
-    np.testing.assert_allclose(fs.icc(w.values, start=torch.asarray(start.values)).agreement, expected.agreement)
-    np.testing.assert_allclose(fs.icc(torch.asarray(w.values), start=start.values).agreement, expected.agreement)
+    np.testing.assert_allclose(fs.icc(w.values, baseline=torch.asarray(start.values)).agreement, expected.agreement)
+    np.testing.assert_allclose(fs.icc(torch.asarray(w.values), baseline=start.values).agreement, expected.agreement)
 
 
 def test_a_start_that_does_not_fit_is_refused() -> None:
     w = xr.DataArray(weights(), dims=("client", "unit", "weight"), coords={"unit": list("abcde")})
-    with pytest.raises(ValueError, match=r"start must have the shape of one client's weights, \(5, 20\), but got \(8,"):
-        fs.icc(w.values, start=w.values)
-    with pytest.raises(ValueError, match=r"start must have the shape .* but got \(20,\)"):
-        fs.icc(w, start=np.zeros(20))
-    with pytest.raises(ValueError, match=r"start must have the dims of one client's weights, .* but got .*client"):
-        fs.icc(w, start=w)
+    with pytest.raises(ValueError, match=r"baseline must have the shape of one client's weights, \(5, 20\), but got"):
+        fs.icc(w.values, baseline=w.values)
+    with pytest.raises(ValueError, match=r"baseline must have the shape .* but got \(20,\)"):
+        fs.icc(w, baseline=np.zeros(20))
+    with pytest.raises(ValueError, match=r"baseline must have the dims of one client's weights, .* but got .*client"):
+        fs.icc(w, baseline=w)
     with pytest.raises(
-        ValueError, match="start must have one value for each unit, but has none for 'e' and values for others, 'x'"
+        ValueError, match="baseline must have one value for each unit, but has none for 'e' and values for others, 'x'"
     ):
-        fs.icc(w, start=w.isel(client=0).assign_coords(unit=list("abcdx")))
+        fs.icc(w, baseline=w.isel(client=0).assign_coords(unit=list("abcdx")))
     start = w.isel(client=0).copy()
     start[{"unit": 2}] = np.nan
-    with pytest.raises(ValueError, match=r"start holds NaN or infinite values, first in unit\(s\) c"):
-        fs.icc(w, start=start)
-    with pytest.raises(ValueError, match="start must hold real numbers"):
-        fs.icc(w, start=np.zeros((5, 20), dtype=complex))
+    with pytest.raises(ValueError, match=r"baseline holds NaN or infinite values, first in unit\(s\) c"):
+        fs.icc(w, baseline=start)
+    with pytest.raises(ValueError, match="baseline must hold real numbers"):
+        fs.icc(w, baseline=np.zeros((5, 20), dtype=complex))
 
 
 def test_a_start_that_clients_did_not_have_is_refused() -> None:
@@ -171,11 +173,11 @@ def test_a_start_that_clients_did_not_have_is_refused() -> None:
     smooth = np.exp(-0.5 * ((at[:, None] - at) / 3) ** 2)
     for _ in range(50):
         w, other = rng.normal(size=(12, 32, 64)) @ smooth, rng.normal(size=(32, 64))
-        for verb in (fs.icc, lambda w, start: fs.split(w, minus=start, n_factors=1, method="pc")):
-            with pytest.raises(ValueError, match=r"the start has a correlation of .*clients did not start there"):
-                verb(w, start=other)
-            verb(w + 0.5 * smooth.sum(0).max() * other, start=other)
-    constant = fs.icc(w, start=np.full((32, 64), 0.1))
+        for verb in (fs.icc, lambda w, baseline: fs.split(w, baseline=baseline, n_factors=1, method="pc")):
+            with pytest.raises(ValueError, match=r"baseline has a correlation of .*clients did not start there"):
+                verb(w, baseline=other)
+            verb(w + 0.5 * smooth.sum(0).max() * other, baseline=other)
+    constant = fs.icc(w, baseline=np.full((32, 64), 0.1))
     np.testing.assert_allclose(constant.agreement, fs.icc(w).agreement, rtol=1e-6)
 
 
@@ -190,7 +192,7 @@ def test_weights_that_are_not_finite_are_named(bad: float, kind: Any) -> None:
         w, dims=("client", "unit", "weight"), coords={"client": list("abcdefgh"), "unit": list("vwxyz")}
     )
     with pytest.raises(ValueError, match=r"client g hold NaN or infinite values, first in unit\(s\) y"):
-        fs.icc(named, replicates=5)
+        fs.icc(named, n_boot=5)
 
 
 def test_one_client_and_one_weight_are_refused() -> None:
@@ -199,11 +201,11 @@ def test_one_client_and_one_weight_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 2 weights in a unit, but got 1"):
         fs.icc(weights()[:, :, :1])
     with pytest.raises(ValueError, match="at least 3 of them, but got 2"):
-        fs.icc(weights(clients=2), replicates=10)
+        fs.icc(weights(clients=2), n_boot=10)
     with pytest.raises(ValueError, match="level must be a finite number"):
         fs.icc(weights(), level=1.0)
-    with pytest.raises(ValueError, match="replicates must be an integer >= 0"):
-        fs.icc(weights(), replicates=-1)
+    with pytest.raises(ValueError, match="n_boot must be an integer >= 0"):
+        fs.icc(weights(), n_boot=-1)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e5])
@@ -211,7 +213,7 @@ def test_a_dead_unit_is_nan_counted_and_named(value: float) -> None:
     w = weights()
     w[:, 2] = value
     named = xr.DataArray(w, dims=("client", "unit", "weight"), coords={"unit": list("abcde")})
-    found = fs.icc(named, replicates=10)
+    found = fs.icc(named, n_boot=10)
     assert found.dead.tolist() == [False, False, True, False, False]
     assert found.glance()["n_dead"][0] == found.glance()["n_undefined"][0] == 1
     assert "  constant: c" in repr(found)
@@ -278,7 +280,7 @@ def test_sums_do_not_depend_on_blocks_or_on_who_is_summed_first(cached: int, mon
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_tensors_give_the_numbers_of_arrays(dtype: torch.dtype) -> None:
     w = torch.asarray(weights()).to(dtype)
-    a, b = fs.icc(w, replicates=20), fs.icc(w.numpy(), replicates=20)
+    a, b = fs.icc(w, n_boot=20), fs.icc(w.numpy(), n_boot=20)
     statistics = ["statistic"]  # from products in float32
     for x, y in ((a.tidy(), b.tidy()), (a.layer, b.layer)):
         pd.testing.assert_frame_equal(x.drop(columns=statistics), y.drop(columns=statistics), rtol=1e-7)
@@ -287,8 +289,8 @@ def test_tensors_give_the_numbers_of_arrays(dtype: torch.dtype) -> None:
 
 def test_tensors_that_are_trained_are_taken_as_they_are() -> None:
     w, start = torch.asarray(weights()), torch.zeros(5, 20, dtype=torch.float64)
-    expected = fs.icc(w, start=start, replicates=5).tidy()
-    found = fs.icc(w.requires_grad_(), start=start.requires_grad_(), replicates=5)
+    expected = fs.icc(w, baseline=start, n_boot=5).tidy()
+    found = fs.icc(w.requires_grad_(), baseline=start.requires_grad_(), n_boot=5)
     assert found.tidy().equals(expected)
 
 
@@ -315,7 +317,7 @@ def test_tables_have_the_columns_of_the_documentation() -> None:
     found = fs.icc(weights())
     table = found.tidy()
     assert [*table.columns] == ["unit", "type", "icc", "statistic", "p_value", "conf_low", "conf_high", "p_adjusted"]
-    assert list(fs.icc(weights(), replicates=5).tidy().columns[-3:]) == ["std_error", "boot_low", "boot_high"]
+    assert list(fs.icc(weights(), n_boot=5).tidy().columns[-3:]) == ["std_error", "boot_low", "boot_high"]
     assert len(table) == 5 * 6
     assert len(found.layer) == 6
     assert len(found.augment()) == 5

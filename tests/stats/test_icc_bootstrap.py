@@ -54,7 +54,7 @@ def test_a_client_drawn_twice_does_not_count_as_agreement() -> None:
     w = weights(clients=10, units=60, signal=0.0, offset=0.0)
     units, _ = icc_resampling.bootstrap(w, replicates=100)
     assert abs(units[..., 1].mean()) < 0.01  # counting them would give about 1 / 10
-    table = fs.icc(w, replicates=200).tidy().query("type == 'ICC2'")
+    table = fs.icc(w, n_boot=200).tidy().query("type == 'ICC2'")
     assert ((table["boot_low"] <= 0) & (table["boot_high"] >= 0)).mean() > 0.8
 
 
@@ -67,15 +67,15 @@ def test_standard_errors_are_those_of_repeated_sampling_of_clients() -> None:
         return common + rng.gamma(1.0, size=(40, 1, 1)) * rng.normal(size=(40, 1, 15))
 
     truth = np.std([fs.icc(sample()).agreement[0] for _ in range(300)])
-    found = [fs.icc(sample(), replicates=100, seed=s).tidy()["std_error"][1] for s in range(20)]
+    found = [fs.icc(sample(), n_boot=100, seed=s).tidy()["std_error"][1] for s in range(20)]
     np.testing.assert_allclose(np.mean(found), truth, rtol=0.3)
 
 
 def test_the_bootstrap_is_reproducible_and_leaves_the_rest_alone() -> None:
-    a, b = (fs.icc(weights(), replicates=20, seed=4).tidy() for _ in range(2))
+    a, b = (fs.icc(weights(), n_boot=20, seed=4).tidy() for _ in range(2))
     assert a.equals(b)
     assert a[a.columns[:-3]].equals(fs.icc(weights(), seed=4).tidy())
-    assert not a["std_error"].equals(fs.icc(weights(), replicates=20, seed=5).tidy()["std_error"])
+    assert not a["std_error"].equals(fs.icc(weights(), n_boot=20, seed=5).tidy()["std_error"])
 
 
 def test_offsets_and_scales_cost_a_replicate_no_digits() -> None:
@@ -91,7 +91,7 @@ def test_replicates_that_draw_one_client_alone_are_left_out() -> None:
     alone = np.isnan(layer).all(axis=1)
     assert 0 < alone.sum() < 20
     np.testing.assert_array_equal(np.isnan(units).all(axis=(1, 2)), alone)
-    table = fs.icc(weights(clients=3), replicates=60).tidy()
+    table = fs.icc(weights(clients=3), n_boot=60).tidy()
     assert table[["std_error", "boot_low", "boot_high"]].notna().all(axis=None)
 
 

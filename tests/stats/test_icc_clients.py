@@ -312,7 +312,7 @@ def test_blocks_of_clients_units_and_tensors_give_the_same(
 def test_a_start_is_subtracted_before_the_test() -> None:
     w, start = layer(8, 10, 0, seed=1), 5 * np.random.default_rng(9).normal(size=(10, 20))
     assert fs.icc(w + start).glance()["n_agreeing"][0] == 10
-    moved = fs.icc(w + start, start=start)
+    moved = fs.icc(w + start, baseline=start)
     assert moved.glance()["n_agreeing"][0] == 0
     np.testing.assert_allclose(moved.coefficients.p_value, fs.icc(w).coefficients.p_value, atol=1e-3)
 

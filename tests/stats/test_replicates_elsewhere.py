@@ -26,9 +26,9 @@ X, Y = RNG.normal(size=(3, 6, 4)), np.sign(RNG.normal(size=(3, 6)))
 TRAINING: dict[str, Any] = {"normalize": True, "rounds": 4, "local_steps": 2, "replicates": 2}
 
 VERBS: dict[str, Callable[[Executor | None], Any]] = {
-    "bootstrap": lambda e: fedstat.bootstrap(WEIGHTS, n_factors=2, replicates=7, executor=e),
-    "bootstrap of tensors": lambda e: fedstat.bootstrap(torch.from_numpy(WEIGHTS), replicates=4, executor=e),
-    "permutation test": lambda e: fedstat.permutation_test(WEIGHTS, n_factors=2, replicates=7, executor=e),
+    "bootstrap": lambda e: fedstat.bootstrap(WEIGHTS, n_factors=2, n_boot=7, executor=e),
+    "bootstrap of tensors": lambda e: fedstat.bootstrap(torch.from_numpy(WEIGHTS), n_boot=4, executor=e),
+    "permutation test": lambda e: fedstat.permutation_test(WEIGHTS, n_factors=2, n_permutations=7, executor=e),
     "theorem 1": lambda e: fedstat.ntk.convergence(
         X, Y, widths=[8, 16], methods=["fedsplit", "dynamic"], executor=e, **TRAINING
     ),

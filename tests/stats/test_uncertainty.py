@@ -65,14 +65,14 @@ def alone(w: np.ndarray, **options: object) -> np.ndarray:
 def test_replicates_of_the_verbs_are_analyses_of_the_resamples_alone(method: factor.Method) -> None:
     """No warm start, no number of factors of the whole, no other cap: pa at this κ stops before its fixed point."""
     w, how = np.random.default_rng(0).normal(size=(9, 20, 12)), {"kappa": 0.75, "method": method}
-    result = fs.bootstrap(w, replicates=6, seed=3, **how)  # type: ignore[arg-type]
+    result = fs.bootstrap(w, n_boot=6, seed=3, **how)  # type: ignore[arg-type]
     assert method != "pa" or not result.converged.any()
     counts = generator(3, "bootstrap").multinomial(9, np.full(9, 1 / 9), size=6)
     assert_allclose(result.communality, [alone(np.repeat(w, c, axis=0), **how) for c in counts], atol=1e-7)
     rng = generator(3, "half-samples")
     halves = [half for _ in range(3) for half in rng.permutation(9)[:8].reshape(2, 4)]
     assert_allclose(result.half_samples, [alone(w[half], **how) for half in halves], atol=1e-7)
-    shuffled = fs.permutation_test(w, replicates=6, seed=3, **how)  # type: ignore[arg-type]
+    shuffled = fs.permutation_test(w, n_permutations=6, seed=3, **how)  # type: ignore[arg-type]
     rng = generator(3, "permutation")
     for nu in shuffled.communality:
         assert_allclose(nu, alone(np.stack([own[rng.permutation(20)] for own in w]), **how), atol=1e-7)
@@ -81,7 +81,7 @@ def test_replicates_of_the_verbs_are_analyses_of_the_resamples_alone(method: fac
 @pytest.mark.filterwarnings("ignore::fedstat.results.ConvergenceWarning", "ignore::fedstat.results.AgreementWarning")
 def test_variants_of_stability_are_analyses_of_their_own() -> None:
     w = np.random.default_rng(0).normal(size=(9, 20, 12))
-    table = fs.stability(w, kappa=0.75, kappas=(0.5, 0.85), taus=(), n_starts=2, seed=1).tidy()
+    table = fs.sensitivity(w, kappa=0.75, kappas=(0.5, 0.85), taus=(), n_starts=2, seed=1).tidy()
     start = generator(1, "stability").uniform(size=(2, 20))
     changes = {
         "minres": {"method": "minres"}, "pc": {"method": "pc"}, "leverage": {"method": "leverage"},
@@ -114,7 +114,7 @@ def test_replicates_do_not_depend_on_the_chunk_or_the_kind_of_array(draw) -> Non
 
 
 def test_bootstrap_tells_certain_from_doubtful_units() -> None:
-    result = fs.bootstrap(weights(), n_factors=2, tau=0.4, replicates=100)
+    result = fs.bootstrap(weights(), n_factors=2, tau=0.4, n_boot=100)
     assert (result.p_shared[:6] > 0.95).all()
     assert (result.p_shared[6:] < 0.05).all()
     table = result.tidy()
@@ -122,7 +122,7 @@ def test_bootstrap_tells_certain_from_doubtful_units() -> None:
     assert (table["std_error"] > 0).all()
     assert result.glance()["n_doubtful"][0] == 0
     own = np.random.default_rng(0).normal(size=(8, 10, 25))
-    assert fs.bootstrap(own, n_factors=2, method="pc", tau=0.4, replicates=100).glance()["n_doubtful"][0] >= 4
+    assert fs.bootstrap(own, n_factors=2, method="pc", tau=0.4, n_boot=100).glance()["n_doubtful"][0] >= 4
 
 
 def test_bootstrap_standard_errors_are_those_of_repeated_sampling() -> None:
@@ -134,7 +134,7 @@ def test_bootstrap_standard_errors_are_those_of_repeated_sampling() -> None:
 
     truth = np.std([fs.split(sample(), n_factors=2, tol=1e-6, max_iter=500).communality for _ in range(200)], axis=0)
     estimates = np.mean(
-        [fs.bootstrap(sample(), n_factors=2, replicates=60, seed=s).tidy()["std_error"] for s in range(12)], axis=0
+        [fs.bootstrap(sample(), n_factors=2, n_boot=60, seed=s).tidy()["std_error"] for s in range(12)], axis=0
     )
     np.testing.assert_allclose(estimates, truth, rtol=0.3)
 
@@ -169,30 +169,30 @@ def test_a_gap_is_that_of_the_eigenvalues_at_the_cut() -> None:
 
 
 def test_intervals_say_of_what_they_are_and_where_there_are_none() -> None:
-    result = fs.bootstrap(weights(clients=12), n_factors=2, replicates=40)
+    result = fs.bootstrap(weights(clients=12), n_factors=2, n_boot=40)
     said = "95% CIs: expected communality in samples of 12 clients, not the population's"
     assert said in repr(result)
     assert result.tidy()["conf_low"].notna().all()
-    few = fs.bootstrap(weights(clients=5), n_factors=2, replicates=40)
+    few = fs.bootstrap(weights(clients=5), n_factors=2, n_boot=40)
     assert few.tidy()[["conf_low", "conf_high"]].isna().all(axis=None)
     assert "No CIs: they need at least 8 clients" in repr(few)
     with pytest.raises(TypeError, match="but got interval_of"):
-        fs.bootstrap(weights(clients=40), n_factors=2, replicates=9, interval_of="population")
+        fs.bootstrap(weights(clients=40), n_factors=2, n_boot=9, interval_of="population")
 
 
 def test_groups_and_eigenvalues_that_are_hardly_apart_are_named() -> None:
     own = np.random.default_rng(0).normal(size=(10, 12, 30))
-    assert "Caution: groups are" in repr(fs.bootstrap(own, kappa=0.5, method="pc", replicates=99))
+    assert "Caution: groups are" in repr(fs.bootstrap(own, kappa=0.5, method="pc", n_boot=99))
     rng = np.random.default_rng(2)
     profiles = rng.normal(size=(5, 400))  # independent, so that no two of them are the two factors
     alike = np.concatenate([profiles + 0.3 * rng.normal(size=(12, 5, 400)), rng.normal(size=(12, 5, 400))], axis=1)
-    assert "SE apart: factors are not identified" in repr(fs.bootstrap(alike, n_factors=2, method="pc", replicates=99))
-    clear = repr(fs.bootstrap(weights(clients=12), n_factors=2, method="pc", replicates=99))
+    assert "SE apart: factors are not identified" in repr(fs.bootstrap(alike, n_factors=2, method="pc", n_boot=99))
+    clear = repr(fs.bootstrap(weights(clients=12), n_factors=2, method="pc", n_boot=99))
     assert "Caution" not in clear
 
 
 def test_bootstrap_is_reproducible_and_prints() -> None:
-    a, b = (fs.bootstrap(weights(), n_factors=2, replicates=10, seed=4) for _ in range(2))
+    a, b = (fs.bootstrap(weights(), n_factors=2, n_boot=10, seed=4) for _ in range(2))
     np.testing.assert_array_equal(a.communality, b.communality)
     assert repr(a).startswith("Bootstrap (10 samples of 8 clients) of a split: ")
     assert "units change group often (shared in 10% to 90% of the samples)\n  " in repr(a), "units are named"
@@ -203,7 +203,7 @@ def test_bootstrap_is_reproducible_and_prints() -> None:
 def test_a_dead_unit_stays_dead_in_every_replicate() -> None:
     w = weights()
     w[:, 2] = 0
-    table = fs.bootstrap(w, n_factors=2, method="pc", replicates=10).tidy()
+    table = fs.bootstrap(w, n_factors=2, method="pc", n_boot=10).tidy()
     assert table["group"][2] == "dead"
     assert table.loc[2, ["estimate", "std_error", "conf_low"]].isna().all()
     assert table["p_shared"][2] == 0
@@ -216,7 +216,7 @@ def test_resampling_needs_two_clients(verb) -> None:  # type: ignore[no-untyped-
 
 
 def test_the_permutation_test_finds_units_with_an_identity_and_only_those() -> None:
-    found = fs.permutation_test(weights(), n_factors=2, method="pc", replicates=99)
+    found = fs.permutation_test(weights(), n_factors=2, method="pc", n_permutations=99)
     assert found.p_value == 0.02
     table = found.tidy()
     assert (table["p_value"][:6] < 0.05).all()
@@ -228,14 +228,14 @@ def test_the_permutation_test_finds_units_with_an_identity_and_only_those() -> N
 
 
 def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() -> None:
-    few = fs.permutation_test(weights(), n_factors=2, method="pc", replicates=19)
+    few = fs.permutation_test(weights(), n_factors=2, method="pc", n_permutations=19)
     assert few.verdict() == "too few permutations for a conclusion at 5%"
     assert "smallest possible p = 0.10" in repr(few)
     own = np.random.default_rng(0).normal(size=(8, 6, 30))
-    found = fs.permutation_test(own, n_factors=1, replicates=99)
+    found = fs.permutation_test(own, n_factors=1, n_permutations=99)
     assert "no evidence against H0" in repr(found)
     own[:, 0] = 0
-    table = fs.permutation_test(own, n_factors=1, method="pc", replicates=39).tidy()
+    table = fs.permutation_test(own, n_factors=1, method="pc", n_permutations=39).tidy()
     assert table[["p_value", "p_adjusted"]].isna().all(axis=1).tolist() == [True] + [False] * 5
     assert (table["p_adjusted"][1:] >= table["p_value"][1:]).all()
 
@@ -243,7 +243,7 @@ def test_the_permutation_test_gives_no_verdict_that_its_shuffles_do_not_allow() 
 def test_the_permutation_test_says_that_it_does_not_ask_about_agreement() -> None:
     rng = np.random.default_rng(0)
     agreeing = rng.normal(size=(8, 60)) + rng.normal(size=(12, 8, 60))
-    found = fs.permutation_test(agreeing, n_factors=2, method="pc", replicates=99)
+    found = fs.permutation_test(agreeing, n_factors=2, method="pc", n_permutations=99)
     assert found.p_value > 0.05
     assert fs.icc(agreeing).agreement.min() > 0.3
     assert "no evidence against H0, which does not show exchangeability (for agreement see" in found.verdict()
@@ -252,7 +252,7 @@ def test_the_permutation_test_says_that_it_does_not_ask_about_agreement() -> Non
 def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
     rng = np.random.default_rng(0)
     p = [
-        fs.permutation_test(rng.normal(size=(5, 6, 15)), n_factors=1, method="pc", replicates=39, seed=s).p_value
+        fs.permutation_test(rng.normal(size=(5, 6, 15)), n_factors=1, method="pc", n_permutations=39, seed=s).p_value
         for s in range(100)
     ]
     assert np.mean(np.array(p) <= 0.1) < 0.2
@@ -260,7 +260,7 @@ def test_the_permutation_test_keeps_its_level_under_the_null() -> None:
 
 
 def test_stability_varies_one_choice_at_a_time() -> None:
-    result = fs.stability(weights(), kappa=0.5, kappas=(0.5, 0.7), taus=(0.3,), n_starts=2)
+    result = fs.sensitivity(weights(), kappa=0.5, kappas=(0.5, 0.7), taus=(0.3,), n_starts=2)
     table = result.tidy()
     assert table["varied"].value_counts().to_dict() == {
         "method": 3, "start": 3, "max_iter": 1, "tol": 1, "kappa": 1, "tau": 1,
@@ -359,5 +359,7 @@ def test_n_factors_leaves_dead_units_out_and_needs_n_for_a_correlation_matrix() 
     ],
 )
 def test_an_argument_that_resampling_does_not_take_is_named_beside_those_it_takes(verb, option: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(TypeError, match=rf"^{verb.__name__} takes .*replicates.*n_factors.*, but got {option}$"):
+    with pytest.raises(
+        TypeError, match=rf"^{verb.__name__} takes .*n_(boot|permutations).*n_factors.*, but got {option}$"
+    ):
         verb(weights(), **{option: 2})

@@ -65,8 +65,8 @@ def trained(seed: int, mu: float) -> xr.DataTree:
 
 
 MADE: dict[str, Callable[[], Result]] = {
-    "BootstrapResult": lambda: fedstat.bootstrap(W, n_factors=2, replicates=5),
-    "ClientClustersResult": lambda: fedstat.client_clusters(W, n_clusters=2, groups=list("aabbcc"), permutations=9),
+    "BootstrapResult": lambda: fedstat.bootstrap(W, n_factors=2, n_boot=5),
+    "ClientClustersResult": lambda: fedstat.client_clusters(W, n_clusters=2, groups=list("aabbcc"), n_permutations=9),
     "ComparisonResult": lambda: fedstat.compare(HOSTILE_TABLE, reference=NAMES[0]),
     "ComponentsResult": lambda: fedstat.variance_components(replicated()),
     "ConvergenceResult": lambda: fedstat.ntk.convergence(DATA, widths=[8], rounds=2, replicates=2),
@@ -78,11 +78,11 @@ MADE: dict[str, Callable[[], Result]] = {
     "IccResult": lambda: fedstat.icc(W),
     "LeakageResult": lambda: LeakageResult(leaked()),
     "NFactorsResult": lambda: fedstat.n_factors(fedstat.layer_matrix(W), draws=2),
-    "PermutationResult": lambda: fedstat.permutation_test(W, n_factors=2, replicates=5),
+    "PermutationResult": lambda: fedstat.permutation_test(W, n_factors=2, n_permutations=5),
     "RunsResult": lambda: fedstat.study.compare_runs([trained(seed, mu) for seed in range(2) for mu in (0.1, 1.0)]),
     "SplitMapResult": lambda: fedstat.split_map(W, kappas=(0.5, 0.75), methods=("pa", "pc", "icc")),
     "SplitResult": lambda: fedstat.split(W, n_factors=2),
-    "StabilityResult": lambda: fedstat.stability(W, n_starts=0, kappas=(0.5,)),
+    "SensitivityResult": lambda: fedstat.sensitivity(W, n_starts=0, kappas=(0.5,)),
 }
 
 

@@ -248,7 +248,7 @@ split.zarr | the run must hold weights, but has result, split
 a.npz b.npz --layer fc7 | has no layer 'fc7'
 a.npz b.npz --layer conv* | has no layer that matches 'conv*'
 a.npz b.npz --checkpoint 1 | has no dim checkpoint
-a.npz b.npz --minus nowhere.npz | there is no file nowhere.npz
+a.npz b.npz --baseline nowhere.npz | there is no file nowhere.npz
 a.npz b.npz --layer | expected at least one argument
 a.npz b.npz --kappa 1.5 | kappa must be
 a.npz b.npz --kappa x | invalid float value
@@ -262,9 +262,9 @@ a.npz b.npz --tau x | --tau
 a.npz b.npz --method ml | method must be one of
 a.npz b.npz --start none | start must be one of 'pc', 'smc', but got 'none'
 a.npz b.npz --n-starts 0 | n_starts
-a.npz b.npz --bootstrap -1 | bootstrap must be
-a.npz b.npz --permutation -1 | permutation must be
-a.npz b.npz --stability --n-factors 1 | Leave out --n-factors
+a.npz b.npz --n-boot -1 | n_boot must be
+a.npz b.npz --n-permutations -1 | n_permutations must be
+a.npz b.npz --sensitivity --n-factors 1 | Leave out --n-factors
 a.npz b.npz --csv file.txt | was not written by fedstat
 a.npz b.npz --latex folder | --latex must be a file
 a.npz b.npz --seed -1 | seed
