@@ -1,7 +1,7 @@
-"""Published data sets from their files, and the partitions that make them federated.
+"""Published data sets, read from their files, and partitions among clients.
 
-A data set is sample-major: x (sample, ...), y (sample) and the coordinate split (sample); a partition adds the
-coordinate client (sample) and leaves x where it is, so that nothing is copied.
+A data set is sample-major: x (sample, ...), y (sample) and the coordinate split (sample). A partition adds the
+coordinate client (sample) and does not copy x.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOADERS: tuple[tuple[dict[str, Source], Callable[..., xr.Dataset]], ...] = (
     (leaf.SHAKESPEARE, leaf.load_shakespeare), (ag_news.SOURCES, ag_news.load),
 )  # fmt: skip
 SOURCES: dict[str, Source] = {name: source for sources, _ in _LOADERS for name, source in sources.items()}
-"""Data sets by name: their files, sizes and where they are published."""
+"""Data sets by name: their files, sizes and addresses."""
 
 
 def __dir__() -> list[str]:
@@ -34,37 +34,37 @@ def __dir__() -> list[str]:
 def load(
     name: str = "digits", data_dir: str | os.PathLike[str] | None = None, *, split: Split | None = None, **options: Any
 ) -> xr.Dataset:
-    """Published data set, from the files of its ordinary download; nothing is fetched.
+    """Read a published data set from its downloaded files; nothing is downloaded.
 
     Parameters
     ----------
     name : str
         One of ``fedstat.data.SOURCES``: "digits" needs no files; "mnist", "fashion", "emnist-balanced" (and -byclass,
         -bymerge, -digits, -letters, -mnist), "cifar-10", "cifar-100", "svhn", "tiny-imagenet", "femnist",
-        "shakespeare-leaf", "shakespeare" (the raw text), "ag-news". Or the path of your own arrays, "own.npz", see
+        "shakespeare-leaf", "shakespeare" (the raw text), "ag-news". Or the path of a file of arrays, "own.npz", see
         :func:`fedstat.data.arrays.load`.
     data_dir : path, optional
-        Folder that holds the files, or a folder of that data set. By default the environment variable FEDSTAT_DATA,
+        Folder that holds the files, or a folder of the data set. By default, the environment variable FEDSTAT_DATA,
         else ``fedstat_data`` in the home directory.
     split : {"train", "test"}, optional
-        Read only this split. None: all of it.
+        Split to read; by default, both.
     **options
-        Arguments of that data set's module: ``vocabulary`` for "ag-news".
+        Arguments of the data set's loader: ``vocabulary`` for "ag-news".
 
     Returns
     -------
     xarray.Dataset
         x (sample, ...): images uint8 (sample, channel, row, column), texts as numbers; y (sample) int64, whose
-        ``attrs["names"]`` are the classes; coordinates split (sample) "train" | "test", and ``user`` (writer, role)
-        where the set has them.
+        ``attrs["names"]`` are the classes; coordinates split (sample) "train" | "test", and, if the data set has
+        writers or roles, ``user``.
 
     Raises
     ------
     FileNotFoundError
-        If a file is missing; names it, where it was looked for, and where to download the data set.
+        If a file is missing; names the file, the folders searched, and the address of the data set.
     ValueError
-        If a file is corrupt or truncated; names it and the byte or line. If what a file declares or unzips to would
-        take more than 4 GiB; the environment variable FEDSTAT_MAX_BYTES sets another limit.
+        If a file is corrupt or truncated; names the file and the byte or line. If the declared or unzipped content of
+        a file would take more than 4 GiB; the environment variable FEDSTAT_MAX_BYTES sets another limit.
 
     Warns
     -----

@@ -1,4 +1,4 @@
-"""What is done to clients once they hold samples: train and test, new clients, permuted labels."""
+"""Functions for data with clients: training and test samples, unseen clients, permuted labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedstat._utils.check import few
 from fedstat._utils.lazy import xr
 from fedstat._utils.streams import generator
 
-# Shares such as 1 - 0.9 fall short of the tenth they stand for; this is less than a sample of any data set.
+# Fractions such as 1 - 0.9 are below 0.1 by rounding; this is less than a sample of any data set.
 _ROUNDING = 1e-9
 
 
@@ -26,21 +26,25 @@ def train_test(
     short: Literal["error", "drop"] = "error",
     seed: int = 0,
 ) -> xr.Dataset:
-    """Divide every client's samples (FedFac §5.1: 80 % train, 20 % test; FedCP §4: 75 %, 25 %).
+    """Divide every client's samples into training, validation and test samples.
+
+    FedFac (§5.1) takes 80 % and 20 % for training and test, FedCP (§4) 75 % and 25 %.
 
     Parameters
     ----------
     fed : xarray.Dataset
         With the coordinate client (sample).
     test, validation : float
-        Shares of a client's samples; the training samples are the rest, rounded down, the test samples rounded up.
+        Fractions of a client's samples. The other samples are training samples. Their number is rounded down, that of
+        the test samples up.
     in_order : bool
-        False: at random. True: the first samples train and the last ones test, as LEAF splits Shakespeare in time.
+        False divides at random. True takes the first samples for training and the last for test, as LEAF splits
+        Shakespeare in time.
     gap : int
-        With ``in_order``: samples left out before validation and before test. 79 for windows of 80 characters, so that
-        no later window overlaps an earlier one.
+        With ``in_order``, the number of samples left out before validation and before test. With windows of 80
+        characters, 79 keeps later windows from overlapping earlier windows.
     short : {"error", "drop"}
-        A client with too few samples for one of each is an error, or left out.
+        Raise an error if a client has too few samples for one of each, or leave the client out.
     seed : int
         Seed of the random division.
 
@@ -52,7 +56,7 @@ def train_test(
     Raises
     ------
     ValueError
-        If the shares leave no training samples, ``gap`` is given without ``in_order``, or a client is too small.
+        If the fractions leave no training samples, ``gap`` is set without ``in_order``, or a client is too small.
 
     Examples
     --------
@@ -61,7 +65,7 @@ def train_test(
     >>> int((fed.split[fed.client == 0] == "test").sum()), int((fed.client == 0).sum())
     (45, 180)
     """
-    client = client_of(fed)
+    client = get_client(fed)
     test = check.real("test", test, low=0.0, high=1.0, open_high=True)
     validation = check.real("validation", validation, low=0.0, high=1.0 - test, open_high=True)
     gap = check.integer("gap", gap, low=0, high=None if in_order else 0)
@@ -78,47 +82,47 @@ def train_test(
     split[rank < n_train] = "train"
     split[(rank >= n_train + gap) & (rank < n_later)] = "validation"
     split[rank >= n_later + gap] = "test"
-    return _kept(fed, split, code, size, {"train": True, "validation": validation > 0, "test": test > 0}, short)
+    return _assign_split(fed, split, code, size, {"train": True, "validation": validation > 0, "test": test > 0}, short)
 
 
-def _kept(
-    fed: xr.Dataset, split: np.ndarray, code: np.ndarray, size: np.ndarray, needed: dict[str, bool], short: str
+def _assign_split(
+    fed: xr.Dataset, split: np.ndarray, code: np.ndarray, size: np.ndarray, required: dict[str, bool], short: str
 ) -> xr.Dataset:
-    """Data set with its splits, less the samples of the gaps and, if so asked, of clients without one of the splits."""
-    whole = np.ones(len(size), dtype=bool)
-    for name in (name for name, need in needed.items() if need):
-        whole &= np.bincount(code[split == name], minlength=len(size)) > 0
-    if not whole.all() and short == "error":
+    """Add the coordinate split; leave out samples of gaps and, if ``short`` is "drop", clients that lack a split."""
+    is_complete = np.ones(len(size), dtype=bool)
+    for name in (name for name, is_required in required.items() if is_required):
+        is_complete &= np.bincount(code[split == name], minlength=len(size)) > 0
+    if not is_complete.all() and short == "error":
         sizes = [
-            f"{c} (of {n} sample{'s' if n > 1 else ''})"
-            for c, n in zip(np.unique(fed.client)[~whole], size[~whole], strict=True)
+            f"client {c} (of {n} sample{'s' if n > 1 else ''})"
+            for c, n in zip(np.unique(fed.client)[~is_complete], size[~is_complete], strict=True)
         ]
         raise ValueError(
-            f"every client must have samples for each split, but too small are client(s) {few(sizes)}. Use larger "
-            'clients (min_size in the partition), other shares, or leave these out by train_test(..., short="drop").'
+            f"every client must have samples for each split, but these are too small: {few(sizes)}. Use larger "
+            'clients (min_size in the partition), other fractions, or leave them out: train_test(..., short="drop").'
         )
-    kept = (split != "") & whole[code]
-    if not kept.all():
-        fed, split = fed.isel(sample=np.flatnonzero(kept)), split[kept]
+    is_retained = (split != "") & is_complete[code]
+    if not is_retained.all():
+        fed, split = fed.isel(sample=np.flatnonzero(is_retained)), split[is_retained]
     return fed.assign_coords(split=("sample", split))
 
 
 def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
-    """Keep at most this many samples of every client, drawn at random; smaller clients stay as they are.
+    """Draw at most ``samples`` samples of every client at random; smaller clients stay unchanged.
 
     Parameters
     ----------
     fed : xarray.Dataset
         With the coordinate client (sample).
     samples : int
-        Most samples of a client, over all splits.
+        Largest number of samples of a client, over all splits.
     seed : int
-        Seed of the draw. What a client keeps does not depend on the other clients.
+        Seed of the draw. The samples of a client do not depend on other clients.
 
     Returns
     -------
     xarray.Dataset
-        The samples that stay, in their order.
+        The drawn samples, in their order.
 
     Examples
     --------
@@ -127,72 +131,72 @@ def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
     >>> np.bincount(fed.client).tolist()
     [30, 30, 30, 30, 30, 30, 30, 30, 30, 30]
     """
-    client = client_of(fed)
+    client = get_client(fed)
     samples = check.integer("samples", samples)
-    kept = []
+    indices = []
     for c in np.unique(client):
-        own = np.flatnonzero(client == c)
-        chosen = generator(seed, "partition", "limit", int(c)).permutation(len(own))[:samples]
-        kept.append(np.sort(own[chosen]))
-    return fed.isel(sample=np.sort(np.concatenate(kept)))
+        client_indices = np.flatnonzero(client == c)
+        positions = generator(seed, "partition", "limit", int(c)).permutation(len(client_indices))[:samples]
+        indices.append(np.sort(client_indices[positions]))
+    return fed.isel(sample=np.sort(np.concatenate(indices)))
 
 
 def hold_out(fed: xr.Dataset, *, fraction: float = 0.1, seed: int = 0) -> tuple[xr.Dataset, xr.Dataset]:
-    """Set clients apart as new ones, never trained on (FedFac §5.2, Table 3: 10 % of the clients).
+    """Divide clients into training clients and unseen clients (FedFac §5.2, Table 3: 10 % unseen).
 
     Parameters
     ----------
     fed : xarray.Dataset
         With the coordinate client (sample).
     fraction : float
-        Share of the clients, rounded, at least one.
+        Fraction of unseen clients; their number is rounded, and at least 1.
     seed : int
-        Seed of the choice.
+        Seed of the draw.
 
     Returns
     -------
-    fed, new : xarray.Dataset
-        The clients to train and the new ones; both keep their numbers.
+    fed, unseen : xarray.Dataset
+        Training clients and unseen clients; both keep their numbers.
 
     Raises
     ------
     ValueError
-        If no client would be left to train.
+        If no training client is left.
 
     Examples
     --------
     >>> from fedstat.data import load, partition
-    >>> fed, new = hold_out(partition.iid(load("digits"), clients=20))
-    >>> len(np.unique(fed.client)), len(np.unique(new.client))
+    >>> fed, unseen = hold_out(partition.iid(load("digits"), clients=20))
+    >>> len(np.unique(fed.client)), len(np.unique(unseen.client))
     (18, 2)
     """
-    client = client_of(fed)
+    client = get_client(fed)
     fraction = check.real("fraction", fraction, low=0.0, high=1.0, open_low=True, open_high=True)
-    every = np.unique(client)
-    n_new = max(1, round(fraction * len(every)))
-    if n_new >= len(every):
-        raise ValueError(f"fraction must leave clients to train, but got {fraction} of {len(every)} clients")
-    chosen = generator(seed, "partition", "hold_out").choice(every, n_new, replace=False)
-    is_new = np.isin(client, chosen)
-    return fed.isel(sample=np.flatnonzero(~is_new)), fed.isel(sample=np.flatnonzero(is_new))
+    clients = np.unique(client)
+    n_unseen = max(1, round(fraction * len(clients)))
+    if n_unseen >= len(clients):
+        raise ValueError(f"fraction must leave clients to train, but got {fraction} of {len(clients)} clients")
+    unseen = generator(seed, "partition", "hold_out").choice(clients, n_unseen, replace=False)
+    is_unseen = np.isin(client, unseen)
+    return fed.isel(sample=np.flatnonzero(~is_unseen)), fed.isel(sample=np.flatnonzero(is_unseen))
 
 
 def permute_labels(fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset:
-    """Every client names the classes in an order of its own, φ_k (Factorized-FL §3.2, label heterogeneity).
+    """Permute the labels of each client, φ_k, independently (Factorized-FL §3.2, label heterogeneity).
 
     Parameters
     ----------
     fed : xarray.Dataset
         With the coordinate client (sample).
     seed : int
-        Seed of the permutations. A client's own depends on its number alone, not on which samples it holds or which
-        other clients there are, if ``y.attrs["names"]`` lists the classes; without it, on the classes that occur.
+        Seed of the permutations. A client's permutation depends only on its number if ``y.attrs["names"]`` lists the
+        classes, else also on the classes that occur. It does not depend on other clients or on samples.
 
     Returns
     -------
     xarray.Dataset
-        With y (sample) permuted, whose ``attrs["names"]`` are numbers now, and the coordinate y_true (sample), the
-        label as it was: :func:`label_table` shows φ.
+        With permuted y (sample), whose ``attrs["names"]`` are numbers, and the coordinate y_true (sample), the original
+        label. :func:`label_table` shows φ.
 
     Examples
     --------
@@ -201,34 +205,34 @@ def permute_labels(fed: xr.Dataset, *, seed: int = 0) -> xr.Dataset:
     >>> np.unique(fed.y[(fed.client == 0) & (fed.y_true == 3)]).size
     1
     """
-    client = client_of(fed)
+    client = get_client(fed)
     names = fed.y.attrs.get("names")
     labels = _labels.classes("y", fed.y)
     classes = np.unique(labels) if names is None else np.arange(len(names))
-    every, who = np.unique(client, return_inverse=True)
-    order = np.array([generator(seed, "partition", "permute_labels", int(c)).permutation(len(classes)) for c in every])
-    y = classes[order[who, np.searchsorted(classes, labels)]]
+    clients, client_index = np.unique(client, return_inverse=True)
+    phi = np.array([generator(seed, "partition", "permute_labels", int(c)).permutation(len(classes)) for c in clients])
+    y = classes[phi[client_index, np.searchsorted(classes, labels)]]
     coords = {} if "y_true" in fed.coords else {"y_true": ("sample", fed.y.values, fed.y.attrs)}
-    return fed.assign(y=("sample", y, {} if names is None else numbered(len(names)))).assign_coords(coords)
+    return fed.assign(y=("sample", y, {} if names is None else number_labels(len(names)))).assign_coords(coords)
 
 
-def numbered(classes: int) -> dict[str, list[str]]:
-    """``attrs`` of labels that have no names, or different ones at different clients."""
+def number_labels(classes: int) -> dict[str, list[str]]:
+    """Return the ``attrs`` of labels that have no names, or names that differ between clients."""
     return {"names": [str(label) for label in range(classes)]}
 
 
 def label_table(fed: xr.Dataset) -> xr.DataArray:
-    """What each client calls each class: its label y, −1 for a class of which it has no sample.
+    """Return each client's label y of each class, or −1 if the client has no sample of the class.
 
     Parameters
     ----------
     fed : xarray.Dataset
-        With the coordinate client (sample); the class is the coordinate y_true (sample), or else y.
+        With the coordinate client (sample). The class is the coordinate y_true (sample), or else y.
 
     Returns
     -------
     xarray.DataArray
-        int64 (client, class), whose ``class`` are the values of y_true and ``client`` those of the clients.
+        int64 (client, class); ``class`` holds the values of y_true, ``client`` the numbers of the clients.
 
     Raises
     ------
@@ -244,22 +248,22 @@ def label_table(fed: xr.Dataset) -> xr.DataArray:
            [8, 0, 2, 1, 7, 4, 3, 5, 9, 6]])
     """
     y = _labels.classes("y", fed.y)
-    clients, who = np.unique(client_of(fed), return_inverse=True)
-    classes, what = np.unique(fed["y_true"].values if "y_true" in fed.coords else y, return_inverse=True)
+    clients, client_index = np.unique(get_client(fed), return_inverse=True)
+    classes, class_index = np.unique(fed["y_true"].values if "y_true" in fed.coords else y, return_inverse=True)
     table = np.full((len(clients), len(classes)), -1, dtype=np.int64)
-    table[who, what] = y
-    if (other := np.flatnonzero(table[who, what] != y)).size:
-        i = other[0]
+    table[client_index, class_index] = y
+    if (conflicts := np.flatnonzero(table[client_index, class_index] != y)).size:
+        i = conflicts[0]
         raise ValueError(
-            f"a client must have one label for a class, but client {clients[who[i]]} has {y[i]} and "
-            f"{table[who[i], what[i]]} for the class {classes[what[i]]} of y_true"
+            f"a client must have one label for a class, but client {clients[client_index[i]]} has {y[i]} and "
+            f"{table[client_index[i], class_index[i]]} for the class {classes[class_index[i]]} of y_true"
         )
     coords = {"client": clients, "class": classes}
     return xr.DataArray(table, coords, ("client", "class"), "label", {"long_name": "a client's label of a class"})
 
 
-def client_of(fed: xr.Dataset) -> np.ndarray:
-    """The coordinate client (sample), or an error that says how to come by it."""
+def get_client(fed: xr.Dataset) -> np.ndarray:
+    """Return the coordinate client (sample); raise ValueError, with advice, if there is none."""
     if "client" not in fed.coords or fed.client.dims != ("sample",):
         raise ValueError(
             f"the data set must have a coordinate client on the dim sample, but got {list(map(str, fed.coords))}. "

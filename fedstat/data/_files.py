@@ -1,4 +1,4 @@
-"""Files of published data sets: folder, checksums, decompression, and a data set kept as a folder of arrays."""
+"""Files of published data sets: folder, damage, decompression, and a data set stored as a folder of arrays."""
 
 from __future__ import annotations
 
@@ -23,37 +23,42 @@ _AGAIN = "Make the folder again with save_folder."
 
 
 def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
-    """Write a data set to a new folder, one .npy file for each variable; ``open_folder`` maps it.
+    """Write a data set to a new folder, one .npy file per variable; ``open_folder`` maps it.
 
-    For sets that do not fit in memory, or take long to decode (Tiny-ImageNet's JPEG files, windows of text).
+    Use it for data sets that exceed the memory or take long to decode (Tiny-ImageNet's JPEG files, windows of text).
 
     Parameters
     ----------
     data : xarray.Dataset
-        As ``load`` or a partition gives it.
+        As ``load`` or a partition returns it.
     path : path
-        Folder to make. Its parent must exist.
+        Folder to create. Its parent must exist.
+
+    Returns
+    -------
+    Path
+        The folder.
 
     Raises
     ------
     FileExistsError
-        If it exists.
+        If the folder exists.
     ValueError
-        If the name of a variable is not a plain file name, two names are equal as text, or a name is missing.
+        If the name of a variable is not a plain file name, two names are equal as text, or a value is missing.
     """
     folder = Path(path)
     names = [str(key) for key in data.variables]
     for text in names:
-        _plain(text, "the data set")
+        _require_plain_name(text, "the data set")
         if names.count(text) > 1:
-            raise ValueError(f"every variable needs a name of its own as text, but got {text!r} twice. Rename one.")
+            raise ValueError(f"names of variables must differ as text, but two are {text!r}. Rename one.")
     folder.mkdir()
     index = {}
     for name, variable in data.variables.items():
         values = variable.values
         levels: list[str] | None = None
         if values.dtype == object:
-            # The text "nan" would stand for a gap.
+            # str would turn a missing value into the text "nan".
             labels.complete(str(name), np.atleast_1d(values), str(next(iter(variable.dims), "data set")))
             unique, values = np.unique(values, return_inverse=True)
             levels = [str(u) for u in unique]
@@ -71,14 +76,24 @@ def save_folder(data: xr.Dataset, path: str | os.PathLike[str]) -> Path:
 
 
 def open_folder(path: str | os.PathLike[str]) -> xr.Dataset:
-    """Open what ``save_folder`` wrote; arrays are read from disk as they are used, and writing to them leaves it alone.
+    """Open a folder of ``save_folder``; arrays are read on access, and changes to them are not written.
+
+    Parameters
+    ----------
+    path : path
+        Folder that ``save_folder`` wrote.
+
+    Returns
+    -------
+    xarray.Dataset
+        The data set that ``save_folder`` took.
 
     Raises
     ------
     FileNotFoundError
         If the folder or a file in it is missing.
     ValueError
-        If a file is damaged, or lies outside of the folder; names it.
+        If a file is damaged, or lies outside the folder; the message names the file.
 
     Examples
     --------
@@ -90,42 +105,42 @@ def open_folder(path: str | os.PathLike[str]) -> xr.Dataset:
     """
     folder = Path(path)
     if not guard.status(folder / _INDEX):
-        raise FileNotFoundError(f"{folder} must be a folder that save_folder made, but it has no {_INDEX}")
+        raise FileNotFoundError(f"{folder} must be a folder that save_folder wrote, but has no {_INDEX}")
     index = folder / _INDEX
-    with reading(index, _AGAIN):
+    with wrap_errors(index, _AGAIN):
         content = guard.parsed(index, guard.content(index, share=guard.HEAD))
-        entries = {name: (tuple(e["dims"]), e["attrs"], e["levels"], e["coord"]) for name, e in _variables(content)}
+        entries = {name: (tuple(e["dims"]), e["attrs"], e["levels"], e["coord"]) for name, e in _get_variables(content)}
         data = xr.Dataset(attrs=content["attrs"])
     for name, (dims, attrs, levels, coord) in entries.items():
-        _plain(name, index)
+        _require_plain_name(name, index)
         file = guard.regular(guard.inside(folder, f"{name}.npy", index))
-        with reading(file, _AGAIN):
+        with wrap_errors(file, _AGAIN):
             values = np.load(file, mmap_mode="c", allow_pickle=False)
-            data[name] = (dims, values if levels is None else _named(values, levels, file), attrs)
+            data[name] = (dims, values if levels is None else _decode_names(values, levels, file), attrs)
         if coord:
             data = data.set_coords(name)
     return data
 
 
-def _variables(content: Any) -> Iterable[tuple[str, dict[str, Any]]]:
+def _get_variables(content: Any) -> Iterable[tuple[str, dict[str, Any]]]:
     for name, entry in content["variables"].items():
         if missing := [key for key in ("dims", "attrs", "levels", "coord") if key not in entry]:
             raise ValueError(f"variable {name!r:.100} has no {missing[0]}")
         yield name, entry
 
 
-def _named(codes: np.ndarray, levels: list[str], file: Path) -> np.ndarray:
+def _decode_names(codes: np.ndarray, levels: list[str], file: Path) -> np.ndarray:
     if codes.dtype.kind not in "iu" or codes.min(initial=0) < 0 or codes.max(initial=-1) >= len(levels):
-        raise ValueError(f"its codes must be 0 to {len(levels) - 1}, but got {codes.dtype} outside of them")
-    guard.size(file, 8 * codes.size, "the names it stands for")
+        raise ValueError(f"its codes must be integers from 0 to {len(levels) - 1}, but got others ({codes.dtype})")
+    guard.size(file, 8 * codes.size, "the names of its codes")
     return np.array(levels, dtype=object)[codes]
 
 
-def _plain(name: str, where: object) -> None:
-    """Raise ValueError if ``name`` is not the name of one file in the folder."""
+def _require_plain_name(name: str, owner: object) -> None:
+    """Raise ValueError unless ``name`` is the name of a file in the folder."""
     if name != Path(name).name or name in ("", "..") or {"/", "\\", "\0"} & set(name):
         raise ValueError(
-            f"{where} has a variable {name!r:.200}, which is not a plain name: its file would lie outside the folder. "
+            f"{owner} has a variable {name!r:.200}, which is not a plain name: its file would lie outside the folder. "
             "Rename it."
         )
 
@@ -133,25 +148,25 @@ def _plain(name: str, where: object) -> None:
 Split = Literal["train", "test"]
 SPLITS: tuple[Split, ...] = ("train", "test")
 CHUNK = 1 << 20
-_MOST_INFLATION = 1032  # the most bytes that one byte of deflate can stand for
+_MOST_INFLATION = 1032  # largest number of bytes that one byte of deflate expands to
 SAMPLE = 64
-"""Bytes that a sample takes beside x, at least: class, split and user; or a word of the vocabulary."""
+"""Least number of bytes of a sample without x (class, split and user), or of a word of the vocabulary."""
 
 
 class Source(NamedTuple):
-    """A published data set.
+    """Published data set.
 
     Attributes
     ----------
     title : str
     home : str
-        Where to download its files.
+        Address from which to download its files.
     rows : mapping from split to int
         Published numbers of rows.
     places : tuple of str
-        Folders below the folder of data where its files may lie.
+        Folders in the data folder that may hold its files.
     first : tuple of str
-        Names that the first file to be read may have; empty for a data set without files.
+        Possible names of the first file to read; empty for a data set without files.
     """
 
     title: str
@@ -170,188 +185,187 @@ class Part(NamedTuple):
 
 
 def folder(data_dir: str | os.PathLike[str] | None) -> Path:
-    """Folder of data: the argument, else the environment's FEDSTAT_DATA, else ``fedstat_data`` at home."""
+    """Return the data folder: ``data_dir``, else FEDSTAT_DATA of the environment, else ``fedstat_data`` at home."""
     return Path(data_dir or os.environ.get("FEDSTAT_DATA") or Path.home() / "fedstat_data").expanduser()
 
 
 def find(root: Path, names: Sequence[str], source: Source, places: Sequence[str] | None = None) -> Path:
-    """Return the first of ``names`` (files or folders) in one of the source's places, or those given, under ``root``.
+    """Return the first of ``names`` (files or folders) in ``places`` under ``root``; by default, places of the source.
 
     Raises
     ------
     FileNotFoundError
-        Names what was looked for, where, and where to download the data set.
+        If there is none; names the files, the folders searched, and the address of the data set.
     """
     places = source.places if places is None else places
-    if path := _first(root, places, names):
+    if path := _find_first(root, places, names):
         return note(path)
     raise FileNotFoundError(
-        f"{source.title} needs {' or '.join(names)}, looked for in {', '.join(str(root / place) for place in places)}, "
-        f"but there is none. Download it from {source.home}, and name its folder by data_dir or the environment "
-        "variable FEDSTAT_DATA."
+        f"{source.title} needs {' or '.join(names)}, not found in {', '.join(str(root / place) for place in places)}. "
+        f"Download it from {source.home}, and set data_dir or the environment variable FEDSTAT_DATA to its folder."
     )
 
 
-def located(root: Path, source: Source) -> Path | None:
-    """Return the path of the data set's first file, or None if there is none; nothing is read."""
-    return _first(root, source.places, source.first)
+def locate(root: Path, source: Source) -> Path | None:
+    """Return the path of the data set's first file, or None if there is none, without reading it."""
+    return _find_first(root, source.places, source.first)
 
 
-def _first(root: Path, places: Sequence[str], names: Sequence[str]) -> Path | None:
+def _find_first(root: Path, places: Sequence[str], names: Sequence[str]) -> Path | None:
     paths = (root / place / name for place in places for name in names)
     return next((path for path in paths if guard.status(path)), None)
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_noted: ContextVar[dict[Path, Any] | None] = ContextVar("_noted", default=None)
+_watched_files: ContextVar[dict[Path, Any] | None] = ContextVar("_watched_files", default=None)
 
 
 class Remembered(Generic[P, R]):
-    """A function whose latest results are kept until a file that it read changes.
+    """Cache of a function's latest results, each valid until a file that it read changes.
 
     Parameters
     ----------
     function : callable
-        Its files are those of :func:`note`; its arguments are hashable.
+        Passes the files that it reads to :func:`note`; its arguments are hashable.
     size : int
-        Number of results that are kept.
+        Number of results in the cache.
     """
 
     def __init__(self, function: Callable[P, R], size: int = 1) -> None:
         self._function, self._size = function, size
-        self._kept: dict[Any, tuple[R, dict[Path, Any]]] = {}
+        self._results: dict[Any, tuple[R, dict[Path, Any]]] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         key = (args, *sorted(kwargs.items()))
-        held = self._kept.pop(key, None)
-        if held is None or any(_stamp(path) != stamp for path, stamp in held[1].items()):
+        entry = self._results.pop(key, None)
+        if entry is None or any(_stamp(path) != stamp for path, stamp in entry[1].items()):
             files: dict[Path, Any] = {}
-            before = _noted.set(files)
+            before = _watched_files.set(files)
             try:
-                held = self._function(*args, **kwargs), files
+                entry = self._function(*args, **kwargs), files
             finally:
-                _noted.reset(before)
-        self._kept[key] = held
-        for oldest in [*self._kept][: -self._size]:
-            self._kept.pop(oldest, None)
-        if (outer := _noted.get()) is not None:
-            outer |= held[1]
-        return held[0]
+                _watched_files.reset(before)
+        self._results[key] = entry
+        for oldest in [*self._results][: -self._size]:
+            self._results.pop(oldest, None)
+        if (outer := _watched_files.get()) is not None:
+            outer |= entry[1]
+        return entry[0]
 
     def forget(self) -> None:
         """Delete all results."""
-        self._kept.clear()
+        self._results.clear()
 
 
 def note(path: Path) -> Path:
-    """Return the path of a file or folder that is about to be read, for :class:`Remembered` to watch it."""
-    if (noted := _noted.get()) is not None:
-        noted[path] = _stamp(path)
+    """Return the path of a file or folder to read; :class:`Remembered` watches it for changes."""
+    if (files := _watched_files.get()) is not None:
+        files[path] = _stamp(path)
     return path
 
 
 def _stamp(path: str | Path) -> Any:
-    """Return the identity, size and times of a file, and of the files in a folder; they change with a new writing."""
+    """Return the identity, size and times of a file, and of the files in a folder; rewriting a file changes them."""
     try:
-        found = os.stat(path)  # noqa: PTH116 a folder may hold 100,000 images
-        inside = {one.name: _stamp(one.path) for one in os.scandir(path)} if S_ISDIR(found.st_mode) else None
+        status = os.stat(path)  # noqa: PTH116 a folder may hold 100,000 images
+        children = {child.name: _stamp(child.path) for child in os.scandir(path)} if S_ISDIR(status.st_mode) else None
     except OSError:
         return None
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, inside
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, children
 
 
-def damaged(path: Path, offset: int | str, what: str) -> ValueError:
-    """Error for a file whose content is not what its format says, at a byte (or line) of the file."""
+def error_at(path: Path, offset: int | str, what: str) -> ValueError:
+    """Return the ValueError for a file that violates its format at a byte (or line)."""
     return ValueError(f"{path} is damaged at {offset if isinstance(offset, str) else f'byte {offset}'}: {what}")
 
 
 @contextmanager
-def reading(path: Path, advice: str = "Download it again.", stream: BinaryIO | None = None) -> Iterator[None]:
-    """Turn whatever a parser raises on malformed bytes into one ValueError naming the file and the stream's byte."""
+def wrap_errors(path: Path, advice: str = "Download it again.", stream: BinaryIO | None = None) -> Iterator[None]:
+    """Turn any error of a parser into a ValueError that names the file and the byte of the stream."""
     try:
         yield
     except guard.LimitError:
         raise
     except MemoryError as error:
-        raise ValueError(f"{path} takes more memory than this process can get. Free some, or read a part.") from error
-    except Exception as error:  # parsers raise many kinds on damaged bytes, and most are not documented
+        raise ValueError(f"{path} takes more memory than this process can get. Free memory, or read a part.") from error
+    except Exception as error:  # on damaged bytes, parsers raise errors of many types, most undocumented
         what = f"{guard.reason(error)}. {advice}"
         if stream is not None:
-            raise damaged(path, stream.tell(), what) from error
+            raise error_at(path, stream.tell(), what) from error
         raise ValueError(f"{path} is damaged: {what}") from error
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[BinaryIO]:
-    """Stream of a file's bytes, unzipped if it is gzip by its first bytes, whatever its name."""
+def open_unzipped(path: Path) -> Iterator[BinaryIO]:
+    """Open a file; unzip it if its first bytes, not its name, say that it is gzip."""
     with guard.opened(path) as stream:
-        if not zipped(path):
+        if not is_gzip(path):
             yield stream
             return
         try:
             with gzip.GzipFile(fileobj=stream) as content:
                 yield cast(BinaryIO, content)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise damaged(path, stream.tell(), f"{error}. Download it again.") from error
+            raise error_at(path, stream.tell(), f"{error}. Download it again.") from error
 
 
-def zipped(path: Path) -> bool:
-    """Whether a file is gzip."""
+def is_gzip(path: Path) -> bool:
+    """Return True if a file is gzip."""
     with guard.opened(path) as stream:
         return stream.read(2) == b"\x1f\x8b"
 
 
 def read(path: Path) -> bytes:
-    """Bytes of a file, unzipped; those of a gzip file that may pass the limit are counted before any is kept."""
-    if zipped(path) and path.stat().st_size * _MOST_INFLATION > guard.limit():
+    """Return the bytes of a file, unzipped; count them first if a gzip file may exceed the limit."""
+    if is_gzip(path) and path.stat().st_size * _MOST_INFLATION > guard.limit():
         total = 0
-        with opened(path) as stream:
+        with open_unzipped(path) as stream:
             while more := len(stream.read(CHUNK)):
                 total = guard.size(path, total + more, "its unzipped content, counted so far,")
-    with opened(path) as stream:
+    with open_unzipped(path) as stream:
         return stream.read()
 
 
-def check_rows(source: Source, split: str, rows: int, where: Path) -> None:
-    """Warn where a split does not have the published number of rows; raise ValueError where it has none.
+def check_rows(source: Source, split: str, rows: int, path: Path) -> None:
+    """Warn if a split does not have the published number of rows; raise ValueError if it has none.
 
-    ``where`` is its folder, for the message.
+    ``path`` is the folder of the split, for the message.
     """
     if rows == 0:
         raise ValueError(
-            f"{source.title}: the {split} split in {where} has no rows. Download its files again from {source.home}."
+            f"{source.title}: the {split} split in {path} has no rows. Download its files again from {source.home}."
         )
-    guard.size(where, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
+    guard.size(path, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
     published = source.rows.get(split, rows)
     if rows != published:
         check.warn(f"{source.title}: the {split} split has {rows:,} rows, but {published:,} were published")
 
 
-def wanted(split: str | None) -> tuple[Split, ...]:
-    """The splits to read: both for None."""
+def list_splits(split: str | None) -> tuple[Split, ...]:
+    """Return the splits to read: ``split``, or both if it is None."""
     return SPLITS if split is None else (split,)  # type: ignore[return-value]
 
 
-def joined(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...], where: Path) -> xr.Dataset:
-    """One sample-major data set out of the splits that were read from a folder, in their order."""
+def join_parts(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...], path: Path) -> xr.Dataset:
+    """Join the splits that were read from the folder ``path`` into one sample-major data set, in their order."""
     for split, part in parts.items():
-        check_rows(source, split, len(part.y), where)
+        check_rows(source, split, len(part.y), path)
     x = [p.x for p in parts.values()]
     y = np.concatenate([p.y for p in parts.values()])
-    data = dataset(x[0] if len(x) == 1 else np.concatenate(x), y, parts_split(parts), source, dims)
+    data = build_dataset(x[0] if len(x) == 1 else np.concatenate(x), y, name_splits(parts), source, dims)
     for name in next(iter(parts.values())).extra:
         data.coords[name] = ("sample", np.concatenate([p.extra[name] for p in parts.values()]))
     return data
 
 
-def parts_split(parts: Mapping[Split, Part]) -> np.ndarray:
-    """Name of the split for every sample, as object strings (what zarr stores without a warning)."""
+def name_splits(parts: Mapping[Split, Part]) -> np.ndarray:
+    """Return the name of the split for every sample, as objects, which zarr stores without a warning."""
     return np.concatenate([np.full(len(p.y), split, dtype=object) for split, p in parts.items()])
 
 
-def dataset(x: np.ndarray, y: np.ndarray, split: np.ndarray, source: Source, dims: tuple[str, ...]) -> xr.Dataset:
-    """Data set with x (sample, *dims), y (sample) int64 and the coordinate split (sample)."""
+def build_dataset(x: np.ndarray, y: np.ndarray, split: np.ndarray, source: Source, dims: tuple[str, ...]) -> xr.Dataset:
+    """Build a data set with x (sample, *dims), y (sample) int64 and the coordinate split (sample)."""
     return xr.Dataset(
         {"x": (("sample", *dims), x), "y": ("sample", y.astype(np.int64))},
         coords={"split": ("sample", split)},

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, the python version, read without running what a pickle may ask for."""
+"""Loader of CIFAR-10 and CIFAR-100 (python version), which runs no code of the pickles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.data._files import Part, Source, Split, damaged, find, joined, read, reading, wanted
+from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, read, wrap_errors
 
 _HOME = "https://www.cs.toronto.edu/~kriz/cifar.html"
 SOURCES = {
@@ -37,81 +37,81 @@ _IMAGE = (3, 32, 32)
 
 
 def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
-    """Images x (sample, channel, row, column) uint8 0–255 and labels; for CIFAR-100 also ``coarse`` (sample)."""
-    source, files, hundred = SOURCES[name], _FILES[name], name == "cifar-100"
+    """Read images x (sample, channel, row, column) uint8 0–255 and labels; for CIFAR-100 also ``coarse`` (sample)."""
+    source, files, is_100 = SOURCES[name], _FILES[name], name == "cifar-100"
     parts = {}
-    for part in wanted(split):
-        batches = [_batch(find(root, [f], source), hundred) for f in files[part]]
-        extra = {"coarse": np.concatenate([b[2] for b in batches])} if hundred else {}
+    for part in list_splits(split):
+        batches = [_read_batch(find(root, [f], source), is_100) for f in files[part]]
+        extra = {"coarse": np.concatenate([b[2] for b in batches])} if is_100 else {}
         parts[part] = Part(np.concatenate([b[0] for b in batches]), np.concatenate([b[1] for b in batches]), extra)
-    data = joined(parts, source, ("channel", "row", "column"), root)
+    data = join_parts(parts, source, ("channel", "row", "column"), root)
     meta = find(root, files["meta"], source)
     data.x.attrs["scale"] = 255
-    data.y.attrs["names"] = _names(meta, b"fine_label_names" if hundred else b"label_names")
-    if hundred:
-        data.coarse.attrs["names"] = _names(meta, b"coarse_label_names")
+    data.y.attrs["names"] = _read_names(meta, b"fine_label_names" if is_100 else b"label_names")
+    if is_100:
+        data.coarse.attrs["names"] = _read_names(meta, b"coarse_label_names")
     return data
 
 
-def _names(meta: Path, key: bytes) -> list[str]:
+def _read_names(meta: Path, key: bytes) -> list[str]:
     content = unpickle(meta)
     names = content.get(key) if isinstance(content, dict) else None
     if not isinstance(names, list) or any(type(n) is not bytes for n in names):
-        raise damaged(meta, 0, f"{key.decode()} must hold the names of the classes. Download it again.")
-    with reading(meta):
+        raise error_at(meta, 0, f"{key.decode()} must hold the names of the classes. Download it again.")
+    with wrap_errors(meta):
         return [n.decode() for n in names]
 
 
-def _batch(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images, labels and coarse labels (for CIFAR-10 the labels again) of one file."""
+def _read_batch(path: Path, is_100: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Read images, labels and coarse labels (for CIFAR-10, the labels again) of one file."""
     content = unpickle(path)
-    keys = (b"fine_labels", b"coarse_labels") if hundred else (b"labels", b"labels")
+    keys = (b"fine_labels", b"coarse_labels") if is_100 else (b"labels", b"labels")
     missing = [k for k in (b"data", *keys) if not isinstance(content, dict) or k not in content]
     if missing:
-        raise damaged(path, 0, f"a CIFAR batch is a dictionary with {missing[0].decode()!r}, but got none")
-    for key in keys:  # a list may hold itself many times over: as an array it would fill the memory
+        raise error_at(path, 0, f"a CIFAR batch is a dictionary with {missing[0].decode()!r}, but got none")
+    for key in keys:  # a list that holds itself many times would fill the memory as an array
         labels = content[key]
         if not isinstance(labels, _Stored) and not (isinstance(labels, list) and {*map(type, labels)} <= {int}):
-            raise damaged(path, 0, f"labels must be integers, but got others in {key.decode()!r}")
+            raise error_at(path, 0, f"labels must be integers, but {key.decode()!r} holds other values")
     if not isinstance(content[b"data"], _Stored):
-        raise damaged(path, 0, f"data must be an array of uint8, but got {type(content[b'data']).__name__}")
-    with reading(path):
+        raise error_at(path, 0, f"data must be an array of uint8, but got {type(content[b'data']).__name__}")
+    with wrap_errors(path):
         fine, coarse = (np.asarray(v, None if isinstance(v, _Stored) else np.int64) for v in map(content.get, keys))
         x = np.asarray(content[b"data"])
     if x.dtype != np.uint8 or x.shape != (len(fine), 3072) or len(fine) != len(coarse):
-        raise damaged(
+        raise error_at(
             path, 0, f"data must be uint8 of {len(fine)} rows of 3072 bytes, but got {x.dtype} of shape {x.shape}"
         )
-    for labels, bound in ((fine, 100 if hundred else 10), (coarse, 20 if hundred else 10)):
+    for labels, bound in ((fine, 100 if is_100 else 10), (coarse, 20 if is_100 else 10)):
         if labels.dtype.kind not in "iu" or labels.min(initial=0) < 0 or labels.max(initial=0) >= bound:
-            raise damaged(
+            raise error_at(
                 path, 0, f"labels must be integers from 0 to {bound - 1}, but got {labels.dtype} {labels[:3]}"
             )
     return x.reshape(-1, *_IMAGE), fine, coarse
 
 
 def unpickle(path: Path) -> Any:
-    """Content of a pickle of numbers, strings, lists and dictionaries; byte strings stay bytes.
+    """Read a pickle of numbers, strings, lists and dictionaries; byte strings stay bytes.
 
-    Numeric arrays come as objects that ``np.asarray`` turns into arrays.
+    Numeric arrays are returned as objects that ``np.asarray`` turns into arrays.
 
     Raises
     ------
     ValueError
-        If the pickle is truncated or corrupt, or asks for any other class or function (which could run code).
+        If the pickle is truncated or corrupt, or asks for another class or function, which could run code.
     """
     stream = guard.Counted(path, read(path))
     try:
         return _Unpickler(stream).load()
     except guard.LimitError:
         raise
-    except Exception as error:  # lengths, names and strings made of damaged bytes raise many kinds
+    except Exception as error:  # damaged lengths, names and strings raise errors of many types
         what = guard.reason(error) if str(error) else "it ends too soon"
-        raise damaged(path, stream.tell(), f"{what.removeprefix('UnpicklingError: ')}. Download it again.") from error
+        raise error_at(path, stream.tell(), f"{what.removeprefix('UnpicklingError: ')}. Download it again.") from error
 
 
 class _Kind(guard.Stateful):
-    """Type of an array in a pickle: one of numbers, with its byte order."""
+    """Numeric type of an array in a pickle, with its byte order."""
 
     def __init__(self, code: str | bytes, _align: object = 0, _copy: object = 1) -> None:
         self.dtype = np.dtype(code.decode() if isinstance(code, bytes) else code)
@@ -124,7 +124,7 @@ class _Kind(guard.Stateful):
 
 
 class _Stored(guard.Stateful):
-    """Array in a pickle; ``np.asarray`` of it is the array, read-only."""
+    """Array in a pickle; ``np.asarray`` returns it, read-only."""
 
     def __init__(self, _kind: object, _shape: object, _code: object) -> None:
         self.array = np.empty(0)
@@ -138,7 +138,7 @@ class _Stored(guard.Stateful):
 
 
 class _Unpickler(guard.Unpickler):
-    """Knows how arrays and byte strings are written; byte strings of Python 2 stay bytes."""
+    """Unpickler of arrays and byte strings; byte strings of Python 2 stay bytes."""
 
     known: ClassVar[dict[tuple[str, str], Any]] = {
         ("numpy", "ndarray"): "ndarray",
@@ -156,7 +156,7 @@ class _Unpickler(guard.Unpickler):
         return self._encode if (module, name) == ("_codecs", "encode") else super().find_class(module, name)
 
     def _encode(self, text: str, encoding: str) -> bytes:
-        """Return the byte string that Python 3 writes as text in the protocol of Python 2; one for each text."""
+        """Return the byte string that Python 3 wrote as text in the protocol of Python 2; equal texts share it."""
         if encoding not in ("latin1", b"latin1"):
             raise pickle.UnpicklingError(f"the pickle holds a byte string as {encoding!r}, where 'latin1' was expected")
         return self._encoded.setdefault(id(text), (text, text.encode("latin1")))[1]

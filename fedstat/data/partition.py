@@ -1,9 +1,9 @@
-"""Who holds which samples: the partitions that the papers use.
+"""Partitions of papers, which divide samples among clients.
 
-Each function takes a sample-major data set (x, y and the coordinate split on the dim ``sample``) and gives it back with
-the coordinate ``client`` (sample), the clients numbered from 0; x is not copied, except where a partition leaves
-samples out. All samples are dealt, whatever their split: read one split (``load(..., split="train")``) to deal that
-alone, or divide every client's samples afterwards (``train_test``).
+Each function takes a sample-major data set: x, y and the coordinate split on the dim ``sample``. It returns the data
+set with the coordinate ``client`` (sample), the clients numbered from 0. It copies x only if it leaves samples out.
+Samples of both splits are dealt. To deal one split, read only that (``load(..., split="train")``), or divide every
+client's samples afterwards (``train_test``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedstat._utils import check, labels
 from fedstat._utils import labels as _labels
 from fedstat._utils.lazy import xr
 from fedstat._utils.streams import generator
-from fedstat.data._clients import hold_out, label_table, limit, numbered, permute_labels, train_test
+from fedstat.data._clients import hold_out, label_table, limit, number_labels, permute_labels, train_test
 
 __all__ = [
     "CIFAR100_DOMAINS",
@@ -36,14 +36,14 @@ __all__ = [
 ]
 
 
-def share(supply: np.ndarray, proportion: np.ndarray) -> np.ndarray:
-    """Whole numbers nearest to supply × proportion that add up to the supply, row by row.
+def apportion(supply: np.ndarray, proportion: np.ndarray) -> np.ndarray:
+    """Round supply × proportion to integers whose rows add up to the supply.
 
     Parameters
     ----------
     supply : int array (class,)
     proportion : array (class, client)
-        Rows add up to 1.
+        Proportions; rows add up to 1.
 
     Returns
     -------
@@ -51,92 +51,97 @@ def share(supply: np.ndarray, proportion: np.ndarray) -> np.ndarray:
 
     Examples
     --------
-    >>> share(np.array([10]), np.array([[0.25, 0.25, 0.5]]))
+    >>> apportion(np.array([10]), np.array([[0.25, 0.25, 0.5]]))
     array([[2, 3, 5]])
     """
-    reached = np.cumsum(proportion, axis=1)
-    reached *= supply[:, None] / reached[:, -1:]
-    return np.diff(np.rint(reached).astype(np.int64), axis=1, prepend=0)
+    bounds = np.cumsum(proportion, axis=1)
+    bounds *= supply[:, None] / bounds[:, -1:]
+    return np.diff(np.rint(bounds).astype(np.int64), axis=1, prepend=0)
 
 
 def deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Client of every sample, −1 for those left over, with ``counts`` (class, client) samples drawn at random.
+    """Draw ``counts`` samples of each class for each client at random.
 
     Parameters
     ----------
     y : int array (sample,)
         Class of each sample, 0 … class − 1.
     counts : int array (class, client)
-        Row sums at most the number of samples of the class.
+        Numbers of samples; a row sum is at most the number of samples of the class.
     rng : numpy.random.Generator
+
+    Returns
+    -------
+    int array (sample,)
+        Client of every sample, −1 for samples without a client.
     """
-    left = np.bincount(y, minlength=len(counts)) - counts.sum(axis=1)
+    remainder = np.bincount(y, minlength=len(counts)) - counts.sum(axis=1)
     holders = np.append(np.arange(counts.shape[1]), -1)
     client = np.empty(len(y), dtype=np.int64)
     by_class = np.lexsort((rng.random(len(y)), y))
-    client[by_class] = np.repeat(np.tile(holders, len(counts)), np.column_stack([counts, left]).ravel())
+    client[by_class] = np.repeat(np.tile(holders, len(counts)), np.column_stack([counts, remainder]).ravel())
     return client
 
 
 def top_up(counts: np.ndarray, min_size: int) -> int:
-    """Move samples, in place, to clients with fewer than ``min_size``; the number moved."""
-    size = counts.sum(axis=0)
+    """Move samples, in place, to clients with fewer than ``min_size``; return the number of samples moved."""
+    sizes = counts.sum(axis=0)
     moved = 0
-    for poor in np.flatnonzero(size < min_size):
-        while size[poor] < min_size:
-            rich = int(size.argmax())
-            common = int(counts[:, rich].argmax())
-            counts[common, rich] -= 1
-            counts[common, poor] += 1
-            size[rich] -= 1
-            size[poor] += 1
+    for receiver in np.flatnonzero(sizes < min_size):
+        while sizes[receiver] < min_size:
+            donor = int(sizes.argmax())
+            largest_class = int(counts[:, donor].argmax())
+            counts[largest_class, donor] -= 1
+            counts[largest_class, receiver] += 1
+            sizes[donor] -= 1
+            sizes[receiver] += 1
             moved += 1
     return moved
 
 
 def draw_equal(proportion: np.ndarray, n: int, supply: np.ndarray) -> tuple[np.ndarray, int]:
-    """Counts (client, class) of n samples per client near its proportions, out of a limited supply.
+    """Count n samples per client, by class, near its proportions, from a limited supply.
 
-    Clients draw one after the other. Where a class is used up, the client's other classes fill its place in proportion,
-    and where these are used up, any.
+    Clients draw one after the other. If a class has run out, the client's other classes replace it in proportion; if
+    these have run out, any class does.
 
     Returns
     -------
     counts : int array (client, class)
     moved : int
-        Samples whose class is not the one that unlimited supply would give.
+        Number of samples whose class differs from that of an unlimited supply.
     """
-    ideal = share(np.full(len(proportion), n), proportion)
-    ahead = (np.cumsum(ideal, axis=0) <= supply).all(axis=1)
-    first = int(np.append(ahead, False).argmin())  # the first client for whom a class runs out
+    ideal = apportion(np.full(len(proportion), n), proportion)
+    is_supplied = (np.cumsum(ideal, axis=0) <= supply).all(axis=1)
+    first = int(np.append(is_supplied, False).argmin())  # the first client that finds a class run out
     counts = ideal * (np.arange(len(ideal)) < first)[:, None]
     supply = supply - counts.sum(axis=0)
-    for got, ask, p in zip(counts[first:], ideal[first:], proportion[first:], strict=True):
-        while ask.any():
-            take = np.minimum(ask, supply)
-            got += take
+    for row, need, p in zip(counts[first:], ideal[first:], proportion[first:], strict=True):
+        while need.any():
+            take = np.minimum(need, supply)
+            row += take
             supply -= take
-            open_p = np.where(supply > 0, p, 0.0)
-            weight = open_p if open_p.any() else supply.astype(float)
-            ask = share(np.array([n - got.sum()]), weight[None] / weight.sum())[0] if got.sum() < n else ask * 0
+            p_available = np.where(supply > 0, p, 0.0)
+            weight = p_available if p_available.any() else supply.astype(float)
+            need = apportion(np.array([n - row.sum()]), weight[None] / weight.sum())[0] if row.sum() < n else need * 0
     return counts, int(np.abs(counts - ideal).sum() // 2)
 
 
-def partitioned(data: xr.Dataset, client: np.ndarray, what: str, *, moved: int = 0) -> xr.Dataset:
-    """Data set with its clients, less the samples of client −1, that says how it was divided."""
+def add_clients(data: xr.Dataset, client: np.ndarray, call: str, *, moved: int = 0) -> xr.Dataset:
+    """Add the coordinate client, leave out samples of client −1, and record the call in ``attrs["partition"]``."""
     if moved:
         check.warn(
-            f"{what}: {moved} samples are of other classes than drawn, because classes ran out. "
-            "Use fewer or smaller clients, or a larger concentration."
+            f"{call}: {moved} sample{'s were' if moved > 1 else ' was'} drawn from other classes because a class ran "
+            "out. Use fewer or smaller clients, or a larger concentration."
         )
-    kept = client >= 0
-    if not kept.all():
-        data, client = data.isel(sample=np.flatnonzero(kept)), client[kept]
-    return data.assign_coords(client=("sample", client)).assign_attrs(partition=what)
+    is_dealt = client >= 0
+    if not is_dealt.all():
+        data, client = data.isel(sample=np.flatnonzero(is_dealt)), client[is_dealt]
+    return data.assign_coords(client=("sample", client)).assign_attrs(partition=call)
 
 
-# Factorized-FL §5.1 names five domains of ten classes each, and not their classes: for all but "Animals" the names of
-# CIFAR-100's superclasses leave one choice. Its animals are here the large ones; the others have eight superclasses.
+# Factorized-FL §5.1 names five domains of ten classes each, but not the classes. Names of CIFAR-100's superclasses
+# identify the classes of all but "Animals". These are the large animals here; others have eight superclasses.
 CIFAR100_DOMAINS: dict[str, tuple[str, ...]] = {
     "Household Objects": ("household_electrical_devices", "household_furniture"),
     "Fruits & Foods": ("fruit_and_vegetables", "food_containers"),
@@ -148,26 +153,26 @@ CIFAR100_DOMAINS: dict[str, tuple[str, ...]] = {
 
 
 def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Dataset:
-    """Each writer or role is a client (FedFac §5.1: FEMNIST, Shakespeare).
+    """Make a client of each writer or role (FedFac §5.1: FEMNIST, Shakespeare).
 
     Parameters
     ----------
     data : xarray.Dataset
         With the coordinate ``by`` (sample).
     by : str
-        Coordinate that tells the clients apart.
+        Coordinate that identifies the clients.
     min_size : int
-        Clients with fewer samples are left out.
+        Least number of samples; smaller clients are left out.
 
     Returns
     -------
     xarray.Dataset
-        With the coordinate client (sample), numbered in the order of ``by``; ``client.attrs["names"]`` are their names.
+        With the coordinate client (sample), numbered in the order of ``by``; ``client.attrs["names"]`` holds names.
 
     Raises
     ------
     ValueError
-        If there is no such coordinate, it lacks a value for a sample, or no client is large enough.
+        If there is no coordinate ``by``, it lacks a value for a sample, or no client is large enough.
 
     Examples
     --------
@@ -182,13 +187,13 @@ def natural(data: xr.Dataset, *, by: str = "user", min_size: int = 1) -> xr.Data
         )
     min_size = check.integer("min_size", min_size, low=1)
     keys, code, size = np.unique(_labels.complete(by, data[by], "sample"), return_inverse=True, return_counts=True)
-    kept = size >= min_size
-    if not kept.any():
+    is_large = size >= min_size
+    if not is_large.any():
         raise ValueError(f"min_size must be at most {size.max()}, the size of the largest client, but got {min_size}")
-    known = data[by].attrs.get("names")
-    names = [str(known[key] if known else key) for key in keys[kept]]
-    number = np.where(kept, np.cumsum(kept) - 1, -1)
-    fed = partitioned(data, number[code], f"natural(by={by!r}, min_size={min_size})")
+    all_names = data[by].attrs.get("names")
+    names = [str(all_names[key] if all_names else key) for key in keys[is_large]]
+    number = np.where(is_large, np.cumsum(is_large) - 1, -1)
+    fed = add_clients(data, number[code], f"natural(by={by!r}, min_size={min_size})")
     fed.client.attrs["names"] = names
     return fed
 
@@ -201,30 +206,30 @@ def domains(
     clients_per_domain: int = 4,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Clients that work on different classes of things (Factorized-FL §5.1, domain heterogeneity).
+    """Divide groups of classes (domains) among groups of clients (Factorized-FL §5.1, domain heterogeneity).
 
-    The samples of each group of classes go at random to that group's clients; labels are numbered within the group.
-    Factorized-FL also permutes them: ``permute_labels(domains(data))``. Its five domains, which it names without their
-    classes, are taken to be these superclasses of CIFAR-100, five classes each: household electrical devices and
-    furniture; fruit and vegetables, and food containers; trees and flowers; vehicles 1 and 2; and of the many
-    animals the large ones, large carnivores and large omnivores and herbivores.
+    The samples of each domain are dealt at random to its clients; labels are numbered within the domain. Factorized-FL
+    also permutes labels: ``permute_labels(domains(data))``. It names five domains without their classes. Here they are
+    these superclasses of CIFAR-100, of five classes each: household electrical devices and furniture; fruit and
+    vegetables, and food containers; trees and flowers; vehicles 1 and 2; and, of the animals, large carnivores, and
+    large omnivores and herbivores.
 
     Parameters
     ----------
     data, seed
         As for ``iid``.
     groups : mapping
-        Name of each domain to the values of ``by`` in it, or to their names in ``data[by].attrs["names"]``. Samples of
-        no group are left out. By default Factorized-FL's five.
+        Values of ``by``, or their names in ``data[by].attrs["names"]``, for the name of each domain. Samples of no
+        domain are left out. By default, the five domains of Factorized-FL.
     by : str
         Coordinate or variable of the samples: "coarse" (CIFAR-100's superclasses), or "y".
     clients_per_domain : int
-        Clients of each domain, numbered one domain after the other.
+        Number of clients of each domain; clients are numbered domain by domain.
 
     Returns
     -------
     xarray.Dataset
-        With coordinates client (sample), domain (sample) and y_true (sample), the label as it was.
+        With coordinates client (sample), domain (sample) and y_true (sample), the original label.
 
     Raises
     ------
@@ -238,41 +243,41 @@ def domains(
     >>> np.unique(fed.y_true[fed.client == 3]).tolist(), np.unique(fed.y[fed.client == 3]).tolist()
     ([1, 3, 5, 7, 9], [0, 1, 2, 3, 4])
     """
-    per = check.integer("clients_per_domain", clients_per_domain, low=1)
+    n = check.integer("clients_per_domain", clients_per_domain, low=1)
     if by not in data.variables or data[by].dims != ("sample",):
         raise ValueError(
             f"by must be a variable of the samples, but got {by!r}; there are {list(map(str, data.variables))}"
         )
     if not groups:
         raise ValueError("groups must name at least one domain, but got none")
-    domain = _domain(data[by], groups)
+    domain = _group_values(data[by], groups)
     client, y = np.full(len(domain), -1), _labels.classes("y", data.y).copy()
     for g, name in enumerate(groups):
-        here = np.flatnonzero(domain == g)
-        if len(here) < per:
-            raise ValueError(f"domain {name!r} must have at least {per} samples, one per client, but got {len(here)}")
+        indices = np.flatnonzero(domain == g)
+        if len(indices) < n:
+            raise ValueError(f"domain {name!r} must have at least {n} samples, one per client, but got {len(indices)}")
         rng = generator(seed, "partition", "domains", g)
-        client[here[rng.permutation(len(here))]] = g * per + np.arange(len(here)) * per // len(here)
-        y[here] = np.unique(y[here], return_inverse=True)[1]
-    labels = numbered(int(y[domain >= 0].max()) + 1)
-    marked = data.assign(y=("sample", y, labels)).assign_coords(
+        client[indices[rng.permutation(len(indices))]] = g * n + np.arange(len(indices)) * n // len(indices)
+        y[indices] = np.unique(y[indices], return_inverse=True)[1]
+    labels = number_labels(int(y[domain >= 0].max()) + 1)
+    data = data.assign(y=("sample", y, labels)).assign_coords(
         domain=("sample", domain, {"names": list(groups)}), y_true=("sample", data.y.values, data.y.attrs)
     )
-    return partitioned(marked, client, f"domains({list(groups)}, clients_per_domain={per}, seed={seed})")
+    return add_clients(data, client, f"domains({list(groups)}, clients_per_domain={n}, seed={seed})")
 
 
-def _domain(values: xr.DataArray, groups: Mapping[str, Sequence[Any]]) -> np.ndarray:
-    """Number of the group of each value, −1 for none."""
+def _group_values(values: xr.DataArray, groups: Mapping[str, Sequence[Any]]) -> np.ndarray:
+    """Return the number of the group of each value, −1 for no group."""
     names = {str(name): i for i, name in enumerate(values.attrs.get("names", []))}
     domain = np.full(values.shape, -1)
     for g, (name, members) in enumerate(groups.items()):
         codes = [names.get(m, m) if isinstance(m, str) else m for m in members]
-        here = np.isin(values.values, codes)
+        is_member = np.isin(values.values, codes)
         absent = [m for m, code in zip(members, codes, strict=True) if not np.any(values.values == code)]
-        if absent or (domain[here] >= 0).any():
+        if absent or (domain[is_member] >= 0).any():
             problem = f"no sample has {absent[0]!r}" if absent else "it shares values with another group"
             raise ValueError(f"groups must divide the values of {values.name!r}, but got {name!r}: {problem}")
-        domain[here] = g
+        domain[is_member] = g
     return domain
 
 
@@ -280,7 +285,7 @@ _REDRAWS = 1000
 
 
 def iid(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
-    """Samples at random to clients of equal size (FedFac §1, the IID case of Fig. 1).
+    """Deal samples at random to clients of equal size (FedFac §1, the IID case of Fig. 1).
 
     Parameters
     ----------
@@ -312,20 +317,20 @@ def iid(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     clients = check.integer("clients", clients, low=1, high=n)
     client = np.empty(n, dtype=np.int64)
     client[generator(seed, "partition", "iid").permutation(n)] = np.arange(n) * clients // n
-    return partitioned(data, client, f"iid(clients={clients}, seed={seed})")
+    return add_clients(data, client, f"iid(clients={clients}, seed={seed})")
 
 
 def one_class(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
-    """Each class cut into equal shards, a client per shard (FedFac §1, Fig. 1: 100 clients, 10 digits).
+    """Cut each class into equal shards, one per client (FedFac §1, Fig. 1: 100 clients, 10 digits).
 
-    Clients are numbered by class: the first shards are all of the first class.
+    Clients are numbered class by class.
 
     Parameters
     ----------
     data, seed
         As for ``iid``.
     clients : int
-        At least the number of classes; if it is not a multiple, the first classes are cut into one more shard.
+        Number of clients, at least that of classes; if it is not a multiple, the first classes have one more shard.
 
     Returns
     -------
@@ -344,13 +349,13 @@ def one_class(data: xr.Dataset, *, clients: int, seed: int = 0) -> xr.Dataset:
     >>> np.unique(fed.y[fed.client == 5]).tolist()
     [2]
     """
-    classes, y = _classes(data)
+    classes, y = _encode_classes(data)
     clients = check.integer("clients", clients, low=len(classes), high=len(y))
-    held = np.zeros((len(classes), clients), dtype=bool)
-    held[np.sort(np.arange(clients) % len(classes)), np.arange(clients)] = True
-    counts = _shards(held.astype(float), y, classes)
+    holds = np.zeros((len(classes), clients), dtype=bool)
+    holds[np.sort(np.arange(clients) % len(classes)), np.arange(clients)] = True
+    counts = _count_shards(holds.astype(float), y, classes)
     rng = generator(seed, "partition", "one_class")
-    return partitioned(data, deal(y, counts, rng), f"one_class(clients={clients}, seed={seed})")
+    return add_clients(data, deal(y, counts, rng), f"one_class(clients={clients}, seed={seed})")
 
 
 def pathological(
@@ -361,11 +366,10 @@ def pathological(
     sizes: Literal["equal", "unequal"] = "equal",
     seed: int = 0,
 ) -> xr.Dataset:
-    """Every client holds exactly S classes (FedFac §5.1, S = 5, 10, 30 on CIFAR-100; FedCP §4, 2 or 10 classes).
+    """Deal exactly S classes to each client (FedFac §5.1: S = 5, 10, 30 on CIFAR-100; FedCP §4: 2 or 10).
 
-    Classes are dealt so that each is held by the same number of clients, give or take one, and its samples are divided
-    among these. Cutting the samples sorted by class into shards, where this setting comes from, gives clients at most S
-    classes.
+    Numbers of clients per class differ by at most 1, and the samples of a class are divided among its clients. The
+    original procedure, which cuts samples sorted by class into shards, gives clients at most S classes.
 
     Parameters
     ----------
@@ -374,10 +378,9 @@ def pathological(
     clients : int
         Number of clients; clients × S must reach the number of classes.
     classes_per_client : int
-        S.
+        Number of classes of each client, S.
     sizes : {"equal", "unequal"}
-        A class is divided in equal parts, or in proportion to weights drawn from U(0.1, 1) (FedCP's unbalanced
-        clients).
+        Divide a class in equal parts, or in proportion to weights from U(0.1, 1) (unbalanced clients of FedCP).
 
     Returns
     -------
@@ -387,7 +390,7 @@ def pathological(
     Raises
     ------
     ValueError
-        If a class would be held by no client, or by more clients than it has samples.
+        If a class would have no client, or more clients than samples.
 
     Examples
     --------
@@ -397,15 +400,15 @@ def pathological(
     {2}
     """
     check.choice("sizes", sizes, ("equal", "unequal"))
-    classes, y = _classes(data)
-    per = check.integer("classes_per_client", classes_per_client, low=1, high=len(classes))
-    clients = check.integer("clients", clients, low=-(-len(classes) // per))
+    classes, y = _encode_classes(data)
+    n = check.integer("classes_per_client", classes_per_client, low=1, high=len(classes))
+    clients = check.integer("clients", clients, low=-(-len(classes) // n))
     rng = generator(seed, "partition", "pathological")
-    held = _hands(clients, per, len(classes), rng)
-    weight = rng.uniform(0.1, 1.0, held.shape) if sizes == "unequal" else 1.0
-    client = deal(y, _shards(held * weight, y, classes), rng)
-    what = f"pathological(clients={clients}, classes_per_client={per}, sizes={sizes!r}, seed={seed})"
-    return partitioned(data, client, what)
+    holds = _deal_classes(clients, n, len(classes), rng)
+    weight = rng.uniform(0.1, 1.0, holds.shape) if sizes == "unequal" else 1.0
+    client = deal(y, _count_shards(holds * weight, y, classes), rng)
+    call = f"pathological(clients={clients}, classes_per_client={n}, sizes={sizes!r}, seed={seed})"
+    return add_clients(data, client, call)
 
 
 def dirichlet(
@@ -417,7 +420,7 @@ def dirichlet(
     below: Literal["redraw", "move"] = "redraw",
     seed: int = 0,
 ) -> xr.Dataset:
-    """Each class divided in proportions from a symmetric Dirichlet distribution (FedFac §5.1; FedCP §4).
+    """Divide each class in proportions from a symmetric Dirichlet distribution (FedFac §5.1; FedCP §4).
 
     Parameters
     ----------
@@ -428,10 +431,10 @@ def dirichlet(
     concentration : float
         Parameter of the distribution, π of FedFac and β of FedCP: small values give each class to few clients.
     min_size : int
-        Fewest samples of a client.
+        Least number of samples of a client.
     below : {"redraw", "move"}
-        If a client has fewer: draw all proportions again, at most 1000 times; or move samples to it, one by one from
-        the largest class of the largest client. The number of samples moved is ``attrs["moved"]``.
+        If a client has fewer samples: draw all proportions again, in at most 1000 draws; or move samples to it, each
+        from the largest class of the largest client. The number of samples moved is ``attrs["moved"]``.
 
     Returns
     -------
@@ -451,56 +454,56 @@ def dirichlet(
     True
     """
     check.choice("below", below, ("redraw", "move"))
-    classes, y = _classes(data)
+    classes, y = _encode_classes(data)
     clients = check.integer("clients", clients, low=1)
     min_size = check.integer("min_size", min_size, low=1)
     concentration = check.real("concentration", concentration, low=0.0, open_low=True)
     if clients * min_size > len(y):
         raise ValueError(
-            f"clients × min_size must be at most the {len(y)} samples, but got {clients} × {min_size}: "
-            "choose fewer clients or a smaller min_size"
+            f"clients × min_size must be at most the {len(y)} samples, but got {clients} × {min_size}. "
+            "Use fewer clients or a smaller min_size."
         )
     rng, supply = generator(seed, "partition", "dirichlet"), np.bincount(y)
     for _ in range(_REDRAWS if below == "redraw" else 1):
-        counts = share(supply, rng.dirichlet(np.full(clients, concentration), size=len(classes)))
+        counts = apportion(supply, rng.dirichlet(np.full(clients, concentration), size=len(classes)))
         if counts.sum(axis=0).min() >= min_size:
             break
     moved = 0
     if counts.sum(axis=0).min() < min_size:
         if below == "redraw":
             raise ValueError(
-                f"none of {_REDRAWS} draws gave each of {clients} clients min_size = {min_size} samples; the smallest "
-                f'of the last has {counts.sum(axis=0).min()}. Use below="move" or a larger concentration.'
+                f"No draw of {_REDRAWS} gave all {clients} clients min_size={min_size} (last minimum: "
+                f"{counts.sum(axis=0).min()}). Use below='move' or a larger concentration."
             )
         moved = top_up(counts, min_size)
-    what = (
+    call = (
         f"dirichlet(clients={clients}, concentration={concentration}, min_size={min_size}, "
         f"below={below!r}, seed={seed})"
     )
-    return partitioned(data, deal(y, counts, rng), what).assign_attrs(moved=moved)
+    return add_clients(data, deal(y, counts, rng), call).assign_attrs(moved=moved)
 
 
 def dirichlet_equal(
     data: xr.Dataset, *, clients: int, concentration: float, n_train: int = 500, n_test: int = 100, seed: int = 0
 ) -> xr.Dataset:
-    """Equal clients whose class proportions are Dirichlet draws (FedDecomp §4.1: 500 train, 100 test).
+    """Deal equal numbers of samples to clients with Dirichlet class proportions (FedDecomp §4.1: 500 train, 100 test).
 
-    A client's training samples come from the training split, its test samples from the test split in the proportions of
-    its training samples. Samples that no client gets are left out.
+    A client's training samples come from the training split. Its test samples come from the test split, in the
+    proportions of its training samples. Samples without a client are left out.
 
     Parameters
     ----------
     data, clients, seed
-        As for ``iid``; with both splits, unless ``n_test`` is 0.
+        As for ``iid``; ``data`` needs both splits, unless ``n_test`` is 0.
     concentration : float
         Parameter of the distribution, α of FedDecomp: small values give clients few classes.
     n_train, n_test : int
-        Samples of each client.
+        Numbers of training and test samples of each client.
 
     Returns
     -------
     xarray.Dataset
-        The samples dealt, with the coordinate client (sample).
+        The samples of clients, with the coordinate client (sample).
 
     Raises
     ------
@@ -510,7 +513,7 @@ def dirichlet_equal(
     Warns
     -----
     UserWarning
-        If a class ran out, so that some clients got other classes in its place; ``attrs["moved"]`` counts the samples.
+        If a class ran out and clients got samples of other classes; ``attrs["moved"]`` is their number.
 
     Examples
     --------
@@ -519,38 +522,38 @@ def dirichlet_equal(
     >>> np.bincount(fed.client).tolist()
     [50, 50, 50, 50, 50, 50, 50, 50, 50, 50]
     """
-    classes, y = _classes(data)
+    classes, y = _encode_classes(data)
     clients = check.integer("clients", clients, low=1)
-    wanted = {"train": check.integer("n_train", n_train, low=1), "test": check.integer("n_test", n_test, low=0)}
+    size_by_split = {"train": check.integer("n_train", n_train, low=1), "test": check.integer("n_test", n_test, low=0)}
     concentration = check.real("concentration", concentration, low=0.0, open_low=True)
     rng = generator(seed, "partition", "dirichlet_equal")
     proportions = rng.dirichlet(np.full(len(classes), concentration), size=clients)
     client, moved = np.full(len(y), -1), 0
-    for split, n in wanted.items():
-        here = np.flatnonzero(data.split.values == split)
-        if len(here) < clients * n:
+    for split, n in size_by_split.items():
+        indices = np.flatnonzero(data.split.values == split)
+        if len(indices) < clients * n:
             raise ValueError(
-                f"{clients} clients of {n} {split} samples need {clients * n}, but got {len(here)}. "
-                "Use fewer clients or smaller ones; n_test=0 and train_test where there is no test split."
+                f"{clients} clients of {n} {split} samples need {clients * n}, but got {len(indices)}. "
+                "Use fewer or smaller clients. Without a test split, use n_test=0 and train_test."
             )
-        counts, others = draw_equal(proportions, n, np.bincount(y[here], minlength=len(classes)))
-        client[here], moved = deal(y[here], counts.T, rng), moved + others
+        counts, n_moved = draw_equal(proportions, n, np.bincount(y[indices], minlength=len(classes)))
+        client[indices], moved = deal(y[indices], counts.T, rng), moved + n_moved
         proportions = counts / n if n else proportions
-    what = (
+    call = (
         f"dirichlet_equal(clients={clients}, concentration={concentration}, n_train={n_train}, "
         f"n_test={n_test}, seed={seed})"
     )
-    return partitioned(data, client, what, moved=moved).assign_attrs(moved=moved)
+    return add_clients(data, client, call, moved=moved).assign_attrs(moved=moved)
 
 
-def _classes(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Classes that occur, and for every sample the position of its class among them."""
+def _encode_classes(data: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """Return the classes that occur, and the index of each sample's class."""
     classes, y = np.unique(labels.classes("y", data.y), return_inverse=True)
     return classes, y
 
 
-def _shards(weight: np.ndarray, y: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Counts (class, client) in proportion to ``weight``, at least 1 wherever the weight is positive."""
+def _count_shards(weight: np.ndarray, y: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Count samples (class, client) in proportion to ``weight``, at least 1 if the weight is positive."""
     supply, holders = np.bincount(y), (weight > 0).sum(axis=1)
     short = np.flatnonzero(supply < holders)
     if short.size:
@@ -558,19 +561,19 @@ def _shards(weight: np.ndarray, y: np.ndarray, classes: np.ndarray) -> np.ndarra
         raise ValueError(
             f"class {classes[c]} has {supply[c]} samples, but needs one for each of {holders[c]} clients. Use fewer."
         )
-    return (weight > 0) + share(supply - holders, weight / weight.sum(axis=1, keepdims=True))
+    return (weight > 0) + apportion(supply - holders, weight / weight.sum(axis=1, keepdims=True))
 
 
-def _hands(clients: int, per: int, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Which client holds which class (class, client), dealt from shuffled packs of all classes."""
-    held = np.zeros((classes, clients), dtype=bool)
+def _deal_classes(clients: int, hand_size: int, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Deal classes to clients from shuffled packs of all classes; return bool (class, client)."""
+    holds = np.zeros((classes, clients), dtype=bool)
     pack = rng.permutation(classes)
     for client in range(clients):
-        hand, pack = pack[:per], pack[per:]
-        if len(hand) < per:  # the next pack; classes already in this hand wait at its end
-            fresh = rng.permutation(np.setdiff1d(np.arange(classes), hand))
-            need = per - len(hand)
-            rest = rng.permutation(np.concatenate([fresh[need:], hand]))
-            hand, pack = np.concatenate([hand, fresh[:need]]), rest
-        held[hand, client] = True
-    return held
+        hand, pack = pack[:hand_size], pack[hand_size:]
+        if len(hand) < hand_size:  # take the rest from the next pack; move classes of this hand to its end
+            next_pack = rng.permutation(np.setdiff1d(np.arange(classes), hand))
+            need = hand_size - len(hand)
+            rest = rng.permutation(np.concatenate([next_pack[need:], hand]))
+            hand, pack = np.concatenate([hand, next_pack[:need]]), rest
+        holds[hand, client] = True
+    return holds

@@ -1,4 +1,4 @@
-"""SVHN, the cropped digits, as MATLAB files."""
+"""Loader of SVHN (cropped digits) from MATLAB files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from fedstat._utils import guard
 from fedstat._utils.lazy import xr
-from fedstat.data._files import Part, Source, Split, damaged, find, joined, reading, wanted
+from fedstat.data._files import Part, Source, Split, error_at, find, join_parts, list_splits, wrap_errors
 
 SOURCES = {
     "svhn": Source(
@@ -24,89 +24,89 @@ SOURCES = {
         first=("train_32x32.mat",),
     )
 }
-# Numbers of MATLAB's classes of arrays, and of its types of elements; cells and structures are not read.
+# Codes of MATLAB's array classes and element types; cells and structures are not read.
 _CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
 _TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 _MATRIX, _COMPRESSED = 14, 15
 _COMPLEX = 0x800
-_HEAD = 1024  # bytes in which class, shape and name of an array stand
+_HEAD_BYTES = 1024  # bytes that hold class, shape and name of an array
 _Order = Literal["<", ">"]
 
 
 def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
-    """Images x (sample, channel, row, column) uint8 0–255 and digits; the files' label 10 is the digit 0."""
+    """Read images x (sample, channel, row, column) uint8 0–255 and digits; label 10 of the files is the digit 0."""
     parts = {}
-    for part in wanted(split):
+    for part in list_splits(split):
         path = find(root, [f"{part}_32x32.mat"], SOURCES[name])
-        parts[part] = Part(*_read(path))
-    data = joined(parts, SOURCES[name], ("channel", "row", "column"), root)
+        parts[part] = Part(*_read_file(path))
+    data = join_parts(parts, SOURCES[name], ("channel", "row", "column"), root)
     data.x.attrs["scale"] = 255
     data.y.attrs["names"] = list("0123456789")
     return data
 
 
-def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with guard.opened(path) as stream, reading(path, stream=stream):
-        content = dict(_arrays(path, stream))
+def _read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with guard.opened(path) as stream, wrap_errors(path, stream=stream):
+        content = dict(_read_arrays(path, stream))
     missing = {"X", "y"} - set(content)
     if missing:
-        raise damaged(path, 0, f"an SVHN file holds X and y, but got no {' nor '.join(sorted(missing))}")
+        raise error_at(path, 0, f"an SVHN file holds X and y, but got no {' nor '.join(sorted(missing))}")
     x, y = content["X"], content["y"].ravel()
     if x.dtype != np.uint8 or x.shape != (32, 32, 3, y.size):
-        raise damaged(path, 0, f"X must be uint8 (32, 32, 3, {y.size}), but got {x.dtype} {x.shape}")
+        raise error_at(path, 0, f"X must be uint8 (32, 32, 3, {y.size}), but got {x.dtype} {x.shape}")
     if not np.isin(y, np.arange(1, 11)).all():
-        raise damaged(path, 0, f"labels must be 1 to 10, but got {np.unique(y)[:12]}")
+        raise error_at(path, 0, f"labels must be 1 to 10, but got {np.unique(y)[:12]}")
     return np.ascontiguousarray(x.transpose(3, 2, 0, 1)), y % 10
 
 
-def _arrays(path: Path, stream: BinaryIO) -> Iterator[tuple[str, np.ndarray]]:
-    """Arrays X and y of a MATLAB file of level 5, by name.
+def _read_arrays(path: Path, stream: BinaryIO) -> Iterator[tuple[str, np.ndarray]]:
+    """Iterate over the arrays X and y of a MATLAB file of level 5, with their names.
 
-    SciPy's reader takes sizes and classes in the file on trust, and damaged ones crash it.
+    SciPy's reader trusts sizes and classes in the file, and crashes on damaged ones.
     """
     head = stream.read(128)
     if len(head) < 128 or head[126:] not in (b"IM", b"MI"):
-        raise ValueError(f"it is no MATLAB file of level 5, which ends its head in IM or MI, but got {head[126:]!r}")
+        raise ValueError(f"it must be a MATLAB file of level 5, whose header ends in IM or MI, but got {head[126:]!r}")
     order: _Order = "<" if head[126:] == b"IM" else ">"
     while len(tag := stream.read(8)) == 8:
         kind, size = struct.unpack(f"{order}II", tag)
         part = raw = memoryview(stream.read(size))
-        if squeezed := kind == _COMPRESSED:
-            part = memoryview(zlib.decompressobj().decompress(raw, _HEAD))
+        if is_compressed := kind == _COMPRESSED:
+            part = memoryview(zlib.decompressobj().decompress(raw, _HEAD_BYTES))
             kind, part = struct.unpack_from(f"{order}I", part)[0], part[8:]
         if kind != _MATRIX:
             continue
-        flags, shape, name, at = _described(part, order)
+        flags, shape, name, offset = _read_head(part, order)
         if name not in ("X", "y"):
             continue
         kind = flags & 255
         if kind not in _CLASSES or flags & _COMPLEX:
             raise ValueError(f"{name} must be numbers, but got an array of MATLAB's class {kind}, flags {flags:#x}")
         needed = guard.size(path, math.prod(shape) * np.dtype(_CLASSES[kind]).itemsize, f"{name} of shape {shape}")
-        if squeezed:
-            part = memoryview(zlib.decompressobj().decompress(raw, 8 + at + 8 + needed))[8:]
-        stored, values, _ = _element(part, at, order)
+        if is_compressed:
+            part = memoryview(zlib.decompressobj().decompress(raw, 8 + offset + 8 + needed))[8:]
+        stored, values, _ = _read_element(part, offset, order)
         numbers = np.frombuffer(values, np.dtype(_TYPES[stored]).newbyteorder(order))
         yield name, numbers.astype(_CLASSES[kind], copy=False).reshape(shape, order="F")
 
 
-def _described(part: memoryview, order: _Order) -> tuple[int, tuple[int, ...], str, int]:
-    """Flags (the lowest byte is the class), shape and name of an array, and where its numbers stand."""
-    _, flags, at = _element(part, 0, order)
-    _, dims, at = _element(part, at, order)
-    _, name, at = _element(part, at, order)
+def _read_head(part: memoryview, order: _Order) -> tuple[int, tuple[int, ...], str, int]:
+    """Return flags (the lowest byte is the class), shape and name of an array, and the offset of its numbers."""
+    _, flags, offset = _read_element(part, 0, order)
+    _, dims, offset = _read_element(part, offset, order)
+    _, name, offset = _read_element(part, offset, order)
     shape = tuple(np.frombuffer(dims, np.dtype("i4").newbyteorder(order)).tolist())
     if any(n < 0 for n in shape):
-        raise ValueError(f"a shape must be of whole numbers from 0, but got {shape[:8]}")
-    return struct.unpack_from(f"{order}I", flags)[0], shape, bytes(name).decode("latin-1"), at
+        raise ValueError(f"a shape must be whole numbers from 0, but got {shape[:8]}")
+    return struct.unpack_from(f"{order}I", flags)[0], shape, bytes(name).decode("latin-1"), offset
 
 
-def _element(part: memoryview, at: int, order: _Order) -> tuple[int, memoryview, int]:
-    """Type and bytes of an element, and where the next one stands."""
-    kind, size = struct.unpack_from(f"{order}II", part, at)
-    small = kind >> 16  # bytes of an element that fits into its tag
-    kind, size, start = (kind & 0xFFFF, small, at + 4) if small else (kind, size, at + 8)
+def _read_element(part: memoryview, offset: int, order: _Order) -> tuple[int, memoryview, int]:
+    """Return type and bytes of an element, and the offset of the next element."""
+    kind, size = struct.unpack_from(f"{order}II", part, offset)
+    small_size = kind >> 16  # size of an element that fits into its tag
+    kind, size, start = (kind & 0xFFFF, small_size, offset + 4) if small_size else (kind, size, offset + 8)
     values = part[start : start + size]
     if len(values) < size:
         raise ValueError(f"an element of {size:,} bytes has only {len(values):,}")
-    return kind, values, at + 8 if small else start + size + -size % 8
+    return kind, values, offset + 8 if small_size else start + size + -size % 8

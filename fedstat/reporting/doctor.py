@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 
 from fedstat import _cli, data
 from fedstat._utils import memory as machine
-from fedstat.data._files import folder, located
+from fedstat.data._files import folder, locate
 
 _OF_DEVELOPERS = ("dev", "docs", "test")
 _BF16 = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512-BF16"}
@@ -197,7 +197,7 @@ def _data(args: argparse.Namespace) -> list[str]:
     for name, source in data.SOURCES.items():
         if name == "digits":  # comes with scikit-learn
             continue
-        path = located(root, source)
+        path = locate(root, source)
         if path is None:
             missing.append(name)
         else:

@@ -1,4 +1,4 @@
-"""Runs on disk: labelled arrays in one zarr store, journaled so that nothing is lost and no damage goes unseen."""
+"""Runs on disk: labelled arrays in a zarr store, whose journal prevents losses and detects damage."""
 
 from fedstat.store.journal import FOLDER as JOURNAL
 from fedstat.store.journal import DamageError

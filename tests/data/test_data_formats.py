@@ -90,7 +90,7 @@ def test_a_missing_file_names_itself_the_places_and_the_home(tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", [n for n in SOURCES if n != "digits"])
 def test_every_set_says_where_it_is_had(name, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"looked for in .*Download it from http"):
+    with pytest.raises(FileNotFoundError, match=r"not found in .*Download it from http"):
         load(name, tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_matlab_files_are_read_as_scipy_reads_them(tmp_path, n, of, compressed):
     path = tmp_path / "a.mat"
     savemat(path, {"other": {"a": 1}, "X": x, "words": np.array(["a"], object), "y": y}, do_compression=compressed)
     with path.open("rb") as stream:
-        found = dict(svhn._arrays(path, stream))
+        found = dict(svhn._read_arrays(path, stream))
     expected = loadmat(path)
     assert list(found) == ["X", "y"]
     for name, array in found.items():
@@ -303,7 +303,7 @@ def test_folder_keeps_everything_and_maps_x(tmp_path):
     gap = np.array(["a", None] * 3, object)
     with pytest.raises(ValueError, match="user must have a value for each sample, but it is missing for 1, 3, 5"):
         save_folder(fed.isel(sample=slice(6)).assign_coords(user=("sample", gap)), tmp_path / "gap")
-    with pytest.raises(FileNotFoundError, match="that save_folder made"):
+    with pytest.raises(FileNotFoundError, match="that save_folder wrote"):
         open_folder(tmp_path)
 
 
@@ -314,7 +314,7 @@ def test_to_float_standardises_by_channel(tmp_path, small):
     expected = (data.x / 255 - np.reshape([0.4, 0.5, 0.6], (3, 1, 1))) / np.reshape([0.2, 0.3, 0.4], (3, 1, 1))
     assert scaled.x.dtype == np.float32
     np.testing.assert_allclose(scaled.x, expected, rtol=0, atol=1e-6)
-    with pytest.raises(ValueError, match="scaled before"):
+    with pytest.raises(ValueError, match="already scaled"):
         to_float(scaled)
     with pytest.raises(ValueError, match="sd must be > 0"):
         to_float(data, sd=0)

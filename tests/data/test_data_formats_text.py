@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedstat.data import load, partition
-from fedstat.data.leaf import LETTERS, roles
+from fedstat.data.leaf import LETTERS, extract_roles
 
 
 def write_leaf(place, folder, blocks, name="all_data_0.json"):
@@ -57,9 +57,9 @@ def test_leaf_strings_become_letters(tmp_path):
     ("content", "message"),
     [
         ('{"users": ["a"], "user_', r"byte 17: .*Unterminated"),
-        ("[1, 2]", "byte 0: a LEAF file is an object with users"),
+        ("[1, 2]", "byte 0: a LEAF file must be an object with users"),
         ('{"users": ["a"], "user_data": {}}', "user 'a': user_data must hold"),
-        ('{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": ["c"]}}}', "user 'a': expected windows of 80"),
+        ('{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": ["c"]}}}', "user 'a': each x must have 80"),
         (json.dumps({"users": ["a"], "user_data": {"a": {"x": ["é" * 80], "y": ["c"]}}}), "user 'a': .*but got 'é'"),
     ],
 )
@@ -113,7 +113,7 @@ by William Shakespeare
 
 
 def test_roles_follow_leafs_rules():
-    assert roles(PLAY) == {
+    assert extract_roles(PLAY) == {
         "THE_PLAY_FIRST_LORD": "A long line and more of it Two unheard ",
         "THE_PLAY_QUEEN": "One Three Four ",
         "THE_COMEDY_OF_ERRORS_SLAVE": "Yes. Yes, indeed  A LOVER'S COMPLAINT  ".replace("  ", " "),

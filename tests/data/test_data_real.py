@@ -9,7 +9,7 @@ import pytest
 from real_data import require_real_data
 
 from fedstat.data import load, partition, to_float
-from fedstat.data.leaf import roles
+from fedstat.data.leaf import extract_roles
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +67,13 @@ def test_cifar_100_has_the_checksum_of_the_official_binary_version(place):
 
 
 def test_a_missing_split_says_so(place):
-    with pytest.raises(FileNotFoundError, match=r"CIFAR-100 needs train, looked for in .*cifar-100-python.*toronto"):
+    with pytest.raises(FileNotFoundError, match=r"CIFAR-100 needs train, not found in .*cifar-100-python.*toronto"):
         load("cifar-100", place)
 
 
 def test_shakespeare_has_leafs_roles_and_samples(place):
     text = gzip.decompress((place / "shakespeare/t8.shakespeare.txt.gz").read_bytes()).decode()
-    long = {role: said for role, said in roles(text).items() if len(said) > 80}
+    long = {role: said for role, said in extract_roles(text).items() if len(said) > 80}
     assert len(long) == 1130
     assert sum(len(said) - 80 for said in long.values()) == 4_226_206
 

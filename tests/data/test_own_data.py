@@ -161,7 +161,7 @@ def test_whole_numbers_that_are_features_are_told_from_tokens(tmp_path: Path) ->
         ValueError, match=r"images of whole numbers, int64 of shape \(1, 16, 16\), .*data\.to_float\(data\)"
     ):
         fedstat.fl.train(whole, nets.lenet((1, 16, 16), 2), algorithms.fedavg(), rounds=1)
-    with pytest.raises(ValueError, match=r"attrs\['scale'\], the stored value that becomes 1.* such as 1 for whole"):
+    with pytest.raises(ValueError, match=r"attrs\['scale'\], the stored value that becomes 1.* such as 1 for features"):
         fedstat.data.to_float(whole)
     module = nets.from_module(nn.Sequential(nn.Linear(3, 2)), (3,))
     table = dealt(CLIENT % 2).assign(x=(("sample", "feature"), RNG.integers(0, 9, (40, 3))))
@@ -175,12 +175,12 @@ def test_whole_numbers_that_are_features_are_told_from_tokens(tmp_path: Path) ->
 
 def test_clients_without_a_subset_are_named(tmp_path: Path) -> None:
     few = samples(CLIENT % 2, client=np.where(np.arange(40) < 38, CLIENT, np.arange(40)))
-    says = r"too small are client\(s\) 38 \(of 1 sample\), 39 \(of 1 sample\)\. Use larger clients .*other shares"
+    says = r"too small: client 38 \(of 1 sample\), client 39 \(of 1 sample\)\. Use larger clients .*other fractions"
     with pytest.raises(ValueError, match=says):
         partition.train_test(few)
     assert set(np.unique(partition.train_test(few, short="drop").client)) == {0, 1, 2, 3}
     np.savez(tmp_path / "own.npz", x=X, y=CLIENT % 2, client=few.client.values)
-    with pytest.raises(ValueError, match=r"too small are client\(s\) 4 \(of 1 sample\), 5 \(of 1 sample\)"):
+    with pytest.raises(ValueError, match=r"too small: client 4 \(of 1 sample\), client 5 \(of 1 sample\)"):
         experiment.federated(
             Settings.of(**SMALL | {"partition": "natural", "min_size": 1}, data=str(tmp_path / "own.npz"))
         )

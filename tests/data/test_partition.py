@@ -64,7 +64,7 @@ def test_dirichlet_redraws_until_no_client_is_small_or_says_it_cannot():
     fed = partition.dirichlet(DIGITS, clients=10, concentration=0.5, min_size=60)
     assert counts_of(fed).sum(axis=1).min() >= 60
     assert fed.attrs["moved"] == 0
-    with pytest.raises(ValueError, match=r'none of 1000 draws gave each of 100 clients min_size = 17.*below="move"'):
+    with pytest.raises(ValueError, match=r"No draw of 1000 gave all 100 clients min_size=17 .*below='move'"):
         partition.dirichlet(DIGITS, clients=100, concentration=0.1, min_size=17)
     moved = partition.dirichlet(DIGITS, clients=100, concentration=0.1, min_size=17, below="move")
     assert counts_of(moved).sum(axis=1).min() == 17
@@ -95,7 +95,7 @@ def test_dirichlet_equal_has_proportions_right_in_expectation():
 
 def test_dirichlet_equal_warns_where_a_class_ran_out():
     data = labels(100, 10)
-    with pytest.warns(UserWarning, match="samples are of other classes than drawn"):
+    with pytest.warns(UserWarning, match="samples were drawn from other classes because a class ran out"):
         fed = partition.dirichlet_equal(data, clients=11, concentration=50.0, n_train=10, n_test=0)
     assert fed.sizes["sample"] == 110
     assert 30 < fed.attrs["moved"] < 60
@@ -175,7 +175,7 @@ ERRORS = [
     (lambda: partition.train_test(partition.iid(DIGITS, clients=9), gap=1), "gap must be an integer from 0 to 0"),
     (
         lambda: partition.train_test(partition.iid(DIGITS, clients=1000)),
-        r"too small are client\(s\) \d+ \(of 1 sample\), .* and 200 more\..*min_size",
+        r"these are too small: client \d+ \(of 1 sample\), .* and 200 more\..*min_size",
     ),
     (lambda: partition.hold_out(partition.iid(DIGITS, clients=1)), "leave clients to train, but got 0.1 of 1"),
     (lambda: partition.hold_out(partition.iid(DIGITS, clients=9), fraction=0.0), r"fraction must be .* in \(0, 1\)"),

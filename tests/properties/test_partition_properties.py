@@ -87,7 +87,7 @@ def test_pathological_clients_hold_exactly_s_classes_and_classes_equal_numbers_o
     n_test=st.integers(0, 2),
     a=st.floats(0.01, 50),
 )
-@pytest.mark.filterwarnings("ignore:.*classes ran out")
+@pytest.mark.filterwarnings("ignore:.*a class ran out")
 def test_dirichlet_equal_gives_every_client_its_numbers_of_samples_used_at_most_once(data, seed, n_train, n_test, a):
     data = data.assign_coords(split=("sample", np.where(np.arange(data.sizes["sample"]) % 3, "train", "test")))
     n_train = min(n_train, int((data.split == "train").sum()) // 2)

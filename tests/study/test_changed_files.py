@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from fedstat import attack, data, store
-from fedstat.data._files import Remembered, located, note
+from fedstat.data._files import Remembered, locate, note
 from fedstat.study import experiment, federation, grid, tuning
 from fedstat.study.experiment import Settings
 
@@ -89,13 +89,13 @@ def test_what_is_dealt_is_what_the_files_hold_now(read: str, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", [name for name in data.SOURCES if name != "digits"])
 def test_the_first_file_of_a_published_data_set_is_where_it_is_looked_for(name: str, tmp_path: Path) -> None:
     source = data.SOURCES[name]
-    assert located(tmp_path, source) is None
+    assert locate(tmp_path, source) is None
     with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / source.places[-1]))) as error:
         data.load(name, tmp_path)
     assert any(first in str(error.value) for first in source.first)
     (tmp_path / source.places[-1]).mkdir(parents=True, exist_ok=True)
     (path := tmp_path / source.places[-1] / source.first[-1]).touch()
-    assert located(tmp_path, source) == path
+    assert locate(tmp_path, source) == path
 
 
 def test_a_file_that_keeps_its_size_and_time_of_change_is_seen(tmp_path: Path) -> None:

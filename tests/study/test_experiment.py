@@ -106,7 +106,7 @@ def test_wrong_settings_say_what_was_wrong_before_any_data_are_read(wrong, messa
         ({"net": "lstm"}, "net 'lstm' takes texts, but digits holds images. Choose mlp, lenet, cnn"),
         ({"data": "ag-news"}, "net 'mlp' takes images, but ag-news holds texts. Choose lstm"),
         ({"net_options": ("hidden=x",)}, "hidden must be an integer"),
-        ({"samples": 1, "min_size": 1}, r"too small are client\(s\) 0 \(of 1 sample\), 1"),
+        ({"samples": 1, "min_size": 1}, r"these are too small: client 0 \(of 1 sample\), client 1"),
         ({"partition": "natural"}, "'natural' needs samples that belong to users, but samples of digits do not"),
     ],
 )

@@ -192,5 +192,5 @@ def test_the_command_permutes_labels_resumes_and_refuses_a_shared_output_layer(t
     assert command("--out", out, "--resume", "--rounds", 2) == 0
     with pytest.raises(SystemExit):
         command("--out", out, "--resume", "--labels", "common")
-    assert "labels: 'permuted' there" in capsys.readouterr().err
+    assert "labels: 'permuted' stored" in capsys.readouterr().err
     assert store.open_run(out)["clients/label"].sizes == {"client": 6, "class": 10}

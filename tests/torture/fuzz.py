@@ -203,7 +203,7 @@ TARGETS: dict[str, Target] = {
     "idx": (file("a-idx3-ubyte", lambda path: mnist.read_idx([path])), [IMAGES, gzip.compress(IMAGES)]),
     "CIFAR": (file("test_batch", cifar.unpickle), [pickle.dumps(BATCH, protocol=2), pickle.dumps(BATCH, protocol=4)]),
     "MATLAB": (
-        file("a.mat", svhn._read),
+        file("a.mat", svhn._read_file),
         [MAT],
     ),
     "LEAF": (

@@ -61,7 +61,7 @@ ELSEWHERE = {
     "store.write:save": "the draft of what is written",
     "store.write:lay_out": "the draft of what is written",
     "store.write:_create_root": "the draft of what is written",
-    "data.tiny_imagenet:_image": "a stream of the guard",
+    "data.tiny_imagenet:_decode_image": "a stream of the guard",
     "data._files:open_folder": "a file that was found regular",
 }
 """Functions that open files without the guard, and what these files are."""
