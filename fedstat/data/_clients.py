@@ -86,11 +86,11 @@ def train_test(
 
 
 def _assign_split(
-    fed: xr.Dataset, split: np.ndarray, code: np.ndarray, size: np.ndarray, required: dict[str, bool], short: str
+    fed: xr.Dataset, split: np.ndarray, code: np.ndarray, size: np.ndarray, needs: dict[str, bool], short: str
 ) -> xr.Dataset:
     """Add the coordinate split; leave out samples of gaps and, if ``short`` is "drop", clients that lack a split."""
     is_complete = np.ones(len(size), dtype=bool)
-    for name in (name for name, is_required in required.items() if is_required):
+    for name in (name for name, is_needed in needs.items() if is_needed):
         is_complete &= np.bincount(code[split == name], minlength=len(size)) > 0
     if not is_complete.all() and short == "error":
         sizes = [

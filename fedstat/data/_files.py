@@ -241,11 +241,11 @@ class Remembered(Generic[P, R]):
         entry = self._results.pop(key, None)
         if entry is None or any(_stamp(path) != stamp for path, stamp in entry[1].items()):
             files: dict[Path, Any] = {}
-            before = _watched_files.set(files)
+            token = _watched_files.set(files)
             try:
                 entry = self._function(*args, **kwargs), files
             finally:
-                _watched_files.reset(before)
+                _watched_files.reset(token)
         self._results[key] = entry
         for oldest in [*self._results][: -self._size]:
             self._results.pop(oldest, None)
@@ -321,8 +321,8 @@ def read(path: Path) -> bytes:
     if is_gzip(path) and path.stat().st_size * _MOST_INFLATION > guard.limit():
         total = 0
         with open_unzipped(path) as stream:
-            while more := len(stream.read(CHUNK)):
-                total = guard.size(path, total + more, "its unzipped content, counted so far,")
+            while n := len(stream.read(CHUNK)):
+                total = guard.size(path, total + n, "its unzipped content, counted so far,")
     with open_unzipped(path) as stream:
         return stream.read()
 
@@ -337,9 +337,9 @@ def check_rows(source: Source, split: str, rows: int, path: Path) -> None:
             f"{source.title}: the {split} split in {path} has no rows. Download its files again from {source.home}."
         )
     guard.size(path, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
-    published = source.rows.get(split, rows)
-    if rows != published:
-        check.warn(f"{source.title}: the {split} split has {rows:,} rows, but {published:,} were published")
+    n_published = source.rows.get(split, rows)
+    if rows != n_published:
+        check.warn(f"{source.title}: the {split} split has {rows:,} rows, but {n_published:,} were published")
 
 
 def list_splits(split: str | None) -> tuple[Split, ...]:

@@ -81,9 +81,9 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     """
     source = SOURCES[name]
     has_all = any((root / place / "all_data").is_dir() for place in source.places)
-    unsplit = has_all and not any((root / place / "train").is_dir() for place in source.places)
+    is_unsplit = has_all and not any((root / place / "train").is_dir() for place in source.places)
     folders: dict[Split, str] = (
-        {"train": "all_data"} if unsplit and split != "test" else {part: part for part in list_splits(split)}
+        {"train": "all_data"} if is_unsplit and split != "test" else {part: part for part in list_splits(split)}
     )
     users: dict[str, int] = {}
     parts = {part: _read_part(find(root, [f], source), part, name, users, source) for part, f in folders.items()}
@@ -280,8 +280,8 @@ def _cut_plays(lines: list[str]) -> list[tuple[str, list[str]]]:
     ends = [*starts[1:], len(lines)]
     plays = []
     for start, end in zip(starts, ends, strict=True):
-        above = (lines[i].strip() for i in range(start - 2, start - 8, -1))
-        plays.append((next((t for t in above if t), ""), lines[start + 1 : end]))
+        lines_above = (lines[i].strip() for i in range(start - 2, start - 8, -1))
+        plays.append((next((t for t in lines_above if t), ""), lines[start + 1 : end]))
     return plays
 
 
@@ -295,6 +295,6 @@ def _cut_roles(play: list[str], is_unindented: bool) -> dict[str, list[str]]:
                 speech.setdefault(role, []).append(match[2])
         elif role and is_unindented and line.startswith("<"):
             role = None
-        elif role and (more := (_BARE_MORE if is_unindented else _MORE).match(line)):
-            speech[role].append(more[1])
+        elif role and (match := (_BARE_MORE if is_unindented else _MORE).match(line)):
+            speech[role].append(match[1])
     return speech

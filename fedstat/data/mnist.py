@@ -83,8 +83,8 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
     stem = f"{name}-" if name.startswith("emnist") else ""
     images, labels = {}, {}
     for part in list_splits(split):
-        published = "t10k" if part == "test" and not stem else part
-        base = f"{stem}{published}-"
+        prefix = "t10k" if part == "test" and not stem else part
+        base = f"{stem}{prefix}-"
         images[part] = find(root, _list_spellings(f"{base}images", 3), source)
         labels[part] = find(root, _list_spellings(f"{base}labels", 1), source)
     x, ends = read_idx(list(images.values()))

@@ -273,9 +273,9 @@ def _group_values(values: xr.DataArray, groups: Mapping[str, Sequence[Any]]) -> 
     for g, (name, members) in enumerate(groups.items()):
         codes = [names.get(m, m) if isinstance(m, str) else m for m in members]
         is_member = np.isin(values.values, codes)
-        absent = [m for m, code in zip(members, codes, strict=True) if not np.any(values.values == code)]
-        if absent or (domain[is_member] >= 0).any():
-            problem = f"no sample has {absent[0]!r}" if absent else "it shares values with another group"
+        unknown = [m for m, code in zip(members, codes, strict=True) if not np.any(values.values == code)]
+        if unknown or (domain[is_member] >= 0).any():
+            problem = f"no sample has {unknown[0]!r}" if unknown else "it shares values with another group"
             raise ValueError(f"groups must divide the values of {values.name!r}, but got {name!r}: {problem}")
         domain[is_member] = g
     return domain

@@ -82,11 +82,11 @@ def _read_arrays(path: Path, stream: BinaryIO) -> Iterator[tuple[str, np.ndarray
         kind = flags & 255
         if kind not in _CLASSES or flags & _COMPLEX:
             raise ValueError(f"{name} must be numbers, but got an array of MATLAB's class {kind}, flags {flags:#x}")
-        needed = guard.size(path, math.prod(shape) * np.dtype(_CLASSES[kind]).itemsize, f"{name} of shape {shape}")
+        n_bytes = guard.size(path, math.prod(shape) * np.dtype(_CLASSES[kind]).itemsize, f"{name} of shape {shape}")
         if is_compressed:
-            part = memoryview(zlib.decompressobj().decompress(raw, 8 + offset + 8 + needed))[8:]
-        stored, values, _ = _read_element(part, offset, order)
-        numbers = np.frombuffer(values, np.dtype(_TYPES[stored]).newbyteorder(order))
+            part = memoryview(zlib.decompressobj().decompress(raw, 8 + offset + 8 + n_bytes))[8:]
+        type_code, values, _ = _read_element(part, offset, order)
+        numbers = np.frombuffer(values, np.dtype(_TYPES[type_code]).newbyteorder(order))
         yield name, numbers.astype(_CLASSES[kind], copy=False).reshape(shape, order="F")
 
 

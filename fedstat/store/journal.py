@@ -1,10 +1,14 @@
 """Journal of a store: commits that survive interruptions, with a checksum of every file.
 
 The folder ``journal`` of a store holds the file ``log``, with one line per commit. A line names the files of the
-commit, each with its size, its CRC-32 and the name under which it was staged. A commit (1) syncs the staged files to
-the disk, (2) adds its line to the log and syncs the log, (3) renames the files to their places. After any interruption,
-every file that the log names is on the disk, in its place or still staged. A file that the log does not name counts as
-never written.
+commit, each with its size, its CRC-32 and the name under which it was staged. A commit has three steps:
+
+1. It syncs the staged files to the disk.
+2. It adds its line to the log and syncs the log.
+3. It renames the files to their places.
+
+After any interruption, every file that the log names is on the disk, in its place or still staged. A file that the log
+does not name counts as never written.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ _BLOCK = 1 << 22
 # A longer log is rewritten as one line for all files.
 _LINES = 1000
 _LOG = 32  # fraction of the limit that the log may take
-_READ = "Read what is sound with fedstat.open_run(path, verify=False)."
+_HINT = "Read what is sound with fedstat.open_run(path, verify=False)."
 _INFLATION = 1032  # a sparse file may have this many times the bytes that it takes on the disk
 
 
@@ -92,10 +96,10 @@ class Journal:
             if path.name != "lock":
                 path.unlink()
 
-    def _place(self, staged: Path, key: str) -> None:
+    def _place(self, draft: Path, key: str) -> None:
         target = self.root / key
         target.parent.mkdir(parents=True, exist_ok=True)
-        staged.replace(target)
+        draft.replace(target)
 
     def path(self, key: str) -> Path:
         """Return the path of a file's newest content, staged or committed."""
@@ -120,24 +124,24 @@ class Journal:
 
     def adopt(self, key: str, draft: Path, size: int, crc: int) -> None:
         """Stage a draft as the new content of ``key``, for the next commit."""
-        before, self._staged[key] = self._staged.get(key), Entry(size, crc, draft.name)
-        if before and before.staged not in self._logged:
-            self._draft(before).unlink(missing_ok=True)
+        old_entry, self._staged[key] = self._staged.get(key), Entry(size, crc, draft.name)
+        if old_entry and old_entry.staged not in self._logged:
+            self._draft(old_entry).unlink(missing_ok=True)
 
     def commit(self) -> None:
         """Commit all staged files at once.
 
         A commit that fails or is interrupted can be repeated: files stay staged until they are in their places.
         """
-        staged = {key: entry for key, entry in self._staged.items() if self._draft(entry).exists()}
-        if staged:
-            for entry in staged.values():
+        entries = {key: entry for key, entry in self._staged.items() if self._draft(entry).exists()}
+        if entries:
+            for entry in entries.values():
                 sync(self._draft(entry))
             sync(self.root / FOLDER)
-            self._logged.update(entry.staged for entry in staged.values())
-            self._log(staged)
-            self.files.update(staged)
-            for key, entry in staged.items():
+            self._logged.update(entry.staged for entry in entries.values())
+            self._log(entries)
+            self.files.update(entries)
+            for key, entry in entries.items():
                 self._place(self._draft(entry), key)
         self._staged, self._logged = {}, set()
         if self._lines > _LINES:
@@ -310,7 +314,7 @@ def _read(root: Path) -> tuple[dict[str, Entry], bool]:
         raise
     except (OSError, ValueError) as error:
         why = f"{FOLDER}/log cannot be read ({guard.reason(error)})"
-        raise DamageError(f"the run at {root} is damaged: {why}. {_READ}") from None
+        raise DamageError(f"the run at {root} is damaged: {why}. {_HINT}") from None
     files: dict[str, Entry] = {}
     number, sound = 0, False
     for number, line in enumerate(stream, 1):
@@ -318,12 +322,12 @@ def _read(root: Path) -> tuple[dict[str, Entry], bool]:
         if commit is None:
             if number > 1 and not stream.read(1) and _is_torn(line.removesuffix(b"\n"), ended=sound):
                 return files, False
-            raise DamageError(f"the run at {root} is damaged: line {number} of {FOLDER}/log is not valid. {_READ}")
+            raise DamageError(f"the run at {root} is damaged: line {number} of {FOLDER}/log is not valid. {_HINT}")
         files.update(commit[0])
         for key in commit[1]:
             files.pop(key, None)
     if number == 0:
-        raise DamageError(f"the run at {root} is damaged: {FOLDER}/log is empty. {_READ}")
+        raise DamageError(f"the run at {root} is damaged: {FOLDER}/log is empty. {_HINT}")
     return files, sound
 
 

@@ -344,11 +344,11 @@ def _is_versioned(path: Path) -> bool:
     return python or any(place in path.resolve().parents or place in path.parents for place in places)
 
 
-def _walk_functions(thing: object, visited: set[int]) -> Iterator[FunctionType]:
+def _walk_functions(thing: object, visited_ids: set[int]) -> Iterator[FunctionType]:
     """Iterate over the Python functions in a function, partial, method, tuple or mapping, each once."""
-    if id(thing) in visited:
+    if id(thing) in visited_ids:
         return
-    visited.add(id(thing))
+    visited_ids.add(id(thing))
     parts: list[object] = []
     if isinstance(thing, FunctionType):
         yield thing
@@ -364,7 +364,7 @@ def _walk_functions(thing: object, visited: set[int]) -> Iterator[FunctionType]:
     elif callable(thing):
         parts = [vars(type(thing)).get("__call__")]
     for part in parts:
-        yield from _walk_functions(part, visited)
+        yield from _walk_functions(part, visited_ids)
 
 
 def _serialize_code(code_object: CodeType) -> bytes:

@@ -178,13 +178,13 @@ def _sort_groups(tree: xr.DataTree, attrs: Mapping[str, Any]) -> xr.DataTree:
     paths = {path[1:] for path in tree.groups}
     names = paths | {path.rpartition("/")[2] for path in paths}
     order: dict[str, int] = {}
-    recorded = [name for name in _list_groups(attrs) if isinstance(name, str) and name in names]
-    for i, name in enumerate(recorded):
+    group_names = [name for name in _list_groups(attrs) if isinstance(name, str) and name in names]
+    for i, name in enumerate(group_names):
         for path in accumulate(name.split("/"), "{}/{}".format):
             order.setdefault(path, i)
 
     def rank(path: str) -> tuple[int, str]:
-        return order.get(path, order.get(path.rpartition("/")[2], len(recorded))), path
+        return order.get(path, order.get(path.rpartition("/")[2], len(group_names))), path
 
     for node in tree.subtree:
         if node.children:
@@ -314,6 +314,6 @@ def _describe_span(root: Path, group: str, dim: str, first: int, last: int) -> s
 
 def describe(damages: Sequence[Damage], *, most: int | None = 5) -> str:
     """Describe the first ``most`` damages and count the others; ``most=None`` describes all."""
-    shown = damages[:most]
-    more = f" and {len(damages) - len(shown)} more" if len(damages) > len(shown) else ""
-    return "; ".join(map(str, shown)) + more
+    head = damages[:most]
+    rest = f" and {len(damages) - len(head)} more" if len(damages) > len(head) else ""
+    return "; ".join(map(str, head)) + rest

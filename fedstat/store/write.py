@@ -156,10 +156,10 @@ def extend(
             )
         if changed(path, json.loads(attrs["config"])) != growth:
             raise BlockingIOError(f"{path} was changed by another process in the meantime. Try again.")
-        longer = ", ".join(f"{name} from {old_value} to {new_value}" for name, (old_value, new_value) in growth.items())
+        change = ", ".join(f"{name} from {old_value} to {new_value}" for name, (old_value, new_value) in growth.items())
         old_attrs = origin.attributes(path)
         old_attrs.pop("ended", None)
-        history = [*old_attrs.get("history", "").splitlines(), f"{now()} extended: {longer}"]
+        history = [*old_attrs.get("history", "").splitlines(), f"{now()} extended: {change}"]
         with origin.draft(path) as (folder, lock):
             lay_out(folder, groups, {**old_attrs, **attrs, "history": "\n".join(history)})
             journal.start(folder)
@@ -329,10 +329,10 @@ class Writer:
 
     def note_code(self, *functions: object) -> None:
         """Add the digest and revision of the current code to the attributes of the run."""
-        attrs, present = dict(self._root.attrs), code(*functions)
-        if attrs.get("code") != present:
-            for name, current in (("code", present), ("revision", get_revision())):
-                names = dict.fromkeys([*str(attrs.get(name, "")).split(", "), current])
+        attrs, digest = dict(self._root.attrs), code(*functions)
+        if attrs.get("code") != digest:
+            for name, value in (("code", digest), ("revision", get_revision())):
+                names = dict.fromkeys([*str(attrs.get(name, "")).split(", "), value])
                 self._root.attrs.update({name: ", ".join(names)})
 
     @property
@@ -513,9 +513,9 @@ def require_journal(path: Path) -> None:
 
 
 def _require_same_settings(path: Path, config: Mapping[str, Any]) -> None:
-    if differing := changed(path, config):
-        differing = {k: v for k, v in differing.items() if k not in GROWS} or differing
-        shown = "; ".join(f"{k}: {stored!r} stored, {new!r} now" for k, (stored, new) in list(differing.items())[:5])
+    if changes := changed(path, config):
+        changes = {k: v for k, v in changes.items() if k not in GROWS} or changes
+        text = "; ".join(f"{k}: {stored!r} stored, {new!r} now" for k, (stored, new) in list(changes.items())[:5])
         raise ValueError(
-            f"{path} was started with other settings ({shown}). Resume with stored settings, or choose another path."
+            f"{path} was started with other settings ({text}). Resume with stored settings, or choose another path."
         )
