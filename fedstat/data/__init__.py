@@ -47,7 +47,7 @@ def load(
         Folder that holds the files, or a folder of the data set. By default, the environment variable FEDSTAT_DATA,
         else ``fedstat_data`` in the home directory.
     split : {"train", "test"}, optional
-        Split to read; by default, both.
+        Subset to read; by default, both.
     **options
         Arguments of the data set's loader: ``vocabulary`` for "ag-news".
 
@@ -69,7 +69,7 @@ def load(
     Warns
     -----
     UserWarning
-        If a split does not have the published number of rows.
+        If a subset does not have the published number of rows.
 
     Examples
     --------

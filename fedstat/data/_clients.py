@@ -88,7 +88,7 @@ def train_test(
 def _assign_split(
     fed: xr.Dataset, split: np.ndarray, code: np.ndarray, size: np.ndarray, needs: dict[str, bool], short: str
 ) -> xr.Dataset:
-    """Add the coordinate split; leave out samples of gaps and, if ``short`` is "drop", clients that lack a split."""
+    """Add the coordinate split; leave out samples of gaps and, if ``short`` is "drop", clients that lack a subset."""
     is_complete = np.ones(len(size), dtype=bool)
     for name in (name for name, is_needed in needs.items() if is_needed):
         is_complete &= np.bincount(code[split == name], minlength=len(size)) > 0
@@ -98,7 +98,7 @@ def _assign_split(
             for c, n in zip(np.unique(fed.client)[~is_complete], size[~is_complete], strict=True)
         ]
         raise ValueError(
-            f"every client must have samples for each split, but these are too small: {few(sizes)}. Use larger "
+            f"every client must have samples of each subset, but these are too small: {few(sizes)}. Use larger "
             'clients (min_size in the partition), other fractions, or leave them out: train_test(..., short="drop").'
         )
     is_retained = (split != "") & is_complete[code]
@@ -115,7 +115,7 @@ def limit(fed: xr.Dataset, *, samples: int, seed: int = 0) -> xr.Dataset:
     fed : xarray.Dataset
         With the coordinate client (sample).
     samples : int
-        Largest number of samples of a client, over all splits.
+        Largest number of samples of a client, over all subsets.
     seed : int
         Seed of the draw. The samples of a client do not depend on other clients.
 

@@ -177,7 +177,7 @@ class Source(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Samples of one split: x (sample, ...), y (sample,), and further coordinates of the samples."""
+    """Samples of one subset: x (sample, ...), y (sample,), and further coordinates of the samples."""
 
     x: np.ndarray
     y: np.ndarray
@@ -328,27 +328,27 @@ def read(path: Path) -> bytes:
 
 
 def check_rows(source: Source, split: str, rows: int, path: Path) -> None:
-    """Warn if a split does not have the published number of rows; raise ValueError if it has none.
+    """Warn if a subset does not have the published number of rows; raise ValueError if it has none.
 
-    ``path`` is the folder of the split, for the message.
+    ``path`` is the folder of the subset, for the message.
     """
     if rows == 0:
         raise ValueError(
-            f"{source.title}: the {split} split in {path} has no rows. Download its files again from {source.home}."
+            f"{source.title}: the {split} subset in {path} has no rows. Download its files again from {source.home}."
         )
     guard.size(path, rows * SAMPLE, f"the labels of {rows:,} samples ({split})")
     n_published = source.rows.get(split, rows)
     if rows != n_published:
-        check.warn(f"{source.title}: the {split} split has {rows:,} rows, but {n_published:,} were published")
+        check.warn(f"{source.title}: the {split} subset has {rows:,} rows, but {n_published:,} were published")
 
 
 def list_splits(split: str | None) -> tuple[Split, ...]:
-    """Return the splits to read: ``split``, or both if it is None."""
+    """Return the subsets to read: ``split``, or both if it is None."""
     return SPLITS if split is None else (split,)  # type: ignore[return-value]
 
 
 def join_parts(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...], path: Path) -> xr.Dataset:
-    """Join the splits that were read from the folder ``path`` into one sample-major data set, in their order."""
+    """Join the subsets that were read from the folder ``path`` into one sample-major data set, in their order."""
     for split, part in parts.items():
         check_rows(source, split, len(part.y), path)
     x = [p.x for p in parts.values()]
@@ -360,7 +360,7 @@ def join_parts(parts: Mapping[Split, Part], source: Source, dims: tuple[str, ...
 
 
 def name_splits(parts: Mapping[Split, Part]) -> np.ndarray:
-    """Return the name of the split for every sample, as objects, which zarr stores without a warning."""
+    """Return the name of the subset for every sample, as objects, which zarr stores without a warning."""
     return np.concatenate([np.full(len(p.y), split, dtype=object) for split, p in parts.items()])
 
 

@@ -222,7 +222,7 @@ def load_shakespeare(name: str, root: Path, split: Split | None) -> xr.Dataset:
     in_order=True, gap=79)``: the first 80 % in time are for training, and no test window overlaps them.
     """
     if split == "test":
-        raise ValueError('shakespeare has no published test split, but got split="test". Use partition.train_test.')
+        raise ValueError('shakespeare has no published test subset, but got split="test". Use partition.train_test.')
     path = find(root, SHAKESPEARE[name].first, SHAKESPEARE[name])
     text = read(path).decode("latin-1")
     if text.count("by William Shakespeare") < 2:

@@ -93,7 +93,7 @@ def load(name: str, root: Path, split: Split | None) -> xr.Dataset:
         if end != label_end:
             raise ValueError(
                 f"there must be a label for each image, but got {end} images in {images[part]} "
-                f"and {label_end} labels in {labels[part]} (counted from the start of the first split)"
+                f"and {label_end} labels in {labels[part]} (counted from the start of the first subset)"
             )
     if x.ndim != 3 or y.ndim != 1:
         raise ValueError(
@@ -200,7 +200,7 @@ def load_digits(name: str, _root: Path, split: Split | None) -> xr.Dataset:
     from sklearn.datasets import load_digits
 
     if split == "test":
-        raise ValueError('digits has no published test split, but got split="test". Use partition.train_test.')
+        raise ValueError('digits has no published test subset, but got split="test". Use partition.train_test.')
     digits = load_digits()
     x = digits.images.astype(np.uint8)[:, None]
     splits = np.full(len(x), "train", dtype=object)

@@ -2,7 +2,7 @@
 
 Each function takes a sample-major data set: x, y and the coordinate split on the dim ``sample``. It returns the data
 set with the coordinate ``client`` (sample), the clients numbered from 0. It copies x only if it leaves samples out.
-Samples of both splits are dealt. To deal one split, read only that (``load(..., split="train")``), or divide every
+Samples of both subsets are dealt. To deal one subset, read only that (``load(..., split="train")``), or divide every
 client's samples afterwards (``train_test``).
 """
 
@@ -488,13 +488,13 @@ def dirichlet_equal(
 ) -> xr.Dataset:
     """Deal equal numbers of samples to clients with Dirichlet class proportions (FedDecomp §4.1: 500 train, 100 test).
 
-    A client's training samples come from the training split. Its test samples come from the test split, in the
+    A client's training samples come from the training subset. Its test samples come from the test subset, in the
     proportions of its training samples. Samples without a client are left out.
 
     Parameters
     ----------
     data, clients, seed
-        As for ``iid``; ``data`` needs both splits, unless ``n_test`` is 0.
+        As for ``iid``; ``data`` needs both subsets, unless ``n_test`` is 0.
     concentration : float
         Parameter of the distribution, α of FedDecomp: small values give clients few classes.
     n_train, n_test : int
@@ -508,7 +508,7 @@ def dirichlet_equal(
     Raises
     ------
     ValueError
-        If a split has fewer than clients × n samples.
+        If a subset has fewer than clients × n samples.
 
     Warns
     -----
@@ -534,7 +534,7 @@ def dirichlet_equal(
         if len(indices) < clients * n:
             raise ValueError(
                 f"{clients} clients of {n} {split} samples need {clients * n}, but got {len(indices)}. "
-                "Use fewer or smaller clients. Without a test split, use n_test=0 and train_test."
+                "Use fewer or smaller clients. Without a test subset, use n_test=0 and train_test."
             )
         counts, n_moved = draw_equal(proportions, n, np.bincount(y[indices], minlength=len(classes)))
         client[indices], moved = deal(y[indices], counts.T, rng), moved + n_moved

@@ -70,7 +70,7 @@ def test_emnist_is_turned_upright_and_letters_start_at_0(tmp_path, small):
 
 def test_another_number_of_rows_is_accepted_with_a_warning(tmp_path):
     write_mnist(tmp_path)
-    with pytest.warns(UserWarning, match="MNIST: the train split has 5 rows, but 60,000 were published"):
+    with pytest.warns(UserWarning, match="MNIST: the train subset has 5 rows, but 60,000 were published"):
         load("mnist", tmp_path, split="train")
 
 
@@ -325,5 +325,5 @@ def test_names_and_splits_that_are_not_there_are_named():
         load("minst")
     with pytest.raises(ValueError, match="split must be one of 'train', 'test'"):
         load("mnist", split="valid")
-    with pytest.raises(ValueError, match="digits has no published test split"):
+    with pytest.raises(ValueError, match="digits has no published test subset"):
         load("digits", split="test")

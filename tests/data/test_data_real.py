@@ -47,7 +47,7 @@ def test_cifar_10_has_the_checksums_of_the_official_binary_version(place):
 
 
 def test_cifar_10_rows_missing_from_the_test_file_are_a_warning(place):
-    with pytest.warns(UserWarning, match="CIFAR-10: the test split has 9,980 rows, but 10,000 were published"):
+    with pytest.warns(UserWarning, match="CIFAR-10: the test subset has 9,980 rows, but 10,000 were published"):
         data = load("cifar-10", place, split="test")
     assert np.bincount(data.y).tolist() == [1000] * 7 + [999, 981, 1000]
 
