@@ -1,4 +1,4 @@
-"""Parties that are really separate: fedstat's methods between Flower's ServerApp and ClientApps."""
+"""Training on separate clients: fedstat's methods as a Flower ServerApp and ClientApps."""
 
 try:
     import flwr  # noqa: F401

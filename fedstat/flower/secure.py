@@ -1,17 +1,21 @@
-"""Sums that a server gets without single parties' values: masks, refusals, and the grid of parties.
+"""Secure sums, which show the server no values of single clients, and checks of methods that need such values.
 
-Flower's own protocol (``SecAggPlusWorkflow`` and ``secaggplus_mod``; Bell et al. 2020, ACM CCS, 1253-1269) masks
-integers modulo 2³². In Flower 1.41 it belongs to the older strategies, which average all parameters weighted by numbers
-of samples; the grid and the mod here carry sums of any arrays through it, between the messages of today's strategies.
+The protocol is Flower's (``SecAggPlusWorkflow`` and ``secaggplus_mod``; Bell et al. 2020, ACM CCS, 1253-1269). It masks
+integers modulo 2³². In Flower 1.41 it belongs to the legacy strategies, which average all parameters weighted by
+numbers of samples. The grid and the mod of this module carry sums of arbitrary arrays through it, between the messages
+of today's strategies.
 
-A value is divided by a range that the server names for its array, a power of two R, and rounded at random to one of the
-two nearest multiples of 2R/T, so that a sum over K parties is off by less than K · 2R/T, see :func:`error_bound`;
-T = 2^j is the largest with K T < 2³² (and T <= 2³⁰). Ranges follow the values: of weights, ``headroom`` times the
-largest of the server's copy, or at least 1, times the largest n_k / Σ n_k; of moments, ``headroom²`` times a client's
-mean share of the last total, at first of the common start's. A value out of range ends the run.
+The server names a range R for every array. A client divides each value by R and rounds it at random to one of the two
+nearest multiples of 2/T. T = 2^j is the largest such number with K T < 2³² and T <= 2³⁰. The error of a sum over K
+clients is then below K · 2R/T, see :func:`error_bound`. A value out of range ends the run. The ranges are:
 
-What it protects from is a server that follows the protocol. Flower derives every mask from a seed of 32 bits, which a
-determined server could search; and the sum of two parties is no secret to either.
+- for weights, ``headroom`` times the largest weight of the global model, at least 1, rounded up to a power of two; all
+  this times the largest n_k / Σ n_k;
+- for moments, ``headroom²`` times the mean over clients of the last sums, rounded up to a power of two. The first
+  ranges follow from the moments of the initial parameters.
+
+The protocol protects against a server that follows it. Flower derives every mask from a seed of 32 bits, which a
+determined server could search. If two clients take part, each can compute the other's values from the sum.
 """
 
 from __future__ import annotations
@@ -37,17 +41,17 @@ from fedstat.fl import masks
 from fedstat.fl.algorithm import SharedMask
 from fedstat.fl.job import Job
 from fedstat.fl.nets import Params
-from fedstat.flower.plan import Arrays, Plan, arrays_in, record
+from fedstat.flower.plan import Arrays, Plan, arrays_in, to_record
 from fedstat.stats.moments import Moments
 
 
-class Answering(Grid):
-    """A grid whose every party answers: messages that fail or are late are one error.
+class StrictGrid(Grid):
+    """Grid that raises an error if a client fails or answers too late.
 
     Parameters
     ----------
     grid : Grid
-        What carries the messages.
+        Grid that carries the messages.
     """
 
     def __init__(self, grid: Grid) -> None:
@@ -55,7 +59,7 @@ class Answering(Grid):
 
     @property
     def run(self) -> Any:
-        """The run that messages belong to."""
+        """Run that messages belong to."""
         return self._grid.run
 
     def set_run(self, run: Any) -> None:
@@ -65,19 +69,19 @@ class Answering(Grid):
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """A new message."""
+        """Create a message."""
         return self._grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        """Nodes that are connected."""
+        """Return the ids of the connected nodes."""
         return self._grid.get_node_ids()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages; returns their ids."""
+        """Send messages and return their ids."""
         return self._grid.push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answers that have come to messages of these ids."""
+        """Return the answers that have arrived to messages with these ids."""
         return self._grid.pull_messages(message_ids)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -86,63 +90,64 @@ class Answering(Grid):
         Raises
         ------
         RuntimeError
-            If a party fails, with its reason, or does not answer in time.
+            If a client fails, with its message, or does not answer in time.
         """
         messages = list(messages)
         answers = list(self._grid.send_and_receive(messages, timeout=timeout)) if messages else []
         for answer in answers:
             if answer.has_error():
                 raise RuntimeError(_reason(answer))
-        asked, came = ([m.metadata.dst_node_id for m in messages], {a.metadata.src_node_id for a in answers})
-        if silent := [node for node in asked if node not in came]:
+        nodes, answering = [m.metadata.dst_node_id for m in messages], {a.metadata.src_node_id for a in answers}
+        if silent := [node for node in nodes if node not in answering]:
             raise RuntimeError(
-                f"{len(silent)} of {len(asked)} parties gave no answer within {timeout:g} s, first node {silent[0]}. "
-                "See its log, or give parties more time (timeout)."
+                f"{len(silent)} of {len(nodes)} clients gave no answer within {timeout:g} s, first node {silent[0]}. "
+                "See its log, or raise timeout."
             )
         return answers
 
 
 def _reason(answer: Message) -> str:
-    """One line that says why a party failed."""
+    """Return in one line why a client failed."""
     lines = [line.strip() for line in (answer.error.reason or "").splitlines() if line.strip(" '>")]
     last = lines[-1].removeprefix("Exception ClientAppException occurred. Message: ") if lines else "no reason given"
-    return last if last.startswith("party ") else f"node {answer.metadata.src_node_id} failed: {last}"
+    return last if last.startswith("client ") else f"node {answer.metadata.src_node_id} failed: {last}"
 
 
-def moments_alone(found: Mapping[str, Any], method: str) -> dict[str, Moments]:
-    """The method's sums, if they are moments; else ValueError."""
-    for layer, sums in found.items():
-        if not isinstance(sums, Moments):
+def require_moments(sums: Mapping[str, Any], method: str) -> dict[str, Moments]:
+    """Return the sums of a method by layer; raise ValueError unless they are moments."""
+    for layer, moments in sums.items():
+        if not isinstance(moments, Moments):
             raise ValueError(
-                f"method {method!r}: between separate parties moments must be fedstat.stats.moments.Moments, but those "
-                f"of {layer!r} are {type(sums).__name__}"
+                f"method {method!r}: on separate clients, moments must return fedstat.stats.moments.Moments, but "
+                f"returned {type(moments).__name__} for layer {layer!r}."
             )
-    return dict(found)
+    return dict(sums)
 
 
 def require_unsolvable(job: Job, mask: SharedMask, moments: Mapping[str, Moments]) -> None:
-    """ValueError if open moments and shared entries of one party determine its personal weights.
+    """Raise ValueError if open moments and shared entries of one client determine its personal weights.
 
-    Products of a personal unit's n weights with n known vectors, the shared units' weights and ones, are a linear
-    system that has one solution.
+    The server knows the products of a personal unit's n weights with the weights of all shared units and with a vector
+    of ones. If these are at least n vectors, the products are a linear system with a single solution.
     """
     for layer in moments:
         flags = masks.shared_units(job.net, mask.shared, layer)
-        known, n = int(flags.sum()) + 1, sum(_inputs(job, name) for name in masks.incoming(job.net, layer))
-        if known >= n and not bool(flags.all()):
+        n_shared, n = int(flags.sum()), sum(_count_inputs(job, name) for name in masks.incoming(job.net, layer))
+        if n_shared + 1 >= n and not bool(flags.all()):
             raise ValueError(
-                f"layer {layer!r}: from a party's moments and its {known - 1} shared units a server could compute the "
-                f"personal ones, which have {n} weights each. Use secure sums (secure=True), or share fewer units."
+                f"layer {layer!r}: from a client's moments and its {n_shared} shared units, a server could compute its "
+                f"personal units, which have {n} weights each. Use secure sums (secure=True), or share fewer units."
             )
 
 
-def _inputs(job: Job, name: str) -> int:
+def _count_inputs(job: Job, name: str) -> int:
+    """Return the number of weights of a unit in one parameter."""
     shape = job.net.shapes[name]
     return int(np.prod(shape[1:], dtype=np.int64))
 
 
-class Unseen(dict[str, torch.Tensor]):
-    """Parameters that a server of separate parties does not see."""
+class HiddenParams(dict[str, torch.Tensor]):
+    """Parameters of single clients, which the server does not see: reading one raises an error."""
 
     def __init__(self, refuse: Callable[..., NoReturn]) -> None:
         super().__init__()
@@ -152,12 +157,12 @@ class Unseen(dict[str, torch.Tensor]):
         self._refuse(name)
 
 
-def refusal(method: str) -> Callable[..., NoReturn]:
-    """A function that raises ValueError, in place of one that shows single clients to the method."""
+def make_refusal(method: str) -> Callable[..., NoReturn]:
+    """Return a function that raises ValueError, in place of one that shows single clients to the method."""
 
     def refuse(*_: Any) -> NoReturn:
         raise ValueError(
-            f"method {method!r} asks for single clients' models, but a server of separate parties sees sums alone. "
+            f"method {method!r} reads models of single clients, but the server of separate clients sees only sums. "
             "Give the method moments, or use fedstat.fl.train."
         )
 
@@ -167,15 +172,15 @@ def refusal(method: str) -> Callable[..., NoReturn]:
 Call = Callable[[Message, Context], Message]
 
 RANGES = "ranges"
-"""Record of a message that names the range of every array of the answer, in its order."""
+"""Name of the record with the range of every array of the answer, in order."""
 
-_MODULUS = 2**32  # Flower's largest
-_STEPS = 2**30  # what fits the int32 to which Flower rounds
-_SHARES = 2 / 3  # of the parties, whose answers open the masks
+_MODULUS = 2**32  # Flower's maximum
+_STEPS = 2**30  # maximum for the int32 values to which Flower rounds
+_SHARES = 2 / 3  # proportion of clients whose shares recover a mask
 
 
 def steps(parties: int) -> int:
-    """T, number of steps from -R to R, such that sums over so many parties do not overflow.
+    """Return T, the number of steps from -R to R, such that sums over this number of clients do not overflow.
 
     Examples
     --------
@@ -186,7 +191,14 @@ def steps(parties: int) -> int:
 
 
 def error_bound(parties: int, largest: float = 1.0) -> float:
-    """Bound of the error of a sum over parties whose values have the range ``largest``: K · 2R/T.
+    """Return K · 2R/T, which bounds the error of a secure sum.
+
+    Parameters
+    ----------
+    parties : int
+        Number of clients K.
+    largest : float
+        Range R of the values.
 
     Examples
     --------
@@ -196,51 +208,52 @@ def error_bound(parties: int, largest: float = 1.0) -> float:
     return 2 * parties * largest / steps(parties)
 
 
-def entry_ranges(server: Params, names: Iterable[str], share: float, headroom: float) -> dict[str, float]:
-    """Ranges of n_k / Σ n_k times weights, where the largest such share is given."""
-    return {n: share * _power(max(1.0, headroom * float(server[n].abs().max()))) for n in names}
+def entry_ranges(server: Params, names: Iterable[str], weight: float, headroom: float) -> dict[str, float]:
+    """Return the ranges of n_k / Σ n_k times weights of the network; ``weight`` is the largest n_k / Σ n_k."""
+    return {n: weight * _power_of_2(max(1.0, headroom * float(server[n].abs().max()))) for n in names}
 
 
-def moment_ranges(one: Mapping[str, np.ndarray], headroom: float) -> dict[str, float]:
-    """Ranges of a layer's raw sums, from those of one client or of a mean client."""
-    found = {}
-    for name in one:
+def moment_ranges(sums: Mapping[str, np.ndarray], headroom: float) -> dict[str, float]:
+    """Return the ranges of raw sums, from the raw sums of one client or their mean over clients."""
+    ranges = {}
+    for name in sums:
         layer, _, part = name.rpartition("/")
-        n, square = float(one[f"{layer}/n"][0]), float(np.abs(one[f"{layer}/square"]).max())
+        n, square = float(sums[f"{layer}/n"][0]), float(np.abs(sums[f"{layer}/square"]).max())
         square = max(1.0, headroom**2 * square)
-        found[name] = _power({"n": n, "total": math.sqrt(n * square), "square": square}[part])
-    return found
+        ranges[name] = _power_of_2({"n": n, "total": math.sqrt(n * square), "square": square}[part])
+    return ranges
 
 
-def _power(x: float) -> float:
+def _power_of_2(x: float) -> float:
+    """Return the smallest power of 2 that is at least x."""
     return 2.0 ** math.ceil(math.log2(x))
 
 
-class SecureGrid(Answering):
-    """A grid on which messages that train are answered once, by the sum of all parties' arrays "sums".
+class SecureGrid(StrictGrid):
+    """Grid that answers training messages by one message, with the sum of the arrays "sums" over clients.
 
     Parameters
     ----------
     grid : Grid
-        What carries the messages.
+        Grid that carries the messages.
     """
 
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid)
-        self._plain = Answering(grid)
+        self._plain = StrictGrid(grid)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """As the plain grid does, but training messages are answered by one message, with the sum.
+        """Send messages and wait for all answers; to training messages, return one answer, with the sum.
 
         Raises
         ------
         RuntimeError
-            If a party fails or does not answer in time.
+            If a client fails or does not answer in time.
         """
         messages = list(messages)
         if not messages or any(m.metadata.message_type != MessageType.TRAIN for m in messages):
             return super().send_and_receive(messages, timeout=timeout)
-        total = _Total(messages)
+        strategy = _SumStrategy(messages)
         workflow = _Workflow(
             1.0,
             _SHARES,
@@ -251,15 +264,15 @@ class SecureGrid(Answering):
             timeout=timeout,
         )
         workflow.contents = {m.metadata.dst_node_id: m.content for m in messages}
-        context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=total, client_manager=total)
+        context = LegacyContext(Context(0, 0, {}, RecordDict(), {}), strategy=strategy, client_manager=strategy)
         context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: 0})
-        context.state.array_records[MAIN_PARAMS_RECORD] = record({})
+        context.state.array_records[MAIN_PARAMS_RECORD] = to_record({})
         workflow(self._plain, context)
-        return [Message(RecordDict({"sums": record(total.sums())}), reply_to=messages[0])]
+        return [Message(RecordDict({"sums": to_record(strategy.sums())}), reply_to=messages[0])]
 
 
 class _Workflow(SecAggPlusWorkflow):
-    """Flower's workflow, whose parties get the contents of given messages as instructions."""
+    """Flower's workflow, with the contents of fedstat's messages as instructions for clients."""
 
     contents: dict[int, RecordDict]
 
@@ -269,8 +282,8 @@ class _Workflow(SecAggPlusWorkflow):
         return bool(super().collect_masked_vectors_stage(grid, context, state))
 
 
-class _Total:
-    """What the workflow asks of an older strategy and its clients: whom to ask, and where the mean goes."""
+class _SumStrategy:
+    """Legacy strategy and client manager of the workflow: clients to ask, and the sum of their answers."""
 
     def __init__(self, messages: list[Message]) -> None:
         self._nodes = [m.metadata.dst_node_id for m in messages]
@@ -278,54 +291,56 @@ class _Total:
         self._sums: Arrays | None = None
 
     def num_available(self) -> int:
-        """Number of parties."""
+        """Return the number of clients."""
         return len(self._nodes)
 
     def configure_fit(self, *_: Any) -> list[tuple[Any, Any]]:
-        """Parties to ask; what they are asked is in the workflow's contents."""
-        nothing = FitIns(Parameters([], "numpy.ndarray"), {})
-        return [(_Node(node), nothing) for node in self._nodes]
+        """Return the clients to ask, with empty instructions, which the workflow replaces."""
+        empty = FitIns(Parameters([], "numpy.ndarray"), {})
+        return [(_Node(node), empty) for node in self._nodes]
 
     def aggregate_fit(self, _: int, results: list[Any], __: list[Any]) -> tuple[None, dict[str, Any]]:
-        """Keep the sum: the mean over parties, which all have weight 1, times their number and the ranges."""
+        """Store the sum: the mean over clients, which all have weight 1, times their number and the ranges."""
         means = parameters_to_ndarrays(results[0][1].parameters)
-        by = [len(results) * r for r in self._ranges.values()]
-        self._sums = {name: mean * b for name, mean, b in zip(self._ranges, means, by, strict=True)}
+        factors = [len(results) * r for r in self._ranges.values()]
+        self._sums = {name: mean * factor for name, mean, factor in zip(self._ranges, means, factors, strict=True)}
         return None, {}
 
     def sums(self) -> Arrays:
-        """The sums; RuntimeError if the protocol has stopped before its end."""
+        """Return the sums; raise RuntimeError if the protocol stopped before its end."""
         if self._sums is None:
             raise RuntimeError("the secure sum stopped before its end, see Flower's log above. Start the run again.")
         return self._sums
 
 
 class _Node:
-    """A party by its node's number."""
+    """Client with the id of its node."""
 
     def __init__(self, node_id: int) -> None:
         self.node_id = node_id
 
 
-def secured(plan: Callable[[Context], Plan]) -> Callable[[Message, Context, Call], Message]:
-    """Mod of a ClientApp: where the party's plan is secure, what trains is answered masked or not at all."""
+def secure_mod(plan: Callable[[Context], Plan]) -> Callable[[Message, Context, Call], Message]:
+    """Return a mod of a ClientApp that masks the answers to training messages if the client's plan is secure."""
 
     def mod(message: Message, context: Context, call_next: Call) -> Message:
         if message.metadata.message_type != MessageType.TRAIN:
             return call_next(message, context)
         secure, masked = plan(context).secure, RECORD_KEY_CONFIGS in message.content.config_records
         if secure != masked:
-            wants, asked = ("secure sums", "its own values") if secure else ("open sums", "masked ones")
-            raise ValueError(f"this party's plan is of {wants}, but it was asked for {asked}. Give all one plan.")
+            kind = "masked" if masked else "open"
+            raise ValueError(
+                f"the client's plan has secure={secure}, but it got a request for {kind} sums. Use one plan."
+            )
         if not secure:
             return call_next(message, context)
-        return secaggplus_mod(message, context, partial(_fixed_point, call_next))
+        return secaggplus_mod(message, context, partial(_scale_sums, call_next))
 
     return mod
 
 
-def _fixed_point(call_next: Call, message: Message, context: Context) -> Message:
-    """The answer's sums by their ranges, as Flower's mod takes values to mask."""
+def _scale_sums(call_next: Call, message: Message, context: Context) -> Message:
+    """Divide the answer's sums by their ranges, and return them in the form that Flower's mod masks."""
     ranges = message.content.config_records[RANGES]
     sums = arrays_in(call_next(message, context).content, "sums")
     scaled = []
@@ -334,7 +349,7 @@ def _fixed_point(call_next: Call, message: Message, context: Context) -> Message
         if not (np.abs(values) <= 1).all():
             raise ValueError(
                 f"a value of {name!r} lies outside ±{r:g}, the range of this secure sum. Raise headroom in the plan of "
-                "all parties, or lower the learning rate."
+                "all clients, or lower the learning rate."
             )
         scaled.append(values)
     fitted = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(scaled), 1, {})

@@ -152,7 +152,7 @@ def test_open_moments_and_enough_shared_units_would_give_personal_weights_away()
             run(chosen, rounds=1)
         else:
             with pytest.raises(
-                ValueError, match=r"its 6 shared units a server could compute the personal ones.*secure"
+                ValueError, match=r"its 6 shared units, a server could compute its personal units.*secure"
             ):
                 run(chosen, rounds=1)
 

@@ -19,29 +19,31 @@ from fedstat.flower import Strategy, client_app
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("factorized-fl-beta", "mixes single clients' entries"),
-        ("fedcp", "all active clients' models"),
+        ("factorized-fl-beta", "averages the entries with weights for each client"),
+        ("fedcp", "models of all selected clients"),
         ("fedavg-shrunken", "held-out samples of all clients"),
     ],
 )
 def test_methods_that_need_single_clients(name, why):
-    with pytest.raises(ValueError, match=rf"{name}.* cannot run between separate parties: it .*{why}"):
+    with pytest.raises(ValueError, match=rf"{name}.* cannot run on separate clients: it .*{why}"):
         plan(name)
 
 
 def test_agreement_whose_sums_are_weights():
-    with pytest.raises(ValueError, match="estimator='icc' cannot run between separate parties"):
+    with pytest.raises(ValueError, match="estimator='icc' cannot run on separate clients"):
         plan(algorithms.fedfac(estimator="icc"))
 
 
 def test_other_aggregators():
     halved = aggregate.stateless("halved", lambda sent: sent.values)
-    with pytest.raises(ValueError, match=r"aggregator must be weighted_mean\(\) between separate parties, .*halved"):
+    with pytest.raises(ValueError, match=r"aggregator must be weighted_mean\(\) on separate clients, .*halved"):
         plan("fedavg", aggregator=halved)
 
 
 def test_secure_sums_of_so_few_that_they_hide_nobody():
-    with pytest.raises(ValueError, match="hides no party among fewer than 3, but as few as 2 of 4 take part"):
+    with pytest.raises(
+        ValueError, match="secure=True needs at least 3 selected clients in every round, but a round may select 2 of 4"
+    ):
         plan("fedavg", secure=True, participation=0.5)
 
 
@@ -55,7 +57,8 @@ def test_parties_with_other_settings_than_the_server():
     strategy, grid = parties(plan("fedavg"))
     grid.app = client_app(lambda _: plan("fedavg", seed=4), own_data)
     with pytest.raises(
-        RuntimeError, match=r"party 0: .*settings differ from the server's in seed: seed is 4 here, but 3"
+        RuntimeError,
+        match=r"client 0: .*settings differ from the server's in seed: seed is 4 on the client, 3 on the server",
     ):
         strategy.start(grid, num_rounds=1)
 
@@ -68,7 +71,7 @@ def test_a_party_that_wants_secure_sums_answers_no_open_message():
     wants = plan("fedavg", secure=True)
     object.__setattr__(wants, "require_same", lambda _: None)  # a party that does not compare
     grid.app = client_app(lambda _: wants, own_data)
-    with pytest.raises(RuntimeError, match="this party's plan is of secure sums, but it was asked for its own values"):
+    with pytest.raises(RuntimeError, match="the client's plan has secure=True, but it got a request for open sums"):
         strategy.start(grid, num_rounds=1)
 
 
@@ -78,22 +81,22 @@ def test_numbers_given_twice():
         strategy.start(grid, num_rounds=1)
 
 
-@pytest.mark.parametrize(("clients", "seen"), [(5, "5 parties, but 4"), (3, "3 parties, but 4")])
+@pytest.mark.parametrize(("clients", "seen"), [(5, "5 clients, but 4"), (3, "3 clients, but 4")])
 def test_another_number_of_parties_than_planned(clients, seen):
     strategy, grid = parties(plan("fedavg", clients=clients))
-    with pytest.raises(RuntimeError, match=f"the plan is of {seen} have connected within 0.1 s.*num-supernodes"):
+    with pytest.raises(RuntimeError, match=f"the plan needs {seen} connected within 0.1 s.*num-supernodes"):
         strategy.start(grid, num_rounds=1)
 
 
 def test_a_party_with_the_data_of_several_clients():
     chosen = plan("fedavg")
     grid = InProcess(client_app(lambda _: chosen, lambda _: data()))
-    with pytest.raises(RuntimeError, match="party 0: a party holds the data of one client, but got 4"):
+    with pytest.raises(RuntimeError, match="client 0: data must be of one client, but are of 4"):
         Strategy(chosen).start(grid, num_rounds=1)
 
 
 def test_a_party_whose_training_diverges():
-    with pytest.raises(RuntimeError, match=r"party \d: training diverged in round 1: .*Lower the learning rate"):
+    with pytest.raises(RuntimeError, match=r"client \d: training diverged in round 1: .*Lower the learning rate"):
         run(plan("fedavg", optimizer=optim.sgd(1e30), local_epochs=3), rounds=1)
 
 
@@ -108,7 +111,7 @@ def test_a_party_that_fails_or_is_silent():
         strategy.start(grid, num_rounds=1)
     strategy, grid = parties(plan("fedavg"))
     grid.send_and_receive = lambda messages, **_: [grid._answered(m) for m in list(messages)[:3]]
-    with pytest.raises(RuntimeError, match="1 of 4 parties gave no answer within 7 s, first node 97"):
+    with pytest.raises(RuntimeError, match="1 of 4 clients gave no answer within 7 s, first node 97"):
         strategy.start(grid, num_rounds=1, timeout=7)
 
 
@@ -117,13 +120,15 @@ def test_a_method_of_ones_own_that_looks_at_single_clients():
         return SharedMask({name: context.after[name].std(0) < 1 for name in context.net.shapes})
 
     own = Algorithm("mine", lambda start: SharedMask(share_all(start.net, start.device)), update_mask)
-    with pytest.raises(ValueError, match="'mine' asks for single clients' models, but a server of separate parties"):
+    with pytest.raises(ValueError, match="'mine' reads models of single clients, but the server of separate clients"):
         run(plan(own), rounds=1)
 
 
 def test_moments_of_ones_own_that_are_none():
     own = algorithms.fedavg()._replace(moments=lambda _, __, after: {"fc1": after["fc1.weight"].sum(0)})
-    with pytest.raises(ValueError, match=r"must be fedstat\.stats\.moments\.Moments, but those of 'fc1' are Tensor"):
+    with pytest.raises(
+        ValueError, match=r"must return fedstat\.stats\.moments\.Moments, but returned Tensor for layer 'fc1'"
+    ):
         run(plan(own), rounds=1)
 
 

@@ -17,8 +17,8 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 
 from fedstat.fl import optim
 from fedstat.flower import SecureGrid, error_bound
-from fedstat.flower.plan import arrays_in, record
-from fedstat.flower.secure import RANGES, entry_ranges, moment_ranges, secured, steps
+from fedstat.flower.plan import arrays_in, to_record
+from fedstat.flower.secure import RANGES, entry_ranges, moment_ranges, secure_mod, steps
 
 
 def masked(said):
@@ -34,11 +34,11 @@ def trained(grid):
 def summed(values, r, parties=None):
     """The sum over parties of ``values`` (party, ...) by SecAgg+, and all that was said."""
     chosen = plan("fedavg", secure=True)
-    app = ClientApp(mods=[secured(lambda _: chosen)])
+    app = ClientApp(mods=[secure_mod(lambda _: chosen)])
 
     @app.train()
     def train(message, context):
-        own = record({"x": values[context.node_config["partition-id"]]})
+        own = to_record({"x": values[context.node_config["partition-id"]]})
         return Message(RecordDict({"sums": own}), reply_to=message)
 
     grid = InProcess(app, len(values) if parties is None else parties)
@@ -115,7 +115,7 @@ def test_a_value_out_of_range_is_one_line_that_names_the_array_and_not_the_value
 
 def test_a_run_out_of_range_says_which_party_and_array():
     steep = optim.sgd(30.0)
-    with pytest.raises(RuntimeError, match=r"^party \d: a value of 'fc\d\.\w+' lies outside .*Raise headroom"):
+    with pytest.raises(RuntimeError, match=r"^client \d: a value of 'fc\d\.\w+' lies outside .*Raise headroom"):
         run(plan("fedavg", secure=True, optimizer=steep, local_epochs=1), rounds=2)
 
 
