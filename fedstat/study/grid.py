@@ -1,4 +1,4 @@
-"""Grids of runs: cells of a file of settings, trained in any order or process, resumed and never repeated."""
+"""Grids of runs from a file of settings; runs train in any order or process, can resume, and are not repeated."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from fedstat.study.experiment import Settings
 
 
 class Cell(NamedTuple):
-    """One part of a study, made as a whole.
+    """Part of a study that is computed as a unit.
 
     Attributes
     ----------
     name : str
-        For the progress bar.
+        Name in the progress bar.
     at : mapping from dim to int
-        Its indices in the study's arrays, in the order of the dims of :attr:`Study.done`.
+        Indices of the cell in the arrays of the study, in the order of the dims of :attr:`Study.done`.
     """
 
     name: str
@@ -47,39 +47,39 @@ class Cell(NamedTuple):
 
     @property
     def where(self) -> tuple[int, ...]:
-        """The indices alone."""
+        """Indices of the cell as a tuple."""
         return tuple(self.at.values())
 
 
 Make = Callable[[Cell, Callable[[], object]], None]
-"""Makes one cell, and calls its second argument after every step. Commits what it writes, together with the number of
-steps done, in the array :attr:`Study.done`."""
+"""Computes a cell and calls its second argument after every step. It commits its arrays together with the number of
+completed steps in the array :attr:`Study.done`."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """A study of many cells in one store, and how it is made.
+    """Study of many cells in one store.
 
     Parameters
     ----------
     title, command, references
-        As in :func:`fedstat.store.provenance`.
+        Arguments of :func:`fedstat.store.provenance`.
     config : mapping
-        Settings, which are noted in the store; a store with other settings is not continued.
+        Settings, which are stored; a store with other settings is not continued.
     layout : callable () -> groups
-        Layout of the store; called only for a new or extended one.
+        Returns the layout of the store; called only if the store is created or extended.
     cells : sequence of Cell
-        In the order of making.
+        Cells in the order of computation.
     begin : callable (Target, ComputeConfig) -> Make
-        Called once, unless the study is complete; with an executor, by its workers, once for every cell.
+        Called once, unless the study is complete. With an executor, its workers call it once per cell.
     done : str
-        Array of the layout with the steps done, one dim for each dim of a cell.
+        Name of the array that counts completed steps, with one dim per dim of a cell.
     steps : int
         Steps per cell.
     unit : str
         Name of a step, for the progress bar.
     grows : tuple of str
-        Settings that can get more values later.
+        Settings that may get more values later.
     """
 
     title: str
@@ -104,45 +104,45 @@ def make(
     progress: bool = False,
     executor: Executor | None = None,
 ) -> xr.DataTree:
-    """Make the cells of a study that are missing or damaged.
+    """Compute the cells of a study that are missing or damaged.
 
     Parameters
     ----------
     study : Study
     machine : ComputeConfig
     out : path, optional
-        Store to stream to, a zarr folder; without it the study stays in memory.
+        Path of the zarr store to write. None keeps the study in memory.
     resume : bool
-        Continue the study at ``out``, if there is one.
+        Continue the study at ``out``, if it exists.
     progress : bool
         Show a progress bar on stderr.
     executor : Executor, optional
-        Makes the cells side by side, by its workers, while this process alone writes to the store. Then
-        ``study.begin`` must be something that the executor can pickle.
+        Computes cells in parallel; only this process writes to the store. The executor must be able to pickle
+        ``study.begin``.
 
     Returns
     -------
     DataTree
-        Loaded, if it stays in memory.
+        The study, loaded if it is in memory.
 
     Raises
     ------
     FileExistsError
-        If something is at ``out`` and ``resume`` is not set.
+        If ``out`` exists and ``resume`` is False.
     ValueError
-        If ``resume`` has no path, or the settings do more than add to those of the study there.
+        If ``resume`` has no path, or settings differ from the stored settings by more than added values.
     """
 
     def write(path: Path) -> None:
         with _open(study, path, resume, machine.device) as writer:
             if not writer.finished:
-                _go_on(study, machine, writer, progress, executor)
+                _run_cells(study, machine, writer, progress, executor)
 
     return store.run_at(out, write, resume=resume, kind="study")
 
 
 def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
-    """The existing store, extended if need be, or a new one."""
+    """Open the existing store, extended if necessary, or create one."""
     store.settle(out)
     if resume and out.exists():
         _extend(study, out)
@@ -155,43 +155,43 @@ def _open(study: Study, out: Path, resume: bool, device: str) -> Writer:
 
 
 def _extend(study: Study, out: Path) -> None:
-    """Extend the store if the settings only add values to those that may grow."""
+    """Extend the store if the settings only add values to settings that may grow."""
     if not study.grows:
         return
     store.claim(out, study.command, resume=True)
     growth = store.changed(out, study.config)
     if growth.keys() == {"rounds"}:
         raise ValueError(
-            f"{out} has runs of {growth['rounds'][0]} rounds, and a study stores no states to continue from: it can "
+            f"{out} has runs of {growth['rounds'][0]} rounds, and a study stores no states to continue from. It can "
             f"get more {', '.join(study.grows)}, but not rounds={growth['rounds'][1]}. Choose another path."
         )
-    if growth and growth.keys() <= set(study.grows) and all(_adds(*values) for values in growth.values()):
+    if growth and growth.keys() <= set(study.grows) and all(_is_extension(*values) for values in growth.values()):
         store.extend(out, study.layout(), {"config": store.to_json(study.config)}, growth)
 
 
-def _adds(there: Any, here: Any) -> bool:
-    return bool(set(there) <= set(here) if isinstance(there, list) else there < here)
+def _is_extension(stored: Any, requested: Any) -> bool:
+    return bool(set(stored) <= set(requested) if isinstance(stored, list) else stored < requested)
 
 
-def _go_on(study: Study, machine: ComputeConfig, writer: Writer, progress: bool, executor: Executor | None) -> None:
+def _run_cells(study: Study, machine: ComputeConfig, writer: Writer, progress: bool, executor: Executor | None) -> None:
     done = writer.read(study.done)
     missing = [
         cell
         for cell in study.cells
-        if done[cell.where] != study.steps or any(one.hits(**cell.at) for one in writer.damaged)
+        if done[cell.where] != study.steps or any(damage.hits(**cell.at) for damage in writer.damaged)
     ]
-    # With matrices of a few hundred units, BLAS threads only wait for each other.
+    # BLAS threads slow down matrices of a few hundred units.
     with threadpool_limits(1, user_api="blas"), shown(len(study.cells) * study.steps, study.unit, show=progress) as bar:
         bar.update((len(study.cells) - len(missing)) * study.steps)
         if executor is None:
-            make_one = study.begin(writer, machine)
+            make_cell = study.begin(writer, machine)
             for cell in missing:
                 bar.set_description(cell.name)
-                make_one(cell, bar.update)
+                make_cell(cell, bar.update)
         else:
-            for cell, made in as_done(executor, partial(_elsewhere, study.begin, machine), missing):
-                for name, where, values in made():
-                    writer.write(name, where, values)
+            for cell, get_regions in as_done(executor, partial(_compute_regions, study.begin, machine), missing):
+                for name, index, values in get_regions():
+                    writer.write(name, index, values)
                 writer.commit()
                 bar.set_description(cell.name)
                 bar.update(study.steps)
@@ -199,119 +199,134 @@ def _go_on(study: Study, machine: ComputeConfig, writer: Writer, progress: bool,
 
 
 _Region = tuple[str, tuple[int | slice, ...], Any]
-"""What :meth:`Writer.write` takes."""
+"""Arguments of :meth:`Writer.write`."""
 
 
-class _Kept:
-    """Takes the place of a store's writer in another process: keeps what is to be written."""
+class _Buffer:
+    """Writer in another process, which keeps regions in memory instead of writing them."""
 
     def __init__(self) -> None:
         self.regions: list[_Region] = []
 
-    def write(self, name: str, where: tuple[int | slice, ...], values: Any) -> None:
-        self.regions.append((name, where, np.array(values)))
+    def write(self, name: str, index: tuple[int | slice, ...], values: Any) -> None:
+        self.regions.append((name, index, np.array(values)))
 
     def commit(self) -> None:
         pass
 
 
-def _elsewhere(begin: Callable[[Target, ComputeConfig], Make], machine: ComputeConfig, cell: Cell) -> list[_Region]:
-    """What is to be written of a cell, made by this process for the one that has the store."""
-    kept = _Kept()
-    begin(kept, machine)(cell, lambda: None)
-    return kept.regions
+def _compute_regions(
+    begin: Callable[[Target, ComputeConfig], Make], machine: ComputeConfig, cell: Cell
+) -> list[_Region]:
+    """Compute a cell and return its regions, for the process that writes the store."""
+    buffer = _Buffer()
+    begin(buffer, machine)(cell, lambda: None)
+    return buffer.regions
 
 
 def cells(path: str | Path, *, scale: str | None = None, study: str | None = None) -> list[Settings]:
-    """Settings of every run of a grid.
+    """Read a grid file and return the settings of all runs.
 
     Parameters
     ----------
     path : path
-        A TOML file with the keys that :func:`fedstat.study.experiment.keys` lists: at the top, settings of all runs,
-        among them ``seeds``; ``[[dataset]]`` and ``[[method]]`` tables, which are crossed; ``[scale.NAME]`` tables,
-        which override all of these. The table of a data set or a method may hold a table of that name too, which
-        overrides the scale. ``[tune]`` is for :func:`tuning`. Settings of single
-        methods may stand anywhere; a method skips those that it does not take, or that have no effect with its other
-        settings, unless they are in its own table. A data set can list the ``methods`` it is for, by name. Data sets
-        and methods may both list ``studies``: those of no common study are not crossed, so that one file can hold the
-        sweeps and ablations of several tables. A method's ``sweep``, a table of lists, stands for all combinations.
-        ``algorithm = "file.py:name"`` takes a function of a file, by its path from the grid's file.
+        A TOML file with the keys of :func:`fedstat.study.experiment.keys`; see Notes.
     scale : str, optional
         NAME of a ``[scale.NAME]`` table.
     study : str, optional
-        Only the runs of this study.
+        Study to select; None selects all runs.
 
     Returns
     -------
     list of Settings
-        Seed by seed, so that an unfinished grid is balanced.
+        Runs, seed by seed, so that an unfinished grid is balanced.
 
     Raises
     ------
     ValueError
-        If the file cannot be read, has an unknown key (the nearest are given) or an empty ``[[method]]``, or holds no
-        run or one twice.
+        If the file cannot be read, has an unknown key (the message lists similar keys) or an empty ``[[method]]``, or
+        if it has no run, or a run twice.
+
+    Notes
+    -----
+    - Keys at the top are settings of all runs, and ``seeds``.
+    - ``[[dataset]]`` and ``[[method]]`` tables are crossed.
+    - ``[scale.NAME]`` tables override all of these. A table NAME within a data set or method overrides the scale.
+    - ``[tune]`` is for :func:`tuning`.
+    - Settings of single methods may stand in any table. A method skips settings that it does not take, or that have no
+      effect with its other settings, unless they are in its ``[[method]]`` table.
+    - ``methods`` of a data set lists the names of its methods.
+    - ``studies`` of data sets and methods: tables without a common study are not crossed. One file can therefore
+      contain the sweeps and ablations of several tables.
+    - ``sweep`` of a method, a table of lists, stands for all combinations of the values.
+    - ``algorithm = "file.py:name"`` uses a function of a Python file; the path is relative to the grid file.
     """
     path = Path(path)
-    read = _read(path)
-    scales, sets = table(read, "scale", path), tables(read, "dataset", path)
+    content = _read_file(path)
+    scales, datasets = table(content, "scale", path), tables(content, "dataset", path)
     of_scale = {} if scale is None else table(scales, check.choice("scale", scale, list(scales)), f"{path}, [scale]")
-    common = {k: v for k, v in read.items() if k not in ("scale", "tune", "dataset", "method")} | of_scale
-    seeds = _seeds(common.pop("seeds", [common.get("seed", 0)]), path)
-    every = [_at_scale(method, scale, scales, path) for method in tables(read, "method", path)]
-    swept = sum(prod(map(len, _sweep(method, path).values())) for method in every)
-    guard.size(path, len(sets) * swept * len(seeds), "its grid", share=guard.RUN, unit="runs")
-    methods = [one for method in every for one in _swept(method, path)]
+    common = {k: v for k, v in content.items() if k not in ("scale", "tune", "dataset", "method")} | of_scale
+    seeds = _check_seeds(common.pop("seeds", [common.get("seed", 0)]), path)
+    unswept = [_apply_scale(method, scale, scales, path) for method in tables(content, "method", path)]
+    n_methods = sum(prod(map(len, _read_sweep(method, path).values())) for method in unswept)
+    guard.size(path, len(datasets) * n_methods * len(seeds), "its grid", share=guard.RUN, unit="runs")
+    methods = [variant for method in unswept for variant in _expand_sweep(method, path)]
     if study is not None:
-        check.choice("study", study, list(dict.fromkeys(s for one in (*sets, *methods) for s in _studies(one, path))))
-    found = []
+        names = [name for part in (*datasets, *methods) for name in _read_studies(part, path)]
+        check.choice("study", study, list(dict.fromkeys(names)))
+    runs = []
     for seed in seeds:
-        for dataset in sets:
-            named = {k: v for k, v in dataset.items() if k not in scales and k not in ("methods", "studies")}
+        for dataset in datasets:
+            plain = {k: v for k, v in dataset.items() if k not in scales and k not in ("methods", "studies")}
             scaled = {} if scale is None else table(dataset, scale, f"{path}, [[dataset]]")
-            settings = common | named | of_scale | scaled | {"seed": seed}
+            settings = common | plain | of_scale | scaled | {"seed": seed}
             settings.pop("seeds", None)
-            chosen = [m for m in _chosen(methods, dataset, settings, path) if _common(dataset, m, study, path)]
-            found += [_cell(settings, {k: v for k, v in m.items() if k != "studies"}, str(path)) for m in chosen]
-    if not found:
-        raise ValueError(f"{path} holds no run: no [[dataset]] or no [[method]]")
-    require_distinct(found, str(path))
-    return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """The file, its keys known and the files of its algorithms with whole paths."""
-    read = read_toml(path)
-    if "method" in read and not all(tables(read, "method", path)):
+            selected = _select_methods(methods, dataset, settings, path)
+            crossed = [m for m in selected if _is_crossed(dataset, m, study, path)]
+            runs += [_make_settings(settings, {k: v for k, v in m.items() if k != "studies"}, path) for m in crossed]
+    if not runs:
         raise ValueError(
-            f"{path} has an empty [[method]], which would run {Settings.algorithm}. Name one, such as "
-            'algorithm = "fedavg", or leave the heading out.'
+            f"{path} has no run. It needs at least one [[dataset]] and one [[method]], of a common study if they list "
+            "studies."
         )
-    places = [*_tables(read, path)]
-    for _, _, one in places:
-        _resolve(one, path.parent)
-    known = experiment.names([name for _, _, one in places for name in _several(one.get("algorithm"))])
-    scales = table(read, "scale", path)
-    for where, kind, one in places:
-        experiment.require(one, kind, [*known, *(scales if kind in _SCALED else ())], where)
-    return read
+    require_distinct(runs, str(path))
+    return runs
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Read a grid file, check its keys, and resolve paths of algorithms and data."""
+    content = read_toml(path)
+    if "method" in content and not all(tables(content, "method", path)):
+        raise ValueError(
+            f"{path} has an empty [[method]], which would run {Settings.algorithm}. Name an algorithm, such as "
+            'algorithm = "fedavg", or remove the heading.'
+        )
+    all_tables = [*_list_tables(content, path)]
+    for _, _, part in all_tables:
+        _resolve_paths(part, path.parent)
+    methods = experiment.names([name for _, _, part in all_tables for name in _as_list(part.get("algorithm"))])
+    scales = table(content, "scale", path)
+    for place, kind, part in all_tables:
+        experiment.require(part, kind, [*methods, *(scales if kind in _SCALED else ())], place)
+    return content
 
 
 _SCALED = ("dataset", "method", "tune")
-"""Tables that may hold a table for a scale."""
+"""Tables that may contain a table for a scale."""
 
 
-def _tables(read: dict[str, Any], path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Place (for messages), kind (as in :attr:`fedstat.study.experiment.Key.tables`) and content of all tables."""
-    scales = table(read, "scale", path)
-    yield str(path), "", read
+def _list_tables(content: dict[str, Any], path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield place (for messages), kind (see :attr:`fedstat.study.experiment.Key.tables`) and content of all tables."""
+    scales = table(content, "scale", path)
+    yield str(path), "", content
     for name in scales:
         yield f"{path}, [scale.{name}]", "scale.NAME", table(scales, name, f"{path}, [scale]")
-    scaled = [(f"{path}, [tune]", "tune", table(read, "tune", path))]
-    scaled += [(f"{path}, [[{kind}]]", kind, one) for kind in ("dataset", "method") for one in tables(read, kind, path)]
-    for where, kind, one in scaled:
-        parts = [(where, one)] + [(f"{where}, {name}", part) for name, part in one.items() if name in scales]
+    scaled = [(f"{path}, [tune]", "tune", table(content, "tune", path))]
+    for kind in ("dataset", "method"):
+        scaled += [(f"{path}, [[{kind}]]", kind, part) for part in tables(content, kind, path)]
+    for parent, kind, parent_table in scaled:
+        parts = [(parent, parent_table)]
+        parts += [(f"{parent}, {name}", part) for name, part in parent_table.items() if name in scales]
         for place, part in parts:
             if isinstance(part, dict):
                 yield place, kind, part
@@ -319,29 +334,29 @@ def _tables(read: dict[str, Any], path: Path) -> Iterator[tuple[str, str, dict[s
                     yield f"{place}, sweep", "method.sweep", part["sweep"]
 
 
-def _several(given: Any) -> list[Any]:
-    return given if isinstance(given, list) else [given]
+def _as_list(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else [values]
 
 
-def _resolve(one: dict[str, Any], folder: Path) -> None:
-    """Make paths of data and of algorithms' files whole, in place."""
+def _resolve_paths(part: dict[str, Any], folder: Path) -> None:
+    """Resolve paths of data and of algorithms relative to the folder, in place."""
     for key in ("data", "algorithm", "methods"):
-        if key in one:
-            found = [custom.within(name, folder) for name in _several(one[key])]
-            one[key] = found if isinstance(one[key], list) else found[0]
+        if key in part:
+            names = [custom.within(name, folder) for name in _as_list(part[key])]
+            part[key] = names if isinstance(part[key], list) else names[0]
 
 
 class Tuning(NamedTuple):
-    """What a grid's file says on tuning.
+    """Tuning settings of a grid file.
 
     Attributes
     ----------
     candidates : mapping from setting to list
-        For :func:`fedstat.study.tuning.tune`.
+        Candidate values for :func:`fedstat.study.tuning.tune`.
     seeds : list of int, optional
-        By default those of the grid.
+        Seeds for tuning; None: the seeds of the grid.
     together : bool
-        Choose over all data sets together, not for each.
+        Select one value over all data sets, instead of one per data set.
     """
 
     candidates: Mapping[str, Any]
@@ -350,98 +365,100 @@ class Tuning(NamedTuple):
 
 
 def tuning(path: str | Path, *, scale: str | None = None) -> Tuning:
-    """What is to be tuned: ``[tune]`` of a grid's file, updated by ``[tune.SCALE]``."""
-    found = table(_read(Path(path)), "tune", path)
-    if not found:
-        raise ValueError(f"--tune needs a table [tune] of candidates, but there is none in {path}")
-    of_scale = {} if scale is None else table(found, scale, f"{path}, [tune]")
-    found = {k: v for k, v in {**found, **of_scale}.items() if not isinstance(v, dict)}
-    seeds, together = found.pop("seeds", None), found.pop("together", False)
+    """Read ``[tune]`` of a grid file, updated by ``[tune.SCALE]``."""
+    content = table(_read_file(Path(path)), "tune", path)
+    if not content:
+        raise ValueError(f"--tune needs a table [tune] of candidates, but {path} has none. Add one.")
+    of_scale = {} if scale is None else table(content, scale, f"{path}, [tune]")
+    candidates = {k: v for k, v in {**content, **of_scale}.items() if not isinstance(v, dict)}
+    seeds, together = candidates.pop("seeds", None), candidates.pop("together", False)
     if not isinstance(together, bool):
         raise ValueError(f"together of [tune] in {path} must be true or false, but got {together!r:.200}")
-    return Tuning(found, None if seeds is None else _seeds(seeds, path), together)
+    return Tuning(candidates, None if seeds is None else _check_seeds(seeds, path), together)
 
 
-def _seeds(given: Any, where: Path | str) -> list[int]:
-    if not isinstance(given, list) or not given or any(isinstance(s, bool) or not isinstance(s, int) for s in given):
-        raise ValueError(f"seeds in {where} must be a list of integers, such as [0, 1, 2], but got {given!r:.200}")
-    return given
+def _check_seeds(seeds: Any, path: Path | str) -> list[int]:
+    if not isinstance(seeds, list) or not seeds or any(isinstance(s, bool) or not isinstance(s, int) for s in seeds):
+        raise ValueError(f"seeds in {path} must be a list of integers, such as [0, 1, 2], but got {seeds!r:.200}")
+    return seeds
 
 
-def require_distinct(runs: Sequence[Settings], where: str) -> None:
-    """ValueError, naming the run, if one is there twice."""
-    twice = [one for one, number in Counter(runs).items() if number > 1]
-    if twice:
-        raise ValueError(f"{where} holds the run {_which(twice[0])} twice. Let its tables differ in a setting.")
+def require_distinct(runs: Sequence[Settings], source: str) -> None:
+    """Raise ValueError that names the run if a run occurs twice."""
+    duplicates = [run for run, number in Counter(runs).items() if number > 1]
+    if duplicates:
+        raise ValueError(
+            f"{source} has the run {_describe_run(duplicates[0])} twice. Remove it, or change one of its settings."
+        )
 
 
-def _studies(one: Mapping[str, Any], where: Path) -> list[str]:
-    studies = one.get("studies", [])
+def _read_studies(part: Mapping[str, Any], path: Path) -> list[str]:
+    studies = part.get("studies", [])
     if not isinstance(studies, list) or not all(isinstance(study, str) for study in studies):
-        raise ValueError(f"studies in {where} must be a list of names, but got {studies!r:.200}")
+        raise ValueError(f"studies in {path} must be a list of names, but got {studies!r:.200}")
     return studies
 
 
-def _common(dataset: Mapping[str, Any], method: Mapping[str, Any], study: str | None, where: Path) -> bool:
-    """Whether a data set and a method are crossed: for a study, or for any; without studies a table is for all."""
-    both = [set(studies) for one in (dataset, method) if (studies := _studies(one, where))]
-    return not both or (bool(set.intersection(*both)) if study is None else all(study in custom for custom in both))
+def _is_crossed(dataset: Mapping[str, Any], method: Mapping[str, Any], study: str | None, path: Path) -> bool:
+    """Return True if a data set and a method have a common study; a table without studies belongs to all."""
+    listed = [set(studies) for part in (dataset, method) if (studies := _read_studies(part, path))]
+    return not listed or (bool(set.intersection(*listed)) if study is None else all(study in names for names in listed))
 
 
-def _at_scale(method: Mapping[str, Any], scale: str | None, scales: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """A method with its settings for a scale."""
+def _apply_scale(method: Mapping[str, Any], scale: str | None, scales: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return a method with its settings for a scale."""
     plain = {k: v for k, v in method.items() if k not in scales}
-    return plain if scale is None else plain | table(method, scale, f"{where}, [[method]]")
+    return plain if scale is None else plain | table(method, scale, f"{path}, [[method]]")
 
 
-def _sweep(method: Mapping[str, Any], where: Path) -> dict[str, list[Any]]:
-    """Lists of values in a method's ``sweep``, {} without one."""
-    sweep = table(method, "sweep", f"{where}, [[method]]") if "sweep" in method else {}
+def _read_sweep(method: Mapping[str, Any], path: Path) -> dict[str, list[Any]]:
+    """Return the lists of values in the ``sweep`` of a method, or {} without a sweep."""
+    sweep = table(method, "sweep", f"{path}, [[method]]") if "sweep" in method else {}
     for name, values in sweep.items():
         if not isinstance(values, list) or not values:
-            raise ValueError(f"{name} in a sweep of {where} must be a list of values, but got {values!r:.200}")
+            raise ValueError(f"{name} in a sweep of {path} must be a list of values, but got {values!r:.200}")
     return sweep
 
 
-def _swept(method: Mapping[str, Any], where: Path) -> Iterator[dict[str, Any]]:
-    """A method with every combination of the values in its ``sweep``; itself without one."""
-    sweep = _sweep(method, where)
+def _expand_sweep(method: Mapping[str, Any], path: Path) -> Iterator[dict[str, Any]]:
+    """Yield a method with every combination of the values in its ``sweep``; once without a sweep."""
+    sweep = _read_sweep(method, path)
     for values in product(*sweep.values()):
         yield {k: v for k, v in method.items() if k != "sweep"} | dict(zip(sweep, values, strict=True))
 
 
-def _chosen(
-    methods: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any], settings: Mapping[str, Any], where: Path
+def _select_methods(
+    methods: Sequence[Mapping[str, Any]], dataset: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 ) -> list[Mapping[str, Any]]:
-    """Methods that a data set is for."""
+    """Select the methods that a data set lists, or all methods without a list."""
     names = [method.get("algorithm", settings.get("algorithm", Settings.algorithm)) for method in methods]
     if "methods" not in dataset:
         return list(methods)
-    wanted = dataset["methods"]
-    if not isinstance(wanted, list) or not wanted:
-        raise ValueError(f"methods of a data set in {where} must be a list of algorithms, but got {wanted!r:.200}")
-    for name in wanted:
-        check.choice(f"methods of a data set in {where}", name, names)
-    return [method for method, name in zip(methods, names, strict=True) if name in wanted]
+    listed = dataset["methods"]
+    if not isinstance(listed, list) or not listed:
+        raise ValueError(f"methods of a data set in {path} must be a list of algorithms, but got {listed!r:.200}")
+    for name in listed:
+        check.choice(f"methods of a data set in {path}", name, names)
+    return [method for method, name in zip(methods, names, strict=True) if name in listed]
 
 
-def _cell(settings: Mapping[str, Any], method: Mapping[str, Any], where: str) -> Settings:
+def _make_settings(settings: Mapping[str, Any], method: Mapping[str, Any], path: Path) -> Settings:
+    """Make the settings of a run; skip settings that the method does not take or that have no effect."""
     algorithm = method.get("algorithm", settings.get("algorithm", Settings.algorithm))
-    label, said = settings.get("label", settings.get("data", Settings.data)), custom.short(algorithm)
-    where = f"{where}, data set {label!r:.200}, method {said!r:.200}"
+    label, name = settings.get("label", settings.get("data", Settings.data)), custom.short(algorithm)
     common = {field.name for field in fields(Settings)}
     try:
-        takes = settings_of(algorithm)
-        used = {k: v for k, v in settings.items() if k in common or k in takes}
+        accepted = settings_of(algorithm)
+        used = {k: v for k, v in settings.items() if k in common or k in accepted}
         while True:
             try:
-                chosen = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
-                return Settings.of(**chosen)
+                values = {k: tuple(v) if isinstance(v, list) else v for k, v in {**used, **method}.items()}
+                return Settings.of(**values)
             except check.NoEffectError as error:
                 if error.name in method or used.pop(error.name, None) is None:
                     raise
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{path}, data set {label!r:.200}, method {name!r:.200}: {error}") from None
 
 
 Progress = Callable[[Settings, int, int], Callable[[int], object]]
@@ -454,90 +471,92 @@ def run_all(
     repeat: bool = False,
     progress: Progress | None = None,
     executor: Executor | None = None,
-    **where: Any,
+    **options: Any,
 ) -> Iterator[tuple[Settings, Path, bool]]:
-    """Make the runs that are not finished yet, one store each.
+    """Train the runs that are not finished, each in one store.
 
     Parameters
     ----------
     runs : sequence of Settings
     folder : path
-        A run's store is named by its settings. A finished run with the same settings is not repeated; an unfinished one
-        is continued, and if other code began it, its store names both.
+        Folder of the stores, which are named by their settings. A finished run with equal settings is not repeated. An
+        unfinished run is continued; if another version of the code began it, its store names both.
     repeat : bool
-        Repeat runs that other code finished, or that were made from another content of a file of one's own data; the
-        new store takes the old one's place once it is finished.
-    progress : callable (settings, number, of), optional
-        Returns the callable that :func:`fedstat.study.experiment.run` calls after every round; not with an executor.
+        Repeat runs that another version of the code finished, or that used another content of a user's data file. The
+        new store replaces the old store when it is finished.
+    progress : callable (settings, number, total), optional
+        Returns the callable that :func:`fedstat.study.experiment.run` calls after every round. Ignored with an
+        executor.
     executor : Executor, optional
-        Makes the runs side by side, by its workers: any :class:`concurrent.futures.Executor`, such as Dask's
-        ``Client.get_executor(pure=False)``, whose workers see the same folder. A run that a lost worker has left is
-        continued by whoever gets it next. Give ``threads=1``, or as many as a worker has cores.
-    **where
+        Any :class:`concurrent.futures.Executor`, such as Dask's ``Client.get_executor(pure=False)``, that trains runs
+        in parallel. Its workers must share the folder. If a worker is lost, another worker continues its run. Pass
+        ``threads=1``, or the number of cores of a worker.
+    **options
         data_dir, device, client_chunk, threads, memory.
 
     Yields
     ------
     settings, path, made
-        ``made`` is False if a finished run was there. In the order of the runs, with an executor as they are finished.
+        ``made`` is False if the run was already finished. Runs come in their order; with an executor, in the order in
+        which they finish.
 
     Raises
     ------
     ValueError
-        If a run cannot be made with its settings, is there twice, or was finished when its file of data had other
-        content; the message names it.
+        If a run cannot be trained with its settings, occurs twice, or was finished with another content of its data
+        file. The message names the run.
     NotADirectoryError
         If ``folder`` is a file or a single run.
     FileNotFoundError
-        Before the first run, if the files of a data set are missing; if an executor's worker has stored a run where it
-        cannot be seen from here.
+        If files of a data set are missing (raised before the first run), or if a worker stored a run in a folder that
+        this process does not see.
     BlockingIOError
-        If another process is writing to a run; with an executor, after all other runs.
+        If another process writes to a run. With an executor, it is raised after all other runs.
     FloatingPointError
-        After all other runs, if some diverged; the message names them.
+        If runs diverged. It is raised after all other runs and names the diverged runs.
     """
     folder = Path(folder)
     require_distinct(runs, "the grid")
     if guard.status(folder) and (not folder.is_dir() or guard.status(folder / "zarr.json")):
         raise NotADirectoryError(f"{folder} must be a folder of runs, but is a file or a single run. Choose another.")
-    parts = [_Part(one, folder / f"{name_of(one)}.zarr", number, len(runs)) for number, one in enumerate(runs)]
-    experiment.read_data([part.settings for part in parts if not guard.status(part.path)], where.get("data_dir"))
-    if executor is not None:  # whose workers may stand in other folders
-        parts, progress = [part._replace(path=part.path.absolute()) for part in parts], None
-        if where.get("data_dir") is not None:
-            where["data_dir"] = Path(where["data_dir"]).absolute()
-    failed: list[tuple[type[Exception], str]] = []
-    for part, made in as_done(executor, partial(_make, repeat, progress, where), parts):
+    tasks = [_Task(run, folder / f"{name_of(run)}.zarr", number, len(runs)) for number, run in enumerate(runs)]
+    experiment.read_data([task.settings for task in tasks if not guard.status(task.path)], options.get("data_dir"))
+    if executor is not None:  # its workers may have another working directory
+        tasks, progress = [task._replace(path=task.path.absolute()) for task in tasks], None
+        if options.get("data_dir") is not None:
+            options["data_dir"] = Path(options["data_dir"]).absolute()
+    failures: list[tuple[type[Exception], str]] = []
+    for task, get_result in as_done(executor, partial(_make_run, repeat, progress, options), tasks):
         try:
-            new = made()
+            is_new = get_result()
         except Exception as error:
-            failed.append(_failure(error, part, alone=executor is None))
+            failures.append(_describe_failure(error, task, parallel=executor is not None))
             continue
-        if not part.path.exists():
+        if not task.path.exists():
             raise FileNotFoundError(
-                f"a worker has stored {part.path}, which is not there: workers must share the folder"
+                f"a worker stored {task.path}, but this process does not see it. Share the folder among workers."
             )
-        yield part.settings, part.path, new
-    if failed:
-        failed.sort(key=lambda one: one[0] is not FloatingPointError)
-        raise failed[0][0]("\n".join(message for _, message in failed))
+        yield task.settings, task.path, is_new
+    if failures:
+        failures.sort(key=lambda failure: failure[0] is not FloatingPointError)
+        raise failures[0][0]("\n".join(message for _, message in failures))
 
 
-class _Part(NamedTuple):
-    """One run of a grid: its settings, its store, and its number among all."""
+class _Task(NamedTuple):
+    """Run to train: settings, path of the store, number, and total number of runs."""
 
     settings: Settings
     path: Path
     number: int
-    of: int
+    total: int
 
 
-def _failure(error: Exception, part: _Part, *, alone: bool) -> tuple[type[Exception], str]:
-    """Return kind and message of an error after which other runs can be made; raise any other, naming the run."""
-    name = _which(part.settings)
+def _describe_failure(error: Exception, task: _Task, *, parallel: bool) -> tuple[type[Exception], str]:
+    """Return type and message of an error if other runs can continue; else raise it with the name of the run."""
+    name = _describe_run(task.settings)
     if isinstance(error, FloatingPointError):
-        return FloatingPointError, f"{name} ({part.path.name}): {error}"
-    if isinstance(error, BlockingIOError) and not alone:
+        return FloatingPointError, f"{name} ({task.path.name}): {error}"
+    if isinstance(error, BlockingIOError) and parallel:
         return BlockingIOError, f"{name}: {error}"
     if isinstance(error, ValueError | BlockingIOError):
         raise type(error)(f"{name}: {error}") from error
@@ -545,107 +564,107 @@ def _failure(error: Exception, part: _Part, *, alone: bool) -> tuple[type[Except
     raise error
 
 
-def _make(repeat: bool, progress: Progress | None, where: Mapping[str, Any], part: _Part) -> bool:
-    """Make a run, unless it is finished; whether it was made."""
-    settings, path, number, of = part
-    again = path.exists() and _finished(path)
-    if again and not repeat and not _of_these_data(settings, path):
+def _make_run(repeat: bool, progress: Progress | None, options: Mapping[str, Any], task: _Task) -> bool:
+    """Train a run unless it is finished; return True if it was trained."""
+    settings, path, number, total = task
+    is_finished = path.exists() and _is_finished(path)
+    if is_finished and not repeat and not _has_current_data(settings, path):
         raise ValueError(
             f"{path} was made when {custom.short(settings.data)} had other content. Choose another folder, or repeat "
             "the runs that differ (--repeat, repeat=True)."
         )
-    if again and (not repeat or _as_now(settings, path)):
+    if is_finished and (not repeat or _is_current(settings, path)):
         return False
-    out = _draft(settings, path) if again else path
-    tick = progress(settings, number, of) if progress else None
-    experiment.run(settings, out=out, resume=True, progress=tick, **where)
-    if again:
+    out = _prepare_draft(settings, path) if is_finished else path
+    tick = progress(settings, number, total) if progress else None
+    experiment.run(settings, out=out, resume=True, progress=tick, **options)
+    if is_finished:
         store.replace(out, path)
     return True
 
 
-def _of_these_data(settings: Settings, path: Path) -> bool:
-    """True if a run was made from a user's file of data as it is now; always for published data."""
-    now, noted = experiment.files(settings), store.config_of(path)
-    return now.get(experiment.DATA_FILE) == noted.get(experiment.DATA_FILE, now.get(experiment.DATA_FILE))
+def _has_current_data(settings: Settings, path: Path) -> bool:
+    """Return True if a run used the present content of a user's data file; always True for published data."""
+    current, stored = experiment.files(settings), store.config_of(path)
+    return current.get(experiment.DATA_FILE) == stored.get(experiment.DATA_FILE, current.get(experiment.DATA_FILE))
 
 
-def _as_now(settings: Settings, path: Path) -> bool:
-    return by_this_code(settings, path) and _of_these_data(settings, path)
+def _is_current(settings: Settings, path: Path) -> bool:
+    return by_this_code(settings, path) and _has_current_data(settings, path)
 
 
 def by_this_code(settings: Settings, path: Path) -> bool:
-    """Whether a run was made by the code that would make it now: fedstat's, and that of a user's algorithm."""
+    """Return True if a run was made by the present code of fedstat and of a user's algorithm."""
     return bool(store.attributes(path)["code"] == store.code(settings.make_algorithm()))
 
 
-def _draft(settings: Settings, path: Path) -> Path:
-    """Return the path at which to repeat a run, beside the old one; remove a draft of other code or data."""
+def _prepare_draft(settings: Settings, path: Path) -> Path:
+    """Return the path at which to repeat a run, beside the old store; remove a draft of other code or data."""
     draft = path.with_suffix(origin.REPEATED)
-    if draft.exists() and not _as_now(settings, draft):
+    if draft.exists() and not _is_current(settings, draft):
         store.remove(draft)
     return draft
 
 
-def _which(settings: Settings) -> str:
+def _describe_run(settings: Settings) -> str:
     return f"{settings.name}, {custom.short(settings.algorithm)}, seed {settings.seed}"
 
 
 def name_of(settings: Settings) -> str:
-    """File name of a run: readable, and different for different settings."""
+    """Return a readable file name of a run, unique to its settings."""
     method = custom.short(settings.algorithm)
     data = custom.short(settings.data)
-    about = experiment.about(settings) | {"algorithm": method, "data": data}  # the same wherever its files lie
+    about = experiment.about(settings) | {"algorithm": method, "data": data}  # independent of the folder of its files
     digest = hashlib.sha256(store.to_json(about).encode()).hexdigest()[:8]
     readable = "-".join([data, settings.partition, method, f"seed{settings.seed}"])
     return f"{re.sub(r'[^a-z0-9.+]+', '-', readable.lower())}-{digest}"
 
 
-def _finished(path: Path) -> bool:
-    """Whether a run is complete and undamaged; a damaged one is resumed, which repairs it."""
+def _is_finished(path: Path) -> bool:
+    """Return True if a run is complete and undamaged. Resuming repairs a damaged run."""
     return "ended" in store.attributes(path) and not store.damage(path, checksums=True)
 
 
 def of_study(grid: Grid, file: str | Path, study: str) -> Grid:
-    """Runs that belong to a study of a grid's file, with variants of a method told apart by their settings.
+    """Select the runs of a study of a grid file, and name variants of a method by their settings.
 
     Parameters
     ----------
     grid : Grid
     file : path
-        See :func:`fedstat.study.grid.cells`; runs are recognised by their names, which identify all settings.
+        Grid file, see :func:`fedstat.study.grid.cells`. File names identify the settings of runs.
     study : str
 
     Returns
     -------
     Grid
-        Methods are named as "fedavg" or "fedprox, mu=0.1", by the settings that differ within the study.
+        Runs of the study; a method is named "fedavg" or "fedprox, mu=0.1", by the settings that differ.
 
     Raises
     ------
     ValueError
-        If none of the study's runs is there.
+        If the grid has no run of the study.
     """
     scales = read_toml(Path(file)).get("scale", {}) or {None: {}}
-    wanted = {name_of(run): run for scale in scales for run in cells(file, scale=scale, study=study)}
-    table = grid.table[[Path(path).stem in wanted for path in grid.table["path"]]].reset_index(drop=True)
+    run_by_name = {name_of(run): run for scale in scales for run in cells(file, scale=scale, study=study)}
+    table = grid.table[[Path(path).stem in run_by_name for path in grid.table["path"]]].reset_index(drop=True)
     if table.empty:
         raise ValueError(
-            f"no run of the study {study!r} is here. Make them with: python -m fedstat.fl --config {file} "
-            f"--study {study}{_of_one(scales)}"
+            f"the folder must have runs of the study {study!r}, but has none. Train them with: python -m fedstat.fl "
+            f"--config {file} --study {study}{_format_scale_option(scales)}"
         )
-    runs = [wanted[Path(path).stem] for path in table["path"]]
+    runs = [run_by_name[Path(path).stem] for path in table["path"]]
     table["method"] = variants(runs)
     return grid._replace(table=table, configs={k: v for k, v in grid.configs.items() if k in set(table["label"])})
 
 
-def _of_one(scales: Iterable[str | None]) -> str:
-    first, *others = (f" --scale {name}" if name else "" for name in scales)
-    return first + (f" (or{','.join(others)})" if others else "")
+def _format_scale_option(scales: Iterable[str | None]) -> str:
+    first, *rest = (f" --scale {name}" if name else "" for name in scales)
+    return first + (f" (or{','.join(rest)})" if rest else "")
 
 
 def variants(runs: Iterable[Settings]) -> list[str]:
-    """Name of every run's method, with those of its settings in which runs of the method differ.
+    """Name the method of every run, with the settings that differ between runs of the method.
 
     Examples
     --------
@@ -655,6 +674,6 @@ def variants(runs: Iterable[Settings]) -> list[str]:
     """
     runs = list(runs)
     common = {
-        one.algorithm: set.intersection(*(set(r.options) for r in runs if r.algorithm == one.algorithm)) for one in runs
+        run.algorithm: set.intersection(*(set(r.options) for r in runs if r.algorithm == run.algorithm)) for run in runs
     }
-    return [", ".join([one.algorithm, *(o for o in one.options if o not in common[one.algorithm])]) for one in runs]
+    return [", ".join([run.algorithm, *(o for o in run.options if o not in common[run.algorithm])]) for run in runs]

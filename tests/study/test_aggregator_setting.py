@@ -104,7 +104,7 @@ def test_a_grid_has_the_aggregator_as_an_axis(grid_file, runs):
 def test_a_grid_finds_two_forms_of_one_aggregator(tmp_path):
     path = tmp_path / "grid.toml"
     path.write_text(GRID.replace('"median", "trimmed', '"trimmed-mean:0.250", "trimmed'))
-    with pytest.raises(ValueError, match=r"holds the run .* twice"):
+    with pytest.raises(ValueError, match=r"has the run .* twice"):
         grid.cells(path)
 
 

@@ -84,7 +84,7 @@ def test_variants_of_a_study_are_told_apart_by_what_differs_in_it(tmp_path):
     assert list(made.values["paper"].fillna(0)) == [0, 0, 0.5]
     assert "FedProx, mu=10.0" in made.text()
     path.write_text(path.read_text().replace("samples = 20", "samples = 30"))
-    with pytest.raises(ValueError, match=r"no run of the study 'weak' is here. Make them with"):
+    with pytest.raises(ValueError, match=r"must have runs of the study 'weak', but has none. Train them with"):
         of_study(runs, path, "weak")
     path.write_text(f"{path.read_text()}\n[scale.quick]\nrounds = 2\n[scale.cpu]\nrounds = 3\n")
     with pytest.raises(ValueError, match=r"--study weak --scale quick \(or --scale cpu\)$"):
