@@ -1,1 +1,1 @@
-"""Parts that all rooms use: checks of arguments, labels, files of strangers, random streams, executors, settings."""
+"""Tools of all subpackages: argument checks, labels, untrusted files, random streams, executors, settings."""

@@ -1,4 +1,4 @@
-"""Argument checks shared by every public function, one wording for one mistake, and warnings at the user's line."""
+"""Checks of arguments, with one message for each mistake, and warnings that point to the user's line."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 
 
 class NoEffectError(ValueError):
-    """An argument was given that has no effect with the others.
+    """Error of an argument that has no effect with the other arguments.
 
     Attributes
     ----------
     name : str
-        Name of that argument; the message begins with it.
+        Name of the argument; the message begins with it.
     """
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(f"{name} has no effect {why}")
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} has no effect {reason}")
         self.name = name
 
 
-def require_default(name: str, value: object, default: object, why: str, *, hint: str = "") -> None:
+def require_default(name: str, value: object, default: object, reason: str, *, hint: str = "") -> None:
     """Raise NoEffectError if an argument that has no effect was changed from its default."""
     if value != default:
-        raise NoEffectError(name, f"{why}, but got {value!r}{hint}")
+        raise NoEffectError(name, f"{reason}, but got {value!r}{hint}")
 
 
 def integer(name: str, value: object, *, low: int = 1, high: int | None = None) -> int:
     """Return ``value`` as an int in [low, high], or raise ValueError naming the argument."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or int(value) < low or (high is not None and int(value) > high):  # type: ignore[call-overload]
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_integer or int(value) < low or (high is not None and int(value) > high):  # type: ignore[call-overload]
         bounds = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
         raise ValueError(f"{name} must be {bounds}, but got {value!r:.200}")
     return int(value)  # type: ignore[call-overload]
@@ -60,14 +60,14 @@ def real(
     hint: str = "",
 ) -> float:
     """Return ``value`` as a finite float in the interval, or raise ValueError naming the argument."""
-    ok = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    if ok:
+    valid = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if valid:
         x = float(value)  # type: ignore[arg-type]
-        ok = (x > low if open_low else x >= low) and (x < high if open_high else x <= high)
-    if not ok:
-        left, right = "(" if open_low or math.isinf(low) else "[", ")" if open_high or math.isinf(high) else "]"
+        valid = (x > low if open_low else x >= low) and (x < high if open_high else x <= high)
+    if not valid:
+        opening, closing = "(" if open_low or math.isinf(low) else "[", ")" if open_high or math.isinf(high) else "]"
         raise ValueError(
-            f"{name} must be a finite number in {left}{low:g}, {high:g}{right}, but got {value!r:.200}"
+            f"{name} must be a finite number in {opening}{low:g}, {high:g}{closing}, but got {value!r:.200}"
             + (f". {hint}" if hint else "")
         )
     return x
@@ -81,10 +81,10 @@ def in_bytes(name: str, value: object) -> int:
     >>> in_bytes("memory", "2GiB"), in_bytes("memory", "1.5 MB"), in_bytes("memory", 1000)
     (2147483648, 1500000, 1000)
     """
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kMGT])(i?))?B?\s*", str(value), re.IGNORECASE)
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kMGT])(i?))?B?\s*", str(value), re.IGNORECASE)
     size = 0.0
-    if found and isinstance(value, str | int):
-        size = float(found[1]) * (1024 if found[3] else 1000) ** " KMGT".index((found[2] or " ").upper())
+    if match and isinstance(value, str | int):
+        size = float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index((match[2] or " ").upper())
     if not 1 <= size < math.inf:
         raise ValueError(f"{name} must be a size such as '2GiB', '500MB' or a number of bytes, but got {value!r:.200}")
     return int(size)
@@ -99,9 +99,9 @@ def choice(name: str, value: Any, options: Collection[Any]) -> Any:
 
 
 def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4) -> str:
-    """Sentence that offers the two nearest names, with a space before it; "" if none is near.
+    """Return a sentence that offers the two nearest names, after a space; "" if no name is near.
 
-    ``cutoff`` is the least likeness of a name that is offered, from 0 to 1: raise it where names are many.
+    ``cutoff`` is the smallest similarity of a name that is offered, from 0 to 1. Raise it if there are many names.
 
     Examples
     --------
@@ -113,7 +113,7 @@ def did_you_mean(value: Any, options: Iterable[Any], *, cutoff: float = 0.4) -> 
 
 
 def few(labels: Iterable[Any], most: int = 3) -> str:
-    """The first labels, for a message, and how many more there are; of a label at most 200 characters.
+    """Return the first labels and the number of further labels, for a message; cut each label after 200 characters.
 
     Examples
     --------
@@ -125,14 +125,14 @@ def few(labels: Iterable[Any], most: int = 3) -> str:
 
 
 def distinct(name: str, values: Collection[Any]) -> Any:
-    """Return ``values`` if they are not empty and none occurs twice, or raise ValueError naming the argument."""
+    """Return ``values`` if there are any and no two are equal, or raise ValueError naming the argument."""
     if not values or len({*map(str, values)}) < len(values):
         raise ValueError(f"{name} must hold at least one value and none twice, but got {values!r:.200}")
     return values
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line that called the package: the first one up the stack that is not in it."""
+    """Warn at the line that called the package: the first line up the stack that is outside of it."""
     frame, level = sys._getframe(), 1
     while frame.f_back and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
@@ -140,11 +140,11 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def one_array(name: str, values: Any) -> Any:
-    """Return ``values``, or raise ValueError naming the argument if they are several arrays, such as a run."""
+    """Return ``values``, or raise ValueError naming the argument if they hold several arrays, as a run does."""
     if hasattr(values, "dims") and not hasattr(values, "dtype"):
         raise ValueError(
-            f"{name} must be one array, but got a {type(values).__name__}. Of a run choose a layer's weights, as "
-            "fedstat.fl.client_weights(run, 'fc1'), or a factor of them, as client_weights(run, 'fc1', 'v')."
+            f"{name} must be one array, but got a {type(values).__name__}. Choose a layer's weights from a run: "
+            "fedstat.fl.client_weights(run, 'fc1'), or a factor of them, client_weights(run, 'fc1', 'v')."
         )
     return values
 
@@ -154,14 +154,14 @@ def unmasked(name: str, values: Any) -> None:
     if np.ma.is_masked(values):
         raise ValueError(
             f"{name} must hold a value everywhere, but got a masked array with {np.ma.count_masked(values)} masked "
-            "values. Leave out the clients or units that have them, or replace them with .filled(...)."
+            "values. Leave out clients or units with masked values, or pass values.filled(...)."
         )
 
 
 def numbers(name: str, values: Any) -> Any:
-    """Return an array or tensor of real numbers, none of them masked, or raise ValueError naming the argument.
+    """Return an array or tensor of real, unmasked numbers, or raise ValueError naming the argument.
 
-    Anything but a tensor or a labelled array (one with ``dims``) becomes a NumPy array. Lazy values are not read.
+    All but tensors and labeled arrays (arrays with ``dims``) become NumPy arrays. Lazy values are not read.
     """
     unmasked(name, values)
     if is_torch_array(values):
@@ -169,24 +169,24 @@ def numbers(name: str, values: Any) -> Any:
             raise ValueError(
                 f'{name} holds no numbers, only a shape (device="meta"). Pass the model once it has weights.'
             )
-        values = values.resolve_neg()  # of .imag of conjugated values, which NumPy does not read
+        values = values.resolve_neg()  # NumPy does not read .imag of conjugated values
         sparse = str(values.layout) != "torch.strided"
         real_numbers = not (sparse or values.is_complex() or str(values.dtype) == "torch.bool")
         hint = "Pass .to_dense()." if sparse else "Pass .real, .imag or .abs() of complex, .double() of bool values."
-        seen = f"{values.layout} {values.dtype}"
+        kind = f"{values.layout} {values.dtype}"
     else:
         values = one_array(name, values) if hasattr(values, "dims") else np.asarray(values)
-        real_numbers, seen = values.dtype.kind in "fiu", f"dtype {values.dtype}"
+        real_numbers, kind = values.dtype.kind in "fiu", f"dtype {values.dtype}"
         hint = "Pass .real, .imag or abs() of complex, .astype(float) of other, .toarray() of sparse values."
     if not real_numbers:
-        raise ValueError(f"{name} must hold real numbers in a dense array, but got {seen}. {hint}")
+        raise ValueError(f"{name} must hold real numbers in a dense array, but got {kind}. {hint}")
     return values
 
 
 def numpy_of(values: Any) -> Any:
-    """Return an array or tensor as an array on the host; bfloat16 and others that NumPy lacks as float32."""
+    """Return an array or tensor as an array on the host; types that NumPy lacks, such as bfloat16, become float32."""
     if not is_torch_array(values):
         return np.asarray(values)
-    held = values.detach().cpu().resolve_conj().resolve_neg()
-    known = not held.is_floating_point() or str(held.dtype) in ("torch.float64", "torch.float32", "torch.float16")
-    return (held if known else held.float()).numpy()
+    host = values.detach().cpu().resolve_conj().resolve_neg()
+    in_numpy = not host.is_floating_point() or str(host.dtype) in ("torch.float64", "torch.float32", "torch.float16")
+    return (host if in_numpy else host.float()).numpy()

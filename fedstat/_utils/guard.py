@@ -1,4 +1,4 @@
-"""Files, archives and pickles of strangers: read within limits, and without running their code."""
+"""Readers of untrusted files, archives and pickles, which limit memory and run no code."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from numpy.typing import NDArray
 
 LIMIT = 4 * 1024**3
 HEAD, SETTINGS = 256, 4096
-"""Fractions of the limit that a header or metadata (16 MiB) and a file of settings (1 MiB) may take."""
+"""Divisors of the limit: a header or metadata may take 16 MiB, a file of settings 1 MiB."""
 TENSOR, RUN = 2**19, 2**15
-"""Bytes set aside for each tensor or name in a file (8,192 of them) and for each run of a grid (131,072)."""
+"""Bytes reserved for each tensor or name of a file (at most 8,192) and for each run of a grid (at most 131,072)."""
 DEPTH = 64
 """Levels of nesting in JSON and TOML."""
 _VARIABLE = "FEDSTAT_MAX_BYTES"
-# Least memory of what JSON is made of, in bytes: a number, a list or dict, half a string (it has two quotes).
+# Smallest memory of the parts of JSON, in bytes: a number, a list or dict, half a string (it has two quotes).
 _JSON_COSTS = {b",": 32, b"[": 64, b"{": 64, b'"': 26}
 
 
 class LimitError(ValueError):
-    """Something would take more than the limit; the message names the file, the size and the way out."""
+    """Error of content that takes more than the limit; the message names the file, the size and the solution."""
 
 
 def limit() -> int:
-    """Most bytes that one file may take in memory: the environment's FEDSTAT_MAX_BYTES, else 4 GiB.
+    """Return the number of bytes that a file may take in memory: FEDSTAT_MAX_BYTES of the environment, else 4 GiB.
 
     Raises
     ------
@@ -57,9 +57,9 @@ def limit() -> int:
 
 
 def size(where: object, declared: int, what: str = "its content", *, share: int = 1, unit: str = "bytes") -> int:
-    """Return ``declared``, bytes or other units, or raise LimitError if they exceed the limit over ``share``.
+    """Return ``declared``, in bytes or other units, or raise LimitError if it exceeds the limit divided by ``share``.
 
-    Shares are those of 4 GiB where the limit is lower.
+    With ``share`` above 1, a limit below 4 GiB counts as 4 GiB.
     """
     most = limit() if share == 1 else max(limit(), LIMIT) // share
     if declared > most:
@@ -71,60 +71,60 @@ def size(where: object, declared: int, what: str = "its content", *, share: int 
 
 
 def status(path: str | Path) -> os.stat_result | None:
-    """Return what the system knows of a path, None if nothing is there.
+    """Return the status of a path, or None if nothing exists at the path.
 
     Raises
     ------
     ValueError
-        If no file can have that name, as it is too long or its links form a circle.
+        If no file can have the name, as it is too long or its links form a circle.
     """
     try:
-        return os.stat(path)  # noqa: PTH116 - twice as fast, and asked for every chunk
+        return os.stat(path)  # noqa: PTH116 - twice as fast, and called for every chunk
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        why = getattr(error, "strerror", None) or str(error)
-        raise ValueError(f"{str(path)[:100]!r} cannot be the path of a file: {why}. Check its name.") from None
+        cause = getattr(error, "strerror", None) or str(error)
+        raise ValueError(f"{str(path)[:100]!r} cannot be the path of a file: {cause}. Check its name.") from None
 
 
 def regular(path: Path, *, share: int = 1) -> Path:
-    """Return ``path`` if it is a regular file no larger than the limit over ``share``.
+    """Return ``path`` if it is a regular file, not larger than the limit divided by ``share``.
 
     Raises
     ------
     FileNotFoundError
-        If nothing is there.
+        If nothing exists at the path.
     ValueError
-        If it is a folder, a pipe or a device, or too large, or no file can have that name.
+        If the path is a folder, a pipe or a device, or the file is too large, or no file can have the name.
     """
-    found = status(path)
-    if found is None:
+    info = status(path)
+    if info is None:
         raise FileNotFoundError(f"there is no file {path}. Check its name.")
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(info.st_mode):
         raise ValueError(f"{path} must be a file, but it is a folder. Name the files in it.")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(info.st_mode):
         raise ValueError(f"{path} is not a regular file but a pipe or a device. Copy its content to a file first.")
-    size(path, found.st_size, share=share)
+    size(path, info.st_size, share=share)
     return path
 
 
 def opened(path: Path, *, share: int = 1) -> BufferedReader:
-    """Open a regular file to read its bytes; raises as :func:`regular`."""
+    """Open a regular file to read its bytes; raise the errors of :func:`regular`."""
     return regular(path, share=share).open("rb")
 
 
 def content(path: Path, *, share: int = 1) -> bytes:
-    """Read a regular file whole; raises as :func:`regular`."""
+    """Return all bytes of a regular file; raise the errors of :func:`regular`."""
     with opened(path, share=share) as stream:
         return stream.read()
 
 
 def inside(folder: Path, name: str, where: object) -> Path:
-    """``folder / name``, or ValueError if it lies elsewhere: by "..", as an absolute path, or through a link."""
+    """Return ``folder / name``; raise ValueError if "..", an absolute path or a link leads out of the folder."""
     path = folder / name
-    status(path)  # circles of links, in which nothing has a place
+    status(path)  # raises for circles of links, which resolve to no file
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(
             f"{where} names {name!r:.200}, which lies outside of {folder}. Nothing is read or written there; "
@@ -134,20 +134,20 @@ def inside(folder: Path, name: str, where: object) -> Path:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong, in one line: the kind of error and the first line of its message, if it has one."""
-    own = type(error) is ValueError or type(error).__module__.startswith("fedstat.")
-    kind = "" if own else f"{type(error).__name__}: "
+    """Return the kind of an error and the first line of its message, in one line."""
+    is_plain = type(error) is ValueError or type(error).__module__.startswith("fedstat.")
+    kind = "" if is_plain else f"{type(error).__name__}: "
     lines = f"{kind}{error}".removesuffix(": ").splitlines() or [type(error).__name__]
     return lines[0][:300].removesuffix(".")
 
 
 @contextmanager
 def written(path: Path) -> Iterator[None]:
-    """Name the file in an OSError that does not, such as that of a full disk."""
+    """Name the file in an OSError that names none, as the error of a full disk."""
     try:
         yield
     except OSError as error:
-        if type(error) is OSError and error.errno is None:  # as of NumPy, which counts what it wrote
+        if type(error) is OSError and error.errno is None:  # NumPy counts the bytes it wrote, and raises this error
             raise OSError(f"{path} could not be written: {error}. Is the disk full?") from error
         if error.errno is not None and error.filename is None:
             error.filename = str(path)
@@ -160,8 +160,9 @@ def parsed(where: object, text: bytes, *, finite: bool = True) -> Any:
     Raises
     ------
     ValueError
-        If it is not, if it is too deeply nested, or if it would take more memory than the limit. Damaged text raises
-        the subclasses json.JSONDecodeError and UnicodeDecodeError, which know the place.
+        If a name is repeated, a number is not finite, the nesting is too deep, or the JSON would take more memory than
+        the limit. Damaged text raises the subclasses json.JSONDecodeError and UnicodeDecodeError, which hold the
+        position.
     """
     marks = {mark: text.count(mark) for mark in _JSON_COSTS}
     size(where, sum(n * _JSON_COSTS[mark] for mark, n in marks.items()), "its JSON")
@@ -185,9 +186,9 @@ def _depth(text: bytes) -> int:
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
-        seen: set[str] = set()
-        again = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"an object has {again!r:.200} twice")
+        names: set[str] = set()
+        repeated = next(name for name, _ in pairs if name in names or names.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"an object has {repeated!r:.200} twice")
     return content
 
 
@@ -196,7 +197,7 @@ def _no_constant(name: str) -> Any:
 
 
 VALUE = 2**11
-"""Bytes set aside for each reading of a pickle (2,097,152 of them): a value, and the reference to it."""
+"""Bytes reserved for each reading of a pickle (at most 2,097,152): a value, and the reference to it."""
 
 _REFUSED = {
     pickle.BYTEARRAY8, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET,
@@ -208,7 +209,7 @@ _LARGEST = 2**31
 
 
 class Counted(io.BytesIO):
-    """Bytes of a pickle that are read a limited number of times: every value it makes takes a reading at least."""
+    """Bytes of a pickle with a limited number of readings: every value of a pickle takes at least one reading."""
 
     def __init__(self, where: object, content: bytes) -> None:
         super().__init__(content)
@@ -223,7 +224,7 @@ class Counted(io.BytesIO):
 
 
 class ObjectError(ValueError):
-    """A pickle asks for a class or function, ``name``, that is not known."""
+    """Error of a pickle that asks for an unknown class or function, ``name``."""
 
     def __init__(self, module: str, name: str) -> None:
         self.name = ascii(f"{module}.{name}"[:200])[1:-1]
@@ -231,15 +232,15 @@ class ObjectError(ValueError):
 
 
 class Stateful:
-    """Stand-in of a class whose instances take a state from the pickle, by ``__setstate__``."""
+    """Stand-in for a class whose instances take a state from the pickle, by ``__setstate__``."""
 
 
 class Unpickler(pickle._Unpickler):
-    """Makes numbers, strings, lists, tuples and dictionaries, and what the stand-ins in ``known`` make.
+    """Unpickler of numbers, strings, lists, tuples, dictionaries and the objects of the stand-ins in ``known``.
 
-    A stand-in takes a fixed number of arguments and copies none, or a short pickle could fill the memory. NumPy's and
-    torch's own constructors are not used, for they take the state in the file on trust. Nor is the unpickler in C: a
-    few bytes make it fill gigabytes (its table of references) or crash (a deeply nested key).
+    A stand-in takes a fixed number of arguments and copies none; otherwise a short pickle could fill the memory. The
+    constructors of NumPy and torch are not used, because they trust the state in the file. The unpickler in C is not
+    used either: a few bytes make it fill gigabytes (its table of references) or crash (a deeply nested key).
     """
 
     known: ClassVar[dict[tuple[str, str], Any]] = {}
@@ -252,7 +253,7 @@ class Unpickler(pickle._Unpickler):
     }
 
     def load_frame(self) -> None:
-        """Pass over a frame: it is a hint, and without it every reading is counted."""
+        """Skip a frame, which is only a hint, so that every reading is counted."""
         self.read(8)
 
     def load_setitem(self) -> None:
@@ -273,7 +274,7 @@ class Unpickler(pickle._Unpickler):
         self.append({_name(key): value for key, value in zip(items[::2], items[1::2], strict=True)})
 
     def load_build(self) -> None:
-        """Give its state to an instance of a stand-in."""
+        """Set the state of an instance of a stand-in."""
         state = self.stack.pop()
         instance = self.stack[-1]
         if not isinstance(instance, Stateful):
@@ -294,7 +295,7 @@ class Unpickler(pickle._Unpickler):
 
 
 def _name(key: object) -> bytes | str | int:
-    if isinstance(key, int) and abs(key) > _LARGEST:  # larger ones can be chosen to have one hash
+    if isinstance(key, int) and abs(key) > _LARGEST:  # larger numbers can be chosen to have equal hashes
         raise ValueError(f"the pickle names an entry by a number beyond {_LARGEST}")
     if not isinstance(key, bytes | str | int):
         raise ValueError(f"the pickle names an entry by a {type(key).__name__}, which no data file needs")
@@ -305,7 +306,7 @@ _BLOCK = 1 << 18  # bytes read at once
 
 
 class _Stream(io.BufferedReader):
-    """Stream that reads no more at once than a header may take: the directory of a zip file is one reading."""
+    """Stream that limits each reading to the size of a header: zipfile reads the directory of a file at once."""
 
     def read(self, n: int | None = -1, /) -> bytes:
         size(self.name, n or 0, "the directory of the zip file", share=HEAD)
@@ -314,12 +315,12 @@ class _Stream(io.BufferedReader):
 
 @contextmanager
 def unzipped(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file with a directory of bounded size; readers check what its members declare.
+    """Open a zip file with a directory of bounded size; readers check the sizes that members declare.
 
     Raises
     ------
     ValueError, zipfile.BadZipFile
-        If it is no regular file or no zip file, or has too many members.
+        If the path is not a regular file or not a zip file, or the file has too many members.
     """
     with _Stream(io.FileIO(regular(path))) as stream, zipfile.ZipFile(stream) as file:
         size(path, len(file.infolist()), "its directory", share=TENSOR, unit="members")
@@ -327,7 +328,7 @@ def unzipped(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 class Head(NamedTuple):
-    """Shape and type of an array that ``read`` reads from its file, as long as that is open."""
+    """Shape and type of an array in a file; ``read`` reads the array while the file is open."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -340,17 +341,17 @@ class Head(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number, at least one."""
+        """Bytes of one number, at least 1."""
         return max(1, self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its numbers."""
+        """Bytes of the array's numbers."""
         return prod(self.shape) * self.itemsize
 
 
 class Arrays:
-    """Arrays of an .npz file, each read when it is asked for.
+    """Arrays of an .npz file, read one at a time.
 
     Attributes
     ----------
@@ -363,7 +364,7 @@ class Arrays:
         self.names = list(self._members)
 
     def head(self, name: str) -> Head:
-        """Return what an array declares; raise ValueError if it declares more bytes than the file has."""
+        """Return the declared shape and type of an array; raise ValueError if the file has fewer bytes."""
         with _reading(self._path), self._file.open(self._members[name]) as stream:
             return self._head(name, stream)[0]
 
@@ -374,17 +375,17 @@ class Arrays:
             self._total += head.nbytes
             size(self._path, self._total, f"{name[:100]} of shape {head.shape} and what is read before it")
             numbers = np.ndarray(prod(head.shape), head.dtype)
-            left = numbers.view(np.uint8).data if numbers.nbytes else memoryview(b"")
-            while left:
-                block = stream.read(min(len(left), _BLOCK))
-                left[: len(block)] = block
-                left = left[len(block) :]
+            unread = numbers.view(np.uint8).data if numbers.nbytes else memoryview(b"")
+            while unread:
+                block = stream.read(min(len(unread), _BLOCK))
+                unread[: len(block)] = block
+                unread = unread[len(block) :]
                 if not block:
                     raise EOFError(f"{name[:100]!r} ends too soon")
             return numbers.reshape(head.shape[::-1]).T if by_column else numbers.reshape(head.shape)
 
     def _head(self, name: str, stream: IO[bytes]) -> tuple[Head, bool]:
-        """Return what an array declares, and whether it is in column-major order."""
+        """Return the declared shape and type of an array, and True if it is in column-major order."""
         version, n_bytes = np.lib.format.read_magic(stream), self._members[name].file_size
         parse = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, by_column, dtype = parse(stream)
@@ -403,9 +404,9 @@ def arrays(path: Path) -> Iterator[Arrays]:
     Raises
     ------
     ValueError
-        If it is not a sound .npz file of plain arrays, or too large; the message names the file.
+        If the file is not a valid .npz file of plain arrays, or too large; the message names the file.
     FileNotFoundError
-        If there is no such file.
+        If the file does not exist.
     """
     with ExitStack() as stack:
         with _reading(path):
@@ -418,7 +419,7 @@ def arrays(path: Path) -> Iterator[Arrays]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Name the file in what a malformed one makes the parsers raise, which is not documented."""
+    """Name the file in the errors that parsers raise for a malformed file, whose types are not documented."""
     try:
         yield
     except (LimitError, FileNotFoundError):

@@ -1,7 +1,7 @@
-"""Packages and names that are imported when first used, and Ctrl-C while they load.
+"""Lazy imports of packages and names at their first use, and Ctrl-C during imports.
 
-This is what ``lazy import`` (PEP 810) does from Python 3.15 on:
-``from fedstat._utils.lazy import torch`` stands for ``import torch``, which takes a second.
+``from fedstat._utils.lazy import torch`` replaces ``import torch``, which takes a second. From Python 3.15 on,
+``lazy import`` (PEP 810) replaces this module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["attach", "dist", "functional", "pd", "torch", "xr", "zarr"]
 
 
 class _Lazy(ModuleType):
-    """A module that is imported when an attribute is first read; the attribute is then kept here."""
+    """Module that is imported when an attribute is first read, and then stores the attribute."""
 
     def __getattr__(self, name: str) -> Any:
         value = self.__dict__[name] = getattr(import_module(self.__name__), name)
@@ -39,14 +39,14 @@ else:
 
 
 def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make ``__getattr__`` and ``__dir__`` of a package whose names are imported when first used.
+    """Return ``__getattr__`` and ``__dir__`` for a package whose names are imported at their first use.
 
     Parameters
     ----------
     package : str
         ``__name__`` of the package.
     modules : mapping from str to str
-        For each public name the module that defines it; for a subpackage or module, its own full name.
+        Module that defines each public name; for a subpackage or module, its full name.
     """
 
     def get(name: str) -> Any:
@@ -59,21 +59,21 @@ def attach(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], An
 
 
 figures: Callable[[], ModuleType]
-"""Import ``fedstat.plot``. The package sets this function, since results, below plot, draw themselves by it."""
+"""Import ``fedstat.plot``. The package sets this function, so that results, a layer below plot, can draw figures."""
 
 
 def leave_while_loading() -> None:
     """Let Ctrl-C end this process with one line and exit status 130, until :func:`raise_again`.
 
-    An exception would be lost where it rises in a callback of the import system. A process that ignores the signal, as
-    jobs in the background do, goes on ignoring it.
+    An exception would be lost if it is raised in a callback of the import system. A process that ignores the signal, as
+    jobs in the background do, continues to ignore it.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 
 
 def raise_again() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt as usual, where it ended the process while loading."""
+    """Let Ctrl-C raise KeyboardInterrupt again, after :func:`leave_while_loading`."""
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -81,4 +81,4 @@ def raise_again() -> None:
 def _leave(*_: Any) -> None:
     sys.stderr.write("fedstat: interrupted.\n")
     sys.stderr.flush()
-    os._exit(130)  # at once: what is loading has nothing to tidy up
+    os._exit(130)  # immediately: imports have nothing to clean up

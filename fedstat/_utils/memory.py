@@ -1,4 +1,4 @@
-"""Memory of the machine, of the control group and of this process, in bytes, as Linux tells it."""
+"""Memory of the machine, of the control group and of this process in bytes, as reported by Linux."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 
 
 def of_machine() -> dict[str, int]:
-    """Entries of /proc/meminfo, such as MemTotal and MemAvailable; empty where the system has none."""
+    """Return the entries of /proc/meminfo, such as MemTotal and MemAvailable; empty if the file does not exist."""
     lines = _text("/proc/meminfo").splitlines()
     return {name: 1024 * int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
 
 
 def limit() -> float:
-    """What the control group, a container's say, allows its processes; infinity if there is no limit."""
+    """Return the memory limit of the control group (such as a container); infinity if there is no limit."""
     text = _text("/sys/fs/cgroup/memory.max").strip()
     return float(text) if text.isdigit() else math.inf
 
 
 def available() -> float:
-    """What the process may still get; infinity where the system does not say (other than Linux)."""
+    """Return the memory that the process can still take; infinity on systems other than Linux."""
     used = _text("/sys/fs/cgroup/memory.current").strip()
-    left = limit() - int(used) if used.isdigit() else math.inf
-    return min(of_machine().get("MemAvailable", math.inf), left)
+    free = limit() - int(used) if used.isdigit() else math.inf
+    return min(of_machine().get("MemAvailable", math.inf), free)
 
 
 def held() -> int:
-    """What the process holds; other than on Linux, the most so far."""
+    """Return the memory of the process; on systems other than Linux, its maximum so far."""
     import resource  # Windows has none
 
     if pages := _text("/proc/self/statm").split():
@@ -36,7 +36,7 @@ def held() -> int:
 
 
 def _text(path: str) -> str:
-    """Content of a file of the system, "" where there is none."""
+    """Return the content of a system file, or "" if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Work handed to any ``concurrent.futures.Executor``, or a plain loop, and its progress on stderr."""
+"""Work in any ``concurrent.futures.Executor`` or in a plain loop, and its progress on stderr."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tqdm import tqdm
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# Items on their way at once: enough for a cluster, and no more matrices in memory than clients often have.
+# Submitted items at a time: enough for a cluster, and few enough for matrices of as many clients in memory.
 _AHEAD = 64
 
 
 def as_done(
     executor: Executor | None, work: Callable[[Item], Result], items: Iterable[Item]
 ) -> Iterator[tuple[Item, Callable[[], Result]]]:
-    """Yield each item with a callable that returns what the work made of it, or raises, as the items are finished.
+    """Yield each finished item with a callable that returns the result of the work, or raises its error.
 
     Parameters
     ----------
     executor : Executor, optional
-        Without one, the callable does the work itself: a plain loop, in the order of the items.
+        If None, the callable does the work: a plain loop, in the order of the items.
     work : callable (item)
-        Can be pickled, and so can items and results, if the executor needs that.
+        If the executor pickles, then work, items and results must be picklable.
     items : iterable
 
     Notes
     -----
-    What has not begun when the loop is left is cancelled.
+    When the caller leaves the loop, work that has not begun is canceled.
 
     Examples
     --------
@@ -57,10 +57,10 @@ def as_done(
 
 
 def in_order(executor: Executor | None, work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """``map(work, items)`` by an executor, if there is one, a bounded number of items ahead.
+    """Yield ``map(work, items)``, in an executor if there is one, with a bounded number of items submitted.
 
-    With an executor, work and items are made on one BLAS thread each, so that results are the same to the bit whatever
-    the executor and its workers: several threads change the last digits of eigenvectors of 300 units and more.
+    With an executor, items are drawn and processed on one BLAS thread each. Results are then equal to the bit for all
+    executors and numbers of workers: several threads change the last digits of eigenvectors of 300 units or more.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def _beside_others(work: Callable[[Item], Result], item: Item) -> Result:
 
 
 class _OneThread:
-    """How many threads of this process want BLAS on one thread now, and the limit that the first of them set."""
+    """Number of threads of this process that now need BLAS on one thread, and the limit that the first of them set."""
 
     lock = Lock()
     users = 0
@@ -101,7 +101,7 @@ class _OneThread:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """BLAS on one thread, until all threads of this process that ask for it at the same time have ended."""
+    """Run BLAS on one thread until all threads of this process have left this context."""
     with _OneThread.lock:
         _OneThread.users += 1
         if _OneThread.users == 1:
@@ -116,40 +116,40 @@ def one_blas_thread() -> Iterator[None]:
 
 
 EVERY = 30.0
-"""Seconds between two lines, and before the first: what is done sooner says nothing."""
+"""Seconds between two lines, and before the first line: shorter work prints nothing."""
 
 
 class Lines:
-    """Progress for a log file, with the methods of a bar that are used here.
+    """Progress for a log file, with the methods of a progress bar that fedstat calls.
 
     Parameters
     ----------
     total : int
     unit : str
-        What is counted, as "round".
+        Name of a counted item, such as "round".
     """
 
     def __init__(self, total: int, unit: str) -> None:
         self.total, self.unit, self.done, self.label = total, unit, 0, ""
-        self._begun = self._said = time.monotonic()
-        self._before: int | None = None
+        self._start = self._last_print = time.monotonic()
+        self._n_before: int | None = None
 
     def update(self, n: float | None = 1) -> None:
-        """Count ``n`` more; the first call counts what was done before, by an earlier process."""
+        """Count ``n`` more items; the first call counts the items that an earlier process finished."""
         self.done += int(n or 0)
-        if self._before is None:
-            self._before = self.done
+        if self._n_before is None:
+            self._n_before = self.done
         now = time.monotonic()
-        if now - self._said >= EVERY:
-            self._said = now
-            spent, made = now - self._begun, self.done - self._before
-            left = f", about {_time(spent / made * (self.total - self.done))} left" if made > 0 else ""
+        if now - self._last_print >= EVERY:
+            self._last_print = now
+            spent, n_done = now - self._start, self.done - self._n_before
+            remaining = f", about {_time(spent / n_done * (self.total - self.done))} left" if n_done > 0 else ""
             name = f"{self.label}: " if self.label else ""
-            sys.stderr.write(f"{name}{self.done} of {self.total} {self.unit}s, {_time(spent)}{left}\n")
+            sys.stderr.write(f"{name}{self.done} of {self.total} {self.unit}s, {_time(spent)}{remaining}\n")
             sys.stderr.flush()
 
     def set_description(self, desc: str | None = None) -> None:
-        """Name what is under way."""
+        """Set the label of the current work."""
         self.label = desc or ""
 
     def close(self) -> None:
@@ -167,7 +167,7 @@ def _time(seconds: float) -> str:
 
 
 def shown(total: int, unit: str, *, label: str = "", show: bool = True, leave: bool = True) -> Any:
-    """A bar where stderr is a terminal, else :class:`Lines`; nothing unless ``show``."""
+    """Return a progress bar if stderr is a terminal, else :class:`Lines`; a disabled bar if ``show`` is False."""
     if show and not sys.stderr.isatty():
         lines = Lines(total, unit)
         lines.set_description(label)

@@ -1,4 +1,4 @@
-"""Random streams named by what they are for, so that no draw depends on which other draws are made."""
+"""Random streams named by their purpose, so that no draw depends on other draws."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from fedstat._utils import check
 
 
 def generator(seed: int, *key: int | str) -> np.random.Generator:
-    """Stream of random numbers that belongs to one purpose, client and round.
+    """Return the stream of random numbers for one purpose, such as the batches of a client in a round.
 
-    Equal arguments give equal streams on every machine, different arguments statistically independent ones: whatever is
-    drawn for client 7 in round 3 is the same however the clients are chunked, ordered or sampled.
+    Equal arguments give equal streams on every machine; different arguments give statistically independent streams.
+    The numbers drawn for client 7 in round 3 do not depend on how clients are chunked, ordered or sampled.
 
     Parameters
     ----------
     seed : int
-        Seed of the whole run, >= 0.
+        Seed of the run, >= 0.
     *key : int or str
-        Name of the stream, by custom the purpose first: ``generator(seed, "batches", client, round)``.
+        Name of the stream, by convention the purpose first: ``generator(seed, "batches", client, round)``.
 
     Returns
     -------
     numpy.random.Generator
-        A Philox counter-based generator. Its SeedSequence is a hash of seed and key that keeps apart what
-        SeedSequence itself would not: ``(1,)`` and ``(1, 0)``, ``(2**32 + 1,)`` and ``(1, 1)``, ``3`` and ``"3"``.
+        A Philox counter-based generator. Its SeedSequence is a hash of seed and key, which distinguishes keys that
+        SeedSequence does not: ``(1,)`` and ``(1, 0)``, ``(2**32 + 1,)`` and ``(1, 1)``, ``3`` and ``"3"``.
 
     Raises
     ------
     ValueError
-        If ``seed`` is not an integer >= 0 or a part of the key is neither integer nor string.
+        If ``seed`` is not an integer >= 0, or a part of the key is neither an integer nor a string.
 
     Examples
     --------
@@ -46,9 +46,9 @@ def generator(seed: int, *key: int | str) -> np.random.Generator:
 
 
 def seed_of(seed: int, *key: int | str) -> int:
-    """Seed that belongs to one purpose, for what draws several streams of its own: a replicate of a study.
+    """Return the seed for one purpose that needs several streams, such as a replicate of a study.
 
-    Consecutive seeds would do worse: replicates 0 to 4 of seed 0 would be those -1 to 3 of seed 1.
+    Consecutive seeds would not be independent: replicates 1 to 4 of seed 0 would equal replicates 0 to 3 of seed 1.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def seed_of(seed: int, *key: int | str) -> int:
     Returns
     -------
     int
-        Below 2⁵³, so that it is exact wherever it is written.
+        Below 2⁵³, so that every file format stores it exactly.
 
     Examples
     --------
